@@ -113,11 +113,12 @@ def online(options, record):
     """Alternate between the loader of a rank, tokenized by one process, and the library alone."""
     import psutil
 
+    from hlat.config import BatchSchedule
     from hlat.data.online import OnlineData
     from hlat.data.prepared import open_prepared
 
     config = recipe(options, "online").data
-    data = OnlineData(open_prepared(options.folder / "online"), config, SEED, BATCH, 1)
+    data = OnlineData(open_prepared(options.folder / "online"), config, SEED, BatchSchedule(BATCH), 1)
     begin = time.perf_counter()
     feed = data.loader(0, data.cursors(), 0, print)
     batches = (feed.read(first)[0].inputs_BS.numel() for first in range(0, 10**9, BATCH))
@@ -230,12 +231,13 @@ def state(options, record):
     """Measure bytes of state, seconds to the first batch at sample 10^9, and seconds of best-fit packing."""
     import numpy as np
 
+    from hlat.config import BatchSchedule
     from hlat.data.online import OnlineData
     from hlat.data.prepared import open_prepared
     from hlat.data.samples import TrainingData, fit_documents
 
     config = recipe(options, "online").data
-    online = OnlineData(open_prepared(options.folder / "online"), config, SEED, BATCH, 1)
+    online = OnlineData(open_prepared(options.folder / "online"), config, SEED, BatchSchedule(BATCH), 1)
     nbytes = online.cursors().values.nbytes
     print(f"state of {STREAMS} streams: {nbytes:,} bytes per source")
     record.add(f"state of {STREAMS} online streams, per source", "bytes", nbytes)

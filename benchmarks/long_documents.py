@@ -13,6 +13,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from hlat.config import BatchSchedule
 from hlat.config.sections import DataConfig
 from hlat.data.online import prepare_online
 from hlat.data.online.build_plan import build_worker_plan
@@ -63,7 +64,7 @@ def main():
     given = {**section, "path": str(corpus), "tokenizer": {"path": str(tokenizer)}}
     config = DataConfig.model_validate(given)
     prepared = prepare_online(config, options.folder / f"out-{options.megabytes}", 100)
-    plan = build_worker_plan(prepared, config, 0, StreamAssignment(0, 1, BATCH, STREAMS, 0))
+    plan = build_worker_plan(prepared, config, 0, StreamAssignment(0, 1, BatchSchedule(BATCH), STREAMS, 0))
     before, begin = peak(), time.perf_counter()
     producer = RowProducer(replace(plan, streams=list(range(STREAMS))), CursorTable(STREAMS, 1).values)
     longest, last, first = 0.0, begin, 0.0

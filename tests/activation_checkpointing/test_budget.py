@@ -140,3 +140,16 @@ def test_blocks_that_save_less_come_first() -> None:
         activation_bytes(recipe(None).model, BATCH, LENGTH, "fp32", names).per_layer for names in chosen.recomputed
     ]
     assert sizes == sorted(sizes) and len(Counter(sizes)) > 1
+
+
+def test_passes_in_flight_are_the_most_of_all_stages_of_a_batch_ramp() -> None:
+    """Two ranks take 4 micro-batches in two rounds of 2, but the 3 of the first stage in one round."""
+    most = {}
+    for count, ramp in ((3, []), (4, []), (4, [{"tokens": 1, "global_batch": 3 * BATCH}])):
+        content = recipe(None).model_dump(mode="json") | {
+            "batch": {"global_batch": count * BATCH, "micro_batch": BATCH, "ramp": ramp},
+            "parallel": {"pipeline": 2, "schedule": "interleaved-1f1b"},
+        }
+        chosen = plan_activations(parse_recipe(content, world=2), FULL_MODEL, 2, 0, "cpu")
+        most[count, bool(ramp)] = chosen.in_flight
+    assert most[3, False] == most[4, True] > most[4, False], most

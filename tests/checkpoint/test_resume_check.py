@@ -164,6 +164,34 @@ def test_other_data_is_refused_whatever_its_path() -> None:
     assert check_resume(saved(), "a", recipe(data__path="moved.txt"), "a")[0].path == "data.path"
 
 
+_RAMP = [{"tokens": 1000, "global_batch": 8}, {"tokens": 2000, "global_batch": 16}]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ([], _RAMP, "batch.ramp: saved with []"),
+        (_RAMP, [], "batch.ramp: saved with [{"),
+        (_RAMP, _RAMP[:1], "batch.ramp: saved with [{"),
+        (_RAMP, [_RAMP[0], _RAMP[1] | {"tokens": 2001}], "batch.ramp.1.tokens: saved with 2000, now 2001"),
+        (_RAMP, [_RAMP[0] | {"global_batch": 4}, _RAMP[1]], "batch.ramp.0.global_batch: saved with 8, now 4"),
+    ],
+)
+def test_a_batch_ramp_is_part_of_the_order_of_the_data(old: Any, new: Any, named: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        check_resume(saved(batch__ramp=old), "f", recipe(batch__ramp=new), "f")
+    assert named in str(caught.value)
+    assert check_resume(saved(batch__ramp=old), "f", recipe(batch__ramp=old), "f") == []
+
+
+def test_a_checkpoint_older_than_batch_ramps_resumes_without_one() -> None:
+    before = saved()
+    del before["batch"]["ramp"]
+    assert check_resume(before, "f", recipe(), "f") == []
+    with pytest.raises(CheckpointError, match=r"batch\.ramp"):
+        check_resume(before, "f", recipe(batch__ramp=_RAMP), "f")
+
+
 LLAMA3 = {"kind": "llama3", "factor": 8.0}
 
 

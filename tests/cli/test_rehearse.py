@@ -16,6 +16,11 @@ def test_a_rank_in_words(cli, recipe_file):
     assert "parameters" in done.stdout and "tensor         all_gather" in done.stdout
 
 
+def test_a_batch_ramp_is_rehearsed_with_its_final_batch(cli, recipe_file):
+    done = cli("rehearse", recipe_file, "data.path=none", "batch.ramp=[{tokens: 1000, global_batch: 4}]")
+    assert done.returncode == 0 and "rehearsed with the final batch of 8 sequences" in done.stdout, done.stderr
+
+
 def test_ranks_of_8192_as_json(cli):
     done = cli("rehearse", *LARGE, "--json")
     assert done.returncode == 0, done.stderr

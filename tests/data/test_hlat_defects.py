@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hlat.config import BatchSchedule
 from hlat.config.sections import DataConfig
 from hlat.data.online import OnlineData, prepare_online
 from hlat.data.online.build_plan import build_worker_plan
@@ -52,7 +53,9 @@ def online(file: Path, folder: Path) -> PreparedData:
 
 
 def _plan(online: PreparedData, file: Path, ranks: int = 1, batch: int = BATCH) -> WorkerPlan:
-    return build_worker_plan(online, _config(file, "online"), 3, StreamAssignment(0, ranks, batch, STREAMS, 3))
+    return build_worker_plan(
+        online, _config(file, "online"), 3, StreamAssignment(0, ranks, BatchSchedule(batch), STREAMS, 3)
+    )
 
 
 def test_a_long_document_stays_complete_with_one_end_token(
@@ -129,10 +132,10 @@ def test_a_run_continues_with_any_other_number_of_ranks(
 
 def test_each_stream_is_tokenized_by_one_rank_only(online: PreparedData, file: Path) -> None:
     """Every tensor- and pipeline-parallel rank tokenized the same text; here one rank does so for its group."""
-    assignments = [StreamAssignment(index, 4, BATCH, STREAMS, 3) for index in range(4)]
+    assignments = [StreamAssignment(index, 4, BatchSchedule(BATCH), STREAMS, 3) for index in range(4)]
     owned = [set(assignment.owned.tolist()) for assignment in assignments]
     assert set.union(*owned) == set(range(STREAMS)) and sum(map(len, owned)) == STREAMS
-    data = OnlineData(online, _config(file, "online"), 3, BATCH, 4)
+    data = OnlineData(online, _config(file, "online"), 3, BatchSchedule(BATCH), 4)
     assert data.is_evenly_assigned and len(data.notes) == 1
 
 
@@ -141,7 +144,10 @@ def test_the_sequence_length_is_that_of_the_recipe(prepared: PreparedData, onlin
     for length in (7, 64, 333):
         assert training_data(prepared, length, 0).batch(0, 2).inputs_BS.shape == (2, length)
         plan = build_worker_plan(
-            online, _config(file, "online", sequence_length=length), 3, StreamAssignment(0, 1, BATCH, STREAMS, 3)
+            online,
+            _config(file, "online", sequence_length=length),
+            3,
+            StreamAssignment(0, 1, BatchSchedule(BATCH), STREAMS, 3),
         )
         rows = run(plan, 1, 1, CursorTable(STREAMS, 1), 0, 1)
         assert {len(column) for columns in rows.values() for column in columns} == {length}
@@ -154,7 +160,7 @@ def test_cursors_do_not_advance_with_prefetched_batches(online: PreparedData, fi
     """
     expected = CursorTable(STREAMS, 1)
     run(_plan(online, file), 1, 1, expected, 0, 1)
-    data = OnlineData(online, _config(file, "online"), 3, BATCH, 1)
+    data = OnlineData(online, _config(file, "online"), 3, BatchSchedule(BATCH), 1)
     cursors = data.cursors()
     loader = data.loader(0, cursors, 0, print)
     try:

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from hlat.config import BatchSchedule
 from hlat.config.sections import AnomalyConfig
 from hlat.resilience import AnomalyPolicy
 from hlat.resilience.anomalies import center_and_scale
@@ -15,7 +16,9 @@ BATCH, TOKENS = 8, 10_000
 
 
 def policy(**fields):
-    return AnomalyPolicy(AnomalyConfig(**{"window": 16, "threshold": 10.0, **fields}), BATCH, TOKENS)
+    return AnomalyPolicy(
+        AnomalyConfig(**{"window": 16, "threshold": 10.0, **fields}), BatchSchedule(BATCH), TOKENS // BATCH
+    )
 
 
 def noisy(step):
@@ -99,7 +102,9 @@ def test_the_budget_counts_skips_and_rollbacks_of_one_window_only():
         22: "rollback",
         24: "skip",
     }
-    later = AnomalyPolicy(AnomalyConfig(window=16, threshold=10.0, budget=3, spike="rollback"), BATCH, TOKENS)
+    later = AnomalyPolicy(
+        AnomalyConfig(window=16, threshold=10.0, budget=3, spike="rollback"), BatchSchedule(BATCH), TOKENS // BATCH
+    )
     later.restore(anomalies.state())
     stopped = anomalies.check(35, 280, math.nan, 1.0)
     assert stopped.action == "stop" and "3 steps were skipped or rolled back within 16" in stopped.reason
@@ -140,6 +145,30 @@ def test_a_rollback_forgets_the_undone_steps_and_keeps_the_skipped_samples():
     assert [anomalies.skipped.next_step_start(done) for done in (22, 23)] == [176, 192]
     anomalies.roll_back(None)
     assert anomalies.state()["losses"] == [] and anomalies.skipped.next_step_start(23) == 192
+
+
+def test_during_a_ramp_the_bad_batch_is_the_one_that_was_read_and_the_scale_is_of_the_smallest_in_the_window():
+    """In a flat window the deviation is at least |median| / sqrt(tokens), here of batches of 2 sequences, then of 8."""
+    length = 1250
+    batches = BatchSchedule(8, ((20, 2), (4, 4)))
+    anomalies = AnomalyPolicy(AnomalyConfig(window=16, spike="rollback"), batches, length)
+    for number in range(40):
+        assert anomalies.check(number + 1, batches.first_of(number), 3.0, 1.0).action == "apply"
+        verdict = AnomalyPolicy(AnomalyConfig(window=16, spike="warn"), batches, length)
+        verdict.restore(anomalies.state())
+        said = verdict.check(number + 2, batches.first_of(number + 1), 9.0, 1.0)
+        if number >= 15:
+            smallest = min(len(batches.batch(each)) for each in range(number - 15, number + 1))
+            assert said.window["loss_deviation"] == 3.0 / math.sqrt(smallest * length), number
+    anomalies = AnomalyPolicy(AnomalyConfig(window=16, spike="rollback"), batches, length)
+    for number in range(21):
+        anomalies.check(number + 1, batches.first_of(number), 3.0, 1.0)
+    verdict = anomalies.check(22, 44, 9.0, 1.0)
+    assert (verdict.action, verdict.samples) == ("rollback", (44, 48))
+    assert [anomalies.skipped.next_step_start(done) for done in (20, 21, 22, 23)] == [40, 48, 52, 56]
+    restored = AnomalyPolicy(AnomalyConfig(window=16, spike="rollback"), batches, length)
+    restored.restore(json.loads(json.dumps(anomalies.state())))
+    assert restored.state() == anomalies.state()
 
 
 def test_a_missing_state_resets_the_policy_and_an_invalid_one_is_refused():

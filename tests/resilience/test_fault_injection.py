@@ -11,6 +11,7 @@ from torch import nn
 
 from hlat.checkpoint.format import replicated_chunks
 from hlat.checkpoint.protocol import CheckpointStore, verify_checkpoint
+from hlat.config import BatchSchedule
 from hlat.config.sections import FaultConfig
 from hlat.model import LocalParameter
 from hlat.model.derived import RowLayout
@@ -42,14 +43,17 @@ def test_a_fault_happens_once_in_its_step_and_phase(tmp_path):
     slept = []
     faults = [fault(kind="hang", at_step=3, phase="backward", seconds=7)]
     for _ in range(2):  # the second is the process after the restart
-        run_steps(FaultInjector(faults, HostGroup(), tmp_path / "faults", 8, slept.append), 5)
+        run_steps(FaultInjector(faults, HostGroup(), tmp_path / "faults", BatchSchedule(8), slept.append), 5)
     assert slept == [7]
 
 
 def test_a_fault_of_another_rank_does_not_happen_here(tmp_path):
     slept = []
     run_steps(
-        FaultInjector([fault(kind="hang", at_step=1, rank=1)], HostGroup(), tmp_path / "faults", 8, slept.append), 3
+        FaultInjector(
+            [fault(kind="hang", at_step=1, rank=1)], HostGroup(), tmp_path / "faults", BatchSchedule(8), slept.append
+        ),
+        3,
     )
     assert slept == []
 
@@ -58,13 +62,13 @@ def test_a_slow_fault_lasts_for_its_steps_and_recurs_after_a_restart(tmp_path):
     slept = []
     faults = [fault(kind="slow", at_step=2, steps=3, seconds=0.25)]
     for _ in range(2):
-        run_steps(FaultInjector(faults, HostGroup(), tmp_path / "faults", 8, slept.append), 9)
+        run_steps(FaultInjector(faults, HostGroup(), tmp_path / "faults", BatchSchedule(8), slept.append), 9)
     assert slept == [0.25] * 6
 
 
 @pytest.mark.parametrize("kind", ["exception", "oom"])
 def test_injected_exceptions_are_raised(tmp_path, kind):
-    faults = FaultInjector([fault(kind=kind, at_step=2)], HostGroup(), tmp_path / "faults", 8)
+    faults = FaultInjector([fault(kind=kind, at_step=2)], HostGroup(), tmp_path / "faults", BatchSchedule(8))
     faults.set_parameters([held()])
     with pytest.raises(InjectedFault if kind == "exception" else RuntimeError, match=r"step 2|can't allocate memory"):
         run_steps(faults, 2)
@@ -74,7 +78,9 @@ def test_injected_exceptions_are_raised(tmp_path, kind):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_bitflip_changes_a_single_bit(tmp_path, dtype):
     faults, parameter = (
-        FaultInjector([fault(kind="bitflip", at_step=2, phase="optimizer")], HostGroup(), tmp_path / "faults", 8),
+        FaultInjector(
+            [fault(kind="bitflip", at_step=2, phase="optimizer")], HostGroup(), tmp_path / "faults", BatchSchedule(8)
+        ),
         held(dtype),
     )
     faults.set_parameters([parameter])
@@ -85,7 +91,10 @@ def test_a_bitflip_changes_a_single_bit(tmp_path, dtype):
 def test_gradients_are_changed_right_before_they_are_reduced(tmp_path):
     parameter = held()
     faults = FaultInjector(
-        [fault(kind="nan", at_step=2), fault(kind="spike", at_step=4)], HostGroup(), tmp_path / "faults", 8
+        [fault(kind="nan", at_step=2), fault(kind="spike", at_step=4)],
+        HostGroup(),
+        tmp_path / "faults",
+        BatchSchedule(8),
     )
     faults.set_parameters([parameter])
     seen = {}
@@ -99,6 +108,20 @@ def test_gradients_are_changed_right_before_they_are_reduced(tmp_path):
         seen[step] = parameter.gradient.flatten()[:2].tolist()
     assert str(seen[2]) == "[nan, 1.0]"
     assert [seen[step] for step in (1, 3, 4, 5, 6)] == [[1, 1], [1, 1], [1000, 1000], [1000, 1000], [1, 1]]
+
+
+def test_a_spike_of_a_step_in_a_ramp_covers_the_samples_of_its_batch(tmp_path):
+    parameter = held()
+    batches = BatchSchedule(8, ((2, 2), (1, 4)))  # they begin at 0, 2, 4, 8, 16
+    faults = FaultInjector([fault(kind="spike", at_step=3)], HostGroup(), tmp_path / "faults", batches)
+    faults.set_parameters([parameter])
+    spoiled = []
+    for step, first_sample in enumerate((0, 2, 4, 8, 16), start=1):
+        parameter.parameter.grad = torch.ones(4, 2)
+        faults.begin_step(step, first_sample)
+        faults("reduce")
+        spoiled.append(float(parameter.gradient.max()) > 1)
+    assert spoiled == [False, False, True, False, False]
 
 
 BLOCKS = replicated_chunks({"model.a": torch.arange(1000.0), "optimizer.b": torch.arange(1000.0)})

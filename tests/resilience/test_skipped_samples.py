@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hlat.config import BatchSchedule
 from hlat.resilience.skipped_samples import SampleRange, SkippedSamples
 
 BATCH = 8
@@ -21,7 +22,9 @@ def read_one_by_one(skipped_batches, steps):
 
 @given(st.sets(st.integers(0, 30)), st.integers(1, 30))
 def test_step_k_reads_the_kth_batch_that_is_not_skipped(skipped_batches, steps):
-    skipped = SkippedSamples(BATCH, [SampleRange(batch * BATCH, (batch + 1) * BATCH) for batch in skipped_batches])
+    skipped = SkippedSamples(
+        BatchSchedule(BATCH), [SampleRange(batch * BATCH, (batch + 1) * BATCH) for batch in skipped_batches]
+    )
     read = read_one_by_one(skipped_batches, steps)
     assert [skipped.next_step_start(done) for done in range(steps)] == read
     assert [skipped.position_after(done) for done in range(steps + 1)] == [0, *(first + BATCH for first in read)]
@@ -29,7 +32,9 @@ def test_step_k_reads_the_kth_batch_that_is_not_skipped(skipped_batches, steps):
 
 @given(st.sets(st.integers(0, 30)), st.integers(0, 30))
 def test_the_skipped_batches_are_all_those_between_two_steps(skipped_batches, done):
-    skipped = SkippedSamples(BATCH, [SampleRange(batch * BATCH, (batch + 1) * BATCH) for batch in skipped_batches])
+    skipped = SkippedSamples(
+        BatchSchedule(BATCH), [SampleRange(batch * BATCH, (batch + 1) * BATCH) for batch in skipped_batches]
+    )
     assert list(skipped.skipped_after(done)) == list(
         range(skipped.position_after(done), skipped.next_step_start(done), BATCH)
     )
@@ -38,7 +43,7 @@ def test_the_skipped_batches_are_all_those_between_two_steps(skipped_batches, do
 @given(st.sets(st.integers(0, 30)), st.integers(0, 20))
 def test_skipping_a_batch_moves_no_earlier_step(skipped_batches, done):
     ranges = [SampleRange(batch * BATCH, (batch + 1) * BATCH) for batch in skipped_batches]
-    before, after = SkippedSamples(BATCH, ranges), SkippedSamples(BATCH, ranges)
+    before, after = SkippedSamples(BatchSchedule(BATCH), ranges), SkippedSamples(BatchSchedule(BATCH), ranges)
     first = before.next_step_start(done)
     after.add(SampleRange(first, first + BATCH))
     assert [after.next_step_start(k) for k in range(done)] == [before.next_step_start(k) for k in range(done)]
@@ -46,8 +51,24 @@ def test_skipping_a_batch_moves_no_earlier_step(skipped_batches, done):
     assert after.next_step_start(done) > first
 
 
+@given(st.sets(st.integers(0, 30)), st.lists(st.tuples(st.integers(1, 4), st.integers(1, 9)), max_size=3))
+def test_during_a_ramp_step_k_reads_the_kth_batch_that_is_not_skipped(skipped_batches, ramp):
+    """A skipped batch keeps its place: the sizes of all other batches stay."""
+    sizes = [size for count, size in ramp for _ in range(count)] + [BATCH] * 60
+    ranges = [SampleRange(sum(sizes[:n]), sum(sizes[: n + 1])) for n in range(60)]
+    skipped = SkippedSamples(BatchSchedule(BATCH, tuple(ramp)), [ranges[n] for n in skipped_batches])
+    read = [samples for n, samples in enumerate(ranges) if n not in skipped_batches]
+    for done in range(20):
+        before = ranges.index(read[done - 1]) + 1 if done else 0
+        assert skipped.position_after(done) == sum(sizes[:before])
+        assert skipped.next_step_start(done) == read[done].first
+        assert skipped.samples_of(done) == sum(stop - first for first, stop in read[:done])
+        dropped = [first for first, _ in ranges[before : ranges.index(read[done])]]
+        assert list(skipped.skipped_after(done)) == dropped
+
+
 @pytest.mark.parametrize("wrong", [(-8, 0), (4, 12), (8, 24), (16, 24)])
 def test_a_range_that_is_no_global_batch_is_refused(wrong):
-    skipped = SkippedSamples(BATCH, [SampleRange(16, 24)])
+    skipped = SkippedSamples(BatchSchedule(BATCH), [SampleRange(16, 24)])
     with pytest.raises(ValueError, match="no global batch"):
         skipped.add(SampleRange(*wrong))

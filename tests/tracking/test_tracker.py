@@ -12,6 +12,7 @@ import psutil
 import pytest
 from rich.console import Console as RichTerminal
 
+from hlat.config import BatchSchedule
 from hlat.config.sections import TrackingConfig
 from hlat.runtime import StorageError
 from hlat.tracking import open_tracker, read_events, read_metrics
@@ -117,6 +118,15 @@ def test_time_left_follows_the_recent_pace() -> None:
         clock.now += 1.0 if step <= 200 else 3.0
         left = eta.mark(step)
     assert left == 700 * 3.0
+
+
+def test_time_left_of_a_ramp_is_in_proportion_to_the_samples() -> None:
+    clock = Clock()
+    eta = Eta(total_steps=100, clock=clock, batches=BatchSchedule(8, ((50, 2),)))
+    for step in range(1, 41):
+        clock.now += 2 * 0.25  # a quarter of a second for each sample
+        left = eta.mark(step)
+    assert left == (10 * 2 + 50 * 8) * 0.25
 
 
 def test_time_left_after_a_resume_counts_only_the_steps_of_this_process() -> None:

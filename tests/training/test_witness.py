@@ -45,6 +45,7 @@ class Case:
     parallel: dict[str, Any] | None = None
     decay_vectors: bool = False
     log_every: int = 1
+    ramp: tuple[tuple[int, int], ...] = ()
 
     def __str__(self) -> str:
         return self.name
@@ -54,6 +55,8 @@ CASES = [
     Case("one process, vectors decayed", decay_vectors=True),
     Case("DP2, ZeRO 1", 2, {"zero": 1}),
     Case("TP2, a line every 3 steps", 2, {"tensor": 2}, log_every=3),
+    # 4 steps of 4 sequences, 3 of 8, then 16: the tokens of a stage are rounded up to whole steps
+    Case("DP2, ZeRO 1, a batch ramp", 2, {"zero": 1}, log_every=3, ramp=((900, 4), (1536, 8))),
 ]
 
 
@@ -117,7 +120,11 @@ def run(request: pytest.FixtureRequest, hf_folder: Path, corpus: Path) -> Run:
             "validation": {"fraction": 0.1},
             "workers": 1,
         },
-        "batch": {"global_batch": n.global_batch, "micro_batch": n.micro_batch},
+        "batch": {
+            "global_batch": n.global_batch,
+            "micro_batch": n.micro_batch,
+            "ramp": [{"tokens": tokens, "global_batch": size} for tokens, size in case.ramp],
+        },
         "optimizer": {
             "lr": n.peak,
             "betas": n.betas,
@@ -137,7 +144,7 @@ def run(request: pytest.FixtureRequest, hf_folder: Path, corpus: Path) -> Run:
     phase_log = whole_runs.train(content, case.world, folder)
     lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     saved = open_checkpoint(resolve(folder / "run")).load("model.")  # without the prefix
-    numbers = plain_loop.Training(**{**vars(n), "decay_vectors": case.decay_vectors})
+    numbers = plain_loop.Training(**{**vars(n), "decay_vectors": case.decay_vectors, "ramp": case.ramp})
     return Run(case, lines, phase_log, saved, plain_loop.train(numbers, hf_folder, data))
 
 
@@ -175,7 +182,7 @@ def test_losses_norms_and_data_positions_equal_those_of_the_plain_loop(run: Run)
     norms = [line["grad_norm"] for line in run.witness.lines]
     clipped = [norm > NUMBERS.clip_norm for norm in norms]
     assert 5 <= sum(clipped) <= 15, "some gradients are scaled down, and others left as they are"
-    samples = NUMBERS.steps * NUMBERS.global_batch
+    samples = run.witness.lines[-1]["samples"]
     assert run.witness.samples_of_an_epoch < samples, "the second epoch has begun, in its own order"
 
 
@@ -226,8 +233,8 @@ def test_throughput_and_utilization_follow_from_that_timer(run: Run) -> None:
     matrices = sum(t.numel() for name, t in run.weights.items() if t.ndim == 2 and name != "model.embed_tokens.weight")
     per_position = 12 * MODEL["layers"] * MODEL["hidden_size"]
     for line, seconds in zip(run.lines, own_sums(run.phase_log), strict=True):
-        tokens = (line["step"] - before) * n.global_batch * n.sequence_length
-        before = line["step"]
+        trained = run.witness.lines[line["step"] - 1]["tokens"]
+        tokens, before = trained - before, trained
         rate = tokens / sum(seconds[phase] for phase in TRAINING)
         assert line["tokens_per_second"] == rate, line["step"]
         available = whole_runs.PEAK * run.case.world

@@ -173,9 +173,10 @@ class _Planner:
         )
 
     def _in_flight(self, micro_batch: int | None = None) -> int:
-        batch = self.recipe.batch
-        count = batch.global_batch // ((micro_batch or batch.micro_batch) * self.recipe.data_parallel(self.world))
-        return passes_in_flight(self.recipe.parallel, self.pipeline_rank, count)
+        """The maximum over the stages of a batch ramp: with fewer micro-batches the rounds may be longer."""
+        per_micro_batch = (micro_batch or self._micro_batch) * self.recipe.data_parallel(self.world)
+        counts = (size // per_micro_batch for size in self.recipe.batches.sizes)
+        return max(passes_in_flight(self.recipe.parallel, self.pipeline_rank, count) for count in counts)
 
     @property
     def workload(self) -> RankWorkload:

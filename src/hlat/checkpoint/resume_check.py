@@ -166,7 +166,7 @@ def _saved_value(saved: Mapping[str, Any], name: str, field: FieldInfo | None) -
         return field.json_schema_extra["formerly"]
     default = field.get_default(call_default_factory=True)
     if not isinstance(default, BaseModel):
-        return default
+        return list(default) if isinstance(default, tuple) else default  # as JSON has it
     return {inner: _saved_value({}, inner, field) for inner, field in type(default).model_fields.items()}
 
 

@@ -33,10 +33,9 @@ def check(
         return
     from hlat.model.derived import count_parameters
 
-    tokens = resolved.total_steps * resolved.tokens_per_step
     say(f"{recipe}: good")
     say(f"  model  {count_parameters(resolved.model).total:,} parameters")
-    say(f"  run    {resolved.total_steps:,} steps of {resolved.tokens_per_step:,} tokens = {tokens:,} tokens")
+    say(f"  run    {resolved.steps_and_tokens} = {resolved.total_tokens:,} tokens")
     if world is not None or resolved.parallel.model_ranks > 1:
         say(f"  layout {_layout(resolved, world)}")
     say(f"  precision {_precision(resolved)}")
@@ -55,7 +54,8 @@ def _layout(recipe: Recipe, world: int | None) -> str:
         return recipe.parallel.describe()
     count = recipe.micro_batches(world)
     layout = recipe.parallel.describe(recipe.data_parallel(world))
-    return f"{layout}, {count} micro-batch{'es' if count > 1 else ''}"
+    after = " after the ramp" if recipe.batch.ramp else ""
+    return f"{layout}, {count} micro-batch{'es' if count > 1 else ''}{after}"
 
 
 def schema() -> None:

@@ -44,5 +44,8 @@ def rehearse(
     found = hlat.rehearse(resolved, world=world, ranks=ranks or None, processes=os.cpu_count() or 1, on_report=show)
     if as_json:
         say(json.dumps(found.to_dict(), indent=2))
-    elif resolved.precision.mode != found.recipe.precision.mode:
+        return
+    if resolved.batch.ramp:
+        say(f"batch.ramp: rehearsed with the final batch of {resolved.batch.global_batch} sequences")
+    if resolved.precision.mode != found.recipe.precision.mode:
         say(f"precision.mode=auto: rehearsed as {found.recipe.precision.mode}, its value on devices with fast bf16")

@@ -1,5 +1,6 @@
 """The recipe: its sections, how it is read, and everything that can be wrong with it."""
 
+from hlat.config.batch_schedule import BatchSchedule
 from hlat.config.errors import Fix, Problem, RecipeError, short
 from hlat.config.load import load_recipe
 from hlat.config.presets import PRESETS
@@ -9,6 +10,7 @@ from hlat.config.value_checks import size_problem
 
 __all__ = [
     "PRESETS",
+    "BatchSchedule",
     "Fix",
     "Problem",
     "Recipe",

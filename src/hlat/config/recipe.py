@@ -1,8 +1,8 @@
 """The recipe: every section together, and the values that one section takes from another."""
 
-import math
 from pathlib import Path
 
+from hlat.config.batch_schedule import BatchSchedule
 from hlat.config.sections import (
     AnomalyConfig,
     BatchConfig,
@@ -75,8 +75,13 @@ class Recipe(Section):
         return Path(self.data.prepared_dir or self.run_dir / "data")
 
     @property
+    def batches(self) -> BatchSchedule:
+        """Boundaries of the global batches in the sequence of samples."""
+        return BatchSchedule.of(self.batch.global_batch, self.batch.ramp, self.data.sequence_length)
+
+    @property
     def tokens_per_step(self) -> int:
-        """Tokens that one optimizer step consumes."""
+        """Tokens that one optimizer step consumes; after the ramp, if the recipe has batch.ramp."""
         return self.batch.global_batch * self.data.sequence_length
 
     @property
@@ -85,7 +90,22 @@ class Recipe(Section):
         if self.training.steps is not None:
             return self.training.steps
         assert self.training.tokens is not None, "the rules of a recipe require steps or tokens"
-        return math.ceil(self.training.tokens / self.tokens_per_step)
+        return self.batches.count(-(-self.training.tokens // self.data.sequence_length))
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens that the steps of the whole run consume."""
+        return self.batches.first_of(self.total_steps) * self.data.sequence_length
+
+    @property
+    def steps_and_tokens(self) -> str:
+        """Steps of the run and their tokens, in words, for the user."""
+        length, parts = self.data.sequence_length, self.batches.in_steps(self.total_steps)
+        if len(parts) == 1:
+            return f"{self.total_steps:,} steps of {parts[0][1] * length:,} tokens"
+        return f"{self.total_steps:,} steps: " + ", then ".join(
+            f"{n:,} of {size * length:,} tokens" for n, size in parts
+        )
 
     @property
     def horizon_steps(self) -> int:
@@ -109,7 +129,7 @@ class Recipe(Section):
         return degree
 
     def micro_batches(self, world: int = 1) -> int:
-        """Micro-batches of one data-parallel rank in an optimizer step, on ``world`` processes."""
+        """Micro-batches of a data-parallel rank in a step after the ramp, on ``world`` processes."""
         count, rest = divmod(self.batch.global_batch, self.batch.micro_batch * self.data_parallel(world))
         assert rest == 0, "the rules of a recipe require it"
         return count

@@ -60,8 +60,7 @@ def _reason_against(recipe: Recipe, device: torch.device, world: int) -> str:
     for name, reason in compile_obstacles(layout.tensor, layout.context, layout.pipeline, layout.schedule):
         return f"parallel.{name}={getattr(layout, name)} {reason}"
     backend = backend_of(device)
-    tokens = recipe.total_steps * recipe.tokens_per_step
-    flops = flops_per_token(recipe.model, recipe.data.sequence_length) * tokens
+    flops = flops_per_token(recipe.model, recipe.data.sequence_length) * recipe.total_tokens
     refusal = backend.compile_refusal(MODES[recipe.precision.mode].compute, flops, world)
     if refusal:
         return refusal

@@ -93,10 +93,9 @@ class ParallelModel:
             self._device,
         )
 
-    @property
-    def rows(self) -> range:
-        """Indices of the sequences of a global batch that this rank computes."""
-        return self.layout.rows(self._rank, self._recipe.batch.global_batch)
+    def rows(self, global_batch: int) -> range:
+        """Return the indices of the sequences that this rank computes, of a global batch of this size."""
+        return self.layout.rows(self._rank, global_batch)
 
     @property
     def data_index(self) -> int:
@@ -145,7 +144,7 @@ class ParallelModel:
         """Accumulate the gradient of the mean loss over the global batch in ``.grad``; return this rank's loss term.
 
         Args:
-            inputs_BS: token ids of the complete sequences ``rows`` of the global batch, int64, on the CPU.
+            inputs_BS: token ids of the complete sequences ``rows(size)`` of the global batch, int64, on the CPU.
             labels_BS: their next tokens, likewise.
             positions_BS: position of each token within its document, likewise, if the recipe has data.isolate=true.
 

@@ -97,7 +97,7 @@ class Pipeline:
         if layout.zero == 3:
             for stage in stages:
                 reshard_after_every_backward(stage)
-        self._schedules: dict[int, Any] = {}
+        self._current: tuple[int, Any] = (0, None)  # torch's schedule, for a number of micro-batches
         self._divisor: torch.Tensor | int = 1
         self.has_first = 0 in self._stages
         self.has_last = layout.config.stages - 1 in self._stages
@@ -129,7 +129,8 @@ class Pipeline:
         return torch.stack(losses).detach().sum() if losses else torch.zeros((), dtype=self._wide, device=self._device)
 
     def _schedule(self, micro_batches: int) -> Any:
-        if micro_batches not in self._schedules:
+        if micro_batches != self._current[0]:
+            self._current = (0, None)  # first: a schedule keeps buffers for every micro-batch
             config = self._layout.config
             stages: list[Any] = [self._build_stage(index, model) for index, model in self._stages.items()]
             options: dict[str, Any] = {"loss_fn": self._scale_loss, "scale_grads": False}
@@ -137,8 +138,8 @@ class Pipeline:
                 schedule: Any = _SINGLE_STAGE[config.schedule](stages[0], micro_batches, **options)
             else:
                 schedule = _MULTI_STAGE[config.schedule](stages, micro_batches, **options)
-            self._schedules[micro_batches] = schedule
-        return self._schedules[micro_batches]
+            self._current = (micro_batches, schedule)
+        return self._current[1]
 
     def _build_stage(self, index: int, model: Decoder) -> PipelineStage:
         """Build torch's stage with given shapes, so that torch does not run it once to find them."""

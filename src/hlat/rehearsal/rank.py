@@ -141,11 +141,12 @@ class _StateStorages:
 
 def _batch(recipe: Recipe, model: ParallelModel) -> Batch:
     """This rank's sequences of a step, one document each; on the host, where tensors have values."""
-    shape = (len(model.rows), recipe.data.sequence_length)
+    rows = model.rows(recipe.batch.global_batch)
+    shape = (len(rows), recipe.data.sequence_length)
     with host_values():
         tokens = torch.zeros(shape, dtype=torch.int64)
         positions = torch.arange(shape[1]).expand(shape).contiguous() if recipe.data.isolate else None
-        return Batch(tokens, tokens.clone(), np.asarray(model.rows), 0, positions)
+        return Batch(tokens, tokens.clone(), np.asarray(rows), 0, positions)
 
 
 def _mark_message(memory: MemoryTracker, tensor: torch.Tensor, axis: str) -> None:

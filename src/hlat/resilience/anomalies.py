@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
+from hlat.config import BatchSchedule
 from hlat.config.sections import AnomalyConfig
 from hlat.resilience.skipped_samples import SampleRange, SkippedSamples
 from hlat.runtime import CheckpointError
@@ -56,20 +57,20 @@ class AnomalyPolicy:
 
     Args:
         config: window, threshold, budget, and the action for each kind of anomaly.
-        batch: sequences of a global batch.
-        tokens: tokens of a global batch.
+        batches: boundaries of the global batches.
+        sequence_length: tokens of a sequence.
 
     Attributes:
         skipped: samples that are skipped after rollbacks.
     """
 
-    def __init__(self, config: AnomalyConfig, batch: int, tokens: int) -> None:
-        self._config, self._batch, self._tokens = config, batch, tokens
+    def __init__(self, config: AnomalyConfig, batches: BatchSchedule, sequence_length: int) -> None:
+        self._config, self._batches, self._length = config, batches, sequence_length
         self._losses: deque[float] = deque(maxlen=config.window)
         self._norms: deque[float] = deque(maxlen=config.window)
         self._skipped_steps: list[int] = []  # steps whose update was not applied, within the window
         self._rollbacks: list[tuple[int, SampleRange]] = []  # step that was rolled back, and the samples it had read
-        self.skipped = SkippedSamples(batch)
+        self.skipped = SkippedSamples(batches)
 
     def check(self, step: int, samples: int, loss: float, norm: float) -> StepVerdict:
         """Check a step before its update, and record the decision.
@@ -80,13 +81,16 @@ class AnomalyPolicy:
             loss: mean over the global batch, in nats.
             norm: global gradient norm, before clipping.
         """
-        kind, reason = self._find_anomaly(loss, norm)
+        number = self._batches.number_of(samples)
+        # In a ramp the first batch of the window is the smallest, and its mean varies most.
+        tokens = len(self._batches.batch(max(0, number - len(self._losses)))) * self._length
+        kind, reason = self._find_anomaly(loss, norm, tokens)
         if not kind:
             self._add_to_window(loss, norm)
             return APPLY
-        batch = SampleRange(samples, samples + self._batch)
+        batch = SampleRange(samples, self._batches.first_of(number + 1))
         action: Action = self._config.non_finite if kind == "non_finite" else _SPIKE_ACTIONS[self._config.spike]
-        statistics = self._statistics()
+        statistics = self._statistics(tokens)
         if action in ("apply", "warn"):
             self._add_to_window(loss, norm)
             return StepVerdict(action, kind, reason, batch, statistics) if action == "warn" else APPLY
@@ -136,7 +140,7 @@ class AnomalyPolicy:
         """
         self._losses.clear()
         self._norms.clear()
-        self._skipped_steps, self._rollbacks, self.skipped = [], [], SkippedSamples(self._batch)
+        self._skipped_steps, self._rollbacks, self.skipped = [], [], SkippedSamples(self._batches)
         if state is None:
             return
         try:
@@ -152,7 +156,7 @@ class AnomalyPolicy:
             ) from error
 
     def _set_rollbacks(self, rollbacks: Sequence[tuple[int, SampleRange]]) -> None:
-        self.skipped = SkippedSamples(self._batch, [samples for _, samples in rollbacks])
+        self.skipped = SkippedSamples(self._batches, [samples for _, samples in rollbacks])
         self._rollbacks = list(rollbacks)
 
     def _add_to_window(self, loss: float, norm: float) -> None:
@@ -164,8 +168,14 @@ class AnomalyPolicy:
         steps = [*self._skipped_steps, *(undone for undone, _ in self._rollbacks)]
         return sum(counted > step - self._config.window for counted in steps)
 
-    def _find_anomaly(self, loss: float, norm: float) -> tuple[str, str]:
-        """Return kind and description of a step's anomaly; empty strings if there is none."""
+    def _find_anomaly(self, loss: float, norm: float, tokens: int) -> tuple[str, str]:
+        """Return kind and description of a step's anomaly; empty strings if there is none.
+
+        Args:
+            loss: of the step.
+            norm: of the step.
+            tokens: tokens of the smallest batch of the window.
+        """
         if not (math.isfinite(loss) and math.isfinite(norm)):
             return "non_finite", f"loss {loss}, gradient norm {norm}"
         if len(self._losses) < math.ceil(self._config.window / 4):
@@ -174,7 +184,7 @@ class AnomalyPolicy:
             ("loss_spike", "loss", loss, self._losses),
             ("norm_spike", "gradient norm", norm, self._norms),
         ):
-            center, deviation = center_and_scale(window, self._tokens)
+            center, deviation = center_and_scale(window, tokens)
             if value - center > self._config.threshold * deviation:
                 distance = f"{(value - center) / deviation:.1f}" if deviation else "infinitely many"
                 return kind, (
@@ -183,11 +193,11 @@ class AnomalyPolicy:
                 )
         return "", ""
 
-    def _statistics(self) -> dict[str, float]:
+    def _statistics(self, tokens: int) -> dict[str, float]:
         statistics: dict[str, float] = {"steps": len(self._losses)}
         for name, window in (("loss", self._losses), ("norm", self._norms)):
             if window:
-                center, deviation = center_and_scale(window, self._tokens)
+                center, deviation = center_and_scale(window, tokens)
                 statistics |= {f"{name}_median": center, f"{name}_deviation": deviation}
         return statistics
 
@@ -205,7 +215,7 @@ def center_and_scale(values: Sequence[float], tokens: int) -> tuple[float, float
 
     Args:
         values: at least one, all finite.
-        tokens: tokens of the batch that each value is a mean over.
+        tokens: tokens of the batch that each value is a mean over; of the smallest one, if they differ.
     """
     center = median(values)
     deviation = _MAD_TO_SIGMA * median(abs(value - center) for value in values)

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from hlat.config import BatchSchedule
 from hlat.config.sections import FaultConfig
 from hlat.model import LocalParameter
 from hlat.runtime.distributed import HostGroup
@@ -40,7 +41,7 @@ class FaultInjector:
         faults: all faults of the recipe.
         ranks: the processes of the run.
         folder: records the faults that have happened.
-        global_batch: sequences of a step.
+        batches: boundaries of the global batches.
         sleep: function that waits for some seconds.
     """
 
@@ -49,13 +50,13 @@ class FaultInjector:
         faults: Sequence[FaultConfig],
         ranks: HostGroup,
         folder: Path,
-        global_batch: int,
+        batches: BatchSchedule,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         numbered = [(number, fault) for number, fault in enumerate(faults) if fault.kind not in STORAGE_FAULTS]
         self._spikes = [fault for _, fault in numbered if fault.kind == "spike"]
         self._own_faults = [(n, fault) for n, fault in numbered if fault.rank == ranks.rank and fault.kind != "spike"]
-        self._ranks, self._once, self._global_batch, self._sleep = ranks, OnceMarkers(folder), global_batch, sleep
+        self._ranks, self._once, self._batches, self._sleep = ranks, OnceMarkers(folder), batches, sleep
         self._held: Sequence[LocalParameter] = ()
         self._step, self._samples = 0, 0
 
@@ -103,8 +104,7 @@ class FaultInjector:
         dist.recv(torch.empty(1), group=self._ranks.group, group_src=1 - min(self._ranks.rank, 1), tag=_UNUSED_TAG)
 
     def _covers_samples(self, fault: FaultConfig) -> bool:
-        first = (fault.at_step - 1) * self._global_batch
-        return first <= self._samples < first + self._global_batch
+        return self._samples in self._batches.batch(fault.at_step - 1)
 
     def _scale_gradients(self) -> None:
         for held in self._held:

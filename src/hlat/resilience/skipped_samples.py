@@ -1,6 +1,6 @@
 """Skipped samples of a run, and the resulting positions of its steps in the data.
 
-    skipped ranges, batch size -> first sample of each step's batch, skipped batches before it
+    skipped batches, batch schedule -> first sample of each step's batch, skipped batches before it
 
 The order stays a pure function: step k reads the k-th global batch that is not skipped. Ranges are added during the
 run, always after the last sample that was read, so the positions of finished steps never change.
@@ -8,6 +8,8 @@ run, always after the last sample that was read, so the positions of finished st
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
+
+from hlat.config import BatchSchedule
 
 
 class SampleRange(NamedTuple):
@@ -21,13 +23,13 @@ class SkippedSamples:
     """Global batches that are skipped.
 
     Args:
-        batch: sequences of a global batch.
+        batches: boundaries of the global batches.
         ranges: skipped global batches, in any order.
     """
 
-    def __init__(self, batch: int, ranges: Iterable[SampleRange] = ()) -> None:
-        self._batch = batch
-        self._firsts: set[int] = set()
+    def __init__(self, batches: BatchSchedule, ranges: Iterable[SampleRange] = ()) -> None:
+        self._batches = batches
+        self._skipped: set[int] = set()  # numbers of batches
         for samples in ranges:
             self.add(samples)
 
@@ -37,30 +39,39 @@ class SkippedSamples:
         Raises:
             ValueError: ``samples`` is no global batch, or is skipped already.
         """
-        first, stop = samples
-        if first < 0 or first % self._batch or stop != first + self._batch or first in self._firsts:
-            raise ValueError(f"[{first}, {stop}) is no global batch of {self._batch} samples, or is skipped already")
-        self._firsts.add(first)
+        number = self._batches.number_of(samples.first)
+        if samples.stop != self._batches.first_of(number + 1) or number in self._skipped:
+            raise ValueError(f"[{samples.first}, {samples.stop}) is no global batch, or is skipped already")
+        self._skipped.add(number)
 
     def position_after(self, steps: int) -> int:
         """Return the sample after the last one read by the first ``steps`` steps: the position in the data."""
-        position = steps * self._batch
-        for first in sorted(self._firsts):
-            if first >= position:
-                break
-            position += self._batch
-        return position
+        return self._batches.first_of(self._batches_until(steps))
+
+    def samples_of(self, steps: int) -> int:
+        """Return the number of samples of the first ``steps`` steps, without the skipped ones."""
+        end = self._batches_until(steps)
+        return self._batches.first_of(end) - sum(len(self._batches.batch(n)) for n in self._skipped if n < end)
 
     def skipped_after(self, steps: int) -> Iterator[int]:
         """Yield the first samples of the batches that are skipped between step ``steps`` and the next one."""
-        position = self.position_after(steps)
-        while position in self._firsts:
-            yield position
-            position += self._batch
+        number = self._batches_until(steps)
+        while number in self._skipped:
+            yield self._batches.first_of(number)
+            number += 1
 
     def next_step_start(self, steps: int) -> int:
         """Return the first sample of the step that follows step ``steps``."""
-        position = self.position_after(steps)
-        while position in self._firsts:
-            position += self._batch
-        return position
+        number = self._batches_until(steps)
+        while number in self._skipped:
+            number += 1
+        return self._batches.first_of(number)
+
+    def _batches_until(self, steps: int) -> int:
+        """Return the number of batches up to the last one that the first ``steps`` steps read."""
+        count = steps
+        for number in sorted(self._skipped):
+            if number >= count:
+                break
+            count += 1
+        return count

@@ -3,7 +3,11 @@
 from collections import deque
 from collections.abc import Callable
 
+from hlat.config import BatchSchedule
+
 _WINDOW = 20  # marks; only recent ones count, because a run may slow down or speed up
+EQUAL_STEPS = BatchSchedule(1)
+"""Steps of one sample each, if the sizes of batches do not matter."""
 
 
 class Eta:
@@ -15,10 +19,11 @@ class Eta:
     Args:
         total_steps: number of steps of the run.
         clock: seconds, monotonic.
+        batches: batches of the steps; a step is assumed to take time in proportion to its samples.
     """
 
-    def __init__(self, total_steps: int, clock: Callable[[], float]) -> None:
-        self._total = total_steps
+    def __init__(self, total_steps: int, clock: Callable[[], float], batches: BatchSchedule = EQUAL_STEPS) -> None:
+        self._total, self._batches = total_steps, batches
         self._clock = clock
         self._marks: deque[tuple[int, float]] = deque(maxlen=_WINDOW)
 
@@ -34,4 +39,5 @@ class Eta:
             return 0.0
         if step <= first_step:
             return None
-        return (self._total - step) * (now - first_time) / (step - first_step)
+        first, last, end = map(self._batches.first_of, (first_step, step, self._total))
+        return (end - last) * (now - first_time) / (last - first)

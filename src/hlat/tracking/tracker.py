@@ -7,14 +7,16 @@ open_tracker(run_dir) -> Tracker -> metrics.jsonl, events.jsonl, console
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
+from hlat.config import BatchSchedule
 from hlat.config.sections import TrackingConfig
 from hlat.runtime import StorageError, redact, redact_json
 from hlat.tracking.console import Console, SilentConsole, make_console
-from hlat.tracking.eta import Eta
+from hlat.tracking.eta import EQUAL_STEPS, Eta
 from hlat.tracking.events import EventLog
 from hlat.tracking.hosted import HostedRun, HostedTracker, check_installed, wanted
 from hlat.tracking.metrics import Metrics, MetricsFile
@@ -39,10 +41,12 @@ class Tracker:
         *,
         total_steps: int,
         clock: Callable[[], float],
+        batches: BatchSchedule,
     ) -> None:
         self._metrics, self._events, self._outputs, self._console = metrics, events, list(outputs), console
-        self._total_steps, self._clock = total_steps, clock
-        self._eta = Eta(total_steps, clock)
+        self._total_steps = total_steps
+        self._new_eta = partial(Eta, total_steps, clock, batches)
+        self._eta = self._new_eta()
 
     def log(self, metrics: Metrics) -> None:
         """Record the metrics of a step; see ``Metrics`` for the keys."""
@@ -64,7 +68,7 @@ class Tracker:
         """Drop the metrics of all steps after ``step``, which will be repeated. Events stay: they happened."""
         self._metrics.rewind(step)
         self._feed(lambda output: output.rewind(step))
-        self._eta = Eta(self._total_steps, self._clock)
+        self._eta = self._new_eta()
 
     def message(self, text: str) -> None:
         """Show a message on the console, without credentials in URLs."""
@@ -130,6 +134,7 @@ def open_tracker(
     *,
     total_steps: int,
     start_step: int,
+    batches: BatchSchedule = EQUAL_STEPS,
     clock: Callable[[], float] = time.monotonic,
     wall_clock: Callable[[], float] = time.time,
     stream: TextIO | None = None,
@@ -143,6 +148,7 @@ def open_tracker(
         config: console and TensorBoard settings.
         total_steps: number of steps of the run, for percentage and time left.
         start_step: steps done so far; metrics of later steps are dropped from the file.
+        batches: batches of the steps, for the time left; by default all steps are equal.
         clock: seconds, monotonic, for the time left.
         wall_clock: seconds since 1970, for the time of events.
         stream: output of the console; standard output if None.
@@ -175,7 +181,7 @@ def open_tracker(
             run = HostedRun(name, run_dir, redact_json(recipe or {}), settings)
             outputs.append(HostedTracker(field, run, config.flush_seconds))
         opened.pop_all()
-    tracker = Tracker(metrics, events, outputs, console, total_steps=total_steps, clock=clock)
+    tracker = Tracker(metrics, events, outputs, console, total_steps=total_steps, clock=clock, batches=batches)
     if metrics.unreadable:
         tracker.message(f"{run_dir / 'metrics.jsonl'}: {metrics.unreadable} damaged lines were dropped")
     if tensorboard_error:

@@ -13,9 +13,7 @@ class FaultInjection(TrainingComponent):
     def __init__(self, state: RunState) -> None:
         recipe = state.recipe
         self._state = state
-        self._faults = FaultInjector(
-            recipe.faults, state.runtime.ranks, fault_folder(recipe), recipe.batch.global_batch
-        )
+        self._faults = FaultInjector(recipe.faults, state.runtime.ranks, fault_folder(recipe), recipe.batches)
 
     def begin(self, start: LoopStart) -> None:
         """Observe the phases."""

@@ -147,6 +147,7 @@ def _open_tracker(state: RunState, stream: TextIO | None) -> Tracker | OtherRank
         recipe.tracking,
         total_steps=recipe.total_steps,
         start_step=state.step,
+        batches=recipe.batches,
         stream=stream,
         name=recipe.run.name,
         recipe=recipe.model_dump(mode="json"),
@@ -225,9 +226,7 @@ def _components(
 def _open_prefetcher(state: RunState, tracker: Tracker | OtherRankTracker) -> BatchPrefetcher:
     pinned = backend_of(state.runtime.device).pins_memory
     reader = state.training_data.reader(state.model, state.samples)
-    return BatchPrefetcher(
-        reader, state.recipe.batch.global_batch, pinned, lambda note: tracker.message(f"data: {note}")
-    )
+    return BatchPrefetcher(reader, state.recipe.batches, pinned, lambda note: tracker.message(f"data: {note}"))
 
 
 def _training_step(state: RunState, prefetcher: BatchPrefetcher) -> StepResult:

@@ -34,7 +34,7 @@ class MetricsLines(TrainingComponent):
 
     def __init__(self, state: RunState, tracker: Tracker | OtherRankTracker, timer: PhaseTimer) -> None:
         self._state, self._tracker, self._timer = state, tracker, timer
-        self._last_line = state.step  # step of the last line, or the step that this process started from
+        self._tokens_before = state.tokens  # at the last line, or where this process started from
         self.validation: ValidationResult | None = None
 
     def write_missing(self) -> None:
@@ -77,7 +77,7 @@ class MetricsLines(TrainingComponent):
 
     def after_rollback(self, step: int) -> None:
         """Drop the collected line and start timing anew."""
-        self._state.unwritten_metrics, self._last_line, self.validation = None, step, None
+        self._state.unwritten_metrics, self._tokens_before, self.validation = None, self._state.tokens, None
         self._timer.reset()
 
     def _write(self, metrics: dict[str, Any], *, timed: bool = False) -> ValidationResult | None:
@@ -89,8 +89,8 @@ class MetricsLines(TrainingComponent):
         return validation
 
     def _times(self) -> dict[str, Any]:
-        steps, self._last_line = self._state.step - self._last_line, self._state.step
-        return timing_metrics(self._state, steps, self._timer)
+        tokens, self._tokens_before = self._state.tokens - self._tokens_before, self._state.tokens
+        return timing_metrics(self._state, tokens, self._timer)
 
     def _log(self, line: dict[str, Any]) -> None:
         if self._state.runtime.ranks.is_first:

@@ -90,7 +90,7 @@ class RunState:
     @property
     def tokens(self) -> int:
         """Tokens of the steps done so far, without those of skipped samples."""
-        return self.step * self.recipe.tokens_per_step
+        return self.anomalies.skipped.samples_of(self.step) * self.recipe.data.sequence_length
 
     def utilization(self, tokens_per_second: float, convention: Literal["causal", "full"]) -> float:
         """Return the model FLOP/s utilization: FLOP/s that the model needs as a share of the peak of all devices.
@@ -155,17 +155,17 @@ def _prepare_data(recipe: Recipe, runtime: Runtime, data_progress: DataProgress)
 
 def _open_training_data(recipe: Recipe, runtime: Runtime, prepared: PreparedData) -> BatchSource:
     """Open the training samples. Rank 0 is first, since it writes index files that other ranks read. Collective."""
-    data, batch, seed = recipe.data, recipe.batch.global_batch, recipe.training.seed
+    data, batches, seed = recipe.data, recipe.batches, recipe.training.seed
     if data.mode == "online":
-        online = OnlineData(prepared, data, seed, batch, recipe.data_parallel(runtime.world))
+        online = OnlineData(prepared, data, seed, batches, recipe.data_parallel(runtime.world))
         return OnlineBatchSource(online, runtime.ranks)
 
     def make() -> TrainingData:
         return TrainingData(prepared, data, seed)
 
-    total = recipe.total_steps * batch
+    total = batches.first_of(recipe.total_steps)
     runtime.ranks.run_on_rank0(lambda: make().refuse_too_short(total))
-    return PreparedBatchSource(runtime.ranks.run_on_all(make), total)
+    return PreparedBatchSource(runtime.ranks.run_on_all(make), batches, total)
 
 
 def _check_inputs(recipe: Recipe) -> Path | None:
@@ -218,7 +218,7 @@ def build_run_state(
         validation_data = ValidationData(prepared, length, recipe.evaluation.sequences, recipe.data.isolate)
     damaged: list[DamagedCheckpoint] = []
     store, tiers = _open_storage(recipe, runtime, folder, damaged)
-    anomalies = AnomalyPolicy(recipe.anomalies, recipe.batch.global_batch, recipe.tokens_per_step)
+    anomalies = AnomalyPolicy(recipe.anomalies, recipe.batches, recipe.data.sequence_length)
     newest, recipe_changes = tiers.newest(require_step), []
     check_nothing_lost(runtime.ranks, folder.path, newest.step if newest is not None else None, earlier, damaged)
     recipe, precision_note = resolve_precision(

@@ -42,7 +42,7 @@ def accumulate_gradients(model: ParallelModel, batch: Batch) -> torch.Tensor:
 
     Args:
         model: this rank's shard.
-        batch: the sequences ``model.rows`` of the global batch.
+        batch: the sequences ``model.rows(size)`` of the global batch.
     """
     return model.accumulate_gradients(batch.inputs_BS, batch.labels_BS, batch.positions_BS)
 

@@ -50,7 +50,7 @@ def announce(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
     tracker.message(
         f"data: {training}{prepared.validation_tokens:,} validation tokens, vocabulary {prepared.manifest.vocab_size:,}"
     )
-    tracker.message(f"plan: {recipe.total_steps:,} steps of {recipe.tokens_per_step:,} tokens")
+    tracker.message(f"plan: {recipe.steps_and_tokens}")
     for note in (*recipe_notes(recipe), *state.training_data.notes):
         tracker.message(note)
     for note in [*prepared.notes, *prepared.advice, *prepared.training_notes]:
@@ -109,15 +109,15 @@ def reproducible_metrics(state: RunState, result: StepResult) -> dict[str, Any]:
     }
 
 
-def timing_metrics(state: RunState, steps: int, timer: PhaseTimer) -> dict[str, Any]:
+def timing_metrics(state: RunState, tokens: int, timer: PhaseTimer) -> dict[str, Any]:
     """Return the metrics that depend on machine and time: throughput, MFU, memory, seconds per phase. Collective.
 
     Args:
         state: the run.
-        steps: number of steps since the last line.
+        tokens: tokens of the steps since the last line.
         timer: seconds per phase since the last line; it is reset.
     """
-    rate = steps * state.recipe.tokens_per_step / timer.training_seconds
+    rate = tokens / timer.training_seconds
     return {
         "tokens_per_second": rate,
         "mfu": state.utilization(rate, "causal"),

@@ -148,3 +148,47 @@ def test_independent_mistakes_in_world_and_layout_are_both_said(recipe):
     with pytest.raises(RecipeError) as caught:
         load_recipe(recipe, written("pipeline=2 zero=2 tensor=2"), world=6)
     assert {problem.path for problem in caught.value.problems} == {"world", "parallel.zero"}
+
+
+# overrides, world, then of each problem: number of the stage, value, words of the reason, the whole remedy
+WRONG_RAMPS = [
+    ("8 32", "", None, []),
+    ("9 32", "", None, [(0, 9, "batch.micro_batch = 2: global_batch 9 is not a multiple of it", "Try 8 or 10.")]),
+    ("8 33 63", "", None, [(1, 33, "not a multiple", "Try 32 or 34."), (2, 63, "not a multiple", "Try 60 or 62.")]),
+    ("8 64", "", None, [(1, 64, "batch.global_batch is 64; a ramp grows", "Use less than 64, or remove the stage.")]),
+    ("32 32", "", None, [(0, 32, "next stage is 32; a ramp grows", "Use less than 32, or remove the stage.")]),
+    ("8 36", "", 8, [(0, 8, "need a multiple of 16", "Try 16 or 32."), (1, 36, "need a multiple", "Try 32 or 48.")]),
+    ("4 16", "pipeline=4", None, [(0, 4, "parallel.pipeline = 4: the schedule 1f1b needs at", "Try 8 or 10.")]),
+    ("4 16", "pipeline=4 schedule=gpipe", None, []),
+    ("8 16", "pipeline=4", 8, [(0, 8, "at least so many micro-batches, and a step has 2", "Remove the stage.")]),
+    (
+        "16 22", "pipeline=4 schedule=interleaved-1f1b", 4,
+        [(1, 22, "parallel.schedule = interleaved-1f1b: it takes the 11 micro-batches", "Try 20 or 24.")],
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sizes", "overrides", "world", "problems"), WRONG_RAMPS)
+def test_each_stage_of_a_ramp_has_to_fit_the_layout(recipe, sizes, overrides, world, problems):
+    ramp = f"batch.ramp=[{', '.join(f'{{tokens: 10000, global_batch: {size}}}' for size in sizes.split())}]"
+    asked = [ramp, *written(overrides)]
+    if not problems:
+        stages = load_recipe(recipe, asked, world=world).batch.ramp
+        assert [stage.global_batch for stage in stages] == [int(size) for size in sizes.split()]
+        return
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(recipe, asked, world=world)
+    assert len(caught.value.problems) == len(problems), caught.value
+    for found, (number, value, reason, remedy) in zip(caught.value.problems, problems, strict=True):
+        assert (found.path, found.value) == (f"batch.ramp.{number}.global_batch", value)
+        assert reason in found.reason and found.remedy == remedy, found
+        assert {fix.path for fix in found.fixes} <= {found.path}
+
+
+def test_a_remedy_for_another_field_fits_the_ramp_too(recipe):
+    """Micro-batches of 16 and 32 divide 64, but not the batch of 24 sequences."""
+    ramp = "batch.ramp=[{tokens: 10000, global_batch: 24}]"
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(recipe, [ramp, "batch.micro_batch=24"])
+    (problem,) = caught.value.problems
+    assert problem.path == "batch.micro_batch" and problem.remedy == "Try 4 or 8."

@@ -37,6 +37,38 @@ def test_a_run_that_ends_within_its_warm_up_is_told_so(steps, warmup, horizon, s
     assert said is None or said in notes[0]
 
 
+def with_ramp(steps: int):
+    return parse_recipe(
+        {
+            "model": {"preset": "tiny-1m"},
+            "data": {"path": "x", "sequence_length": 100},
+            "batch": {
+                "global_batch": 64,
+                "ramp": [{"tokens": 8001, "global_batch": 16}, {"tokens": 6400, "global_batch": 32}],
+            },
+            "training": {"steps": steps},
+        }
+    )
+
+
+@pytest.mark.parametrize(("steps", "stage"), [(6, 1), (7, 2), (8, 2), (9, None)])
+def test_a_run_that_ends_within_its_ramp_is_told_so(steps, stage):
+    notes = list(recipe_notes(with_ramp(steps)))
+    assert len(notes) == (stage is not None)
+    if stage is not None:
+        assert f"step {steps}, in stage {stage} of 2; batch.global_batch=64 is never reached" in notes[0]
+
+
+def test_check_lists_the_stages_of_a_ramp():
+    ramp = "batch.ramp=[{tokens: 1000, global_batch: 4}]"
+    asked = ["check", "quickstart", "data.path=x", "data.sequence_length=100", "batch.global_batch=8"]
+    done = CliRunner().invoke(
+        app, [*asked, "batch.micro_batch=2", "training.steps=10", ramp, "schedule.warmup_steps=0"]
+    )
+    assert done.exit_code == 0, done.output
+    assert "run    10 steps: 3 of 400 tokens, then 7 of 800 tokens = 6,800 tokens" in done.output
+
+
 def test_a_schedule_that_is_all_warm_up_is_refused_as_before():
     with pytest.raises(RecipeError, match="peak is never reached"):
         recipe(100, 100, None)

@@ -17,6 +17,7 @@ import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from hlat.config import BatchSchedule
 from hlat.config.sections import DataConfig
 from hlat.data.formats import csv_table
 from hlat.data.formats.columns import TOKENS_COLUMN
@@ -171,7 +172,9 @@ def test_prepared_data_is_the_same_as_from_lines(tokenizer: Path, tmp_path: Path
 def test_online_every_document_is_read_once_an_epoch_and_samples_resume(tokenizer: Path, tmp_path: Path) -> None:
     texts = TEXTS * 6
     config = _config(_write(tmp_path / "a.csv", texts), tokenizer, mode="online", streams=4, validation={"fraction": 0})
-    plan = build_worker_plan(prepare_online(config, tmp_path / "out", 0), config, 3, StreamAssignment(0, 1, 8, 4, 3))
+    plan = build_worker_plan(
+        prepare_online(config, tmp_path / "out", 0), config, 3, StreamAssignment(0, 1, BatchSchedule(8), 4, 3)
+    )
     blocks, partitions = sum(plan.sources[0].blocks), plan.sources[0].partition_count(4)
     assert blocks >= 8 and partitions == 4
     found = []
@@ -213,7 +216,9 @@ def test_a_bad_row_is_named_by_its_first_line(tokenizer: Path, tmp_path: Path, b
     (listed,) = (allowed.dir / "quarantine.jsonl").read_text().splitlines()
     assert json.loads(listed) == {"file": str(path), "row": 1, "line": 4, "reason": json.loads(listed)["reason"]}
     online = config.model_copy(update={"mode": "online", "streams": 1})
-    plan = build_worker_plan(prepare_online(online, tmp_path / "o", 0), online, 0, StreamAssignment(0, 1, 8, 1, 0))
+    plan = build_worker_plan(
+        prepare_online(online, tmp_path / "o", 0), online, 0, StreamAssignment(0, 1, BatchSchedule(8), 1, 0)
+    )
     with pytest.raises(DataError) as caught:
         run(plan, 1, 1, CursorTable(1, 1), 0, 1)
     assert str(caught.value).startswith(f"{path}, the record that ends at byte {23 + len(bad)}: {reason}")

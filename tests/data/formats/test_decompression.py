@@ -20,6 +20,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hlat.config import BatchSchedule
 from hlat.config.sections import DataConfig
 from hlat.data.formats import json_lines
 from hlat.data.formats import text as text_files
@@ -184,7 +185,7 @@ def test_preparation_fails_or_leaves_the_bad_row_out(bomb: Path, tmp_path: Path)
 
 
 def _rows_online(config: DataConfig, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[worker.Frame]:
-    data = OnlineData(prepare_online(config, folder, 100), config, 0, 4, 1)
+    data = OnlineData(prepare_online(config, folder, 100), config, 0, BatchSchedule(4), 1)
     monkeypatch.setattr(worker, "_TOGETHER", 4)
     plan = data._plan.__class__(**{**vars(data._plan), "streams": list(range(config.streams))})
     return worker.RowProducer(plan, data.cursors().values).frames()

@@ -10,6 +10,7 @@ import fsspec
 import pyarrow as pa
 import pytest
 
+from hlat.config import BatchSchedule
 from hlat.config.sections import DataConfig
 from hlat.data.online import prepare_online
 from hlat.data.online.build_plan import build_worker_plan
@@ -132,7 +133,9 @@ def test_online_record_batches_are_blocks_and_every_document_is_read(tokenizer: 
     """An arrow stream that is not in such a folder is one block, as it always was."""
     folder = write_dataset(tmp_path / "saved", _tables(tokenizer), batch=7)
     config = _config(folder, tokenizer, mode="online", streams=2, tokens_column="input_ids")
-    plan = build_worker_plan(prepare_online(config, tmp_path / "out", 0), config, 3, StreamAssignment(0, 1, 8, 2, 3))
+    plan = build_worker_plan(
+        prepare_online(config, tmp_path / "out", 0), config, 3, StreamAssignment(0, 1, BatchSchedule(8), 2, 3)
+    )
     blocks, partitions = sum(plan.sources[0].blocks), plan.sources[0].partition_count(2)
     assert blocks >= 5 + 3 + 4 and partitions == 2
     found = []
@@ -147,7 +150,9 @@ def test_online_record_batches_are_blocks_and_every_document_is_read(tokenizer: 
     plain = config.model_copy(update={"path": f"{folder}/*.arrow"})
     assert (
         sum(
-            build_worker_plan(prepare_online(plain, tmp_path / "plain", 0), plain, 3, StreamAssignment(0, 1, 8, 2, 3))
+            build_worker_plan(
+                prepare_online(plain, tmp_path / "plain", 0), plain, 3, StreamAssignment(0, 1, BatchSchedule(8), 2, 3)
+            )
             .sources[0]
             .blocks
         )

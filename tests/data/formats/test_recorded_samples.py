@@ -18,6 +18,7 @@ import pytest
 import zstandard
 from pyarrow import ipc
 
+from hlat.config import BatchSchedule
 from hlat.config.sections import DataConfig
 from hlat.data.online import prepare_online
 from hlat.data.online.build_plan import build_worker_plan
@@ -114,7 +115,7 @@ def _hashes(path: str, tokenizer: Path, out: Path) -> tuple[str, str, str]:
     shards = b"".join(file.name.encode() + file.read_bytes() for file in sorted(prepared.dir.glob("*.bin")))
     config = DataConfig.model_validate(section | {"mode": "online", "streams": STREAMS})
     online = prepare_online(config, out / "online", 500)
-    plan = build_worker_plan(online, config, 3, StreamAssignment(0, 1, BATCH, STREAMS, 3))
+    plan = build_worker_plan(online, config, 3, StreamAssignment(0, 1, BatchSchedule(BATCH), STREAMS, 3))
     samples = run(plan, 1, 1, CursorTable(STREAMS, 1), 0, STEPS)
     held_out = b"".join(file.read_bytes() for file in sorted(online.dir.glob("validation*.bin")))
     return (

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import ipc
 
+from hlat.config import BatchSchedule
 from hlat.config.sections import DataConfig
 from hlat.data.formats import Row, Vocabulary
 from hlat.data.formats.columns import TOKENS_COLUMN, tokens
@@ -176,7 +177,7 @@ def test_validation_and_a_source_of_text_next_to_tokens(tokenizer: Path, tmp_pat
 
 def _online(source: dict[str, Any], tokenizer: Path, out: Path, **more: Any) -> dict[int, Any]:
     config = _config([source], tokenizer, mode="online", streams=4, **more)
-    plan = build_worker_plan(prepare_online(config, out, 0), config, 3, StreamAssignment(0, 1, 8, 4, 3))
+    plan = build_worker_plan(prepare_online(config, out, 0), config, 3, StreamAssignment(0, 1, BatchSchedule(8), 4, 3))
     return run(plan, 1, 1, CursorTable(4, 1), 0, 6)
 
 
@@ -201,7 +202,9 @@ def test_two_sources_read_two_columns_of_one_file(tokenizer: Path, tmp_path: Pat
     pq.write_table(table, tmp_path / "a.parquet")
     sources = [{"path": str(tmp_path / "a.parquet"), "name": "text"}, _source(tmp_path / "a.parquet")]
     config = _config(sources, tokenizer, mode="online", streams=1)
-    plan = build_worker_plan(prepare_online(config, tmp_path / "out", 0), config, 3, StreamAssignment(0, 1, 8, 1, 3))
+    plan = build_worker_plan(
+        prepare_online(config, tmp_path / "out", 0), config, 3, StreamAssignment(0, 1, BatchSchedule(8), 1, 3)
+    )
     found = DocumentReader(plan).documents(0, 0, 1)(0, 0)
     contents = [next(found).content for _ in range(28)]
     assert {content for content in contents if isinstance(content, str)} == {text for text in TEXTS[:7] if text}

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hlat.config import BatchSchedule
 from hlat.config.sections import DataConfig
 from hlat.data.online import OnlineLoader, prepare_online
 from hlat.data.online.build_plan import build_worker_plan
@@ -157,7 +158,7 @@ def test_a_url_gives_the_same_data_as_a_path(
         assert prepare(remote, made.dir).fingerprint == here.fingerprint
     online = remote.model_copy(update={"mode": "online", "streams": 4})
     plan = build_worker_plan(
-        prepare_online(online, tmp_path / "online", None), online, 0, StreamAssignment(0, 1, 4, 4, 0)
+        prepare_online(online, tmp_path / "online", None), online, 0, StreamAssignment(0, 1, BatchSchedule(4), 4, 0)
     )
     assert len(run(plan, 1, 1, CursorTable(4, 1), 0, 2)) == 8
     fsspec.filesystem("memory").rm("/megatron/a.idx")
@@ -203,7 +204,7 @@ def test_online_samples_are_the_same_for_any_ranks_and_stops(
     folder = tmp_path_factory.mktemp("online")
     config = _online(tokenizer, folder, packing=packing)
     plan = build_worker_plan(
-        prepare_online(config, folder / "out", 500), config, seed, StreamAssignment(0, 1, 8, 4, seed)
+        prepare_online(config, folder / "out", 500), config, seed, StreamAssignment(0, 1, BatchSchedule(8), 4, seed)
     )
     expected = run(plan, 1, 1, CursorTable(4, 1), 0, sum(steps for _, _, steps in parts))
     cursors, found, first = CursorTable(4, 1), {}, 0
@@ -217,7 +218,7 @@ def test_an_online_stream_has_the_tokens_of_its_documents(tokenizer: tuple[Path,
     """Streams are read by worker processes."""
     config = _online(tokenizer, tmp_path)
     prepared = prepare_online(config, tmp_path / "out", None)
-    plan = build_worker_plan(prepared, config, 3, StreamAssignment(0, 1, 8, 4, 3))
+    plan = build_worker_plan(prepared, config, 3, StreamAssignment(0, 1, BatchSchedule(8), 4, 3))
     assert sum(plan.sources[0].blocks) > 8 and plan.sources[0].partition_count(4) == 4
     read, end = DocumentReader(plan), prepared.manifest.eos_id
     rows: dict[int, list[list[int]]] = {}
@@ -243,7 +244,7 @@ def test_online_each_document_is_in_one_split_once_per_epoch(tokenizer: tuple[Pa
     data = _megatron(tmp_path / "a.bin", tokenizer[1], TEXTS * 4)
     config = _config([data], tokenizer[0], mode="online", streams=4, validation={"fraction": 0.2})
     prepared = prepare_online(config, tmp_path / "out", None)
-    plan = build_worker_plan(prepared, config, 3, StreamAssignment(0, 1, 8, 4, 3))
+    plan = build_worker_plan(prepared, config, 3, StreamAssignment(0, 1, BatchSchedule(8), 4, 3))
     blocks, parts = sum(plan.sources[0].blocks), plan.sources[0].partition_count(4)
     found = []
     for part in range(parts):
@@ -268,7 +269,7 @@ def _refusal(config: DataConfig, out: Path) -> str:
     online = config.model_copy(update={"mode": "online"})
     with pytest.raises(DataError) as again:
         plan = build_worker_plan(
-            prepare_online(online, out / "online", None), online, 0, StreamAssignment(0, 1, 8, 4, 0)
+            prepare_online(online, out / "online", None), online, 0, StreamAssignment(0, 1, BatchSchedule(8), 4, 0)
         )
         list(DocumentReader(plan).documents(0, 0, 1)(0, 0))
     assert str(again.value).splitlines()[0] == str(caught.value).splitlines()[0]

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
+from hlat.config import BatchSchedule
 from hlat.config.sections import DataConfig
 from hlat.data.online import OnlineData, prepare_online
 from hlat.data.online.build_plan import build_worker_plan
@@ -77,7 +78,7 @@ def _config(path: Path | str, **more: Any) -> DataConfig:
 
 
 def _plan(config: DataConfig, out: Path) -> WorkerPlan:
-    assignment = StreamAssignment(0, 1, _BATCH, config.streams, _SEED)
+    assignment = StreamAssignment(0, 1, BatchSchedule(_BATCH), config.streams, _SEED)
     return build_worker_plan(prepare_online(config, out, 100), config, _SEED, assignment)
 
 
@@ -249,7 +250,7 @@ def test_a_worker_opens_more_files_than_the_soft_limit(tmp_path: Path) -> None:
     for number, text in enumerate(documents(60, 400)):
         write_jsonl(folder / f"{number:03d}.jsonl", [text, text])
     config = _config(folder, streams=60)
-    data = OnlineData(prepare_online(config, tmp_path / "out", 100), config, _SEED, 60, 1)
+    data = OnlineData(prepare_online(config, tmp_path / "out", 100), config, _SEED, BatchSchedule(60), 1)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft_limit = len(list(Path("/proc/self/fd").iterdir())) + 20
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft_limit, before[0]), before[1]))

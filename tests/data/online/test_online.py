@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet as pq
 
+from hlat.config import BatchSchedule
 from hlat.config.sections import DataConfig
 from hlat.data.online import OnlineLoader, prepare_online
 from hlat.data.online.build_plan import build_worker_plan
@@ -93,7 +94,9 @@ def _mixed(corpus: list[dict[str, Any]], mix: dict[str, Any]) -> dict[str, Any]:
     section=_sections,
     mix=_mixes,
     seed=st.integers(0, 2**40),
-    batch=st.sampled_from([24, 48]),
+    batches=st.sampled_from(
+        [BatchSchedule(24), BatchSchedule(48), BatchSchedule(48, ((2, 24),)), BatchSchedule(96, ((1, 24), (2, 72)))]
+    ),
     segments=st.lists(st.tuples(st.sampled_from(_RANKS), st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=3),
 )
 @_fixture
@@ -103,20 +106,20 @@ def test_samples_are_the_same_for_any_ranks_workers_and_resumes(
     section: dict[str, Any],
     mix: dict[str, Any],
     seed: int,
-    batch: int,
+    batches: BatchSchedule,
     segments: list[tuple[int, int, int]],
 ) -> None:
     """Each segment of the run has other ranks and workers, and starts with the cursors left by the one before."""
     config = _config(corpus, **section, **_mixed(corpus, mix))
     prepared = _prepared(config, folder)
-    plan = build_worker_plan(prepared, config, seed, StreamAssignment(0, 1, batch, config.streams, seed))
+    plan = build_worker_plan(prepared, config, seed, StreamAssignment(0, 1, batches, config.streams, seed))
     sources = len(plan.sources)
     steps = sum(steps for _, _, steps in segments)
     expected = run(plan, 1, 1, CursorTable(config.streams, sources), 0, steps)
     cursors, found, first = CursorTable(config.streams, sources), {}, 0
     for ranks, workers, count in segments:
         found |= run(plan, ranks, workers, cursors, first, count)
-        first += count * batch
+        first = batches.first_of(batches.number_of(first) + count)
     assert sorted(found) == list(range(first))
     assert found == expected
 
@@ -133,7 +136,7 @@ def test_every_document_is_read_once_an_epoch(
 ) -> None:
     config = _config(corpus, **section, **_mixed(corpus, mix))
     prepared = _prepared(config, folder)
-    plan = build_worker_plan(prepared, config, seed, StreamAssignment(0, 1, 24, config.streams, seed))
+    plan = build_worker_plan(prepared, config, seed, StreamAssignment(0, 1, BatchSchedule(24), config.streams, seed))
     reader = DocumentReader(plan)
     expected = Counter(text for file in plan.files for text in _training_texts(prepared, file))
     seen: Counter[str] = Counter()
@@ -180,7 +183,7 @@ def test_the_streams_of_a_block_partition_share_its_documents_without_loss(
     """With fewer blocks than streams, each stream keeps every (streams / partitions)-th row of its block partition."""
     config = _config(corpus, streams=streams, sequence_length=length)
     prepared = _prepared(config, folder)
-    plan = build_worker_plan(prepared, config, seed, StreamAssignment(0, 1, 8, streams, seed))
+    plan = build_worker_plan(prepared, config, seed, StreamAssignment(0, 1, BatchSchedule(8), streams, seed))
     partitions = plan.sources[0].partition_count(streams)
     assert (partitions < streams) == (streams >= 24)  # both cases are tested
     rows: dict[int, dict[int, list[list[int]]]] = {}
@@ -206,14 +209,25 @@ def test_block_partitions_are_not_empty_and_divide_the_streams(streams: int, blo
     assert streams % partitions == 0 and 1 <= partitions <= max(blocks, 1)
 
 
-@given(batch=st.integers(1, 64), ranks=st.integers(1, 8), streams=st.integers(1, 64), seed=st.integers(0, 2**40))
-def test_ranks_share_a_batch_evenly_and_streams_if_possible(batch: int, ranks: int, streams: int, seed: int) -> None:
-    batch *= ranks
-    assignments = [StreamAssignment(index, ranks, batch, streams, seed) for index in range(ranks)]
-    for first in (0, batch, 7 * batch):
-        samples_of_ranks = [assignment.samples(first).tolist() for assignment in assignments]
-        assert sorted(chain.from_iterable(samples_of_ranks)) == list(range(first, first + batch))
-        assert {len(samples) for samples in samples_of_ranks} == {batch // ranks}
+@given(
+    sizes=st.lists(st.integers(1, 64), min_size=1, max_size=3),
+    count=st.integers(1, 5),
+    ranks=st.integers(1, 8),
+    streams=st.integers(1, 64),
+    seed=st.integers(0, 2**40),
+)
+def test_ranks_share_a_batch_evenly_and_streams_if_possible(
+    sizes: list[int], count: int, ranks: int, streams: int, seed: int
+) -> None:
+    """Also the batches of a ramp, each of whose stages has ``count`` batches."""
+    *ramp, batch = (size * ranks for size in sizes)
+    batches = BatchSchedule(batch, tuple((count, size) for size in ramp))
+    assignments = [StreamAssignment(index, ranks, batches, streams, seed) for index in range(ranks)]
+    for number in (0, 1, count, 7):
+        whole = batches.batch(number)
+        samples_of_ranks = [assignment.samples(whole.start).tolist() for assignment in assignments]
+        assert sorted(chain.from_iterable(samples_of_ranks)) == list(whole)
+        assert {len(samples) for samples in samples_of_ranks} == {len(whole) // ranks}
         for assignment, samples in zip(assignments, samples_of_ranks, strict=True):
             assert set(assign_streams(seed, streams, samples).tolist()) <= set(assignment.owned.tolist())
     if assignments[0].is_even:
@@ -225,7 +239,7 @@ def test_ranks_share_a_batch_evenly_and_streams_if_possible(batch: int, ranks: i
 def test_real_workers_send_the_same_rows_and_the_state_is_small(corpus: list[dict[str, Any]], folder: Path) -> None:
     config = _config(corpus, isolate=True, packing="best-fit")
     prepared = _prepared(config, folder)
-    plan = build_worker_plan(prepared, config, 5, StreamAssignment(0, 1, 12, 12, 5))
+    plan = build_worker_plan(prepared, config, 5, StreamAssignment(0, 1, BatchSchedule(12), 12, 5))
     expected = run(plan, 1, 1, CursorTable(12, 1), 0, 4)
     cursors, first = CursorTable(12, 1), 0
     for workers in (1, 3):

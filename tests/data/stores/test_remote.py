@@ -21,7 +21,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from hlat.config import RecipeError
+from hlat.config import BatchSchedule, RecipeError
 from hlat.config.load import parse_recipe
 from hlat.config.sections import DataConfig
 from hlat.data.online import OnlineData, prepare_online
@@ -387,7 +387,7 @@ def test_a_cache_too_small_for_the_online_streams_is_refused_at_the_start(memory
 
     def online(limit: int) -> OnlineData:
         config = data_config("memory://held", **section, cache_gib=limit / 2**30)
-        return OnlineData(prepare_online(config, tmp_path / "out", None), config, 0, 4, 1)
+        return OnlineData(prepare_online(config, tmp_path / "out", None), config, 0, BatchSchedule(4), 1)
 
     assert online(4 * size).is_evenly_assigned
     with pytest.raises(DataError, match="the 4 streams of a rank may read 4 files of URLs at a time"):

@@ -74,6 +74,29 @@ def test_the_z_loss_of_a_layout_is_that_of_one_process(name: str, pool: Pool) ->
     )
 
 
+RAMP = [{"tokens": 65, "global_batch": 2}, {"tokens": 100, "global_batch": 4}]  # 2 steps of 2, 1 of 4, then 8
+RAMPED = ("PP2 gpipe", "PP2 1f1b", "PP2 zbv", "DP2, ZeRO 3", "PP2 interleaved-zero-bubble", "PP2 x DP2, ZeRO 3")
+
+
+@pytest.mark.parametrize("name", RAMPED)
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)], ids=["float64", "float32"]
+)
+def test_a_batch_ramp_in_a_layout_is_that_of_one_process(name: str, dtype: torch.dtype, pool: Pool) -> None:
+    """Pipelines get a schedule for each number of micro-batches; ZeRO and accumulation count them anew each step."""
+    (case,) = (case for case in CASES if case.name == name)
+    batch = {"global_batch": GLOBAL_BATCH, "micro_batch": 1}
+    if case.name == "PP2 x DP2, ZeRO 3":  # two micro-batches for each pipeline
+        ramp, steps = [RAMP[1]], 4
+    else:
+        ramp, steps = RAMP, 5
+    content = recipe_content(case, batch={**batch, "ramp": ramp})
+    alone = {**content, "parallel": {}, "batch": {**batch, "micro_batch": ramp[0]["global_batch"], "ramp": ramp}}
+    [expected] = pool.run(1, train, alone, steps, dtype)
+    found = differences(case, pool.run(case.world, train, content, steps, dtype), expected, dtype)
+    assert within_bounds(found), found
+
+
 @pytest.mark.parametrize("case", SOME, ids=str)
 def test_in_mixed_precision_layouts_differ_by_at_most_twice_the_rounding_of_bf16(case: Case, pool: Pool) -> None:
     """Both runs round the same matrix products to bf16, so they differ by at most two such rounding errors."""

@@ -375,3 +375,47 @@ def test_schedules_have_the_short_names_of_the_table():
     request = request_for("llama-2-70b", "h100:8", global_batch=64)
     for short, full in (("interleaved", "interleaved-1f1b"), ("zero-bubble", "interleaved-zero-bubble")):
         assert parse_layout(f"tp=8,pp=4,vpp=2,schedule={short}", request).schedule == full
+
+
+RAMPED = """
+model: {preset: llama-2-7b}
+data: {sequence_length: 4096}
+batch:
+  global_batch: 1024
+  micro_batch: 1
+  ramp: [{tokens: 4.0e+9, global_batch: 64}, {tokens: 8.0e+9, global_batch: 256}]
+training: {tokens: 4.0e+10}
+"""
+
+
+def test_days_of_a_batch_ramp_are_the_sum_over_its_stages(tmp_path: Path):
+    """Each stage predicted as a run of its own, without a ramp; the step is that of the final batch."""
+    (tmp_path / "ramped.yaml").write_text(RAMPED)
+    path, layout = str(tmp_path / "ramped.yaml"), "tp=8,dp=16"
+    request = request_for(path, "trn1.32xlarge:4", sequence=None, global_batch=None)
+    ramped = predict_layout(request, parse_layout(layout, request))
+    seconds, tokens = 0.0, request.tokens
+    for size, count in ((64, 15259), (256, 7630), (1024, None)):  # 4e9 and 8e9 tokens, rounded up to whole steps
+        plain = replace(request, global_batch=size, ramp=(), tokens=tokens if count is None else count * size * 4096)
+        predicted = predict_layout(plain, parse_layout(layout, plain))
+        seconds += predicted.days * predicted.goodput * 86400
+        tokens -= plain.tokens
+    assert ramped.days * ramped.goodput * 86400 == pytest.approx(seconds, rel=1e-12)
+    final = replace(request, ramp=())
+    plain = predict_layout(final, parse_layout(layout, final))
+    assert plain.step_seconds == ramped.step_seconds and plain.peak_memory == ramped.peak_memory
+    assert ramped.days > 1.001 * plain.days, "small batches wait longer for gradients"
+    said = make_plan(request, layout).as_json()["assumptions"]
+    assert any("final batch, 1,024 sequences; days and cost include" in line for line in said["defaults"])
+    assert request_for(path, "trn1.32xlarge:4", sequence=None).ramp == (), "--global-batch is for the whole run"
+
+
+def test_layouts_in_which_a_stage_of_the_ramp_is_impossible_are_not_planned(tmp_path: Path):
+    """On 512 devices, 64 sequences leave at most 64 data-parallel ranks."""
+    (tmp_path / "ramped.yaml").write_text(RAMPED)
+    request = request_for(str(tmp_path / "ramped.yaml"), "trn1.32xlarge:16", sequence=None, global_batch=None)
+    found = {candidate.data for candidate in candidates(request)}
+    assert found and max(found) <= 64 < max(candidate.data for candidate in candidates(replace(request, ramp=())))
+    too_many = parse_layout("tp=4", replace(request, ramp=()))
+    (reason,) = layout_violations(request, too_many)
+    assert "batch.ramp.0: batch.micro_batch = 1: 128 data-parallel ranks" in reason

@@ -22,7 +22,7 @@ class Rank:
     def step(self, first: int, cursors: CursorTable) -> dict[int, list[list[int]]]:
         """Read one step; return the columns of each of its samples, and advance the cursors."""
         assignment, found = self.plan.assignment, {}
-        for sample in range(first, first + assignment.batch):
+        for sample in assignment.batches.batch_at(first):
             stream = int(assign_streams(assignment.seed, assignment.streams, [sample])[0])
             if stream in self._serves:
                 frame = next(self._frames[self._serves[stream]])
@@ -44,10 +44,12 @@ def run(
         rank_cursors.values[:] = cursors.values
     readers = [Rank(rank_plan, cursors.values.copy(), first, workers) for rank_plan in plans]
     found: dict[int, list[list[int]]] = {}
-    for step in range(steps):
+    batches = plan.assignment.batches
+    for number in range(batches.number_of(first), batches.number_of(first) + steps):
+        batch = batches.batch(number)
         for reader, own_cursors in zip(readers, own, strict=True):
-            rows = reader.step(first + step * plan.assignment.batch, own_cursors)
-            assert len(rows) == plan.assignment.batch // ranks and not rows.keys() & found.keys()
+            rows = reader.step(batch.start, own_cursors)
+            assert len(rows) == len(batch) // ranks and not rows.keys() & found.keys()
             found |= rows
     for rank_plan, own_cursors in zip(plans, own, strict=True):
         cursors.values[rank_plan.assignment.owned] = own_cursors.values[rank_plan.assignment.owned]

@@ -60,9 +60,10 @@ def document_positions(rows: list[list[int]]) -> torch.Tensor:
 
 def batch_of(model: ParallelModel, recipe: Recipe, step: int) -> Batch:
     """This rank's sequences of a step."""
-    size, length = recipe.batch.global_batch, recipe.data.sequence_length
+    size = len(recipe.batches.batch(step - 1)) if step else recipe.batch.global_batch
+    length = recipe.data.sequence_length
     inputs, labels = global_batch(step, recipe.model.vocab_size, size, length)
-    rows = model.rows
+    rows = model.rows(size)
     here = slice(rows.start, rows.stop)
     positions = document_positions(documents(step, size, length))[here] if recipe.data.isolate else None
     return Batch(inputs[here], labels[here], np.asarray(rows), 0, positions)

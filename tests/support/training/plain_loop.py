@@ -39,6 +39,7 @@ class Training:
     clip_norm: float
     warmup: int
     floor: float
+    ramp: tuple[tuple[int, int], ...] = ()  # tokens and batch of each stage before ``global_batch``
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a step, from 1: linear warm-up, then a cosine to its minimum at the last step."""
@@ -46,6 +47,17 @@ class Training:
             return self.peak * step / self.warmup
         progress = (step - self.warmup) / (self.steps - self.warmup)
         return self.peak * (self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+    def batches(self) -> list[range]:
+        """Return the samples of each step: a stage goes on until it has had its tokens."""
+        batches, position, stages, left = [], 0, list(self.ramp), 0
+        size = self.global_batch
+        for _ in range(self.steps):
+            if left <= 0:
+                left, size = stages.pop(0) if stages else (10**18, self.global_batch)
+            batches.append(range(position, position + size))
+            position, left = position + size, left - size * self.sequence_length
+        return batches
 
 
 @dataclass
@@ -124,8 +136,7 @@ def train(numbers: Training, hf_folder: Path, prepared: Path) -> PlainLoopResult
     out.samples_of_an_epoch = n
     out.initial = _copy(model)
     optimizer = _optimizer(numbers, model)
-    for step in range(1, numbers.steps + 1):
-        samples = range((step - 1) * numbers.global_batch, step * numbers.global_batch)
+    for step, samples in enumerate(numbers.batches(), start=1):
         starts = [length * shuffled(numbers.seed, sample // n, sample % n, n) for sample in samples]
         rows = torch.from_numpy(np.stack([tokens[start : start + length + 1] for start in starts]))
         loss = 0.0
@@ -141,8 +152,8 @@ def train(numbers: Training, hf_folder: Path, prepared: Path) -> PlainLoopResult
         out.lines.append(
             {
                 "step": step,
-                "tokens": step * numbers.global_batch * length,
-                "samples": step * numbers.global_batch,
+                "tokens": samples.stop * length,
+                "samples": samples.stop,
                 "batch_crc32": sum(zlib.crc32(row.numpy().tobytes()) for row in rows[:, :-1]) % 2**32,
                 "loss": loss,
                 "grad_norm": norm,

@@ -10,11 +10,12 @@ import torch
 
 from hlat.checkpoint.format import replicated_chunks
 from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint
+from hlat.config import BatchSchedule
 from hlat.data.online.loader import CursorTable
 from hlat.data.samples import Batch
 from hlat.runtime import CheckpointError, DataError
 from hlat.runtime.distributed import HostGroup
-from hlat.training.batches import BatchPrefetcher, OnlineBatchSource
+from hlat.training.batches import BatchPrefetcher, OnlineBatchSource, PreparedBatchSource
 from hlat.training.batches.batch_sources import LocalBatch
 
 
@@ -54,12 +55,22 @@ class Rows:
 def test_each_step_gets_its_rows_and_the_next_batch_is_prefetched() -> None:
     numbers = Numbers()
     reader = Rows(numbers, range(2, 4))
-    with BatchPrefetcher(reader, 8, pinned=False, say=print) as feed:
+    with BatchPrefetcher(reader, BatchSchedule(8), pinned=False, say=print) as feed:
         seen = [feed.next_batch(samples).batch.inputs_BS.flatten().tolist() for samples in (0, 8, 16)]
     assert seen == [[2, 3], [10, 11], [18, 19]]
     assert numbers.read[:3] == [(2, 2), (10, 2), (18, 2)] and len(numbers.threads) == 1
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]
     assert reader.closed
+
+
+def test_during_a_ramp_batches_have_the_size_of_their_stage() -> None:
+    numbers, batches = Numbers(), BatchSchedule(8, ((2, 2), (1, 4)))
+    model = SimpleNamespace(rows=lambda size: range(size // 2, size))  # the second of two data-parallel ranks
+    reader = PreparedBatchSource(SimpleNamespace(batch=numbers.batch, epochs=lambda total: {}, waste=[]), batches, 16)
+    with BatchPrefetcher(reader.reader(model, 0), batches, pinned=False, say=print) as feed:
+        seen = [feed.next_batch(first).batch.inputs_BS.flatten().tolist() for first in (0, 2, 4, 8)]
+    assert seen == [[1], [3], [6, 7], [12, 13, 14, 15]]
+    assert numbers.read[:4] == [(1, 1), (3, 1), (6, 2), (12, 4)], "each was prefetched, none read twice"
 
 
 class Waiting:
@@ -85,19 +96,19 @@ def test_notes_are_shown_while_a_batch_is_late_and_an_interrupt_does_not_wait() 
 
     with (
         pytest.raises(KeyboardInterrupt, match="the store is away"),
-        BatchPrefetcher(Waiting(), 8, False, interrupt) as feed,
+        BatchPrefetcher(Waiting(), BatchSchedule(8), False, interrupt) as feed,
     ):
         feed.next_batch(0)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]
 
 
 def test_a_jump_to_another_sample_reads_that_sample() -> None:
-    with BatchPrefetcher(Rows(Numbers(), range(1)), 4, pinned=False, say=print) as feed:
+    with BatchPrefetcher(Rows(Numbers(), range(1)), BatchSchedule(4), pinned=False, say=print) as feed:
         assert [feed.next_batch(samples).batch.inputs_BS.item() for samples in (0, 40, 44)] == [0, 40, 44]
 
 
 def test_damage_is_an_error_of_the_step_that_reads_it() -> None:
-    with BatchPrefetcher(Rows(Numbers(damaged_at=8), range(4)), 4, pinned=False, say=print) as feed:
+    with BatchPrefetcher(Rows(Numbers(damaged_at=8), range(4)), BatchSchedule(4), pinned=False, say=print) as feed:
         feed.next_batch(0)
         feed.next_batch(4)
         with pytest.raises(DataError, match="damaged"):
@@ -107,7 +118,7 @@ def test_damage_is_an_error_of_the_step_that_reads_it() -> None:
 def test_after_a_restart_batches_come_from_the_new_reader_only() -> None:
     first, second = Numbers(), Numbers()
     one = Rows(first, range(0, 2))
-    with BatchPrefetcher(one, 8, pinned=False, say=print) as feed:
+    with BatchPrefetcher(one, BatchSchedule(8), pinned=False, say=print) as feed:
         feed.next_batch(16)
         feed.discard()
         assert one.closed and first.read == [(16, 2), (24, 2)], "what was read ahead has ended"

@@ -6,7 +6,7 @@ from math import gcd, lcm
 from typing import Any
 
 from hlat.config.errors import Problem
-from hlat.config.rules.rule_context import Rule, Values
+from hlat.config.rules.rule_context import Rule, Values, batches
 
 LONGEST_PERIOD = 100_000
 """Longest period of the mixture in samples: the order of sources repeats after it, and one period is kept in memory."""
@@ -106,8 +106,8 @@ def _phases(v: Values) -> Iterator[Problem]:
 
 def _last_phase(v: Values) -> Iterator[Problem]:
     phases, steps, tokens = v("data.phases"), v("training.steps"), v("training.tokens")
-    per_step = v("batch.global_batch") * v("data.sequence_length")
-    total = steps * per_step if steps is not None else -(-(tokens or 0) // per_step) * per_step
+    schedule, length = batches(v), v("data.sequence_length")
+    total = schedule.first_of(steps if steps is not None else schedule.count(-(-(tokens or 0) // length))) * length
     if phases and phases[-1].until_tokens is not None and phases[-1].until_tokens < total:
         path = f"data.phases.{len(phases) - 1}.until_tokens"
         reason = f"the run goes on to {total:,} tokens, without weights."

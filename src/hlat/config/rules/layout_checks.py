@@ -7,7 +7,7 @@ If the number of processes is not given, a check asks for any number with which 
 
 from collections.abc import Iterator
 
-from hlat.config.rules.rule_context import Check, Unavailable, Values, divisors
+from hlat.config.rules.rule_context import Check, Unavailable, Values, divisors, holds
 from hlat.config.sections import INTERLEAVED, ZERO_BUBBLE, default_virtual_stages, resolved_virtual_stages
 
 
@@ -187,6 +187,30 @@ def whole_rounds(v: Values) -> Iterator[str]:
     yield f"it takes the {most} micro-batches of a step in {rounds} rounds (one per {pipeline}), and they are unequal."
 
 
+STAGE_CHECKS: dict[Check, str] = {
+    micro_batches: "batch.micro_batch",
+    data_parallel_batch: "batch.micro_batch",
+    full_pipeline: "parallel.pipeline",
+    whole_rounds: "parallel.schedule",
+}
+"""Checks that the batch of every stage of ``batch.ramp`` has to pass too, and the field of their reasons."""
+
+
+def stage_reasons(check: Check, at_stage: Values) -> list[str]:
+    """Return the reasons why a stage's batch fails a check, with the field that they are about."""
+    path = STAGE_CHECKS[check]
+    return [f"{path} = {at_stage(path)}: {reason}" for reason in check(at_stage)]
+
+
+def ramp_stages(v: Values) -> Iterator[str]:
+    """Each stage's batch fits the layout, as the final batch does."""
+    for number, stage in enumerate(v("batch.ramp")):
+        at_stage = v.having("batch.global_batch", stage.global_batch)
+        for check in STAGE_CHECKS:
+            if holds(check, v) and not holds(check, at_stage):
+                yield from (f"batch.ramp.{number}: {reason}" for reason in stage_reasons(check, at_stage))
+
+
 CHECKS: tuple[Check, ...] = (
     tensor_degree,
     sequence_shards,
@@ -202,4 +226,5 @@ CHECKS: tuple[Check, ...] = (
     data_parallel_batch,
     full_pipeline,
     whole_rounds,
+    ramp_stages,
 )

@@ -7,11 +7,12 @@ A rule that depends on a failed check is skipped, because its report would only 
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
-from hlat.config.errors import Problem
+from hlat.config.errors import Fix, Problem
 from hlat.config.rules import layout_checks as checks
-from hlat.config.rules.rule_context import Rule, Values, divisors
+from hlat.config.rules.rule_context import Rule, Values, divisors, holds
 from hlat.config.rules.suggest import refusal
 from hlat.config.sections import Schedule, default_virtual_stages
 
@@ -171,6 +172,27 @@ def _whole_rounds(v: Values) -> Iterator[Problem]:
     yield from refusal(v, path, checks.whole_rounds, candidates, _STAGES)
 
 
+def _ramp(v: Values) -> Iterator[Problem]:
+    """Check the batch of each stage as if it were the global batch; the stages have to grow up to it."""
+    sizes = [stage.global_batch for stage in v("batch.ramp")]
+    for number, (before, size, following) in enumerate(
+        zip([0, *sizes], sizes, [*sizes[1:], v("batch.global_batch")], strict=False)
+    ):
+        path, at_stage = f"batch.ramp.{number}.global_batch", v.having("batch.global_batch", size)
+        if size >= following:
+            last = number == len(sizes) - 1
+            reason = f"{'batch.global_batch' if last else 'the batch of the next stage'} is {following}; a ramp grows."
+            yield Problem(path, reason, f"Use less than {following}, or remove the stage.", size, True)
+        failing = [check for check in checks.STAGE_CHECKS if holds(check, v) and not holds(check, at_stage)]
+        for check in failing[:1]:
+            unit = v("batch.micro_batch") * (checks.data_degree(v) if "world" in v else 1)
+            candidates = [each for each in _multiples(unit, size) if before < each < following]
+            for found in refusal(at_stage, "batch.global_batch", check, {"batch.global_batch": candidates}):
+                (reason,) = checks.stage_reasons(check, at_stage)
+                fixes = tuple(Fix(path, fix.value) for fix in found.fixes)
+                yield replace(found, path=path, reason=reason, remedy=found.remedy or "Remove the stage.", fixes=fixes)
+
+
 LAYOUT_RULES: tuple[Rule, ...] = (
     _tensor,
     _sequence,
@@ -186,4 +208,5 @@ LAYOUT_RULES: tuple[Rule, ...] = (
     _data_parallel_batch,
     _full_pipeline,
     _whole_rounds,
+    _ramp,
 )

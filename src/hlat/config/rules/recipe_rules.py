@@ -10,7 +10,7 @@ from typing import Any
 from hlat.config.errors import Problem
 from hlat.config.rules.data_rules import DATA_RULES
 from hlat.config.rules.layout_rules import LAYOUT_RULES
-from hlat.config.rules.rule_context import Rule, Unavailable, Values, divisors
+from hlat.config.rules.rule_context import Rule, Unavailable, Values, batches, divisors
 from hlat.config.sections import ARCHITECTURES, OPTIONS, FaultConfig, ModelConfig, compile_obstacles
 from hlat.runtime import is_url
 from hlat.runtime.storage import protocol_of
@@ -111,8 +111,7 @@ def _steps(v: Values) -> int:
     steps, tokens = v("training.steps"), v("training.tokens")
     if steps is None and tokens is None:
         raise Unavailable("training.steps")
-    per_step = v("batch.global_batch") * v("data.sequence_length")
-    return int(steps if steps is not None else -(-tokens // per_step))
+    return int(steps) if steps is not None else batches(v).count(-(-tokens // v("data.sequence_length")))
 
 
 def _warmup(v: Values) -> Iterator[Problem]:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from hlat.config.batch_schedule import BatchSchedule
 from hlat.config.errors import Problem
 
 
@@ -42,6 +43,11 @@ Rule = Callable[[Values], Iterator[Problem]]
 """Yields problems, each with its remedy."""
 Check = Callable[[Values], Iterator[str]]
 """Yields reasons why it fails; each ends with a full stop."""
+
+
+def batches(v: Values) -> BatchSchedule:
+    """Return the boundaries of the global batches."""
+    return BatchSchedule.of(v("batch.global_batch"), v("batch.ramp"), v("data.sequence_length"))
 
 
 def holds(check: Check, v: Values) -> bool:

@@ -34,11 +34,22 @@ class RunConfig(Section):
     faster; a resumed run is then close to one that was not interrupted, but not bitwise equal."""
 
 
+class RampStage(Section):
+    """A part of the run, at its beginning, with a smaller global batch."""
+
+    tokens: Positive
+    """Tokens of this stage, rounded up to whole steps."""
+    global_batch: Positive
+    """Sequences per optimizer step in this stage."""
+
+
 class BatchConfig(Section):
     """Sequences per optimizer step and per forward pass."""
 
     global_batch: int = fixed(32, gt=0)
     """Sequences per optimizer step, over all devices and accumulation steps."""
+    ramp: tuple[RampStage, ...] = fixed(())
+    """Stages with smaller batches at the beginning of the run, in order; after the last one, global_batch holds."""
     micro_batch: Positive = 8
     """Sequences per forward and backward pass on one device."""
 

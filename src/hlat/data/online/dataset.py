@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from hlat.config import BatchSchedule
 from hlat.config.sections import DataConfig
 from hlat.data.online.build_plan import build_worker_plan
 from hlat.data.online.loader import CursorTable, OnlineLoader
@@ -23,7 +24,7 @@ class OnlineData:
         prepared: the result of ``prepare_online``.
         config: the data section.
         seed: seed of the order.
-        batch: samples per step, over all ranks (the global batch).
+        batches: boundaries of the global batches.
         ranks: number of data-parallel ranks.
 
     Raises:
@@ -31,8 +32,11 @@ class OnlineData:
             time.
     """
 
-    def __init__(self, prepared: PreparedData, config: DataConfig, seed: int, batch: int, ranks: int) -> None:
-        self._plan = build_worker_plan(prepared, config, seed, StreamAssignment(0, ranks, batch, config.streams, seed))
+    def __init__(
+        self, prepared: PreparedData, config: DataConfig, seed: int, batches: BatchSchedule, ranks: int
+    ) -> None:
+        assignment = StreamAssignment(0, ranks, batches, config.streams, seed)
+        self._plan = build_worker_plan(prepared, config, seed, assignment)
         self._prepared, self._workers = prepared, config.workers or 1
         self._refuse_small_cache(config)
 
@@ -50,8 +54,8 @@ class OnlineData:
         if not assignment.is_even:
             notes.append(
                 f"data.streams = {assignment.streams} cannot be divided evenly among {assignment.ranks} data-parallel "
-                f"ranks with batch.global_batch = {assignment.batch}: each rank tokenizes all of the text. For a new "
-                f"run, data.streams = {assignment.nearest_even_streams()} avoids this."
+                f"ranks with batch.global_batch = {assignment.batches.size}: each rank tokenizes all of the text. For "
+                f"a new run, data.streams = {assignment.nearest_even_streams()} avoids this."
             )
         for source in plan.sources:
             partitions = source.partition_count(assignment.streams)

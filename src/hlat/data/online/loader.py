@@ -157,12 +157,13 @@ class OnlineLoader:
         """
         assert first == self._next, "steps are read in order"
         assignment = self._assignment
-        step = np.arange(first, first + assignment.batch, dtype=np.int64)
+        batch = assignment.batches.batch_at(first)
+        step = np.arange(batch.start, batch.stop, dtype=np.int64)
         workers = self._worker_of_stream[assign_streams(assignment.seed, assignment.streams, step)]
         frames = [self._frame(self._workers[number]) for number in workers.tolist() if number >= 0]
         expected = step[workers >= 0].tolist()
         assert [frame.sample for frame in frames] == expected, "workers send rows in the order of samples"
-        self._next = first + assignment.batch
+        self._next = batch.stop
         return self._batch([frame for frame in frames if frame.kind == ROW]), _progress(frames)
 
     def _frame(self, worker: _Worker) -> Frame:

@@ -17,6 +17,7 @@ from math import gcd
 import numpy as np
 import numpy.typing as npt
 
+from hlat.config import BatchSchedule
 from hlat.runtime.randomness import stream_key
 
 Int64s = npt.NDArray[np.int64]
@@ -50,22 +51,27 @@ class StreamAssignment:
     Attributes:
         index: this data-parallel rank.
         ranks: number of data-parallel ranks.
-        batch: samples per step, over all ranks (the global batch).
+        batches: boundaries of the global batches.
         streams: number of streams.
         seed: seed of the order.
     """
 
     index: int
     ranks: int
-    batch: int
+    batches: BatchSchedule
     streams: int
     seed: int
 
     @property
     def is_even(self) -> bool:
-        """True if the streams can be divided among the ranks, so that each is tokenized by one rank."""
-        whole_rounds = self.batch % self.streams == 0 or self.streams % self.batch == 0
-        return self.streams % self.ranks == 0 and whole_rounds
+        """True if the streams can be divided among the ranks, so that each is tokenized by one rank.
+
+        Batches of a ramp need no check of their own. If V and the sizes of all batches are multiples of the number of
+        ranks, so are the parts into which the ends of rounds cut a batch; and of so many consecutive samples of a round
+        each rank has the same number.
+        """
+        size = self.batches.size
+        return self.streams % self.ranks == 0 and (size % self.streams == 0 or self.streams % size == 0)
 
     @property
     def owned(self) -> Int64s:
@@ -74,8 +80,9 @@ class StreamAssignment:
 
     def samples(self, first: int) -> Int64s:
         """Return this rank's global samples of the step that begins with sample ``first``, ascending, int64."""
-        step = np.arange(first, first + self.batch, dtype=np.int64)
-        rank_batch = self.batch // self.ranks
+        batch = self.batches.batch_at(first)
+        step = np.arange(batch.start, batch.stop, dtype=np.int64)
+        rank_batch = len(batch) // self.ranks
         if not self.is_even:
             return step[self.index * rank_batch : (self.index + 1) * rank_batch]
         selected: Int64s = step[assign_streams(self.seed, self.streams, step) % self.ranks == self.index]
@@ -85,9 +92,9 @@ class StreamAssignment:
         """Return the number of streams nearest to this one that can be divided among the ranks."""
         return next(
             count
-            for distance in range(self.streams * self.batch + self.ranks)
+            for distance in range(self.streams * self.batches.size + self.ranks)
             for count in (self.streams - distance, self.streams + distance)
-            if count > 0 and StreamAssignment(self.index, self.ranks, self.batch, count, self.seed).is_even
+            if count > 0 and StreamAssignment(self.index, self.ranks, self.batches, count, self.seed).is_even
         )
 
 

@@ -13,6 +13,7 @@ import threading
 import traceback
 from collections import Counter, deque
 from collections.abc import Iterator
+from itertools import count as numbers_from
 from itertools import islice
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -88,16 +89,15 @@ class RowProducer:
         plan, assignment = self._plan, self._plan.assignment
         is_own = np.zeros(assignment.streams, dtype=bool)
         is_own[plan.streams] = True
-        first = plan.first - plan.first % assignment.batch
-        while True:
-            step = np.arange(first, first + assignment.batch, dtype=np.int64)
+        for number in numbers_from(assignment.batches.containing(plan.first)):
+            batch = assignment.batches.batch(number)
+            step = np.arange(batch.start, batch.stop, dtype=np.int64)
             streams = assign_streams(assignment.seed, assignment.streams, step)
-            taken = np.isin(step, assignment.samples(first))
+            taken = np.isin(step, assignment.samples(batch.start))
             sources, _ = self._mixture.locate(step)
             selected = is_own[streams] & (step >= plan.first)
             columns = (step[selected], streams[selected], sources[selected], taken[selected])
             yield from map(_SampleRequest._make, zip(*(column.tolist() for column in columns), strict=True))
-            first += assignment.batch
 
     def _tokenize_for(self, requests: list[_SampleRequest]) -> None:
         """Tokenize the text needed for the rows of these requests."""

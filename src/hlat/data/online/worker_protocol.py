@@ -12,6 +12,7 @@ from typing import IO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from hlat.config import BatchSchedule
 from hlat.data.formats import Vocabulary, format_named
 from hlat.data.online.stream import RowSettings, StreamCursor
 from hlat.data.online.stream_assignment import StreamAssignment, partition_count
@@ -126,7 +127,9 @@ class WorkerPlan:
         """Receive the plan and the cursors that ``send`` sent."""
         fields = json.loads(stream.readline())
         fields["settings"] = RowSettings(**fields["settings"])
-        fields["assignment"] = StreamAssignment(**fields["assignment"])
+        batches = fields["assignment"].pop("batches")
+        schedule = BatchSchedule(batches["size"], tuple((count, size) for count, size in batches["ramp"]))
+        fields["assignment"] = StreamAssignment(batches=schedule, **fields["assignment"])
         fields["sources"] = [SourcePlan(**source) for source in fields["sources"]]
         plan = cls(**fields)
         shape = (plan.assignment.streams, len(plan.sources), 3)

@@ -258,6 +258,7 @@ def _values(request: PlanRequest, candidate: Candidate) -> Values:
             "data.sequence_length": request.sequence,
             "batch.global_batch": request.global_batch,
             "batch.micro_batch": candidate.micro_batch,
+            "batch.ramp": request.ramp,
             **{f"parallel.{name}": getattr(candidate.parallel, name) for name in ParallelConfig.model_fields},
         }
     )

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from hlat.config import PRESETS, Recipe, RecipeError, load_recipe
+from hlat.config import PRESETS, BatchSchedule, Recipe, RecipeError, load_recipe
 from hlat.config.files import hf_to_model, read_config_json
-from hlat.config.sections import ModelConfig, OptimizerConfig
+from hlat.config.sections import ModelConfig, OptimizerConfig, RampStage
 from hlat.config.sections.optimizers import AdamWConfig
 from hlat.hardware import Chip, Cluster, PriceKind
 from hlat.model.derived import count_parameters
@@ -40,6 +40,7 @@ class PlanRequest:
         recipe: recipe that the model came from, if any.
         assumed: defaults that were filled in, one sentence each.
         optimizer: optimizer section of the recipe; AdamW without one.
+        ramp: stages with smaller batches at the beginning of the run.
     """
 
     name: str
@@ -53,16 +54,22 @@ class PlanRequest:
     recipe: Recipe | None = None
     assumed: tuple[str, ...] = ()
     optimizer: OptimizerConfig = _ADAMW
+    ramp: tuple[RampStage, ...] = ()
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens in a global batch."""
+        """Tokens in a global batch; after the ramp, if there is one."""
         return self.global_batch * self.sequence
 
     @property
     def steps(self) -> int:
         """Optimizer steps of the run."""
-        return math.ceil(self.tokens / self.tokens_per_step)
+        return self.batches.count(math.ceil(self.tokens / self.sequence))
+
+    @property
+    def batches(self) -> BatchSchedule:
+        """Sizes of the run's global batches."""
+        return BatchSchedule.of(self.global_batch, self.ramp, self.sequence)
 
 
 def resolve_request(
@@ -104,12 +111,13 @@ def resolve_request(
     if sequence is None:
         sequence = recipe.data.sequence_length if recipe else min(config.max_sequence_length or 4096, 8192)
         assumed += [] if recipe else [f"sequences of {sequence:,} tokens (--seq)"]
+    ramp = recipe.batch.ramp if recipe and global_batch is None else ()
     if global_batch is None:
         global_batch = recipe.batch.global_batch if recipe else _default_batch(sequence, cluster.devices)
         assumed += [] if recipe else [f"steps of {global_batch:,} sequences, about 4 million tokens (--global-batch)"]
     if tokens is None:
         if recipe is not None:
-            tokens = recipe.total_steps * recipe.tokens_per_step
+            tokens = recipe.total_tokens
         else:
             tokens = _TOKENS_PER_PARAMETER * count_parameters(config).total
             assumed.append(f"{tokens:.3g} tokens, 20 per parameter (--tokens)")
@@ -119,9 +127,25 @@ def resolve_request(
         assumed.append(f"precision {mode}, which is what precision.mode=auto is on {cluster.chip.name} (--precision)")
     if mode == "fp8" and cluster.chip.flops("float8") is None:  # from a recipe; _problems checks the option
         raise PlanError(f"precision.mode fp8: {cluster.chip.name} does not support fp8 products; use --precision mixed")
+    if ramp:
+        assumed.append(
+            f"memory and time of a step with the final batch, {global_batch:,} sequences; days and cost include the "
+            "smaller steps of batch.ramp"
+        )
     optimizer = recipe.optimizer if recipe is not None else AdamWConfig()
     return PlanRequest(
-        model, config, cluster, tokens, sequence, global_batch, mode, price, recipe, tuple(assumed), optimizer
+        model,
+        config,
+        cluster,
+        tokens,
+        sequence,
+        global_batch,
+        mode,
+        price,
+        recipe,
+        tuple(assumed),
+        optimizer,
+        tuple(ramp),
     )
 
 

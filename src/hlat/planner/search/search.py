@@ -9,7 +9,7 @@ is counted from the shape of every parameter; these results decide.
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -212,24 +212,14 @@ def _optimizer_cost(request: PlanRequest) -> OptimizerCost:
 
 def _complete(request: PlanRequest, candidate: Candidate, times: StepTimes, index: int) -> LayoutPrediction:
     """Complete the prediction of a layout from row ``index`` of the step times: simulation, memory, cost."""
-    row = times.row(index)
-    stage_times = _stage_times(request, candidate, row)
-    components = {name: row[name] for name in STEP_COMPONENTS}
-    count = candidate.accumulation(request.global_batch)
-    if candidate.pipeline > 1 and count * candidate.pipeline * candidate.virtual <= _MAX_SIMULATED_PASSES:
-        simulated = timeline(candidate, count, stage_times)
-        busy = max(map(simulated.busy, range(candidate.pipeline)))
-        # The simulation gives bubble and messages as one number, and uses the actual split of layers over ranks.
-        scale = busy / sum(components[name] for name in _PASS_COMPONENTS)
-        components |= {name: scale * components[name] for name in _PASS_COMPONENTS}
-        components |= {"messages": 0.0, "bubble": simulated.seconds - busy}
+    components, stage_times = _step(request, candidate, times.row(index))
     step = sum(components.values())
     memory = {rank: rank_memory(request, candidate, rank) for rank in ranks_of_interest(request, candidate)}
     speed = request.tokens_per_step / step
     device = request_device(request)
     flops = flops_per_token(request.model, request.sequence, "causal")
     reliability = predict_reliability(request.cluster, _saved_bytes(request))
-    days = request.tokens / speed / reliability.goodput / _DAY
+    days = (request.tokens / speed + _ramp_delay(request, candidate, speed)) / reliability.goodput / _DAY
     price = request.cluster.price(request.price)
     return LayoutPrediction(
         candidate=candidate,
@@ -243,6 +233,31 @@ def _complete(request: PlanRequest, candidate: Candidate, times: StepTimes, inde
         cost_usd=None if price is None else days * 24 * price[1],
         stage_times=stage_times,
     )
+
+
+def _ramp_delay(request: PlanRequest, candidate: Candidate, speed: float) -> float:
+    """Seconds that the smaller steps of the ramp take longer than as many tokens at the speed of the final batch."""
+    delay = 0.0
+    for count, size in request.batches.in_steps(request.steps)[: len(request.ramp)]:
+        at_stage = replace(request, global_batch=size, ramp=())
+        components, _ = _step(at_stage, candidate, step_times(_columns(at_stage, [candidate])).row(0))
+        delay += count * (sum(components.values()) - at_stage.tokens_per_step / speed)
+    return delay
+
+
+def _step(request: PlanRequest, candidate: Candidate, row: dict[str, float]) -> tuple[dict[str, float], StageTimes]:
+    """Seconds of a step by component, its pipeline simulated, and of the passes of each stage."""
+    stage_times = _stage_times(request, candidate, row)
+    components = {name: row[name] for name in STEP_COMPONENTS}
+    count = candidate.accumulation(request.global_batch)
+    if candidate.pipeline > 1 and count * candidate.pipeline * candidate.virtual <= _MAX_SIMULATED_PASSES:
+        simulated = timeline(candidate, count, stage_times)
+        busy = max(map(simulated.busy, range(candidate.pipeline)))
+        # The simulation gives bubble and messages as one number, and uses the actual split of layers over ranks.
+        scale = busy / sum(components[name] for name in _PASS_COMPONENTS)
+        components |= {name: scale * components[name] for name in _PASS_COMPONENTS}
+        components |= {"messages": 0.0, "bubble": simulated.seconds - busy}
+    return components, stage_times
 
 
 def timeline(candidate: Candidate, micro_batches: int, stage_times: StageTimes) -> Timeline:

@@ -16,6 +16,7 @@ import torch
 
 from hlat.checkpoint.format import TensorChunk, replicated_chunks
 from hlat.checkpoint.protocol import Checkpoint
+from hlat.config import BatchSchedule
 from hlat.data.online import OnlineData, OnlineLoader, StreamProgress
 from hlat.data.samples import Batch, TrainingData
 from hlat.parallel import ParallelModel
@@ -74,18 +75,19 @@ class PreparedBatchSource:
 
     Args:
         data: the samples.
+        batches: boundaries of the global batches.
         total: number of samples that the run reads.
     """
 
-    def __init__(self, data: TrainingData, total: int) -> None:
-        self._data = data
+    def __init__(self, data: TrainingData, batches: BatchSchedule, total: int) -> None:
+        self._data, self._batches = data, batches
         epochs = (f"{count:.2f} epochs{f' of {name}' if name else ''}" for name, count in data.epochs(total).items())
         self.notes = [f"data: {', '.join(epochs)} in this run", *(f"packing: {waste}" for waste in data.waste)]
 
     def reader(self, model: ParallelModel, samples: int) -> BatchReader:
         """Return a reader of this rank's rows; it reads them when called."""
         del samples
-        return _PreparedReader(self._data, model.rows)
+        return _PreparedReader(self._data, self._batches, model.rows)
 
     def advance(self, progress: StreamProgress | None) -> None:
         """Do nothing: the global sample index is the whole position."""
@@ -99,11 +101,12 @@ class PreparedBatchSource:
 
 
 class _PreparedReader:
-    def __init__(self, data: TrainingData, rows: range) -> None:
-        self._data, self._rows = data, rows
+    def __init__(self, data: TrainingData, batches: BatchSchedule, rows_of: Callable[[int], range]) -> None:
+        self._data, self._batches, self._rows_of = data, batches, rows_of
 
     def __call__(self, samples: int) -> LocalBatch:
-        return LocalBatch(self._data.batch(samples + self._rows.start, len(self._rows)))
+        rows = self._rows_of(len(self._batches.batch_at(samples)))
+        return LocalBatch(self._data.batch(samples + rows.start, len(rows)))
 
     def notes(self) -> list[str]:
         return []

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from types import TracebackType
 
+from hlat.config import BatchSchedule
 from hlat.training.batches.batch_sources import BatchReader, LocalBatch
 
 _NOTES_EVERY = 0.5  # seconds: while a batch is late, the reader's messages are shown this often
@@ -18,13 +19,13 @@ class BatchPrefetcher:
 
     Args:
         reader: reads this rank's sequences of a step.
-        global_batch: sequences of a step, over all ranks.
+        batches: boundaries of the global batches.
         pinned: copy batches to page-locked memory, from which an accelerator can fetch them asynchronously.
         say: shows a message of the reader to the user.
     """
 
-    def __init__(self, reader: BatchReader, global_batch: int, pinned: bool, say: Callable[[str], None]) -> None:
-        self._reader, self._size, self._pinned, self._say = reader, global_batch, pinned, say
+    def __init__(self, reader: BatchReader, batches: BatchSchedule, pinned: bool, say: Callable[[str], None]) -> None:
+        self._reader, self._batches, self._pinned, self._say = reader, batches, pinned, say
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
         self._prefetched: tuple[int, Future[LocalBatch]] | None = None
 
@@ -60,7 +61,7 @@ class BatchPrefetcher:
         if self._prefetched is None or self._prefetched[0] != samples:
             self._prefetched = (samples, self._thread.submit(self._read, samples))
         local_batch = self._wait_for(self._prefetched[1])
-        following = samples + self._size
+        following = self._batches.batch_at(samples).stop
         self._prefetched = (following, self._thread.submit(self._read, following))
         return local_batch
 
