@@ -405,7 +405,7 @@ def test_days_of_a_batch_ramp_are_the_sum_over_its_stages(tmp_path: Path):
     plain = predict_layout(final, parse_layout(layout, final))
     assert plain.step_seconds == ramped.step_seconds and plain.peak_memory == ramped.peak_memory
     assert ramped.days > 1.001 * plain.days, "small batches wait longer for gradients"
-    said = make_plan(request, layout).as_json()["assumptions"]
+    said = make_plan(request, layout).to_dict()["assumptions"]
     assert any("final batch, 1,024 sequences; days and cost include" in line for line in said["defaults"])
     assert request_for(path, "trn1.32xlarge:4", sequence=None).ramp == (), "--global-batch is for the whole run"
 
