@@ -1,5 +1,6 @@
 """TensorBoard's own reader finds every value, once per step, also after a resume."""
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hlat.runtime import StorageError
+from hlat.tracking import tensorboard
 from hlat.tracking.tensorboard import TensorBoard, scalars
 
 LINE = {
@@ -64,7 +66,10 @@ def test_tensorboard_is_imported_only_when_used() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_run_that_was_rolled_back_shows_each_step_once_with_its_last_value(tmp_path: Path) -> None:
+def test_a_run_that_was_rolled_back_shows_each_step_once_with_its_last_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensorboard, "_FILES", itertools.count(9))  # as text, 10 is before 9
     writer = TensorBoard(tmp_path, start_step=0)
     for step in (1, 2, 3, 4):
         writer.log({"step": step, "loss": 0.5})

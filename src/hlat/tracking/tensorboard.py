@@ -75,7 +75,8 @@ class TensorBoard:
     def _open(self, step: int) -> "_EventFile":
         with as_storage_error(self._folder, "write TensorBoard events"):
             self._folder.mkdir(exist_ok=True)
-            name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_FILES)}"
+            start = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+            name = f"{start}.{next(_FILES):06d}"  # TensorBoard reads files in the order of their names
             return _EventFile(self._folder / name, step)
 
 
