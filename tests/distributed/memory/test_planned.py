@@ -81,7 +81,7 @@ TURNS = [
             ("olmo2", {}, (2, "tp=2,zero=0,mbs=4", "bf16-kahan")),
             ("olmo2", {}, (2, "zero=1,mbs=2,ckpt=full", "mixed")),
             ("mistral", {"sliding_window": 128}, (2, "zero=1,mbs=2,ckpt=selective", "fp32")),
-            ("mistral", {"sliding_window": 128}, (2, "cp=2,zero=1,mbs=2", "fp32")),
+            ("mistral", {"sliding_window": 128}, (4, "cp=2,zero=1,mbs=2", "fp32")),
         )
     ),
 ]
