@@ -58,16 +58,30 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, weight, scale = ctx.saved_tensors
-        grad = grads[0].to(scale.dtype)
-        normal = x * scale
-        product = grad * normal
-        weight_wide = weight.to(scale.dtype)
-        # mean(grad * weight * normal): the component of the gradient along x, which normalisation removes
-        along = torch.matmul(product, weight_wide).div_(x.shape[-1]).unsqueeze(-1)
-        grad_x = (grad * weight_wide).addcmul_(normal, along, value=-1).mul_(scale)
-        grad_weight = product.flatten(0, -2).sum(0)
-        return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None
+        saved = ctx.saved_tensors  # once: each access recomputes what activation checkpointing dropped
+        return *_norm_gradients(saved, grads[0], lambda sums: sums.div_(saved[0].shape[-1])), None
+
+
+def _norm_gradients(
+    saved: tuple[torch.Tensor, ...], grad: torch.Tensor, mean: Mean
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the gradients of a norm by its input and weight.
+
+    Args:
+        saved: input, weight, and the reciprocal of the root mean square, (..., 1).
+        grad: gradient by the output.
+        mean: turns sums over the width that this process has, (..., 1), into means over the complete width.
+    """
+    x, weight, scale = saved
+    grad = grad.to(scale.dtype)
+    normal = x * scale
+    product = grad * normal
+    weight_wide = weight.to(scale.dtype)
+    # mean(grad * weight * normal): the component of the gradient along x, which normalisation removes
+    along = mean(torch.matmul(product, weight_wide).unsqueeze(-1))
+    grad_x = (grad * weight_wide).addcmul_(normal, along, value=-1).mul_(scale)
+    grad_weight = product.flatten(0, -2).sum(0)
+    return grad_x.to(x.dtype), grad_weight.to(weight.dtype)
 
 
 def rms_norm_of_shard(x: torch.Tensor, weight: torch.Tensor, eps: float, mean: Mean) -> torch.Tensor:
@@ -97,16 +111,8 @@ class _ShardedNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, weight, scale = ctx.saved_tensors
-        grad = grads[0].to(scale.dtype)
-        normal = x * scale
-        product = grad * normal
-        weight_wide = weight.to(scale.dtype)
-        # A copy has the term of its own query heads in ``grad``, and gets its share of the sum over all of them.
-        along = ctx.mean(torch.matmul(product, weight_wide).unsqueeze(-1))
-        grad_x = (grad * weight_wide).addcmul_(normal, along, value=-1).mul_(scale)
-        grad_weight = product.flatten(0, -2).sum(0)
-        return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None, None
+        # A copy has the term of its own query heads in its gradient, and gets its share of the sum over all of them.
+        return *_norm_gradients(ctx.saved_tensors, grads[0], ctx.mean), None, None
 
 
 def rotate(x: torch.Tensor, cos_F: torch.Tensor, sin_F: torch.Tensor) -> torch.Tensor:
