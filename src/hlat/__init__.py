@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from hlat.api import metrics as metrics
     from hlat.api import plan as plan
     from hlat.api import rehearse as rehearse
+    from hlat.api import report as report
+    from hlat.api import runs as runs
     from hlat.api import train as train
     from hlat.config import Recipe as Recipe
     from hlat.config import RecipeError as RecipeError
@@ -34,7 +36,7 @@ __version__: str
 _API = {
     "api": (
         *("TrainingResult", "compare_plans", "evaluate", "generate", "load_model", "load_recipe", "metrics", "plan"),
-        *("rehearse", "train"),
+        *("rehearse", "report", "runs", "train"),
     ),
     "config": ("Recipe", "RecipeError"),
     "runtime": (
