@@ -43,7 +43,7 @@ def run(tmp_path: Path) -> Path:
     lines[3]["loss"] = "Infinity"
     lines[9] |= {"val_loss": 6.5, "val_bits_per_byte": 2.1}
     recipe = resolved_recipe()
-    recipe["run"]["name"] = recipe["data"]["path"] = NAME
+    recipe["data"]["path"] = NAME
     events = [
         event("start", 0, step=0, parameters=10, processes=1, device=NAME, recipe=recipe),
         event("anomaly", 60, step=30, kind=NAME, action="skip", loss=9.0, grad_norm=2.0, reason=NAME),

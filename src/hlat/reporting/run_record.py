@@ -23,6 +23,8 @@ from hlat.reporting.status import RunStatus, read_status
 from hlat.runtime import DataError, HlatError
 from hlat.tracking import metrics_table, read_events
 
+SAMPLES_NAME = "samples.jsonl"
+"""File of generated texts in the folder of a run: a line of ``step``, ``prompt`` and ``text`` for each."""
 Floats = npt.NDArray[np.float64]
 Column = tuple[Floats, Floats]
 """Steps at which a metric was logged, and its values there."""
@@ -125,7 +127,7 @@ def read_run(folder: Path, name: str | None = None) -> RunRecord:
         events=tuple(events),
         settings=settings,
         checkpoints=tuple(checkpoints),
-        samples=tuple(_read_samples(folder / "samples.jsonl")),
+        samples=tuple(_read_samples(folder / SAMPLES_NAME)),
         status=read_status(folder, events),
         notes=tuple(notes),
     )

@@ -19,12 +19,14 @@ from urllib.parse import urlsplit
 from hlat.page import page, paragraph
 from hlat.reporting.plan_comparison import Machines
 from hlat.reporting.report_page import report_page
+from hlat.reporting.run_record import SAMPLES_NAME
 from hlat.runtime import HlatError, LaunchError
+from hlat.runtime.storage import LOCK_NAME
 
 _LOG = logging.getLogger("hlat")
 _HOST = "127.0.0.1"
 _NAMES = ("127.0.0.1", "localhost")
-_FILES = ("metrics.jsonl", "events.jsonl", "samples.jsonl", ".lock")
+_FILES = ("metrics.jsonl", "events.jsonl", SAMPLES_NAME, LOCK_NAME)
 _PROBLEM = "The runs cannot be read at the moment"
 
 
