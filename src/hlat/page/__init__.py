@@ -10,9 +10,11 @@ from hlat.page.bar_chart import bar_chart
 from hlat.page.elements import Html, details, grid, page, paragraph, preformatted, section, table, text
 from hlat.page.line_chart import Mark, Series, line_chart
 from hlat.page.numbers import duration, format_tick, format_value, make_axis, time_unit
+from hlat.page.scatter_chart import Dot, scatter_chart
 from hlat.page.style import colour
 
 __all__ = [
+    "Dot",
     "Html",
     "Mark",
     "Series",
@@ -28,6 +30,7 @@ __all__ = [
     "page",
     "paragraph",
     "preformatted",
+    "scatter_chart",
     "section",
     "table",
     "text",

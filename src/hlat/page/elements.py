@@ -93,12 +93,16 @@ def embedded_json(value: Any) -> Html:
 def page(title: str, contents: Iterable[Html], *, version: str | None = None) -> Html:
     """Make the complete page. Its content security policy forbids every request and every foreign script.
 
+    A page that has no chart to read values from, and does not come from a server, has no script at all.
+
     Args:
         title: title and main heading.
         contents: elements below the heading.
         version: version of the contents, if the page comes from a server that it may ask for a newer one.
     """
-    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+    body = "\n".join(filter(None, contents))
+    script = SCRIPT if version is not None or '<figure class="chart"' in body else ""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     connect = "'none'" if version is None else "'self'"
     policy = (
         f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'; "
@@ -111,8 +115,8 @@ def page(title: str, contents: Iterable[Html], *, version: str | None = None) ->
         f'<title>{text(title)}</title><link rel="icon" href="data:,"><style>{STYLE}</style>'
     )
     mark = "" if version is None else f' data-version="{text(version)}"'
-    body = "\n".join(filter(None, contents))
+    end = f"<script>{script}</script>\n" if script else ""
     return (
         f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body{mark}>\n<main>\n<h1>{text(title)}</h1>\n'
-        f"{body}\n</main>\n<script>{SCRIPT}</script>\n</body></html>\n"
+        f"{body}\n</main>\n{end}</body></html>\n"
     )

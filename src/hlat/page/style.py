@@ -29,6 +29,7 @@ svg { display: block; width: 100%; height: auto; }
 svg text { fill: var(--soft); font: 12px system-ui, sans-serif; }
 svg .axis { stroke: var(--soft); } svg .gridline { stroke: var(--line); stroke-width: .6; }
 svg .mark { stroke: var(--soft); stroke-width: 1; stroke-dasharray: 2 3; }
+svg.wide { min-width: 44rem; }
 svg .glyph { fill: var(--text); } svg .cursor { stroke: var(--text); stroke-width: 1; visibility: hidden; }
 svg .frame { fill: none; stroke: var(--soft); } svg .edge { stroke: var(--back); stroke-width: .5; }
 svg .halo { stroke: var(--text); fill: none; stroke-width: 2; }

@@ -101,7 +101,8 @@ def attributes(text, tag):
 
 
 def charts(text):
-    return re.findall(r"<svg.*?</svg>", text)
+    """The pictures of a page, without those of legends."""
+    return [found for found in re.findall(r"<svg.*?</svg>", text, re.DOTALL) if 'role="img"' in found]
 
 
 @pytest.mark.parametrize(("cluster", "layout"), [("h100:8", "tp=8,pp=4,recompute=full"), ("h100:1", "tp=8,zero=0")])
@@ -111,24 +112,38 @@ def test_bars_are_adjacent_and_inside_the_chart(cluster, layout):
     assert fits(request, plan.chosen) is (cluster == "h100:8")
     *bars, last = charts(html_page([plan]))
     for bar in bars if cluster == "h100:8" else [*bars, last]:
-        boxes = [box for box in attributes(bar, "rect") if box["fill"] != "none"]
+        boxes = attributes(bar, "rect")
+        assert len({box["fill"] for box in boxes}) == len(boxes), "no two parts have one colour"
         for left, right in pairwise(boxes):
             assert float(right["x"]) == pytest.approx(float(left["x"]) + float(left["width"]), abs=0.11)
-        assert float(boxes[-1]["x"]) + float(boxes[-1]["width"]) <= 960.2
+        assert float(boxes[-1]["x"]) + float(boxes[-1]["width"]) <= 400
     if cluster == "h100:8":
         boxes = attributes(last, "rect")
-        assert min(float(box["x"]) for box in boxes) == 0
-        assert max(float(box["x"]) + float(box["width"]) for box in boxes) == pytest.approx(960, abs=0.1)
+        assert min(float(box["x"]) for box in boxes) == 40, "beside the numbers of the ranks"
+        assert max(float(box["x"]) + float(box["width"]) for box in boxes) == pytest.approx(959, abs=0.1)
 
 
 def test_the_scatter_chart_shows_the_pareto_front(hlat_7b):
-    dots = attributes(charts(html_page([hlat_7b]))[0], "circle")
+    dots = [dot for dot in attributes(charts(html_page([hlat_7b]))[0], "circle") if dot["class"] == "dot"]
     assert len(dots) == len(hlat_7b.ranked)
     filled = sorted((float(dot["cx"]), float(dot["cy"])) for dot in dots if dot["fill"] != "none")
     assert len(filled) == len(pareto_front_of_plans([hlat_7b]))
     assert all(one[1] < two[1] for one, two in pairwise(filled)), (
         "slower layouts need less memory: they are lower in the chart"
     )
+
+
+def test_the_chosen_layout_is_marked_with_its_expected_error(hlat_7b):
+    text = html_page([hlat_7b])
+    scatter = charts(text)[0]
+    (ring,) = [dot for dot in attributes(scatter, "circle") if dot["class"] == "halo"]
+    assert (ring["cx"], ring["cy"]) in {
+        (dot["cx"], dot["cy"]) for dot in attributes(scatter, "circle") if dot["class"] == "dot"
+    }
+    assert scatter.count('class="spread') == 1 and f"Chosen: trn1.32xlarge:64: {hlat_7b.chosen.candidate}" in scatter
+    assert f'<tr class="marked"><th scope="row">{hlat_7b.chosen.candidate} (chosen)' in text
+    assert 'name="viewport"' in text and scatter.count('class="tick"') >= 4
+    assert all("aria-label" in found for found in charts(text))
 
 
 def test_a_trace_is_as_long_as_its_step():

@@ -1,61 +1,60 @@
 """HTML report of plans, without scripts or external references: tables, Pareto front, memory, pipeline timeline.
 
-plans -> SVG charts (svg.py) -> text of one page, which a browser opens from a file, offline
+plans -> charts (hlat.page, svg.py) -> text of one page, which a browser opens from a file, offline
 """
 
 from collections.abc import Callable, Sequence
-from html import escape
 
+from hlat.page import Dot, Html, bar_chart, duration, grid, page, paragraph, scatter_chart, section, table
 from hlat.planner.report.comparison import comparison_lines, pareto_front_of_plans
 from hlat.planner.report.explain import explain
-from hlat.planner.report.svg import Dot, bar_chart, scatter_chart, timeline_chart
+from hlat.planner.report.svg import timeline_chart
 from hlat.planner.report.trace import step_timeline
 from hlat.planner.search import LayoutPrediction, TrainingPlan, layout_json
 
 _GIB = 1 << 30
-
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem; color: #222; }
-table { border-collapse: collapse; margin: 1rem 0; } td, th { padding: .2rem .7rem; text-align: right; }
-th { border-bottom: 1px solid #888; } td:first-child, th:first-child { text-align: left; }
-svg { display: block; margin: 1rem 0; max-width: 100%; } .chosen { font-weight: 600; }
-"""
+_TIME_ERROR = 0.081  # mean error on A100 and H100, each source left out of its fit: docs/notebook/planner.md
+_MEMORY_ERROR = 0.052  # mean error over 69 readings of published runs: docs/notebook/planner.md
 
 
-def html_page(plans: Sequence[TrainingPlan]) -> str:
+def html_page(plans: Sequence[TrainingPlan]) -> Html:
     """The complete page: the comparison of clusters, then each plan."""
     names = ", ".join(plan.request.cluster.name for plan in plans)
-    title = f"{plans[0].request.name} on {names}"
-    elements = [f"<h1>{escape(title)}</h1>", *(f"<p>{escape(line)}</p>" for line in comparison_lines(plans))]
-    elements += _front(plans)
+    contents = [*map(paragraph, comparison_lines(plans)), _front(plans)]
     for plan in plans:
-        elements += [f"<h2>{escape(plan.request.cluster.name)}</h2>"] if len(plans) > 1 else []
-        elements += _sections(plan)
-    body = "\n".join(elements)
-    head = f'<meta charset="utf-8"><title>{escape(title)}</title><link rel="icon" href="data:,"><style>{_STYLE}</style>'
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
+        title = plan.request.cluster.name if len(plans) > 1 else "The plan"
+        contents.append(section(title, _sections(plan)))
+    return page(f"{plans[0].request.name} on {names}", contents)
 
 
-def _sections(plan: TrainingPlan) -> list[str]:
+def _sections(plan: TrainingPlan) -> list[Html]:
     """HTML elements of one plan."""
+    chosen, spread = plan.chosen, (1 - _TIME_ERROR, 1 + _TIME_ERROR)
+    step = bar_chart(
+        f"A step of {duration(chosen.step_seconds)}",
+        chosen.components,
+        duration,
+        unit="seconds; the whisker is the expected error",
+        spread=(chosen.step_seconds * spread[0], chosen.step_seconds * spread[1]),
+    )
     elements = [
-        *(f"<p>{escape(line)}</p>" for line in explain(plan)),
-        "<h3>Layouts</h3>",
-        _table(plan),
-        "<h3>Memory of a device, by pipeline rank</h3>",
-        _memory(plan),
-        "<h3>A step's time</h3>",
-        bar_chart(plan.chosen.components, plan.chosen.step_seconds, "s", 1.0),
+        *map(paragraph, explain(plan)),
+        paragraph(
+            f"Expect the time within {_TIME_ERROR:.0%} and memory within {_MEMORY_ERROR:.0%} of the prediction: the "
+            f"mean errors on published runs. That is {chosen.days * spread[0]:,.1f} to {chosen.days * spread[1]:,.1f} "
+            "days."
+        ),
+        section("Layouts", [_table(plan)], level=3),
+        section("Memory of a device, by pipeline rank", [_memory(plan)], level=3),
+        section("Time of a step", [grid([step])], level=3),
     ]
-    if plan.chosen.candidate.pipeline > 1:
-        note = (
-            "One row per pipeline rank. Blue: forward. Green: backward. Yellow: gradients of weights. White: waiting."
-        )
-        elements += ["<h3>The pipeline</h3>", f"<p>{note}</p>", timeline_chart(step_timeline(plan))]
-    return [*elements, "<h3>Assumptions</h3>", _assumptions(plan)]
+    if chosen.candidate.pipeline > 1:
+        chart = timeline_chart("Passes of a step, by pipeline rank", step_timeline(plan))
+        elements.append(section("The pipeline", [chart], level=3))
+    return [*elements, section("Assumptions", [_assumptions(plan)], level=3)]
 
 
-def _front(plans: Sequence[TrainingPlan]) -> list[str]:
+def _front(plans: Sequence[TrainingPlan]) -> Html:
     """Scatter charts of all layouts: time and memory; time and cost if several clusters have prices."""
     front = {id(prediction) for _, prediction in pareto_front_of_plans(plans)}
     every = [
@@ -64,7 +63,7 @@ def _front(plans: Sequence[TrainingPlan]) -> list[str]:
         for prediction in (plan.chosen, *plan.alternatives)
     ]
     if len(every) < 2:
-        return []
+        return ""
     clusters = [plan.request.cluster.name for plan in plans]
 
     def dots(height: Callable[[LayoutPrediction], float]) -> list[Dot]:
@@ -75,60 +74,66 @@ def _front(plans: Sequence[TrainingPlan]) -> list[str]:
                 id(prediction) in front,
                 cluster,
                 f"{plan.request.cluster.name}: {prediction.candidate}",
+                prediction is plan.chosen,
             )
             for cluster, plan, prediction in every
         ]
 
-    elements = [
-        "<h2>Time, cost, memory</h2>",
-        "<p>One dot per layout, logarithmic axes. Filled: no other is better in time, cost and memory at once.</p>",
-        scatter_chart(dots(lambda prediction: prediction.peak_memory / _GIB), clusters, "days", "GiB per device"),
+    memory = dots(lambda prediction: prediction.peak_memory / _GIB)
+    charts = [
+        scatter_chart(
+            "Time and memory", memory, clusters, "days", "GiB per device", errors=(_TIME_ERROR, _MEMORY_ERROR)
+        )
     ]
     if len(plans) > 1 and all(prediction.cost_usd is not None for *_, prediction in every):
-        elements.append(scatter_chart(dots(lambda prediction: prediction.cost_usd or 0.0), clusters, "days", "USD"))
-    return elements
+        cost = dots(lambda prediction: prediction.cost_usd or 0.0)
+        charts.append(scatter_chart("Time and cost", cost, clusters, "days", "USD", errors=(_TIME_ERROR, _TIME_ERROR)))
+    note = "One dot per layout. Filled: no other is better in time, cost and memory at once. Ring: chosen."
+    return section("Time, cost, memory", [paragraph(note), grid(charts)])
 
 
-def _table(plan: TrainingPlan) -> str:
+def _table(plan: TrainingPlan) -> Html:
     names = ("layout", "step, s", "tokens/s per chip", "MFU", "GiB", "days", "USD", "goodput")
-    rows = [_row(plan, plan.chosen, "chosen"), *(_row(plan, prediction, "") for prediction in plan.alternatives)]
-    head = "".join(f"<th>{name}</th>" for name in names)
-    return f"<table><tr>{head}</tr>\n" + "\n".join(rows) + "</table>"
+    rows = [_row(plan, prediction) for prediction in (plan.chosen, *plan.alternatives)]
+    rows[0] = (f"{rows[0][0]} (chosen)", *rows[0][1:])
+    return table(names, rows, caption="Layouts, the chosen one first", marked=0)
 
 
-def _row(plan: TrainingPlan, prediction: LayoutPrediction, kind: str) -> str:
+def _row(plan: TrainingPlan, prediction: LayoutPrediction) -> tuple[str, ...]:
     content = layout_json(plan.request, prediction)
-    cost = "" if prediction.cost_usd is None else f"{prediction.cost_usd:,.0f}"
-    cells = (
+    return (
         str(prediction.candidate),
         f"{prediction.step_seconds:.2f}",
         f"{content['tokens_per_second_per_chip']:,.0f}",
         f"{prediction.mfu:.1%}",
         f"{content['memory_gib']:.1f}",
         f"{prediction.days:,.1f}",
-        cost,
+        "" if prediction.cost_usd is None else f"{prediction.cost_usd:,.0f}",
         f"{prediction.goodput:.1%}",
     )
-    return f'<tr class="{kind}">' + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
 
 
-def _memory(plan: TrainingPlan) -> str:
+def _memory(plan: TrainingPlan) -> Html:
     limit = plan.request.cluster.memory_bytes
-    bars = [
-        f"<p>rank {rank}: {memory.total / _GIB:.1f} of {limit / _GIB:.0f} GiB</p>"
-        + bar_chart(memory.components(), max(limit, memory.total), "GiB", _GIB)
+    return grid(
+        bar_chart(
+            f"Rank {rank}: {memory.total / _GIB:.1f} of {limit / _GIB:.0f} GiB",
+            memory.components(),
+            lambda size: f"{size / _GIB:.2f} GiB",
+            unit="GiB; the upright line is the memory of a device, the whisker the expected error",
+            scale=_GIB,
+            limit=limit,
+            spread=(memory.total * (1 - _MEMORY_ERROR), memory.total * (1 + _MEMORY_ERROR)),
+        )
         for rank, memory in plan.chosen.memory.items()
-    ]
-    return "\n".join(bars)
+    )
 
 
-def _assumptions(plan: TrainingPlan) -> str:
+def _assumptions(plan: TrainingPlan) -> Html:
     rows = [
-        f"<tr><td>{escape(name.replace('_', ' '))}</td><td>{escape(_format(value))}</td></tr>"
-        for name, value in plan.assumptions().items()
-        if name != "constants"
+        (name.replace("_", " "), _format(value)) for name, value in plan.assumptions().items() if name != "constants"
     ]
-    return f"<table>{''.join(rows)}</table>"
+    return table(("assumption", "value"), rows, caption="Assumptions")
 
 
 def _format(value: object) -> str:
