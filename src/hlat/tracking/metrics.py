@@ -108,4 +108,4 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         DataError: another line is not a JSON object; the message names it.
         StorageError: the file cannot be read.
     """
-    return [{key: from_json_value(value) for key, value in record.items()} for record in read_records(path)]
+    return [from_json_value(record) for record in read_records(path)]

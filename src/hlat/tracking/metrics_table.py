@@ -1,15 +1,16 @@
 """The metrics of a run as a table, for pandas, polars and anything else that reads Arrow.
 
-metrics.jsonl --read_metrics--> lines --superseded ones dropped--> one row per logged step --> pyarrow.Table
+metrics.jsonl --read_records--> lines --superseded ones dropped--> one row per logged step --> pyarrow.Table
 """
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hlat.runtime import DataError
-from hlat.tracking.metrics import read_metrics
+from hlat.tracking.jsonl import from_json_value, read_records
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,7 +41,7 @@ def metrics_table(run: Path) -> "pa.Table":
             f"{run}: has no metrics. Give the folder of a run that has logged a step, or its metrics.jsonl."
         )
     rows: list[dict[str, Any]] = []
-    for number, line in enumerate(read_metrics(path), start=1):
+    for number, line in enumerate(read_records(path), start=1):
         if type(step := line.get("step")) is not int:
             raise DataError(f"{path}: record {number} has no step. Correct or delete that line.")
         while rows and rows[-1]["step"] >= step:
@@ -56,18 +57,24 @@ def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested objects: {"seconds": {"data": 1.0}} -> {"seconds.data": 1.0}."""
     flat: dict[str, Any] = {}
     for name, value in record.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            number = value if type(value) is float else from_json_value(value)
+            flat[sys.intern(prefix + name)] = number  # one text per column, not per line
     return flat
 
 
 def _column(values: Sequence[Any]) -> "pa.Array":
     import pyarrow as pa  # noqa: PLC0415  (a supervisor needs no tables)
 
-    kinds = {type(value) for value in values if value is not None}
+    kinds = set(map(type, values)) - {type(None)}
     if kinds <= {int}:
         return pa.array(values, pa.int64())
     if kinds <= {int, float}:
-        return pa.array([None if value is None else float(value) for value in values], pa.float64())
+        whole = int in kinds  # pyarrow refuses integers that a double cannot hold exactly
+        floats = [None if value is None else float(value) for value in values] if whole else values
+        return pa.array(floats, pa.float64())
     if kinds == {bool}:
         return pa.array(values, pa.bool_())
     texts = [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
