@@ -29,6 +29,8 @@ SURFACE = {
         "--no-supervisor",
         "--require-step",
     },
+    "report": {"runs", "--to", "--serve", "--port", "--cluster", "--price", "--hardware"},
+    "runs": {"folder", "--json"},
     "rehearse": {"recipe", "overrides", "--world-size", "--rank", "--json"},
     "plan": {
         "--model",
