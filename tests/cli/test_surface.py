@@ -63,6 +63,7 @@ SURFACE = {
         "--seed",
         "--weights",
     },
+    "average": {"checkpoints", "--to", "--last", "--coefficients", "--decay", "--weights"},
     "import": {"source", "--to"},
     "export": {"checkpoint", "--to", "--dtype", "--weights"},
     "quickstart": {"--to", "--steps"},

@@ -1,5 +1,6 @@
 """Checkpoints: complete and verified, or absent. Tensors have canonical names, so any parallel layout can load them."""
 
+from hlat.checkpoint.average import average_checkpoints
 from hlat.checkpoint.export import end_token_ids, export_hf, import_hf, load_model
 from hlat.checkpoint.hf_model import load_hf_model
 from hlat.checkpoint.inventory import (
@@ -26,6 +27,7 @@ __all__ = [
     "ExtraState",
     "RecipeChange",
     "RemotePrefix",
+    "average_checkpoints",
     "check_resume",
     "check_same_tokenizer",
     "collect",

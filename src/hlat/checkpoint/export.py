@@ -62,7 +62,7 @@ def load_model(
         CheckpointError: there is no valid checkpoint, or it has no model, or no such weights.
     """
     checkpoint = open_checkpoint(resolve(Path(path)))
-    config, prefix = model_config(checkpoint), _prefix(checkpoint, weights)
+    config, prefix = model_config(checkpoint), weights_prefix(checkpoint, weights)
     model = build(config, device=device, seed=None, dtype=dtype or _saved_dtype(checkpoint, prefix))
     fill(checkpoint, config, collect_local_parameters(model), prefix)
     return model, dict(checkpoint.meta)
@@ -129,7 +129,7 @@ def export_hf(
         StorageError: a file-system operation failed; nothing is left behind.
     """
     checkpoint = open_checkpoint(resolve(Path(path)))
-    config, prefix = model_config(checkpoint), _prefix(checkpoint, weights)
+    config, prefix = model_config(checkpoint), weights_prefix(checkpoint, weights)
     tokenizer = checkpoint.path / TOKENIZER
     special, generation = _special_ids(checkpoint)
     return write_hf(
@@ -161,8 +161,7 @@ def import_hf(hf_dir: str | Path, out_dir: str | Path) -> Path:
         StorageError: a file-system operation failed; nothing is left behind.
     """
     source, target = Path(hf_dir), Path(out_dir).absolute()
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise CheckpointError(f"{target}: exists already and is not empty. Name a folder that does not exist yet.")
+    check_new_folder(target)
     fields, tensors = read_hf(source)
     special, generation = read_special_ids(source)
     meta = {
@@ -179,8 +178,18 @@ def import_hf(hf_dir: str | Path, out_dir: str | Path) -> Path:
     return target
 
 
-def _prefix(checkpoint: Checkpoint, weights: str) -> str:
-    """Return the prefix of the names of the weights.
+def check_new_folder(target: Path) -> None:
+    """Check that a checkpoint can be written to a folder: it does not exist, or is empty.
+
+    Raises:
+        CheckpointError: it exists and is not empty.
+    """
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise CheckpointError(f"{target}: exists already and is not empty. Name a folder that does not exist yet.")
+
+
+def weights_prefix(checkpoint: Checkpoint, weights: str) -> str:
+    """Return the prefix of the names of the weights: of ``model``, or of ``ema`` for their average.
 
     Raises:
         CheckpointError: the checkpoint has none of that name.

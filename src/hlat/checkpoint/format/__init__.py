@@ -19,7 +19,7 @@ from hlat.checkpoint.format.filesystem import (
 from hlat.checkpoint.format.format_1 import is_safe_name
 from hlat.checkpoint.format.index import INDEX_NAME, StoredChunk, StoredTensor, parse_index
 from hlat.checkpoint.format.partial_read import Region
-from hlat.checkpoint.format.tensor_chunks import TensorChunk, replicated_chunks
+from hlat.checkpoint.format.tensor_chunks import ComputedChunk, TensorChunk, replicated_chunks
 from hlat.checkpoint.format.versions import FORMATS, format_numbered, newest_format
 from hlat.checkpoint.format.writer import WriteResult
 
@@ -30,6 +30,7 @@ __all__ = [
     "READ_REMEDY",
     "RUN_REMEDY",
     "CheckpointFormat",
+    "ComputedChunk",
     "Disk",
     "FileRecord",
     "HashedFile",

@@ -5,8 +5,8 @@
 The chunks of all processes together cover each tensor exactly once.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -55,6 +55,24 @@ class TensorChunk:
         joined = self.rows[0] if len(self.rows) == 1 else torch.cat(self.rows)
         joined = joined.detach().cpu().contiguous()
         return joined if joined.untyped_storage().nbytes() == joined.nbytes else joined.clone()
+
+
+@dataclass(frozen=True)
+class ComputedChunk(TensorChunk):
+    """A chunk whose values are computed when it is written, so that few chunks are in memory at a time.
+
+    Its ``rows`` have shape and dtype but no values (meta device).
+
+    Attributes:
+        compute: returns the values, a contiguous CPU tensor whose storage has exactly its size. Several chunks may be
+            computed at the same time, each in a thread of its own.
+    """
+
+    compute: Callable[[], torch.Tensor] = field(kw_only=True)
+
+    def tensor(self) -> torch.Tensor:
+        """Compute the values."""
+        return self.compute()
 
 
 def replicated_chunks(tensors: Mapping[str, torch.Tensor]) -> list[TensorChunk]:
