@@ -1,4 +1,4 @@
-"""Presets of published models say what the config.json of the model says, in the forms in which such files are found."""
+"""Presets of published models say what their config.json says, in the forms in which such files are found."""
 
 from typing import Any
 
