@@ -11,6 +11,7 @@ from hlat.cli import app
 SURFACE = {
     "check": {"recipe", "overrides", "--world", "--json"},
     "schema": set(),
+    "recipe from-nxdt": {"source", "overrides", "--to", "--model"},
     "data prepare": {"recipe", "overrides", "--workers", "--part"},
     "data merge": {"recipe", "words"},
     "data tokenizer": {"recipe", "overrides", "--to"},
@@ -64,7 +65,7 @@ SURFACE = {
         "--weights",
     },
     "average": {"checkpoints", "--to", "--last", "--coefficients", "--decay", "--weights"},
-    "import": {"source", "--to"},
+    "import": {"source", "--to", "--model", "--tokenizer"},
     "export": {"checkpoint", "--to", "--dtype", "--weights"},
     "quickstart": {"--to", "--steps"},
 }

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from hlat.checkpoint.export import check_new_folder, model_config, weights_prefix
-from hlat.checkpoint.format import NEW_FOLDER_REMEDY, ComputedChunk, Disk, Region
+from hlat.checkpoint.export import model_config, weights_prefix
+from hlat.checkpoint.format import NEW_FOLDER_REMEDY, ComputedChunk, Disk, Region, check_new_folder
 from hlat.checkpoint.inventory import find_checkpoints_folder, list_checkpoints
 from hlat.checkpoint.protocol import (
     MANIFEST_NAME,

@@ -7,7 +7,20 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from hlat.cli import average, checkpoint, data, evaluate, hardware, model, plan, quickstart, recipe, rehearse, train
+from hlat.cli import (
+    average,
+    checkpoint,
+    data,
+    evaluate,
+    hardware,
+    model,
+    plan,
+    quickstart,
+    recipe,
+    rehearse,
+    train,
+    translate,
+)
 from hlat.cli.common import complain, say
 from hlat.runtime import HlatError, escape_controls, redact_value
 from hlat.runtime.process import INTERRUPTED_MESSAGE
@@ -77,6 +90,7 @@ def _options(
 
 for module in (quickstart, recipe, plan, rehearse, train, evaluate, average, model):
     module.register(app)
+app.add_typer(translate.app, name="recipe")
 app.add_typer(data.app, name="data")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(hardware.app, name="hardware")

@@ -1,4 +1,4 @@
-"""``hlat import`` and ``hlat export``: from and to Hugging Face folders."""
+"""``hlat import`` and ``hlat export``: models of other programs in, Hugging Face folders out."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,18 +18,28 @@ def register(app: typer.Typer) -> None:
 
 def import_command(
     source: Annotated[
-        Path, typer.Argument(help="Hugging Face folder: config.json and safetensors.", show_default=False)
+        Path,
+        typer.Argument(
+            help="Folder of the model: Hugging Face's; shards of HLAT or NxDT; DCP files of torchtitan.",
+            show_default=False,
+        ),
     ],
     to: Folder,
+    model: Annotated[
+        str | None, typer.Option(help="Preset or config.json, if the folder has no config.json itself.")
+    ] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="Its tokenizer, if it is not in the folder.")] = None,
 ) -> None:
-    """Convert a Hugging Face model to a checkpoint, for checkpoint.init_from, export and generate."""
-    from hlat.checkpoint import has_tokenizer, import_hf
+    """Convert a model of another program to a checkpoint, for checkpoint.init_from, export and generate."""
+    from hlat.checkpoint import has_tokenizer, import_model
+    from hlat.config import PRESETS
 
     ready()
-    path = import_hf(source, to)
+    path = import_model(source, to, model=model, tokenizer=tokenizer)
     say(f"imported to {path}")
-    tokenizer = f" data.tokenizer.path={path / 'tokenizer'}" if has_tokenizer(path) else ""
-    say(f"train from it with model.hf_config={source} checkpoint.init_from={path}{tokenizer}")
+    section = f"model.preset={model}" if model in PRESETS else f"model.hf_config={model or source}"
+    stored = f" data.tokenizer.path={path / 'tokenizer'}" if has_tokenizer(path) else ""
+    say(f"train from it with {section} checkpoint.init_from={path}{stored}")
 
 
 def export_command(

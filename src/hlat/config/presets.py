@@ -23,7 +23,7 @@ def _model(layers: int, hidden: int, ffn: int, heads: int, kv_heads: int, vocab:
     }
 
 
-_LLAMA31 = {"norm_eps": 1e-5, "max_sequence_length": 131072}
+_LLAMA31: dict[str, Any] = {"norm_eps": 1e-5, "max_sequence_length": 131072}
 _LLAMA3 = {"rope": {"theta": 500000.0}, "norm_eps": 1e-5, "max_sequence_length": 8192}
 
 PRESETS: dict[str, dict[str, Any]] = {

@@ -52,9 +52,7 @@ class TensorChunk:
 
         Shares memory with ``rows`` where that is possible.
         """
-        joined = self.rows[0] if len(self.rows) == 1 else torch.cat(self.rows)
-        joined = joined.detach().cpu().contiguous()
-        return joined if joined.untyped_storage().nbytes() == joined.nbytes else joined.clone()
+        return _compact(self.rows[0] if len(self.rows) == 1 else torch.cat(self.rows))
 
 
 @dataclass(frozen=True)
@@ -64,15 +62,19 @@ class ComputedChunk(TensorChunk):
     Its ``rows`` have shape and dtype but no values (meta device).
 
     Attributes:
-        compute: returns the values, a contiguous CPU tensor whose storage has exactly its size. Several chunks may be
-            computed at the same time, each in a thread of its own.
+        compute: returns the values. Several chunks may be computed at the same time, each in a thread of its own.
     """
 
     compute: Callable[[], torch.Tensor] = field(kw_only=True)
 
     def tensor(self) -> torch.Tensor:
-        """Compute the values."""
-        return self.compute()
+        """Compute the chunk, as one contiguous CPU tensor whose storage has exactly its size."""
+        return _compact(self.compute())
+
+
+def _compact(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach().cpu().contiguous()
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def replicated_chunks(tensors: Mapping[str, torch.Tensor]) -> list[TensorChunk]:
