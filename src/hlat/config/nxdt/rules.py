@@ -149,12 +149,9 @@ def kept(translation: Translation, key: str, value: Any) -> None:
 
 def token_folder(translation: Translation, key: str, value: Any) -> None:
     """Translate a dataset of token ids saved by ``datasets``, which NxDT reads in its order."""
-    if not isinstance(value, str) or value.endswith((".jsonl", ".json", ".arrow")):
-        translation.fields["data.path"] = value
-        return
-    translation.fields |= {"data.path": value, "data.tokens_column": "input_ids", "data.shuffle": False}
-    if translation.settings.get("data.val_dir") is None:
-        translation.fields["data.validation.fraction"] = 0.0
+    translation.fields |= {"data.path": value, "data.validation.fraction": 0.0}
+    if not str(value).endswith((".jsonl", ".json", ".arrow")):
+        translation.fields |= {"data.tokens_column": "input_ids", "data.shuffle": False}
 
 
 def megatron_data(translation: Translation, key: str, value: Any) -> None:
@@ -183,7 +180,7 @@ def split(translation: Translation, key: str, value: Any) -> None:
     """Translate ``splits_string``: shares of training, validation and test, in the order of the documents."""
     try:
         shares = [float(word) for word in str(value).split(",")]
-        fraction = (shares + [0.0])[1] / sum(shares)
+        fraction = [*shares, 0.0][1] / sum(shares)
     except (ValueError, ZeroDivisionError, IndexError):
         translation.refuse(key, "not numbers with commas.")
         return

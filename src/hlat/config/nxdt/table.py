@@ -1,4 +1,4 @@
-"""What becomes of each setting of an NxDT configuration; a name that ends in ``.*`` stands for a whole section.
+"""Translation of each setting of an NxDT configuration; a name that ends in ``.*`` stands for a whole section.
 
 A setting that is not here is reported as unknown: NxDT itself ignores unknown and misspelt settings silently.
 """
@@ -26,7 +26,7 @@ RULES: dict[str, Rule] = {
     "trainer.log_every_n_steps": to("training.log_every"),
     "trainer.val_check_interval": rules.validation_interval,
     "trainer.check_val_every_n_epoch": lost("validation is every evaluation.every_steps steps."),
-    "trainer.num_sanity_val_steps": lost("hlat prepare and hlat check find the mistakes that it is for.", 0),
+    "trainer.num_sanity_val_steps": lost("hlat data prepare and hlat check find the mistakes that it is for.", 0),
     "trainer.limit_val_batches": unneeded("part of evaluation.sequences."),
     "trainer.limit_test_batches": unneeded("there is no test split."),
     "trainer.gradient_clip_val": rules.clip,

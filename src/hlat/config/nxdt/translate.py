@@ -126,9 +126,10 @@ def _apply(translation: Translation, key: str, value: Any) -> None:
 def _nested(fields: Mapping[str, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     for path, value in fields.items():
+        branch = value
         for name in reversed(path.split(".")):
-            value = {name: value}
-        content = merge(content, value)
+            branch = {name: branch}
+        content = merge(content, branch)
     return content
 
 

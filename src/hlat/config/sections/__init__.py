@@ -32,6 +32,7 @@ from hlat.config.sections.parallel import (
 from hlat.config.sections.recovery import (
     AnomalyConfig,
     CheckpointConfig,
+    ExportConfig,
     FaultConfig,
     IntegrityConfig,
     RecoveryConfig,
@@ -64,6 +65,7 @@ __all__ = [
     "ComponentSection",
     "DataConfig",
     "EvaluationConfig",
+    "ExportConfig",
     "FaultConfig",
     "IntegrityConfig",
     "LinearScaling",
