@@ -1,5 +1,6 @@
 """Exports beside the checkpoints of a run: the weights of their step, and never a reason for the run to stop."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from safetensors.torch import load_file
 
 from hlat.checkpoint import export_hf
 from hlat.config import RecipeError, load_recipe
-from hlat.config.sections import ExportConfig
+from hlat.config.sections import CheckpointConfig
 from hlat.runtime.distributed import HostGroup
 from hlat.training.components import LoopStart, StepEnd
 from hlat.training.newest_saved import SavedCheckpoint
@@ -79,13 +80,13 @@ class Run:
             saved=None,
             runtime=SimpleNamespace(ranks=HostGroup()),
             recipe=SimpleNamespace(
-                run_dir=self.folder, checkpoint=SimpleNamespace(export=ExportConfig(every_steps=10))
+                run_dir=self.folder, checkpoint=CheckpointConfig.model_validate({"export": {"every_steps": 10}})
             ),
         )
         tracker = cast(Any, SimpleNamespace(event=self.event, message=lambda text: None))
         self.exports = WeightExports(cast(RunState, self.state), tracker, self.start, linger_seconds=0.0)
 
-    def start(self, checkpoint: Path, target: Path, config: ExportConfig) -> Process:
+    def start(self, checkpoint: Path, target: Path, options: Sequence[str]) -> Process:
         if self.refuses:
             raise BlockingIOError(11, "Resource temporarily unavailable")
         self.started.append(Process(target))

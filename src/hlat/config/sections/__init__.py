@@ -32,7 +32,6 @@ from hlat.config.sections.parallel import (
 from hlat.config.sections.recovery import (
     AnomalyConfig,
     CheckpointConfig,
-    ExportConfig,
     FaultConfig,
     IntegrityConfig,
     RecoveryConfig,
@@ -65,7 +64,6 @@ __all__ = [
     "ComponentSection",
     "DataConfig",
     "EvaluationConfig",
-    "ExportConfig",
     "FaultConfig",
     "IntegrityConfig",
     "LinearScaling",

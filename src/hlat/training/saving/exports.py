@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from hlat.checkpoint.protocol import step_folder_name
-from hlat.config.sections import ExportConfig
 from hlat.runtime import StorageError
 from hlat.runtime.process import enter_phase
 from hlat.tracking import OtherRankTracker, Tracker
@@ -68,14 +67,13 @@ class _Command:
         return code, told[0] if told else f"it ended with exit code {code}"
 
 
-def start_export(checkpoint: Path, target: Path, config: ExportConfig) -> ExportProcess:
-    """Start the export of a checkpoint.
+def start_export(checkpoint: Path, target: Path, options: Sequence[str]) -> ExportProcess:
+    """Start the export of a checkpoint, with options of ``hlat export``.
 
     Raises:
         OSError: no process can be started.
     """
-    dtype = [] if config.dtype is None else ["--dtype", config.dtype]
-    return _Command(["export", str(checkpoint), "--to", str(target), "--weights", config.weights, *dtype])
+    return _Command(["export", str(checkpoint), "--to", str(target), *options])
 
 
 class WeightExports(TrainingComponent):
@@ -92,7 +90,7 @@ class WeightExports(TrainingComponent):
         self,
         state: RunState,
         tracker: Tracker | OtherRankTracker,
-        start: Callable[[Path, Path, ExportConfig], ExportProcess] = start_export,
+        start: Callable[[Path, Path, Sequence[str]], ExportProcess] = start_export,
         linger_seconds: float = _LINGER_SECONDS,
     ) -> None:
         self._state, self._tracker, self._start, self._linger = state, tracker, start, linger_seconds
@@ -139,11 +137,12 @@ class WeightExports(TrainingComponent):
                 self._waiting.append(saved)
         self._receive()
         while self._running is None and self._waiting:
-            self._begin_export(self._waiting.popleft(), self._config)
+            dtype = [] if self._config.dtype is None else ["--dtype", self._config.dtype]
+            self._begin_export(self._waiting.popleft(), ["--weights", self._config.weights, *dtype])
 
-    def _begin_export(self, saved: SavedCheckpoint, config: ExportConfig) -> None:
+    def _begin_export(self, saved: SavedCheckpoint, options: Sequence[str]) -> None:
         try:
-            self._running = saved, self._start(saved.path, self._target(saved), config), time.monotonic()
+            self._running = saved, self._start(saved.path, self._target(saved), options), time.monotonic()
         except OSError as error:
             self._fail(saved, f"no process can be started: {error.strerror}")
 
