@@ -25,10 +25,10 @@ model: {vocab_size: 4096, layers: 4, hidden_size: 128, intermediate_size: 344, h
 data: {sequence_length: 128, tokenizer: {vocab_size: 4096}, validation: {fraction: 0.005}}
 batch: {global_batch: 8, micro_batch: 8}
 optimizer: {lr: 2.0e-3}
-schedule: {kind: constant, warmup_steps: 100}
+schedule: {kind: constant}
 training: {log_every: 50}
 evaluation: {every_steps: null}
-checkpoint: {every_steps: 50, keep_last: 10, background: false}
+checkpoint: {keep_last: 10, background: false}
 precision: {mode: fp32}
 tracking: {console: none, tensorboard: false}
 """
@@ -51,6 +51,7 @@ def losses(folder, data, seed, steps):
     fields = {"data.path": data, "data.prepared_dir": folder / "data", "run.dir": run}
     words = [f"{name}={value}" for name, value in fields.items()]
     words += [f"training.steps={steps}", f"training.seed={seed}"]
+    words += [f"checkpoint.every_steps={steps // 30}", f"schedule.warmup_steps={steps // 15}"]
     command = [sys.executable, "-m", "hlat", "train", str(folder / "recipe.yaml"), *words]
     subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
     checkpoints = sorted((run / "checkpoints").glob("step-*"))

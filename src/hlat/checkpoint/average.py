@@ -3,7 +3,7 @@
     paths --newest n of a run, or each--> parents --same model, same tokenizer?--> sum of coefficient * weights
         --chunk by chunk: read, add in float64, divide, round once--> checkpoint
 
-A chunk has at most 4 million elements. It is read from one parent after another and written before the next one, so
+A chunk has at most a million elements. It is read from one parent after another and written before the next one, so
 memory depends on neither the size of the model nor the number of parents. The parents may have been saved in any
 layouts: all store canonical tensors.
 
@@ -38,7 +38,7 @@ from hlat.checkpoint.tokenizer import differing_tokenizers, stored_tokenizer_fil
 from hlat.config.sections import ARCHITECTURES, ModelConfig
 from hlat.runtime import CheckpointError
 
-_CHUNK_ELEMENTS = 1 << 22  # 32 MiB in float64; each thread that writes needs a few times that
+_CHUNK_ELEMENTS = 1 << 20  # 8 MiB in float64; each thread that writes needs a few times that
 _NOT_COMPUTED_WITH = {"preset", "hf_config", "coalesce", "init_std", "init_scaled_outputs", "max_sequence_length"}
 
 
