@@ -1,4 +1,4 @@
-"""Validation: loss on a fixed set of sequences, and bits per byte, which is comparable across tokenizers."""
+"""Loss on a fixed set of sequences, and bits per byte, which is comparable across tokenizers."""
 
 import math
 from collections.abc import Sequence
@@ -26,11 +26,34 @@ class ValidationResult:
 class LossEvaluator(Protocol):
     """Model that can be validated: complete in one process, or this rank's shard."""
 
+    @property
+    def data_ranks(self) -> int:
+        """Number of data-parallel ranks, which evaluate different rows."""
+
+    @property
+    def data_index(self) -> int:
+        """This rank's index among them."""
+
+    @property
+    def row_multiple(self) -> int:
+        """Number of which the length of evaluated rows is a multiple, in tokens."""
+
+    @property
+    def isolates(self) -> bool:
+        """True if rows come with the positions of their tokens within documents."""
+
     def evaluate(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
         """Return this rank's term of the summed loss: a scalar in nats, float64 if the device has it.
 
         Args:
             batches: complete sequences, on the CPU.
+        """
+
+    def evaluate_rows(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
+        """Return this rank's terms of the summed loss of each row, in nats: (rows of all batches,).
+
+        Args:
+            batches: rows on the CPU, all batches of one shape; the same number of batches on every rank.
         """
 
     def sum_over_world(self, values: torch.Tensor) -> torch.Tensor:
@@ -39,6 +62,8 @@ class LossEvaluator(Protocol):
 
 class SingleProcessModel:
     """A complete model in this process, as a ``LossEvaluator``."""
+
+    data_ranks, data_index, row_multiple, isolates = 1, 0, 1, False
 
     def __init__(self, model: Decoder) -> None:
         self._model = model
@@ -52,6 +77,15 @@ class SingleProcessModel:
             inputs_BS, labels_BS, positions_BS = batch.local(((0, batch.inputs_BS.shape[1]),), self._device)
             nats += self._model(inputs_BS, labels_BS, positions=positions_BS).to(nats.dtype)
         return nats
+
+    @torch.no_grad()
+    def evaluate_rows(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
+        """Return the summed loss of each row: (rows of all batches,) in the widest dtype of the device, in nats."""
+        nats = [torch.zeros(0, dtype=sum_dtype(self._device), device=self._device)]
+        for batch in batches:
+            inputs_BS, labels_BS, _ = batch.local(((0, batch.inputs_BS.shape[1]),), self._device)
+            nats.append(self._model(inputs_BS, labels_BS, per_row=True).to(nats[0].dtype))
+        return torch.cat(nats)
 
     def sum_over_world(self, values: torch.Tensor) -> torch.Tensor:
         """Return ``values``: there is only one process."""
