@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from hlat.config import Recipe
-from hlat.config.sections import DataConfig, TokenizerConfig, ValidationSplitConfig
+from hlat.config.sections import DataConfig
 from hlat.data.online import prepare_online
 from hlat.data.prepare import ProgressCallback, prepare
 from hlat.data.prepared import PreparedData, open_prepared
@@ -50,17 +50,17 @@ def prepare_validation_sets(
         StorageError: the disk refused the write.
     """
     model = prepared.tokenizer_dir / "tokenizer.model"
-    tokenizer = TokenizerConfig(
-        path=str(model if model.is_file() else prepared.tokenizer_dir), eos_token=prepared.tokenizer.eos_token
-    )
+    tokenizer = str(model if model.is_file() else prepared.tokenizer_dir)
     for name, path in recipe.evaluation.sets.items():
-        data = DataConfig(
-            path=path,
-            text_column=recipe.data.text_column,
-            tokens_column=recipe.data.tokens_column,
-            tokenizer=tokenizer,
-            validation=ValidationSplitConfig(fraction=0),
-            sequence_length=recipe.data.sequence_length,
+        data = DataConfig.model_validate(
+            {
+                "path": path,
+                "text_column": recipe.data.text_column,
+                "tokens_column": recipe.data.tokens_column,
+                "tokenizer": {"path": tokenizer, "eos_token": prepared.tokenizer.eos_token},
+                "validation": {"fraction": 0},
+                "sequence_length": recipe.data.sequence_length,
+            }
         )
         prepare(data, _set_folder(recipe, name), workers=1, progress=progress)
 

@@ -22,7 +22,7 @@ from hlat.data.samples import ValidationData
 from hlat.precision import MODES
 from hlat.runtime import CheckpointError, DataError
 from hlat.runtime.distributed import join_run
-from hlat.training import validate_single_process
+from hlat.training.validation import SingleProcessModel, validate
 
 # For imported weights, which have no recipe. Longer windows may need too much memory: the logits of 4096 tokens over a
 # vocabulary of 128,000 are 2 GB.
@@ -77,7 +77,7 @@ def evaluate_checkpoint(checkpoint: str | Path, data: str | Path | None = None, 
         length = min(model.config.max_sequence_length or _IMPORT_WINDOW, _IMPORT_WINDOW)
         batch = max(1, _IMPORT_BATCH_TOKENS // length)
     windows = ValidationData(prepared, length, None, recipe is not None and recipe.data.isolate)
-    result = validate_single_process(model, windows, batch)
+    result = validate(SingleProcessModel(model), windows, batch)
     return Perplexity(result.loss, result.bits_per_byte, result.tokens)
 
 

@@ -131,7 +131,7 @@ class MetricsLines(TrainingComponent):
             failure = f"{type(error).__name__}: {error}"
         enter_phase("between")
         failures = [found for found in ranks.all_gather(failure) if found]
-        ranks.run_on_rank0(self._attempts.done)
+        ranks.run_on_rank0(lambda: self._attempts.done(state.step))
         if not failures:
             return result
         self._report(failures[0])

@@ -25,7 +25,12 @@ NAMES = (
     *("TP2 + SP", "TP4 + SP, q and k norms, odd vocabulary", "CP2", "TP2 x CP2", "DP2, ZeRO 3", "PP2 1f1b", "PP2 zbv"),
     *("PP2, tied", "PP2 x CP2 x DP2, ZeRO 1", "TP2 x PP2 x DP2, ZeRO 1", "TP2 x CP2, sliding window"),
 )
-LAYOUTS = [ONE, *(case for case in CASES if case.name in NAMES)]
+USUAL = ("one process", "TP2 x CP2", "PP2 zbv", "PP2 x CP2 x DP2, ZeRO 1")
+LAYOUTS = [
+    pytest.param(case, isolate, marks=() if case.name in USUAL and not isolate else pytest.mark.slow)
+    for case in (ONE, *(case for case in CASES if case.name in NAMES))
+    for isolate in (False, True)
+]
 
 
 def requests(vocabulary: int) -> list[TokenRow]:
@@ -61,8 +66,7 @@ def alone(case: Case, rows: list[TokenRow]) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("isolate", [False, True], ids=["joined", "isolated"])
-@pytest.mark.parametrize("case", LAYOUTS, ids=str)
+@pytest.mark.parametrize(("case", "isolate"), LAYOUTS, ids=str)
 def test_in_any_layout_a_request_is_scored_as_if_alone(case: Case, isolate: bool, pool: Pool) -> None:
     rows = requests(parse_recipe(content_of(case), world=case.world).model.vocab_size)
     wanted = alone(case, rows)

@@ -28,7 +28,7 @@ def recipe_of(folder, **training):
     return parse_recipe(
         {
             "run": {"dir": str(folder / "run"), "device": "cpu"},
-            "model": {"layers": 1, "hidden_size": 32, "intermediate_size": 64, "heads": 2},
+            "model": {"vocab_size": 32, "layers": 1, "hidden_size": 32, "intermediate_size": 64, "heads": 2},
             "data": {
                 "path": str(folder / "corpus.txt"),
                 "sequence_length": 32,
@@ -132,5 +132,7 @@ def test_after_two_in_a_row_nothing_is_evaluated(tmp_path):
     assert again.refusal(6) == ""
     again.begin(6)
     assert "steps 4 and 6" in EvaluationAttempts(tmp_path).refusal(8)
-    again.done()
+    again.done(2)
+    assert "steps 4 and 6" in EvaluationAttempts(tmp_path).refusal(8)
+    again.done(6)
     assert EvaluationAttempts(tmp_path).refusal(4) == ""

@@ -2,7 +2,7 @@
 
 from hlat.training.validation.attempts import EvaluationAttempts
 from hlat.training.validation.evaluation import Evaluation, EvaluationResult, open_evaluation
-from hlat.training.validation.losses import SingleProcessModel, ValidationResult, validate, validate_single_process
+from hlat.training.validation.losses import SingleProcessModel, ValidationResult, validate
 from hlat.training.validation.requests import TaskRequest, TokenRow, encode_requests, read_requests, write_requests
 from hlat.training.validation.tasks import TaskScore, score_requests, task_scores
 
@@ -21,6 +21,5 @@ __all__ = [
     "score_requests",
     "task_scores",
     "validate",
-    "validate_single_process",
     "write_requests",
 ]

@@ -1,6 +1,6 @@
 """Record of evaluations that ended a run's processes, so that the next attempt leaves them out.
 
-    begin(step) -> evaluation -> done()             evaluation.json names the step in between
+    begin(step) -> evaluation -> done(step)            evaluation.json names the step in between
     process killed, out of memory, hanging -> the next attempt finds the step in evaluation.json and leaves it out
 
 Otherwise an evaluation that always fails would end every attempt at the same step.
@@ -48,9 +48,9 @@ class EvaluationAttempts:
         self._unfinished.append(step)
         self._write()
 
-    def done(self) -> None:
-        """Record that the evaluation ended: earlier ones that did not are forgiven."""
-        self._unfinished = []
+    def done(self, step: int) -> None:
+        """Record that the evaluation of a step ended: those of earlier steps that did not are forgotten."""
+        self._unfinished = [each for each in self._unfinished if each > step]
         self._write()
 
     def _write(self) -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from hlat.data.samples import Batch, ValidationData
 from hlat.model import IGNORED, Decoder
-from hlat.parallel import MicroBatch, ParallelModel
+from hlat.parallel import MicroBatch
 from hlat.runtime.backend import sum_dtype
 
 
@@ -33,6 +33,10 @@ class LossEvaluator(Protocol):
     @property
     def data_index(self) -> int:
         """This rank's index among them."""
+
+    @property
+    def is_model_parallel_leader(self) -> bool:
+        """True for one of the ranks that evaluate the same rows."""
 
     @property
     def row_multiple(self) -> int:
@@ -63,7 +67,8 @@ class LossEvaluator(Protocol):
 class SingleProcessModel:
     """A complete model in this process, as a ``LossEvaluator``."""
 
-    data_ranks, data_index, row_multiple, isolates = 1, 0, 1, False
+    data_ranks, data_index, row_multiple = 1, 0, 1
+    is_model_parallel_leader, isolates = True, False
 
     def __init__(self, model: Decoder) -> None:
         self._model = model
@@ -92,22 +97,16 @@ class SingleProcessModel:
         return values
 
 
-def validate(model: ParallelModel, data: ValidationData, batch_size: int) -> ValidationResult:
-    """Return the mean next-token loss over the validation set, the same on every rank. Collective.
+def validate(model: LossEvaluator, data: ValidationData, batch_size: int) -> ValidationResult:
+    """Return the mean next-token loss over a validation set, the same on every rank. Collective.
 
     Micro-batches are assigned to data-parallel ranks round-robin. The last ones are padded with sequences without
     labels, because every rank has to take part in every collective operation.
     """
-    ranks, index = model.layout.data, model.data_index
+    ranks, index = model.data_ranks, model.data_index
     rounds = -(-len(data) // (batch_size * ranks))
     batches = [data.batch((number * ranks + index) * batch_size, batch_size) for number in range(rounds)]
     return _averages(model, [_padded(batch, batch_size) for batch in batches], model.is_model_parallel_leader)
-
-
-def validate_single_process(model: Decoder, data: ValidationData, batch_size: int) -> ValidationResult:
-    """Return the mean next-token loss of a complete model in this process."""
-    batches = [data.batch(first, batch_size) for first in range(0, len(data), batch_size)]
-    return _averages(SingleProcessModel(model), batches, True)
 
 
 def _averages(model: LossEvaluator, batches: Sequence[Batch], counted: bool) -> ValidationResult:

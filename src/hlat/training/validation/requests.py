@@ -78,7 +78,7 @@ def read_requests(files: Sequence[str | Path]) -> list[TaskRequest]:
 
 def _read_file(file: Path) -> tuple[list[TaskRequest], list[str]]:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").split("\n")  # not splitlines: JSON may hold U+2028
     except (OSError, UnicodeDecodeError) as error:
         return [], [f"{file} cannot be read: {error}"]
     requests, problems = [], []
