@@ -4,7 +4,7 @@ from hlat.training.validation.attempts import EvaluationAttempts
 from hlat.training.validation.evaluation import Evaluation, EvaluationResult, open_evaluation
 from hlat.training.validation.losses import SingleProcessModel, ValidationResult, validate
 from hlat.training.validation.requests import TaskRequest, TokenRow, encode_requests, read_requests, write_requests
-from hlat.training.validation.tasks import TaskScore, score_requests, task_scores
+from hlat.training.validation.tasks import score_requests, task_scores
 
 __all__ = [
     "Evaluation",
@@ -12,7 +12,6 @@ __all__ = [
     "EvaluationResult",
     "SingleProcessModel",
     "TaskRequest",
-    "TaskScore",
     "TokenRow",
     "ValidationResult",
     "encode_requests",
