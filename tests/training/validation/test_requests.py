@@ -66,6 +66,7 @@ def test_scores_are_those_of_their_definitions():
         (request(group=1, continuation=" a", is_gold=False), -1.0),
         (request(group=1, continuation=" abcd", is_gold=True), -2.0),
         (request(task="gold", continuation=" é", is_gold=True), -0.6931471805599453 * 6),
+        (request(task="gold", continuation=" ee", is_gold=True), -0.6931471805599453 * 9),
     ]
     scores = task_scores(*zip(*choices, strict=True))
     assert scores["qa"].examples == 2

@@ -28,7 +28,7 @@ class TaskScore:
 
     Attributes:
         examples: number of examples.
-        accuracy: share of the examples whose most likely choice is right; None if examples have one choice only.
+        accuracy: share of the examples whose most likely choice is right; None if it has gold answers only.
         normalized_accuracy: the same with log-likelihoods per character.
         bits_per_byte: bits per UTF-8 byte of the gold answers: mean over the examples.
     """
@@ -106,7 +106,7 @@ def task_scores(requests: Sequence[TaskRequest], likelihoods: Sequence[float]) -
 def _score(examples: Sequence[Sequence[tuple[TaskRequest, float]]]) -> TaskScore:
     count = len(examples)
     bits = [_gold_bits_per_byte(choices) for choices in examples]
-    if all(len(choices) == 1 for choices in examples):
+    if all(request.is_gold for choices in examples for request, _ in choices):
         return TaskScore(count, None, None, sum(bits) / count)
     plain = sum(_is_right(choices, [value for _, value in choices]) for choices in examples)
     per_character = [[value / request.normalization for request, value in choices] for choices in examples]
