@@ -7,6 +7,7 @@ imports nothing itself: an import here would run before the command handles Ctrl
 TYPE_CHECKING = False  # typing.TYPE_CHECKING, without the import
 if TYPE_CHECKING:
     from hlat.api import TrainingResult as TrainingResult
+    from hlat.api import average as average
     from hlat.api import compare_plans as compare_plans
     from hlat.api import evaluate as evaluate
     from hlat.api import generate as generate
@@ -34,8 +35,8 @@ __version__: str
 
 _API = {
     "api": (
-        *("TrainingResult", "compare_plans", "evaluate", "generate", "load_model", "load_recipe", "metrics", "plan"),
-        *("rehearse", "train", "watch"),
+        *("TrainingResult", "average", "compare_plans", "evaluate", "generate", "load_model", "load_recipe"),
+        *("metrics", "plan", "rehearse", "train", "watch"),
     ),
     "config": ("Recipe", "RecipeError"),
     "runtime": (

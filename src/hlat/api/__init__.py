@@ -9,6 +9,7 @@ when a function returns or raises.
 
 import logging
 
+from hlat.api.averaging import average
 from hlat.api.checkpoints import evaluate, generate, load_model, watch
 from hlat.api.planning import compare_plans, plan
 from hlat.api.recipes import load_recipe
@@ -17,6 +18,7 @@ from hlat.api.training import TrainingResult, rehearse, train
 
 __all__ = [
     "TrainingResult",
+    "average",
     "compare_plans",
     "evaluate",
     "generate",
