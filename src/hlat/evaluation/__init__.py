@@ -2,6 +2,7 @@
 
 from hlat.evaluation.generation import Sampling, generate, generate_text
 from hlat.evaluation.perplexity import Perplexity, evaluate_checkpoint
+from hlat.evaluation.rendering import render_tasks
 from hlat.evaluation.watch import EvaluatedCheckpoint, watch_run
 
 __all__ = [
@@ -11,5 +12,6 @@ __all__ = [
     "evaluate_checkpoint",
     "generate",
     "generate_text",
+    "render_tasks",
     "watch_run",
 ]
