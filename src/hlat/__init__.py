@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hlat.api import plan as plan
     from hlat.api import rehearse as rehearse
     from hlat.api import train as train
+    from hlat.api import watch as watch
     from hlat.config import Recipe as Recipe
     from hlat.config import RecipeError as RecipeError
     from hlat.runtime import CheckpointError as CheckpointError
@@ -35,7 +36,7 @@ __version__: str
 _API = {
     "api": (
         *("TrainingResult", "average", "compare_plans", "evaluate", "generate", "load_model", "load_recipe"),
-        *("metrics", "plan", "rehearse", "train"),
+        *("metrics", "plan", "rehearse", "train", "watch"),
     ),
     "config": ("Recipe", "RecipeError"),
     "runtime": (

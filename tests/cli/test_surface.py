@@ -53,7 +53,7 @@ SURFACE = {
     "hardware list": {"--hardware"},
     "hardware show": {"name", "--hardware"},
     "hardware measure": {"--to", "--name"},
-    "evaluate": {"checkpoint", "--data", "--weights"},
+    "evaluate": {"checkpoint", "--data", "--once", "--requests", "--watch", "--weights"},
     "generate": {
         "checkpoint",
         "--prompt",

@@ -1,6 +1,6 @@
 """The Python API: one function per verb of the command line (docs/python.md).
 
-    load_recipe -> train -> evaluate, generate, load_model, metrics        plan, rehearse
+    load_recipe -> train -> evaluate, watch, generate, load_model, metrics        plan, rehearse
 
 Nothing is printed: progress and messages are log records of the logger ``hlat``. Mistakes are ``HlatError``s. What
 computing needs in a process (environment variables, settings of torch, random generators, signal handlers) is restored
@@ -10,7 +10,7 @@ when a function returns or raises.
 import logging
 
 from hlat.api.averaging import average
-from hlat.api.checkpoints import evaluate, generate, load_model
+from hlat.api.checkpoints import evaluate, generate, load_model, watch
 from hlat.api.planning import compare_plans, plan
 from hlat.api.recipes import load_recipe
 from hlat.api.runs import metrics
@@ -28,6 +28,7 @@ __all__ = [
     "plan",
     "rehearse",
     "train",
+    "watch",
 ]
 
 logging.getLogger("hlat").addHandler(logging.NullHandler())  # quiet unless the program configures logging
