@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from hlat.api import metrics as metrics
     from hlat.api import plan as plan
     from hlat.api import rehearse as rehearse
+    from hlat.api import report as report
+    from hlat.api import runs as runs
     from hlat.api import train as train
     from hlat.api import watch as watch
     from hlat.config import Recipe as Recipe
@@ -36,7 +38,7 @@ __version__: str
 _API = {
     "api": (
         *("TrainingResult", "average", "compare_plans", "evaluate", "generate", "load_model", "load_recipe"),
-        *("metrics", "plan", "rehearse", "train", "watch"),
+        *("metrics", "plan", "rehearse", "report", "runs", "train", "watch"),
     ),
     "config": ("Recipe", "RecipeError"),
     "runtime": (

@@ -1,6 +1,7 @@
 """The Python API: one function per verb of the command line (docs/python.md).
 
-    load_recipe -> train -> evaluate, watch, generate, load_model, metrics        plan, rehearse
+    load_recipe -> train -> evaluate, watch, average, generate, load_model        metrics, report, runs
+                -> plan, rehearse
 
 Nothing is printed: progress and messages are log records of the logger ``hlat``. Mistakes are ``HlatError``s. What
 computing needs in a process (environment variables, settings of torch, random generators, signal handlers) is restored
@@ -13,7 +14,7 @@ from hlat.api.averaging import average
 from hlat.api.checkpoints import evaluate, generate, load_model, watch
 from hlat.api.planning import compare_plans, plan
 from hlat.api.recipes import load_recipe
-from hlat.api.runs import metrics
+from hlat.api.runs import metrics, report, runs
 from hlat.api.training import TrainingResult, rehearse, train
 
 __all__ = [
@@ -27,6 +28,8 @@ __all__ = [
     "metrics",
     "plan",
     "rehearse",
+    "report",
+    "runs",
     "train",
     "watch",
 ]

@@ -12,6 +12,7 @@ from typing import Any
 
 from hlat.tracking.jsonl import JsonLines, as_storage_error, decode, filter_lines, from_json_value, read_records
 
+_TAIL_BYTES = 1 << 18  # longer than any line
 Metrics = Mapping[str, Any]
 """Metrics of a logged step. Values are numbers, except ``seconds``. A key whose value is unknown is left out.
 
@@ -82,6 +83,22 @@ def _step_of(line: bytes) -> int | None:
     record = decode(line)
     step = record.get("step") if record is not None else None
     return step if isinstance(step, int) else None
+
+
+def read_last_metrics(path: Path) -> dict[str, Any] | None:
+    """Return the metrics of the last complete line, without reading the lines before; None if there is none.
+
+    Raises:
+        StorageError: the file cannot be read.
+    """
+    with as_storage_error(path, "read"), path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - _TAIL_BYTES))
+        lines = file.read().splitlines()
+    for line in reversed(lines):
+        if (record := decode(line)) is not None:
+            return {key: from_json_value(value) for key, value in record.items()}
+    return None
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
