@@ -1,8 +1,8 @@
 """Report of a run of many logged steps: time, size, memory, and the height of a spike of one step in its chart.
 
-    lines as `hlat train` writes them -> hlat report, a process of its own -> seconds, bytes, peak memory, spike
+lines as `hlat train` writes them -> hlat report, a process of its own -> seconds, bytes, peak memory, spike
 
-    python benchmarks/run_report.py [STEPS]        200,000 by default; goals: 20 s, 8 MB, the spike is visible
+python benchmarks/run_report.py [STEPS]        200,000 by default; goals: 20 s, 8 MB, the spike is visible
 """
 
 import json
@@ -60,7 +60,9 @@ def main() -> None:
     content = json.loads(re.search(r'<script type="application/json">(.*?)</script>', loss)[1])
     values = content["series"][0]["y"]
     assert values.count(SPIKE) == 1, "the spike is one point of the chart"
-    print(f"{steps:,} lines ({lines / 1e6:.0f} MB): {seconds:.1f} s, {cpu:.1f} s of CPU, {memory / 1e9:.2f} GB of memory")
+    print(
+        f"{steps:,} lines ({lines / 1e6:.0f} MB): {seconds:.1f} s, {cpu:.1f} s of CPU, {memory / 1e9:.2f} GB of memory"
+    )
     print(f"page: {len(page.encode()) / 1e6:.2f} MB, {len(figures)} charts; the spike is one of {len(values)} points")
     what = f"report of a run of {steps:,} logged steps"
     record.add(f"wall time of the {what}, import included", "s", seconds, note=f"goal 20 s; {cpu:.1f} s of CPU")

@@ -7,6 +7,7 @@ imports nothing itself: an import here would run before the command handles Ctrl
 TYPE_CHECKING = False  # typing.TYPE_CHECKING, without the import
 if TYPE_CHECKING:
     from hlat.api import TrainingResult as TrainingResult
+    from hlat.api import average as average
     from hlat.api import compare_plans as compare_plans
     from hlat.api import evaluate as evaluate
     from hlat.api import generate as generate
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from hlat.api import report as report
     from hlat.api import runs as runs
     from hlat.api import train as train
+    from hlat.api import watch as watch
     from hlat.config import Recipe as Recipe
     from hlat.config import RecipeError as RecipeError
     from hlat.runtime import CheckpointError as CheckpointError
@@ -35,8 +37,8 @@ __version__: str
 
 _API = {
     "api": (
-        *("TrainingResult", "compare_plans", "evaluate", "generate", "load_model", "load_recipe", "metrics", "plan"),
-        *("rehearse", "report", "runs", "train"),
+        *("TrainingResult", "average", "compare_plans", "evaluate", "generate", "load_model", "load_recipe"),
+        *("metrics", "plan", "rehearse", "report", "runs", "train", "watch"),
     ),
     "config": ("Recipe", "RecipeError"),
     "runtime": (

@@ -1,6 +1,7 @@
 """The Python API: one function per verb of the command line (docs/python.md).
 
-    load_recipe -> train -> evaluate, generate, load_model, metrics, report, runs    plan, rehearse
+    load_recipe -> train -> evaluate, watch, average, generate, load_model        metrics, report, runs
+                -> plan, rehearse
 
 Nothing is printed: progress and messages are log records of the logger ``hlat``. Mistakes are ``HlatError``s. What
 computing needs in a process (environment variables, settings of torch, random generators, signal handlers) is restored
@@ -9,7 +10,8 @@ when a function returns or raises.
 
 import logging
 
-from hlat.api.checkpoints import evaluate, generate, load_model
+from hlat.api.averaging import average
+from hlat.api.checkpoints import evaluate, generate, load_model, watch
 from hlat.api.planning import compare_plans, plan
 from hlat.api.recipes import load_recipe
 from hlat.api.runs import metrics, report, runs
@@ -17,6 +19,7 @@ from hlat.api.training import TrainingResult, rehearse, train
 
 __all__ = [
     "TrainingResult",
+    "average",
     "compare_plans",
     "evaluate",
     "generate",
@@ -28,6 +31,7 @@ __all__ = [
     "report",
     "runs",
     "train",
+    "watch",
 ]
 
 logging.getLogger("hlat").addHandler(logging.NullHandler())  # quiet unless the program configures logging
