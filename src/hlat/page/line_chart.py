@@ -11,7 +11,7 @@ import numpy as np
 
 from hlat.page.downsample import Floats, Indices, extremes
 from hlat.page.elements import Html, details, embedded_json, table, text
-from hlat.page.numbers import Axis, format_tick, format_value, make_axis
+from hlat.page.numbers import ChartAxis, format_tick, format_value, make_axis
 from hlat.page.style import colour, dashes
 
 _WIDTH, _HEIGHT = 400, 240
@@ -118,15 +118,15 @@ def _plot_height() -> float:
     return _HEIGHT - _TOP - _BOTTOM
 
 
-def _across(x: Axis, value: float) -> float:
+def _across(x: ChartAxis, value: float) -> float:
     return _LEFT + x.fraction(value) * _plot_width()
 
 
-def _up(y: Axis, value: float) -> float:
+def _up(y: ChartAxis, value: float) -> float:
     return _TOP + (1 - y.fraction(value)) * _plot_height()
 
 
-def _axes(x: Axis, y: Axis, across: str, up: str) -> Iterator[Html]:
+def _axes(x: ChartAxis, y: ChartAxis, across: str, up: str) -> Iterator[Html]:
     bottom = _HEIGHT - _BOTTOM
     for tick in y.ticks:
         place = _up(y, tick)
@@ -143,7 +143,7 @@ def _axes(x: Axis, y: Axis, across: str, up: str) -> Iterator[Html]:
     yield f'<text x="2" y="10">{text(up)}{scale}</text>'
 
 
-def _marks(marks: Sequence[Mark], x: Axis) -> Iterator[Html]:
+def _marks(marks: Sequence[Mark], x: ChartAxis) -> Iterator[Html]:
     for row, kind in enumerate(_kinds(marks)):
         found = [mark for mark in marks if mark.kind == kind]
         for mark in found[:: -(-len(found) // _MAX_MARKS)]:
@@ -157,7 +157,7 @@ def _kinds(marks: Sequence[Mark]) -> list[str]:
     return list(dict.fromkeys(mark.kind for mark in marks))
 
 
-def _curve(series: Series, index: Indices, x: Axis, y: Axis, number: int) -> Iterator[Html]:
+def _curve(series: Series, index: Indices, x: ChartAxis, y: ChartAxis, number: int) -> Iterator[Html]:
     points = [(_across(x, float(a)), _up(y, float(b))) for a, b in zip(series.x[index], series.y[index], strict=True)]
     dash = f' stroke-dasharray="{dashes(number)}"' if dashes(number) else ""
     path = "M" + "L".join(f"{a:.1f},{b:.1f}" for a, b in points)
@@ -170,7 +170,7 @@ def _curve(series: Series, index: Indices, x: Axis, y: Axis, number: int) -> Ite
         yield f'<g fill="{colour(number)}">{dots}</g>'
 
 
-def _not_finite(series: Series, x: Axis, number: int) -> Iterator[Html]:
+def _not_finite(series: Series, x: ChartAxis, number: int) -> Iterator[Html]:
     """Mark values that are NaN or infinite with a cross at the upper edge."""
     bad = np.flatnonzero(~np.isfinite(series.y))
     for place in bad[:: max(1, len(bad) // _MAX_MARKS)]:

@@ -43,7 +43,7 @@ def duration(seconds: float) -> str:
 
 
 @dataclass(frozen=True)
-class Axis:
+class ChartAxis:
     """An axis from ``least`` to ``most``, with ticks between them.
 
     Attributes:
@@ -65,7 +65,7 @@ class Axis:
         return (value - self.least) / (self.most - self.least)
 
 
-def make_axis(values: Sequence[float], *, log: bool = False, zero: bool = False, count: int = 5) -> Axis:
+def make_axis(values: Sequence[float], *, log: bool = False, zero: bool = False, count: int = 5) -> ChartAxis:
     """Choose the range and the ticks of an axis.
 
     Args:
@@ -82,7 +82,7 @@ def make_axis(values: Sequence[float], *, log: bool = False, zero: bool = False,
     if most - least <= _LEAST_RANGE * max(abs(least), abs(most)):
         margin = abs(least) * 0.05 or 1.0
         least, most = least - (0.0 if zero and least == 0 else margin), most + margin
-    return Axis(least, most, False, _even_ticks(least, most, count))
+    return ChartAxis(least, most, False, _even_ticks(least, most, count))
 
 
 def _even_ticks(least: float, most: float, count: int) -> tuple[float, ...]:
@@ -91,7 +91,7 @@ def _even_ticks(least: float, most: float, count: int) -> tuple[float, ...]:
     return tuple(number * step for number in range(first, math.floor(most / step + 1e-9) + 1))
 
 
-def _log_axis(least: float, most: float) -> Axis:
+def _log_axis(least: float, most: float) -> ChartAxis:
     if most / least < 1.5:
         least, most = least / 1.3, most * 1.3
     low, high = math.floor(math.log10(least)), math.ceil(math.log10(most))
@@ -99,7 +99,7 @@ def _log_axis(least: float, most: float) -> Axis:
     every = max(1, (high - low) // 6)
     found = [factor * 10.0**power for power in range(low, high + 1, every) for factor in factors]
     ticks = tuple(tick for tick in found if least * (1 - 1e-9) <= tick <= most * (1 + 1e-9))
-    return Axis(least, most, True, ticks if len(ticks) > 1 else _even_ticks(least, most, 4))
+    return ChartAxis(least, most, True, ticks if len(ticks) > 1 else _even_ticks(least, most, 4))
 
 
 def _round_step(step: float) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hlat.page.elements import Html, text
-from hlat.page.numbers import Axis, format_tick, format_value, make_axis
+from hlat.page.numbers import ChartAxis, format_tick, format_value, make_axis
 from hlat.page.style import colour
 
 _WIDTH, _HEIGHT = 400, 260
@@ -79,20 +79,20 @@ def scatter_chart(
     )
 
 
-def _axis(values: Sequence[float], error: float) -> Axis:
+def _axis(values: Sequence[float], error: float) -> ChartAxis:
     margin = max(_MARGIN, 1 + error)
     return make_axis((min(values) / margin, max(values) * margin), log=True)
 
 
-def _x(axis: Axis, value: float) -> float:
+def _x(axis: ChartAxis, value: float) -> float:
     return _LEFT + axis.fraction(value) * (_WIDTH - _LEFT - _RIGHT)
 
 
-def _y(axis: Axis, value: float) -> float:
+def _y(axis: ChartAxis, value: float) -> float:
     return _TOP + (1 - axis.fraction(value)) * (_HEIGHT - _TOP - _BOTTOM)
 
 
-def _axes(x: Axis, y: Axis, across: str, up: str) -> Iterator[Html]:
+def _axes(x: ChartAxis, y: ChartAxis, across: str, up: str) -> Iterator[Html]:
     bottom = _HEIGHT - _BOTTOM
     for tick in y.ticks:
         place = _y(y, tick)
@@ -107,7 +107,7 @@ def _axes(x: Axis, y: Axis, across: str, up: str) -> Iterator[Html]:
     yield f'<text x="2" y="10">{text(up)}, logarithmic</text>'
 
 
-def _dot(dot: Dot, x: Axis, y: Axis, errors: tuple[float, float]) -> Iterator[Html]:
+def _dot(dot: Dot, x: ChartAxis, y: ChartAxis, errors: tuple[float, float]) -> Iterator[Html]:
     a, b = _x(x, dot.x), _y(y, dot.y)
     if dot.chosen:
         (left, right), (low, high) = (

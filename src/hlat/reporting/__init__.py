@@ -8,13 +8,12 @@ Runs may be in progress or killed. Nothing in their folders is changed, except t
 """
 
 from hlat.reporting.plan_comparison import Machines
-from hlat.reporting.report_page import FILE_NAME, report_page, write_report
+from hlat.reporting.report_page import report_page, write_report
 from hlat.reporting.run_list import RunSummary, list_runs
 from hlat.reporting.run_record import SAMPLES_NAME
 from hlat.reporting.server import ReportServer
 
 __all__ = [
-    "FILE_NAME",
     "SAMPLES_NAME",
     "Machines",
     "ReportServer",

@@ -1,4 +1,4 @@
-"""What happened in a run: time by what it was spent on, restarts, anomalies, checkpoints, samples of text.
+"""History of a run: time by what it was spent on, restarts, anomalies, checkpoints, samples of text.
 
 RunRecord -> sections of the report; what did not happen is said in a sentence
 """

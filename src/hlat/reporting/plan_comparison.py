@@ -28,7 +28,7 @@ _UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class Machines:
-    """What a run was trained on, for its plan and its price.
+    """Machines that a run was trained on, for its plan and its price.
 
     Attributes:
         cluster: INSTANCE:N.
@@ -139,7 +139,7 @@ def _rows(run: RunRecord, predicted: LayoutPrediction | None, price: float | Non
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is, and how fast.
+    """Progress and pace of a run.
 
     Attributes:
         rate: median tokens per second; None without a timed step.

@@ -41,7 +41,7 @@ class GeneratedText:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What is known of a run.
+    """Record of a run.
 
     Attributes:
         folder: its folder.
