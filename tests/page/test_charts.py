@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hlat.page import Mark, Series, bar_chart, colour, duration, format_value, line_chart, make_axis, page, table
@@ -60,6 +60,7 @@ def test_a_spike_of_one_step_in_200_000_is_drawn_at_its_height():
 
 @pytest.mark.parametrize("log", [True, False])
 @given(st.floats(1e-9, 1e12), st.floats(1e-9, 1e12))
+@example(130000000066.0, 138461538563.0)
 def test_ticks_are_inside_the_axis_and_enough(log, one, two):
     axis = make_axis((one, two), log=log)
     assert 2 <= len(axis.ticks) <= 25 and axis.least < axis.most

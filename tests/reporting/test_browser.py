@@ -30,10 +30,11 @@ _OBSERVE = """
         })),
         bars: [...document.querySelectorAll("figure.bar svg")].map((svg) => svg.querySelectorAll("rect").length),
         read: figures[0].querySelector("output").textContent,
-        letters: Math.min(...[...document.querySelectorAll("svg text")].map((each) => each.getBoundingClientRect().height)),
+        letters: Math.min(...[...document.querySelectorAll("svg text")]
+            .map((each) => each.getBoundingClientRect().height)),
         scripts: document.scripts.length, text: document.body.innerText,
     };
-"""  # noqa: E501
+"""
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ def line_chart(
     every_y = np.concatenate([each.y[index] for each, index in kept])
     if log is None:
         log = bool(not zero and every_y.min() > 0 and every_y.max() > _WIDE_RANGE * np.median(every_y))
-    x = make_axis((float(every_x.min()), float(every_x.max())), count=4)
+    x = make_axis((float(every_x.min()), float(every_x.max())))
     y = make_axis((float(every_y.min()), float(every_y.max())), log=log, zero=zero)
     inside = [mark for mark in marks if x.least <= mark.x <= x.most]
     shapes = [*_axes(x, y, across, up), *_marks(inside, x)]

@@ -99,7 +99,7 @@ def _log_axis(least: float, most: float) -> ChartAxis:
     every = max(1, (high - low) // 6)
     found = [factor * 10.0**power for power in range(low, high + 1, every) for factor in factors]
     ticks = tuple(tick for tick in found if least * (1 - 1e-9) <= tick <= most * (1 + 1e-9))
-    return ChartAxis(least, most, True, ticks if len(ticks) > 1 else _even_ticks(least, most, 4))
+    return ChartAxis(least, most, True, ticks if len(ticks) > 1 else _even_ticks(least, most, 8))
 
 
 def _round_step(step: float) -> float:

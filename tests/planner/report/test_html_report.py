@@ -14,10 +14,12 @@ pytestmark = pytest.mark.browser
 _OBSERVE = """
     const shapes = (figure, selector) => [...figure.querySelectorAll("svg[role=img] " + selector)];
     return {
-        width: document.documentElement.scrollWidth, title: document.title, rows: document.querySelector("table").rows.length,
+        width: document.documentElement.scrollWidth, title: document.title,
+        rows: document.querySelector("table").rows.length,
         filled: shapes(document.querySelector("figure.scatter"), "circle.dot[fill^='#']").length,
         rings: shapes(document.querySelector("figure.scatter"), "circle.halo").length,
-        bars: [...document.querySelectorAll("figure.bar")].map((figure) => shapes(figure, "rect").map((rect) => rect.getAttribute("fill"))),
+        bars: [...document.querySelectorAll("figure.bar")]
+            .map((figure) => shapes(figure, "rect").map((rect) => rect.getAttribute("fill"))),
         passes: shapes(document.querySelector("figure.timeline"), "rect").length,
         scripts: document.scripts.length,
         hit: shapes(document.querySelector("figure.bar"), "rect").filter((rect) => {
@@ -26,7 +28,7 @@ _OBSERVE = """
             return document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 4) === rect;
         }).length,
     };
-"""  # noqa: E501
+"""
 
 
 @pytest.fixture(scope="module")
