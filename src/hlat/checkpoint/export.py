@@ -62,8 +62,8 @@ def load_model(
         CheckpointError: there is no valid checkpoint, or it has no model, or no such weights.
     """
     checkpoint = open_checkpoint(resolve(Path(path)))
-    config, prefix = model_config(checkpoint), _prefix(checkpoint, weights)
-    model = build(config, device=device, seed=None, dtype=dtype or _saved_dtype(checkpoint, prefix))
+    config, prefix = model_config(checkpoint), weights_prefix(checkpoint, weights)
+    model = build(config, device=device, seed=None, dtype=dtype or saved_dtype(checkpoint, prefix))
     fill(checkpoint, config, collect_local_parameters(model), prefix)
     return model, dict(checkpoint.meta)
 
@@ -129,7 +129,7 @@ def export_hf(
         StorageError: a file-system operation failed; nothing is left behind.
     """
     checkpoint = open_checkpoint(resolve(Path(path)))
-    config, prefix = model_config(checkpoint), _prefix(checkpoint, weights)
+    config, prefix = model_config(checkpoint), weights_prefix(checkpoint, weights)
     tokenizer = checkpoint.path / TOKENIZER
     special, generation = _special_ids(checkpoint)
     return write_hf(
@@ -179,7 +179,7 @@ def import_hf(hf_dir: str | Path, out_dir: str | Path) -> Path:
     return target
 
 
-def _prefix(checkpoint: Checkpoint, weights: str) -> str:
+def weights_prefix(checkpoint: Checkpoint, weights: str) -> str:
     """Return the prefix of the names of the weights.
 
     Raises:
@@ -198,7 +198,8 @@ def _canonical(checkpoint: Checkpoint, config: ModelConfig, prefix: str) -> Iter
         yield name, checkpoint.read([prefix + name])[prefix + name]
 
 
-def _saved_dtype(checkpoint: Checkpoint, prefix: str) -> torch.dtype:
+def saved_dtype(checkpoint: Checkpoint, prefix: str) -> torch.dtype:
+    """Return the data type of the saved weights; if there are several, the one they promote to."""
     dtypes = [tensor.dtype for name, tensor in checkpoint.tensors.items() if name.startswith(prefix)]
     return functools.reduce(torch.promote_types, dtypes)
 
