@@ -72,9 +72,9 @@ def test_choices_of_one_context_are_computed_with_it() -> None:
 def test_a_plan_has_every_request_once_and_does_not_depend_on_their_order() -> None:
     generator = torch.Generator().manual_seed(4)
     requests = few_shot_requests(generator)
-    plan = plan_batches(requests, BatchLimits(tokens=64))
+    plan = plan_batches(requests, BatchLimits(tokens=64, row=20))
     assert sorted(index for batch in plan for index in batch.order) == list(range(len(requests)))
-    other = plan_batches(mixed(requests, generator), BatchLimits(tokens=64))
+    other = plan_batches(mixed(requests, generator), BatchLimits(tokens=64, row=20))
     assert [(batch.stem, batch.rows) for batch in plan] == [(batch.stem, batch.rows) for batch in other]
     assert sum(batch.stem > 0 for batch in plan) >= 2
 
