@@ -15,7 +15,7 @@ import torch
 
 from hlat.evaluation.scoring.batches import BatchLimits, ScoringBatch, plan_batches
 from hlat.evaluation.scoring.requests import Score, ScoreRequest, Tokens
-from hlat.evaluation.scoring.token_tree import TokenTree, build_tree
+from hlat.evaluation.scoring.token_tree import IntArray, TokenTree, build_tree
 from hlat.model import KVCache
 from hlat.parallel import ForwardModel
 
@@ -39,7 +39,9 @@ class Scorer:
         """Score the requests of a batch, row after row."""
         trees = [build_tree([request.inputs for request in row], batch.stem) for row in batch.rows]
         hidden_BSD = self._hidden(batch, trees)
-        places, targets, counts = [], [], []
+        places: list[IntArray] = []
+        targets: list[int] = []
+        counts: list[int] = []
         for index, (row, tree) in enumerate(zip(batch.rows, trees, strict=True)):
             for request, path in zip(row, tree.paths, strict=True):
                 places.append(index * hidden_BSD.shape[1] + path[-len(request.continuation) :])
