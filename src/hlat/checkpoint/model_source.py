@@ -130,12 +130,13 @@ def fill_from_tensors(parameter: LocalParameter, tensors: Mapping[str, torch.Ten
             target.copy_(rows)
 
 
-def open_model(path: str | Path, weights: str = "model") -> ModelSource:
+def open_model(path: str | Path, weights: str = "model", *, verify: bool = True) -> ModelSource:
     """Find the model that a path refers to; a checkpoint is verified.
 
     Args:
         path: a checkpoint, a checkpoints folder or a run folder; or a Hugging Face folder, such as an export.
         weights: ``model``, or ``ema`` for the average of the weights of a run that keeps one.
+        verify: False for the folder of a checkpoint that another process has just verified.
 
     Raises:
         CheckpointError: there is no valid checkpoint, it has no such weights, or files are missing or damaged.
@@ -146,4 +147,4 @@ def open_model(path: str | Path, weights: str = "model") -> ModelSource:
         if weights != "model":
             raise CheckpointError(f"{folder}: a Hugging Face folder has one set of weights, not weights={weights!r}.")
         return HFModel(folder)
-    return CheckpointModel(resolve(folder), weights)
+    return CheckpointModel(resolve(folder) if verify else folder, weights)

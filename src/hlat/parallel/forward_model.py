@@ -29,6 +29,7 @@ from hlat.model import (
 from hlat.parallel.mesh import Layout, all_gather, create_process_groups
 from hlat.parallel.tensor_parallel import parallelize_block
 from hlat.parallel.vocab_parallel import parallelize_embedding_and_head
+from hlat.runtime import LaunchError
 from hlat.runtime.distributed import Runtime
 
 _CHUNK_BYTES = 64 << 20  # bytes of fp32 logits
@@ -135,14 +136,18 @@ def build_forward_model(
     """Build this rank's shard of a model, with memory for its weights, which are not initialised. Collective.
 
     Args:
-        config: the model; its heads and columns can be divided by the degree.
+        config: the model.
         runtime: rank, device and world of this process.
-        tensor: tensor-parallel degree, which divides the number of processes.
+        tensor: tensor-parallel degree.
         dtype: dtype of weights and activations.
 
     Returns:
         The model, and the layout of all ranks: ``tensor`` x data-parallel replicas.
+
+    Raises:
+        LaunchError: the processes, or heads and columns of the model, cannot be divided by the degree.
     """
+    _check_degree(config, runtime.world, tensor)
     layout = Layout.of(ParallelConfig(tensor=tensor, sequence=False, zero=0), runtime.world)
     groups = create_process_groups(layout, runtime.rank, config, runtime.device)
     with torch.device("meta"):
@@ -154,3 +159,18 @@ def build_forward_model(
         parallelize_embedding_and_head(model, groups.tensor, False)
     replace_parameters(model, lambda parameter: torch.empty_like(parameter, device=runtime.device))
     return ForwardModel(model.eval(), runtime.device, groups.tensor), layout
+
+
+def _check_degree(config: ModelConfig, world: int, tensor: int) -> None:
+    sizes = (("processes", world), ("heads", config.heads), ("feed-forward columns", config.intermediate_size))
+    problems = [f"{size:,} {name} cannot be divided evenly by it" for name, size in sizes if size % tensor]
+    kv_heads = config.n_kv_heads
+    if kv_heads % tensor and tensor % kv_heads:
+        problems.append(f"{kv_heads} kv heads can neither be divided evenly by it nor copied evenly")
+    if problems:
+        fits = [d for d in range(1, world + 1) if not (world % d or config.heads % d or config.intermediate_size % d)]
+        works = [d for d in fits if not (kv_heads % d and d % kv_heads)]
+        raise LaunchError(
+            f"tensor-parallel degree {tensor}: {'; '.join(problems)}. With {world} processes these work: "
+            f"{', '.join(map(str, works))}."
+        )

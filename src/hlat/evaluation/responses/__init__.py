@@ -4,5 +4,17 @@ from hlat.evaluation.responses.kinds import Generation, Scoring
 from hlat.evaluation.responses.replicas import Replicas
 from hlat.evaluation.responses.responder import Progress, Responder
 from hlat.evaluation.responses.response_cache import ResponseCache, response_key
+from hlat.evaluation.responses.served_model import ServedModel, ServingOptions, serve_model
 
-__all__ = ["Generation", "Progress", "Replicas", "Responder", "ResponseCache", "Scoring", "response_key"]
+__all__ = [
+    "Generation",
+    "Progress",
+    "Replicas",
+    "Responder",
+    "ResponseCache",
+    "Scoring",
+    "ServedModel",
+    "ServingOptions",
+    "response_key",
+    "serve_model",
+]
