@@ -31,7 +31,7 @@ from results import Recorder
 
 TUNING_SEED = 7
 GOAL = 1.60  # nats: validation loss of tiny-shakespeare
-RATES = {"adamw": (2e-3, 4e-3, 8e-3), "muon": (5e-3, 1e-2, 2e-2, 4e-2)}
+RATES = {"adamw": (1e-3, 2e-3, 4e-3), "muon": (5e-3, 1e-2, 2e-2)}
 LAYOUTS = (
     ("one process", 1, {}),
     ("DP2, ZeRO 0", 2, {"zero": 0}),

@@ -19,7 +19,7 @@ from hlat.model import LocalParameter, local
 from hlat.optim import adamw_reference as reference
 from hlat.optim.adamw_cpu import native_kernel
 from hlat.optim.adamw_reference import Kernel, Operands, rounding_of
-from hlat.optim.base import STEP, Optimizer
+from hlat.optim.base import Optimizer
 from hlat.optim.rounding_streams import RoundingStreams
 from hlat.runtime.backend import backend_of
 from hlat.runtime.distributed import in_fake_world
@@ -73,11 +73,7 @@ class Bf16AdamW(Optimizer):
 
     def init_state(self, parameter: torch.Tensor) -> None:
         """Create the state of a parameter, as its first step does, unless it exists."""
-        state = self.state[parameter]
-        if not state:
-            state[STEP] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            for name in self.state_names:
-                state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        self._create_zeros(parameter, self.state_names)
 
     def allocate_state(self) -> None:
         """Create everything that the first step creates: the state of every parameter, and lookup tables."""

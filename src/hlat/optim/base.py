@@ -95,6 +95,14 @@ class Optimizer(torch.optim.Optimizer, ABC):
     def init_state(self, parameter: torch.Tensor) -> None:
         """Create the state of a parameter, as its first step does, unless it exists: zeros."""
 
+    def _create_zeros(self, parameter: torch.Tensor, names: Sequence[str]) -> None:
+        """Create a step counter and zeros under these names as the state of a parameter, unless it has a state."""
+        state = self.state[parameter]
+        if not state:
+            state[STEP] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            for name in names:
+                state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+
     def allocate_state(self) -> None:
         """Create everything that the first step creates, unless it exists."""
         for group in self.param_groups:

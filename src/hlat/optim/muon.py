@@ -130,15 +130,11 @@ class Muon(Optimizer):
 
     def init_state(self, parameter: torch.Tensor) -> None:
         """Create the state of a parameter, as its first step does, unless it exists."""
-        if id(parameter) not in self._own:
+        if id(parameter) in self._own:
+            self._create_zeros(parameter, self._own_names)
+        else:
             self._share_state()
             self._adamw.init_state(parameter)
-            return
-        state = self.state[parameter]
-        if not state:
-            state[STEP] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            for name in self._own_names:
-                state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
     def allocate_state(self) -> None:
         """Create everything that the first step creates: the state of every parameter, and lookup tables."""

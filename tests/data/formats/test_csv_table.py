@@ -70,6 +70,8 @@ def _contents(path: Path, start: int = 0) -> list[Any]:
 def test_texts_are_those_of_the_csv_module_and_of_pyarrow(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], ending: str, quoting: Any, newline: str, size: int
 ) -> None:
+    if any("\r" in text for text in texts):
+        quoting = csv.QUOTE_ALL  # up to Python 3.12 the writer quotes \r otherwise only if its own lines end with it
     path = _write(tmp_path_factory.mktemp("csv") / f"a.{ending}", texts, quoting=quoting, lineterminator=newline)
     delimiter = "\t" if ending == "tsv" else ","
     with path.open(newline="", encoding="utf-8") as file:

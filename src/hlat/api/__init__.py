@@ -1,0 +1,31 @@
+"""The Python API: one function per verb of the command line (docs/python.md).
+
+    load_recipe -> train -> evaluate, generate, load_model, metrics        plan, rehearse
+
+Nothing is printed: progress and messages are log records of the logger ``hlat``. Mistakes are ``HlatError``s. What
+computing needs in a process (environment variables, settings of torch, random generators, signal handlers) is restored
+when a function returns or raises.
+"""
+
+import logging
+
+from hlat.api.checkpoints import evaluate, generate, load_model
+from hlat.api.planning import compare_plans, plan
+from hlat.api.recipes import load_recipe
+from hlat.api.runs import metrics
+from hlat.api.training import TrainingResult, rehearse, train
+
+__all__ = [
+    "TrainingResult",
+    "compare_plans",
+    "evaluate",
+    "generate",
+    "load_model",
+    "load_recipe",
+    "metrics",
+    "plan",
+    "rehearse",
+    "train",
+]
+
+logging.getLogger("hlat").addHandler(logging.NullHandler())  # quiet unless the program configures logging

@@ -1,0 +1,72 @@
+"""Loading of recipes, and jobs made of them.
+
+recipe file, name or Recipe, overrides --> Recipe, TrainingJob
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hlat.config import Recipe
+from hlat.config import load_recipe as read_recipe
+from hlat.launch import TrainingJob
+from hlat.runtime import LaunchError
+
+Overrides = Sequence[str] | Mapping[str, object]
+"""Changes of a recipe: ``["training.steps=100"]``, or ``{"training.steps": 100}``."""
+
+
+def load_recipe(path: str | Path, overrides: Overrides = (), *, world: int | None = None) -> Recipe:
+    """Load a recipe and check it.
+
+    Args:
+        path: recipe file, or the name of a shipped recipe.
+        overrides: changes, as ``["training.steps=100"]`` or ``{"training.steps": 100}``.
+        world: number of processes that the layout must fit; None checks only that some number fits.
+
+    Returns:
+        The recipe, with all defaults filled in. It cannot be changed; load it again with other overrides.
+
+    Raises:
+        RecipeError: with every problem of file, overrides and fields (``problems``).
+    """
+    return read_recipe(path, _words(overrides), world=world)
+
+
+@contextmanager
+def recipe_job(
+    recipe: Recipe | str | Path,
+    overrides: Overrides,
+    profile: bool = False,
+    allow_faults: bool = False,
+    require_step: int | None = None,
+) -> Iterator[TrainingJob]:
+    """Make a job of a recipe; one that is not a file is written to a temporary file, which processes can load."""
+    options = (profile, allow_faults, require_step)
+    if not isinstance(recipe, Recipe):
+        yield TrainingJob(str(recipe), tuple(_words(overrides)), *options)
+        return
+    if overrides:
+        raise LaunchError("overrides change a recipe file while it is loaded: give them to hlat.load_recipe.")
+    with TemporaryDirectory(prefix="hlat-") as folder:
+        file = Path(folder) / f"{recipe.run.name}.yaml"
+        file.write_text(json.dumps(recipe.model_dump(mode="json")), encoding="utf-8")
+        yield TrainingJob(str(file), (), *options)
+
+
+def _words(overrides: Overrides) -> list[str]:
+    """Overrides as the command line has them."""
+    if not isinstance(overrides, Mapping):
+        return [overrides] if isinstance(overrides, str) else list(overrides)
+    return [f"{path}={_yaml(value)}" for path, value in overrides.items()]
+
+
+def _yaml(value: object) -> str:
+    """Write a value as YAML on one line; floats always have a point, without which YAML takes 1e-3 for a text."""
+    if isinstance(value, float):
+        text = repr(value)
+        mantissa, mark, exponent = text.partition("e")
+        return f"{mantissa}.0e{exponent}" if mark and "." not in mantissa else text
+    return json.dumps(value, default=str)

@@ -1,0 +1,181 @@
+"""Training and rehearsal of recipes."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hlat.api.recipes import Overrides, recipe_job
+from hlat.api.runs import metrics
+from hlat.api.settings import restored
+from hlat.config import Recipe
+from hlat.launch import RunOutcome, SupervisionOptions, TrainingJob, parse_nproc, refuse_worker, supervise_job
+from hlat.runtime import HlatError, LaunchError, error_class
+
+if TYPE_CHECKING:
+    from hlat.rehearsal import RankReport, Rehearsal
+
+_LOG = logging.getLogger("hlat")
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """Result of ``train``.
+
+    Attributes:
+        step: optimizer steps done.
+        total_steps: optimizer steps of the recipe.
+        reason: why training ended: "finished", "stop_after", "deadline", or the name of a signal, such as "SIGINT".
+        loss: training loss of the last logged step, nats per token; None if no step was logged.
+        validation_loss: validation loss of the last step, nats per token; None if that step did not validate.
+        validation_bits_per_byte: the same in bits per byte of text.
+        checkpoint: the newest checkpoint; None if training was stopped before its first step.
+        run_dir: folder of the run.
+    """
+
+    step: int
+    total_steps: int
+    reason: str
+    loss: float | None
+    validation_loss: float | None
+    validation_bits_per_byte: float | None
+    checkpoint: Path | None
+    run_dir: Path
+
+    @property
+    def finished(self) -> bool:
+        """True if all steps of the recipe are done."""
+        return self.step >= self.total_steps
+
+
+def train(
+    recipe: Recipe | str | Path,
+    overrides: Overrides = (),
+    *,
+    nproc: int | str = 1,
+    profile: bool = False,
+    allow_faults: bool = False,
+    require_step: int | None = None,
+) -> TrainingResult:
+    """Train a recipe, or resume its run: the newest valid checkpoint in its folder is loaded.
+
+    Ctrl-C (SIGINT) and SIGTERM, SIGHUP and SIGUSR1 stop after the present step, save a checkpoint and return, with the
+    name of the signal as ``reason``; a second Ctrl-C raises KeyboardInterrupt at once. Python delivers signals to the
+    main thread only: called from another thread, ``train`` does not stop on them.
+
+    Args:
+        recipe: a recipe, a recipe file, or the name of a shipped recipe.
+        overrides: changes of the recipe, if it is a file or a name.
+        nproc: 1 trains in this process, without restarts after failures. A larger number starts that many processes
+            on this machine, supervised as by ``hlat train --nproc``; "MIN:MAX" goes on with fewer if one is lost.
+        profile: write a trace of steps 4 to 6 and a table of their time to the run's folder.
+        allow_faults: inject the faults that the recipe lists; without it such a recipe is refused.
+        require_step: resume from this step; fail unless it is the newest checkpoint.
+
+    Raises:
+        RecipeError: the recipe has problems, or does not fit the number of processes.
+        HlatError: the run cannot start or continue; the subclass and the message say why and what would work.
+    """
+    least, most = parse_nproc(nproc)
+    with recipe_job(recipe, overrides, profile, allow_faults, require_step) as job:
+        if most > 1:
+            refuse_worker(nproc)
+            return _train_supervised(job, least, most)
+        return _train_here(job)
+
+
+def rehearse(
+    recipe: Recipe | str | Path,
+    overrides: Overrides = (),
+    *,
+    world: int = 1,
+    ranks: Sequence[int] | None = None,
+    processes: int = 1,
+    on_report: "Callable[[RankReport], None] | None" = None,
+) -> "Rehearsal":
+    """Run a training step of some ranks on this machine, on tensors that take no memory.
+
+    Args:
+        recipe: a recipe, a recipe file, or the name of a shipped recipe.
+        overrides: changes of the recipe, if it is a file or a name.
+        world: world size of the run: one process per accelerator.
+        ranks: ranks to rehearse; None for the first, the middle, the last and the one that needs most memory.
+        processes: processes of this machine to use. More than 1 start new interpreters, which import the program's
+            main module: a script then needs ``if __name__ == "__main__":``.
+        on_report: called with the report of each rank as soon as there is one.
+
+    Returns:
+        ``ranks``: a report for each, with ``peak_bytes``, ``messages``, ``flops`` and others; ``layout``; and
+        ``to_dict()`` with everything as JSON values.
+
+    Raises:
+        RecipeError: every problem of the recipe, also those that only a rank finds.
+        LaunchError: there is no such rank, or the recipe needs something that cannot be rehearsed on a CPU.
+    """
+    with restored(), recipe_job(recipe, overrides) as job:
+        from hlat.rehearsal import rehearse as rehearse_world
+
+        show = on_report or (lambda report: None)
+        return rehearse_world(job.load(world), world, ranks, processes=processes, on_report=show)
+
+
+def _train_here(job: TrainingJob) -> TrainingResult:
+    from hlat.runtime import rank_info
+    from hlat.tracking import LogStream
+
+    with restored(), LogStream(_LOG) as stream:
+        recipe = job.load(rank_info().world)
+        outcome = job.train_here(recipe, stream=stream)
+        return _result(recipe, outcome.step, outcome.reason, outcome.checkpoint)
+
+
+def _train_supervised(job: TrainingJob, least: int, most: int) -> TrainingResult:
+    with restored():
+        return _supervise(job, least, most)
+
+
+def _supervise(job: TrainingJob, least: int, most: int) -> TrainingResult:
+    failures: list[RunOutcome] = []
+    options = SupervisionOptions(
+        least, most, complain=_LOG.warning, say=_LOG.info, failed=failures.append, show=_LOG.info
+    )
+    recipe = job.load(most)
+    supervise_job(job, options)
+    if failures:
+        raise _error(failures[-1])
+    from hlat.checkpoint.protocol import step_folder_name
+    from hlat.tracking import read_events
+
+    ends = [event for event in read_events(recipe.run_dir / "events.jsonl") if event["event"] == "end"]
+    if not ends:
+        raise LaunchError("the run was stopped before its first step. The same call begins again.")
+    step = int(ends[-1]["step"])
+    folder = recipe.run_dir / "checkpoints" / step_folder_name(step)
+    return _result(recipe, step, str(ends[-1]["reason"]), folder if folder.is_dir() else None)
+
+
+def _result(recipe: Recipe, step: int, reason: str, checkpoint: Path | None) -> TrainingResult:
+    """Make the result of a run from its last line of metrics."""
+    rows: list[dict[str, Any]] = []
+    if (recipe.run_dir / "metrics.jsonl").is_file():
+        rows = metrics(recipe.run_dir).to_pylist()
+    last = rows[-1] if rows else {}
+    validated = last if last.get("step") == step else {}
+    return TrainingResult(
+        step,
+        recipe.total_steps,
+        reason,
+        last.get("loss"),
+        validated.get("val_loss"),
+        validated.get("val_bits_per_byte"),
+        checkpoint,
+        recipe.run_dir,
+    )
+
+
+def _error(outcome: RunOutcome) -> HlatError:
+    """Make the error of a run in other processes: of the class that ended its first failing process."""
+    report = outcome.cause.report if outcome.cause is not None else None
+    kind = error_class(report.error if report is not None else "", outcome.exit_code)
+    return kind(outcome.message)
