@@ -9,7 +9,7 @@ when a function returns or raises.
 
 import logging
 
-from hlat.api.checkpoints import evaluate, generate, load_model
+from hlat.api.checkpoints import evaluate, evaluate_tasks, generate, load_model
 from hlat.api.planning import compare_plans, plan
 from hlat.api.recipes import load_recipe
 from hlat.api.runs import metrics
@@ -19,6 +19,7 @@ __all__ = [
     "TrainingResult",
     "compare_plans",
     "evaluate",
+    "evaluate_tasks",
     "generate",
     "load_model",
     "load_recipe",

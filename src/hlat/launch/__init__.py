@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from hlat.runtime import lazily
 
 if TYPE_CHECKING:
+    from hlat.launch.evaluation_job import EvaluationJob
     from hlat.launch.fork_launcher import launch_forked
     from hlat.launch.multiprocess_launcher import launch_multiprocess
+    from hlat.launch.process_group import run_processes
     from hlat.launch.root_cause import RunOutcome
     from hlat.launch.supervisor import SupervisedRun, supervise
     from hlat.launch.training_job import (
@@ -25,8 +27,10 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
+        "evaluation_job": ("EvaluationJob",),
         "fork_launcher": ("launch_forked",),
         "multiprocess_launcher": ("launch_multiprocess",),
+        "process_group": ("run_processes",),
         "root_cause": ("RunOutcome",),
         "supervisor": ("SupervisedRun", "supervise"),
         "training_job": (
@@ -42,6 +46,7 @@ __getattr__ = lazily(
 )
 
 __all__ = [
+    "EvaluationJob",
     "RunOutcome",
     "SupervisedRun",
     "SupervisionOptions",
@@ -51,6 +56,7 @@ __all__ = [
     "launch_multiprocess",
     "parse_nproc",
     "refuse_worker",
+    "run_processes",
     "supervise",
     "supervise_job",
     "worker_context",

@@ -52,7 +52,7 @@ def main() -> None:
     _leave_network()
     _limit(seconds, memory)
     code = compile(program, "<generated>", "exec")
-    exec(code, {"__name__": "__main__"})  # noqa: S102  (the purpose of this file)
+    exec(code, {"__name__": "__main__"})
     os.write(answer, token.encode())
 
 

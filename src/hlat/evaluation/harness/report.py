@@ -3,12 +3,17 @@
 results of lm-eval --column_values--> columns in percent, average --SuiteReport--> results.json
 """
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from hlat.evaluation.harness.suites import Column, Suite, TaskEntry
+from hlat.runtime import DataError
+
+RESULTS = "results.json"
 
 
 @dataclass(frozen=True)
@@ -21,7 +26,7 @@ class SuiteReport:
         harness: name and version of the program that defines the tasks, and its seeds.
         settings: what else decides about the results: limit, maximum lengths.
         tasks: for each task its version, shots, samples and metrics.
-        columns: values in percent, by column; NaN is not a value: such columns are missing.
+        columns: values in percent, by column; a column in which a task has no value is missing.
         average: mean over all averaged tasks, in percent; None if there is none, or a task of it has no value.
         run: how it was computed: processes, requests computed and looked up, seconds.
     """
@@ -90,3 +95,16 @@ def _mean(column: Column, tasks: Mapping[str, Mapping[str, Any]]) -> float | Non
     values = [entry_value(entry, tasks) for entry in column.tasks]
     found = [value for value in values if value is not None]
     return sum(found) / len(found) if found and len(found) == len(values) else None
+
+
+def read_report(folder: Path) -> SuiteReport:
+    """Read the report that was written to a folder of results.
+
+    Raises:
+        DataError: there is none, or it is damaged.
+    """
+    file = folder / RESULTS
+    try:
+        return SuiteReport(**json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"{file}: no readable results ({error}). Run the evaluation again.") from error

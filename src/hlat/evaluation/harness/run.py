@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hlat.data.stores import write_atomic
-from hlat.evaluation.harness.report import SuiteReport, column_values, task_results
+from hlat.evaluation.harness.report import RESULTS, SuiteReport, column_values, task_results
 from hlat.evaluation.harness.suites import Suite
 from hlat.evaluation.harness.tables import html_page, markdown_page
 from hlat.evaluation.responses import Progress, ServedModel, ServingOptions, serve_model
@@ -24,8 +24,6 @@ from hlat.runtime import DataError, StorageError
 from hlat.runtime.distributed import Runtime
 
 _LOG = logging.getLogger(__name__)
-
-RESULTS = "results.json"
 
 
 @dataclass(frozen=True)
@@ -95,13 +93,11 @@ def run_suite(
 
 
 def _list_tasks(suite: Suite, options: SuiteOptions) -> Any:
-    try:
-        import lm_eval  # noqa: F401, PLC0415  (an extra, which takes seconds to import)
-    except ImportError as error:
-        raise DataError("tasks need lm-eval: pip install 'hlat[eval]'") from error
     with _quiet():
-        from hlat.evaluation.harness.task_list import list_tasks  # noqa: PLC0415  (imports lm-eval)
-
+        try:
+            from hlat.evaluation.harness.task_list import list_tasks  # noqa: PLC0415  (an extra, and slow to import)
+        except ImportError as error:
+            raise DataError(f"tasks need lm-eval ({error}): pip install 'hlat[eval]'") from error
         tasks = list_tasks(suite, options.files, options.include, options.allow_code)
     if tasks.downloads:
         _LOG.warning("these data sets are downloaded now: %s", ", ".join(tasks.downloads))
@@ -133,16 +129,22 @@ def _ask_harness(tasks: Any, served: ServedModel, options: SuiteOptions) -> Mapp
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Hide progress bars and messages of lm-eval and of the libraries that it uses."""
-    logger, before = logging.getLogger("lm_eval"), os.environ.get("TQDM_DISABLE")
-    level = logger.level
-    os.environ.setdefault("TQDM_DISABLE", "1")
+    logger, variable = logging.getLogger("lm_eval"), "TQDM_DISABLE"
+    level, before = logger.level, os.environ.get(variable)
+    os.environ.setdefault(variable, "1")  # tqdm reads it when it is imported
     logger.setLevel(logging.ERROR)
+    try:
+        import datasets  # noqa: PLC0415  (part of the extra)
+
+        datasets.disable_progress_bars()
+    except ImportError:
+        pass  # the caller reports it
     try:
         yield
     finally:
         logger.setLevel(level)
         if before is None:
-            os.environ.pop("TQDM_DISABLE", None)
+            del os.environ[variable]
 
 
 def _report(
