@@ -85,8 +85,8 @@ def evaluate_tasks(
         batch_rows: most texts that are generated together.
 
     Returns:
-        ``columns`` (percent by column), ``average``, ``tasks`` (version, shots, samples and metrics of each), ``model``,
-        ``harness``, ``settings``, ``run``; and ``to_dict()`` with everything as JSON values.
+        ``columns`` (percent by column), ``average``, ``tasks`` (version, shots, samples and metrics of each),
+        ``model``, ``harness``, ``settings``, ``run``; and ``to_dict()`` with everything as JSON values.
 
     Raises:
         DataError: lm-eval is not installed; or tasks, data files or downloads are missing: lists all.

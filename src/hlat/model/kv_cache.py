@@ -56,6 +56,11 @@ class KVCache:
         self._memory[..., : prefix.length, :] = prefix._memory[..., : prefix.length, :]
         self.length = prefix.length
 
+    def put(self, row: int, place: int, source: "KVCache", source_row: int, positions: range) -> None:
+        """Copy positions of a sequence of another cache to a place in one of this cache."""
+        stored = source._memory[:, :, source_row, :, positions.start : positions.stop]
+        self._memory[:, :, row, :, place : place + len(positions)] = stored
+
     def rows(self, start: int, stop: int) -> "KVCache":
         """Return a view of some sequences, at the same length."""
         return self._with(self._memory[:, :, start:stop])

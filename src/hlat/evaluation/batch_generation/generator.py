@@ -118,22 +118,38 @@ class _Rows:
         self.cache = model.new_cache(len(self._rests), length)
 
     def read_contexts(self) -> torch.Tensor:
-        """Compute the contexts, some rows at a time; return the hidden states of their last positions, (B, D)."""
+        """Compute the contexts, some rows at a time; return the hidden states of their last positions, (B, D).
+
+        Here rows begin at the same position, so that plain causal attention computes them; then they are moved to where
+        they end at the same one.
+        """
         count = max(1, _PREFILL_TOKENS // self._width)
         parts = []
         for start in range(0, len(self._rests), count):
             rests = self._rests[start : start + count]
-            tokens_BS = torch.zeros((len(rests), self._width), dtype=torch.int64)
+            tokens_BS = torch.zeros((len(rests), max(map(len, rests))), dtype=torch.int64)
             for row, rest in enumerate(rests):
-                tokens_BS[row, self._width - len(rest) :] = torch.tensor(rest)
-            rows = slice(start, start + len(rests))
-            parts.append(self._hidden(tokens_BS, self.cache.rows(rows.start, rows.stop), self._padding_B[rows]))
+                tokens_BS[row, : len(rest)] = torch.tensor(rest)
+            cache = self._model.new_cache(len(rests), self._stem + tokens_BS.shape[1])
+            if self._stem:
+                cache.start_with(self.cache.rows(0, 1))
+            hidden_BSD = self._model.hidden(tokens_BS.to(self._model.device), cache)
+            for row, rest in enumerate(rests):
+                place = self._stem + self._width - len(rest)
+                self.cache.put(start + row, place, cache, row, range(self._stem, self._stem + len(rest)))
+            parts += [hidden_BSD[row, len(rest) - 1] for row, rest in enumerate(rests)]
         self.cache.advance(self._width)
-        return torch.cat(parts)
+        return torch.stack(parts)
 
     def read_tokens(self, tokens: Sequence[int]) -> torch.Tensor:
         """Append a token to each row; return the hidden states, (B, D)."""
-        return self._hidden(torch.tensor(tokens)[:, None], self.cache, self._padding_B)
+        device, place = self._model.device, self.cache.length
+        tokens_B1 = torch.tensor(tokens, device=device)[:, None]
+        if not self._is_padded:
+            return self._model.hidden(tokens_B1, self.cache)[:, -1]
+        self.cache.attend_to(self._mask(place + 1).to(device))
+        positions_B1 = (place - self._padding_B)[:, None].to(device)
+        return self._model.hidden(tokens_B1, self.cache, positions_B1)[:, -1]
 
     def keep(self, places: Sequence[int]) -> None:
         """Remove all rows but these."""
@@ -141,28 +157,13 @@ class _Rows:
         self._padding_B = self._padding_B[list(places)]
         self.cache = self.cache.select(places)
 
-    def _hidden(self, tokens_BS: torch.Tensor, cache: KVCache, padding_B: torch.Tensor) -> torch.Tensor:
-        device = self._model.device
-        if not self._is_padded:
-            return self._model.hidden(tokens_BS.to(device), cache)[:, -1]
-        positions_BT = self._positions(cache.length + tokens_BS.shape[1], padding_B)
-        positions_BS = positions_BT[:, cache.length :]
-        cache.attend_to(self._mask(positions_BT, cache.length, padding_B).to(device))
-        return self._model.hidden(tokens_BS.to(device), cache, positions_BS.to(device))[:, -1]
-
-    def _positions(self, total: int, padding_B: torch.Tensor) -> torch.Tensor:
-        """Position of every place in the cache, (B, T); the padding has the last position of the stem."""
+    def _mask(self, total: int) -> torch.Tensor:
+        """Places in the cache that its last place attends to: (B, 1, T)."""
         place_T = torch.arange(total)
-        after_BT = (place_T - padding_B[:, None]).clamp(min=max(0, self._stem - 1))
-        return torch.where(place_T < self._stem, place_T, after_BT)
-
-    def _mask(self, positions_BT: torch.Tensor, start: int, padding_B: torch.Tensor) -> torch.Tensor:
-        """Places that those from ``start`` attend to: (B, S, T)."""
-        place_T = torch.arange(positions_BT.shape[1])
-        is_text_BT = (place_T < self._stem) | (place_T >= self._stem + padding_B[:, None])
-        query_S1 = place_T[start:, None]
-        mask_BST = is_text_BT[:, None] & (place_T <= query_S1)
+        is_stem_T, padding_B1 = place_T < self._stem, self._padding_B[:, None]
+        mask_BT = is_stem_T | (place_T >= self._stem + padding_B1)
         window = self._model.decoder.window
         if window is not None:
-            mask_BST &= positions_BT[:, start:, None] - positions_BT[:, None] < window
-        return mask_BST | (place_T == query_S1)  # padding attends to itself: softmax over nothing is NaN
+            position_BT = torch.where(is_stem_T, place_T, place_T - padding_B1)
+            mask_BT &= total - 1 - padding_B1 - position_BT < window
+        return mask_BT[:, None]
