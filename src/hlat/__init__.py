@@ -7,6 +7,7 @@ imports nothing itself: an import here would run before the command handles Ctrl
 TYPE_CHECKING = False  # typing.TYPE_CHECKING, without the import
 if TYPE_CHECKING:
     from hlat.api import TrainingResult as TrainingResult
+    from hlat.api import average as average
     from hlat.api import compare_plans as compare_plans
     from hlat.api import evaluate as evaluate
     from hlat.api import evaluate_tasks as evaluate_tasks
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
     from hlat.api import metrics as metrics
     from hlat.api import plan as plan
     from hlat.api import rehearse as rehearse
+    from hlat.api import report as report
+    from hlat.api import runs as runs
     from hlat.api import train as train
+    from hlat.api import watch as watch
     from hlat.config import Recipe as Recipe
     from hlat.config import RecipeError as RecipeError
     from hlat.runtime import CheckpointError as CheckpointError
@@ -34,8 +38,8 @@ __version__: str
 
 _API = {
     "api": (
-        *("TrainingResult", "compare_plans", "evaluate", "evaluate_tasks", "generate", "load_model"),
-        *("load_recipe", "metrics", "plan", "rehearse", "train"),
+        *("TrainingResult", "average", "compare_plans", "evaluate", "evaluate_tasks", "generate", "load_model"),
+        *("load_recipe", "metrics", "plan", "rehearse", "report", "runs", "train", "watch"),
     ),
     "config": ("Recipe", "RecipeError"),
     "runtime": (

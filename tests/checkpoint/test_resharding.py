@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from hlat.checkpoint import collect, export_hf, load_weights, restore
 from hlat.checkpoint.format import Region, TensorChunk
-from hlat.checkpoint.protocol import Checkpoint, CheckpointStore, open_checkpoint
+from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint
 from hlat.config.sections import ModelConfig
 from hlat.runtime import CheckpointError
+from tests.support.checkpoint.saved_layouts import save
 from tests.support.checkpoint.saved_states import assemble, assert_equal
 from tests.support.checkpoint.stamped_parts import (
     FAMILIES,
@@ -36,23 +37,6 @@ def layouts(draw: st.DrawFn, family: str, most: int = 16) -> Layout:
     shards = draw(st.integers(1, min(5, max(1, most // tensor // len(stages)))))
     replicas = draw(st.integers(1, 2)) if 2 * tensor * len(stages) * shards <= most else 1
     return Layout(tensor, stages, shards, replicas)
-
-
-def save(
-    folder: Path, config: ModelConfig, layout: Layout, salt: int = 1, dtype: torch.dtype = torch.float32
-) -> Checkpoint:
-    """Save a stamped state by the processes of a layout."""
-    made = processes(config, layout, dtype)
-    for process in made:
-        stamp(process, salt)
-
-    def work(ranks):  # type: ignore[no-untyped-def]
-        mine = made[ranks.rank]
-        store = CheckpointStore(folder, 1, ranks=ranks)
-        meta = {"step": 5, "recipe": {"model": config.model_dump(mode="json"), "data": {"sequence_length": 8}}}
-        return store.save(5, collect(config, mine.held, mine.optimizer), meta)
-
-    return open_checkpoint(results_of(run_on_ranks(len(made), work))[0])
 
 
 @settings(max_examples=25)

@@ -11,6 +11,7 @@ from hlat.cli import app
 SURFACE = {
     "check": {"recipe", "overrides", "--world", "--json"},
     "schema": set(),
+    "recipe from-nxdt": {"source", "overrides", "--to", "--model"},
     "data prepare": {"recipe", "overrides", "--workers", "--part"},
     "data merge": {"recipe", "words"},
     "data tokenizer": {"recipe", "overrides", "--to"},
@@ -52,7 +53,7 @@ SURFACE = {
     "hardware list": {"--hardware"},
     "hardware show": {"name", "--hardware"},
     "hardware measure": {"--to", "--name"},
-    "evaluate": {"checkpoint", "--data", "--weights"},
+    "evaluate": {"checkpoint", "--data", "--once", "--requests", "--watch", "--weights"},
     "generate": {
         "checkpoint",
         "--prompt",
@@ -63,7 +64,8 @@ SURFACE = {
         "--seed",
         "--weights",
     },
-    "import": {"source", "--to"},
+    "average": {"checkpoints", "--to", "--last", "--coefficients", "--decay", "--weights"},
+    "import": {"source", "--to", "--model", "--tokenizer"},
     "export": {"checkpoint", "--to", "--dtype", "--weights"},
     "quickstart": {"--to", "--steps"},
 }

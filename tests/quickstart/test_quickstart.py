@@ -44,6 +44,12 @@ def test_quickstart_goes_from_text_to_a_hugging_face_folder(tmp_path):
     assert metrics[-1]["step"] == 4 and metrics[-1]["val_loss"] > 0
     assert (result.export_dir / "model.safetensors").is_file() and (result.export_dir / "tokenizer.json").is_file()
     assert (result.run_dir / "sample.txt").read_text().startswith("def read")
+    page = result.report.read_text(encoding="utf-8")
+    assert (
+        f"{result.report}   what happened" in said[-1]
+        and "Loss by tokens" in page
+        and "Step 4, from the prompt" in page
+    )
     assert str(result.export_dir) in said[-1] and "hlat generate" in said[-1]
     again = run_quickstart(tmp_path / "quickstart", said.append, steps=4)
     assert again.evaluation == result.evaluation, "a second call finds the work done"

@@ -12,9 +12,9 @@ from hlat.data.samples import Batch
 from hlat.model import IGNORED, build
 from hlat.parallel import build_parallel
 from hlat.runtime.distributed import Runtime
-from hlat.training import accumulate_gradients, validate_single_process
+from hlat.training import accumulate_gradients
 from hlat.training.process import PhaseTimer
-from hlat.training.validation import validate
+from hlat.training.validation import SingleProcessModel, validate
 
 CPU = torch.device("cpu")
 MODEL = {"vocab_size": 97, "layers": 2, "hidden_size": 32, "intermediate_size": 96, "heads": 4, "kv_heads": 2}
@@ -135,7 +135,7 @@ def test_validation_isolates_documents_also_in_a_padded_last_micro_batch():
     assert found.tokens == 48
     assert found.loss == pytest.approx(wanted, rel=1e-12)
     assert abs(found.loss - joined) > 1e-9 * joined
-    assert validate_single_process(model.stages[0], data, 2).loss == pytest.approx(wanted, rel=1e-12)
+    assert validate(SingleProcessModel(model.stages[0]), data, 2).loss == pytest.approx(wanted, rel=1e-12)
 
 
 def test_the_phase_timer_adds_up_phases_and_starts_again():

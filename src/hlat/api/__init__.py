@@ -1,6 +1,7 @@
 """The Python API: one function per verb of the command line (docs/python.md).
 
-    load_recipe -> train -> evaluate, generate, load_model, metrics        plan, rehearse
+    load_recipe -> train -> evaluate, watch, average, generate, load_model        metrics, report, runs
+                -> plan, rehearse
 
 Nothing is printed: progress and messages are log records of the logger ``hlat``. Mistakes are ``HlatError``s. What
 computing needs in a process (environment variables, settings of torch, random generators, signal handlers) is restored
@@ -9,14 +10,16 @@ when a function returns or raises.
 
 import logging
 
-from hlat.api.checkpoints import evaluate, evaluate_tasks, generate, load_model
+from hlat.api.averaging import average
+from hlat.api.checkpoints import evaluate, evaluate_tasks, generate, load_model, watch
 from hlat.api.planning import compare_plans, plan
 from hlat.api.recipes import load_recipe
-from hlat.api.runs import metrics
+from hlat.api.runs import metrics, report, runs
 from hlat.api.training import TrainingResult, rehearse, train
 
 __all__ = [
     "TrainingResult",
+    "average",
     "compare_plans",
     "evaluate",
     "evaluate_tasks",
@@ -26,7 +29,10 @@ __all__ = [
     "metrics",
     "plan",
     "rehearse",
+    "report",
+    "runs",
     "train",
+    "watch",
 ]
 
 logging.getLogger("hlat").addHandler(logging.NullHandler())  # quiet unless the program configures logging

@@ -1,7 +1,7 @@
 """Use of trained models: evaluation, generation, and loading as a plain module."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from hlat.runtime import CheckpointError
 if TYPE_CHECKING:
     import torch
 
-    from hlat.evaluation import Perplexity
+    from hlat.evaluation import EvaluatedCheckpoint, Perplexity
     from hlat.evaluation.harness import SuiteReport
     from hlat.model import Decoder
 
@@ -125,6 +125,43 @@ def evaluate_tasks(
             if outcome.exit_code:
                 raise outcome_error(outcome)
         return read_report(job.folder)
+
+
+def watch(
+    run: str | Path,
+    tasks: Sequence[str | Path] = (),
+    *,
+    weights: str = "model",
+    once: bool = False,
+    on_result: "Callable[[EvaluatedCheckpoint], None] | None" = None,
+) -> "list[EvaluatedCheckpoint]":
+    """Evaluate each checkpoint of a run, while it goes on, on what its recipe names; write evaluations.jsonl.
+
+    Args:
+        run: folder of the run.
+        tasks: further files of requests, as in ``evaluation.tasks``.
+        weights: "model", or "ema" for the average of the weights, if the run keeps one.
+        once: evaluate the checkpoints that exist, and return; otherwise return when the run has finished.
+        on_result: called with the results of each checkpoint as soon as they are written.
+
+    Returns:
+        Results of the checkpoints that had none before: ``step``, ``tokens``, and ``result`` with ``validation``,
+        ``sets``, ``tasks`` and ``columns()``, the values under the names of metrics.jsonl.
+
+    Raises:
+        CheckpointError: the folder is no run, or has no checkpoint yet and ``once`` is set.
+        DataError: data, a set or a file of requests cannot be used.
+        StorageError: results cannot be written.
+    """
+    with restored():
+        from hlat.evaluation import watch_run
+
+        results = []
+        for result in watch_run(run, tasks, weights=weights, once=once, skipped=_LOG.warning):
+            results.append(result)
+            if on_result is not None:
+                on_result(result)
+        return results
 
 
 def generate(

@@ -1,10 +1,13 @@
-"""Records of runs."""
+"""Records of runs: metrics as a table, the report, the list of runs."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from hlat.reporting import RunSummary
 
 
 def metrics(run: str | Path) -> "pa.Table":
@@ -27,3 +30,54 @@ def metrics(run: str | Path) -> "pa.Table":
     from hlat.tracking import metrics_table
 
     return metrics_table(Path(run))
+
+
+def report(
+    runs: str | Path | Sequence[str | Path],
+    to: str | Path | None = None,
+    *,
+    cluster: str | None = None,
+    price: str | None = None,
+    hardware: str | Path | None = None,
+) -> Path:
+    """Write the report of a run, which may be in progress, as one HTML page without references to other files.
+
+    Args:
+        runs: run folder, or several to compare.
+        to: the file; None for ``report.html`` in the first run's folder.
+        cluster: machines that the runs were trained on, INSTANCE:N, for the plan beside actual and for dollars.
+        price: kind of price: "on-demand", "capacity-block", "reserved", "spot" or "own"; None for the first known one.
+        hardware: file with a catalog of chips and instances, on top of the one that ships with hlat.
+
+    Returns:
+        The file.
+
+    Raises:
+        DataError: a folder is not that of a run, or a line of its metrics or events is damaged.
+        StorageError: a file cannot be read or written.
+        HardwareError: the cluster is unknown, or the catalog is inconsistent.
+        PlanError: there is no such kind of price.
+    """
+    from hlat.reporting import Machines, write_report
+
+    folders = [runs] if isinstance(runs, (str, Path)) else list(runs)
+    machines = None if cluster is None else Machines(cluster, price, None if hardware is None else str(hardware))
+    return write_report([Path(folder) for folder in folders], None if to is None else Path(to), machines)
+
+
+def runs(folder: str | Path) -> "list[RunSummary]":
+    """List the runs in a folder and below it.
+
+    Args:
+        folder: folder of runs, or of one run.
+
+    Returns:
+        A summary of each run: ``path``, ``state``, ``step``, ``total_steps``, ``loss``, ``validation_loss``,
+        ``tokens_per_second`` and ``updated``; values that a run does not have are None.
+
+    Raises:
+        DataError: there is no such folder.
+    """
+    from hlat.reporting import list_runs
+
+    return list_runs(Path(folder))

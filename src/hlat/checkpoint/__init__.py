@@ -1,7 +1,9 @@
 """Checkpoints: complete and verified, or absent. Tensors have canonical names, so any parallel layout can load them."""
 
-from hlat.checkpoint.export import end_token_ids, export_hf, import_hf, load_model
+from hlat.checkpoint.average import average_checkpoints
+from hlat.checkpoint.export import end_token_ids, export_hf, load_model
 from hlat.checkpoint.hf_model import load_hf_model
+from hlat.checkpoint.import_model import import_hf, import_model
 from hlat.checkpoint.inventory import (
     CheckpointEntry,
     find_checkpoints_folder,
@@ -28,6 +30,7 @@ __all__ = [
     "ModelSource",
     "RecipeChange",
     "RemotePrefix",
+    "average_checkpoints",
     "check_resume",
     "check_same_tokenizer",
     "collect",
@@ -38,6 +41,7 @@ __all__ = [
     "group_tensors",
     "has_tokenizer",
     "import_hf",
+    "import_model",
     "is_checkpoint",
     "list_checkpoints",
     "load_hf_model",

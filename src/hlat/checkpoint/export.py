@@ -1,23 +1,20 @@
-"""Import and export of Hugging Face folders, and models loaded from checkpoints.
+"""Models loaded from checkpoints, and exported to Hugging Face folders.
 
-    Hugging Face folder --import_hf--> checkpoint of weights only ---+
-    run ----------------- saves -----> checkpoint ------------------+--> load_model, export_hf --> Hugging Face folder
+    import (importing/) --> checkpoint of weights only ---+
+    run ----- saves ------> checkpoint -------------------+--> load_model, export_hf --> Hugging Face folder
 
 An export needs nothing but the checkpoint, which has the weights, the model section and the tokenizer's files.
 """
 
 import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import ValidationError
 
-from hlat.checkpoint.format import NEW_FOLDER_REMEDY, Disk, replicated_chunks
-from hlat.checkpoint.protocol import Checkpoint, CheckpointContent, commit, open_checkpoint, resolve
-from hlat.checkpoint.resume_check import software_versions
+from hlat.checkpoint.protocol import Checkpoint, open_checkpoint, resolve
 from hlat.checkpoint.state import MODEL, fill
 from hlat.checkpoint.tokenizer import TOKENIZER, has_tokenizer, read_tokenizer
 from hlat.config.rules import model_problems
@@ -28,20 +25,9 @@ from hlat.model.hf import (
     canonical_shapes,
     check_canonical,
     check_layers,
-    read_hf,
-    read_special_ids,
     write_hf,
 )
 from hlat.runtime import CheckpointError
-
-_TOKENIZER_PATTERNS = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "chat_template*",
-)
 
 
 def load_model(
@@ -145,42 +131,8 @@ def export_hf(
     )
 
 
-def import_hf(hf_dir: str | Path, out_dir: str | Path) -> Path:
-    """Convert a Hugging Face model folder to a checkpoint of its weights and tokenizer, without changing dtypes.
-
-    Args:
-        hf_dir: folder with config.json and safetensors files; pickled weights are refused.
-        out_dir: checkpoint to be written; it must not exist, or be an empty folder.
-
-    Returns:
-        The folder of the checkpoint.
-
-    Raises:
-        RecipeError: hlat does not support this model.
-        CheckpointError: files are missing or damaged, or ``out_dir`` exists and is not empty.
-        StorageError: a file-system operation failed; nothing is left behind.
-    """
-    source, target = Path(hf_dir), Path(out_dir).absolute()
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise CheckpointError(f"{target}: exists already and is not empty. Name a folder that does not exist yet.")
-    fields, tensors = read_hf(source)
-    special, generation = read_special_ids(source)
-    meta = {
-        "step": 0,
-        "model": ModelConfig.model_validate(fields).model_dump(mode="json"),
-        "special_ids": asdict(special),
-        "generation_ids": asdict(generation),
-        "versions": software_versions(),
-    }
-    found = {file for pattern in _TOKENIZER_PATTERNS for file in source.glob(pattern) if file.is_file()}
-    files = {f"{TOKENIZER}/{file.name}": file for file in found}
-    chunks = replicated_chunks({MODEL + name: tensor for name, tensor in tensors.items()})
-    commit(Disk(), target, CheckpointContent(0, chunks, meta, files), NEW_FOLDER_REMEDY)
-    return target
-
-
 def weights_prefix(checkpoint: Checkpoint, weights: str) -> str:
-    """Return the prefix of the names of the weights.
+    """Return the prefix of the names of the weights: of ``model``, or of ``ema`` for their average.
 
     Raises:
         CheckpointError: the checkpoint has none of that name.

@@ -3,8 +3,10 @@
 checkpoint/tokenizer/ --load--> Tokenizer --sha256--> compared with the tokenizer of prepared data
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
+from hlat.checkpoint.format import FileRecord
 from hlat.checkpoint.protocol import read_meta
 from hlat.data.prepared import PreparedData
 from hlat.data.tokenizers import Tokenizer, load_tokenizer
@@ -18,6 +20,17 @@ _JSON, _PIECES = "tokenizer.json", "tokenizer.model"
 def tokenizer_files(source: Path) -> dict[str, Path]:
     """Map the files of a tokenizer folder for ``CheckpointStore.save``: path in the checkpoint -> file."""
     return {f"{TOKENIZER}/{file.name}": file for file in sorted(source.iterdir())}
+
+
+def stored_tokenizer_files(folder: Path) -> dict[str, Path]:
+    """Map the tokenizer's files of a checkpoint, as ``tokenizer_files`` does; empty if it has none."""
+    return tokenizer_files(folder / TOKENIZER) if (folder / TOKENIZER).is_dir() else {}
+
+
+def differing_tokenizers(files: Mapping[str, FileRecord], others: Mapping[str, FileRecord]) -> bool:
+    """True if two checkpoints, given by the files in their manifests, both have a vocabulary, and not the same one."""
+    names = [f"{TOKENIZER}/{name}" for name in (_JSON, _PIECES)]
+    return any(name in files and name in others and files[name].sha256 != others[name].sha256 for name in names)
 
 
 def has_tokenizer(folder: Path) -> bool:

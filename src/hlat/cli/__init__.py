@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from hlat.cli import checkpoint, data, evaluate, hardware, model, plan, quickstart, recipe, rehearse, train
+from hlat.cli import checkpoint, data, evaluate, hardware, model, plan, quickstart, recipe, rehearse, report, train
 from hlat.cli.common import complain, say
 from hlat.runtime import HlatError, escape_controls, redact_value
 from hlat.runtime.process import INTERRUPTED_MESSAGE
@@ -75,7 +75,7 @@ def _options(
     """Pre-train LLaMA-class language models on the hardware you have, from one recipe file."""
 
 
-for module in (quickstart, recipe, plan, rehearse, train, evaluate, model):
+for module in (quickstart, recipe, plan, rehearse, train, report, evaluate, model):
     module.register(app)
 app.add_typer(data.app, name="data")
 app.add_typer(checkpoint.app, name="checkpoint")

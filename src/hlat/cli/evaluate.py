@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hlat.cli.common import CheckpointArgument, WeightsOption, complain, ready, say
+from hlat.runtime import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hlat.evaluation import EvaluatedCheckpoint
     from hlat.launch import EvaluationJob
 
 _SECONDS_BETWEEN_LINES = 5.0
@@ -51,6 +53,13 @@ def evaluate(
     ] = 1,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a forward pass.")] = 2048,
     batch_rows: Annotated[int, typer.Option(min=1, help="Most texts that are generated together.")] = 64,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Evaluate each checkpoint of a run on what its recipe names, as it goes on.")
+    ] = False,
+    once: Annotated[bool, typer.Option("--once", help="With --watch: end after the checkpoints that exist.")] = False,
+    requests: Annotated[
+        list[str] | None, typer.Option(help="With --watch: a further file of requests, as in evaluation.tasks.")
+    ] = None,
 ) -> None:
     """Compute loss, perplexity and bits per byte over the whole validation split; or run tasks of lm-eval.
 
@@ -82,6 +91,13 @@ def evaluate(
     import hlat.evaluation  # while Ctrl-C cannot interrupt it
 
     ready()
+    if watch:
+        if data is not None:
+            raise DataError("--watch evaluates on the data of the run; it takes no --data.")
+        hlat.watch(checkpoint, requests or (), weights=weights, once=once, on_result=_say_result)
+        return
+    if once or requests:
+        raise DataError("--once and --requests belong to --watch.")
     result = hlat.evaluate(checkpoint, data, weights=weights)
     say(f"validation loss {result.loss:.4f}, perplexity {result.perplexity:.2f}")
     say(f"{result.bits_per_byte:.4f} bits per byte, over {result.tokens:,} tokens")
@@ -126,6 +142,11 @@ def _progress() -> "Callable[[str, int, int], None]":
             say(f"{what}: {done:,} of {total:,}")
 
     return line
+
+
+def _say_result(found: "EvaluatedCheckpoint") -> None:
+    values = "  ".join(f"{name} {value:.4f}" for name, value in found.result.columns().items())
+    say(f"step {found.step}  {values}")
 
 
 def generate(

@@ -17,8 +17,8 @@ from hlat.config.explanations import explain, suggestion
 from hlat.config.files import apply_overrides, find_recipe, hf_to_model, merge, read_config_json, read_file
 from hlat.config.presets import PRESETS
 from hlat.config.recipe import Recipe
-from hlat.config.rules import Values, broken_rules
-from hlat.config.sections import DataConfig, with_fixed_options
+from hlat.config.rules import Values, broken_rules, model_problems
+from hlat.config.sections import DataConfig, ModelConfig, with_fixed_options
 from hlat.config.value_checks import plain_content, size_problem
 
 _EXPLAINED = 1_000  # errors in fields that are explained
@@ -52,6 +52,26 @@ def parse_recipe(content: dict[str, Any], source: str = "recipe", *, world: int 
         RecipeError: with every problem of fields and rules.
     """
     return _parse(content, [], source, world)
+
+
+def model_section(name: str) -> ModelConfig:
+    """Return the model that a preset or a Hugging Face config.json describes.
+
+    Args:
+        name: name of a preset, or path of a config.json or of its folder.
+
+    Raises:
+        RecipeError: there is no such preset or file, or hlat does not support the model; lists every problem.
+    """
+    if name in PRESETS:
+        return ModelConfig.model_validate({**PRESETS[name], "preset": name})
+    if not Path(name).exists():
+        remedy = f"{suggestion(name, PRESETS)}Known: {', '.join(PRESETS)}; or the path of a config.json."
+        raise RecipeError([Problem("model", "there is no such preset or file.", remedy, name, True)])
+    config = ModelConfig.model_validate(_read_hf_config(name))
+    if problems := model_problems(config):
+        raise RecipeError(problems, name)
+    return config
 
 
 def _parse(content: dict[str, Any], problems: list[Problem], source: str, world: int | None) -> Recipe:

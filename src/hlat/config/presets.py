@@ -23,6 +23,7 @@ def _model(layers: int, hidden: int, ffn: int, heads: int, kv_heads: int, vocab:
     }
 
 
+_LLAMA31: dict[str, Any] = {"norm_eps": 1e-5, "max_sequence_length": 131072}
 _LLAMA3 = {"rope": {"theta": 500000.0}, "norm_eps": 1e-5, "max_sequence_length": 8192}
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -42,6 +43,54 @@ PRESETS: dict[str, dict[str, Any]] = {
         max_sequence_length=131072,
         rope={"theta": 500000.0, "scaling": _LLAMA31_SCALING},
     ),
+    # The config.json files of meta-llama/Llama-3.1-8B and Llama-3.2-1B.
+    "llama-3.1-8b": _model(
+        32, 4096, 14336, 32, 8, 128256, rope={"theta": 500000.0, "scaling": _LLAMA31_SCALING}, **_LLAMA31
+    ),
+    "llama-3.2-1b": _model(
+        *(16, 2048, 8192, 32, 8, 128256),
+        tie_embeddings=True,
+        rope={"theta": 500000.0, "scaling": {**_LLAMA31_SCALING, "factor": 32.0}},
+        **_LLAMA31,
+    ),
+    # config.json of Qwen/Qwen2.5-7B; "Qwen2.5 technical report", arXiv 2412.15115, table 1.
+    "qwen2.5-7b": _model(
+        *(28, 3584, 18944, 28, 4, 152064),
+        architecture="qwen2",
+        rope={"theta": 1000000.0},
+        norm_eps=1e-6,
+        max_sequence_length=131072,
+    ),
+    # config.json of Qwen/Qwen3-8B; "Qwen3 technical report", arXiv 2505.09388, table 1.
+    "qwen3-8b": _model(
+        *(36, 4096, 12288, 32, 8, 151936),
+        architecture="qwen3",
+        head_dim=128,
+        rope={"theta": 1000000.0},
+        norm_eps=1e-6,
+        max_sequence_length=40960,
+    ),
+    # "Mistral 7B", arXiv 2310.06825, table 1; config.json of mistralai/Mistral-7B-v0.1. Later versions have no window,
+    # and v0.3 has a vocabulary of 32768 and theta 1000000.
+    "mistral-7b": _model(
+        *(32, 4096, 14336, 32, 8, 32000),
+        architecture="mistral",
+        sliding_window=4096,
+        rope={"theta": 10000.0},
+        norm_eps=1e-5,
+        max_sequence_length=32768,
+    ),
+    # "SmolLM2", arXiv 2502.02737; config.json of HuggingFaceTB/SmolLM2-135M.
+    "smollm2-135m": _model(
+        *(30, 576, 1536, 9, 3, 49152),
+        tie_embeddings=True,
+        rope={"theta": 100000.0},
+        norm_eps=1e-5,
+        init_std=1 / 24,
+        max_sequence_length=8192,
+    ),
+    # "TinyLlama", arXiv 2401.02385, table 1; config.json of TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T.
+    "tinyllama-1.1b": _model(22, 2048, 5632, 32, 4, 32000, norm_eps=1e-5, max_sequence_length=2048),
     # Small models for laptops and tests. Their vocabularies are the sizes that hlat trains tokenizers to.
     "tiny-1m": _model(4, 128, 344, 4, 4, 1024),
     "tiny-10m": _model(6, 288, 768, 6, 2, 8192),

@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING
 from hlat.runtime import lazily
 
 if TYPE_CHECKING:
-    from hlat.data.prepare_for import prepare_recipe_data
+    from hlat.data.prepare_for import open_validation_sets, prepare_recipe_data, prepare_validation_sets
 
-__getattr__ = lazily(__name__, {"prepare_for": ("prepare_recipe_data",)})
+__getattr__ = lazily(
+    __name__, {"prepare_for": ("open_validation_sets", "prepare_recipe_data", "prepare_validation_sets")}
+)
 
-__all__ = ["prepare_recipe_data"]
+__all__ = ["open_validation_sets", "prepare_recipe_data", "prepare_validation_sets"]

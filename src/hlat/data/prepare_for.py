@@ -1,9 +1,12 @@
-"""Prepare the data of a recipe for training: all of its tokens, or only the parts that online tokenization needs."""
+"""Prepare the data of a recipe, all of its tokens or the parts that online tokenization needs; and validation sets."""
+
+from pathlib import Path
 
 from hlat.config import Recipe
+from hlat.config.sections import DataConfig
 from hlat.data.online import prepare_online
 from hlat.data.prepare import ProgressCallback, prepare
-from hlat.data.prepared import PreparedData
+from hlat.data.prepared import PreparedData, open_prepared
 
 
 def prepare_recipe_data(
@@ -30,3 +33,46 @@ def prepare_recipe_data(
     sequences = recipe.evaluation.sequences
     validation_tokens = None if sequences is None else sequences * data.sequence_length + 1
     return prepare_online(data, recipe.prepared_dir, validation_tokens, progress)
+
+
+def prepare_validation_sets(
+    recipe: Recipe, prepared: PreparedData, *, progress: ProgressCallback | None = None
+) -> None:
+    """Prepare the sets of ``evaluation.sets`` in the run's folder; return at once if this has been done before.
+
+    Args:
+        recipe: the recipe.
+        prepared: the run's data, whose tokenizer and columns the sets share.
+        progress: see ``hlat.data.prepare.ProgressCallback``.
+
+    Raises:
+        DataError: a set cannot be used, or its folder contains other data.
+        StorageError: the disk refused the write.
+    """
+    model = prepared.tokenizer_dir / "tokenizer.model"
+    tokenizer = str(model if model.is_file() else prepared.tokenizer_dir)
+    for name, path in recipe.evaluation.sets.items():
+        data = DataConfig.model_validate(
+            {
+                "path": path,
+                "text_column": recipe.data.text_column,
+                "tokens_column": recipe.data.tokens_column,
+                "tokenizer": {"path": tokenizer, "eos_token": prepared.tokenizer.eos_token},
+                "validation": {"fraction": 0},
+                "sequence_length": recipe.data.sequence_length,
+            }
+        )
+        prepare(data, _set_folder(recipe, name), workers=1, progress=progress)
+
+
+def open_validation_sets(recipe: Recipe) -> dict[str, PreparedData]:
+    """Open the sets of ``evaluation.sets`` that are prepared, by name. All of a set is in its training split.
+
+    Raises:
+        DataError: a set is missing or damaged.
+    """
+    return {name: open_prepared(_set_folder(recipe, name)) for name in recipe.evaluation.sets}
+
+
+def _set_folder(recipe: Recipe, name: str) -> Path:
+    return recipe.run_dir / "validation" / name

@@ -2,6 +2,17 @@
 
 from hlat.evaluation.generation import generate, generate_text
 from hlat.evaluation.perplexity import Perplexity, evaluate_checkpoint
+from hlat.evaluation.rendering import render_tasks
 from hlat.evaluation.sampling import Sampling
+from hlat.evaluation.watch import EvaluatedCheckpoint, watch_run
 
-__all__ = ["Perplexity", "Sampling", "evaluate_checkpoint", "generate", "generate_text"]
+__all__ = [
+    "EvaluatedCheckpoint",
+    "Perplexity",
+    "Sampling",
+    "evaluate_checkpoint",
+    "generate",
+    "generate_text",
+    "render_tasks",
+    "watch_run",
+]

@@ -22,7 +22,7 @@ from hlat.data.samples import ValidationData
 from hlat.precision import MODES
 from hlat.runtime import CheckpointError, DataError
 from hlat.runtime.distributed import join_run
-from hlat.training import validate_single_process
+from hlat.training.validation import SingleProcessModel, validate
 
 # For imported weights, which have no recipe. Longer windows may need too much memory: the logits of 4096 tokens over a
 # vocabulary of 128,000 are 2 GB.
@@ -66,8 +66,8 @@ def evaluate_checkpoint(checkpoint: str | Path, data: str | Path | None = None, 
     """
     folder = resolve(Path(checkpoint))
     model, meta = load_model(folder, join_run().device, torch.float32, weights)
-    recipe = _saved_recipe(meta, folder)
-    prepared = open_prepared(Path(data) if data is not None else _run_data(recipe, folder))
+    recipe = saved_recipe(meta, folder)
+    prepared = open_prepared(Path(data) if data is not None else run_data(recipe, folder))
     _check_data(prepared, folder, model.config)
     prepared.check_shards("validation")
     if recipe is not None:
@@ -77,11 +77,11 @@ def evaluate_checkpoint(checkpoint: str | Path, data: str | Path | None = None, 
         length = min(model.config.max_sequence_length or _IMPORT_WINDOW, _IMPORT_WINDOW)
         batch = max(1, _IMPORT_BATCH_TOKENS // length)
     windows = ValidationData(prepared, length, None, recipe is not None and recipe.data.isolate)
-    result = validate_single_process(model, windows, batch)
+    result = validate(SingleProcessModel(model), windows, batch)
     return Perplexity(result.loss, result.bits_per_byte, result.tokens)
 
 
-def _saved_recipe(meta: Mapping[str, Any], folder: Path) -> Recipe | None:
+def saved_recipe(meta: Mapping[str, Any], folder: Path) -> Recipe | None:
     """Return the recipe as resolved when the run was saved; None for imported weights."""
     if "recipe" not in meta:
         return None
@@ -91,7 +91,7 @@ def _saved_recipe(meta: Mapping[str, Any], folder: Path) -> Recipe | None:
         raise CheckpointError(f"{folder}: this version cannot read its recipe: {exc}") from exc
 
 
-def _run_data(recipe: Recipe | None, folder: Path) -> Path:
+def run_data(recipe: Recipe | None, folder: Path) -> Path:
     """Return the data folder of a checkpoint's run: run/data for run/checkpoints/step-00000040."""
     if recipe is None:
         raise DataError(f"{folder}: imported weights have no data of their own. Name a prepared folder with --data.")

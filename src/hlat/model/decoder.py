@@ -128,6 +128,7 @@ class Decoder(nn.Module):
         *,
         positions: torch.Tensor | None = None,
         cache: KVCache | None = None,
+        per_row: bool = False,
     ) -> torch.Tensor:
         """Compute logits (B, S, V) in the dtype of the activations, or the loss if labels are given.
 
@@ -136,6 +137,7 @@ class Decoder(nn.Module):
             labels: token ids (B, S), int64. If given, return their summed cross-entropy, a scalar; see ``head_loss``.
             positions: see ``hidden``.
             cache: see ``hidden``.
+            per_row: with labels, return the loss of each row, (B,), without gradients; see ``row_losses``.
 
         Returns:
             Logits or loss; hidden states (B, S, D) if this shard has no head, with or without labels.
@@ -144,5 +146,5 @@ class Decoder(nn.Module):
             ValueError: the cache has no room for the new tokens.
         """
         hidden_BSD = self.hidden(x, positions=positions, cache=cache)
-        out: torch.Tensor = self.head(hidden_BSD, labels) if self.head is not None else hidden_BSD
+        out: torch.Tensor = self.head(hidden_BSD, labels, per_row=per_row) if self.head is not None else hidden_BSD
         return out

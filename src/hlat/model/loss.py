@@ -62,7 +62,7 @@ class CrossEntropy:
     def __call__(
         self, logits_Nv: torch.Tensor, labels_N: torch.Tensor, gradient: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Sum log(sum(exp(logits))) - logit of the label over all tokens whose label is not ``IGNORED``.
+        """Compute log(sum(exp(logits))) - logit of the label for each token, 0 where the label is ``IGNORED``.
 
         Args:
             logits_Nv: logits of the local vocabulary rows; overwritten if fp32 or wider.
@@ -70,8 +70,8 @@ class CrossEntropy:
             gradient: True to compute the gradient too.
 
         Returns:
-            The loss, a scalar in nats, fp32 or wider; and its gradient (N, v) in the dtype of the logits, z-loss
-            included, or None.
+            The losses (N,) in nats, fp32 or wider; and the gradient (N, v) of their sum in the dtype of the logits,
+            z-loss included, or None.
         """
         wide_Nv = logits_Nv.to(accumulation_dtype(logits_Nv.dtype))
         peak_N = self.reduce_max(wide_Nv.amax(-1))
@@ -83,15 +83,15 @@ class CrossEntropy:
         exp_Nv = wide_Nv.exp_()
         total_N, label_N = self.reduce_sum(torch.stack((exp_Nv.sum(-1), label_N)))
         counted_N = labels_N != IGNORED
-        loss = (total_N.log() - label_N).masked_fill(~counted_N, 0).sum()
+        loss_N = (total_N.log() - label_N).masked_fill(~counted_N, 0)
         if not gradient:
-            return loss, None
+            return loss_N, None
         factor_N = counted_N / total_N
         if self.z_loss:  # d (log Z)^2 / d logit = 2 log Z exp(logit) / Z
             factor_N *= 1 + 2 * self.z_loss * (peak_N + total_N.log())
         grad_Nv = exp_Nv.mul_(factor_N.unsqueeze(1))
         grad_Nv.scatter_add_(1, row_N1, -(here_N & counted_N).to(grad_Nv.dtype).unsqueeze(1))
-        return loss, grad_Nv.to(logits_Nv.dtype)
+        return loss_N, grad_Nv.to(logits_Nv.dtype)
 
 
 def head_loss(
@@ -112,6 +112,35 @@ def head_loss(
     return out
 
 
+@torch.no_grad()
+def row_losses(
+    hidden_BSD: torch.Tensor, weight_vD: torch.Tensor, labels_BS: torch.Tensor, cross_entropy: CrossEntropy
+) -> torch.Tensor:
+    """Compute the summed cross-entropy of each row, without gradients, in bounded memory.
+
+    Logits are computed at positions with a label only.
+
+    Args:
+        hidden_BSD: in the compute dtype.
+        weight_vD: local rows of the head, in any floating dtype.
+        labels_BS: int64; ``IGNORED`` for positions without a target.
+        cross_entropy: loss of a chunk of logits.
+
+    Returns:
+        (B,) in nats, fp32 or wider.
+    """
+    counted_BS = labels_BS != IGNORED
+    hidden_ND, labels_N = hidden_BSD[counted_BS], labels_BS[counted_BS]
+    row_N = counted_BS.nonzero()[:, 0]
+    rows, matrix_vD = cross_entropy.chunk(weight_vD.shape[0]), weight_vD.to(hidden_BSD.dtype)
+    losses_B = hidden_BSD.new_zeros(len(labels_BS), dtype=accumulation_dtype(hidden_BSD.dtype))
+    for begin in range(0, len(hidden_ND), rows):
+        chunk = slice(begin, begin + rows)
+        losses_n, _ = cross_entropy(linear(hidden_ND[chunk], matrix_vD), labels_N[chunk], gradient=False)
+        losses_B.index_add_(0, row_N[chunk], losses_n)
+    return losses_B
+
+
 class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -130,9 +159,9 @@ class _HeadLoss(torch.autograd.Function):
         for begin in range(0, len(hidden_ND), rows):
             hidden_nD = hidden_ND[begin : begin + rows]
             logits_nv = linear(hidden_nD, matrix_vD)
-            chunk_loss, grad_nv = cross_entropy(logits_nv, labels_N[begin : begin + rows], by_hidden or by_weight)
+            losses_n, grad_nv = cross_entropy(logits_nv, labels_N[begin : begin + rows], by_hidden or by_weight)
             del logits_nv
-            loss += chunk_loss
+            loss += losses_n.sum()
             if grad_hidden_ND is not None and grad_nv is not None:
                 grad_hidden_ND[begin : begin + rows] = matmul(grad_nv, matrix_vD)
             if by_weight and grad_nv is not None:
@@ -162,11 +191,11 @@ class Head(nn.Module):
         """The weight matrix, (local vocabulary rows, width)."""
         return self.weight
 
-    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
-        """(B, S, D) -> logits (B, S, v); with labels (B, S) -> their summed cross-entropy, a scalar."""
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None, *, per_row: bool = False) -> torch.Tensor:
+        """(B, S, D) -> logits (B, S, v); with labels (B, S) -> their summed cross-entropy, a scalar, or (B,)."""
         if labels is None:
             return linear(x, self.matrix)
-        return head_loss(x, self.matrix, labels, self.cross_entropy)
+        return (row_losses if per_row else head_loss)(x, self.matrix, labels, self.cross_entropy)
 
 
 class TiedHead(Head):

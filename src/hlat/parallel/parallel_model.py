@@ -7,6 +7,7 @@ A single process is a layout like any other: nothing is attached, and the model 
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -96,6 +97,16 @@ class ParallelModel:
     def rows(self, global_batch: int) -> range:
         """Return the indices of the sequences that this rank computes, of a global batch of this size."""
         return self.layout.rows(self._rank, global_batch)
+
+    @property
+    def data_ranks(self) -> int:
+        """Number of ranks on the data axis."""
+        return self.layout.data
+
+    @property
+    def isolates(self) -> bool:
+        """True if attention stays within documents."""
+        return self._recipe.data.isolate
 
     @property
     def data_index(self) -> int:
@@ -203,16 +214,62 @@ class ParallelModel:
         Args:
             batches: complete sequences on the CPU for this rank's data-parallel index; the same number on every rank.
         """
+        nats = torch.zeros((), dtype=sum_dtype(self._device), device=self._device)
+        for loss in self._losses(batches):
+            nats += loss.to(nats.dtype)
+        return nats if self._coordinates.tp == 0 else torch.zeros_like(nats)
+
+    @torch.no_grad()
+    def evaluate_rows(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
+        """Compute this rank's terms of the summed loss of each row of some micro-batches, forward only.
+
+        Args:
+            batches: complete sequences on the CPU, all of one shape, for this rank's data-parallel index; the same
+                number on every rank. Rows may be shorter than the recipe's sequences, in steps of ``row_multiple``.
+
+        Returns:
+            (rows of all micro-batches,) in nats, in the widest dtype of the device; their sum over the ranks of the
+            same data-parallel index is the loss.
+        """
+        rows = [len(batch.labels_BS) for batch in batches]
+        losses = torch.zeros(sum(rows), dtype=sum_dtype(self._device), device=self._device)
+        with self._row_length(batches[0].labels_BS.shape[1] if batches else self._recipe.data.sequence_length):
+            found = list(self._losses(batches, per_row=True))
+        if found and self._coordinates.tp == 0:
+            losses.copy_(torch.cat(found))
+        return losses
+
+    @property
+    def row_multiple(self) -> int:
+        """Number of tokens of which the length of evaluated rows is a multiple: compiled blocks take one length."""
+        if decide_compilation(self._recipe, self._device, self.layout.world).on:
+            return self._recipe.data.sequence_length
+        return 2 * self.layout.context * self.layout.tensor
+
+    @contextmanager
+    def _row_length(self, length: int) -> Iterator[None]:
+        """Let the stages compute rows of another length than the recipe's inside the block."""
+        saved = self._spans, [stage.spans for stage in self.stages]
+        self._spans = self.layout.spans(self._rank, length)
+        for stage in self.stages:
+            stage.spans = None if stage.spans is None else self._spans
+        try:
+            yield
+        finally:
+            self._spans, spans = saved
+            for stage, before in zip(self.stages, spans, strict=True):
+                stage.spans = before
+
+    def _losses(self, batches: Sequence[MicroBatch], *, per_row: bool = False) -> Iterator[torch.Tensor]:
+        """Yield the loss of each micro-batch, or those of its rows, if this rank has the last stage."""
         local = (self._local(batch) for batch in batches)  # lazily: only the current micro-batch is on the device
         if self._pipeline is not None:
-            nats = self._pipeline.evaluate(local)
+            yield from self._pipeline.evaluate(local, per_row=per_row)
         else:
-            nats = torch.zeros((), dtype=sum_dtype(self._device), device=self._device)
             for inputs, labels, positions in local:
-                nats += self.stages[0](inputs, labels, positions=positions).to(nats.dtype)
+                yield self.stages[0](inputs, labels, positions=positions, per_row=per_row)
         for stage in self.stages:
             reshard(stage)
-        return nats if self._coordinates.tp == 0 else torch.zeros_like(nats)
 
     @torch.no_grad()
     def reduce_loss_and_norm(self, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,7 +6,7 @@ A stage is built with its own layers only. It sends the residual stream, (micro-
 positions (a shard of the sequence with sequence parallelism).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,6 @@ from hlat.model import Decoder
 from hlat.parallel.fsdp import reshard_after_every_backward
 from hlat.parallel.mesh import Layout
 from hlat.parallel.micro_batch import MicroBatch
-from hlat.runtime.backend import sum_dtype
 from hlat.runtime.distributed import in_fake_world
 from hlat.runtime.process import enter_phase
 
@@ -160,38 +159,45 @@ class Pipeline:
     def _scale_loss(self, loss: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
         return loss / self._divisor
 
-    def evaluate(self, batches: Iterable[MicroBatch]) -> torch.Tensor:
-        """Compute the summed loss of micro-batches, forward only; zero except on the last stage.
+    def evaluate(self, batches: Iterable[MicroBatch], *, per_row: bool = False) -> Iterator[torch.Tensor]:
+        """Compute losses of micro-batches, forward only.
 
         Args:
             batches: micro-batches with this rank's positions.
+            per_row: compute the loss of each row instead of the sum.
 
-        Returns:
-            A scalar in the widest dtype of the device, float64 where there is one.
+        Yields:
+            The losses of each micro-batch in nats, on the rank of the last stage; nothing on others.
         """
-        nats = torch.zeros((), dtype=sum_dtype(self._device), device=self._device)
         pending: list[tuple[dist.Work, torch.Tensor]] = []  # keeps tensors alive while they are sent
         local: dict[tuple[int, int], torch.Tensor] = {}
         # The outer loop is over micro-batches: sender and receiver then issue messages in the same order, as NCCL
         # requires, and only a few activations are alive.
         for number, (inputs_BS, labels_BS, positions_BS) in enumerate(batches):
             for index, model in self._stages.items():
-                x = inputs_BS if index == 0 else self._receive(index, number, local)
-                out = model(x, labels_BS, positions=positions_BS)
+                x = inputs_BS if index == 0 else self._receive(index, number, local, self._message_shape(inputs_BS))
+                out = model(x, labels_BS, positions=positions_BS, per_row=per_row)
                 if index == self._layout.config.stages - 1:
-                    nats += out.to(nats.dtype)
+                    yield out
                 else:
                     self._send(index, number, out, local, pending)
             while len(pending) > self._layout.pipeline:
                 pending.pop(0)[0].wait()
         for work, _ in pending:
             work.wait()
-        return nats
 
-    def _receive(self, stage: int, number: int, local: dict[tuple[int, int], torch.Tensor]) -> torch.Tensor:
+    def _message_shape(self, inputs_BS: torch.Tensor) -> tuple[int, int, int]:
+        """Return the shape of the messages of a micro-batch, which may have other rows than those of training."""
+        _, sent, width = self._shape
+        rows, positions = inputs_BS.shape
+        return rows, positions * sent // self._positions, width
+
+    def _receive(
+        self, stage: int, number: int, local: dict[tuple[int, int], torch.Tensor], shape: tuple[int, int, int]
+    ) -> torch.Tensor:
         if (stage, number) in local:
             return local.pop((stage, number))
-        buffer = torch.empty(self._shape, dtype=self._dtype, device=self._device)
+        buffer = torch.empty(shape, dtype=self._dtype, device=self._device)
         dist.recv(buffer, group=self._group, group_src=self._layout.stage_rank(stage - 1))
         return buffer
 

@@ -1,8 +1,9 @@
 """Steps of ``hlat quickstart``.
 
-standard library -> tokenizer, shards -> training -> evaluation -> a sample -> Hugging Face folder
+standard library -> tokenizer, shards -> training -> evaluation -> a sample -> Hugging Face folder -> report
 """
 
+import json
 import shutil
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from hlat.checkpoint import export_hf
 from hlat.config import Recipe, load_recipe
 from hlat.evaluation import Perplexity, Sampling, evaluate_checkpoint, generate_text
 from hlat.quickstart.corpus import standard_library
+from hlat.reporting import SAMPLES_NAME, write_report
 from hlat.runtime import LaunchError
 from hlat.training import DataProgress, Outcome, no_progress, run
 
@@ -28,6 +30,7 @@ class QuickstartResult:
     sample: str
     run_dir: Path
     export_dir: Path
+    report: Path
 
 
 def quickstart_recipe(folder: Path, steps: int | None) -> Recipe:
@@ -71,11 +74,15 @@ def run_quickstart(
         f"held-out files: loss {evaluation.loss:.3f}, perplexity {evaluation.perplexity:.1f}, "
         f"{evaluation.bits_per_byte:.3f} bits per byte over {evaluation.tokens:,} tokens"
     )
-    sample = PROMPT + generate_text(outcome.checkpoint, PROMPT, 96, Sampling(temperature=0.8, top_p=0.95))
-    (folder / "sample.txt").write_text(sample, encoding="utf-8")
+    generated = generate_text(outcome.checkpoint, PROMPT, 96, Sampling(temperature=0.8, top_p=0.95))
+    (folder / "sample.txt").write_text(PROMPT + generated, encoding="utf-8")
+    record = {"step": outcome.step, "prompt": PROMPT, "text": generated}
+    (folder / SAMPLES_NAME).write_text(json.dumps(record) + "\n", encoding="utf-8")
     _export(outcome.checkpoint, export_dir)
-    say(_closing_message(QuickstartResult(outcome, evaluation, sample, folder, export_dir), time.monotonic() - begin))
-    return QuickstartResult(outcome, evaluation, sample, folder, export_dir)
+    report = write_report([folder])
+    result = QuickstartResult(outcome, evaluation, PROMPT + generated, folder, export_dir, report)
+    say(_closing_message(result, time.monotonic() - begin))
+    return result
 
 
 def _export(checkpoint: Path, target: Path) -> None:
@@ -97,6 +104,7 @@ done in {seconds:.0f} s. Files:
   {result.run_dir}/metrics.jsonl   every logged step
   {result.run_dir}/tensorboard     tensorboard --logdir {result.run_dir}
   {result.outcome.checkpoint}   the last checkpoint
+  {result.report}   what happened, as a page for the browser
   {result.export_dir}   the model for transformers: AutoModelForCausalLM.from_pretrained("{result.export_dir}")
 Next steps:
   hlat generate {result.run_dir} --prompt "import " --temperature 0.8

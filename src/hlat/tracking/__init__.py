@@ -10,7 +10,7 @@ It receives plain numbers and does not depend on models, data or devices.
 from hlat.tracking.events import EventLog, read_events
 from hlat.tracking.jsonl import from_json_value, to_json_value
 from hlat.tracking.log_stream import LogStream
-from hlat.tracking.metrics import MetricsFile, read_metrics
+from hlat.tracking.metrics import MetricsFile, read_last_metrics, read_metrics
 from hlat.tracking.metrics_table import metrics_table
 from hlat.tracking.other_rank import OtherRankTracker
 from hlat.tracking.tracker import Tracker, open_tracker
@@ -25,6 +25,7 @@ __all__ = [
     "metrics_table",
     "open_tracker",
     "read_events",
+    "read_last_metrics",
     "read_metrics",
     "to_json_value",
 ]

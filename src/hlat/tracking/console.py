@@ -133,6 +133,11 @@ def values(metrics: Metrics) -> str:
     if "val_loss" in metrics:
         bits = f" (bpb {metrics['val_bits_per_byte']:.4f})" if "val_bits_per_byte" in metrics else ""
         fields.append(f"val {metrics['val_loss']:.4f}{bits}")
+    for key, value in metrics.items():
+        if key.startswith("val/") and key.endswith("/loss"):
+            fields.append(f"val {key.split('/')[1]} {value:.4f}")
+        elif key.startswith("task/") and key.endswith("/acc"):
+            fields.append(f"{key.split('/')[1]} {value:.1%}")
     fields += [form(metrics[key]) for key, form in _FORMATS.items() if key in metrics]
     return "  ".join(fields)
 

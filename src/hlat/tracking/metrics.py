@@ -12,6 +12,7 @@ from typing import Any
 
 from hlat.tracking.jsonl import JsonLines, as_storage_error, decode, filter_lines, from_json_value, read_records
 
+_TAIL_BYTES = 1 << 18  # longer than any line
 Metrics = Mapping[str, Any]
 """Metrics of a logged step. Values are numbers, except ``seconds``. A key whose value is unknown is left out.
 
@@ -23,6 +24,8 @@ Metrics = Mapping[str, Any]
 | ``batch_crc32`` | CRC-32 of the token ids of this step's sequences, added up modulo 2^32 |
 | ``loss`` | nats per token over this step's batch |
 | ``val_loss``, ``val_bits_per_byte`` | validation: nats per token, bits per byte of text; only where a step validated |
+| ``val/NAME/loss``, ``val/NAME/bits_per_byte`` | the same for each set of ``evaluation.sets`` |
+| ``task/NAME/acc``, ``/acc_norm``, ``/bits_per_byte`` | scores of each task of ``evaluation.tasks`` |
 | ``grad_norm``, ``param_norm`` | global L2 norms: of the gradient before clipping, of the parameters after the step |
 | ``lr`` | learning rate of this step |
 | ``tokens_per_second`` | training rate since the line before, without validation and checkpoints |
@@ -80,6 +83,22 @@ def _step_of(line: bytes) -> int | None:
     record = decode(line)
     step = record.get("step") if record is not None else None
     return step if isinstance(step, int) else None
+
+
+def read_last_metrics(path: Path) -> dict[str, Any] | None:
+    """Return the metrics of the last complete line, without reading the lines before; None if there is none.
+
+    Raises:
+        StorageError: the file cannot be read.
+    """
+    with as_storage_error(path, "read"), path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - _TAIL_BYTES))
+        lines = file.read().splitlines()
+    for line in reversed(lines):
+        if (record := decode(line)) is not None:
+            return {key: from_json_value(value) for key, value in record.items()}
+    return None
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """TensorBoard event files: the metrics as scalars.
 
-metrics -> train/loss, train/lr, train/seconds/data, ...   validation/loss, validation/bits_per_byte
+metrics -> train/loss, train/lr, ...   validation/loss, validation/NAME/loss, ...   task/NAME/acc, ...
 
 A line of metrics is one record, written synchronously. torch's SummaryWriter is not used: it writes in a thread that
 only prints its errors, and it reopens the file by name for each record, even if the run's folder has been replaced.
@@ -18,6 +18,7 @@ from hlat.tracking.metrics import Metrics
 from hlat.tracking.outputs import TrackerNote
 
 _VALIDATION = {"val_loss": "validation/loss", "val_bits_per_byte": "validation/bits_per_byte"}
+_SETS, _TASKS = "val/", "task/"  # first parts of keys
 # The step is the axis; a checksum is not a quantity.
 _NOT_PLOTTED = frozenset({"step", "batch_crc32"})
 _VERSION = "brain.Event:2"  # format version, required in the first record
@@ -30,7 +31,7 @@ def scalars(metrics: Metrics) -> dict[str, float]:
     for key, value in metrics.items():
         if key in _NOT_PLOTTED:
             continue
-        tag = _VALIDATION.get(key, f"train/{key}")
+        tag = _tag(key)
         fields: dict[str, Any] = (
             {f"{tag}/{name}": field for name, field in value.items()} if isinstance(value, dict) else {}
         )
@@ -38,6 +39,12 @@ def scalars(metrics: Metrics) -> dict[str, float]:
             if isinstance(number, int | float):
                 found[name] = float(number)
     return found
+
+
+def _tag(key: str) -> str:
+    if key.startswith(_SETS):
+        return f"validation/{key.removeprefix(_SETS)}"
+    return key if key.startswith(_TASKS) else _VALIDATION.get(key, f"train/{key}")
 
 
 class TensorBoard:

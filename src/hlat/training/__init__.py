@@ -3,6 +3,5 @@
 from hlat.training.loop import Outcome, run
 from hlat.training.run_state import DataProgress, no_progress
 from hlat.training.step import accumulate_gradients, update
-from hlat.training.validation import validate_single_process
 
-__all__ = ["DataProgress", "Outcome", "accumulate_gradients", "no_progress", "run", "update", "validate_single_process"]
+__all__ = ["DataProgress", "Outcome", "accumulate_gradients", "no_progress", "run", "update"]

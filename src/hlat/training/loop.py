@@ -39,7 +39,14 @@ from hlat.training.fault_injection import FaultInjection
 from hlat.training.metrics_line import MetricsCollection, MetricsLines
 from hlat.training.process import Deadline, PhaseTimer, StopRequest, run_lock
 from hlat.training.run_state import DataProgress, RunState, build_run_state, no_progress
-from hlat.training.saving import Checkpointer, CorruptionCheck, background_saver, roll_back, saver_process
+from hlat.training.saving import (
+    Checkpointer,
+    CorruptionCheck,
+    WeightExports,
+    background_saver,
+    roll_back,
+    saver_process,
+)
 from hlat.training.step import StepResult, accumulate_gradients, update
 from hlat.training.step_metrics import announce
 from hlat.training.validation import ValidationResult
@@ -176,7 +183,8 @@ def _train(
         set_step_counter(lambda: state.step)
         prefetcher = stack.enter_context(_open_prefetcher(state, tracker))
         metrics_lines = MetricsLines(state, tracker, timer)
-        components = ComponentList(_components(state, metrics_lines, corruption_check, checkpointer, profile))
+        exports = WeightExports(state, tracker)
+        components = ComponentList(_components(state, metrics_lines, corruption_check, checkpointer, exports, profile))
         components.begin(LoopStart(recipe, state.runtime, state.step, tracker, stack))
         metrics_lines.write_missing()
         while state.step < last_step and stop_reason is None:
@@ -208,6 +216,7 @@ def _components(
     metrics_lines: MetricsLines,
     corruption_check: CorruptionCheck,
     checkpointer: Checkpointer,
+    exports: WeightExports,
     profile: bool,
 ) -> list[TrainingComponent]:
     """List the components of the run, in the order in which they are called before and after each step."""
@@ -217,6 +226,7 @@ def _components(
         corruption_check,
         MetricsCollection(metrics_lines),
         checkpointer,
+        exports,  # of what is durable
         metrics_lines,  # after the save: validation and the line may fail, and then the step is durable
         Profiler(profile),
         GarbageCollector(),

@@ -1,9 +1,10 @@
 """Lines of metrics.jsonl, written after the step's checkpoint, so that a failure after the save loses nothing.
 
-    step -> collect -> its metrics -> saved in the checkpoint -> write -> validation, line in metrics.jsonl
-    resume at a step whose line is missing -> write_missing -> saved metrics, validation, line
+    step -> collect -> its metrics -> saved in the checkpoint -> write -> evaluation, line in metrics.jsonl
+    resume at a step whose line is missing -> write_missing -> saved metrics, evaluation, line
 
-Validation may run out of memory or time, and writing the line may fail. The state of the step is durable before both.
+Evaluation may run out of memory or time, and writing the line may fail. The state of the step is durable before both.
+An evaluation that fails is reported and left out; one that ends the process is left out by the next attempt.
 """
 
 from typing import Any
@@ -17,11 +18,11 @@ from hlat.training.process import PhaseTimer
 from hlat.training.run_state import RunState
 from hlat.training.step import StepResult
 from hlat.training.step_metrics import reproducible_metrics, timing_metrics
-from hlat.training.validation import ValidationResult, validate
+from hlat.training.validation import EvaluationAttempts, EvaluationResult, ValidationResult
 
 
 class MetricsLines(TrainingComponent):
-    """Writer of the lines of a run: validates, if the step does, and writes the line that was collected before.
+    """Writer of the lines of a run: evaluates, if the step does, and writes the line that was collected before.
 
     Args:
         state: the run; its ``unwritten_metrics`` are those of a line that is not written yet.
@@ -29,12 +30,13 @@ class MetricsLines(TrainingComponent):
         timer: measures the seconds per phase between two lines.
 
     Attributes:
-        validation: result of the last step, if that step validated.
+        validation: result on the validation split of the last step, if that step evaluated.
     """
 
     def __init__(self, state: RunState, tracker: Tracker | OtherRankTracker, timer: PhaseTimer) -> None:
         self._state, self._tracker, self._timer = state, tracker, timer
         self._tokens_before = state.tokens  # at the last line, or where this process started from
+        self._attempts = EvaluationAttempts(state.recipe.run_dir)
         self.validation: ValidationResult | None = None
 
     def write_missing(self) -> None:
@@ -53,7 +55,7 @@ class MetricsLines(TrainingComponent):
         """Collect the metrics of the step just done, if it is logged, to be saved in its checkpoint. Collective.
 
         Raises:
-            NumericsError: loss, gradient norm or weights are not finite; the line is written first, without validation.
+            NumericsError: loss, gradient norm or weights are not finite; the line is written first, without evaluation.
         """
         state = self._state
         state.unwritten_metrics = reproducible_metrics(state, result) if self._is_due() else None
@@ -66,7 +68,7 @@ class MetricsLines(TrainingComponent):
             raise
 
     def after_step(self, end: StepEnd) -> None:
-        """Validate, if this step does, and write the collected line. Collective.
+        """Evaluate, if this step does, and write the collected line. Collective.
 
         Raises:
             StateLostError: the run's folder is gone.
@@ -81,12 +83,10 @@ class MetricsLines(TrainingComponent):
         self._timer.reset()
 
     def _write(self, metrics: dict[str, Any], *, timed: bool = False) -> ValidationResult | None:
-        validation = self._validate() if self._validates() else None
+        result = self._evaluate() if self._evaluates() else None
         line = metrics | (self._times() if timed else {})
-        if validation is not None:
-            line |= {"val_loss": validation.loss, "val_bits_per_byte": validation.bits_per_byte}
-        self._log(line)
-        return validation
+        self._log(line | (result.columns() if result is not None else {}))
+        return None if result is None else result.validation
 
     def _times(self) -> dict[str, Any]:
         tokens, self._tokens_before = self._state.tokens - self._tokens_before, self._state.tokens
@@ -98,22 +98,49 @@ class MetricsLines(TrainingComponent):
         self._tracker.log(line)
 
     def _is_due(self) -> bool:
-        return self._validates() or self._due(self._state.recipe.training.log_every)
+        return self._evaluates() or self._due(self._state.recipe.training.log_every)
 
-    def _validates(self) -> bool:
-        return self._state.validation_data is not None and self._due(self._state.recipe.evaluation.every_steps)
+    def _evaluates(self) -> bool:
+        settings = self._state.recipe.evaluation
+        return bool(self._state.evaluation) and (self._due(settings.every_steps) or self._passed(settings.every_tokens))
 
     def _due(self, every: int | None) -> bool:
         step = self._state.step
         return step == self._state.recipe.total_steps or (every is not None and step % every == 0)
 
-    def _validate(self) -> ValidationResult:
-        state = self._state
-        assert state.validation_data is not None, "called only for a run with validation data"
+    def _passed(self, tokens: int | None) -> bool:
+        """True if the last step reached or passed a multiple of so many training tokens."""
+        if tokens is None:
+            return False
+        batches, length, step = self._state.recipe.batches, self._state.recipe.data.sequence_length, self._state.step
+        return batches.first_of(step) * length // tokens > batches.first_of(step - 1) * length // tokens
+
+    def _evaluate(self) -> EvaluationResult | None:
+        """Evaluate the weights; None if that failed, now or in an earlier attempt. Collective."""
+        state, ranks = self._state, self._state.runtime.ranks
+        refusal = ranks.run_on_rank0(lambda: self._attempts.refusal(state.step))
+        if refusal:
+            self._tracker.message(refusal)
+            return None
+        ranks.run_on_rank0(lambda: self._attempts.begin(state.step))
         enter_phase("evaluation")
-        result = validate(state.model, state.validation_data, state.recipe.batch.micro_batch)
+        result, failure = None, ""
+        try:
+            result = state.evaluation.run(state.model)
+        except Exception as error:
+            failure = f"{type(error).__name__}: {error}"
         enter_phase("between")
-        return result
+        failures = [found for found in ranks.all_gather(failure) if found]
+        ranks.run_on_rank0(lambda: self._attempts.done(state.step))
+        if not failures:
+            return result
+        self._report(failures[0])
+        return None
+
+    def _report(self, failure: str) -> None:
+        step = self._state.step
+        self._tracker.event("evaluation_failed", step=step, error=failure)
+        self._tracker.message(f"the evaluation of step {step} failed, training goes on: {failure}")
 
 
 class MetricsCollection(TrainingComponent):

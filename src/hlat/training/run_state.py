@@ -23,11 +23,11 @@ from hlat.checkpoint import (
 from hlat.checkpoint.protocol import CheckpointContent, CheckpointStore, resolve
 from hlat.checkpoint.tiers import RunId, Tiers
 from hlat.config import Recipe
-from hlat.data import prepare_recipe_data
+from hlat.data import open_validation_sets, prepare_recipe_data, prepare_validation_sets
 from hlat.data.online import OnlineData
 from hlat.data.prepare import ProgressCallback
 from hlat.data.prepared import PreparedData, check_tokenizer, check_vocabulary, open_prepared
-from hlat.data.samples import Batch, TrainingData, ValidationData
+from hlat.data.samples import Batch, TrainingData
 from hlat.hardware import PeakFlops, peak_flops
 from hlat.model.derived import flops_per_token
 from hlat.optim import Optimizer, build_optimizer
@@ -44,6 +44,7 @@ from hlat.training.components import ComponentList, StateChanges, load_state, re
 from hlat.training.faulty_disk import checkpoint_disk
 from hlat.training.newest_saved import DamagedCheckpoint, SavedCheckpoint, check_nothing_lost
 from hlat.training.precision import resolve_precision
+from hlat.training.validation import Evaluation, open_evaluation
 
 DataProgress = Callable[[], AbstractContextManager[ProgressCallback | None]]
 """Opens a progress display while text is prepared; yields a ``hlat.data.prepare.ProgressCallback``, or None."""
@@ -62,7 +63,7 @@ class RunState:
     runtime: Runtime
     prepared: PreparedData
     training_data: BatchSource
-    validation_data: ValidationData | None
+    evaluation: Evaluation
     model: ParallelModel  # this rank's shard
     optimizer: Optimizer
     folder: RunFolder
@@ -168,6 +169,17 @@ def _open_training_data(recipe: Recipe, runtime: Runtime, prepared: PreparedData
     return PreparedBatchSource(runtime.ranks.run_on_all(make), batches, total)
 
 
+def _open_evaluation(recipe: Recipe, runtime: Runtime, prepared: PreparedData) -> Evaluation:
+    """Open what the run is evaluated on. Further sets are prepared as the run's data is. Collective."""
+    if recipe.evaluation.sets:
+        ranks, is_first_here = runtime.ranks, runtime.local_rank == 0 and runtime.rank > 0
+        ranks.run_on_rank0(lambda: prepare_validation_sets(recipe, prepared))
+        ranks.run_on_all(lambda: prepare_validation_sets(recipe, prepared) if is_first_here else None)
+    evaluation = runtime.ranks.run_on_all(lambda: open_evaluation(recipe, prepared, open_validation_sets(recipe)))
+    check_consistent(runtime.ranks, {"evaluation": evaluation.identity})
+    return evaluation
+
+
 def _check_inputs(recipe: Recipe) -> Path | None:
     """Check the recipe's input files before the text is prepared, which may take long.
 
@@ -211,11 +223,9 @@ def build_run_state(
     check_consistent(runtime.ranks, {"recipe": _dotted_fields(recipe.model_dump(mode="json")), "code": code_identity()})
     seed_generators(recipe.training.seed)
     prepared = _prepare_data(recipe, runtime, data_progress)
-    length, seed = recipe.data.sequence_length, recipe.training.seed
+    seed = recipe.training.seed
     training_data = _open_training_data(recipe, runtime, prepared)
-    validation_data = None
-    if prepared.validation_tokens:
-        validation_data = ValidationData(prepared, length, recipe.evaluation.sequences, recipe.data.isolate)
+    evaluation = _open_evaluation(recipe, runtime, prepared)
     damaged: list[DamagedCheckpoint] = []
     store, tiers = _open_storage(recipe, runtime, folder, damaged)
     anomalies = AnomalyPolicy(recipe.anomalies, recipe.batches, recipe.data.sequence_length)
@@ -244,7 +254,7 @@ def build_run_state(
         runtime=runtime,
         prepared=prepared,
         training_data=training_data,
-        validation_data=validation_data,
+        evaluation=evaluation,
         model=model,
         optimizer=optimizer,
         folder=folder,

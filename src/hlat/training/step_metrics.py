@@ -67,7 +67,15 @@ def announce(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
         tracker.message(f"changed since the checkpoint: {change.path}: {change.old!r} -> {change.new!r}")
     report_component_changes(state, tracker)
     recipe_changes = [{"path": c.path, "old": c.old, "new": c.new} for c in state.recipe_changes]
-    tracker.event("resume" if state.step else "start", step=state.step, parameters=parameters, changes=recipe_changes)
+    tracker.event(
+        "resume" if state.step else "start",
+        step=state.step,
+        parameters=parameters,
+        processes=state.runtime.world,
+        device=backend_of(state.runtime.device).describe(state.runtime.device),
+        changes=recipe_changes,
+        recipe=recipe.model_dump(mode="json"),  # reports need it before there is a checkpoint
+    )
 
 
 def report_component_changes(state: RunState, tracker: Tracker | OtherRankTracker) -> None:

@@ -26,6 +26,14 @@ PUBLISHED = {
     "llama-3-8b": 8_030_261_248,
     "llama-3-70b": 70_553_706_496,
     "llama-3-405b": 405_853_388_800,
+    # of the safetensors files, as Hugging Face shows them
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.2-1b": 1_235_814_400,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen3-8b": 8_190_735_360,
+    "mistral-7b": 7_241_732_096,
+    "smollm2-135m": 134_515_008,
+    "tinyllama-1.1b": 1_100_048_384,
 }
 KINDS = [(family, coalesce) for family in FAMILIES for coalesce in (True, False)]
 

@@ -9,6 +9,7 @@ from hlat.checkpoint.format.filesystem import (
     FileRecord,
     HashedFile,
     Remedy,
+    check_new_folder,
     copy_file,
     human_bytes,
     make_checkpoints_folder,
@@ -17,9 +18,9 @@ from hlat.checkpoint.format.filesystem import (
     write_file,
 )
 from hlat.checkpoint.format.format_1 import is_safe_name
-from hlat.checkpoint.format.index import INDEX_NAME, StoredChunk, StoredTensor, parse_index
-from hlat.checkpoint.format.partial_read import Region
-from hlat.checkpoint.format.tensor_chunks import TensorChunk, replicated_chunks
+from hlat.checkpoint.format.index import INDEX_NAME, StoredChunk, StoredTensor, parse_foreign_index, parse_index
+from hlat.checkpoint.format.partial_read import Region, read_regions
+from hlat.checkpoint.format.tensor_chunks import ComputedChunk, TensorChunk, replicated_chunks
 from hlat.checkpoint.format.versions import FORMATS, format_numbered, newest_format
 from hlat.checkpoint.format.writer import WriteResult
 
@@ -30,6 +31,7 @@ __all__ = [
     "READ_REMEDY",
     "RUN_REMEDY",
     "CheckpointFormat",
+    "ComputedChunk",
     "Disk",
     "FileRecord",
     "HashedFile",
@@ -40,6 +42,7 @@ __all__ = [
     "StoredTensor",
     "TensorChunk",
     "WriteResult",
+    "check_new_folder",
     "copy_file",
     "format_numbered",
     "human_bytes",
@@ -47,7 +50,9 @@ __all__ = [
     "make_checkpoints_folder",
     "make_folders",
     "newest_format",
+    "parse_foreign_index",
     "parse_index",
+    "read_regions",
     "replicated_chunks",
     "storage_error",
     "write_file",

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from hlat.runtime import StorageError
+from hlat.runtime import CheckpointError, StorageError
 from hlat.runtime.distributed import sendable
 from hlat.runtime.storage import RunFolder, sync_to_disk
 
@@ -102,6 +102,16 @@ def make_folders(disk: Disk, path: Path, inside: Path | None = None) -> None:
             raise
         make_folders(disk, path.parent, inside)
         disk.make_folder(path)
+
+
+def check_new_folder(target: Path) -> None:
+    """Check that a checkpoint can be written to a folder: it does not exist, or is empty.
+
+    Raises:
+        CheckpointError: it exists and is not empty.
+    """
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise CheckpointError(f"{target}: exists already and is not empty. Name a folder that does not exist yet.")
 
 
 def make_checkpoints_folder(disk: Disk, root: Path, folder: RunFolder | None) -> None:

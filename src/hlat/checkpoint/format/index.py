@@ -14,7 +14,7 @@ import gc
 import itertools
 import math
 import pickle
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,9 +127,33 @@ def parse_index(data: bytes, file_bytes: Mapping[str, int]) -> dict[str, StoredT
     Raises:
         CheckpointError: it is not an index, names a class that is not allowed, or contradicts the checkpoint's files.
     """
+    return _parse(data, file_bytes, _is_known, lambda name: True)
+
+
+def parse_foreign_index(
+    data: bytes, file_bytes: Mapping[str, int], wanted: Callable[[str], bool]
+) -> dict[str, StoredTensor]:
+    """Check the index of a checkpoint of another program, and return some of its tensors by name.
+
+    Such an index has entries that are not tensors, and names classes of other programs; both are only passed over.
+
+    Args:
+        data: content of the index file.
+        file_bytes: size in bytes of every file that the index may refer to.
+        wanted: returns True for the name of a tensor to be returned; other entries are not checked.
+
+    Raises:
+        CheckpointError: it is not an index, or what it says of a wanted tensor is impossible.
+    """
+    return _parse(data, file_bytes, lambda name: True, wanted)
+
+
+def _parse(
+    data: bytes, file_bytes: Mapping[str, int], is_known: Callable[[str], bool], wanted: Callable[[str], bool]
+) -> dict[str, StoredTensor]:
     try:
         with _no_collection():
-            return _tensors(read_pickle(data, _is_known), file_bytes)
+            return _tensors(read_pickle(data, is_known), file_bytes, wanted)
     except ValueError as exc:
         raise CheckpointError(f"not a readable index of tensors ({exc})") from exc
 
@@ -150,15 +174,15 @@ def _is_known(name: str) -> bool:
     return name in _KNOWN or name in _DTYPES
 
 
-def _tensors(index: Any, file_bytes: Mapping[str, int]) -> dict[str, StoredTensor]:
+def _tensors(index: Any, file_bytes: Mapping[str, int], wanted: Callable[[str], bool]) -> dict[str, StoredTensor]:
     if not isinstance(index, PickledObject) or index.name != _METADATA:
         kind = index.name if isinstance(index, PickledObject) else type(index).__name__
         raise CheckpointError(f"holds a {kind}, not an index of tensors; nothing was run")
     entries, storage = _fields(index, _METADATA, "state_dict_metadata", "storage_data")
     if type(entries) is not dict or type(storage) is not dict:
         raise CheckpointError("has no tables of tensors and of their positions")
-    positions = {_key(key): position for key, position in storage.items()}
-    chunks = {name: _chunk_list(name, entry) for name, entry in entries.items()}
+    positions = {_key(key): position for key, position in storage.items() if wanted(_owner(key))}
+    chunks = {name: _chunk_list(name, entry) for name, entry in entries.items() if wanted(str(name))}
     # Many tensors may refer to the same list of chunks. This check bounds the work by the length of the file.
     if sum(map(len, chunks.values())) > len(positions):
         raise CheckpointError("it has more chunks of tensors than positions of chunks")
@@ -167,10 +191,17 @@ def _tensors(index: Any, file_bytes: Mapping[str, int]) -> dict[str, StoredTenso
     return found
 
 
-def _key(key: Any) -> tuple[str, tuple[int, ...]]:
-    name, offsets = _fields(key, _METADATA_INDEX, "fqn", "offset")
+def _owner(key: Any) -> str:
+    """Name of the tensor that a position belongs to."""
+    (name,) = _fields(key, _METADATA_INDEX, "fqn")
     if type(name) is not str:
         raise CheckpointError("a position belongs to a tensor without a name")
+    return name
+
+
+def _key(key: Any) -> tuple[str, tuple[int, ...]]:
+    name = _owner(key)
+    (offsets,) = _fields(key, _METADATA_INDEX, "offset")
     return name, _sizes(offsets, "position", name)
 
 

@@ -5,8 +5,8 @@
 The chunks of all processes together cover each tensor exactly once.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -52,9 +52,29 @@ class TensorChunk:
 
         Shares memory with ``rows`` where that is possible.
         """
-        joined = self.rows[0] if len(self.rows) == 1 else torch.cat(self.rows)
-        joined = joined.detach().cpu().contiguous()
-        return joined if joined.untyped_storage().nbytes() == joined.nbytes else joined.clone()
+        return _compact(self.rows[0] if len(self.rows) == 1 else torch.cat(self.rows))
+
+
+@dataclass(frozen=True)
+class ComputedChunk(TensorChunk):
+    """A chunk whose values are computed when it is written, so that few chunks are in memory at a time.
+
+    Its ``rows`` have shape and dtype but no values (meta device).
+
+    Attributes:
+        compute: returns the values. Several chunks may be computed at the same time, each in a thread of its own.
+    """
+
+    compute: Callable[[], torch.Tensor] = field(kw_only=True)
+
+    def tensor(self) -> torch.Tensor:
+        """Compute the chunk, as one contiguous CPU tensor whose storage has exactly its size."""
+        return _compact(self.compute())
+
+
+def _compact(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach().cpu().contiguous()
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def replicated_chunks(tensors: Mapping[str, torch.Tensor]) -> list[TensorChunk]:

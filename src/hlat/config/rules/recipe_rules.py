@@ -181,6 +181,13 @@ def _remote(v: Values) -> Iterator[Problem]:
         yield _wrong(v, path, "a whole bucket; each run needs a prefix of its own.", wanted)
 
 
+def _export(v: Values) -> Iterator[Problem]:
+    export = v("checkpoint.export")
+    if export is not None and export.weights == "ema" and v("training.ema") is None:
+        reason = "the run has no average of its weights."
+        yield Problem("checkpoint.export.weights", reason, "Add training.ema, or set it to model.", "ema", True)
+
+
 _NO_STORES = ("file", "local", "memory", "http", "https")
 
 _FOR_EVER = FaultConfig.model_fields["seconds"].default
@@ -204,6 +211,7 @@ RULES: tuple[Rule, ...] = (
     _memory_budget,
     _faults,
     _remote,
+    _export,
     *LAYOUT_RULES,
 )
 

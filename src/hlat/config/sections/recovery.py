@@ -24,6 +24,19 @@ class LocalSnapshotsConfig(Section):
     """Copy each machine's snapshot to another machine too, so that losing one machine loses nothing."""
 
 
+class ExportConfig(Section):
+    """Hugging Face weights beside checkpoints, written by a process of its own while training continues."""
+
+    every_steps: Positive
+    """Steps between two exports; a checkpoint is saved at each of them."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Data type of the files; null for that of the weights."""
+    weights: Literal["model", "ema"] = "model"
+    """The weights, or their average (training.ema)."""
+    dir: str | None = None
+    """Folder of the exports, each in a folder of its step; null means <run.dir>/exports."""
+
+
 class CheckpointConfig(Section):
     """Saving the state of the run, and how many checkpoints are kept."""
 
@@ -45,6 +58,8 @@ class CheckpointConfig(Section):
     """URL (s3://bucket/prefix) of an object store where every checkpoint is kept too; null for none."""
     local: LocalSnapshotsConfig | None = None
     """Snapshots on each machine, more frequent than checkpoints; null for none."""
+    export: ExportConfig | None = None
+    """Hugging Face weights beside checkpoints at chosen steps; null for none."""
 
 
 class RecoveryConfig(Section):

@@ -9,6 +9,7 @@ from hlat.runtime.backend import BACKENDS
 
 Positive = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
+SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 ComponentName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")]
 
 if TYPE_CHECKING:
@@ -121,12 +122,18 @@ class TrainingConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """Validation during training, on a fixed set of sequences."""
+    """Evaluation during training: loss on fixed sets of sequences, and scores of tasks."""
 
     every_steps: Positive | None = 500
-    """Steps between two validations; null validates only at the end."""
+    """Steps between two evaluations; null evaluates only at the end, or as every_tokens says."""
+    every_tokens: Positive | None = None
+    """Training tokens between two evaluations; null for none but those of every_steps."""
     sequences: Positive | None = 256
-    """Sequences of the validation split that are used, always the same; null means all of it."""
+    """Sequences of the validation split, and of each set, that are used, always the same; null means all of it."""
+    sets: dict[SetName, str] = {}
+    """Further validation sets, by name: a file, folder, glob or URL as in data.path."""
+    tasks: tuple[str, ...] = ()
+    """JSONL files of requests of evaluation tasks, as hlat evaluate --render writes them."""
 
 
 class PrecisionConfig(Section):

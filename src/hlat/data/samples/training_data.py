@@ -153,7 +153,7 @@ class TrainingData:
 
 
 class ValidationData:
-    """The validation split as fixed windows of S labels; the last window is padded with labels -100.
+    """A split, to validate on, as fixed windows of S labels; the last window is padded with labels -100.
 
     All windows together predict every token of the split except the first exactly once.
 
@@ -162,19 +162,23 @@ class ValidationData:
         sequence_length: tokens per window, S.
         sequences: number of windows to use, spread evenly over the split and always the same; None for all.
         isolate: attend only within a document; the first token of each document then has no prediction.
+        split: split to use; "train" for a folder that is prepared for validation only.
 
     Raises:
-        DataError: the validation split has fewer than two tokens.
+        DataError: the split has fewer than two tokens.
     """
 
     def __init__(
-        self, prepared: PreparedData, sequence_length: int, sequences: int | None = None, isolate: bool = False
+        self,
+        prepared: PreparedData,
+        sequence_length: int,
+        sequences: int | None = None,
+        isolate: bool = False,
+        split: Split = "validation",
     ) -> None:
-        tokens = prepared.tokens("validation")
-        self._prepared, self._length, self._tokens = prepared, sequence_length, len(tokens)
-        self._reader = RowReader(
-            tokens, sequence_length, prepared.document_boundaries("validation") if isolate else None
-        )
+        tokens = prepared.tokens(split)
+        self._prepared, self._length, self._tokens, self._split = prepared, sequence_length, len(tokens), split
+        self._reader = RowReader(tokens, sequence_length, prepared.document_boundaries(split) if isolate else None)
         windows = -(-(self._tokens - 1) // sequence_length)
         if windows < 1:
             raise DataError(
@@ -197,7 +201,7 @@ class ValidationData:
         ids = self._ids[first : first + count]
         length, last = self._length, self._tokens - 1
         ranges = [[TokenRange(i * length, min(length, last - i * length), True, False)] for i in ids.tolist()]
-        return make_batch(self._prepared, "validation", self._reader.read(ranges), ids)
+        return make_batch(self._prepared, self._split, self._reader.read(ranges), ids)
 
 
 def make_batch(prepared: PreparedData, split: Split, rows: RowBatch, ids: npt.NDArray[np.int64]) -> Batch:

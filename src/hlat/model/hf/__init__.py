@@ -2,10 +2,11 @@
 
 from hlat.model.hf.config import SpecialIds
 from hlat.model.hf.names import canonical_shapes, check_canonical, check_layers
-from hlat.model.hf.read import read_hf, read_special_ids
+from hlat.model.hf.read import LazyTensors, read_hf, read_special_ids
 from hlat.model.hf.write import write_hf
 
 __all__ = [
+    "LazyTensors",
     "SpecialIds",
     "canonical_shapes",
     "check_canonical",

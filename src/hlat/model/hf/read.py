@@ -23,6 +23,15 @@ from hlat.model.hf.files import INDEX, WEIGHTS, read_json
 from hlat.model.hf.names import canonical_shapes, check_canonical, check_layers
 from hlat.runtime import CheckpointError
 
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+
 
 class LazyTensors(Mapping[str, torch.Tensor]):
     """Tensors in safetensors files by name, each read on access, in order of execution."""
@@ -34,6 +43,21 @@ class LazyTensors(Mapping[str, torch.Tensor]):
         with _open(self._files[name]) as file:
             tensor: torch.Tensor = file.get_tensor(name)
         return tensor
+
+    def header(self, name: str) -> torch.Tensor:
+        """Read shape and data type of a tensor: a tensor without values, on the meta device.
+
+        Raises:
+            CheckpointError: the file is damaged, or the data type is not one of floating-point numbers.
+        """
+        with _open(self._files[name]) as file:
+            found = file.get_slice(name)
+            shape, dtype = found.get_shape(), found.get_dtype()
+        if dtype not in _DTYPES:
+            raise CheckpointError(
+                f"{self._files[name]}: {name} has the data type {dtype}; weights have floating point."
+            )
+        return torch.empty(shape, dtype=_DTYPES[dtype], device="meta")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)

@@ -1,6 +1,6 @@
 """Reports of a plan: tables, sentences, an HTML page and a Chrome trace."""
 
-from hlat.planner.report.clusters import ClusterComparison, compare_clusters
+from hlat.planner.report.clusters import ClusterComparison, compare_clusters, price_kind
 from hlat.planner.report.comparison import (
     comparison_lines,
     pareto_front_of_plans,
@@ -18,4 +18,5 @@ __all__ = [
     "explain",
     "html_page",
     "pareto_front_of_plans",
+    "price_kind",
 ]

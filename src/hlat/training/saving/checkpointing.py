@@ -284,5 +284,6 @@ class Checkpointer(TrainingComponent):
 
 
 def _periods(config: CheckpointConfig) -> list[int]:
-    """Return the checkpoint periods in steps, of every_steps and keep_every_steps."""
-    return [every for every in (config.every_steps, config.keep_every_steps) if every is not None]
+    """Return the checkpoint periods in steps: of every_steps, keep_every_steps and exports."""
+    exports = config.export.every_steps if config.export is not None else None
+    return [every for every in (config.every_steps, config.keep_every_steps, exports) if every is not None]

@@ -1,4 +1,4 @@
-"""Validation: loss on a fixed set of sequences, and bits per byte, which is comparable across tokenizers."""
+"""Loss on a fixed set of sequences, and bits per byte, which is comparable across tokenizers."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from hlat.data.samples import Batch, ValidationData
 from hlat.model import IGNORED, Decoder
-from hlat.parallel import MicroBatch, ParallelModel
+from hlat.parallel import MicroBatch
 from hlat.runtime.backend import sum_dtype
 
 
@@ -26,11 +26,38 @@ class ValidationResult:
 class LossEvaluator(Protocol):
     """Model that can be validated: complete in one process, or this rank's shard."""
 
+    @property
+    def data_ranks(self) -> int:
+        """Number of data-parallel ranks, which evaluate different rows."""
+
+    @property
+    def data_index(self) -> int:
+        """This rank's index among them."""
+
+    @property
+    def is_model_parallel_leader(self) -> bool:
+        """True for one of the ranks that evaluate the same rows."""
+
+    @property
+    def row_multiple(self) -> int:
+        """Number of which the length of evaluated rows is a multiple, in tokens."""
+
+    @property
+    def isolates(self) -> bool:
+        """True if rows come with the positions of their tokens within documents."""
+
     def evaluate(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
         """Return this rank's term of the summed loss: a scalar in nats, float64 if the device has it.
 
         Args:
             batches: complete sequences, on the CPU.
+        """
+
+    def evaluate_rows(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
+        """Return this rank's terms of the summed loss of each row, in nats: (rows of all batches,).
+
+        Args:
+            batches: rows on the CPU, all batches of one shape; the same number of batches on every rank.
         """
 
     def sum_over_world(self, values: torch.Tensor) -> torch.Tensor:
@@ -39,6 +66,9 @@ class LossEvaluator(Protocol):
 
 class SingleProcessModel:
     """A complete model in this process, as a ``LossEvaluator``."""
+
+    data_ranks, data_index, row_multiple = 1, 0, 1
+    is_model_parallel_leader, isolates = True, False
 
     def __init__(self, model: Decoder) -> None:
         self._model = model
@@ -53,27 +83,30 @@ class SingleProcessModel:
             nats += self._model(inputs_BS, labels_BS, positions=positions_BS).to(nats.dtype)
         return nats
 
+    @torch.no_grad()
+    def evaluate_rows(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
+        """Return the summed loss of each row: (rows of all batches,) in the widest dtype of the device, in nats."""
+        nats = [torch.zeros(0, dtype=sum_dtype(self._device), device=self._device)]
+        for batch in batches:
+            inputs_BS, labels_BS, _ = batch.local(((0, batch.inputs_BS.shape[1]),), self._device)
+            nats.append(self._model(inputs_BS, labels_BS, per_row=True).to(nats[0].dtype))
+        return torch.cat(nats)
+
     def sum_over_world(self, values: torch.Tensor) -> torch.Tensor:
         """Return ``values``: there is only one process."""
         return values
 
 
-def validate(model: ParallelModel, data: ValidationData, batch_size: int) -> ValidationResult:
-    """Return the mean next-token loss over the validation set, the same on every rank. Collective.
+def validate(model: LossEvaluator, data: ValidationData, batch_size: int) -> ValidationResult:
+    """Return the mean next-token loss over a validation set, the same on every rank. Collective.
 
     Micro-batches are assigned to data-parallel ranks round-robin. The last ones are padded with sequences without
     labels, because every rank has to take part in every collective operation.
     """
-    ranks, index = model.layout.data, model.data_index
+    ranks, index = model.data_ranks, model.data_index
     rounds = -(-len(data) // (batch_size * ranks))
     batches = [data.batch((number * ranks + index) * batch_size, batch_size) for number in range(rounds)]
     return _averages(model, [_padded(batch, batch_size) for batch in batches], model.is_model_parallel_leader)
-
-
-def validate_single_process(model: Decoder, data: ValidationData, batch_size: int) -> ValidationResult:
-    """Return the mean next-token loss of a complete model in this process."""
-    batches = [data.batch(first, batch_size) for first in range(0, len(data), batch_size)]
-    return _averages(SingleProcessModel(model), batches, True)
 
 
 def _averages(model: LossEvaluator, batches: Sequence[Batch], counted: bool) -> ValidationResult:

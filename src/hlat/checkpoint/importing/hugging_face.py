@@ -1,0 +1,52 @@
+"""Hugging Face folders: config.json and safetensors files."""
+
+from pathlib import Path
+
+from hlat.checkpoint.importing.base import SourceFormat, SourceModel, SourceTensor
+from hlat.config.sections import ModelConfig
+from hlat.model.hf import LazyTensors, read_hf, read_special_ids
+from hlat.runtime import CheckpointError
+
+_TOKENIZER_PATTERNS = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "chat_template*",
+)
+
+
+class HuggingFaceFolder(SourceFormat):
+    """A folder that transformers loads; pickled weights are refused."""
+
+    name = "a Hugging Face model"
+    signs = "config.json and *.safetensors"
+
+    def recognises(self, folder: Path) -> bool:
+        """Look for config.json."""
+        return (folder / "config.json").is_file()
+
+    def open(self, folder: Path, config: ModelConfig | None) -> SourceModel:
+        """Read config.json and the headers of the safetensors files."""
+        if config is not None:
+            raise CheckpointError(f"{folder}: its config.json says which model it is; leave out --model.")
+        fields, tensors = read_hf(folder)
+        special, generation = read_special_ids(folder)
+        return SourceModel(
+            ModelConfig.model_validate(fields),
+            {name: _source_tensor(tensors, name) for name in tensors},
+            tokenizer_files_in(folder),
+            special,
+            generation,
+        )
+
+
+def _source_tensor(tensors: LazyTensors, name: str) -> SourceTensor:
+    return SourceTensor(tensors.header(name), lambda: tensors[name])
+
+
+def tokenizer_files_in(folder: Path) -> dict[str, Path]:
+    """Find the tokenizer's files in a Hugging Face folder, by file name."""
+    found = {file for pattern in _TOKENIZER_PATTERNS for file in folder.glob(pattern) if file.is_file()}
+    return {file.name: file for file in found}

@@ -1,0 +1,183 @@
+"""Everything that a run has left in its folder, read for a report.
+
+metrics.jsonl, events.jsonl, samples.jsonl, checkpoints -> RunRecord
+
+A run may be in progress, or may have been killed: an incomplete last line is ignored, and what is missing is empty.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import ValidationError
+
+from hlat.checkpoint import CheckpointEntry, list_checkpoints, open_unverified
+from hlat.config import Recipe
+from hlat.reporting.events import RunEvent, read_run_events
+from hlat.reporting.status import RunStatus, read_status
+from hlat.runtime import DataError, HlatError
+from hlat.tracking import metrics_table, read_events
+
+SAMPLES_NAME = "samples.jsonl"
+"""File of generated texts in the folder of a run: a line of ``step``, ``prompt`` and ``text`` for each."""
+Floats = npt.NDArray[np.float64]
+Column = tuple[Floats, Floats]
+"""Steps at which a metric was logged, and its values there."""
+
+
+@dataclass(frozen=True)
+class GeneratedText:
+    """Text that the model generated at a step."""
+
+    step: int
+    prompt: str
+    text: str
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What is known of a run.
+
+    Attributes:
+        folder: its folder.
+        name: name to show; several runs of a report have different names.
+        metrics: metrics by name, each at the steps that have it; the names are those of ``hlat.metrics``.
+        events: events in order of time.
+        settings: resolved recipe as JSON values; empty if neither an event nor a checkpoint has it.
+        checkpoints: checkpoints in the folder, by step.
+        samples: generated texts, by step.
+        status: state of the run.
+        notes: sentences about what could not be read.
+    """
+
+    folder: Path
+    name: str
+    metrics: Mapping[str, Column]
+    events: tuple[RunEvent, ...]
+    settings: Mapping[str, Any]
+    checkpoints: tuple[CheckpointEntry, ...]
+    samples: tuple[GeneratedText, ...]
+    status: RunStatus
+    notes: tuple[str, ...]
+
+    def of_kind(self, *kinds: str) -> list[RunEvent]:
+        """Return the events of some kinds."""
+        return [event for event in self.events if event.kind in kinds]
+
+    def last(self, name: str) -> float | None:
+        """Return the last value of a metric; None if it was never logged."""
+        steps, values = self.metrics.get(name, (np.empty(0), np.empty(0)))
+        return float(values[-1]) if len(steps) else None
+
+    @property
+    def step(self) -> int:
+        """The last logged step; 0 without one."""
+        return int(self.last("step") or 0)
+
+    @cached_property
+    def recipe(self) -> Recipe | None:
+        """The resolved recipe; None if it is unknown, or of a version of hlat with other fields."""
+        try:
+            return Recipe.model_validate(self.settings) if self.settings else None
+        except ValidationError:
+            return None
+
+
+def is_run(folder: Path) -> bool:
+    """Return True if a folder is that of a run that has begun."""
+    return any((folder / name).is_file() for name in ("metrics.jsonl", "events.jsonl"))
+
+
+def read_run(folder: Path, name: str | None = None) -> RunRecord:
+    """Read the record of a run.
+
+    Args:
+        folder: folder of the run.
+        name: name to show; None for the recipe's, or else the folder's.
+
+    Raises:
+        DataError: it is not the folder of a run, or a line other than the last is damaged.
+        StorageError: a file cannot be read.
+    """
+    if not is_run(folder):
+        raise DataError(
+            f"{folder}: is not the folder of a run: it has neither metrics.jsonl nor events.jsonl. "
+            "`hlat runs DIR` lists the runs below a folder."
+        )
+    notes: list[str] = []
+    metrics = _read_metrics(folder / "metrics.jsonl")
+    events = read_run_events(folder / "events.jsonl")
+    checkpoints, settings = _read_checkpoints(folder, notes)
+    settings = next((event.fields["recipe"] for event in reversed(events) if event.has_recipe), settings)
+    if not settings:
+        notes.append("The recipe is unknown: neither an event nor a checkpoint has it.")
+    if not metrics:
+        notes.append("No step has been logged yet.")
+    run = settings.get("run")
+    own_name = run.get("name") if isinstance(run, dict) else None
+    return RunRecord(
+        folder=folder,
+        name=name or str(own_name or folder.resolve().name),
+        metrics=metrics,
+        events=tuple(events),
+        settings=settings,
+        checkpoints=tuple(checkpoints),
+        samples=tuple(_read_samples(folder / SAMPLES_NAME)),
+        status=read_status(folder, events),
+        notes=tuple(notes),
+    )
+
+
+def _read_metrics(path: Path) -> dict[str, Column]:
+    if not path.is_file():
+        return {}
+    table = metrics_table(path)
+    if not table.num_rows:
+        return {}
+    steps = table.column("step").to_numpy().astype(np.float64)
+    found: dict[str, Column] = {}
+    for name in table.column_names:
+        column = table.column(name)
+        if str(column.type) in ("int64", "double"):
+            there = ~column.is_null().to_numpy()
+            found[name] = (steps[there], column.drop_null().to_numpy().astype(np.float64))
+    return found
+
+
+def _read_checkpoints(folder: Path, notes: list[str]) -> tuple[list[CheckpointEntry], Mapping[str, Any]]:
+    """Return the checkpoints of a run, and the recipe in the newest."""
+    place = folder / "checkpoints"
+    if not place.is_dir():
+        return [], {}
+    try:
+        entries = list_checkpoints(place)
+        committed = [entry for entry in entries if entry.state == "committed"]
+        recipe = open_unverified(Path(committed[-1].location)).meta.get("recipe") if committed else None
+    except (HlatError, OSError) as error:
+        notes.append(f"The checkpoints cannot be read: {error}")
+        return [], {}
+    return entries, recipe if isinstance(recipe, dict) else {}
+
+
+def _read_samples(path: Path) -> Iterator[GeneratedText]:
+    for record in read_events(path) if path.is_file() else ():
+        step, prompt, generated = (record.get(key) for key in ("step", "prompt", "text"))
+        if isinstance(step, int) and isinstance(prompt, str) and isinstance(generated, str):
+            yield GeneratedText(step, prompt, generated)
+
+
+def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Flatten a recipe to one text per field, by dotted path."""
+    found: dict[str, str] = {}
+    for name, value in settings.items():
+        path = f"{prefix}{name}"
+        if isinstance(value, dict) and value:
+            found |= flat_settings(value, f"{path}.")
+        else:
+            found[path] = value if isinstance(value, str) else json.dumps(value)
+    return found

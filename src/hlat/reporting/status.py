@@ -1,0 +1,60 @@
+"""State of a run: running, finished, stopped, failed, killed or restarting.
+
+last events, process id in the lock file -> RunStatus
+
+The lock itself is not tried: that would, for a moment, keep a run from starting.
+"""
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hlat.reporting.events import RunEvent
+from hlat.runtime.process import is_running
+from hlat.runtime.storage import LOCK_NAME
+
+_STEPPING = ("start", "resume", "end", "error", "incident")
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """State of a run in a word, and the reason in a few."""
+
+    state: str
+    reason: str = ""
+
+    @property
+    def goes_on(self) -> bool:
+        """True if the run may still be writing."""
+        return self.state in ("running", "restarting", "unknown")
+
+
+def read_status(folder: Path, events: Sequence[RunEvent]) -> RunStatus:
+    """Find out the state of a run from its events and the process that trained last."""
+    last = next((event for event in reversed(events) if event.kind in _STEPPING), None)
+    if last is None:
+        return _by_process(folder)
+    if last.kind == "end":
+        reason = last.words("reason")
+        return RunStatus("finished") if reason == "finished" else RunStatus("stopped", reason)
+    if last.kind == "error":
+        return RunStatus("failed", last.words("message"))
+    if last.kind == "incident":
+        return RunStatus("restarting" if last.fields.get("restart") else "failed", last.words("cause"))
+    return _by_process(folder)
+
+
+def _by_process(folder: Path) -> RunStatus:
+    """Return the state of a run that has not recorded its end: that of the process in its lock file."""
+    try:
+        words = (folder / LOCK_NAME).read_text(encoding="utf-8", errors="replace").replace(",", "").split()
+    except OSError:
+        return RunStatus("killed", "no process is training in its folder")
+    if len(words) < 4 or words[0] != "pid" or not words[1].isdecimal():
+        return RunStatus("killed", "no process is training in its folder")
+    if words[3] != socket.gethostname():
+        return RunStatus("unknown", f"process {words[1]} on {words[3]} has not recorded its end")
+    if is_running(int(words[1])):
+        return RunStatus("running", f"process {words[1]}")
+    return RunStatus("killed", f"process {words[1]} has ended without recording why")

@@ -1,0 +1,170 @@
+"""Hugging Face weights beside the checkpoints of a run (``checkpoint.export``).
+
+    a checkpoint at a multiple of every_steps is durable --> hlat export, in a process of its own --> run/exports/step-N
+        exit code, last line of its errors --after a later step--> event ``export`` or ``export_failed``
+
+The process reads the checkpoint from disk, so it shares nothing with the run: if it fails, hangs or is killed, training
+does not notice. There is one at a time; others wait for it.
+"""
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Protocol
+
+from hlat.checkpoint.protocol import step_folder_name
+from hlat.runtime import StorageError
+from hlat.runtime.process import enter_phase
+from hlat.tracking import OtherRankTracker, Tracker
+from hlat.training.components import LoopStart, StepEnd, TrainingComponent
+from hlat.training.newest_saved import SavedCheckpoint
+from hlat.training.run_state import RunState
+from hlat.training.step import StepResult
+
+_LINGER_SECONDS = 600.0  # that the end of a run waits for exports; then they go on by themselves
+_POLL_SECONDS = 0.1
+_NICENESS = 10
+_PROGRAM = (
+    "import os, sys; sys.path[:] = {path!r}; os.nice({niceness}); sys.argv = ['hlat', *sys.argv[1:]]; "
+    "from hlat.command import main; sys.exit(main())"
+)
+
+
+class ExportProcess(Protocol):
+    """A process that writes one export."""
+
+    def outcome(self) -> tuple[int, str] | None:
+        """Exit code and last line of its errors; None while it runs."""
+
+
+class _Command:
+    """``hlat export`` in a new interpreter, whose errors go to a temporary file."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
+        program = _PROGRAM.format(path=sys.path, niceness=_NICENESS)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", program, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+            start_new_session=True,  # signals of the terminal are for the run
+        )
+
+    def outcome(self) -> tuple[int, str] | None:
+        code = self._process.poll()
+        if code is None:
+            return None
+        with self._errors as file:
+            file.seek(0)
+            lines = file.read().decode("utf-8", "replace").strip().splitlines()
+        told = [line for line in lines if line.startswith("error: ")] or lines[-1:]
+        return code, told[0] if told else f"it ended with exit code {code}"
+
+
+def start_export(checkpoint: Path, target: Path, options: Sequence[str]) -> ExportProcess:
+    """Start the export of a checkpoint, with options of ``hlat export``.
+
+    Raises:
+        OSError: no process can be started.
+    """
+    return _Command(["export", str(checkpoint), "--to", str(target), *options])
+
+
+class WeightExports(TrainingComponent):
+    """Exports checkpoints of a run, if its recipe has ``checkpoint.export``; on rank 0 only.
+
+    Args:
+        state: the run.
+        tracker: receives an event for every export.
+        start: starts an export.
+        linger_seconds: limit for waiting at the end of the run.
+    """
+
+    def __init__(
+        self,
+        state: RunState,
+        tracker: Tracker | OtherRankTracker,
+        start: Callable[[Path, Path, Sequence[str]], ExportProcess] = start_export,
+        linger_seconds: float = _LINGER_SECONDS,
+    ) -> None:
+        self._state, self._tracker, self._start, self._linger = state, tracker, start, linger_seconds
+        self._config = state.recipe.checkpoint.export if state.runtime.ranks.is_first else None
+        self._waiting: deque[SavedCheckpoint] = deque()
+        self._running: tuple[SavedCheckpoint, ExportProcess, float] | None = None
+        self._seen = -1  # step of the newest checkpoint that was considered
+
+    def begin(self, start: LoopStart) -> None:
+        """Consider the checkpoint that the run resumes from: its export may have been cut off."""
+        saved = self._state.saved
+        if saved is not None and self._config is not None and self._target(saved).exists():
+            self._seen = saved.step
+        self._advance()
+
+    def after_step(self, end: StepEnd) -> None:
+        """Report what has ended, and start what is due. Does not wait."""
+        self._advance()
+
+    def after_rollback(self, step: int) -> None:
+        """Export the steps after ``step`` again when they are saved again."""
+        self._seen = min(self._seen, step)
+        self._waiting = deque(saved for saved in self._waiting if saved.step <= step)
+
+    def at_end(self, result: StepResult | None) -> None:
+        """Wait for the exports, for a limited time."""
+        self._advance()
+        deadline = time.monotonic() + self._linger
+        while self._running is not None and time.monotonic() < deadline:
+            enter_phase("end")  # a phase without time limit
+            time.sleep(_POLL_SECONDS)
+            self._advance()
+        left = [] if self._running is None else [self._running[0]]
+        for saved in (*left, *self._waiting):
+            self._fail(saved, f"it was not done {self._linger:g} s after the last step")
+
+    def _advance(self) -> None:
+        if self._config is None:
+            return
+        saved = self._state.saved
+        if saved is not None and saved.step > self._seen:
+            self._seen = saved.step
+            if saved.step % self._config.every_steps == 0:
+                self._waiting.append(saved)
+        self._receive()
+        while self._running is None and self._waiting:
+            dtype = [] if self._config.dtype is None else ["--dtype", self._config.dtype]
+            self._begin_export(self._waiting.popleft(), ["--weights", self._config.weights, *dtype])
+
+    def _begin_export(self, saved: SavedCheckpoint, options: Sequence[str]) -> None:
+        try:
+            self._running = saved, self._start(saved.path, self._target(saved), options), time.monotonic()
+        except OSError as error:
+            self._fail(saved, f"no process can be started: {error.strerror}")
+
+    def _receive(self) -> None:
+        if self._running is None or (outcome := self._running[1].outcome()) is None:
+            return
+        saved, _, begin = self._running
+        self._running = None
+        code, message = outcome
+        if code:
+            self._fail(saved, message)
+            return
+        path = str(self._target(saved))
+        with suppress(StorageError):
+            self._tracker.event("export", step=saved.step, path=path, seconds=time.monotonic() - begin)
+
+    def _fail(self, saved: SavedCheckpoint, message: str) -> None:
+        with suppress(StorageError):  # the disk that failed the export may fail the event too
+            self._tracker.event("export_failed", step=saved.step, message=message)
+        self._tracker.message(f"the export of step {saved.step} failed, training continues: {message}")
+
+    def _target(self, saved: SavedCheckpoint) -> Path:
+        recipe = self._state.recipe
+        folder = recipe.checkpoint.export.dir if recipe.checkpoint.export is not None else None
+        return (Path(folder) if folder is not None else recipe.run_dir / "exports") / step_folder_name(saved.step)

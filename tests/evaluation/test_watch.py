@@ -1,0 +1,45 @@
+"""Evaluation of a run's checkpoints by another process gives the numbers that the run itself computes."""
+
+import json
+
+import pytest
+
+from hlat.evaluation import watch_run
+from hlat.runtime import CheckpointError
+from hlat.training import run
+from tests.support.training.evaluated_runs import recipe_of
+
+
+def columns(line):
+    return {name: value for name, value in line.items() if name.startswith(("val", "task/"))}
+
+
+def results(folder):
+    return [json.loads(line) for line in (folder / "evaluations.jsonl").read_text().splitlines()]
+
+
+def test_results_are_those_of_the_run_and_nothing_is_computed_twice(tmp_path):
+    """The watcher starts before the run; it evaluates what the run saves meanwhile, and ends with it."""
+    recipe = recipe_of(tmp_path)
+    recipe = recipe.model_copy(update={"checkpoint": recipe.checkpoint.model_copy(update={"every_steps": 2})})
+    (tmp_path / "run").mkdir()
+    messages = []
+    waits = iter([lambda: None, lambda: run(recipe)])
+    found = list(watch_run(tmp_path / "run", skipped=messages.append, sleep=lambda seconds: next(waits)()))
+    assert [(each.step, each.tokens) for each in found] == [(2, 256), (4, 512), (6, 768)]
+    assert messages == []
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    wanted = {line["step"]: columns(line) for line in lines if columns(line)}
+    assert len(wanted[2]) == 7
+    for line in results(tmp_path / "run"):
+        assert columns(line) == pytest.approx(wanted[line["step"]], rel=1e-6)  # fp32 sums in another order
+    assert list(watch_run(tmp_path / "run")) == []
+    assert len(results(tmp_path / "run")) == 3
+
+
+def test_further_tasks_and_only_once(tmp_path):
+    run(recipe_of(tmp_path))
+    (more,) = watch_run(tmp_path / "run", [tmp_path / "qa.jsonl"], once=True)
+    assert more.step == 6 and more.result.tasks["qa"].examples == 1
+    with pytest.raises(CheckpointError, match="no such folder"):
+        list(watch_run(tmp_path / "nothing", once=True))

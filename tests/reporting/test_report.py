@@ -1,0 +1,184 @@
+"""The report shows what is in the files of a run: curves, times, verdicts, recipe, mixture, plan and dollars."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hlat.data.samples import Mixture, phase_weights
+from hlat.reporting import Machines, report_page, write_report
+from hlat.reporting.run_record import read_run
+from hlat.reporting.wall_clock import active_seconds, wall_seconds
+from hlat.runtime import DataError, HardwareError, PlanError, StorageError
+from tests.support.reporting import event, line, resolved_recipe, write_lines, write_run
+
+
+def chart(text: str, title: str) -> dict[str, dict[str, list[float]]]:
+    """Points of the curves of a chart, by name."""
+    figures = re.findall(r"<figure.*?</figure>", text, re.DOTALL)
+    (found,) = [figure for figure in figures if f"<figcaption>{title}</figcaption>" in figure]
+    content = json.loads(re.search(r'<script type="application/json">(.*?)</script>', found)[1])
+    return {series["name"]: series for series in content["series"]}
+
+
+def cells(text: str, caption: str) -> list[list[str]]:
+    """Rows of a table."""
+    tables = re.findall(r"<table>.*?</table>", text, re.DOTALL)
+    (found,) = [each for each in tables if f"<caption>{caption}</caption>" in each]
+    rows = re.findall(r"<tr.*?</tr>", found, re.DOTALL)
+    return [[re.sub("<[^>]+>", "", cell) for cell in re.findall(r"<t[hd].*?</t[hd]>", row)] for row in rows]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of 10 lines that was restarted once, with validation sets, a task, an anomaly and goodput."""
+    lines = [line(step) for step in range(10, 101, 10)]
+    lines[4] |= {"val_loss": 7.5, "val_bits_per_byte": 2.5, "val/books/loss": 7.25, "task/arc/accuracy": 0.25}
+    lines[9] |= {"val_loss": 6.5, "val_bits_per_byte": 2.1, "val/books/loss": 6.25, "task/arc/accuracy": 0.5}
+    recipe = resolved_recipe()
+    events = [
+        event("start", 0, step=0, parameters=1_000_000, processes=4, device="a device", changes=[], recipe=recipe),
+        event("checkpoint", 100, step=50, path="x", seconds=1.5, stall_seconds=0.1, tries=1),
+        event("incident", 130, rank=1, step=57, kind="signal", cause="SIGKILL", restart=True, decision="progress"),
+        event("goodput", 131, attempts=1, final=False, seconds={"productive": 90.0, "lost": 30.0}),
+        event("resume", 140, step=50, parameters=1_000_000, changes=[{"path": "a.b", "old": 1, "new": 2}],
+              recipe=recipe, processes=4, device="a device"),
+        event("anomaly", 200, step=80, kind="loss_spike", action="skip", loss=20.5, grad_norm=9.0, reason="high"),
+        event("end", 245, step=100, reason="finished"),
+        event("goodput", 250, attempts=2, final=True, seconds={"productive": 200.0, "lost": 30.0, "saving": 20.0}),
+    ]  # fmt: skip
+    return write_run(tmp_path / "run", lines, events)
+
+
+def test_curves_are_the_logged_values(run):
+    text = report_page([run])
+    loss = chart(text, "Loss by tokens")
+    assert loss["training"]["x"] == [10_000.0 * n for n in range(1, 11)]
+    assert loss["training"]["y"] == pytest.approx([8.0 - n / 5 for n in range(1, 11)])
+    assert loss["validation"]["y"] == [7.5, 6.5] and loss["validation"]["x"] == [50_000.0, 100_000.0]
+    assert loss["books"]["y"] == [7.25, 6.25]
+    assert chart(text, "Tasks: accuracy")["arc"]["y"] == [0.25, 0.5]
+    assert chart(text, "Peak memory")["peak memory"]["y"] == [3.0] * 10
+    assert chart(text, "MFU")["attention counted as causal"]["y"] == pytest.approx([40.0] * 10)
+    assert chart(text, "Time of a step by phase")["backward"]["y"] == pytest.approx([1.4] * 10)
+
+
+def test_wall_time_counts_the_time_between_attempts(run):
+    """Lines of 20 s: five in the first attempt, five from 140 s on."""
+    record = read_run(run)
+    assert wall_seconds(record).tolist() == [20, 40, 60, 80, 100, 160, 180, 200, 220, 240]
+    assert active_seconds(record) == pytest.approx(131 + 110), "from each start to its last event"
+    assert chart(report_page([run]), "Loss by wall time")["training"]["x"] == pytest.approx(
+        [n / 60 for n in wall_seconds(record)],
+        rel=1e-5,  # six digits are written
+    )
+
+
+def test_wall_time_without_events_is_the_time_of_the_steps(tmp_path):
+    record = read_run(write_run(tmp_path / "run", [line(10), line(20)], []))
+    assert wall_seconds(record).tolist() == [20, 40] and active_seconds(record) == 40
+
+
+def test_what_happened_is_listed(run):
+    text = report_page([run])
+    assert ["80", "2026-03-01 12:03:20", "loss_spike", "skip", "20.5", "9", "high"] in cells(
+        text, "Anomalies and their verdicts"
+    )
+    happened = cells(text, "Starts, restarts and ends")
+    assert [row[0] for row in happened[1:]] == ["start", "incident", "resume", "end"]
+    assert "cause: SIGKILL" in happened[2][3]
+    assert "Goodput: 80.0% productive" in text, "200 of 250 s: the last account of the command"
+    assert ["a.b", "50", "1", "2"] in cells(text, "Changes of the recipe while resuming")
+    for kind in ("checkpoint (1)", "restart (1)", "anomaly (1)", "evaluation (2)"):
+        assert f"</svg> {kind}</li>" in text
+    assert ["training.steps", "100"] in cells(text, "Resolved recipe")
+
+
+def test_plan_and_dollars_stand_beside_what_was_measured(run):
+    """A p5.48xlarge of 8 GPUs: 241 s of it, and none left after 100 of 100 steps."""
+    recipe = resolved_recipe("batch.global_batch=64", "batch.micro_batch=1")
+    write_lines(run / "events.jsonl", [event("start", 0, step=0, recipe=recipe), event("end", 241, step=100)])
+    text = report_page([run], Machines("p5.48xlarge:1"))
+    price = float(re.search(r"p5.48xlarge:1, ([\d.]+) USD per hour", text)[1])
+    rows = {row[0]: row[1:] for row in cells(text, "Plan beside actual")}
+    assert float(rows["USD so far"][1]) == pytest.approx(241 / 3600 * price, abs=0.01)
+    assert rows["peak memory of a device"][1] == "3.00 GiB" and rows["peak memory of a device"][0].endswith("GiB")
+    assert rows["tokens per second"][1] == "500" and rows["time of a step"][0] and rows["USD of the whole run"][0]
+
+
+def test_a_layout_that_the_machines_cannot_have_is_a_sentence(run):
+    assert "The plan cannot be made: " in report_page([run], Machines("h100:3"))
+    with pytest.raises(HardwareError, match="nowhere"):
+        report_page([run], Machines("nowhere:1"))
+    with pytest.raises(PlanError, match="--price gold"):
+        report_page([run], Machines("p5.48xlarge:1", "gold"))
+
+
+def test_the_mixture_delivered_is_that_of_the_formula(tmp_path):
+    sources = '[{"path": "a", "name": "books", "weight": 3}, {"path": "b", "name": "<script>", "weight": 1}]'
+    recipe = resolved_recipe(f"data.sources={sources}", "data.path=null")
+    events = [event("start", 0, step=0, recipe=recipe)]
+    text = report_page([write_run(tmp_path / "run", [line(10, samples=41)], events)])
+    rows = cells(text, "Data mixture, asked and delivered")
+    counts = Mixture(phase_weights(read_run(tmp_path / "run").recipe.data)).counts(41)
+    assert rows[1] == ["books", "75.000%", f"{counts[0] / 41:.3%}", f"{counts[0] * 256:,}"]
+    assert rows[2][0] == "&lt;script&gt;"
+
+
+def test_a_killed_run_is_readable_up_to_the_line_that_was_being_written(tmp_path):
+    run = write_run(tmp_path / "run", [line(10), line(20)])
+    for name in ("metrics.jsonl", "events.jsonl"):
+        with (run / name).open("a") as file:
+            file.write('{"step": 30, "tok')
+    text = report_page([run])
+    assert chart(text, "Loss by tokens")["training"]["x"] == [10_000.0, 20_000.0]
+    assert "killed: no process is training in its folder" in text
+
+
+def test_a_run_without_a_step_has_a_page_that_says_so(tmp_path):
+    run = write_run(tmp_path / "run", [])
+    (run / "metrics.jsonl").unlink()
+    text = report_page([run])
+    assert "No step has been logged yet." in text and "<figure" not in text
+
+
+def test_several_runs_lie_over_each_other_with_the_diff_of_their_recipes(tmp_path):
+    runs = []
+    for name, rate in (("one", 0.001), ("two", 0.002)):
+        recipe = resolved_recipe(f"run.name={name}", f"optimizer.lr={rate}")
+        runs.append(write_run(tmp_path / name, [line(10), line(20)], [event("start", 0, step=0, recipe=recipe)]))
+    text = report_page(runs)
+    assert list(chart(text, "Loss by tokens")) == ["one: training", "two: training"]
+    diff = cells(text, "Fields in which the recipes differ")
+    assert ["optimizer.lr", "0.001", "0.002"] in diff and {row[0] for row in diff} == {
+        "field",
+        "run.name",
+        "optimizer.lr",
+    }
+
+
+def test_metrics_that_no_chart_knows_have_charts_of_their_own(tmp_path):
+    text = report_page([write_run(tmp_path / "run", [line(step, entropy=step / 7) for step in (10, 20, 30)])])
+    assert chart(text, "entropy")["entropy"]["y"] == pytest.approx([10 / 7, 20 / 7, 30 / 7], rel=1e-5)
+
+
+def test_mistakes_are_named(tmp_path):
+    with pytest.raises(DataError, match="is not the folder of a run"):
+        report_page([tmp_path])
+    run = write_run(tmp_path / "run", [line(10)])
+    with pytest.raises(StorageError, match="Name another file with -o FILE"):
+        write_report([run], tmp_path / "missing" / "report.html")
+    (run / "metrics.jsonl").write_text('{"step": 1}\nnot json\n{"step": 2}\n')
+    with pytest.raises(DataError, match="line 2"):
+        write_report([run])
+    assert sorted(path.name for path in run.iterdir()) == ["events.jsonl", "metrics.jsonl"], "nothing half-written"
+
+
+def test_a_long_run_is_a_small_page_with_its_spike(tmp_path):
+    """The law at 20,000 lines; benchmarks/run_report.py has 200,000."""
+    lines = [line(step) for step in range(1, 20_001)]
+    lines[12_345]["loss"] = 55.0
+    text = report_page([write_run(tmp_path / "run", lines)])
+    assert len(text) < 1_000_000 and np.max(chart(text, "Loss by tokens")["training"]["y"]) == 55.0

@@ -1,0 +1,155 @@
+"""Exports beside the checkpoints of a run: the weights of their step, and never a reason for the run to stop."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from safetensors.torch import load_file
+
+from hlat.checkpoint import export_hf
+from hlat.config import RecipeError, load_recipe
+from hlat.config.sections import CheckpointConfig
+from hlat.runtime.distributed import HostGroup
+from hlat.training.components import LoopStart, StepEnd
+from hlat.training.newest_saved import SavedCheckpoint
+from hlat.training.run_state import RunState
+from hlat.training.saving import WeightExports
+from tests.support.checkpoint.saved_states import assert_equal
+from tests.support.same_runs import assert_same_state, events_of
+
+RUN = ["training.steps=6", "checkpoint.every_steps=4", "evaluation.every_steps=null", "tracking.tensorboard=false"]
+
+
+def test_exports_have_the_weights_of_their_checkpoints_and_change_no_bit(cli, recipe_file, tiny, tmp_path):
+    """Step 3 has a checkpoint because of the export; with the last step, 6, they are the exports of the run."""
+    options = [*RUN, "checkpoint.export={every_steps: 3, dtype: bfloat16}", "checkpoint.keep_last=9"]
+    done = cli("train", recipe_file, *tiny, *options)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "run"
+    assert [event["step"] for event in events_of(run, "export")] == [3, 6]
+    assert not events_of(run, "export_failed")
+    for step in (3, 6):
+        found = load_file(run / "exports" / f"step-{step:08d}" / "model.safetensors")
+        again = export_hf(run / "checkpoints" / f"step-{step:08d}", tmp_path / f"again-{step}", dtype="bfloat16")
+        assert_equal(found, load_file(again / "model.safetensors"))
+    plain = tmp_path / "plain"
+    assert cli("train", recipe_file, *tiny, *RUN, f"run.dir={plain}").returncode == 0
+    assert_same_state(run, plain)
+
+
+def test_a_failing_export_does_not_stop_the_run(cli, recipe_file, tiny, tmp_path):
+    (tmp_path / "used").write_text("a file where a folder should be")
+    options = [*RUN, f"checkpoint.export={{every_steps: 6, dir: {tmp_path / 'used'}}}"]
+    done = cli("train", recipe_file, *tiny, *options)
+    assert done.returncode == 0, done.stderr
+    (event,) = events_of(tmp_path / "run", "export_failed")
+    assert event["step"] == 6 and str(tmp_path / "used") in event["message"]
+    assert events_of(tmp_path / "run", "end")
+
+
+def test_the_average_has_to_exist(cli, recipe_file, tiny):
+    with pytest.raises(RecipeError, match=r"checkpoint\.export\.weights"):
+        load_recipe(recipe_file, [*tiny, "checkpoint.export={every_steps: 2, weights: ema}"])
+
+
+@dataclass
+class Process:
+    """An export that ends when the test says so."""
+
+    target: Path
+    ended: tuple[int, str] | None = None
+
+    def outcome(self) -> tuple[int, str] | None:
+        return self.ended
+
+
+@dataclass
+class Run:
+    """A run whose checkpoints the test makes, and what its exports did."""
+
+    folder: Path
+    started: list[Process] = field(default_factory=list)
+    events: list[tuple[str, int, str]] = field(default_factory=list)
+    refuses: bool = False
+
+    def __post_init__(self) -> None:
+        self.state = SimpleNamespace(
+            saved=None,
+            runtime=SimpleNamespace(ranks=HostGroup()),
+            recipe=SimpleNamespace(
+                run_dir=self.folder, checkpoint=CheckpointConfig.model_validate({"export": {"every_steps": 10}})
+            ),
+        )
+        tracker = cast(Any, SimpleNamespace(event=self.event, message=lambda text: None))
+        self.exports = WeightExports(cast(RunState, self.state), tracker, self.start, linger_seconds=0.0)
+
+    def start(self, checkpoint: Path, target: Path, options: Sequence[str]) -> Process:
+        if self.refuses:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        self.started.append(Process(target))
+        return self.started[-1]
+
+    def event(self, kind: str, step: int, **fields: Any) -> None:
+        self.events.append((kind, step, fields.get("message", "")))
+
+    def save(self, step: int) -> None:
+        self.state.saved = SavedCheckpoint(step, self.folder / "checkpoints" / f"step-{step:08d}")
+
+    def step(self) -> None:
+        self.exports.after_step(cast(StepEnd, None))
+
+    @property
+    def steps(self) -> list[int]:
+        return [int(process.target.name.removeprefix("step-")) for process in self.started]
+
+
+def test_one_export_runs_at_a_time_and_none_is_left_out(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for step in (5, 10, 15, 20, 30):
+        run.save(step)
+        run.step()
+    assert run.steps == [10], "20 and 30 wait, 5 and 15 are no multiples"
+    run.started[0].ended = (0, "")
+    run.step()
+    run.started[1].ended = (-9, "killed")
+    run.step()
+    run.step()
+    assert run.steps == [10, 20, 30]
+    assert run.events == [("export", 10, ""), ("export_failed", 20, "killed")]
+    run.exports.at_end(None)
+    assert run.events[2][:2] == ("export_failed", 30), "it is still running when the run ends, and is not waited for"
+
+
+def test_a_resumed_run_exports_what_was_cut_off_and_nothing_twice(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.save(20)
+    run.exports.begin(cast(LoopStart, None))
+    assert run.steps == [20]
+    other = Run(tmp_path)
+    (tmp_path / "exports" / "step-00000020").mkdir(parents=True)
+    other.save(20)
+    other.exports.begin(cast(LoopStart, None))
+    assert other.steps == []
+
+
+def test_steps_that_are_done_again_are_exported_again(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for step in (10, 20):
+        run.save(step)
+        run.step()
+        run.started[-1].ended = (0, "")
+    run.save(10)
+    run.exports.after_rollback(10)
+    run.save(20)
+    run.step()
+    assert run.steps == [10, 20, 20]
+
+
+def test_a_machine_without_room_for_processes_fails_only_the_export(tmp_path: Path) -> None:
+    run = Run(tmp_path, refuses=True)
+    run.save(10)
+    run.step()
+    assert run.events == [("export_failed", 10, "no process can be started: Resource temporarily unavailable")]
