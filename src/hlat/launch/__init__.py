@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 from hlat.runtime import lazily
 
 if TYPE_CHECKING:
-    from hlat.launch.evaluation_job import EvaluationJob
+    from hlat.launch.evaluation import EvaluationJob, run_processes
     from hlat.launch.fork_launcher import launch_forked
     from hlat.launch.multiprocess_launcher import launch_multiprocess
-    from hlat.launch.process_group import run_processes
     from hlat.launch.root_cause import RunOutcome
     from hlat.launch.supervisor import SupervisedRun, supervise
     from hlat.launch.training_job import (
@@ -27,10 +26,9 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
-        "evaluation_job": ("EvaluationJob",),
+        "evaluation": ("EvaluationJob", "run_processes"),
         "fork_launcher": ("launch_forked",),
         "multiprocess_launcher": ("launch_multiprocess",),
-        "process_group": ("run_processes",),
         "root_cause": ("RunOutcome",),
         "supervisor": ("SupervisedRun", "supervise"),
         "training_job": (

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hlat.evaluation.scoring import BatchLimits, Score, Scorer, ScoreRequest, plan_batches, score_requests
+from hlat.evaluation.scoring import BatchLimits, Score, Scorer, ScoreRequest, plan_batches, score_all
 from hlat.model import Decoder
 from hlat.parallel import ForwardModel
 from tests.support.evaluation.plain_scores import few_shot_requests, mixed, plain_score
@@ -20,7 +20,7 @@ def test_scores_equal_those_of_one_sequence_at_a_time(family: str, limits: Batch
     model = our_model(config_of(family), torch.float64)
     generator = torch.Generator().manual_seed(3)
     requests = mixed(few_shot_requests(generator), generator)
-    scores = score_requests(forward(model), requests, limits)
+    scores = score_all(forward(model), requests, limits)
     # float64: sums of a few hundred terms in another order
     for request, score in zip(requests, scores, strict=True):
         expected, greedy = plain_score(model, request)
@@ -37,7 +37,7 @@ def test_greedy_continuations_are_recognised() -> None:
         tokens.append(int(model(torch.tensor([tokens]))[0, -1].argmax()))
     best = tuple(tokens[3:])
     other = (*best[:3], (best[3] + 1) % 211)
-    scores = score_requests(forward(model), [ScoreRequest(context, best), ScoreRequest(context, other)])
+    scores = score_all(forward(model), [ScoreRequest(context, best), ScoreRequest(context, other)])
     assert [score.is_greedy for score in scores] == [True, False]
 
 
@@ -46,7 +46,7 @@ def test_the_first_of_equally_likely_tokens_is_the_greedy_one() -> None:
     model = our_model(config_of("llama2-mha"))
     assert model.head is not None
     model.head.matrix.data.zero_()
-    first, second = score_requests(forward(model), [ScoreRequest((1,), (0,)), ScoreRequest((1,), (1,))])
+    first, second = score_all(forward(model), [ScoreRequest((1,), (0,)), ScoreRequest((1,), (1,))])
     assert first == Score(pytest.approx(-torch.tensor(211.0).log().item(), abs=1e-5), True, 1)
     assert second.is_greedy is False
 

@@ -45,7 +45,7 @@ class GenerationRequest:
 
     @property
     def settings(self) -> tuple[object, ...]:
-        """What all requests of a batch have in common."""
+        """Settings that all requests of a batch have in common."""
         return self.max_tokens, self.stop, self.sampling.temperature, self.sampling.seed, repr(self.sampling)
 
 

@@ -30,7 +30,7 @@ _NUMERICS = 1  # to be increased when responses of the same weights change, so t
 
 @dataclass(frozen=True)
 class ServingOptions:
-    """How a model is evaluated.
+    """Options of the evaluation of a model.
 
     Attributes:
         weights: ``model``, or ``ema`` for the average of the weights.

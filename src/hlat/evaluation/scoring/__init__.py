@@ -3,7 +3,7 @@
 from hlat.evaluation.scoring.batches import BatchLimits, ScoringBatch, plan_batches
 from hlat.evaluation.scoring.families import Member, find_families
 from hlat.evaluation.scoring.requests import Score, ScoreRequest, Tokens
-from hlat.evaluation.scoring.scorer import Scorer, score_requests
+from hlat.evaluation.scoring.scorer import Scorer, score_all
 
 __all__ = [
     "BatchLimits",
@@ -15,5 +15,5 @@ __all__ = [
     "Tokens",
     "find_families",
     "plan_batches",
-    "score_requests",
+    "score_all",
 ]

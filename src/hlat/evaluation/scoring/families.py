@@ -16,7 +16,7 @@ _MOST_LEVELS = 64  # of nested stems: their lengths are rounded down to a multip
 
 @dataclass(frozen=True)
 class Member:
-    """What decides about the family of a sequence, or of several that are computed in one row.
+    """Facts that decide about the family of a sequence, or of several that are computed in one row.
 
     Attributes:
         tokens: the sequence, or the first of them.

@@ -90,9 +90,7 @@ class Scorer:
         return self._stem[1]
 
 
-def score_requests(
-    model: ForwardModel, requests: Sequence[ScoreRequest], limits: BatchLimits | None = None
-) -> list[Score]:
+def score_all(model: ForwardModel, requests: Sequence[ScoreRequest], limits: BatchLimits | None = None) -> list[Score]:
     """Score requests in this process, in their order; see ``Scorer``."""
     scorer = Scorer(model)
     scores: list[Score | None] = [None] * len(requests)
