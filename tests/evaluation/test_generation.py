@@ -7,9 +7,10 @@ import torch
 
 from hlat.config.sections import ModelConfig
 from hlat.evaluation import Sampling, generate
-from hlat.evaluation.generation import _sample_token
+from hlat.evaluation.sampling import choose_token
 from hlat.model import build
 from hlat.runtime import DataError
+from hlat.runtime.randomness import philox, stream_key
 
 CONFIG = ModelConfig(vocab_size=50, layers=2, hidden_size=32, intermediate_size=96, heads=4, kv_heads=2, init_std=0.4)
 
@@ -61,14 +62,29 @@ def test_generation_ends_at_the_maximum_sequence_length(model, use_cache):
 def test_sampled_tokens_follow_the_softmax():
     shares = torch.tensor([0.5, 0.2, 0.2, 0.1], dtype=torch.float64)
     draws = 4000
-    counts = Counter(_sample_token(shares.log(), Sampling(temperature=1.0, seed=1), index) for index in range(draws))
+    counts = Counter(choose_token(shares.log(), Sampling(temperature=1.0, seed=1), index) for index in range(draws))
     for token, share in enumerate(shares.tolist()):
         sigma = (draws * share * (1 - share)) ** 0.5
         assert abs(counts[token] - draws * share) < 5 * sigma
-    top_p = Counter(_sample_token(shares.log(), Sampling(1.0, top_p=0.6, seed=1), index) for index in range(draws))
+    top_p = Counter(choose_token(shares.log(), Sampling(1.0, top_p=0.6, seed=1), index) for index in range(draws))
     assert set(top_p) == {0, 1}, "0.5 has not reached 0.6, 0.5 + 0.2 has"
     sigma = (draws * (5 / 7) * (2 / 7)) ** 0.5
     assert abs(top_p[0] - draws * 5 / 7) < 5 * sigma, "what is left is renormalised"
+
+
+@pytest.mark.parametrize("temperature", [0.3, 3.0])  # the second needs more than the tokens that are sorted first
+def test_sampling_from_a_part_of_a_large_vocabulary_equals_sorting_all_of_it(temperature):
+    """Top-p by its definition: sort, accumulate, cut, choose by the inverse of the distribution function."""
+    logits = torch.randn(4000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    logits[1000:1010] = logits.max()  # ties
+    sampling = Sampling(temperature, top_p=0.9, seed=2)
+    order = sorted(range(4000), key=lambda token: (-float(logits[token]), token))
+    shares = (logits[order] / temperature).softmax(0)
+    kept = int((shares.cumsum(0) < 0.9).sum()) + 1
+    below = shares[:kept].cumsum(0) / shares[:kept].sum()
+    for index in range(40):
+        draw = int(philox(stream_key(2, "sampling", "text"), torch.tensor(index))[0]) / 2.0**32
+        assert choose_token(logits, sampling, index, "text") == order[int((below <= draw).sum())]
 
 
 def test_an_empty_prompt_is_refused(model):

@@ -11,7 +11,7 @@ when a function returns or raises.
 import logging
 
 from hlat.api.averaging import average
-from hlat.api.checkpoints import evaluate, generate, load_model, watch
+from hlat.api.checkpoints import evaluate, evaluate_tasks, generate, load_model, watch
 from hlat.api.planning import compare_plans, plan
 from hlat.api.recipes import load_recipe
 from hlat.api.runs import metrics, report, runs
@@ -22,6 +22,7 @@ __all__ = [
     "average",
     "compare_plans",
     "evaluate",
+    "evaluate_tasks",
     "generate",
     "load_model",
     "load_recipe",

@@ -5,13 +5,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hlat.api.outcomes import outcome_error
 from hlat.api.settings import restored
+from hlat.launch import EvaluationJob, refuse_worker, run_processes
 from hlat.runtime import CheckpointError
 
 if TYPE_CHECKING:
     import torch
 
     from hlat.evaluation import EvaluatedCheckpoint, Perplexity
+    from hlat.evaluation.harness import SuiteReport
     from hlat.model import Decoder
 
 _LOG = logging.getLogger("hlat")
@@ -36,6 +39,92 @@ def evaluate(checkpoint: str | Path, data: str | Path | None = None, *, weights:
         from hlat.evaluation import evaluate_checkpoint
 
         return evaluate_checkpoint(checkpoint, data, weights)
+
+
+def evaluate_tasks(
+    checkpoint: str | Path,
+    tasks: Sequence[str] = (),
+    *,
+    suite: str | Path | None = None,
+    out: str | Path | None = None,
+    files: str | Path | None = None,
+    include: str | Path | None = None,
+    shots: int | None = None,
+    limit: int | None = None,
+    seed: int = 1234,
+    max_length: int | None = None,
+    max_new_tokens: int | None = None,
+    allow_code_execution: bool = False,
+    weights: str = "model",
+    dtype: str = "auto",
+    nproc: int = 1,
+    tensor: int = 1,
+    batch_tokens: int = 2048,
+    batch_rows: int = 64,
+) -> "SuiteReport":
+    """Run tasks of lm-eval, or a suite of them. An interrupted evaluation goes on with the same call.
+
+    Args:
+        checkpoint: a checkpoint, a checkpoints folder or a run folder; or a Hugging Face folder.
+        tasks: names of tasks; empty for a suite.
+        suite: "hlat", "offline", or a YAML file; None for ``tasks``.
+        out: folder of the results; None for ``evaluation/NAME``, after the name of the checkpoint.
+        files: folder of the suite's data files.
+        include: folder with further tasks, as YAML files.
+        shots: solved examples in front of each question, for ``tasks``; None for the tasks' own number.
+        limit: most samples of each task; None for all.
+        seed: seed of the choice of examples, and of sampled texts.
+        max_length: most tokens of question and answer; None for the model's maximum.
+        max_new_tokens: most tokens of a generated text; None for what the task says.
+        allow_code_execution: execute code that the model writes, in a sandbox.
+        weights: "model", or "ema" for the average of the weights, if the run keeps one.
+        dtype: "auto" (that of the weights), "float32", "bfloat16" or "float16".
+        nproc: 1 evaluates in this process; a larger number starts that many processes on this machine.
+        tensor: processes that share one copy of the model.
+        batch_tokens: most tokens of a forward pass.
+        batch_rows: most texts that are generated together.
+
+    Returns:
+        ``columns`` (percent by column), ``average``, ``tasks`` (version, shots, samples and metrics of each),
+        ``model``, ``harness``, ``settings``, ``run``; and ``to_dict()`` with everything as JSON values.
+
+    Raises:
+        DataError: lm-eval is not installed; or tasks, data files or downloads are missing: lists all.
+        CheckpointError: there is no valid checkpoint, or it has no tokenizer.
+        LaunchError: options contradict each other, or the model cannot be divided over the processes.
+        StorageError: results cannot be written.
+    """
+    job = EvaluationJob(
+        checkpoint=str(checkpoint),
+        tasks=",".join(tasks) or None,
+        suite=None if suite is None else str(suite),
+        out=None if out is None else str(out),
+        files=None if files is None else str(files),
+        include=None if include is None else str(include),
+        shots=shots,
+        limit=limit,
+        seed=seed,
+        max_length=max_length,
+        max_new_tokens=max_new_tokens,
+        allow_code_execution=allow_code_execution,
+        weights=weights,
+        dtype=dtype,
+        tensor=tensor,
+        batch_tokens=batch_tokens,
+        batch_rows=batch_rows,
+    )
+    with restored():
+        from hlat.evaluation.harness import read_report
+
+        loaded = job.load_suite()
+        if nproc == 1:
+            job.evaluate_here(loaded, lambda what, done, total: _LOG.info("%s: %d of %d", what, done, total))
+        else:
+            refuse_worker(nproc)
+            outcome = run_processes(job.arguments(), nproc, job.folder, _LOG.info)
+            if outcome.exit_code:
+                raise outcome_error(outcome)
+        return read_report(job.folder)
 
 
 def watch(

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hlat.api.outcomes import outcome_error
 from hlat.api.recipes import Overrides, recipe_job
 from hlat.api.runs import metrics
 from hlat.api.settings import restored
 from hlat.config import Recipe
 from hlat.launch import RunOutcome, SupervisionOptions, TrainingJob, parse_nproc, refuse_worker, supervise_job
-from hlat.runtime import HlatError, LaunchError, error_class
+from hlat.runtime import LaunchError
 
 if TYPE_CHECKING:
     from hlat.rehearsal import RankReport, Rehearsal
@@ -143,7 +144,7 @@ def _supervise(job: TrainingJob, least: int, most: int) -> TrainingResult:
     recipe = job.load(most)
     supervise_job(job, options)
     if failures:
-        raise _error(failures[-1])
+        raise outcome_error(failures[-1])
     from hlat.checkpoint.protocol import step_folder_name
     from hlat.tracking import read_events
 
@@ -172,10 +173,3 @@ def _result(recipe: Recipe, step: int, reason: str, checkpoint: Path | None) -> 
         checkpoint,
         recipe.run_dir,
     )
-
-
-def _error(outcome: RunOutcome) -> HlatError:
-    """Make the error of a run in other processes: of the class that ended its first failing process."""
-    report = outcome.cause.report if outcome.cause is not None else None
-    kind = error_class(report.error if report is not None else "", outcome.exit_code)
-    return kind(outcome.message)

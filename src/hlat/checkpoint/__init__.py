@@ -12,6 +12,7 @@ from hlat.checkpoint.inventory import (
     list_checkpoints,
     open_unverified,
 )
+from hlat.checkpoint.model_source import ModelSource, open_model
 from hlat.checkpoint.remote_inventory import RemotePrefix
 from hlat.checkpoint.resume_check import (
     RecipeChange,
@@ -26,6 +27,7 @@ from hlat.checkpoint.tokenizer import check_same_tokenizer, has_tokenizer, read_
 __all__ = [
     "CheckpointEntry",
     "ExtraState",
+    "ModelSource",
     "RecipeChange",
     "RemotePrefix",
     "average_checkpoints",
@@ -45,6 +47,7 @@ __all__ = [
     "load_hf_model",
     "load_model",
     "load_weights",
+    "open_model",
     "open_unverified",
     "read_saved_run",
     "read_tokenizer",

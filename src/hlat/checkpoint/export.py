@@ -49,7 +49,7 @@ def load_model(
     """
     checkpoint = open_checkpoint(resolve(Path(path)))
     config, prefix = model_config(checkpoint), weights_prefix(checkpoint, weights)
-    model = build(config, device=device, seed=None, dtype=dtype or _saved_dtype(checkpoint, prefix))
+    model = build(config, device=device, seed=None, dtype=dtype or saved_dtype(checkpoint, prefix))
     fill(checkpoint, config, collect_local_parameters(model), prefix)
     return model, dict(checkpoint.meta)
 
@@ -150,7 +150,8 @@ def _canonical(checkpoint: Checkpoint, config: ModelConfig, prefix: str) -> Iter
         yield name, checkpoint.read([prefix + name])[prefix + name]
 
 
-def _saved_dtype(checkpoint: Checkpoint, prefix: str) -> torch.dtype:
+def saved_dtype(checkpoint: Checkpoint, prefix: str) -> torch.dtype:
+    """Return the data type of the saved weights; if there are several, the one they promote to."""
     dtypes = [tensor.dtype for name, tensor in checkpoint.tensors.items() if name.startswith(prefix)]
     return functools.reduce(torch.promote_types, dtypes)
 

@@ -1,14 +1,20 @@
-"""``hlat evaluate`` and ``hlat generate``: validation loss of a checkpoint, and text from it."""
+"""``hlat evaluate`` and ``hlat generate``: validation loss and tasks of a checkpoint, and text from it."""
 
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlat.cli.common import CheckpointArgument, WeightsOption, ready, say
+from hlat.cli.common import CheckpointArgument, WeightsOption, complain, ready, say
 from hlat.runtime import DataError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hlat.evaluation import EvaluatedCheckpoint
+    from hlat.launch import EvaluationJob
+
+_SECONDS_BETWEEN_LINES = 5.0
 
 
 def register(app: typer.Typer) -> None:
@@ -20,7 +26,33 @@ def register(app: typer.Typer) -> None:
 def evaluate(
     checkpoint: CheckpointArgument,
     data: Annotated[str | None, typer.Option(help="Folder of prepared data; default: that of the run.")] = None,
+    tasks: Annotated[str | None, typer.Option(help="Run tasks of lm-eval instead, as in hellaswag,gsm8k.")] = None,
+    suite: Annotated[str | None, typer.Option(help="Run a suite of tasks instead: hlat, offline, or a file.")] = None,
+    out: Annotated[str | None, typer.Option(help="Folder of the tasks' results; default: evaluation/NAME.")] = None,
+    files: Annotated[str | None, typer.Option(help="Folder of the suite's data files.")] = None,
+    include: Annotated[str | None, typer.Option(help="Folder with further tasks, as YAML files.")] = None,
+    shots: Annotated[
+        int | None, typer.Option(min=0, help="Solved examples per question, for --tasks; default: the tasks' own.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Most samples of each task.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the choice of examples and of sampled texts.")] = 1234,
+    max_length: Annotated[
+        int | None, typer.Option(min=2, help="Most tokens of question and answer; default: the model's maximum.")
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of a generated text; default: what the task says.")
+    ] = None,
+    allow_code_execution: Annotated[
+        bool, typer.Option("--allow-code-execution", help="Execute code that the model writes, in a sandbox.")
+    ] = False,
     weights: WeightsOption = "model",
+    dtype: Annotated[str, typer.Option(help="auto (that of the weights), float32, bfloat16 or float16.")] = "auto",
+    nproc: Annotated[int | None, typer.Option(min=1, help="Number of processes for tasks on this machine.")] = None,
+    tensor: Annotated[
+        int, typer.Option(min=1, help="Processes that share one copy of the model (tensor parallelism).")
+    ] = 1,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a forward pass.")] = 2048,
+    batch_rows: Annotated[int, typer.Option(min=1, help="Most texts that are generated together.")] = 64,
     watch: Annotated[
         bool, typer.Option("--watch", help="Evaluate each checkpoint of a run on what its recipe names, as it goes on.")
     ] = False,
@@ -29,7 +61,33 @@ def evaluate(
         list[str] | None, typer.Option(help="With --watch: a further file of requests, as in evaluation.tasks.")
     ] = None,
 ) -> None:
-    """Compute loss, perplexity and bits per byte over the whole validation split."""
+    """Compute loss, perplexity and bits per byte over the whole validation split; or run tasks of lm-eval.
+
+    An evaluation of tasks that was interrupted goes on with the same command.
+    """
+    if tasks is not None or suite is not None:
+        from hlat.launch import EvaluationJob
+
+        job = EvaluationJob(
+            checkpoint,
+            tasks,
+            suite,
+            out,
+            files,
+            include,
+            shots,
+            limit,
+            seed,
+            max_length,
+            max_new_tokens,
+            allow_code_execution,
+            weights,
+            dtype,
+            tensor,
+            batch_tokens,
+            batch_rows,
+        )
+        raise typer.Exit(_run_tasks(job, nproc))
     import hlat.evaluation  # while Ctrl-C cannot interrupt it
 
     ready()
@@ -43,6 +101,47 @@ def evaluate(
     result = hlat.evaluate(checkpoint, data, weights=weights)
     say(f"validation loss {result.loss:.4f}, perplexity {result.perplexity:.2f}")
     say(f"{result.bits_per_byte:.4f} bits per byte, over {result.tokens:,} tokens")
+
+
+def _run_tasks(job: "EvaluationJob", nproc: int | None) -> int:
+    """Run tasks in this process, or in several; return the exit code."""
+    from hlat.launch import join_slurm_job, refuse_worker, run_processes, worker_context
+
+    join_slurm_job(nproc)
+    if nproc is not None and nproc > 1:
+        refuse_worker(nproc)
+        job.load_suite()  # reports errors before any process starts
+        ready()
+        outcome = run_processes(job.arguments(), nproc, job.folder)
+        if outcome.message:
+            complain(outcome.message)
+        return outcome.exit_code
+    with worker_context():
+        suite = job.load_suite()
+        import hlat.evaluation.harness  # noqa: F401
+
+        ready()
+        report = job.evaluate_here(suite, _progress())
+    if report is not None:
+        for name, value in report.columns.items():
+            say(f"{name}: {value:.1f} %")
+        if report.average is not None:
+            say(f"average: {report.average:.1f} %")
+        say(f"results: {job.folder / 'results.html'}, results.md, results.json")
+    return 0
+
+
+def _progress() -> "Callable[[str, int, int], None]":
+    """Return a function that prints a line every few seconds."""
+    said_at = time.monotonic()
+
+    def line(what: str, done: int, total: int) -> None:
+        nonlocal said_at
+        if time.monotonic() - said_at >= _SECONDS_BETWEEN_LINES:
+            said_at = time.monotonic()
+            say(f"{what}: {done:,} of {total:,}")
+
+    return line
 
 
 def _say_result(found: "EvaluatedCheckpoint") -> None:

@@ -1,8 +1,9 @@
 """Evaluation of checkpoints: perplexity, bits per byte, and text generation."""
 
-from hlat.evaluation.generation import Sampling, generate, generate_text
+from hlat.evaluation.generation import generate, generate_text
 from hlat.evaluation.perplexity import Perplexity, evaluate_checkpoint
 from hlat.evaluation.rendering import render_tasks
+from hlat.evaluation.sampling import Sampling
 from hlat.evaluation.watch import EvaluatedCheckpoint, watch_run
 
 __all__ = [

@@ -4,27 +4,16 @@ prompt -> tokens -> [ model with KV cache -> logits of the last position -> next
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from hlat.checkpoint import end_token_ids, load_model, read_tokenizer
 from hlat.checkpoint.protocol import open_checkpoint, resolve
+from hlat.evaluation.sampling import Sampling, choose_token
 from hlat.model import Decoder, KVCache
 from hlat.runtime import DataError
 from hlat.runtime.distributed import join_run
-from hlat.runtime.randomness import philox, stream_key
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Sampling of the next token."""
-
-    temperature: float = 0.0  # 0 is greedy: the most likely token
-    top_k: int | None = None  # keep only the k most likely tokens
-    top_p: float | None = None  # of these, the smallest set of most likely tokens whose total probability reaches p
-    seed: int = 0
 
 
 @torch.no_grad()
@@ -63,7 +52,7 @@ def generate(
     new = torch.tensor([tokens], device=device)
     for index in range(total - len(prompt)):
         logits_V = model(new, cache=cache)[0, -1]
-        token = _sample_token(logits_V, sampling, index)
+        token = choose_token(logits_V, sampling, index)
         if token in end_ids:
             break
         tokens.append(token)
@@ -83,27 +72,6 @@ def _total_length(prompt: int, max_tokens: int, longest: int | None) -> int:
             f"Shorten the prompt to {longest - 1} tokens at most."
         )
     return min(prompt + max_tokens, longest)
-
-
-def _sample_token(logits_V: torch.Tensor, sampling: Sampling, index: int) -> int:
-    if sampling.temperature == 0.0:
-        return int(logits_V.argmax())
-    # On the CPU: a single token's logits are few, and CUDA has no deterministic cumulative sum of floats.
-    scores, ids = (logits_V.cpu().double() / sampling.temperature).sort(descending=True, stable=True)
-    probabilities = scores[: sampling.top_k].softmax(0)
-    if sampling.top_p is not None:
-        # keep a token while those before it have not reached p; always keep the most likely one
-        before = probabilities.cumsum(0) - probabilities
-        probabilities = probabilities[: max(1, int((before < sampling.top_p).sum()))]
-    below = probabilities.cumsum(0) / probabilities.sum()
-    draw = _uniform(sampling.seed, index)
-    return int(ids[min(int((below <= draw).sum()), len(probabilities) - 1)])
-
-
-def _uniform(seed: int, index: int) -> float:
-    """Return a number in [0, 1) that depends only on seed and position."""
-    word = philox(stream_key(seed, "sampling"), torch.tensor(index))[0]
-    return int(word) / 2.0**32
 
 
 def generate_text(

@@ -77,8 +77,9 @@ class Decoder(nn.Module):
             x: token ids (B, S), int64; if this shard has no embedding, the hidden states (B, S, D) of the stage before.
             positions: position of each token within its document, int64 (B, S), for all positions of ``spans``, also if
                 x is a shard of the sequence. Every 0 starts a document, and attention stays within documents. Every
-                row starts a document.
-            cache: keys and values of earlier tokens; the new ones are appended. Not together with ``positions``.
+                row starts a document. With a cache they only rotate: its mask says what tokens attend to.
+            cache: keys and values of earlier tokens; the new ones are appended. Together with ``positions`` only if it
+                has a mask for this call (``KVCache.attend_to``), which also has to include the sliding window.
 
         Returns:
             (B, S, D), normalised by the final norm if this shard has the head.
@@ -86,10 +87,11 @@ class Decoder(nn.Module):
         Raises:
             ValueError: the cache has no room for the new tokens.
         """
-        assert positions is None or cache is None, "generation continues a single document"
+        masked = cache is not None and cache.has_mask
+        assert positions is None or cache is None or masked, "generation continues a single document"
         spans = self._spans(x, cache)
         tables = self.rope.tables(spans, x.device, positions)
-        document_mask = self._document_mask(x, spans, positions)
+        document_mask = None if masked else self._document_mask(x, spans, positions)
         x_BSD = self.embedding(x) if self.embedding is not None else x
         if self.compute is not None:
             x_BSD = x_BSD.to(self.compute)

@@ -2,14 +2,18 @@
 
     prompt (S tokens) -> keys, values 0..S-1 stored -> token S attends to them -> stored -> token S+1 ...
 
+Several sequences may continue the same prefix: it is computed once, and its positions are copied to every row.
+
 Tensor suffixes: B batch, K kv heads, S new positions, T all positions so far, E head width.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from hlat.config.sections import ModelConfig
+from hlat.model.model_shard import FULL_MODEL, ModelShard, shard_heads
 
 
 class KVCache:
@@ -17,28 +21,81 @@ class KVCache:
 
     Args:
         config: the model.
-        batch: number of sequences generated together; all have the same number of tokens.
+        batch: number of sequences generated together; all have the same number of positions.
         max_length: maximum number of positions, prompt included.
         device: device of the model.
         dtype: dtype of the stored keys and values.
+        shard: shard of the model, with all layers; the cache has its kv heads.
     """
 
     def __init__(
-        self, config: ModelConfig, batch: int, max_length: int, device: torch.device | str, dtype: torch.dtype
+        self,
+        config: ModelConfig,
+        batch: int,
+        max_length: int,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        shard: ModelShard = FULL_MODEL,
     ) -> None:
-        shape = (config.layers, 2, batch, config.n_kv_heads, max_length, config.n_head_dim)
-        self._memory = torch.empty(shape, device=device, dtype=dtype)
+        shape = (config.layers, 2, batch, shard_heads(config, shard).kvs, max_length, config.n_head_dim)
+        # Zeros: positions that a mask hides are multiplied by 0, and memory may contain NaN.
+        self._memory = torch.zeros(shape, device=device, dtype=dtype)
         self.max_length = max_length
         self.length = 0
+        self._mask_B1ST: torch.Tensor | None = None
+
+    @property
+    def batch(self) -> int:
+        """Number of sequences."""
+        return self._memory.shape[2]
+
+    def start_with(self, prefix: "KVCache") -> None:
+        """Copy the positions of a cache of one sequence to the beginning of every sequence of this empty one."""
+        assert self.length == 0 and prefix.batch == 1, "every sequence starts with the same prefix"
+        self.check_room(prefix.length)
+        self._memory[..., : prefix.length, :] = prefix._memory[..., : prefix.length, :]
+        self.length = prefix.length
+
+    def put(self, row: int, place: int, source: "KVCache", source_row: int, positions: range) -> None:
+        """Copy positions of a sequence of another cache to a place in one of this cache."""
+        stored = source._memory[:, :, source_row, :, positions.start : positions.stop]
+        self._memory[:, :, row, :, place : place + len(positions)] = stored
+
+    def rows(self, start: int, stop: int) -> "KVCache":
+        """Return a view of some sequences, at the same length."""
+        return self._with(self._memory[:, :, start:stop])
+
+    def select(self, rows: Sequence[int]) -> "KVCache":
+        """Return a copy with some of the sequences only."""
+        return self._with(self._memory[:, :, torch.tensor(rows, device=self._memory.device)])
+
+    def attend_to(self, mask_BST: torch.Tensor) -> None:
+        """Set the positions that each token of the next call attends to, instead of all positions before it.
+
+        Args:
+            mask_BST: bool; T counts the stored positions and those of the call. Every token attends to some position.
+        """
+        self._mask_B1ST = mask_BST.unsqueeze(1)
+
+    @property
+    def has_mask(self) -> bool:
+        """True if ``attend_to`` was called for the next call."""
+        return self._mask_B1ST is not None
+
+    def _with(self, memory: torch.Tensor) -> "KVCache":
+        other = KVCache.__new__(KVCache)
+        other._memory, other.max_length, other.length, other._mask_B1ST = memory, self.max_length, self.length, None
+        return other
 
     def layer(self, index: int) -> "LayerCache":
         """View of the keys and values of one layer."""
         keys, values = self._memory[index]
-        return LayerCache(keys, values, self.length)
+        return LayerCache(keys, values, self.length, self._mask_B1ST)
 
     def advance(self, count: int) -> None:
-        """Record that ``count`` more positions have been stored in every layer."""
+        """Record that ``count`` more positions have been stored in every layer; the mask was that of this call."""
         self.length += count
+        self._mask_B1ST = None
 
     def check_room(self, count: int) -> None:
         """Raise ValueError if ``count`` more positions do not fit."""
@@ -54,6 +111,21 @@ class LayerCache:
     keys_BKTE: torch.Tensor
     values_BKTE: torch.Tensor
     length: int  # positions stored before this call
+    mask_B1ST: torch.Tensor | None = None  # positions that each new token attends to; None for all before it
+
+    @property
+    def is_plain(self) -> bool:
+        """True if the new positions are the first ones, and attend to all before them."""
+        return self.length == 0 and self.mask_B1ST is None
+
+    def mask(self, new: int, window: int | None) -> torch.Tensor:
+        """Positions that ``new`` tokens attend to: bool, broadcast over (B, heads, new, all positions so far)."""
+        if self.mask_B1ST is not None:
+            return self.mask_B1ST
+        # Position length + i attends to every position up to itself, or to the last of them.
+        shape = (new, self.length + new)
+        mask_ST = torch.ones(shape, dtype=torch.bool, device=self.keys_BKTE.device).tril(self.length)
+        return mask_ST if window is None else mask_ST.triu(self.length - window + 1)
 
     def append(self, k_BKSE: torch.Tensor, v_BKSE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Store the new positions and return keys and values of all positions so far."""

@@ -113,19 +113,14 @@ class CausalCore:
         document_mask: DocumentMask | None,
     ) -> torch.Tensor:
         """(B, H, S, E), (B, G, S, E), (B, G, S, E) -> (B, H, S, E)."""
-        if cache is None or cache.length == 0:
+        if cache is None or cache.is_plain:
             if cache is not None:
                 cache.append(k_BGSE, v_BGSE)
             if document_mask is not None:
                 return document_mask.attend(q_BHSE, k_BGSE, v_BGSE)
             return attend(q_BHSE, k_BGSE, v_BGSE)
         k_BGTE, v_BGTE = (cached.to(q_BHSE.dtype) for cached in cache.append(k_BGSE, v_BGSE))
-        new, total = q_BHSE.shape[2], k_BGTE.shape[2]
-        # Position length + i attends to every position up to itself, or to the last of them.
-        mask_ST = torch.ones(new, total, dtype=torch.bool, device=q_BHSE.device).tril(cache.length)
-        if self._window is not None:
-            mask_ST = mask_ST.triu(cache.length - self._window + 1)
-        return attend(q_BHSE, k_BGTE, v_BGTE, mask_ST)
+        return attend(q_BHSE, k_BGTE, v_BGTE, cache.mask(q_BHSE.shape[2], self._window))
 
 
 class Attention(nn.Module):

@@ -53,6 +53,10 @@ class Tokenizer(ABC):
     def decode(self, ids: Sequence[int]) -> str:
         """Decode tokens to text, without special tokens; bytes that are not UTF-8 become U+FFFD."""
 
+    @abstractmethod
+    def token_name(self, index: int) -> str:
+        """Return the name of a token, which of a special token is its text in a prompt, such as "</s>"."""
+
     @property
     @abstractmethod
     def token_bytes(self) -> npt.NDArray[np.int64]:

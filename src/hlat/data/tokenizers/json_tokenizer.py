@@ -98,6 +98,10 @@ class JsonTokenizer(Tokenizer):
         """Decode tokens to text; see ``Tokenizer.decode``."""
         return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True))
 
+    def token_name(self, index: int) -> str:
+        """Return the name of a token; see ``Tokenizer.token_name``."""
+        return str(self._tokenizer.id_to_token(index))
+
     def chunks(self, text: str, min_chars: int = CHUNK_CHARS) -> Iterator[str]:
         """Cut a text into chunks without changing its tokens; see ``Tokenizer.chunks``."""
         return cut_text(text, min_chars) if self._can_cut else iter((text,))

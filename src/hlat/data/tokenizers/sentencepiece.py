@@ -95,6 +95,10 @@ class SentencePieceTokenizer(Tokenizer):
         """Decode tokens to text; see ``Tokenizer.decode``."""
         return str(self._model.decode([int(i) for i in ids]))
 
+    def token_name(self, index: int) -> str:
+        """Return the name of a token; see ``Tokenizer.token_name``."""
+        return str(self._model.id_to_piece(index))
+
     @cached_property
     def token_bytes(self) -> npt.NDArray[np.int64]:
         """UTF-8 bytes of text per token; see ``Tokenizer.token_bytes``."""

@@ -1,0 +1,213 @@
+"""Run a suite on a model: every process of the run calls it, rank 0 asks lm-eval and writes the results.
+
+suite -> tasks, checked -> model in all processes -> lm-eval on rank 0, whose requests all processes compute
+    -> results.json, results.md, results.html, samples/TASK.jsonl
+"""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hlat.data.stores import write_atomic
+from hlat.evaluation.harness.report import RESULTS, SuiteReport, column_values, task_results
+from hlat.evaluation.harness.suites import Suite
+from hlat.evaluation.harness.tables import html_page, markdown_page
+from hlat.evaluation.responses import Progress, ServedModel, ServingOptions, serve_model
+from hlat.model.derived import count_parameters
+from hlat.runtime import DataError, StorageError
+from hlat.runtime.distributed import Runtime
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SuiteOptions:
+    """Options of a run of a suite.
+
+    Attributes:
+        out: folder of results, and of responses that were computed before.
+        files: folder of the suite's data files; None if it needs none.
+        include: folders with further tasks.
+        limit: most samples of each task; None for all.
+        seed: seed of the choice of examples, and of sampled texts.
+        max_length: most tokens of context and continuation; None for the model's maximum.
+        max_new_tokens: most tokens of a generated text; None for what the tasks say.
+        allow_code: execute code that the model writes, in a sandbox.
+        serving: how the model is evaluated.
+    """
+
+    out: Path
+    files: Path | None = None
+    include: tuple[Path, ...] = ()
+    limit: int | None = None
+    seed: int = 1234
+    max_length: int | None = None
+    max_new_tokens: int | None = None
+    allow_code: bool = False
+    serving: ServingOptions = field(default_factory=ServingOptions)
+
+
+def run_suite(
+    path: str | Path, suite: Suite, options: SuiteOptions, runtime: Runtime, progress: Progress
+) -> SuiteReport | None:
+    """Run a suite on a model and write the results. Collective.
+
+    Args:
+        path: a checkpoint, a checkpoints folder or a run folder; or a Hugging Face folder.
+        suite: the suite.
+        options: see ``SuiteOptions``.
+        runtime: this process.
+        progress: called after each round of batches, on rank 0.
+
+    Returns:
+        The report on rank 0; None on other ranks.
+
+    Raises:
+        DataError: lm-eval is not installed; or tasks, data files or downloads are missing: lists all.
+        CheckpointError: there is no valid checkpoint, or it has no tokenizer.
+        LaunchError: the model cannot be divided over the processes.
+        StorageError: results cannot be written.
+    """
+    begin = time.monotonic()
+    tasks: list[Any] = []
+
+    def check() -> None:
+        tasks.append(_list_tasks(suite, options))
+
+    runtime.ranks.run_on_rank0(check)
+
+    def work(served: ServedModel) -> SuiteReport:
+        with _quiet():
+            raw = _ask_harness(tasks[0], served, options)
+        report = _report(raw, suite, options, served, runtime, time.monotonic() - begin)
+        _write(options.out, suite, report, raw["samples"])
+        return report
+
+    return serve_model(path, options.serving, runtime, options.out / "responses", progress, work)
+
+
+def _list_tasks(suite: Suite, options: SuiteOptions) -> Any:
+    with _quiet():
+        try:
+            from hlat.evaluation.harness.task_list import list_tasks  # noqa: PLC0415  (an extra, and slow to import)
+        except ImportError as error:
+            raise DataError(f"tasks need lm-eval ({error}): pip install 'hlat[eval]'") from error
+        tasks = list_tasks(suite, options.files, options.include, options.allow_code)
+    if tasks.downloads:
+        _LOG.warning("these data sets are downloaded now: %s", ", ".join(tasks.downloads))
+    return tasks
+
+
+def _ask_harness(tasks: Any, served: ServedModel, options: SuiteOptions) -> Mapping[str, Any]:
+    import lm_eval  # noqa: PLC0415
+
+    from hlat.evaluation.harness.adapter import HarnessModel  # noqa: PLC0415  (imports lm-eval)
+
+    model = HarnessModel(served, options.seed, options.max_length, options.max_new_tokens)
+    raw: Mapping[str, Any] = lm_eval.simple_evaluate(
+        model=model,
+        tasks=[tasks.group],
+        task_manager=tasks.manager,
+        limit=options.limit,
+        log_samples=True,
+        bootstrap_iters=1000,
+        random_seed=options.seed,
+        numpy_random_seed=options.seed,
+        torch_random_seed=options.seed,
+        fewshot_random_seed=options.seed,
+        confirm_run_unsafe_code=options.allow_code,
+    )
+    return raw
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide progress bars and messages of lm-eval and of the libraries that it uses."""
+    logger, variable = logging.getLogger("lm_eval"), "TQDM_DISABLE"
+    level, before = logger.level, os.environ.get(variable)
+    os.environ.setdefault(variable, "1")  # tqdm reads it when it is imported
+    logger.setLevel(logging.ERROR)
+    try:
+        import datasets  # noqa: PLC0415  (part of the extra)
+
+        datasets.disable_progress_bars()
+    except ImportError:
+        pass  # the caller reports it
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if before is None:
+            del os.environ[variable]
+
+
+def _report(
+    raw: Mapping[str, Any],
+    suite: Suite,
+    options: SuiteOptions,
+    served: ServedModel,
+    runtime: Runtime,
+    seconds: float,
+) -> SuiteReport:
+    import lm_eval  # noqa: PLC0415
+
+    tasks = task_results(raw)
+    columns, average = column_values(suite, tasks)
+    return SuiteReport(
+        suite=suite.name,
+        model={
+            "path": str(served.path),
+            "weights": options.serving.weights,
+            "sha256": served.sha256,
+            "tokenizer_sha256": served.tokenizer.sha256,
+            "dtype": str(served.dtype).removeprefix("torch."),
+            "parameters": count_parameters(served.config).total,
+        },
+        harness={
+            "name": "lm-eval",
+            "version": lm_eval.__version__,
+            "seed": options.seed,
+        },
+        settings={
+            "limit": options.limit,
+            "max_length": options.max_length,
+            "max_new_tokens": options.max_new_tokens,
+            "code_execution": options.allow_code,
+        },
+        tasks=tasks,
+        columns=columns,
+        average=average,
+        run={
+            "processes": runtime.world,
+            "tensor": served.tensor,
+            "computed": served.responder.computed,
+            "looked_up": served.responder.looked_up,
+            "seconds": round(seconds, 1),
+        },
+    )
+
+
+def _write(out: Path, suite: Suite, report: SuiteReport, samples: Mapping[str, Any]) -> None:
+    """Write the results; results.json last, so that it is there if all others are."""
+    try:
+        (out / "samples").mkdir(parents=True, exist_ok=True)
+        for name, rows in samples.items():
+            lines = [json.dumps(_sample(row), ensure_ascii=False, default=str) for row in rows]
+            write_atomic(out / "samples" / f"{name}.jsonl", ("\n".join(lines) + "\n").encode())
+        write_atomic(out / "results.md", markdown_page(suite, report).encode())
+        write_atomic(out / "results.html", html_page(suite, report).encode())
+        write_atomic(out / RESULTS, (json.dumps(report.to_dict(), indent=1) + "\n").encode())
+    except OSError as error:
+        raise StorageError(f"{out}: cannot write the results ({error.strerror or error}).") from error
+
+
+def _sample(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answer to one sample: its hashes identify question and prompt without repeating them."""
+    kept = ("doc_id", "filter", "target", "resps", "filtered_resps", "doc_hash", "prompt_hash", *row["metrics"])
+    return {name: row[name] for name in kept if name in row}

@@ -1,0 +1,72 @@
+"""Choice of the next token from its logits: greedy, or sampled with randomness that is addressed, not consumed.
+
+seed, names of the text, position in it -> a number in [0, 1)        logits, number -> token
+
+Tensor suffix: V vocabulary, K most likely tokens.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from hlat.runtime.distributed import sendable
+from hlat.runtime.randomness import philox, stream_key
+
+_CANDIDATES = 512  # tokens to sort first; nearly always they have the probability that top_p asks for
+
+
+@sendable
+@dataclass(frozen=True)
+class Sampling:
+    """Sampling of the next token."""
+
+    temperature: float = 0.0  # 0 is greedy: the most likely token
+    top_k: int | None = None  # keep only the k most likely tokens
+    top_p: float | None = None  # of these, the smallest set of most likely tokens whose total probability reaches p
+    seed: int = 0
+
+
+def choose_token(logits_V: torch.Tensor, sampling: Sampling, index: int, *names: str | int) -> int:
+    """Choose a token.
+
+    Args:
+        logits_V: logits of the complete vocabulary.
+        sampling: how to choose.
+        index: position of the token in the generated text.
+        names: names of the text among others that are sampled with the same seed.
+    """
+    if sampling.temperature == 0.0:
+        return int(logits_V.argmax())
+    # On the CPU: a single token's logits are few, and CUDA has no deterministic cumulative sum of floats.
+    scores_V = logits_V.cpu().double() / sampling.temperature
+    scores_K, ids_K, below_all = _most_likely(scores_V, sampling)
+    probabilities = (scores_K - below_all).exp()
+    if sampling.top_p is not None:
+        # keep a token while those before it have not reached p; always keep the most likely one
+        before = probabilities.cumsum(0) - probabilities
+        probabilities = probabilities[: max(1, int((before < sampling.top_p).sum()))]
+    below = probabilities.cumsum(0) / probabilities.sum()
+    draw = _uniform(sampling.seed, index, names)
+    return int(ids_K[min(int((below <= draw).sum()), len(probabilities) - 1)])
+
+
+def _most_likely(scores_V: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Sort the tokens that may be chosen, most likely first: their scores and ids, and the logarithm of their total."""
+    count = len(scores_V)
+    if sampling.top_k is not None or sampling.top_p is not None:
+        count = min(count, sampling.top_k or _CANDIDATES)
+        # All tokens at least as likely as the last candidate, so that ties have the order of the vocabulary.
+        candidates = (scores_V >= scores_V.topk(count).values[-1]).nonzero()[:, 0]
+        scores_K, order = scores_V[candidates].sort(descending=True, stable=True)
+        total = scores_V.logsumexp(0) if sampling.top_k is None else scores_K[:count].logsumexp(0)
+        if sampling.top_k is not None or float((scores_K - total).exp().sum()) >= (sampling.top_p or 0.0):
+            most = len(candidates) if sampling.top_k is None else count
+            return scores_K[:most], candidates[order][:most], total
+    scores_K, ids_K = scores_V.sort(descending=True, stable=True)
+    return scores_K, ids_K, scores_V.logsumexp(0)
+
+
+def _uniform(seed: int, index: int, names: tuple[str | int, ...]) -> float:
+    """Return a number in [0, 1) that depends only on seed, names and position."""
+    word = philox(stream_key(seed, "sampling", *names), torch.tensor(index))[0]
+    return int(word) / 2.0**32

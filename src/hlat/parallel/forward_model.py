@@ -1,0 +1,176 @@
+"""A model for forward passes only, complete or sharded over tensor-parallel ranks: hidden states, then the next token.
+
+    config, degree, rank -> process groups -> shard of the decoder, collectives attached -> weights are loaded into it
+    tokens -> hidden states (the same on every tensor-parallel rank) -> selected positions
+        -> log-probabilities of given tokens, without gathering logits
+        -> complete logits, gathered, to choose the next token from
+
+Data-parallel ranks have replicas that do not communicate: each computes other tokens.
+
+Tensor suffixes: B batch, S sequence, D model width, N positions, v local vocabulary rows, V vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from hlat.config.sections import ModelConfig, ParallelConfig
+from hlat.model import (
+    Decoder,
+    KVCache,
+    LocalParameter,
+    ModelShard,
+    collect_local_parameters,
+    replace_parameters,
+    vocabulary_rows,
+)
+from hlat.parallel.mesh import Layout, all_gather, create_process_groups
+from hlat.parallel.tensor_parallel import parallelize_block
+from hlat.parallel.vocab_parallel import parallelize_embedding_and_head
+from hlat.runtime import LaunchError
+from hlat.runtime.distributed import Runtime
+
+_CHUNK_BYTES = 64 << 20  # bytes of fp32 logits
+
+
+@dataclass(frozen=True)
+class ForwardModel:
+    """This rank's shard of a model, for forward passes.
+
+    Attributes:
+        decoder: the shard; it has all layers.
+        device: device of its weights.
+        group: the tensor-parallel ranks, which call all methods together; None for a complete model.
+    """
+
+    decoder: Decoder
+    device: torch.device
+    group: ProcessGroup | None = None
+
+    @property
+    def config(self) -> ModelConfig:
+        """The complete model."""
+        return self.decoder.config
+
+    @property
+    def local_parameters(self) -> list[LocalParameter]:
+        """Parameters of the shard, to load weights into."""
+        return collect_local_parameters(self.decoder)
+
+    def new_cache(self, batch: int, max_length: int) -> KVCache:
+        """Allocate a KV cache for this many sequences and positions."""
+        weight = next(self.decoder.parameters())
+        dtype = self.decoder.compute or weight.dtype
+        return KVCache(self.config, batch, max_length, self.device, dtype, self.decoder.shard)
+
+    @torch.no_grad()
+    def hidden(
+        self, tokens_BS: torch.Tensor, cache: KVCache | None = None, positions_BS: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Compute the input of the head, (B, S, D); for arguments see ``Decoder.hidden``."""
+        return self.decoder.hidden(tokens_BS, positions=positions_BS, cache=cache)
+
+    @torch.no_grad()
+    def log_probabilities(self, hidden_ND: torch.Tensor, targets_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute how likely given next tokens are.
+
+        Args:
+            hidden_ND: hidden states of the positions before them.
+            targets_N: the tokens, int64.
+
+        Returns:
+            Log-probabilities in nats, (N,), fp32 or wider; and for each token True if it is the most likely one (of
+            equally likely ones the first in the vocabulary), (N,).
+        """
+        rows = max(1, _CHUNK_BYTES // (4 * self.config.vocab_size))
+        chunks = zip(hidden_ND.split(rows), targets_N.split(rows), strict=True)
+        results = [self._log_probabilities(*chunk) for chunk in chunks]
+        return torch.cat([each[0] for each in results]), torch.cat([each[1] for each in results])
+
+    def _log_probabilities(self, hidden_ND: torch.Tensor, targets_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits_Nv = self._local_logits(hidden_ND)
+        logits_Nv = logits_Nv.to(torch.promote_types(logits_Nv.dtype, torch.float32))
+        first, width = vocabulary_rows(self.config, self.decoder.shard).start, logits_Nv.shape[1]
+        local_peak_N, local_best_N = logits_Nv.max(1)
+        # max() need not return the first of equal logits.
+        local_best_N = torch.where(logits_Nv == local_peak_N[:, None], 1, 0).argmax(1)
+        peak_N = self._reduce(local_peak_N.clone(), dist.ReduceOp.MAX)
+        row_N = targets_N - first
+        here_N = (row_N >= 0) & (row_N < width)
+        target_N = logits_Nv.gather(1, row_N.masked_fill(~here_N, 0)[:, None])[:, 0]
+        sums_2N = torch.stack(((logits_Nv - peak_N[:, None]).exp().sum(1), (target_N - peak_N).masked_fill(~here_N, 0)))
+        total_N, shifted_N = self._reduce(sums_2N, dist.ReduceOp.SUM)
+        best_N = (local_best_N + first).masked_fill(local_peak_N != peak_N, self.config.vocab_size)
+        best_N = self._reduce(best_N, dist.ReduceOp.MIN)
+        return shifted_N - total_N.log(), best_N == targets_N
+
+    @torch.no_grad()
+    def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
+        """Compute the logits of the complete vocabulary, (N, V), on every tensor-parallel rank."""
+        logits_Nv = self._local_logits(hidden_ND)
+        if self.group is None:
+            return logits_Nv
+        shards = [ModelShard(index, self.group.size()) for index in range(self.group.size())]
+        widths = [len(vocabulary_rows(self.config, shard)) for shard in shards]
+        padding = max(widths) - logits_Nv.shape[1]
+        gathered = all_gather(torch.nn.functional.pad(logits_Nv, (0, padding)), self.group)
+        return torch.cat([part[:, :width] for part, width in zip(gathered, widths, strict=True)], dim=1)
+
+    def _local_logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
+        assert self.decoder.head is not None, "the shard has all layers"
+        logits_Nv: torch.Tensor = self.decoder.head(hidden_ND)
+        return logits_Nv
+
+    def _reduce(self, values: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> torch.Tensor:
+        """Reduce a tensor over the tensor-parallel ranks, in place."""
+        if self.group is not None:
+            dist.all_reduce(values, op=operation, group=self.group)
+        return values
+
+
+def build_forward_model(
+    config: ModelConfig, runtime: Runtime, tensor: int, dtype: torch.dtype
+) -> tuple[ForwardModel, Layout]:
+    """Build this rank's shard of a model, with memory for its weights, which are not initialised. Collective.
+
+    Args:
+        config: the model.
+        runtime: rank, device and world of this process.
+        tensor: tensor-parallel degree.
+        dtype: dtype of weights and activations.
+
+    Returns:
+        The model, and the layout of all ranks: ``tensor`` x data-parallel replicas.
+
+    Raises:
+        LaunchError: the processes, or heads and columns of the model, cannot be divided by the degree.
+    """
+    _check_degree(config, runtime.world, tensor)
+    layout = Layout.of(ParallelConfig(tensor=tensor, sequence=False, zero=0), runtime.world)
+    groups = create_process_groups(layout, runtime.rank, config, runtime.device)
+    with torch.device("meta"):
+        model = Decoder(config, ModelShard(layout.coordinates(runtime.rank).tp, tensor))
+    replace_parameters(model, lambda parameter: parameter.to(dtype))
+    if groups.tensor is not None:
+        for block in model.blocks():
+            parallelize_block(block, groups.tensor, False)
+        parallelize_embedding_and_head(model, groups.tensor, False)
+    replace_parameters(model, lambda parameter: torch.empty_like(parameter, device=runtime.device))
+    return ForwardModel(model.eval(), runtime.device, groups.tensor), layout
+
+
+def _check_degree(config: ModelConfig, world: int, tensor: int) -> None:
+    sizes = (("processes", world), ("heads", config.heads), ("feed-forward columns", config.intermediate_size))
+    problems = [f"{size:,} {name} cannot be divided evenly by it" for name, size in sizes if size % tensor]
+    kv_heads = config.n_kv_heads
+    if kv_heads % tensor and tensor % kv_heads:
+        problems.append(f"{kv_heads} kv heads can neither be divided evenly by it nor copied evenly")
+    if problems:
+        fits = [d for d in range(1, world + 1) if not (world % d or config.heads % d or config.intermediate_size % d)]
+        works = [d for d in fits if not (kv_heads % d and d % kv_heads)]
+        raise LaunchError(
+            f"tensor-parallel degree {tensor}: {'; '.join(problems)}. With {world} processes these work: "
+            f"{', '.join(map(str, works))}."
+        )
