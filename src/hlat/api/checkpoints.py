@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from hlat.api.outcomes import outcome_error
 from hlat.api.settings import restored
-from hlat.launch import EvaluationJob, refuse_worker, run_processes
+from hlat.launch import refuse_worker
+from hlat.launch.evaluation import EvaluationJob, run_processes
 from hlat.runtime import CheckpointError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hlat.evaluation import EvaluatedCheckpoint
-    from hlat.launch import EvaluationJob
+    from hlat.launch.evaluation import EvaluationJob
 
 _SECONDS_BETWEEN_LINES = 5.0
 
@@ -66,7 +66,7 @@ def evaluate(
     An evaluation of tasks that was interrupted goes on with the same command.
     """
     if tasks is not None or suite is not None:
-        from hlat.launch import EvaluationJob
+        from hlat.launch.evaluation import EvaluationJob
 
         job = EvaluationJob(
             checkpoint,
@@ -105,7 +105,8 @@ def evaluate(
 
 def _run_tasks(job: "EvaluationJob", nproc: int | None) -> int:
     """Run tasks in this process, or in several; return the exit code."""
-    from hlat.launch import join_slurm_job, refuse_worker, run_processes, worker_context
+    from hlat.launch import join_slurm_job, refuse_worker, worker_context
+    from hlat.launch.evaluation import run_processes
 
     join_slurm_job(nproc)
     if nproc is not None and nproc > 1:

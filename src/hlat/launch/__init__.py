@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from hlat.runtime import lazily
 
 if TYPE_CHECKING:
-    from hlat.launch.evaluation import EvaluationJob, run_processes
     from hlat.launch.fork_launcher import launch_forked
     from hlat.launch.multiprocess_launcher import launch_multiprocess
     from hlat.launch.root_cause import RunOutcome
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
-        "evaluation": ("EvaluationJob", "run_processes"),
         "fork_launcher": ("launch_forked",),
         "multiprocess_launcher": ("launch_multiprocess",),
         "root_cause": ("RunOutcome",),
@@ -44,7 +42,6 @@ __getattr__ = lazily(
 )
 
 __all__ = [
-    "EvaluationJob",
     "RunOutcome",
     "SupervisedRun",
     "SupervisionOptions",
@@ -54,7 +51,6 @@ __all__ = [
     "launch_multiprocess",
     "parse_nproc",
     "refuse_worker",
-    "run_processes",
     "supervise",
     "supervise_job",
     "worker_context",
