@@ -33,7 +33,8 @@ def small_library(tmp_path, monkeypatch):
         (root / file.name).write_bytes(file.read_bytes())
     for file in (real / "json").glob("*.py"):
         (root / "json" / file.name).write_bytes(file.read_bytes())
-    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(root)})
+    paths = sysconfig.get_paths()  # libraries that are imported meanwhile ask for the others
+    monkeypatch.setattr(sysconfig, "get_paths", lambda *_, **__: {**paths, "stdlib": str(root)})
 
 
 @pytest.mark.usefixtures("small_library")
