@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--layouts", action="store_true", help="compare two processes with one, instead of speed")
     parser.add_argument("--batch-sizes", default="8,32", help="of lm-eval")
     options = parser.parse_args()
-    recorder = Recorder(__file__, "evaluation.md", packages=("lm_eval", "transformers", "accelerate"))
+    record = Recorder(__file__, "evaluation.md", packages=("lm_eval", "transformers", "accelerate"))
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
         (work / "speed.yaml").write_text(SUITE)
@@ -173,11 +173,9 @@ def main() -> None:
                 folder, work / "speed.yaml", options.files, options.limit, options.new, work
             ).items():
                 print(f"{name}: {texts} texts differ from one process, log-probabilities by {largest:.1e} at most")
-                recorder.add(f"texts that differ from those of one process, {name}", "1", texts)
-                recorder.add(
-                    f"largest difference of a log-probability from that of one process, {name}", "nats", largest
-                )
-            recorder.write("lm_eval_layouts")
+                record.add(f"texts that differ from those of one process, {name}", "1", texts)
+                record.add(f"largest difference of a log-probability from that of one process, {name}", "nats", largest)
+            record.write("lm_eval_layouts")
             return
         groups = build_requests(work / "speed.yaml", options.files, options.limit, options.new)
         sizes = [int(size) for size in options.batch_sizes.split(",")]
@@ -186,7 +184,7 @@ def main() -> None:
             best = min((name for name in seconds[group] if name != "hlat"), key=lambda name: min(seconds[group][name]))
             count, wrong, largest = compare(answers[group], best)
             print(f"{title}: {count} requests, {wrong} differ, log-probabilities by {largest:.1e} at most; {best}")
-            recorder.add(
+            record.add(
                 f"{title}: {count} requests",
                 "s",
                 seconds[group]["hlat"],
@@ -194,11 +192,11 @@ def main() -> None:
                 peer_values=seconds[group][best],
             )
             ratios = [theirs / ours for ours, theirs in zip(seconds[group]["hlat"], seconds[group][best], strict=True)]
-            recorder.add(f"{title}: times as fast as lm-eval with its best batch size", "1", ratios)
-            recorder.add(f"{title}: answers that differ from lm-eval's", "1", wrong)
+            record.add(f"{title}: times as fast as lm-eval with its best batch size", "1", ratios)
+            record.add(f"{title}: answers that differ from lm-eval's", "1", wrong)
             if largest:
-                recorder.add(f"{title}: largest difference of a log-probability from lm-eval's", "nats", largest)
-        recorder.write()
+                record.add(f"{title}: largest difference of a log-probability from lm-eval's", "nats", largest)
+        record.write()
 
 
 if __name__ == "__main__":

@@ -55,7 +55,11 @@ SURFACE = {
     "hardware list": {"--hardware"},
     "hardware show": {"name", "--hardware"},
     "hardware measure": {"--to", "--name"},
-    "evaluate": {"checkpoint", "--data", "--once", "--requests", "--watch", "--weights"},
+    "evaluate": {
+        *("checkpoint", "--allow-code-execution", "--batch-rows", "--batch-tokens", "--data", "--dtype", "--files"),
+        *("--include", "--limit", "--max-length", "--max-new-tokens", "--nproc", "--once", "--out", "--requests"),
+        *("--seed", "--shots", "--suite", "--tasks", "--tensor", "--watch", "--weights"),
+    },
     "generate": {
         "checkpoint",
         "--prompt",

@@ -3,7 +3,7 @@
     FILE.jsonl --read_requests--> TaskRequest --encode_requests--> TokenRow: input tokens, and how many are asked for
 
 A line of the file is an object with the keys of ``TaskRequest``. Requests of one group belong to one example: the
-choices of a question, or the gold answer alone. ``hlat evaluate --render`` writes such files from tasks of lm-eval.
+choices of a question, or the gold answer alone. ``hlat.evaluation.render_tasks`` makes them of tasks of lm-eval.
 """
 
 import json
