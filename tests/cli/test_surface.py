@@ -57,8 +57,8 @@ SURFACE = {
     "hardware measure": {"--to", "--name"},
     "evaluate": {
         *("checkpoint", "--allow-code-execution", "--batch-rows", "--batch-tokens", "--data", "--dtype", "--files"),
-        *("--include", "--limit", "--max-length", "--max-new-tokens", "--nproc", "--once", "--out", "--requests"),
-        *("--seed", "--shots", "--suite", "--tasks", "--tensor", "--watch", "--weights"),
+        *("--include", "--limit", "--max-length", "--max-new-tokens", "--nproc", "--once", "--out", "--render"),
+        *("--requests", "--seed", "--shots", "--suite", "--tasks", "--tensor", "--watch", "--weights"),
     },
     "generate": {
         "checkpoint",

@@ -1,6 +1,7 @@
 """``hlat evaluate`` and ``hlat generate``: validation loss and tasks of a checkpoint, and text from it."""
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,7 +25,9 @@ def register(app: typer.Typer) -> None:
 
 
 def evaluate(
-    checkpoint: CheckpointArgument,
+    checkpoint: Annotated[
+        str | None, typer.Argument(help="Run folder, its checkpoints folder, or one checkpoint.", show_default=False)
+    ] = None,
     data: Annotated[str | None, typer.Option(help="Folder of prepared data; default: that of the run.")] = None,
     tasks: Annotated[str | None, typer.Option(help="Run tasks of lm-eval instead, as in hellaswag,gsm8k.")] = None,
     suite: Annotated[str | None, typer.Option(help="Run a suite of tasks instead: hlat, offline, or a file.")] = None,
@@ -53,6 +56,9 @@ def evaluate(
     ] = 1,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a forward pass.")] = 2048,
     batch_rows: Annotated[int, typer.Option(min=1, help="Most texts that are generated together.")] = 64,
+    render: Annotated[
+        Path | None, typer.Option(help="Write the requests of --tasks or --suite to a file for evaluation.tasks.")
+    ] = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Evaluate each checkpoint of a run on what its recipe names, as it goes on.")
     ] = False,
@@ -65,9 +71,15 @@ def evaluate(
 
     An evaluation of tasks that was interrupted goes on with the same command.
     """
-    if tasks is not None or suite is not None:
-        from hlat.launch.evaluation import EvaluationJob
+    from hlat.launch.evaluation import EvaluationJob
 
+    if render is not None:
+        wanted = EvaluationJob("", tasks, suite, files=files, include=include, shots=shots, limit=limit, seed=seed)
+        say(f"{wanted.render(render):,} requests are in {render}")
+        return
+    if checkpoint is None:
+        raise DataError("name a run folder, a checkpoints folder or one checkpoint; only --render needs none.")
+    if tasks is not None or suite is not None:
         job = EvaluationJob(
             checkpoint,
             tasks,

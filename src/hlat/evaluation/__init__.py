@@ -2,7 +2,6 @@
 
 from hlat.evaluation.generation import generate, generate_text
 from hlat.evaluation.perplexity import Perplexity, evaluate_checkpoint
-from hlat.evaluation.rendering import render_tasks
 from hlat.evaluation.sampling import Sampling
 from hlat.evaluation.watch import EvaluatedCheckpoint, watch_run
 
@@ -13,6 +12,5 @@ __all__ = [
     "evaluate_checkpoint",
     "generate",
     "generate_text",
-    "render_tasks",
     "watch_run",
 ]

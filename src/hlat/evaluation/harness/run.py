@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,12 +78,12 @@ def run_suite(
     tasks: list[Any] = []
 
     def check() -> None:
-        tasks.append(_list_tasks(suite, options))
+        tasks.append(find_tasks(suite, options.files, options.include, options.allow_code))
 
     runtime.ranks.run_on_rank0(check)
 
     def work(served: ServedModel) -> SuiteReport:
-        with _quiet():
+        with quiet():
             raw = _ask_harness(tasks[0], served, options)
         report = _report(raw, suite, options, served, runtime, time.monotonic() - begin)
         _write(options.out, suite, report, raw["samples"])
@@ -92,13 +92,18 @@ def run_suite(
     return serve_model(path, options.serving, runtime, options.out / "responses", progress, work)
 
 
-def _list_tasks(suite: Suite, options: SuiteOptions) -> Any:
-    with _quiet():
+def find_tasks(suite: Suite, files: Path | None, include: Sequence[Path], allow_code: bool) -> Any:
+    """Find and check the tasks of a suite; warn of downloads. See ``list_tasks``.
+
+    Raises:
+        DataError: lm-eval is not installed; or tasks, data files or downloads are missing: lists all.
+    """
+    with quiet():
         try:
             from hlat.evaluation.harness.task_list import list_tasks  # noqa: PLC0415  (an extra, and slow to import)
         except ImportError as error:
             raise DataError(f"tasks need lm-eval ({error}): pip install 'hlat[eval]'") from error
-        tasks = list_tasks(suite, options.files, options.include, options.allow_code)
+        tasks = list_tasks(suite, files, include, allow_code)
     if tasks.downloads:
         _LOG.warning("these data sets are downloaded now: %s", ", ".join(tasks.downloads))
     return tasks
@@ -127,7 +132,7 @@ def _ask_harness(tasks: Any, served: ServedModel, options: SuiteOptions) -> Mapp
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Hide progress bars and messages of lm-eval and of the libraries that it uses."""
     logger, variable = logging.getLogger("lm_eval"), "TQDM_DISABLE"
     level, before = logger.level, os.environ.get(variable)

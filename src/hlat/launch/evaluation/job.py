@@ -99,6 +99,23 @@ class EvaluationJob:
             raise LaunchError("--tasks is empty: name tasks of lm-eval, separated by commas.")
         return suite_of_tasks(list(dict.fromkeys(names)), self.shots)
 
+    def render(self, to: Path) -> int:
+        """Write the requests of the tasks to a file for ``evaluation.tasks``; return their number.
+
+        Raises:
+            LaunchError: both or neither of tasks and suite are named, or another option does not fit.
+            DataError: tasks, data files or downloads are missing, or a task cannot be rendered.
+            StorageError: the file cannot be written.
+        """
+        from hlat.evaluation.harness import render_suite  # noqa: PLC0415
+        from hlat.training.validation import write_requests  # noqa: PLC0415
+
+        files = None if self.files is None else Path(self.files)
+        include = () if self.include is None else (Path(self.include),)
+        requests = render_suite(self.load_suite(), files, include, self.limit, self.seed)
+        write_requests(to, requests)
+        return len(requests)
+
     def evaluate_here(self, suite: "Suite", progress: Callable[[str, int, int], None]) -> "SuiteReport | None":
         """Evaluate in this process, which may be one of several of a run.
 

@@ -3,7 +3,7 @@
     FILE.jsonl --read_requests--> TaskRequest --encode_requests--> TokenRow: input tokens, and how many are asked for
 
 A line of the file is an object with the keys of ``TaskRequest``. Requests of one group belong to one example: the
-choices of a question, or the gold answer alone. ``hlat.evaluation.render_tasks`` makes them of tasks of lm-eval.
+choices of a question, or the gold answer alone. ``hlat evaluate --render`` makes them of tasks of lm-eval.
 """
 
 import json
@@ -13,8 +13,9 @@ from typing import Annotated, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from hlat.data.stores import write_atomic
 from hlat.data.tokenizers import Tokenizer
-from hlat.runtime import DataError
+from hlat.runtime import DataError, StorageError
 
 _SHOWN = 10  # problems of a file that an error lists
 
@@ -97,9 +98,16 @@ def _read_file(file: Path) -> tuple[list[TaskRequest], list[str]]:
 
 
 def write_requests(file: Path, requests: Sequence[TaskRequest]) -> None:
-    """Write a file of requests, one JSON object per line."""
+    """Write a file of requests, one JSON object per line.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
     lines = [json.dumps(request.model_dump(exclude_none=True), ensure_ascii=False) for request in requests]
-    file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    try:
+        write_atomic(file, "".join(f"{line}\n" for line in lines).encode())
+    except OSError as error:
+        raise StorageError(f"{file} cannot be written: {error}") from error
 
 
 def encode_requests(requests: Sequence[TaskRequest], tokenizer: Tokenizer, longest: int) -> list[TokenRow]:

@@ -7,18 +7,46 @@ lm-eval builds the prompts, few-shot examples included. Nothing of lm-eval is ne
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from hlat.evaluation.harness.run import find_tasks, quiet
+from hlat.evaluation.harness.suites import Suite
 from hlat.runtime import DataError
 from hlat.training.validation import TaskRequest
 
 
-def render_tasks(tasks: Mapping[str, Any], limit: int | None = None) -> list[TaskRequest]:
+def render_suite(
+    suite: Suite,
+    files: Path | None = None,
+    include: Sequence[Path] = (),
+    limit: int | None = None,
+    seed: int = 1234,
+) -> list[TaskRequest]:
+    """Render the tasks of a suite to requests. No code of a model is executed.
+
+    Args:
+        suite: the suite.
+        files: folder of the suite's data files; None if it needs none.
+        include: folders with further tasks.
+        limit: number of examples of each task; None for all.
+        seed: seed of the choice of few-shot examples.
+
+    Raises:
+        DataError: lm-eval is not installed; tasks, data files or downloads are missing; or a task cannot be rendered.
+    """
+    found = find_tasks(suite, files, include, allow_code=True)
+    with quiet():
+        return render_tasks(found.manager.load([found.group])["tasks"], limit, seed)
+
+
+def render_tasks(tasks: Mapping[str, Any], limit: int | None = None, seed: int = 1234) -> list[TaskRequest]:
     """Render tasks to requests.
 
     Args:
         tasks: tasks of lm-eval by name, ``lm_eval.api.task.Task``.
         limit: number of examples of each task; None for all.
+        seed: seed of the choice of few-shot examples.
 
     Raises:
         DataError: a task has no gold answers, or is of a kind that has none; lists all of them.
@@ -30,6 +58,7 @@ def render_tasks(tasks: Mapping[str, Any], limit: int | None = None) -> list[Tas
         if render is None:
             problems.append(f"{name}: a task of the kind {task.OUTPUT_TYPE} has no gold answers")
             continue
+        task.set_fewshot_seed(seed=seed)
         task.build_all_requests(limit=limit, rank=0, world_size=1)
         for group, instances in enumerate(_by_document(task)):
             found = list(render(task, name, group, instances))

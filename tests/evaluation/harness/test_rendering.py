@@ -9,7 +9,8 @@ import yaml
 
 from hlat.checkpoint import export_hf
 from hlat.config import Recipe
-from hlat.evaluation import render_tasks, watch_run
+from hlat.evaluation import watch_run
+from hlat.evaluation.harness import render_tasks
 from hlat.runtime import DataError
 from hlat.training import run
 from hlat.training.validation import read_requests, write_requests
