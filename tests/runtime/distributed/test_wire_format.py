@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import hlat.evaluation.harness
 import hlat.launch
 import hlat.training
 from hlat.checkpoint.protocol import SaveResult
@@ -24,9 +25,10 @@ from hlat.runtime.distributed.sendable_types import SENDABLE
 from hlat.runtime.distributed.wire_format import MalformedMessage, decode, encode
 
 TYPES = {
-    "Batch", "CheckpointManifest", "CorruptionIncident", "FileRecord", "Fix", "LocalBatch", "Mismatch", "PeakFlops",
-    "Problem", "RankPart", "RemoteManifest", "SaveResult", "SnapshotResult", "SourceRecord", "StoredChunk",
-    "StreamProgress", "WriteResult", "_Failure",
+    "Batch", "CheckpointManifest", "CorruptionIncident", "FileRecord", "Fix", "GenerationBatch", "GenerationRequest",
+    "LocalBatch", "Mismatch", "PeakFlops", "Problem", "RankPart", "RemoteManifest", "Sampling", "SaveResult", "Score",
+    "ScoreRequest", "ScoringBatch", "SnapshotResult", "SourceRecord", "StoredChunk", "StreamProgress", "WriteResult",
+    "_Failure",
 }  # fmt: skip
 
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
@@ -101,7 +103,7 @@ def test_registered_objects_are_decoded_to_equal_objects():
 
 def test_exactly_these_types_are_registered():
     """Each registered type is plain data: its constructor opens, calls and imports nothing."""
-    assert hlat.launch and hlat.training
+    assert hlat.evaluation.harness and hlat.launch and hlat.training
     assert set(SENDABLE) == TYPES
 
 
