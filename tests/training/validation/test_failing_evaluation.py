@@ -104,3 +104,9 @@ def test_after_two_steps_in_a_row_nothing_is_evaluated(tmp_path):
     assert "steps 4 and 6" in EvaluationAttempts(tmp_path).refusal(8)
     EvaluationAttempts(tmp_path).done(6)
     begun(4)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"unfinished": [4]}', '{"unfinished": {"x": 1}}', "null"])
+def test_a_damaged_record_protects_from_nothing(tmp_path, content):
+    (tmp_path / "evaluation.json").write_text(content)
+    assert EvaluationAttempts(tmp_path).refusal(4) == ""

@@ -133,7 +133,7 @@ class EvaluationConfig(Section):
     sets: dict[SetName, str] = {}
     """Further validation sets, by name: a file, folder, glob or URL as in data.path."""
     tasks: tuple[str, ...] = ()
-    """JSONL files of requests of evaluation tasks as hlat evaluate --render writes them."""
+    """JSONL files of requests of evaluation tasks, as hlat evaluate --render writes them."""
 
 
 class PrecisionConfig(Section):

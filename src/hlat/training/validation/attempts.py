@@ -30,7 +30,7 @@ class EvaluationAttempts:
     def __init__(self, folder: Path) -> None:
         self._file = folder / "evaluation.json"
         self._unfinished: dict[int, int] = {}
-        with suppress(OSError, ValueError, TypeError, AttributeError):
+        with suppress(OSError, ValueError, TypeError, AttributeError, KeyError):  # a damaged file protects from nothing
             content = json.loads(self._file.read_text(encoding="utf-8"))
             self._unfinished = {int(step): int(count) for step, count in content["unfinished"].items()}
 
