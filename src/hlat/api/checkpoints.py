@@ -9,7 +9,6 @@ from hlat.api.outcomes import outcome_error
 from hlat.api.settings import restored
 from hlat.launch import refuse_worker
 from hlat.launch.evaluation import EvaluationJob, run_processes
-from hlat.runtime import CheckpointError
 
 if TYPE_CHECKING:
     import torch
@@ -223,13 +222,6 @@ def load_model(
         CheckpointError: there is no valid checkpoint, it has no such weights, or files of the folder are damaged.
         RecipeError: hlat does not have the architecture of the Hugging Face folder.
     """
-    from hlat.checkpoint import is_checkpoint, load_hf_model
-    from hlat.checkpoint import load_model as load_checkpoint
+    from hlat.checkpoint import open_model
 
-    folder = Path(checkpoint)
-    if (folder / "config.json").is_file() and not is_checkpoint(folder) and not (folder / "checkpoints").is_dir():
-        if weights != "model":
-            raise CheckpointError(f"{folder}: a Hugging Face folder has one set of weights, not weights={weights!r}.")
-        return load_hf_model(folder, device, dtype).eval()
-    model, _ = load_checkpoint(folder, device, dtype, weights)
-    return model.eval()
+    return open_model(checkpoint, weights).load(device, dtype).eval()

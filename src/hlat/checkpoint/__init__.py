@@ -2,7 +2,6 @@
 
 from hlat.checkpoint.average import average_checkpoints
 from hlat.checkpoint.export import end_token_ids, export_hf, load_model
-from hlat.checkpoint.hf_model import load_hf_model
 from hlat.checkpoint.import_model import import_hf, import_model
 from hlat.checkpoint.inventory import (
     CheckpointEntry,
@@ -44,7 +43,6 @@ __all__ = [
     "import_model",
     "is_checkpoint",
     "list_checkpoints",
-    "load_hf_model",
     "load_model",
     "load_weights",
     "open_model",

@@ -18,7 +18,7 @@ from hlat.checkpoint.state import fill
 from hlat.checkpoint.tokenizer import read_tokenizer
 from hlat.config.sections import ModelConfig
 from hlat.data.tokenizers import Tokenizer, load_tokenizer
-from hlat.model import LocalParameter
+from hlat.model import Decoder, LocalParameter, build, collect_local_parameters
 from hlat.model.hf import read_hf, read_special_ids
 from hlat.runtime import CheckpointError
 
@@ -30,17 +30,30 @@ class ModelSource(ABC):
         path: its folder.
         config: the complete model.
         dtype: dtype of the stored weights; if there are several, the one they promote to.
-        end_ids: tokens that end a text.
     """
 
     path: Path
     config: ModelConfig
     dtype: torch.dtype
-    end_ids: frozenset[int]
+
+    @property
+    @abstractmethod
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end a text.
+
+        Raises:
+            DataError: they are the tokenizer's, and it is unreadable.
+        """
 
     @abstractmethod
     def fill(self, parameters: Sequence[LocalParameter]) -> None:
         """Load the weights into the parameters of this process, converted to their dtype."""
+
+    def load(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Decoder:
+        """Build the complete model and load its weights; the dtype is the stored one if None."""
+        model = build(self.config, device=device, seed=None, dtype=dtype or self.dtype)
+        self.fill(collect_local_parameters(model))
+        return model
 
     @abstractmethod
     def tokenizer(self) -> Tokenizer:
@@ -69,7 +82,11 @@ class CheckpointModel(ModelSource):
         self._prefix = weights_prefix(self._checkpoint, weights)
         self.path, self.config = folder, model_config(self._checkpoint)
         self.dtype = saved_dtype(self._checkpoint, self._prefix)
-        self.end_ids = frozenset(end_token_ids(self._checkpoint))
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end a text; see ``ModelSource.end_ids``."""
+        return frozenset(end_token_ids(self._checkpoint))
 
     def fill(self, parameters: Sequence[LocalParameter]) -> None:
         """Load the weights; see ``ModelSource.fill``."""
@@ -96,8 +113,12 @@ class HFModel(ModelSource):
         fields, self._tensors = read_hf(folder)
         self.path, self.config = folder, ModelConfig.model_validate(fields)
         self.dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in self._tensors.values()))
-        ends = read_special_ids(folder)[1].eos
-        self.end_ids = frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end a text; see ``ModelSource.end_ids``."""
+        ends = read_special_ids(self.path)[1].eos
+        return frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
 
     def fill(self, parameters: Sequence[LocalParameter]) -> None:
         """Load the weights; see ``ModelSource.fill``."""
