@@ -15,8 +15,7 @@ import torch
 
 from hlat.evaluation.batch_generation.requests import GenerationBatch, GenerationRequest
 from hlat.evaluation.sampling import choose_token
-from hlat.evaluation.scoring import Tokens
-from hlat.model import KVCache
+from hlat.evaluation.scoring import StemCache
 from hlat.parallel import ForwardModel
 
 _PREFILL_TOKENS = 2048  # tokens of a forward pass over contexts
@@ -30,15 +29,17 @@ class BatchGenerator:
         model: the model.
         end_ids: tokens that end a text; they are not returned.
         decode: decodes tokens to text.
-
-    Attributes:
-        computed_tokens: tokens that forward passes have computed so far, without padding.
     """
 
     def __init__(self, model: ForwardModel, end_ids: frozenset[int], decode: Callable[[Sequence[int]], str]) -> None:
         self._model, self._end_ids, self._decode = model, end_ids, decode
-        self._stem: tuple[Tokens, KVCache] | None = None
-        self.computed_tokens = 0
+        self._stems = StemCache(model)
+        self._tokens = 0
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens that forward passes have computed so far, without padding."""
+        return self._tokens + self._stems.computed_tokens
 
     def generate(self, batch: GenerationBatch) -> list[list[int]]:
         """Generate the new tokens of each request.
@@ -47,9 +48,9 @@ class BatchGenerator:
         """
         rows = _Rows(self._model, batch)
         if batch.stem:
-            rows.cache.start_with(self._stem_cache(batch.requests[0].context[: batch.stem]))
+            rows.cache.start_with(self._stems.get(batch.requests[0].context[: batch.stem]))
         logits_BV = self._model.logits(rows.read_contexts())
-        self.computed_tokens += sum(len(request.context) - batch.stem for request in batch.requests)
+        self._tokens += sum(len(request.context) - batch.stem for request in batch.requests)
         texts: list[list[int]] = [[] for _ in batch.requests]
         ended = [False] * len(texts)
         for step in range(batch.requests[0].max_tokens):
@@ -68,7 +69,7 @@ class BatchGenerator:
             if 4 * len(left) <= 3 * len(rows.members):
                 rows.keep(left)
                 chosen = [chosen[place] for place in left]
-            self.computed_tokens += len(left)
+            self._tokens += len(left)
             logits_BV = self._model.logits(rows.read_tokens(chosen))
         return texts
 
@@ -88,15 +89,6 @@ class BatchGenerator:
             return False
         complete = self._decode(text)  # the first character of the tail may be part of another one
         return any(each in complete for each in stop)
-
-    def _stem_cache(self, stem: Tokens) -> KVCache:
-        if self._stem is None or self._stem[0] != stem:
-            self._stem = None  # frees its memory
-            cache = self._model.new_cache(1, len(stem))
-            self._model.hidden(torch.tensor([stem], device=self._model.device), cache)
-            self._stem = (stem, cache)
-            self.computed_tokens += len(stem)
-        return self._stem[1]
 
 
 class _Rows:

@@ -4,6 +4,7 @@ from hlat.evaluation.scoring.batches import BatchLimits, ScoringBatch, plan_batc
 from hlat.evaluation.scoring.families import Member, find_families
 from hlat.evaluation.scoring.requests import Score, ScoreRequest, Tokens
 from hlat.evaluation.scoring.scorer import Scorer, score_all
+from hlat.evaluation.scoring.stem_cache import StemCache
 
 __all__ = [
     "BatchLimits",
@@ -12,6 +13,7 @@ __all__ = [
     "ScoreRequest",
     "Scorer",
     "ScoringBatch",
+    "StemCache",
     "Tokens",
     "find_families",
     "plan_batches",

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from hlat.evaluation.scoring.batches import BatchLimits, ScoringBatch, plan_batches
-from hlat.evaluation.scoring.requests import Score, ScoreRequest, Tokens
+from hlat.evaluation.scoring.requests import Score, ScoreRequest
+from hlat.evaluation.scoring.stem_cache import StemCache
 from hlat.evaluation.scoring.token_tree import IntArray, TokenTree, build_tree
-from hlat.model import KVCache
 from hlat.parallel import ForwardModel
 
 
@@ -25,15 +25,17 @@ class Scorer:
 
     Args:
         model: the model.
-
-    Attributes:
-        computed_tokens: tokens that forward passes have computed so far, without padding.
     """
 
     def __init__(self, model: ForwardModel) -> None:
         self._model = model
-        self._stem: tuple[Tokens, KVCache] | None = None
-        self.computed_tokens = 0
+        self._stems = StemCache(model)
+        self._tokens = 0
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens that forward passes have computed so far, without padding."""
+        return self._tokens + self._stems.computed_tokens
 
     def score(self, batch: ScoringBatch) -> list[Score]:
         """Score the requests of a batch, row after row."""
@@ -56,7 +58,7 @@ class Scorer:
     def _hidden(self, batch: ScoringBatch, trees: Sequence[TokenTree]) -> torch.Tensor:
         """Hidden states of all nodes: (B, S, D); rows are padded on the right, where nothing attends to."""
         rows, width, device = len(trees), max(tree.size for tree in trees), self._model.device
-        self.computed_tokens += sum(tree.size for tree in trees)
+        self._tokens += sum(tree.size for tree in trees)
         tokens_BS = torch.zeros((rows, width), dtype=torch.int64)
         for index, tree in enumerate(trees):
             tokens_BS[index, : tree.size] = torch.from_numpy(tree.tokens)
@@ -66,7 +68,7 @@ class Scorer:
             return self._model.hidden(tokens_BS)
         cache = self._model.new_cache(rows, batch.stem + width)
         if batch.stem:
-            cache.start_with(self._stem_cache(batch.requests[0].inputs[: batch.stem]))
+            cache.start_with(self._stems.get(batch.requests[0].inputs[: batch.stem]))
         if chains:
             return self._model.hidden(tokens_BS, cache)
         positions_BS = torch.zeros((rows, width), dtype=torch.int64)
@@ -78,16 +80,6 @@ class Scorer:
             mask_BST[index, : tree.size, : batch.stem + tree.size] = mask
         cache.attend_to(mask_BST.to(device))
         return self._model.hidden(tokens_BS, cache, positions_BS.to(device))
-
-    def _stem_cache(self, stem: Tokens) -> KVCache:
-        """Keys and values of a stem; those of the last stem are kept, because batches of a stem follow each other."""
-        if self._stem is None or self._stem[0] != stem:
-            self._stem = None  # frees its memory
-            cache = self._model.new_cache(1, len(stem))
-            self._model.hidden(torch.tensor([stem], device=self._model.device), cache)
-            self._stem = (stem, cache)
-            self.computed_tokens += len(stem)
-        return self._stem[1]
 
 
 def score_all(model: ForwardModel, requests: Sequence[ScoreRequest], limits: BatchLimits | None = None) -> list[Score]:
