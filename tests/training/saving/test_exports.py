@@ -71,6 +71,7 @@ class Run:
     """A run whose checkpoints the test makes, and what its exports did."""
 
     folder: Path
+    dir: str | None = None
     started: list[Process] = field(default_factory=list)
     events: list[tuple[str, int, str]] = field(default_factory=list)
     refuses: bool = False
@@ -80,7 +81,8 @@ class Run:
             saved=None,
             runtime=SimpleNamespace(ranks=HostGroup()),
             recipe=SimpleNamespace(
-                run_dir=self.folder, checkpoint=CheckpointConfig.model_validate({"export": {"every_steps": 10}})
+                run_dir=self.folder,
+                checkpoint=CheckpointConfig.model_validate({"export": {"every_steps": 10, "dir": self.dir}}),
             ),
         )
         tracker = cast(Any, SimpleNamespace(event=self.event, message=lambda text: None))
@@ -89,6 +91,7 @@ class Run:
     def start(self, checkpoint: Path, target: Path, options: Sequence[str]) -> Process:
         if self.refuses:
             raise BlockingIOError(11, "Resource temporarily unavailable")
+        target.mkdir(parents=True)  # hlat export refuses a folder that exists
         self.started.append(Process(target))
         return self.started[-1]
 
@@ -128,24 +131,38 @@ def test_a_resumed_run_exports_what_was_cut_off_and_nothing_twice(tmp_path: Path
     run.save(20)
     run.exports.begin(cast(LoopStart, None))
     assert run.steps == [20]
-    other = Run(tmp_path)
-    (tmp_path / "exports" / "step-00000020").mkdir(parents=True)
+    other = Run(tmp_path / "other")
+    (tmp_path / "other" / "exports" / "step-00000020").mkdir(parents=True)
     other.save(20)
     other.exports.begin(cast(LoopStart, None))
     assert other.steps == []
 
 
-def test_steps_that_are_done_again_are_exported_again(tmp_path: Path) -> None:
-    run = Run(tmp_path)
+@pytest.mark.parametrize("folder", [None, "elsewhere"])
+def test_steps_that_are_done_again_are_exported_again(tmp_path: Path, folder: str | None) -> None:
+    """In place of the exports of undone weights, in the run's own folder and in another."""
+    run = Run(tmp_path, dir=None if folder is None else str(tmp_path / folder))
     for step in (10, 20):
         run.save(step)
         run.step()
         run.started[-1].ended = (0, "")
     run.save(10)
     run.exports.after_rollback(10)
+    (run.started[1].target / "model.safetensors").write_text("undone")
     run.save(20)
     run.step()
     assert run.steps == [10, 20, 20]
+    assert not (run.started[2].target / "model.safetensors").exists()
+
+
+def test_a_folder_of_somebody_else_is_left_as_it_is(tmp_path: Path) -> None:
+    run = Run(tmp_path, dir=str(tmp_path / "elsewhere"))
+    other = tmp_path / "elsewhere" / "step-00000010" / "model.safetensors"
+    other.parent.mkdir(parents=True)
+    other.write_text("of another run")
+    run.save(10)
+    run.step()
+    assert run.events[0][:2] == ("export_failed", 10) and other.read_text() == "of another run"
 
 
 def test_a_machine_without_room_for_processes_fails_only_the_export(tmp_path: Path) -> None:

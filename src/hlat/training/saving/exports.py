@@ -7,6 +7,7 @@ The process reads the checkpoint from disk, so it shares nothing with the run: i
 does not notice. There is one at a time; others wait for it.
 """
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -98,6 +99,7 @@ class WeightExports(TrainingComponent):
         self._waiting: deque[SavedCheckpoint] = deque()
         self._running: tuple[SavedCheckpoint, ExportProcess, float] | None = None
         self._seen = -1  # step of the newest checkpoint that was considered
+        self._written: set[Path] = set()  # exports of this process
 
     def begin(self, start: LoopStart) -> None:
         """Consider the checkpoint that the run resumes from: its export may have been cut off."""
@@ -111,7 +113,7 @@ class WeightExports(TrainingComponent):
         self._advance()
 
     def after_rollback(self, step: int) -> None:
-        """Export the steps after ``step`` again when they are saved again."""
+        """Export the steps after ``step`` again when they are saved again, in place of those of undone weights."""
         self._seen = min(self._seen, step)
         self._waiting = deque(saved for saved in self._waiting if saved.step <= step)
 
@@ -141,10 +143,17 @@ class WeightExports(TrainingComponent):
             self._begin_export(self._waiting.popleft(), ["--weights", self._config.weights, *dtype])
 
     def _begin_export(self, saved: SavedCheckpoint, options: Sequence[str]) -> None:
+        target = self._target(saved)
+        if self._is_own(target):  # of weights that a rollback undid: left there, they would pass for these
+            shutil.rmtree(target, ignore_errors=True)
         try:
-            self._running = saved, self._start(saved.path, self._target(saved), options), time.monotonic()
+            self._running = saved, self._start(saved.path, target, options), time.monotonic()
         except OSError as error:
             self._fail(saved, f"no process can be started: {error.strerror}")
+
+    def _is_own(self, target: Path) -> bool:
+        """True if this run made an export: in its own folder all of them, elsewhere those of this process."""
+        return target in self._written or (self._config is not None and self._config.dir is None)
 
     def _receive(self) -> None:
         if self._running is None or (outcome := self._running[1].outcome()) is None:
@@ -155,9 +164,10 @@ class WeightExports(TrainingComponent):
         if code:
             self._fail(saved, message)
             return
-        path = str(self._target(saved))
+        target = self._target(saved)
+        self._written.add(target)
         with suppress(StorageError):
-            self._tracker.event("export", step=saved.step, path=path, seconds=time.monotonic() - begin)
+            self._tracker.event("export", step=saved.step, path=str(target), seconds=time.monotonic() - begin)
 
     def _fail(self, saved: SavedCheckpoint, message: str) -> None:
         with suppress(StorageError):  # the disk that failed the export may fail the event too
