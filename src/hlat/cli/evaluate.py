@@ -1,21 +1,23 @@
 """``hlat evaluate`` and ``hlat generate``: validation loss and tasks of a checkpoint, and text from it."""
 
 import time
+from collections.abc import Callable, Collection
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hlat.cli.common import CheckpointArgument, WeightsOption, complain, ready, say
-from hlat.runtime import DataError
+from hlat.runtime import LaunchError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hlat.evaluation import EvaluatedCheckpoint
     from hlat.launch.evaluation import EvaluationJob
 
 _SECONDS_BETWEEN_LINES = 5.0
+_RENDERED = ("render", "tasks", "suite", "files", "include", "shots", "limit", "seed")
+"""Options of ``--render``."""
 
 
 def register(app: typer.Typer) -> None:
@@ -25,6 +27,7 @@ def register(app: typer.Typer) -> None:
 
 
 def evaluate(
+    context: typer.Context,
     checkpoint: Annotated[
         str | None, typer.Argument(help="Run folder, its checkpoints folder, or one checkpoint.", show_default=False)
     ] = None,
@@ -73,46 +76,43 @@ def evaluate(
     """
     from hlat.launch.evaluation import EvaluationJob
 
+    job_options = {each.name for each in fields(EvaluationJob)}
     if render is not None:
+        _refuse_others(context, "--render", _RENDERED)
         wanted = EvaluationJob("", tasks, suite, files=files, include=include, shots=shots, limit=limit, seed=seed)
         say(f"{wanted.render(render):,} requests are in {render}")
         return
     if checkpoint is None:
-        raise DataError("name a run folder, a checkpoints folder or one checkpoint; only --render needs none.")
+        raise LaunchError("name a run folder, a checkpoints folder or one checkpoint; only --render needs none.")
     if tasks is not None or suite is not None:
-        job = EvaluationJob(
-            checkpoint=checkpoint,
-            tasks=tasks,
-            suite=suite,
-            out=out,
-            files=files,
-            include=include,
-            shots=shots,
-            limit=limit,
-            seed=seed,
-            max_length=max_length,
-            max_new_tokens=max_new_tokens,
-            allow_code_execution=allow_code_execution,
-            weights=weights,
-            dtype=dtype,
-            tensor=tensor,
-            batch_tokens=batch_tokens,
-            batch_rows=batch_rows,
-        )
+        _refuse_others(context, "--tasks and --suite", job_options | {"nproc"})
+        job = EvaluationJob(**{name: context.params[name] for name in job_options})
         raise typer.Exit(_run_tasks(job, nproc))
     import hlat.evaluation  # while Ctrl-C cannot interrupt it
 
     ready()
     if watch:
-        if data is not None:
-            raise DataError("--watch evaluates on the data of the run; it takes no --data.")
+        _refuse_others(context, "--watch", {"checkpoint", "weights", "watch", "once", "requests"})
         hlat.watch(checkpoint, requests or (), weights=weights, once=once, on_result=_say_result)
         return
-    if once or requests:
-        raise DataError("--once and --requests belong to --watch.")
+    _refuse_others(context, "an evaluation without --tasks, --suite or --watch", {"checkpoint", "data", "weights"})
     result = hlat.evaluate(checkpoint, data, weights=weights)
     say(f"validation loss {result.loss:.4f}, perplexity {result.perplexity:.2f}")
     say(f"{result.bits_per_byte:.4f} bits per byte, over {result.tokens:,} tokens")
+
+
+def _refuse_others(context: typer.Context, what: str, allowed: Collection[str]) -> None:
+    """Refuse options that take no part in what is to be done.
+
+    Raises:
+        LaunchError: lists them.
+    """
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = sorted(name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE")
+    others = ["CHECKPOINT" if name == "checkpoint" else f"--{name.replace('_', '-')}" for name in given]
+    wrong = [shown for name, shown in zip(given, others, strict=True) if name not in allowed]
+    if wrong:
+        raise LaunchError(f"{', '.join(wrong)}: no part of {what}. See hlat evaluate --help.")
 
 
 def _run_tasks(job: "EvaluationJob", nproc: int | None) -> int:
@@ -144,7 +144,7 @@ def _run_tasks(job: "EvaluationJob", nproc: int | None) -> int:
     return 0
 
 
-def _progress() -> "Callable[[str, int, int], None]":
+def _progress() -> Callable[[str, int, int], None]:
     """Return a function that prints a line every few seconds."""
     said_at = time.monotonic()
 
