@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hlat.checkpoint.protocol import open_checkpoint, resolve
+from hlat.tracking import read_samples
 from hlat.training.validation import TaskRequest, write_requests
 
 LAYOUTS = {
@@ -25,7 +26,7 @@ SHORT = [
 
 @pytest.fixture(scope="module")
 def start(cli, corpus, tiny_recipe, tmp_path_factory):
-    """Train in a folder of that name; return the columns of evaluations by step, and the final weights."""
+    """Train in a folder of that name; return columns of evaluations by step, final weights, samples."""
     folder = tmp_path_factory.mktemp("evaluated")
     (folder / "recipe.yaml").write_text(tiny_recipe)
     text = "\n".join(file.read_text(encoding="utf-8") for file in sorted(corpus.iterdir())[:5])
@@ -46,6 +47,8 @@ def start(cli, corpus, tiny_recipe, tmp_path_factory):
     def train(name, *more, evaluate=True):
         where = [f"data.path={corpus}", f"data.prepared_dir={folder / 'data'}", f"run.dir={folder / name}"]
         wanted = [f"evaluation.sets={{again: {folder / 'set.txt'}}}", f"evaluation.tasks=[{folder / 'next.jsonl'}]"]
+        prompts = json.dumps([text[:30], text[500:560]])
+        wanted.append(f"evaluation.prompts={prompts}")
         every = ["evaluation.every_steps=2", *wanted] if evaluate else ["evaluation.every_steps=null"]
         done = cli("train", folder / "recipe.yaml", *where, *SHORT, *every, *more)
         assert done.returncode == 0, done.stderr
@@ -55,7 +58,8 @@ def start(cli, corpus, tiny_recipe, tmp_path_factory):
             for line in lines
         }
         weights = open_checkpoint(resolve(folder / name)).load("model.")
-        return {step: found for step, found in columns.items() if found}, weights
+        samples = [(sample.step, sample.text) for sample in read_samples(folder / name)]
+        return {step: found for step, found in columns.items() if found}, weights, samples
 
     return train
 
@@ -69,11 +73,12 @@ def alone(start):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout_scores_as_one_process_does(layout, start, alone):
     """After two and four steps at fp32, whose losses agree to about 1e-6; accuracies of 20 examples have no ties."""
-    found, weights = start(layout.replace(" ", ""), "--nproc", "2", *LAYOUTS[layout])
-    wanted, _ = alone
+    found, weights, samples = start(layout.replace(" ", ""), "--nproc", "2", *LAYOUTS[layout])
+    wanted, _, texts = alone
+    assert samples == texts and [step for step, _ in texts] == [2, 2, 4, 4] and all(text for _, text in texts)
     assert found.keys() == wanted.keys() == {2, 4}
     for step, columns in wanted.items():
         assert {"val_loss", "val/again/loss", "task/next/acc", "task/next/acc_norm"} <= columns.keys()
         assert found[step] == pytest.approx(columns, rel=1e-4)
-    _, without = start(f"{layout.replace(' ', '')}-without", "--nproc", "2", *LAYOUTS[layout], evaluate=False)
+    _, without, _ = start(f"{layout.replace(' ', '')}-without", "--nproc", "2", *LAYOUTS[layout], evaluate=False)
     assert all(torch.equal(weights[name], without[name]) for name in weights)

@@ -13,7 +13,7 @@ from hlat.runtime.distributed import Runtime
 class _Stages:
     """Stand-in for a pipeline: evaluates one micro-batch after another."""
 
-    def evaluate(self, batches, *, per_row):
+    def evaluate(self, batches, *, reduction):
         for batch in batches:
             yield batch.inputs_BS.sum().double()
 

@@ -27,7 +27,7 @@ from hlat.evaluation.perplexity import run_data, saved_recipe
 from hlat.precision import MODES
 from hlat.runtime import CheckpointError
 from hlat.runtime.distributed import join_run
-from hlat.tracking import EventLog, read_events
+from hlat.tracking import EventLog, append_samples, read_events
 from hlat.training.validation import (
     Evaluation,
     EvaluationResult,
@@ -136,6 +136,7 @@ def _append(folder: Path, name: str, weights: str, found: EvaluatedCheckpoint) -
         log.append("evaluation", **about, **found.result.columns())
     finally:
         log.close()
+    append_samples(folder, found.step, found.result.samples)
 
 
 @torch.no_grad()

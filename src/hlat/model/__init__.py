@@ -7,7 +7,7 @@ from hlat.model.init import initialise
 from hlat.model.kv_cache import KVCache, LayerCache
 from hlat.model.layers import DecoderBlock
 from hlat.model.local_parameters import LocalParameter, collect_local_parameters, local
-from hlat.model.loss import IGNORED, CrossEntropy
+from hlat.model.loss import IGNORED, CrossEntropy, Reduction, head_loss, next_tokens, row_losses
 from hlat.model.matmul import attend, attention_backend
 from hlat.model.model_shard import ModelShard, kv_replication, shard_heads, vocabulary_rows
 from hlat.model.spec import Axis, GradientSum
@@ -24,14 +24,18 @@ __all__ = [
     "LayerCache",
     "LocalParameter",
     "ModelShard",
+    "Reduction",
     "attend",
     "attention_backend",
     "build",
     "collect_local_parameters",
+    "head_loss",
     "initialise",
     "kv_replication",
     "local",
+    "next_tokens",
     "replace_parameters",
+    "row_losses",
     "shard_heads",
     "vocabulary_rows",
 ]

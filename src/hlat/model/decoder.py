@@ -16,7 +16,7 @@ from hlat.model.derived import parameter_layouts
 from hlat.model.document_mask import DocumentMask
 from hlat.model.kv_cache import KVCache
 from hlat.model.layers import DecoderBlock, RMSNorm
-from hlat.model.loss import Head, TiedHead
+from hlat.model.loss import Head, Reduction, TiedHead, head_loss
 from hlat.model.matmul import Embedding
 from hlat.model.model_shard import FULL_MODEL, ModelShard, vocabulary_rows
 from hlat.model.rope import Rope
@@ -128,7 +128,7 @@ class Decoder(nn.Module):
         *,
         positions: torch.Tensor | None = None,
         cache: KVCache | None = None,
-        per_row: bool = False,
+        reduction: Reduction = head_loss,
     ) -> torch.Tensor:
         """Compute logits (B, S, V) in the dtype of the activations, or the loss if labels are given.
 
@@ -137,7 +137,7 @@ class Decoder(nn.Module):
             labels: token ids (B, S), int64. If given, return their summed cross-entropy, a scalar; see ``head_loss``.
             positions: see ``hidden``.
             cache: see ``hidden``.
-            per_row: with labels, return the loss of each row, (B,), without gradients; see ``row_losses``.
+            reduction: computes something else from hidden states and labels: ``row_losses``, ``next_tokens``.
 
         Returns:
             Logits or loss; hidden states (B, S, D) if this shard has no head, with or without labels.
@@ -146,5 +146,5 @@ class Decoder(nn.Module):
             ValueError: the cache has no room for the new tokens.
         """
         hidden_BSD = self.hidden(x, positions=positions, cache=cache)
-        out: torch.Tensor = self.head(hidden_BSD, labels, per_row=per_row) if self.head is not None else hidden_BSD
+        out: torch.Tensor = self.head(hidden_BSD, labels, reduction=reduction) if self.head is not None else hidden_BSD
         return out

@@ -15,6 +15,7 @@ The value remains the cross-entropy, so that losses with and without it can be c
 Tensor suffixes: N tokens, D width, V vocabulary, v local vocabulary rows (all, or this rank's), n tokens of a chunk.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -58,6 +59,18 @@ class CrossEntropy:
     def reduce_sum(self, sums_2N: torch.Tensor) -> torch.Tensor:
         """Reduce two sums per token over the local columns to sums over the complete vocabulary."""
         return sums_2N
+
+    def reduce_min(self, rows_N: torch.Tensor) -> torch.Tensor:
+        """Reduce a row number per token to the smallest of all processes that share the vocabulary."""
+        return rows_N
+
+    def most_likely(self, logits_Nv: torch.Tensor) -> torch.Tensor:
+        """Return the vocabulary row with each token's largest logit, the first of equal ones: (N,), int64."""
+        local_peak_N = logits_Nv.amax(-1)
+        peak_N = self.reduce_max(local_peak_N.clone())
+        # max() need not return the first of equal logits.
+        local_N = torch.where(logits_Nv == local_peak_N.unsqueeze(1), 1, 0).argmax(1) + self._first_row
+        return self.reduce_min(local_N.masked_fill(local_peak_N != peak_N, torch.iinfo(torch.int64).max))
 
     def __call__(
         self, logits_Nv: torch.Tensor, labels_N: torch.Tensor, gradient: bool
@@ -141,6 +154,35 @@ def row_losses(
     return losses_B
 
 
+@torch.no_grad()
+def next_tokens(
+    hidden_BSD: torch.Tensor, weight_vD: torch.Tensor, labels_BS: torch.Tensor, cross_entropy: CrossEntropy
+) -> torch.Tensor:
+    """Choose the most likely next token of each row: that after its one position with a label.
+
+    Args:
+        hidden_BSD: in the compute dtype.
+        weight_vD: local rows of the head, in any floating dtype.
+        labels_BS: int64; ``IGNORED`` at all positions of a row but one at most, where the label does not matter.
+        cross_entropy: finds the largest logit.
+
+    Returns:
+        Token ids (B,), int64; 0 for a row without a label.
+    """
+    asked_BS = labels_BS != IGNORED
+    hidden_ND, row_N = hidden_BSD[asked_BS], asked_BS.nonzero()[:, 0]
+    size, matrix_vD = cross_entropy.chunk(weight_vD.shape[0]), weight_vD.to(hidden_BSD.dtype)
+    tokens_B = torch.zeros(len(labels_BS), dtype=torch.int64, device=hidden_BSD.device)
+    for begin in range(0, len(hidden_ND), size):
+        chunk = slice(begin, begin + size)
+        tokens_B[row_N[chunk]] = cross_entropy.most_likely(linear(hidden_ND[chunk], matrix_vD))
+    return tokens_B
+
+
+Reduction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, CrossEntropy], torch.Tensor]
+"""Function of hidden states, head weight, labels and cross-entropy: ``head_loss``, ``row_losses``, ``next_tokens``."""
+
+
 class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -191,11 +233,13 @@ class Head(nn.Module):
         """The weight matrix, (local vocabulary rows, width)."""
         return self.weight
 
-    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None, *, per_row: bool = False) -> torch.Tensor:
-        """(B, S, D) -> logits (B, S, v); with labels (B, S) -> their summed cross-entropy, a scalar, or (B,)."""
+    def forward(
+        self, x: torch.Tensor, labels: torch.Tensor | None = None, *, reduction: Reduction = head_loss
+    ) -> torch.Tensor:
+        """(B, S, D) -> logits (B, S, v); with labels (B, S) -> their summed cross-entropy, or another reduction."""
         if labels is None:
             return linear(x, self.matrix)
-        return (row_losses if per_row else head_loss)(x, self.matrix, labels, self.cross_entropy)
+        return reduction(x, self.matrix, labels, self.cross_entropy)
 
 
 class TiedHead(Head):

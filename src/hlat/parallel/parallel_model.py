@@ -17,7 +17,17 @@ import torch.distributed as dist
 
 from hlat.activation_checkpointing import checkpoint_activations, plan_activations
 from hlat.config import Recipe
-from hlat.model import IGNORED, Decoder, ModelShard, collect_local_parameters, initialise, replace_parameters
+from hlat.model import (
+    IGNORED,
+    Decoder,
+    ModelShard,
+    Reduction,
+    collect_local_parameters,
+    head_loss,
+    initialise,
+    replace_parameters,
+    row_losses,
+)
 from hlat.optim import LocalMatrices, WholeMatrices, optimizer_spec
 from hlat.parallel.compile import check_isolation, compile_blocks, decide_compilation
 from hlat.parallel.fsdp import (
@@ -220,24 +230,26 @@ class ParallelModel:
         return nats if self._coordinates.tp == 0 else torch.zeros_like(nats)
 
     @torch.no_grad()
-    def evaluate_rows(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
-        """Compute this rank's terms of the summed loss of each row of some micro-batches, forward only.
+    def evaluate_rows(self, batches: Sequence[MicroBatch], reduction: Reduction = row_losses) -> torch.Tensor:
+        """Compute this rank's terms of a number for each row of some micro-batches, its summed loss, forward only.
 
         Args:
             batches: complete sequences on the CPU, all of one shape, for this rank's data-parallel index; the same
                 number on every rank. Rows may be shorter than the recipe's sequences, in steps of ``row_multiple``.
 
+            reduction: computes the number: ``row_losses``, or ``next_tokens``.
+
         Returns:
-            (rows of all micro-batches,) in nats, in the widest dtype of the device; their sum over the ranks of the
-            same data-parallel index is the loss.
+            (rows of all micro-batches,), losses in nats, in the widest dtype of the device; their sum over the ranks of
+            the same data-parallel index is the number.
         """
         rows = [len(batch.labels_BS) for batch in batches]
-        losses = torch.zeros(sum(rows), dtype=sum_dtype(self._device), device=self._device)
+        values = torch.zeros(sum(rows), dtype=sum_dtype(self._device), device=self._device)
         with self._row_length(batches[0].labels_BS.shape[1] if batches else self._recipe.data.sequence_length):
-            found = list(self._losses(batches, per_row=True))
+            found = list(self._losses(batches, reduction))
         if found and self._coordinates.tp == 0:
-            losses.copy_(torch.cat(found))
-        return losses
+            values.copy_(torch.cat(found))
+        return values
 
     @property
     def row_multiple(self) -> int:
@@ -260,14 +272,14 @@ class ParallelModel:
             for stage, before in zip(self.stages, spans, strict=True):
                 stage.spans = before
 
-    def _losses(self, batches: Sequence[MicroBatch], *, per_row: bool = False) -> Iterator[torch.Tensor]:
-        """Yield the loss of each micro-batch, or those of its rows, if this rank has the last stage."""
+    def _losses(self, batches: Sequence[MicroBatch], reduction: Reduction = head_loss) -> Iterator[torch.Tensor]:
+        """Yield the loss of each micro-batch, or another reduction of it, if this rank has the last stage."""
         local = (self._local(batch) for batch in batches)  # lazily: only the current micro-batch is on the device
         if self._pipeline is not None:
-            yield from self._pipeline.evaluate(local, per_row=per_row)
+            yield from self._pipeline.evaluate(local, reduction=reduction)
         else:
             for inputs, labels, positions in local:
-                yield self.stages[0](inputs, labels, positions=positions, per_row=per_row)
+                yield self.stages[0](inputs, labels, positions=positions, reduction=reduction)
         for stage in self.stages:
             reshard(stage)
 

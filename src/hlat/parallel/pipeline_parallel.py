@@ -22,7 +22,7 @@ from torch.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 
-from hlat.model import Decoder
+from hlat.model import Decoder, Reduction, head_loss
 from hlat.parallel.fsdp import reshard_after_every_backward
 from hlat.parallel.mesh import Layout
 from hlat.parallel.micro_batch import MicroBatch
@@ -159,15 +159,15 @@ class Pipeline:
     def _scale_loss(self, loss: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
         return loss / self._divisor
 
-    def evaluate(self, batches: Iterable[MicroBatch], *, per_row: bool = False) -> Iterator[torch.Tensor]:
-        """Compute losses of micro-batches, forward only.
+    def evaluate(self, batches: Iterable[MicroBatch], *, reduction: Reduction = head_loss) -> Iterator[torch.Tensor]:
+        """Compute losses of micro-batches, or another reduction of them, forward only.
 
         Args:
             batches: micro-batches with this rank's positions.
-            per_row: compute the loss of each row instead of the sum.
+            reduction: computes the result of a micro-batch from its hidden states and labels.
 
         Yields:
-            The losses of each micro-batch in nats, on the rank of the last stage; nothing on others.
+            The result of each micro-batch (losses in nats), on the rank of the last stage; nothing on others.
         """
         pending: list[tuple[dist.Work, torch.Tensor]] = []  # keeps tensors alive while they are sent
         local: dict[tuple[int, int], torch.Tensor] = {}
@@ -176,7 +176,7 @@ class Pipeline:
         for number, (inputs_BS, labels_BS, positions_BS) in enumerate(batches):
             for index, model in self._stages.items():
                 x = inputs_BS if index == 0 else self._receive(index, number, local, self._message_shape(inputs_BS))
-                out = model(x, labels_BS, positions=positions_BS, per_row=per_row)
+                out = model(x, labels_BS, positions=positions_BS, reduction=reduction)
                 if index == self._layout.config.stages - 1:
                     yield out
                 else:

@@ -75,3 +75,8 @@ class ParallelCrossEntropy(CrossEntropy):
         """Sum over the ranks, in place."""
         dist.all_reduce(sums_2N, group=self._group)
         return sums_2N
+
+    def reduce_min(self, rows_N: torch.Tensor) -> torch.Tensor:
+        """Take the minimum over the ranks, in place."""
+        dist.all_reduce(rows_N, op=dist.ReduceOp.MIN, group=self._group)
+        return rows_N

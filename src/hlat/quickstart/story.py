@@ -3,7 +3,6 @@
 standard library -> tokenizer, shards -> training -> evaluation -> a sample -> Hugging Face folder -> report
 """
 
-import json
 import shutil
 import time
 from collections.abc import Callable
@@ -14,8 +13,9 @@ from hlat.checkpoint import export_hf
 from hlat.config import Recipe, load_recipe
 from hlat.evaluation import Perplexity, Sampling, evaluate_checkpoint, generate_text
 from hlat.quickstart.corpus import standard_library
-from hlat.reporting import SAMPLES_NAME, write_report
+from hlat.reporting import write_report
 from hlat.runtime import LaunchError
+from hlat.tracking import append_samples
 from hlat.training import DataProgress, Outcome, no_progress, run
 
 PROMPT = "def read(self, size=-1):\n"
@@ -76,8 +76,7 @@ def run_quickstart(
     )
     generated = generate_text(outcome.checkpoint, PROMPT, 96, Sampling(temperature=0.8, top_p=0.95))
     (folder / "sample.txt").write_text(PROMPT + generated, encoding="utf-8")
-    record = {"step": outcome.step, "prompt": PROMPT, "text": generated}
-    (folder / SAMPLES_NAME).write_text(json.dumps(record) + "\n", encoding="utf-8")
+    append_samples(folder, outcome.step, [(PROMPT, generated)])
     _export(outcome.checkpoint, export_dir)
     report = write_report([folder])
     result = QuickstartResult(outcome, evaluation, PROMPT + generated, folder, export_dir, report)

@@ -10,11 +10,9 @@ Runs may be in progress or killed. Nothing in their folders is changed, except t
 from hlat.reporting.plan_comparison import Machines
 from hlat.reporting.report_page import report_page, write_report
 from hlat.reporting.run_list import RunSummary, list_runs
-from hlat.reporting.run_record import SAMPLES_NAME
 from hlat.reporting.server import ReportServer
 
 __all__ = [
-    "SAMPLES_NAME",
     "Machines",
     "ReportServer",
     "RunSummary",

@@ -6,7 +6,7 @@ A run may be in progress, or may have been killed: an incomplete last line is ig
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,22 +21,11 @@ from hlat.config import Recipe
 from hlat.reporting.events import RunEvent, read_run_events
 from hlat.reporting.status import RunStatus, read_status
 from hlat.runtime import DataError, HlatError
-from hlat.tracking import metrics_table, read_events
+from hlat.tracking import GeneratedText, metrics_table, read_samples
 
-SAMPLES_NAME = "samples.jsonl"
-"""File of generated texts in the folder of a run: a line of ``step``, ``prompt`` and ``text`` for each."""
 Floats = npt.NDArray[np.float64]
 Column = tuple[Floats, Floats]
 """Steps at which a metric was logged, and its values there."""
-
-
-@dataclass(frozen=True)
-class GeneratedText:
-    """Text that the model generated at a step."""
-
-    step: int
-    prompt: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -127,7 +116,7 @@ def read_run(folder: Path, name: str | None = None) -> RunRecord:
         events=tuple(events),
         settings=settings,
         checkpoints=tuple(checkpoints),
-        samples=tuple(_read_samples(folder / SAMPLES_NAME)),
+        samples=tuple(read_samples(folder)),
         status=read_status(folder, events),
         notes=tuple(notes),
     )
@@ -162,13 +151,6 @@ def _read_checkpoints(folder: Path, notes: list[str]) -> tuple[list[CheckpointEn
         notes.append(f"The checkpoints cannot be read: {error}")
         return [], {}
     return entries, recipe if isinstance(recipe, dict) else {}
-
-
-def _read_samples(path: Path) -> Iterator[GeneratedText]:
-    for record in read_events(path) if path.is_file() else ():
-        step, prompt, generated = (record.get(key) for key in ("step", "prompt", "text"))
-        if isinstance(step, int) and isinstance(prompt, str) and isinstance(generated, str):
-            yield GeneratedText(step, prompt, generated)
 
 
 def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

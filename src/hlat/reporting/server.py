@@ -19,9 +19,9 @@ from urllib.parse import urlsplit
 from hlat.page import page, paragraph
 from hlat.reporting.plan_comparison import Machines
 from hlat.reporting.report_page import report_page
-from hlat.reporting.run_record import SAMPLES_NAME
 from hlat.runtime import HlatError, LaunchError
 from hlat.runtime.storage import LOCK_NAME
+from hlat.tracking import SAMPLES_NAME
 
 _LOG = logging.getLogger("hlat")
 _HOST = "127.0.0.1"

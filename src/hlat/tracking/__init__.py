@@ -13,19 +13,24 @@ from hlat.tracking.log_stream import LogStream
 from hlat.tracking.metrics import MetricsFile, read_last_metrics, read_metrics
 from hlat.tracking.metrics_table import metrics_table
 from hlat.tracking.other_rank import OtherRankTracker
+from hlat.tracking.samples import SAMPLES_NAME, GeneratedText, append_samples, read_samples
 from hlat.tracking.tracker import Tracker, open_tracker
 
 __all__ = [
+    "SAMPLES_NAME",
     "EventLog",
+    "GeneratedText",
     "LogStream",
     "MetricsFile",
     "OtherRankTracker",
     "Tracker",
+    "append_samples",
     "from_json_value",
     "metrics_table",
     "open_tracker",
     "read_events",
     "read_last_metrics",
     "read_metrics",
+    "read_samples",
     "to_json_value",
 ]

@@ -11,7 +11,7 @@ from typing import Any
 
 from hlat.runtime import NumericsError
 from hlat.runtime.process import enter_phase
-from hlat.tracking import OtherRankTracker, Tracker
+from hlat.tracking import OtherRankTracker, Tracker, append_samples
 from hlat.training.components import StepEnd, TrainingComponent
 from hlat.training.divergence import check_finite
 from hlat.training.process import PhaseTimer
@@ -86,7 +86,11 @@ class MetricsLines(TrainingComponent):
         result = self._evaluate() if self._evaluates() else None
         line = metrics | (self._times() if timed else {})
         self._log(line | (result.columns() if result is not None else {}))
-        return None if result is None else result.validation
+        if result is None:
+            return None
+        if result.samples and self._state.runtime.ranks.is_first:
+            append_samples(self._state.recipe.run_dir, self._state.step, result.samples)
+        return result.validation
 
     def _times(self) -> dict[str, Any]:
         tokens, self._tokens_before = self._state.tokens - self._tokens_before, self._state.tokens

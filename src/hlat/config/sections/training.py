@@ -134,6 +134,10 @@ class EvaluationConfig(Section):
     """Further validation sets, by name: a file, folder, glob or URL as in data.path."""
     tasks: tuple[str, ...] = ()
     """JSONL files of requests of evaluation tasks, as hlat evaluate --render writes them."""
+    prompts: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Texts that the model continues at each evaluation, each token the most likely one; hlat report shows them."""
+    sample_tokens: Positive = 48
+    """Tokens by which a prompt is continued at most."""
 
 
 class PrecisionConfig(Section):

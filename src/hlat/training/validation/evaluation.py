@@ -6,6 +6,8 @@
     val/NAME/loss, .../bits_per_byte     a set of evaluation.sets
     task/NAME/acc, acc_norm, ...         a task of evaluation.tasks
 
+and EvaluationResult.samples --> samples.jsonl: the prompts of evaluation.prompts, continued.
+
 All of it is forward only, and the same in any parallel layout.
 """
 
@@ -19,6 +21,7 @@ from hlat.data.prepared import PreparedData, check_vocabulary
 from hlat.data.samples import ValidationData
 from hlat.training.validation.losses import LossEvaluator, ValidationResult, validate
 from hlat.training.validation.requests import TaskRequest, TokenRow, encode_requests, read_requests
+from hlat.training.validation.samples import PromptSet, encode_prompts
 from hlat.training.validation.tasks import TaskScore, score_requests, task_scores
 
 
@@ -30,11 +33,13 @@ class EvaluationResult:
         validation: averages over the validation split; None if the data has none.
         sets: the same for each set of ``evaluation.sets``, by name.
         tasks: scores of each task of ``evaluation.tasks``, by name.
+        samples: each of ``evaluation.prompts``, with its continuation.
     """
 
     validation: ValidationResult | None
     sets: dict[str, ValidationResult] = field(default_factory=dict)
     tasks: dict[str, TaskScore] = field(default_factory=dict)
+    samples: tuple[tuple[str, str], ...] = ()
 
     def columns(self) -> dict[str, Any]:
         """Return the columns of metrics.jsonl."""
@@ -58,6 +63,7 @@ class Evaluation:
         fingerprints: hashes of their content.
         requests: requests of tasks.
         rows: their tokens.
+        prompts: texts to continue.
         length: tokens of the longest rows.
         batch_size: sequences in a micro-batch.
     """
@@ -67,6 +73,7 @@ class Evaluation:
     fingerprints: Mapping[str, str]
     requests: Sequence[TaskRequest]
     rows: Sequence[TokenRow]
+    prompts: PromptSet
     length: int
     batch_size: int
 
@@ -78,14 +85,15 @@ class Evaluation:
 
     def __bool__(self) -> bool:
         """True if there is anything to evaluate on."""
-        return self.validation is not None or bool(self.sets or self.requests)
+        return self.validation is not None or bool(self.sets or self.requests or self.prompts.texts)
 
     def run(self, model: LossEvaluator) -> EvaluationResult:
         """Evaluate a model. Collective; every rank has the same result."""
         validation = None if self.validation is None else validate(model, self.validation, self.batch_size)
         sets = {name: validate(model, data, self.batch_size) for name, data in self.sets.items()}
         likelihoods = score_requests(model, self.rows, self.length, self.batch_size)
-        return EvaluationResult(validation, sets, task_scores(self.requests, likelihoods))
+        samples = self.prompts.continue_all(model, self.length, self.batch_size)
+        return EvaluationResult(validation, sets, task_scores(self.requests, likelihoods), samples)
 
 
 def open_evaluation(recipe: Recipe, prepared: PreparedData, sets: Mapping[str, PreparedData]) -> Evaluation:
@@ -97,7 +105,7 @@ def open_evaluation(recipe: Recipe, prepared: PreparedData, sets: Mapping[str, P
         sets: prepared data of ``evaluation.sets``, by name.
 
     Raises:
-        DataError: a set or a file of requests cannot be used.
+        DataError: a set, a file of requests or a prompt cannot be used.
     """
     settings, length, isolate = recipe.evaluation, recipe.data.sequence_length, recipe.data.isolate
     validation = None
@@ -110,4 +118,5 @@ def open_evaluation(recipe: Recipe, prepared: PreparedData, sets: Mapping[str, P
     requests = read_requests(settings.tasks)
     rows = encode_requests(requests, prepared.tokenizer, length)
     fingerprints = {f"validation set {name}": data.fingerprint for name, data in sets.items()}
-    return Evaluation(validation, opened, fingerprints, requests, rows, length, recipe.batch.micro_batch)
+    prompts = encode_prompts(settings.prompts, prepared.tokenizer, settings.sample_tokens, length)
+    return Evaluation(validation, opened, fingerprints, requests, rows, prompts, length, recipe.batch.micro_batch)

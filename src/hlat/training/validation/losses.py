@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from hlat.data.samples import Batch, ValidationData
-from hlat.model import IGNORED, Decoder
+from hlat.model import IGNORED, Decoder, Reduction, row_losses
 from hlat.parallel import MicroBatch
 from hlat.runtime.backend import sum_dtype
 
@@ -53,11 +53,12 @@ class LossEvaluator(Protocol):
             batches: complete sequences, on the CPU.
         """
 
-    def evaluate_rows(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
-        """Return this rank's terms of the summed loss of each row, in nats: (rows of all batches,).
+    def evaluate_rows(self, batches: Sequence[MicroBatch], reduction: Reduction = row_losses) -> torch.Tensor:
+        """Return this rank's terms of a number for each row, its summed loss in nats: (rows of all batches,).
 
         Args:
             batches: rows on the CPU, all batches of one shape; the same number of batches on every rank.
+            reduction: computes the number.
         """
 
     def sum_over_world(self, values: torch.Tensor) -> torch.Tensor:
@@ -84,12 +85,12 @@ class SingleProcessModel:
         return nats
 
     @torch.no_grad()
-    def evaluate_rows(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
-        """Return the summed loss of each row: (rows of all batches,) in the widest dtype of the device, in nats."""
+    def evaluate_rows(self, batches: Sequence[MicroBatch], reduction: Reduction = row_losses) -> torch.Tensor:
+        """Return the summed loss of each row in nats, or another number: (rows of all batches,) in the widest dtype."""
         nats = [torch.zeros(0, dtype=sum_dtype(self._device), device=self._device)]
         for batch in batches:
             inputs_BS, labels_BS, _ = batch.local(((0, batch.inputs_BS.shape[1]),), self._device)
-            nats.append(self._model(inputs_BS, labels_BS, per_row=True).to(nats[0].dtype))
+            nats.append(self._model(inputs_BS, labels_BS, reduction=reduction).to(nats[0].dtype))
         return torch.cat(nats)
 
     def sum_over_world(self, values: torch.Tensor) -> torch.Tensor:

@@ -1,10 +1,7 @@
 """Scores of evaluation tasks: log-likelihoods of rendered requests in any parallel layout, forward only.
 
-    TokenRows --sorted by length, equal batches for every data-parallel rank--> losses of rows, summed over ranks
-        --> TaskScore by task: accuracy, length-normalised accuracy, bits per byte of the gold answers
-
-Rows are padded to one of a few lengths, so that short requests cost less than complete sequences. Padding comes last,
-where causal attention does not look at it.
+TokenRows --sorted by length, equal batches for every data-parallel rank--> losses of rows, summed over ranks
+    --> TaskScore by task: accuracy, length-normalised accuracy, bits per byte of the gold answers
 """
 
 import math
@@ -12,14 +9,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
-from hlat.model import IGNORED
-from hlat.parallel import MicroBatch
 from hlat.training.validation.losses import LossEvaluator
 from hlat.training.validation.requests import TaskRequest, TokenRow
-
-_SHORTEST_ROW = 128  # tokens: shorter rows are not faster
+from hlat.training.validation.rows import pad_rows, row_lengths, split_batches
 
 
 @dataclass(frozen=True)
@@ -60,39 +52,12 @@ def score_requests(model: LossEvaluator, rows: Sequence[TokenRow], longest: int,
     nats = model.evaluate_rows([]).new_zeros(len(rows))
     for length, members in sorted(by_length.items(), reverse=True):  # most memory first
         size = batch_size * longest // length
-        mine = _batches(members, size, model.data_ranks, model.data_index)
-        batches = [_micro_batch([rows[index] for index in batch], size, length, model.isolates) for batch in mine]
+        mine = split_batches(members, size, model.data_ranks, model.data_index)
+        batches = [pad_rows([rows[index] for index in batch], size, length, model.isolates) for batch in mine]
         losses = model.evaluate_rows(batches)
         for number, batch in enumerate(mine):
             nats[batch] = losses[number * size : number * size + len(batch)]
     return [-value for value in model.sum_over_world(nats).tolist()]
-
-
-def row_lengths(longest: int, multiple: int) -> list[int]:
-    """Return the lengths that rows are padded to, ascending: halves of the longest that are multiples of a number."""
-    lengths = [longest]
-    while lengths[-1] // 2 >= _SHORTEST_ROW and lengths[-1] % (2 * multiple) == 0:
-        lengths.append(lengths[-1] // 2)
-    return lengths[::-1]
-
-
-def _batches(members: Sequence[int], size: int, ranks: int, rank: int) -> list[list[int]]:
-    """Split rows into batches, and return those of a data-parallel rank; every rank has the same number of them."""
-    rounds = -(-len(members) // (size * ranks))
-    starts = [(number * ranks + rank) * size for number in range(rounds)]
-    return [list(members[start : start + size]) for start in starts]
-
-
-def _micro_batch(rows: Sequence[TokenRow], size: int, length: int, isolate: bool) -> MicroBatch:
-    """Pad rows to a batch of ``size`` rows of ``length`` tokens; only tokens of continuations are labels."""
-    inputs_BS = torch.zeros(size, length, dtype=torch.int64)
-    labels_BS = torch.full((size, length), IGNORED, dtype=torch.int64)
-    for index, row in enumerate(rows):
-        tokens, last = torch.tensor(row.tokens), len(row.tokens) - 1
-        inputs_BS[index, :last] = tokens[:-1]
-        labels_BS[index, last - row.asked : last] = tokens[-row.asked :]
-    positions_BS = torch.arange(length).expand(size, -1).contiguous() if isolate else None
-    return MicroBatch(inputs_BS, labels_BS, positions_BS)
 
 
 def task_scores(requests: Sequence[TaskRequest], likelihoods: Sequence[float]) -> dict[str, TaskScore]:
