@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from hlat.api import compare_plans as compare_plans
     from hlat.api import evaluate as evaluate
     from hlat.api import evaluate_tasks as evaluate_tasks
+    from hlat.api import export as export
     from hlat.api import generate as generate
+    from hlat.api import import_model as import_model
     from hlat.api import load_model as load_model
     from hlat.api import load_recipe as load_recipe
     from hlat.api import metrics as metrics
@@ -38,8 +40,19 @@ __version__: str
 
 _API = {
     "api": (
-        *("TrainingResult", "average", "compare_plans", "evaluate", "evaluate_tasks", "generate", "load_model"),
-        *("load_recipe", "metrics", "plan", "rehearse", "report", "runs", "train", "watch"),
+        *("TrainingResult", "average", "compare_plans", "evaluate", "evaluate_tasks", "export", "generate"),
+        *(
+            "import_model",
+            "load_model",
+            "load_recipe",
+            "metrics",
+            "plan",
+            "rehearse",
+            "report",
+            "runs",
+            "train",
+            "watch",
+        ),
     ),
     "config": ("Recipe", "RecipeError"),
     "runtime": (

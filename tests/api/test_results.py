@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import hlat
-from hlat.checkpoint import export_hf
 from hlat.hardware import load_catalog
 from hlat.runtime import escape_controls
 from tests.support.commands import hlat as command
@@ -38,7 +37,7 @@ def trained(corpus: Path, tiny_recipe: str, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="module")
 def exported(trained: Path) -> Path:
-    return export_hf(trained, trained / "hf")
+    return hlat.export(trained, trained / "hf")
 
 
 # --- recipes ------------------------------------------------------------------------------------------------

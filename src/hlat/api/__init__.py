@@ -1,6 +1,6 @@
 """The Python API: one function per verb of the command line (docs/python.md).
 
-    load_recipe -> train -> evaluate, watch, average, generate, load_model        metrics, report, runs
+    load_recipe -> train -> evaluate, watch, average, generate, load_model, export        metrics, report, runs
                 -> plan, rehearse
 
 Nothing is printed: progress and messages are log records of the logger ``hlat``. Mistakes are ``HlatError``s. What
@@ -10,11 +10,11 @@ when a function returns or raises.
 
 import logging
 
-from hlat.api.averaging import average
 from hlat.api.checkpoints import evaluate, evaluate_tasks, generate, load_model, watch
+from hlat.api.models import average, export, import_model
 from hlat.api.planning import compare_plans, plan
 from hlat.api.recipes import load_recipe
-from hlat.api.runs import metrics, report, runs
+from hlat.api.records import metrics, report, runs
 from hlat.api.training import TrainingResult, rehearse, train
 
 __all__ = [
@@ -23,7 +23,9 @@ __all__ = [
     "compare_plans",
     "evaluate",
     "evaluate_tasks",
+    "export",
     "generate",
+    "import_model",
     "load_model",
     "load_recipe",
     "metrics",

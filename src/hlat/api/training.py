@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hlat.api.outcomes import outcome_error
 from hlat.api.recipes import Overrides, recipe_job
-from hlat.api.runs import metrics
+from hlat.api.records import metrics
 from hlat.api.settings import restored
 from hlat.config import Recipe
 from hlat.launch import RunOutcome, SupervisionOptions, TrainingJob, parse_nproc, refuse_worker, supervise_job

@@ -33,11 +33,12 @@ def import_command(
     tokenizer: Annotated[Path | None, typer.Option(help="Its tokenizer, if it is not in the folder.")] = None,
 ) -> None:
     """Convert a model of another program to a checkpoint, for checkpoint.init_from, export and generate."""
-    from hlat.checkpoint import has_tokenizer, import_model
+    import hlat
+    from hlat.checkpoint import has_tokenizer
     from hlat.config import PRESETS
 
     ready()
-    path = import_model(source, to, model=model, tokenizer=tokenizer)
+    path = hlat.import_model(source, to, model=model, tokenizer=tokenizer)
     say(f"imported to {path}")
     section = f"model.preset={model}" if model in PRESETS else f"model.hf_config={model or source}"
     stored = f" data.tokenizer.path={path / 'tokenizer'}" if has_tokenizer(path) else ""
@@ -53,10 +54,10 @@ def export_command(
     weights: WeightsOption = "model",
 ) -> None:
     """Write a checkpoint as a Hugging Face model that transformers loads."""
-    from hlat.checkpoint import export_hf
+    import hlat
 
     ready()
-    path = export_hf(checkpoint, to, dtype=dtype, weights=weights)
+    path = hlat.export(checkpoint, to, dtype=dtype, weights=weights)
     say(f"exported to {path}")
     say(f"load it with transformers.AutoModelForCausalLM.from_pretrained({str(path)!r})")
 
