@@ -11,6 +11,7 @@ from hlat.checkpoint import export_hf
 from hlat.config import Recipe
 from hlat.evaluation import watch_run
 from hlat.evaluation.harness import render_tasks
+from hlat.evaluation.harness.run import quiet
 from hlat.runtime import DataError
 from hlat.training import run
 from hlat.training.validation import read_requests, write_requests
@@ -123,3 +124,12 @@ def test_a_task_without_right_answers_is_refused(tasks):
     loaded["toy_choice"].doc_to_target = lambda *_: 9
     with pytest.raises(DataError, match="toy_choice, example 0: its right answer is none of its choices"):
         render_tasks(loaded)
+
+
+def test_progress_bars_of_lm_eval_are_hidden_inside_the_block_only(tasks, capfd):
+    loaded = tasks.load(["toy_choice"])["tasks"]
+    with quiet():
+        render_tasks(loaded, 5)
+    assert "5/5" not in capfd.readouterr().err
+    render_tasks(loaded, 5)
+    assert "5/5" in capfd.readouterr().err

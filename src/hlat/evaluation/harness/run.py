@@ -6,11 +6,11 @@ suite -> tasks, checked -> model in all processes -> lm-eval on rank 0, whose re
 
 import json
 import logging
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -134,22 +134,20 @@ def _ask_harness(tasks: Any, served: ServedModel, options: SuiteOptions) -> Mapp
 @contextmanager
 def quiet() -> Iterator[None]:
     """Hide progress bars and messages of lm-eval and of the libraries that it uses."""
-    logger, variable = logging.getLogger("lm_eval"), "TQDM_DISABLE"
-    level, before = logger.level, os.environ.get(variable)
-    os.environ.setdefault(variable, "1")  # tqdm reads it when it is imported
+    logger = logging.getLogger("lm_eval")
+    level = logger.level
     logger.setLevel(logging.ERROR)
-    try:
-        import datasets  # noqa: PLC0415  (part of the extra)
+    with ExitStack() as stack:
+        stack.callback(logger.setLevel, level)
+        with suppress(ImportError):  # the caller reports that the extra is missing
+            import datasets  # noqa: PLC0415
+            from tqdm import tqdm  # noqa: PLC0415
 
-        datasets.disable_progress_bars()
-    except ImportError:
-        pass  # the caller reports it
-    try:
+            datasets.disable_progress_bars()
+            # Its variable TQDM_DISABLE is read at import only, and torch has imported it.
+            stack.callback(setattr, tqdm, "__init__", tqdm.__init__)
+            tqdm.__init__ = partialmethod(tqdm.__init__, disable=True)
         yield
-    finally:
-        logger.setLevel(level)
-        if before is None:
-            del os.environ[variable]
 
 
 def _report(
