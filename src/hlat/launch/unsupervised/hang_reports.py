@@ -1,4 +1,4 @@
-"""What each rank was doing when a run hung, in files of the run's folder that all hosts share.
+"""Reports of what each rank was doing when a run hung, in files of the folder that all hosts share.
 
     first rank that is late --raise_alarm--> logs/hang/alarm --> every rank: write --> logs/hang/rank-00003.json
                                                                               read --> reports of all ranks
