@@ -156,12 +156,11 @@ class _Supervisor:
             return outcome.exit_code
         failure, beat = _failure(attempt, outcome.cause, self._trained), attempt.beats.get(outcome.cause.rank)
         if failure.is_retryable and not self._stops.received:
-            before = self._restarts.newest
             decision = self._restarts.decide(failure)
             self._events.incident(failure, outcome, beat, attempt.hang, decision)
             if decision.restart:
                 self._run.complain(f"{outcome.message}\n{decision.reason}, in {decision.seconds:g} s")
-                self._pause(failure, decision.seconds, self._restarts.newest != before)
+                self._pause(failure, decision.seconds)
                 return None
             self._run.complain(f"{outcome.message}\n{decision.reason}")
             self._run.failed(outcome)
@@ -172,18 +171,18 @@ class _Supervisor:
         self._run.failed(outcome)
         return stop_exit_code(self._stops.received[0]) if failure.kind == "hang" else outcome.exit_code
 
-    def _pause(self, failure: Failure, seconds: float, progress: bool) -> None:
+    def _pause(self, failure: Failure, seconds: float) -> None:
         self._record_goodput(final=False)
-        self._resize(failure, progress)
+        self._resize(failure)
         self._wait(seconds)
         self._goodput.record_wait(time.monotonic())
         self._publish_goodput()
         if not self._stops.received:
             self._events.event("restart", number=self._count, nproc=self._run.sizes.now)
 
-    def _resize(self, failure: Failure, progress: bool) -> None:
+    def _resize(self, failure: Failure) -> None:
         before = self._run.sizes.now
-        if self._run.sizes.shrink_after(failure, progress):
+        if self._run.sizes.shrink_after(failure, failure.saved):
             now = self._run.sizes.now
             self._restarts.reset()
             self._events.event("resized", rank=failure.rank, before=before, now=now)
