@@ -61,7 +61,7 @@ def _recovery(status: RunStatus) -> list[MetricFamily]:
     ]
 
 
-def _gauge(name: str, text: str, value: float | None, **labels: str) -> MetricFamily:
+def _gauge(name: str, text: str, value: float | None, /, **labels: str) -> MetricFamily:
     return MetricFamily(name, "gauge", text, [] if value is None else [(labels, value)])
 
 
