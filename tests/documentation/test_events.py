@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hlat.launch.metrics_server.families import metric_families
-from hlat.launch.metrics_server.run_observer import ObservedRun, RunStatus
+from hlat.launch.metrics_server.run_observer import ObservedRun, RunObservation
 from hlat.tracking.json_console import _LEVELS, _LONG
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,7 +57,7 @@ def test_levels_are_of_listed_events() -> None:
 
 
 def test_every_metric_is_listed_with_its_type() -> None:
-    status = RunStatus(1, [], {}, None, False, {}, {}, None, {"productive": 0.0})
+    status = RunObservation(1, [], {}, None, False, {}, {}, None, {"productive": 0.0})
     run = ObservedRun("x", Path(), Path(), 1, None, 1)
     served = {family.name: family.kind for family in metric_families(run, status)}
     listed = rows("| metric | type | meaning |\n")

@@ -4,9 +4,10 @@ Quantities that a rollback or a restart takes back, such as steps and tokens, ar
 counter that falls for one that began anew at zero.
 """
 
-import hlat
+from importlib.metadata import version
+
 from hlat.launch.metrics_server.exposition import MetricFamily
-from hlat.launch.metrics_server.run_observer import ObservedRun, RunStatus
+from hlat.launch.metrics_server.run_observer import ObservedRun, RunObservation
 
 _FROM_METRICS = {
     "step": ("hlat_logged_step", "Optimizer steps done at the last line of metrics, which the values below belong to."),
@@ -22,10 +23,10 @@ _FROM_METRICS = {
 }
 
 
-def metric_families(run: ObservedRun, status: RunStatus) -> list[MetricFamily]:
+def metric_families(run: ObservedRun, status: RunObservation) -> list[MetricFamily]:
     """Return the metrics of a run; those that are not known yet have no series."""
     return [
-        _gauge("hlat_run_info", "The run, as labels; always 1.", 1.0, name=run.name, version=hlat.__version__),
+        _gauge("hlat_run_info", "The run, as labels; always 1.", 1.0, name=run.name, version=version("hlat")),
         _gauge("hlat_healthy", "1 if the run is alive, as /healthz says.", float(status.trouble is None)),
         _gauge("hlat_training", "1 if every process has begun to train.", float(status.is_training)),
         _gauge("hlat_target_steps", "Optimizer steps of the recipe.", run.total_steps),
@@ -35,7 +36,7 @@ def metric_families(run: ObservedRun, status: RunStatus) -> list[MetricFamily]:
     ]
 
 
-def _progress(status: RunStatus) -> list[MetricFamily]:
+def _progress(status: RunObservation) -> list[MetricFamily]:
     steps = [beat.step for beat in status.beats]
     durable = [beat.durable_step for beat in status.beats if beat.durable_step is not None]
     ages = [({"rank": str(rank)}, age) for rank, age in status.heartbeat_ages.items()]
@@ -48,7 +49,7 @@ def _progress(status: RunStatus) -> list[MetricFamily]:
     ]
 
 
-def _recovery(status: RunStatus) -> list[MetricFamily]:
+def _recovery(status: RunObservation) -> list[MetricFamily]:
     total = sum(status.goodput.values())
     parts = [({"part": part}, seconds) for part, seconds in status.goodput.items()]
     events = [({"event": kind}, float(count)) for kind, count in sorted(status.events.items())]

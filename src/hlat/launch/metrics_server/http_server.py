@@ -9,7 +9,7 @@ from typing import Any
 
 from hlat.launch.metrics_server.exposition import CONTENT_TYPE, exposition
 from hlat.launch.metrics_server.families import metric_families
-from hlat.launch.metrics_server.run_observer import ObservedRun, RunObserver, RunStatus
+from hlat.launch.metrics_server.run_observer import ObservedRun, RunObservation, RunObserver
 
 _PATIENCE = 5.0  # seconds for a client to send its request
 
@@ -30,7 +30,7 @@ class StatusServer(ThreadingHTTPServer):
         self.socket, self.run = listener, run
         self._observer, self._lock = RunObserver(run), threading.Lock()
 
-    def status(self) -> RunStatus:
+    def status(self) -> RunObservation:
         """Observe the run; threads take turns."""
         with self._lock:
             return self._observer.observe()
@@ -56,7 +56,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
-    def _send_health(self, good: bool, status: RunStatus) -> None:
+    def _send_health(self, good: bool, status: RunObservation) -> None:
         first = status.beats[0] if status.beats else None
         content = {
             "ok": good,

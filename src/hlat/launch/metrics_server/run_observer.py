@@ -46,7 +46,7 @@ class ObservedRun:
 
 
 @dataclass(frozen=True)
-class RunStatus:
+class RunObservation:
     """State of a run at one time.
 
     Attributes:
@@ -93,7 +93,7 @@ class RunObserver:
         self._events: Counter[str] = Counter()
         self._saved_at: float | None = None
 
-    def observe(self) -> RunStatus:
+    def observe(self) -> RunObservation:
         """Read what is new, and return the state of the run now."""
         now = self._clock()
         attempts, beats = self._heartbeats()
@@ -102,7 +102,7 @@ class RunObserver:
         for event in self._events_tail.read():
             self._count(event)
         trouble = self._trouble(self._watchdog.check(beats, now, is_stopped))
-        return RunStatus(
+        return RunObservation(
             attempts=attempts,
             beats=beats,
             heartbeat_ages={beat.rank: max(0.0, now - beat.alive_at) for beat in beats},
