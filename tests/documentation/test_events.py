@@ -58,7 +58,7 @@ def test_levels_are_of_listed_events() -> None:
 
 def test_every_metric_is_listed_with_its_type() -> None:
     status = RunObservation(1, [], {}, None, False, {}, {}, None, {"productive": 0.0})
-    run = ObservedRun("x", Path(), Path(), 1, None, 1)
+    run = ObservedRun("x", Path(), Path(), 1, None, 1, 0.0)
     served = {family.name: family.kind for family in metric_families(run, status)}
     listed = rows("| metric | type | meaning |\n")
     assert {name: kind for name, (kind, _) in listed.items()} == served

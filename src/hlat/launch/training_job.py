@@ -27,6 +27,7 @@ from hlat.launch.supervisor import SupervisedRun, supervise
 from hlat.launch.unsupervised import watching_itself
 from hlat.resilience import WorldSizePolicy
 from hlat.runtime import LaunchError, slurm
+from hlat.runtime.process import json_line, prints_json
 from hlat.runtime.storage import EarlierAttempt
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def _nothing(*arguments: object) -> None:
 def _print_line(stream: TextIO | None, text: str) -> None:
     """Print a line on the console of a run; a closed one does not end the run."""
     with suppress(OSError):
-        (stream or sys.stdout).write(text + "\n")
+        (stream or sys.stdout).write((json_line("message", text) if prints_json() else text) + "\n")
         (stream or sys.stdout).flush()
 
 

@@ -21,7 +21,7 @@ class Observed:
 
     def __init__(self, folder: Path, hang_seconds: float | None = 2.0) -> None:
         self.now, self.folder, self.step = 1000.0, folder, 0
-        self.run = ObservedRun("tiny", folder, folder / "beats", 100, hang_seconds, os.getpid())
+        self.run = ObservedRun("tiny", folder, folder / "beats", 100, hang_seconds, os.getpid(), self.now)
         self.observer = RunObserver(self.run, self.clock, self.clock)
         self.begin(0)
 

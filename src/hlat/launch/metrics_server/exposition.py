@@ -5,8 +5,8 @@ https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -26,7 +26,7 @@ class MetricFamily:
     name: str
     kind: Literal["gauge", "counter"]
     help: str
-    series: list[tuple[Mapping[str, str], float]] = field(default_factory=list)
+    series: Sequence[tuple[Mapping[str, str], float]] = ()
 
 
 def exposition(families: Iterable[MetricFamily]) -> str:

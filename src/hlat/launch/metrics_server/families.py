@@ -38,7 +38,8 @@ def metric_families(run: ObservedRun, status: RunObservation) -> list[MetricFami
 
 def _progress(status: RunObservation) -> list[MetricFamily]:
     steps = [beat.step for beat in status.beats]
-    durable = [beat.durable_step for beat in status.beats if beat.durable_step is not None]
+    states = (beat.start_step if beat.durable_step is None else beat.durable_step for beat in status.beats)
+    durable = [step for step in states if step is not None]  # a process starts from a durable state
     ages = [({"rank": str(rank)}, age) for rank, age in status.heartbeat_ages.items()]
     return [
         _gauge("hlat_step", "Optimizer steps done, now.", max(steps, default=_number(status.metrics.get("step")))),

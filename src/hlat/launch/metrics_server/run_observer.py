@@ -35,6 +35,7 @@ class ObservedRun:
         total_steps: optimizer steps of its recipe.
         hang_seconds: as in section ``recovery`` of its recipe.
         parent: process id of the supervisor, or of rank 0 if there is none.
+        started: time when it began to be observed, in seconds of the heartbeats' clock.
     """
 
     name: str
@@ -43,6 +44,7 @@ class ObservedRun:
     total_steps: int
     hang_seconds: float | None
     parent: int
+    started: float
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,6 @@ class RunObserver:
     ) -> None:
         self._run, self._clock, self._wall_clock = run, clock, wall_clock
         self._watchdog = Watchdog(run.hang_seconds)
-        self._started = clock()
         self._metrics_tail = JsonTail(run.run_dir / "metrics.jsonl", _METRICS_TAIL)
         self._events_tail = JsonTail(run.run_dir / "events.jsonl")
         self._metrics: dict[str, Any] = {}
@@ -158,4 +159,4 @@ class RunObserver:
             state = json.loads((self._run.beats / GOODPUT_FILE).read_text(encoding="utf-8"))
             return Goodput.from_state(state), int(state["attempts"])
         except (OSError, ValueError):  # no supervisor
-            return Goodput(self._started), 0
+            return Goodput(self._run.started), 0

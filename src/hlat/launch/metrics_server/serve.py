@@ -24,8 +24,8 @@ def main(settings: dict[str, Any]) -> None:
     for number in STOP_SIGNALS:  # a scheduler may signal every process of a job; the run takes its time to save
         signal.signal(number, signal.SIG_IGN)
     listener = socket.socket(fileno=settings.pop("listener"))
-    folders = {name: Path(settings.pop(name)) for name in ("run_dir", "beats")}
-    run = ObservedRun(**settings, **folders)
+    run_dir, beats = (Path(settings.pop(name)) for name in ("run_dir", "beats"))
+    run = ObservedRun(run_dir=run_dir, beats=beats, **settings)
     server = StatusServer(listener, run)
     threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
     while os.getppid() == run.parent:

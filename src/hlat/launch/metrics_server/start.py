@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -79,6 +80,7 @@ def _serving(recipe: Recipe, listener: socket.socket, say: Callable[[str], None]
         "total_steps": recipe.total_steps,
         "hang_seconds": recipe.recovery.hang_seconds,
         "parent": os.getpid(),
+        "started": time.monotonic(),
     }
     program = f"import json, sys; sys.path[:] = {sys.path!r}; from {_SERVER} import main; main(json.loads(sys.argv[1]))"
     process = subprocess.Popen(
