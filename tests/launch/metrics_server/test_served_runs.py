@@ -16,7 +16,7 @@ import pytest
 from hlat.runtime.process import REQUEUE_CODE
 from hlat.runtime.process.json_lines import FIELDS
 from tests.support.commands import StartedCommand
-from tests.support.launch.launching import wait_for
+from tests.support.launch.launching import wait_until
 from tests.support.launch.metrics_lint import parse
 
 LONG = ("training.steps=1000000", "checkpoint.every_steps=20", "evaluation.every_steps=1000000")
@@ -121,9 +121,9 @@ def test_a_process_without_a_supervisor_serves_its_own_state(recipe_file, tiny) 
         assert found["hlat_processes"] == 1 and found["hlat_step"] >= found["hlat_logged_step"] > 0
         assert json.loads(run.get("/healthz")[1])["reason"] == "training"
         psutil.Process(run.command.pid).suspend()  # each of its threads stops at its own next moment
-        wait_for(lambda: run.get("/healthz")[0] == 503)
+        wait_until(lambda: run.get("/healthz")[0] == 503)
         psutil.Process(run.command.pid).resume()
-        wait_for(lambda: run.get("/healthz")[0] == 200)
+        wait_until(lambda: run.get("/healthz")[0] == 200)
         assert run.stop() == REQUEUE_CODE
     finally:
         run.command.kill()

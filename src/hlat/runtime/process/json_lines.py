@@ -3,7 +3,7 @@
     pipe of standard output --+--> lines of hlat: unchanged                          --> standard output
     pipe of standard error  --+--> other lines: event "output" with the line as text --> standard error
 
-The helper runs this file as a script, so it imports nothing of hlat and takes 10 MB. It ends when all writers have.
+The helper runs this file as a script, so it imports nothing of hlat and stays small. It ends when all writers have.
 """
 
 import json
