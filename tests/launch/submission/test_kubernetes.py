@@ -33,7 +33,7 @@ def write(recipe_file, kind="job", *, overrides=(), volumes=("shared:/data",), o
 
 def job_of(found):
     """The Job in the last manifest or the one before."""
-    by_kind = {manifest["kind"]: manifest["spec"] for manifest in found}
+    by_kind = {manifest["kind"]: manifest.get("spec", {}) for manifest in found}
     runtime = by_kind.get("TrainingRuntime", {}).get("template", {}).get("spec")
     sets = by_kind.get("JobSet", runtime)
     return by_kind["Job"] if sets is None else sets["replicatedJobs"][0]["template"]["spec"]

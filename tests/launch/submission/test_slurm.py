@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -131,7 +130,7 @@ def test_a_chain_ends_with_its_run(launch, environment, tmp_path, codes):
     job = launch("--chain", "3", codes=codes)
     assert wait_for_state(environment, f"{job}_1", "COMPLETED", "FAILED")["ExitCode"] == f"{codes}:0"
     for line in hlat("launch", "status", tmp_path / "run", env=environment).stdout.splitlines()[::2]:
-        assert line.startswith(f"job {job}_1: ") or re.match(rf"job {job}_(2|3|2-3): CANCELLED", line), line
+        assert line.startswith(f"job {job}_1: ") or line.startswith(f"job {job}: CANCELLED"), line
 
 
 def test_excluded_nodes_are_not_used(launch, environment):
@@ -170,7 +169,7 @@ def test_a_run_goes_on_with_the_same_bits(launch, environment, recipe_file, tiny
     done = hlat("train", recipe_file, *words, f"run.dir={plain}", "--nproc", "2", env={**environment, **_ONE_THREAD})
     assert done.returncode == 0, done.stderr
     program = shlex.join([sys.executable, "-m", "hlat"])
-    job = launch(*words, "--env", "OMP_NUM_THREADS=1", program=program, cwd=Path.cwd())
+    job = launch(*words, "--env", "OMP_NUM_THREADS=1", program=program)
     _wait_for_step(tmp_path / "run", 5)
     subprocess.run(["scancel", "--signal=USR1", str(job)], env=environment, check=True)
     assert wait_for_state(environment, job, "PENDING", bound=120)["Restarts"] == "1"

@@ -18,6 +18,7 @@ from hlat.runtime import LaunchError, StorageError
 _RECORD = "slurm-jobs.jsonl"
 _TIMEOUT = 60.0  # seconds to wait for Slurm's controller
 _LAST_BYTES = 1 << 16  # of an output file
+_UNDIVIDED = "4294967294"  # element of what is left of an array that was cancelled before it was divided
 _FIELDS = {"state": "JobState", "reason": "Reason", "exit_code": "ExitCode", "nodes": "NodeList", "end": "EndTime"}
 
 
@@ -144,7 +145,7 @@ def _parse(line: str) -> JobState:
     values = {name: _field(line, key) for name, key in _FIELDS.items()}
     job, element = _field(line, "ArrayJobId"), _field(line, "ArrayTaskId")
     return JobState(
-        job=f"{job}_{element}" if element else _field(line, "JobId"),
+        job=f"{job}_{element}" if element and element != _UNDIVIDED else job or _field(line, "JobId"),
         restarts=int(_field(line, "Restarts") or 0),
         output=Path(_output(line)),
         **values,
