@@ -89,3 +89,10 @@ def test_otherwise_the_world_size_stays(first, second, progress):
     sizes = WorldSizePolicy(1, 4, lambda count: True)
     assert not sizes.shrink_after(first, progress=False)
     assert not sizes.shrink_after(second, progress) and sizes.now == 4
+
+
+@pytest.mark.parametrize(
+    ("start", "durable", "saved"), [(10, 20, True), (10, 10, False), (10, None, False), (None, None, False)]
+)
+def test_an_attempt_that_starts_from_a_late_save_of_the_one_before_has_saved_nothing_itself(start, durable, saved):
+    assert failure(start_step=start, durable_step=durable).saved is saved

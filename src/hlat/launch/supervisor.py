@@ -7,7 +7,6 @@
 The policies are in ``hlat.resilience``; this module carries them out, and records events of the run.
 """
 
-import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -32,6 +31,7 @@ from hlat.resilience import (
     StragglerDetector,
     Watchdog,
     WorldSizePolicy,
+    heartbeat_root,
     read_heartbeat_run_id,
 )
 from hlat.runtime.process import DEADLINE_ENV, INTERRUPTED_MESSAGE, machine_clock, stop_exit_code
@@ -43,7 +43,6 @@ Start = Callable[[int, Mapping[str, str], Path], AbstractContextManager[ProcessS
 _SAVING = 60.0  # seconds for a running save to complete after its rank ended
 _POLL = 0.05
 _FINAL_EXIT_CODES = (2, 4)  # exit codes of user errors and divergence: a restart would end the same way
-_IN_MEMORY = Path("/dev/shm")
 
 
 def _ignore(outcome: RunOutcome) -> None:
@@ -82,7 +81,7 @@ def supervise(run: SupervisedRun) -> int:
     Returns:
         The exit code of the same command in a single process without a supervisor.
     """
-    with SignalForwarder() as stops, tempfile.TemporaryDirectory(prefix="hlat-", dir=_beats_root()) as beats:
+    with SignalForwarder() as stops, tempfile.TemporaryDirectory(prefix="hlat-", dir=heartbeat_root()) as beats:
         return _Supervisor(run, stops, Path(beats)).run()
 
 
@@ -135,12 +134,11 @@ class _Supervisor:
             return outcome.exit_code
         failure, beat = _failure(attempt, outcome.cause, self._trained), attempt.beats.get(outcome.cause.rank)
         if failure.is_retryable and not self._stops.received:
-            before = self._restarts.newest
             decision = self._restarts.decide(failure)
             self._events.incident(failure, outcome, beat, attempt.hang, decision)
             if decision.restart:
                 self._run.complain(f"{outcome.message}\n{decision.reason}, in {decision.seconds:g} s")
-                self._pause(failure, decision.seconds, self._restarts.newest != before)
+                self._pause(failure, decision.seconds)
                 return None
             self._run.complain(f"{outcome.message}\n{decision.reason}")
             self._run.failed(outcome)
@@ -151,17 +149,17 @@ class _Supervisor:
         self._run.failed(outcome)
         return stop_exit_code(self._stops.received[0]) if failure.kind == "hang" else outcome.exit_code
 
-    def _pause(self, failure: Failure, seconds: float, progress: bool) -> None:
+    def _pause(self, failure: Failure, seconds: float) -> None:
         self._record_goodput(final=False)
-        self._resize(failure, progress)
+        self._resize(failure)
         self._wait(seconds)
         self._goodput.record_wait(time.monotonic())
         if not self._stops.received:
             self._events.event("restart", number=self._count, nproc=self._run.sizes.now)
 
-    def _resize(self, failure: Failure, progress: bool) -> None:
+    def _resize(self, failure: Failure) -> None:
         before = self._run.sizes.now
-        if self._run.sizes.shrink_after(failure, progress):
+        if self._run.sizes.shrink_after(failure, failure.saved):
             now = self._run.sizes.now
             self._restarts.reset()
             self._events.event("resized", rank=failure.rank, before=before, now=now)
@@ -259,11 +257,6 @@ def _failure_kind(attempt: _Attempt, cause: ProcessExit) -> AttemptFailureKind:
     if report is None:
         return "signal" if cause.code < 0 else "exit" if cause.code not in _FINAL_EXIT_CODES else "user"
     return "exception" if report.is_bug else "passing" if report.retryable else "user"
-
-
-def _beats_root() -> Path | None:
-    """Folder for heartbeats: in memory, because a disk may be busy with a checkpoint; None if that is not available."""
-    return _IN_MEMORY if os.access(_IN_MEMORY, os.W_OK) else None
 
 
 def _deadline(recovery: RecoveryConfig) -> dict[str, str]:

@@ -21,6 +21,7 @@ from hlat.launch.fork_launcher import launch_forked
 from hlat.launch.process_set import ProcessSet
 from hlat.launch.root_cause import RunOutcome
 from hlat.launch.supervisor import SupervisedRun, supervise
+from hlat.launch.unsupervised import watching_itself
 from hlat.resilience import WorldSizePolicy
 from hlat.runtime import LaunchError, slurm
 from hlat.runtime.storage import EarlierAttempt
@@ -78,14 +79,15 @@ class TrainingJob:
         from hlat.training import run  # noqa: PLC0415  (a supervisor does not import torch)
 
         earlier = EarlierAttempt.read()
-        return run(
-            recipe,
-            profile=self.profile,
-            allow_faults=self.allow_faults,
-            require_step=None if earlier is not None else self.require_step,
-            earlier=earlier,
-            **options,
-        )
+        with watching_itself(recipe):
+            return run(
+                recipe,
+                profile=self.profile,
+                allow_faults=self.allow_faults,
+                require_step=None if earlier is not None else self.require_step,
+                earlier=earlier,
+                **options,
+            )
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hlat.resilience.heartbeat import (
         HEARTBEAT_FOLDER,
         HeartbeatReading,
+        heartbeat_root,
         read_heartbeat,
         read_heartbeat_run_id,
         record_durable_step,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     )
     from hlat.resilience.stack_dumps import STACKS_SIGNAL, main_thread_stack, stacks_path
     from hlat.resilience.stragglers import Straggler, StragglerDetector
-    from hlat.resilience.watchdog import Hang, Watchdog
+    from hlat.resilience.watchdog import Hang, Watchdog, find_hanging_ranks
 
 __getattr__ = lazily(
     __name__,
@@ -58,6 +59,7 @@ __getattr__ = lazily(
         "heartbeat": (
             "HEARTBEAT_FOLDER",
             "HeartbeatReading",
+            "heartbeat_root",
             "running_heartbeat",
             "set_step_counter",
             "reset_durable_step",
@@ -90,6 +92,7 @@ __getattr__ = lazily(
         "watchdog": (
             "Hang",
             "Watchdog",
+            "find_hanging_ranks",
         ),
     },
 )
@@ -118,6 +121,8 @@ __all__ = [
     "WorldSizePolicy",
     "best_interval",
     "expected_goodput",
+    "find_hanging_ranks",
+    "heartbeat_root",
     "main_thread_stack",
     "read_heartbeat",
     "read_heartbeat_run_id",

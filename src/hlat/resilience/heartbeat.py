@@ -47,6 +47,7 @@ _NUMBERS = len(_OFFSETS) + len(_TABLES) * len(PHASES)
 _FILE_BYTES = 8 * _NUMBERS + _LOCATION_BYTES
 _READ_ATTEMPTS = 5
 _RUN_ID_FILE = "run"
+_IN_MEMORY = Path("/dev/shm")
 
 
 def heartbeat_path(folder: Path, rank: int) -> Path:
@@ -173,16 +174,31 @@ class Heartbeat:
 _heartbeat: Heartbeat | None = None
 
 
+def heartbeat_root() -> Path | None:
+    """Return the folder for heartbeats: in memory, because a disk may be busy; None if that is not available."""
+    return _IN_MEMORY if os.access(_IN_MEMORY, os.W_OK) else None
+
+
 @contextmanager
-def running_heartbeat(rank: int) -> Iterator[Heartbeat | None]:
-    """Write this process's heartbeat inside the block; yields None without a supervisor that reads it."""
+def running_heartbeat(rank: int, folder: Path | None = None) -> Iterator[Heartbeat | None]:
+    """Write this process's heartbeat inside the block.
+
+    Args:
+        rank: rank of this process.
+        folder: folder of the file; None for that of the supervisor.
+
+    Yields:
+        The heartbeat; None if nobody reads it, because there is no supervisor.
+    """
     global _heartbeat  # noqa: PLW0603  (a process has one heartbeat)
-    folder = os.environ.get(HEARTBEAT_FOLDER)
-    if folder is None or not Path(folder).is_dir():  # no supervisor, or it has ended
+    named = os.environ.get(HEARTBEAT_FOLDER)
+    if folder is None and named is not None and Path(named).is_dir():  # else the supervisor has ended
+        folder = Path(named)
+    if folder is None:
         yield None
         return
-    with dump_stacks_on_signal(stacks_path(Path(folder), rank)):
-        _heartbeat = Heartbeat(heartbeat_path(Path(folder), rank))
+    with dump_stacks_on_signal(stacks_path(folder, rank)):
+        _heartbeat = Heartbeat(heartbeat_path(folder, rank))
         try:
             with observe_phases(_heartbeat), sample_main_thread(_heartbeat):
                 yield _heartbeat

@@ -40,6 +40,15 @@ class Failure:
         """
         return self.trained if self.kind in ("passing", "exception") else self.kind != "user"
 
+    @property
+    def saved(self) -> bool:
+        """True if the attempt made a checkpoint durable, as far as it knew.
+
+        One that became durable after its end is found by the next attempt, as the step that it starts from.
+        """
+        start = -1 if self.start_step is None else self.start_step
+        return self.durable_step is not None and self.durable_step > start
+
 
 @dataclass(frozen=True)
 class RestartDecision:

@@ -132,7 +132,9 @@ def _task_variables(environment: Mapping[str, str], ask: Ask) -> dict[str, str]:
         raise LaunchError(f"Slurm does not say which process of the run this task is: {reasons}. {_REMEDY}")
     port = _PORTS[(31 * int(job) + (step or 0)) % len(_PORTS)]
     own = {"MASTER_ADDR": address, "MASTER_PORT": environment.get("MASTER_PORT") or port}
-    return {name: str(value) for name, value in {**values, **own}.items()}
+    tasks = re.fullmatch(r"(\d+)(\(x\d+\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    local = {} if tasks is None else {"LOCAL_WORLD_SIZE": tasks[1]}  # unless hosts have different numbers
+    return {name: str(value) for name, value in {**values, **own, **local}.items()}
 
 
 def _required(environment: Mapping[str, str], problems: list[str], *names: str) -> int | None:

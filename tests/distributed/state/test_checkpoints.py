@@ -74,10 +74,10 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     known: dict[str, tuple[Path, list[float]]] = {}
 
     def find(case: Case) -> tuple[Path, list[float]]:
-        key = repr(sorted(case.model.items()))
+        key = repr((sorted(case.model.items()), case.lr))
         if key not in known:
             root = tmp_path_factory.mktemp("alone")
-            alone = Case("one process", 1, {}, case.model, GLOBAL_BATCH)
+            alone = Case("one process", 1, {}, case.model, GLOBAL_BATCH, case.lr)
             torch.set_num_threads(1)
             known[key] = root, train_and_save(Runtime(torch.device("cpu")), recipe_content(alone), root)
         return known[key]
@@ -114,7 +114,7 @@ def test_one_process_and_a_layout_load_each_others_checkpoints(
 
     went_on = pool.run(case.world, train_and_save, content, tmp_path / "own")[0]
     _close(case, went_on, expected)
-    alone = Case("one process", 1, {}, case.model, GLOBAL_BATCH)
+    alone = Case("one process", 1, {}, case.model, GLOBAL_BATCH, case.lr)
     torch.set_num_threads(1)
     [losses] = load_and_go_on(Runtime(torch.device("cpu")), recipe_content(alone), [tmp_path / "own"])
     _close(case, losses, went_on)

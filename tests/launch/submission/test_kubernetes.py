@@ -232,7 +232,7 @@ def test_a_pod_that_is_ended_lets_its_processes_save(recipe_file, tmp_path):
 def test_two_pods_are_one_run(recipe_file, corpus, tmp_path):
     """The pods' containers as processes of this machine, whose loopback address stands for the name of the first."""
     folder = tmp_path / "shared"
-    overrides = (f"data.path={corpus}", f"run.dir={folder / 'run'}", "training.steps=4", "tracking.console=plain")
+    overrides = (f"data.path={corpus}", f"run.dir={folder / 'run'}", "training.steps=10", "tracking.console=plain")
     found = write(recipe_file, overrides=overrides, volumes=(f"shared:{folder}",), nproc=1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
@@ -246,4 +246,4 @@ def test_two_pods_are_one_run(recipe_file, corpus, tmp_path):
     printed = [process.communicate(timeout=300)[0] for process in pods]
     assert [process.returncode for process in pods] == [0, 0], printed
     lines = (Path(folder) / "run/metrics.jsonl").read_text().splitlines()
-    assert json.loads(lines[-1])["step"] == 4
+    assert json.loads(lines[-1])["step"] == 10

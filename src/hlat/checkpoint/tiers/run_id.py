@@ -35,12 +35,18 @@ class RunId:
 
         Raises:
             StorageError: the file exists but cannot be read.
+            CheckpointError: the file is damaged.
         """
         path = self.run_dir / ID_NAME
         try:
             return path.read_text().strip() or None
         except FileNotFoundError:
             return None
+        except UnicodeDecodeError as exc:
+            raise CheckpointError(
+                f"{path}: is damaged. It is the id by which the run finds its snapshots and its prefix in an object "
+                "store. Without these, delete the file, and the run resumes from its checkpoints; otherwise restore it."
+            ) from exc
         except OSError as exc:
             raise storage_error(exc, f"cannot read {ID_NAME}", self.run_dir) from exc
 

@@ -1,0 +1,159 @@
+"""A rank that watches itself: it ends when the run hangs, so that torchrun or Slurm can start it again.
+
+    heartbeat of this rank --Watchdog, on a thread--> late --> alarm --> reports of all ranks --> judge
+        --> message, stacks in <run.dir>/logs, events `hang` and `incident`, error report for torchrun --> exit code 1
+
+hlat's supervisor does this for the ranks that it started on its machine. Under torchrun or srun there is none, and a
+rank that waits for a peer whose host is gone would wait until a time limit of its collectives, hours later. Time limits
+of phases are the supervisor's (``recovery.hang_seconds``), learned from this rank alone.
+"""
+
+import faulthandler
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from hlat.config import Recipe
+from hlat.launch.error_report import ErrorReport, write_report
+from hlat.launch.monitor import ObservedHang
+from hlat.launch.unsupervised.hang_reports import HangReport, HangReports
+from hlat.launch.unsupervised.verdict import judge
+from hlat.resilience import (
+    HEARTBEAT_FOLDER,
+    Hang,
+    Watchdog,
+    heartbeat_root,
+    read_heartbeat,
+    running_heartbeat,
+)
+from hlat.runtime import HlatError, rank_info
+from hlat.runtime.process import log_path
+from hlat.tracking import EventLog
+
+_EXIT_CODE = 1  # as a supervisor's, whose restarts are used up
+_POLL = 1.0  # seconds between two checks of the heartbeat and of the alarm; the latter is a call to a shared disk
+_GATHERING = 5.0  # seconds for the other ranks to see the alarm and to report
+
+
+@contextmanager
+def watching_itself(recipe: Recipe) -> Iterator[None]:
+    """Inside the block, end this process if it is a rank of a run that hangs, and no supervisor watches it.
+
+    No effect for a single process, under a supervisor, without ``recovery.hang_seconds``, or outside the main thread,
+    whose activity is what a heartbeat has.
+    """
+    here = rank_info()
+    seconds = recipe.recovery.hang_seconds
+    is_main = threading.current_thread() is threading.main_thread()
+    if here.world == 1 or HEARTBEAT_FOLDER in os.environ or seconds is None or not is_main:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="hlat-", dir=heartbeat_root()) as folder:
+        watch = _SelfWatch(recipe, Path(folder), here.rank, here.world, Watchdog(seconds))
+        with running_heartbeat(here.rank, Path(folder)), watch.running():
+            yield
+
+
+class _SelfWatch:
+    def __init__(self, recipe: Recipe, folder: Path, rank: int, world: int, watchdog: Watchdog) -> None:
+        self._run_dir, self._folder, self._rank, self._world = recipe.run_dir, folder, rank, world
+        self._watchdog = watchdog
+        self._reports = HangReports(recipe.run_dir, rank)
+        self._stop = threading.Event()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Watch on a thread inside the block."""
+        thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_POLL):
+            beat, now = read_heartbeat(self._folder, self._rank), time.monotonic()
+            if beat is None:
+                continue
+            if self._reports.alarmed():
+                self._reports.write(HangReport.of(beat, now, late=False))
+            if self._watchdog.check([beat], now, lambda pid: False) is not None:
+                self._end(HangReport.of(beat, now, late=True))
+
+    def _end(self, own: HangReport) -> None:
+        """Find out who is to blame, record it, and end this process."""
+        self._reports.write(own)
+        self._reports.raise_alarm()
+        reports = self._gather()
+        if self._stop.is_set():  # the block has ended meanwhile
+            return
+        hang = judge(reports or [own], own, self._world, _local_world())
+        observed = ObservedHang(hang, "", self._write_stacks(hang))
+        first_late = min((report.beat.rank for report in reports if report.late), default=self._rank)
+        if first_late == self._rank:
+            self._record(observed)
+        with suppress(OSError, ValueError):
+            os.write(2, f"rank {self._rank}: {observed}\n".encode("utf-8", "backslashreplace"))
+        self._leave_report(observed)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        os._exit(_EXIT_CODE)  # the main thread waits in a library, and would never handle an exception
+
+    def _gather(self) -> list[HangReport]:
+        """Wait for the reports of the other ranks, and return all."""
+        deadline = time.monotonic() + _GATHERING
+        while True:
+            found = self._reports.read(self._world)
+            if len(found) == self._world or time.monotonic() > deadline or self._stop.wait(_POLL / 4):
+                return found
+
+    def _write_stacks(self, hang: Hang) -> Path | None:
+        """Append the stacks of this process to the file of the hang; None if it cannot be written."""
+        path = log_path(self._run_dir, self._rank).with_name(f"hang-step-{hang.step:08d}.txt")
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(f"==== rank {self._rank}, pid {os.getpid()}\n")
+                file.flush()
+                faulthandler.dump_traceback(file, all_threads=True)
+                file.write("\n")
+        except OSError:
+            return None
+        return path
+
+    def _record(self, observed: ObservedHang) -> None:
+        """Write the events of the hang: one rank does, for all."""
+        hang = observed.hang
+        stacks = None if observed.file is None else str(observed.file)
+        fields = {"rank": hang.ranks[0], "step": hang.step, "phase": hang.phase, "seconds": hang.seconds}
+        with suppress(HlatError):
+            events = EventLog(self._run_dir / "events.jsonl")
+            try:
+                events.append("hang", **fields, ranks=hang.ranks, why=hang.why, stack=observed.stack, stacks=stacks)
+                decision = "no supervisor: the launcher decides about a restart"
+                about = {"kind": "hang", "cause": hang.why, "detail": str(observed), "decision": decision}
+                events.append("incident", **(fields | about | {"restart": False, "seconds": 0.0}))
+            finally:
+                events.close()
+
+    def _leave_report(self, observed: ObservedHang) -> None:
+        """Write the error report that torchrun shows."""
+        file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+        if not file:
+            return
+        is_cause = self._rank in observed.hang.ranks
+        report = ErrorReport(
+            "own" if is_cause else "connection", str(observed), False, _EXIT_CODE, time.time(), True, "LaunchError"
+        )
+        with suppress(OSError):
+            write_report(Path(file), report, "LaunchError")
+
+
+def _local_world() -> int | None:
+    """Number of ranks of each host, if the launcher says so."""
+    text = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(text) if text.isdecimal() and int(text) else None
