@@ -22,6 +22,7 @@ from hlat.cli import (
     train,
 )
 from hlat.cli.common import complain, say
+from hlat.cli.launch import app as launch_app
 from hlat.runtime import HlatError, escape_controls, redact_value
 from hlat.runtime.process import INTERRUPTED_MESSAGE
 
@@ -93,4 +94,4 @@ for module in (quickstart, recipe, plan, rehearse, train, report, evaluate, mode
 app.add_typer(data.app, name="data")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(hardware.app, name="hardware")
-app.add_typer(launch.app, name="launch")
+app.add_typer(launch_app, name="launch")

@@ -8,12 +8,10 @@ manifests -----> YAML   --apply_manifests--> kubectl
 from hlat.launch.submission.kubernetes import apply_manifests, manifests, manifests_yaml
 from hlat.launch.submission.kubernetes_options import KubernetesOptions
 from hlat.launch.submission.request import RunRequest
-from hlat.launch.submission.slurm_jobs import JobState, SlurmSubmission, cancel_job, job_log, job_state, submit_script
-from hlat.launch.submission.slurm_script import BatchScript, SlurmOptions, batch_script
+from hlat.launch.submission.slurm_jobs import SlurmSubmission, cancel_job, job_log, job_state, submit_script
+from hlat.launch.submission.slurm_script import SlurmOptions, batch_script
 
 __all__ = [
-    "BatchScript",
-    "JobState",
     "KubernetesOptions",
     "RunRequest",
     "SlurmOptions",

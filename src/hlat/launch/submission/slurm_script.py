@@ -13,9 +13,9 @@ import re
 import shlex
 import sys
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
-import hlat
 from hlat.launch.submission.request import PreparedRun, RunRequest
 from hlat.runtime import escape_controls
 from hlat.runtime.process import REQUEUE_CODE
@@ -135,7 +135,7 @@ def _script(run: PreparedRun, options: SlurmOptions, folder: Path) -> str:
         [
             "#!/bin/bash",
             *(f"#SBATCH {_directive(option)}" for option in _options(run, options, folder)),
-            f"# Written by hlat {hlat.__version__}. It ends with the exit code of the run (docs/clusters.md).",
+            f"# Written by hlat {version('hlat')}. It ends with the exit code of the run (docs/clusters.md).",
             "",
             *options.setup,
             *exports,
