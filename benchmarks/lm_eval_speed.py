@@ -46,7 +46,7 @@ GROUPS = {"gsm8k": "GSM8K, 8 examples, generated", "bbh_fewshot": "BIG-bench Har
 GROUPS |= {"hlat_bbh": "BIG-bench Hard, scored", "hlat_humaneval": "HumanEval, generated"}
 
 
-def make_model(folder: Path, tokenizer: Path) -> Path:
+def make_model(folder: Path, tokenizer: Path, longest: int) -> Path:
     from hlat.config.sections import ModelConfig
     from hlat.data.tokenizers import load_tokenizer
     from hlat.model import build
@@ -62,7 +62,7 @@ def make_model(folder: Path, tokenizer: Path) -> Path:
         heads=4,
         kv_heads=2,
         init_std=0.1,  # far-apart logits, so that rounding decides nothing
-        max_sequence_length=2048,
+        max_sequence_length=longest,
     )
     weights = to_canonical(config, dict(build(config, device="cpu", seed=1).named_parameters()))
     return write_hf(folder / "hf", config, weights, tokenizer_dir=folder / "tokenizer", eos_id=2, bos_id=1)
@@ -162,12 +162,13 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=64, help="tokens of each text")
     parser.add_argument("--layouts", action="store_true", help="compare two processes with one, instead of speed")
     parser.add_argument("--batch-sizes", default="8,32", help="of lm-eval")
+    parser.add_argument("--max-length", type=int, default=2048, help="tokens that the model takes; longer prompts are cut")
     options = parser.parse_args()
     record = Recorder(__file__, "evaluation.md", packages=("lm_eval", "transformers", "accelerate"))
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
         (work / "speed.yaml").write_text(SUITE)
-        folder = make_model(work / "model", options.tokenizer)
+        folder = make_model(work / "model", options.tokenizer, options.max_length)
         if options.layouts:
             for name, (texts, largest) in layouts(
                 folder, work / "speed.yaml", options.files, options.limit, options.new, work
