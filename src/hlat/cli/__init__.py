@@ -12,7 +12,6 @@ from hlat.cli import (
     data,
     evaluate,
     hardware,
-    launch,
     model,
     plan,
     quickstart,
@@ -22,7 +21,7 @@ from hlat.cli import (
     train,
 )
 from hlat.cli.common import complain, say
-from hlat.cli.launch import app as launch_app
+from hlat.cli.launch import launch_app
 from hlat.runtime import HlatError, escape_controls, redact_value
 from hlat.runtime.process import INTERRUPTED_MESSAGE
 
