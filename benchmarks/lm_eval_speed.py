@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=64, help="tokens of each text")
     parser.add_argument("--layouts", action="store_true", help="compare two processes with one, instead of speed")
     parser.add_argument("--batch-sizes", default="8,32", help="of lm-eval")
-    parser.add_argument("--max-length", type=int, default=2048, help="tokens that the model takes; longer prompts are cut")
+    parser.add_argument("--max-length", type=int, default=2048, help="context of the model; longer prompts are cut")
     options = parser.parse_args()
     record = Recorder(__file__, "evaluation.md", packages=("lm_eval", "transformers", "accelerate"))
     with tempfile.TemporaryDirectory() as temporary:

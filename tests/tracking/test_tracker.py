@@ -16,8 +16,9 @@ from hlat.config import BatchSchedule
 from hlat.config.sections import TrackingConfig
 from hlat.runtime import StorageError
 from hlat.tracking import open_tracker, read_events, read_metrics
-from hlat.tracking.console import PlainConsole, ProgressBarConsole, SilentConsole, duration, make_console, rate, size
+from hlat.tracking.console import PlainConsole, ProgressBarConsole, SilentConsole, make_console
 from hlat.tracking.eta import Eta
+from hlat.tracking.metrics_text import duration, rate, size
 
 PLAIN = TrackingConfig(console="plain", tensorboard=False)
 

@@ -42,7 +42,7 @@ class _Verbs(TyperGroup):
             with _visible_usage():
                 return super().invoke(ctx)
         except HlatError as error:
-            complain(f"error: {error}")
+            complain(f"error: {error}", "error")
             raise typer.Exit(error.exit_code) from error
         except KeyboardInterrupt as interrupt:
             complain(INTERRUPTED_MESSAGE)

@@ -5,16 +5,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from hlat.runtime import escape_beneath_rich, escape_controls
 from hlat.runtime.backend import untested_torch_warning
-from hlat.runtime.process import LAUNCHER_ENV
+from hlat.runtime.process import LAUNCHER_ENV, json_line, prints_json
 
 if TYPE_CHECKING:
     from hlat.data.prepare import ProgressCallback
@@ -57,16 +57,30 @@ def say(text: str = "") -> None:
     Control characters are printed as escapes (``visible``). A closed pipe (``| head``) does not end the work.
     """
     try:
-        typer.echo(escape_controls(text))
+        typer.echo(json_line("message", text) if prints_json() else escape_controls(text))
     except BrokenPipeError:
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  (for the rest of the process)
 
 
-def complain(message: str) -> None:
-    """Print a message to standard error, after flushing standard output."""
+def complain(message: str, level: str = "warning") -> None:
+    """Print a message to standard error, after flushing standard output.
+
+    Args:
+        message: the text.
+        level: level of the line where output is JSON lines: "warning" or "error".
+    """
     with suppress(BrokenPipeError):
         sys.stdout.flush()
-        typer.echo(escape_controls(message), err=True)
+        typer.echo(json_line("message", message, level=level) if prints_json() else escape_controls(message), err=True)
+
+
+def show_event(kind: str, fields: Mapping[str, Any]) -> None:
+    """Print an event of the supervisor where output is JSON lines."""
+    from hlat.tracking import event_line
+
+    if prints_json():
+        with suppress(BrokenPipeError):
+            typer.echo(event_line(kind, fields, rank=None))
 
 
 @contextmanager

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlat.cli.common import OverridesArgument, RecipeArgument, complain, data_progress, ready, say
+from hlat.cli.common import OverridesArgument, RecipeArgument, complain, data_progress, ready, say, show_event
 from hlat.runtime import rank_info
 from hlat.runtime.process import REQUEUE_CODE, stop_exit_code
 
 if TYPE_CHECKING:
+    from hlat.config import Recipe
     from hlat.launch import TrainingJob
     from hlat.training import Outcome
 
@@ -64,8 +65,16 @@ def train(
         refuse_worker(nproc or "")
     elif no_supervisor or "WORLD_SIZE" in os.environ:
         raise typer.Exit(_work(job))
-    options = SupervisionOptions(least, most, no_supervisor, complain, say)
-    raise typer.Exit(supervise_job(job, options, lambda: _work(job), ready))
+    options = SupervisionOptions(least, most, no_supervisor, complain, say, show_event=show_event)
+    raise typer.Exit(supervise_job(job, options, lambda: _work(job), _begin))
+
+
+def _begin(recipe: "Recipe") -> None:
+    """Get ready to print and to be interrupted, once the recipe has been accepted."""
+    from hlat.tracking import prepare_streams
+
+    prepare_streams(recipe.tracking)
+    ready()
 
 
 def _work(job: "TrainingJob") -> int:
@@ -74,10 +83,13 @@ def _work(job: "TrainingJob") -> int:
 
     with worker_context():
         import hlat.training  # noqa: F401
+        from hlat.tracking import prepare_streams
 
         ready()  # only now: an import that an exception interrupts may raise a different one
         here = rank_info()
-        outcome = job.train_here(job.load(here.world), data_progress=data_progress)
+        recipe = job.load(here.world)
+        prepare_streams(recipe.tracking)
+        outcome = job.train_here(recipe, data_progress=data_progress)
     if here.rank == 0:
         say(summary(outcome))
     return exit_code(outcome)

@@ -6,7 +6,7 @@ Rank 0 writes to the same file; each line is appended in one write. The file is 
 that the supervisor does not keep it open: the folder may be in use by another run until there is something to record.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,17 @@ class RunEvents:
     Args:
         path: file of the events.
         is_there: returns True if the folder is still the run's; nothing is written to another folder.
+        show: called with each event, kind and fields.
     """
 
-    def __init__(self, path: Path, folder_is_ours: Callable[[], bool]) -> None:
-        self._path, self._folder_is_ours = path, folder_is_ours
+    def __init__(
+        self, path: Path, folder_is_ours: Callable[[], bool], show: Callable[[str, Mapping[str, Any]], None]
+    ) -> None:
+        self._path, self._folder_is_ours, self._show = path, folder_is_ours, show
 
     def event(self, kind: str, /, **fields: Any) -> None:
         """Record an event with the current time."""
+        self._show(kind, fields)
         if not self._folder_is_ours():
             return
         with suppress(StorageError):

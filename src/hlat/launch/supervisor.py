@@ -7,12 +7,14 @@
 The policies are in ``hlat.resilience``; this module carries them out, and records events of the run.
 """
 
+import json
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from hlat.config.sections import RecoveryConfig
 from hlat.launch.monitor import ObservedHang, RunMonitor
@@ -21,6 +23,7 @@ from hlat.launch.root_cause import RunOutcome, find_root_cause
 from hlat.launch.run_events import RunEvents
 from hlat.launch.wait import ProcessExit, SignalForwarder, wait_for_processes
 from hlat.resilience import (
+    GOODPUT_FILE,
     HEARTBEAT_FOLDER,
     AttemptFailureKind,
     Failure,
@@ -49,6 +52,15 @@ def _ignore(outcome: RunOutcome) -> None:
     """Do nothing: the user has seen the message."""
 
 
+def _hide(kind: str, fields: Mapping[str, object]) -> None:
+    """Show nothing: people get messages."""
+
+
+def _unobserved(beats: Path) -> AbstractContextManager[None]:
+    """Observe nothing."""
+    return nullcontext()
+
+
 @dataclass(frozen=True)
 class SupervisedRun:
     """A run to supervise.
@@ -61,6 +73,8 @@ class SupervisedRun:
         complain: shows an error to the user.
         say: shows other messages to the user.
         failed: called with the reason if the run fails for good.
+        show_event: called with each event of the supervisor, kind and fields.
+        observe: context of the run, with the folder of its heartbeats and of its account of goodput.
     """
 
     start: Start
@@ -70,6 +84,8 @@ class SupervisedRun:
     complain: Callable[[str], None]
     say: Callable[[str], None]
     failed: Callable[[RunOutcome], None] = _ignore
+    show_event: Callable[[str, Mapping[str, Any]], None] = _hide
+    observe: Callable[[Path], AbstractContextManager[None]] = _unobserved
 
 
 def supervise(run: SupervisedRun) -> int:
@@ -81,7 +97,11 @@ def supervise(run: SupervisedRun) -> int:
     Returns:
         The exit code of the same command in a single process without a supervisor.
     """
-    with SignalForwarder() as stops, tempfile.TemporaryDirectory(prefix="hlat-", dir=heartbeat_root()) as beats:
+    with (
+        SignalForwarder() as stops,
+        tempfile.TemporaryDirectory(prefix="hlat-", dir=heartbeat_root()) as beats,
+        run.observe(Path(beats)),
+    ):
         return _Supervisor(run, stops, Path(beats)).run()
 
 
@@ -105,7 +125,7 @@ class _Supervisor:
         self._restarts = RestartPolicy(run.recovery.restarts, run.recovery.backoff_seconds)
         self._watchdog = Watchdog(run.recovery.hang_seconds)
         self._goodput = Goodput(time.monotonic())
-        self._events = RunEvents(run.run_dir / "events.jsonl", self._folder_is_ours)
+        self._events = RunEvents(run.run_dir / "events.jsonl", self._folder_is_ours, run.show_event)
         self._deadline = _deadline(run.recovery)
         self._count = 0
         self._trained = False
@@ -113,6 +133,7 @@ class _Supervisor:
         self._run_id: str | None = None  # run id in its folder
 
     def run(self) -> int:
+        self._publish_goodput()
         while True:
             if self._stops.received:
                 self._run.complain(INTERRUPTED_MESSAGE)
@@ -121,6 +142,7 @@ class _Supervisor:
             first = attempt.beats.get(0)
             self._durable_step = _durable_step(attempt, self._durable_step)
             self._goodput.record_attempt(time.monotonic(), first, attempt.failed)
+            self._publish_goodput()
             if first is not None and first.start_step is not None:
                 self._trained = True
             code = self._decide(attempt)
@@ -154,6 +176,7 @@ class _Supervisor:
         self._resize(failure)
         self._wait(seconds)
         self._goodput.record_wait(time.monotonic())
+        self._publish_goodput()
         if not self._stops.received:
             self._events.event("restart", number=self._count, nproc=self._run.sizes.now)
 
@@ -226,6 +249,13 @@ class _Supervisor:
             self._goodput.record_wait(time.monotonic())
             self._run.say(_goodput_line(self._record_goodput(final=True)))
         return code
+
+    def _publish_goodput(self) -> None:
+        """Write the account of goodput for those who observe the run."""
+        with suppress(OSError):
+            partial = self._beats / f"{GOODPUT_FILE}.partial"
+            partial.write_text(json.dumps(self._goodput.state()), encoding="utf-8")
+            partial.replace(self._beats / GOODPUT_FILE)
 
     def _record_goodput(self, *, final: bool) -> dict[str, float]:
         totals = self._goodput.totals()

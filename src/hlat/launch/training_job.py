@@ -8,22 +8,26 @@
 """
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from hlat.config import Recipe, RecipeError, load_recipe
 from hlat.config.sections import refuse_faults
 from hlat.launch.extension_check import check_extensions
 from hlat.launch.fork_launcher import launch_forked
+from hlat.launch.metrics_server import metrics_server
 from hlat.launch.process_set import ProcessSet
 from hlat.launch.root_cause import RunOutcome
 from hlat.launch.supervisor import SupervisedRun, supervise
 from hlat.launch.unsupervised import watching_itself
 from hlat.resilience import WorldSizePolicy
 from hlat.runtime import LaunchError, slurm
+from hlat.runtime.process import json_line, prints_json
 from hlat.runtime.storage import EarlierAttempt
 
 if TYPE_CHECKING:
@@ -32,6 +36,13 @@ if TYPE_CHECKING:
 
 def _nothing(*arguments: object) -> None:
     """Show nothing."""
+
+
+def _print_line(stream: TextIO | None, text: str) -> None:
+    """Print a line on the console of a run; a closed one does not end the run."""
+    with suppress(OSError):
+        (stream or sys.stdout).write((json_line("message", text) if prints_json() else text) + "\n")
+        (stream or sys.stdout).flush()
 
 
 @dataclass(frozen=True)
@@ -79,7 +90,7 @@ class TrainingJob:
         from hlat.training import run  # noqa: PLC0415  (a supervisor does not import torch)
 
         earlier = EarlierAttempt.read()
-        with watching_itself(recipe):
+        with watching_itself(recipe, partial(_print_line, options.get("stream"))):
             return run(
                 recipe,
                 profile=self.profile,
@@ -102,6 +113,7 @@ class SupervisionOptions:
         say: shows other messages to the user.
         failed: called with the reason if the run fails for good.
         show: receives the lines that the processes print; None prints them on the streams of this process.
+        show_event: called with each event of the supervisor, kind and fields.
     """
 
     least: int
@@ -111,13 +123,14 @@ class SupervisionOptions:
     say: Callable[[str], None] = _nothing
     failed: Callable[[RunOutcome], None] = _nothing
     show: Callable[[str], None] | None = None
+    show_event: Callable[[str, Mapping[str, Any]], None] = _nothing
 
 
 def supervise_job(
     job: TrainingJob,
     options: SupervisionOptions,
     work: Callable[[], int] | None = None,
-    ready: Callable[[], None] = _nothing,
+    ready: Callable[[Recipe], None] = _nothing,
 ) -> int:
     """Train a job in processes of this machine, and restart them after failures as its recipe says.
 
@@ -126,17 +139,17 @@ def supervise_job(
         options: numbers of processes, and where messages go.
         work: the work of a single process, which is then forked; only for a process that has not imported torch. None
             starts the command also for a single process.
-        ready: called when the recipe has been accepted, before any process starts.
+        ready: called with the recipe when it has been accepted, before any process starts.
 
     Returns:
         The exit code of the command.
 
     Raises:
         RecipeError: with every problem of the recipe, or of a component of another package.
-        LaunchError: the package of a tracker is not installed.
+        LaunchError: the package of a tracker is not installed, or metrics cannot be served at the recipe's address.
     """
     recipe = job.load(options.most)  # reports errors before any process starts
-    ready()
+    ready(recipe)
     check_extensions(recipe)
     recovery = recipe.recovery
     if options.once:
@@ -148,9 +161,19 @@ def supervise_job(
         return _launch_command(job, nproc, environment, folder, options.show)
 
     sizes = WorldSizePolicy(options.least, options.most, lambda nproc: _fits(job, nproc))
-    return supervise(
-        SupervisedRun(start, sizes, recipe.run_dir, recovery, options.complain, options.say, options.failed)
-    )
+    with metrics_server(recipe, options.say) as observe:
+        run = SupervisedRun(
+            start,
+            sizes,
+            recipe.run_dir,
+            recovery,
+            options.complain,
+            options.say,
+            options.failed,
+            options.show_event,
+            observe,
+        )
+        return supervise(run)
 
 
 @contextmanager

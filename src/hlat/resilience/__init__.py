@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hlat.resilience.checkpoint_interval import best_interval, expected_goodput
     from hlat.resilience.corruption_incident import CorruptionIncident
     from hlat.resilience.fault_injection import STORAGE_FAULTS, FaultInjector
-    from hlat.resilience.goodput import Goodput
+    from hlat.resilience.goodput import GOODPUT_FILE, Goodput
     from hlat.resilience.heartbeat import (
         HEARTBEAT_FOLDER,
         HeartbeatReading,
@@ -55,7 +55,10 @@ __getattr__ = lazily(
             "FaultInjector",
             "STORAGE_FAULTS",
         ),
-        "goodput": ("Goodput",),
+        "goodput": (
+            "GOODPUT_FILE",
+            "Goodput",
+        ),
         "heartbeat": (
             "HEARTBEAT_FOLDER",
             "HeartbeatReading",
@@ -99,6 +102,7 @@ __getattr__ = lazily(
 
 __all__ = [
     "APPLY",
+    "GOODPUT_FILE",
     "HEARTBEAT_FOLDER",
     "STACKS_SIGNAL",
     "STORAGE_FAULTS",

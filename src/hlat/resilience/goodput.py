@@ -10,12 +10,18 @@
 The parts add up to the total time. The lost time is known once the next attempt reports the step it started from.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from itertools import pairwise
+from typing import Any
 
 from hlat.resilience.heartbeat import HeartbeatReading
 
 GOODPUT_PARTS = ("productive", "saving", "lost", "starting", "recovering", "waiting")
+
+
+GOODPUT_FILE = "goodput.json"
+"""File with the account of the attempts that have ended, beside the folders of their heartbeats."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,28 @@ class Goodput:
         self._accounted_until = now
         self._attempts = 0
         self._unsecured: _UnsecuredSteps | None = None
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> "Goodput":
+        """Return the account with a state of ``state``."""
+        account = cls(state["accounted_until"])
+        account._seconds, account._attempts = dict(state["seconds"]), state["attempts"]
+        account._unsecured = None if state["unsecured"] is None else _UnsecuredSteps(**state["unsecured"])
+        return account
+
+    def state(self) -> dict[str, Any]:
+        """Return the account as JSON values; ``attempts`` is the number of attempts that have ended."""
+        return {
+            "seconds": self._seconds,
+            "accounted_until": self._accounted_until,
+            "attempts": self._attempts,
+            "unsecured": None if self._unsecured is None else asdict(self._unsecured),
+        }
+
+    @property
+    def accounted_until(self) -> float:
+        """Time until which everything is counted."""
+        return self._accounted_until
 
     def record_wait(self, now: float) -> None:
         """Count the time until now as waiting: no attempt ran."""

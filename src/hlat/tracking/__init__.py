@@ -7,7 +7,9 @@
 It receives plain numbers and does not depend on models, data or devices.
 """
 
+from hlat.tracking.console import prepare_streams
 from hlat.tracking.events import EventLog, read_events
+from hlat.tracking.json_console import event_line
 from hlat.tracking.jsonl import from_json_value, to_json_value
 from hlat.tracking.log_stream import LogStream
 from hlat.tracking.metrics import MetricsFile, read_last_metrics, read_metrics
@@ -25,9 +27,11 @@ __all__ = [
     "OtherRankTracker",
     "Tracker",
     "append_samples",
+    "event_line",
     "from_json_value",
     "metrics_table",
     "open_tracker",
+    "prepare_streams",
     "read_events",
     "read_last_metrics",
     "read_metrics",

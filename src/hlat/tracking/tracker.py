@@ -63,6 +63,7 @@ class Tracker:
         """Record an event; it and all metrics before it survive a power failure when this returns."""
         self._metrics.sync()
         self._events.append(kind, **fields)
+        self._show(lambda console: console.event(kind, fields))
 
     def rewind(self, step: int) -> None:
         """Drop the metrics of all steps after ``step``, which will be repeated. Events stay: they happened."""

@@ -1,8 +1,9 @@
 """The section ``tracking``: console, TensorBoard, and services that get the metrics too."""
 
+from ipaddress import IPv4Address
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, IPvAnyAddress
 
 from hlat.config.sections.base import Section
 
@@ -45,13 +46,24 @@ class TrackioConfig(_HostedConfig):
     """Hugging Face Space (owner/name) that shows the run; null for Trackio's folder on this machine."""
 
 
+class PrometheusConfig(Section):
+    """Server of /metrics for Prometheus, and of /healthz and /readyz for probes (docs/operators.md)."""
+
+    port: Annotated[int, Field(ge=0, le=65535)] = 9464
+    """TCP port; 0 takes a free one, which is printed."""
+    address: IPvAnyAddress = IPv4Address("127.0.0.1")
+    """IP address to listen on; 0.0.0.0 for every interface, as Kubernetes' HTTP probes need."""
+
+
 class TrackingConfig(Section):
     """Outputs of the metrics besides metrics.jsonl, which is always written."""
 
     tensorboard: bool = True
     """Write TensorBoard event files to <run.dir>/tensorboard."""
-    console: Literal["auto", "rich", "plain", "none"] = "auto"
-    """Progress bar (rich), plain lines, or nothing; auto takes the bar on a terminal."""
+    console: Literal["auto", "rich", "plain", "json", "none"] = "auto"
+    """Progress bar (rich), plain lines, JSON lines, or nothing; auto takes the bar on a terminal."""
+    prometheus: PrometheusConfig | None = None
+    """Metrics for Prometheus and health for probes, over HTTP; null for none."""
     wandb: WandbConfig | None = None
     """Weights & Biases; null for none."""
     mlflow: MlflowConfig | None = None

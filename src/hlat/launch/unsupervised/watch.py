@@ -14,12 +14,13 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from hlat.config import Recipe
 from hlat.launch.error_report import ErrorReport, write_report
+from hlat.launch.metrics_server import metrics_server
 from hlat.launch.monitor import ObservedHang
 from hlat.launch.unsupervised.hang_reports import HangReport, HangReports
 from hlat.launch.unsupervised.verdict import judge
@@ -41,22 +42,40 @@ _GATHERING = 5.0  # seconds for the other ranks to see the alarm and to report
 
 
 @contextmanager
-def watching_itself(recipe: Recipe) -> Iterator[None]:
-    """Inside the block, end this process if it is a rank of a run that hangs, and no supervisor watches it.
+def watching_itself(recipe: Recipe, say: Callable[[str], None]) -> Iterator[None]:
+    """Inside the block, end this process if it is a rank of a run that hangs; on rank 0, serve the run's metrics.
 
-    No effect for a single process, under a supervisor, without ``recovery.hang_seconds``, or outside the main thread,
-    whose activity is what a heartbeat has.
+    No effect under a supervisor, which does both. A single process is not ended, nor one without
+    ``recovery.hang_seconds``. Outside the main thread, whose activity is what a heartbeat has, only metrics are served.
+
+    Args:
+        recipe: recipe of the run.
+        say: called with the address of the metrics.
+
+    Raises:
+        LaunchError: the metrics cannot be served at the recipe's address and port.
     """
     here = rank_info()
-    seconds = recipe.recovery.hang_seconds
-    is_main = threading.current_thread() is threading.main_thread()
-    if here.world == 1 or HEARTBEAT_FOLDER in os.environ or seconds is None or not is_main:
+    is_observed = here.rank == 0 and recipe.tracking.prometheus is not None
+    is_watched = here.world > 1 and recipe.recovery.hang_seconds is not None and _is_main_thread()
+    if HEARTBEAT_FOLDER in os.environ or not (is_observed or is_watched):
         yield
         return
-    with tempfile.TemporaryDirectory(prefix="hlat-", dir=heartbeat_root()) as folder:
-        watch = _SelfWatch(recipe, Path(folder), here.rank, here.world, Watchdog(seconds))
-        with running_heartbeat(here.rank, Path(folder)), watch.running():
-            yield
+    with tempfile.TemporaryDirectory(prefix="hlat-", dir=heartbeat_root()) as name, ExitStack() as stack:
+        folder = Path(name)
+        if is_observed:
+            observe = stack.enter_context(metrics_server(recipe, say))
+            stack.enter_context(observe(folder))
+        if _is_main_thread():
+            stack.enter_context(running_heartbeat(here.rank, folder))
+        if is_watched:
+            watchdog = Watchdog(recipe.recovery.hang_seconds)
+            stack.enter_context(_SelfWatch(recipe, folder, here.rank, here.world, watchdog).running())
+        yield
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 class _SelfWatch:

@@ -1,4 +1,4 @@
-"""This process: its phase, clock, exit codes and log; and the status of other processes of the machine."""
+"""This process: its phase, clock, exit codes, log and output; and the status of other processes of the machine."""
 
 from hlat.runtime.process.clock import machine_clock
 from hlat.runtime.process.exit_codes import (
@@ -9,6 +9,7 @@ from hlat.runtime.process.exit_codes import (
     STOP_SIGNALS,
     stop_exit_code,
 )
+from hlat.runtime.process.json_output import json_line, print_json_lines, prints_json
 from hlat.runtime.process.phase import PHASES, current_phase, enter_phase, observe_phases
 from hlat.runtime.process.process_status import LAUNCHER_ENV, is_running, is_stopped, session_is_alive
 from hlat.runtime.process.rank_log import log_path, rank_log
@@ -25,9 +26,12 @@ __all__ = [
     "enter_phase",
     "is_running",
     "is_stopped",
+    "json_line",
     "log_path",
     "machine_clock",
     "observe_phases",
+    "print_json_lines",
+    "prints_json",
     "rank_log",
     "session_is_alive",
     "stop_exit_code",

@@ -1,0 +1,108 @@
+"""Log lines as JSON objects, and the helper process that makes every line of two streams such an object.
+
+    pipe of standard output --+--> lines of hlat: unchanged                          --> standard output
+    pipe of standard error  --+--> other lines: event "output" with the line as text --> standard error
+
+The helper runs this file as a script, so it imports nothing of hlat and stays small. It ends when all writers have.
+"""
+
+import json
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+FIELDS = ("time", "level", "event", "rank", "step", "message", "values")
+"""Keys of every line, in this order."""
+
+_STREAMS = {"stdout": "info", "stderr": "warning"}  # level of lines that are not hlat's
+_LONGEST = 1 << 20  # bytes; a longer line without an end is cut
+_READ = 1 << 16
+
+
+def format_line(
+    event: str,
+    message: str,
+    *,
+    level: str = "info",
+    rank: int | None = None,
+    step: int | None = None,
+    values: Mapping[str, Any] | None = None,
+) -> str:
+    """Return a log line without its newline, in ASCII.
+
+    Args:
+        event: name of the event.
+        message: text for people.
+        level: "info", "warning" or "error".
+        rank: rank of the process that it is about; None for the command itself.
+        step: optimizer step; None if there is none.
+        values: further fields of the event, as JSON values.
+    """
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    found = (now, level, event, rank, step, message, dict(values or {}))
+    return json.dumps(dict(zip(FIELDS, found, strict=True)), allow_nan=False)
+
+
+def convert(line: bytes, stream: str) -> bytes:
+    """Return a printed line as a JSON line: unchanged if it is one of hlat's; nothing for a blank line."""
+    if not line.strip():
+        return b""
+    if _is_log_line(line):
+        return line + b"\n"
+    text = line.decode("utf-8", "backslashreplace")
+    return format_line("output", text, level=_STREAMS[stream], values={"stream": stream}).encode() + b"\n"
+
+
+def _is_log_line(line: bytes) -> bool:
+    if not line.startswith(b"{"):
+        return False
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(record, dict) and tuple(record) == FIELDS
+
+
+def _copy(source: int, target: int, stream: str) -> None:
+    """Copy lines until the last writer has closed the pipe."""
+    rest, is_open = b"", True
+    while data := os.read(source, _READ):
+        *lines, rest = re.split(rb"[\r\n]+", rest + data)  # \r: a line that a program draws again
+        if len(rest) > _LONGEST:
+            lines, rest = [*lines, rest], b""
+        is_open = is_open and _write(target, b"".join(convert(line, stream) for line in lines))
+    if is_open:
+        _write(target, convert(rest, stream))
+
+
+def _write(target: int, data: bytes) -> bool:
+    """Write everything; return False if nobody reads it any more."""
+    try:
+        while data:
+            data = data[os.write(target, data) :]
+    except OSError:
+        return False
+    return True
+
+
+def main(sources: list[int]) -> None:
+    """Copy the lines of two pipes to the streams of this process, until both have ended."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):  # the run's last lines follow them
+        signal.signal(number, signal.SIG_IGN)
+    threads = [
+        threading.Thread(target=_copy, args=(source, target, stream))
+        for source, (target, stream) in zip(sources, enumerate(_STREAMS, 1), strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+if __name__ == "__main__":
+    main([int(word) for word in sys.argv[1:]])

@@ -1,0 +1,132 @@
+"""The state of a run from its files: hangs as the watchdog judges them, ages, counts, goodput."""
+
+import json
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from hlat.launch.metrics_server.exposition import exposition
+from hlat.launch.metrics_server.families import metric_families
+from hlat.launch.metrics_server.run_observer import ObservedRun, RunObserver
+from hlat.resilience import GOODPUT_FILE, Goodput
+from hlat.resilience.heartbeat import Heartbeat, heartbeat_path
+from hlat.tracking import EventLog
+from tests.support.launch.metrics_lint import parse
+
+
+class Observed:
+    """A run of one rank with a clock of its own, observed; wall clock and monotonic clock are equal."""
+
+    def __init__(self, folder: Path, hang_seconds: float | None = 2.0) -> None:
+        self.now, self.folder, self.step = 1000.0, folder, 0
+        self.run = ObservedRun("tiny", folder, folder / "beats", 100, hang_seconds, os.getpid(), self.now)
+        self.observer = RunObserver(self.run, self.clock, self.clock)
+        self.begin(0)
+
+    def clock(self) -> float:
+        return self.now
+
+    def begin(self, attempt: int) -> None:
+        path = heartbeat_path(self.run.beats / f"attempt-{attempt}", 0)
+        path.parent.mkdir(parents=True)
+        self.beat = Heartbeat(path, self.clock)
+        self.beat.set_step_counter(lambda: self.step)
+
+    def phases(self, **seconds: float) -> None:
+        for phase, duration in seconds.items():
+            self.beat(phase)
+            self.now += duration
+
+    def metrics(self) -> dict[str, float]:
+        """Series without labels, by name."""
+        found = parse(exposition(metric_families(self.run, self.observer.observe())))
+        return {name: value for (name, labels), value in found.items() if not labels}
+
+
+@pytest.fixture
+def observed(tmp_path: Path) -> Observed:
+    return Observed(tmp_path)
+
+
+@pytest.mark.parametrize(("phase", "seconds"), [("start", 1e5), ("forward", 1700.0), ("checkpoint", 1700.0)])
+def test_preparing_compiling_and_saving_are_no_hangs(observed: Observed, phase: str, seconds: float) -> None:
+    if phase != "start":
+        observed.phases(data=0.1, **{phase: seconds})
+    observed.now += seconds
+    if phase == "start":
+        assert observed.observer.observe().trouble is None
+
+
+def test_a_first_phase_may_take_half_an_hour_and_a_later_one_ten_times_the_longest(observed: Observed) -> None:
+    observed.phases(data=0.1, forward=1700.0)
+    assert observed.observer.observe().trouble is None  # it compiles
+    observed.phases(data=0.1, forward=0.0)
+    observed.now += 16_000.0
+    assert observed.observer.observe().trouble is None  # less than ten times 1700 s
+    observed.now += 2_000.0
+    trouble = observed.observer.observe().trouble
+    assert trouble is not None and "rank 0 hangs in forward of step 1" in trouble
+
+
+def test_a_save_that_takes_longer_than_hang_seconds_is_alive(observed: Observed) -> None:
+    observed.phases(data=0.1, forward=0.1, checkpoint=0.0)
+    observed.now += 1700.0
+    status = observed.observer.observe()
+    assert status.trouble is None and status.is_training
+
+
+def test_without_hang_seconds_nothing_is_a_hang(tmp_path: Path) -> None:
+    observed = Observed(tmp_path, hang_seconds=None)
+    observed.phases(data=0.1, forward=1e6)
+    assert observed.observer.observe().trouble is None
+
+
+def test_metrics_keep_the_last_value_of_each_and_follow_a_file_that_is_cut_back(observed: Observed) -> None:
+    file = observed.folder / "metrics.jsonl"
+    file.write_text('{"step": 5, "loss": 3.5, "val_loss": 3.25}\n{"step": 10, "loss": "NaN", "mf')
+    assert observed.metrics()["hlat_loss"] == 3.5
+    with file.open("a") as more:
+        more.write('u": 0.25}\n')
+    found = observed.metrics()
+    assert (found["hlat_logged_step"], found["hlat_validation_loss"], found["hlat_mfu_ratio"]) == (10, 3.25, 0.25)
+    assert found["hlat_loss"] != found["hlat_loss"]  # NaN
+    new = file.with_name("new")
+    new.write_text('{"step": 5, "loss": 3.0}\n')
+    new.replace(file)
+    assert observed.metrics()["hlat_loss"] == 3.0
+
+
+def test_ages_and_events(observed: Observed) -> None:
+    log = EventLog(observed.folder / "events.jsonl", observed.clock)
+    log.append("checkpoint", step=10)
+    log.append("anomaly", step=12)
+    log.append("anomaly", step=13)
+    observed.now += 42.0
+    status = observed.observer.observe()
+    assert status.events == {"checkpoint": 1, "anomaly": 2}
+    assert status.checkpoint_age == pytest.approx(42.0, abs=1e-3)  # events have milliseconds
+    assert status.heartbeat_ages == {0: 42.0}
+    assert datetime.fromtimestamp(observed.now, UTC)
+    log.close()
+
+
+def test_goodput_of_a_running_attempt_and_of_a_wait_before_the_next(observed: Observed) -> None:
+    account = Goodput(1000.0)
+    (observed.run.beats / GOODPUT_FILE).write_text(json.dumps(account.state()))
+    observed.now += 10.0
+    assert observed.metrics()["hlat_goodput_ratio"] == 0.0  # starting
+    observed.phases(data=1.0, forward=4.0, checkpoint=5.0, between=0.0)
+    found = observed.observer.observe().goodput
+    assert found == pytest.approx(
+        {"productive": 4.0, "saving": 5.0, "lost": 0.0, "starting": 10.0, "recovering": 0.0, "waiting": 1.0}
+    )
+    assert observed.metrics()["hlat_goodput_ratio"] == pytest.approx(4.0 / 20.0)
+    account.record_attempt(observed.now, None, failed=False)  # 20 s, of which nothing is known
+    (observed.run.beats / GOODPUT_FILE).write_text(json.dumps(account.state()))
+    observed.now += 7.0
+    assert observed.observer.observe().goodput["waiting"] == pytest.approx(7.0)
+    observed.begin(1)
+    assert observed.metrics()["hlat_restarts_total"] == 1
+    assert observed.observer.observe().goodput["recovering"] == pytest.approx(7.0)
