@@ -21,10 +21,15 @@ if TYPE_CHECKING:
     from hlat.api import rehearse as rehearse
     from hlat.api import report as report
     from hlat.api import runs as runs
+    from hlat.api import submit_kubernetes as submit_kubernetes
+    from hlat.api import submit_slurm as submit_slurm
     from hlat.api import train as train
     from hlat.api import watch as watch
     from hlat.config import Recipe as Recipe
     from hlat.config import RecipeError as RecipeError
+    from hlat.launch.submission import KubernetesOptions as KubernetesOptions
+    from hlat.launch.submission import SlurmOptions as SlurmOptions
+    from hlat.launch.submission import SlurmSubmission as SlurmSubmission
     from hlat.runtime import CheckpointError as CheckpointError
     from hlat.runtime import CheckpointFormatError as CheckpointFormatError
     from hlat.runtime import CorruptionError as CorruptionError
@@ -40,6 +45,7 @@ __version__: str
 
 _API = {
     "api": (
+        *("submit_kubernetes", "submit_slurm"),
         *("TrainingResult", "average", "compare_plans", "evaluate", "evaluate_tasks", "export", "generate"),
         *(
             "import_model",
@@ -55,6 +61,7 @@ _API = {
         ),
     ),
     "config": ("Recipe", "RecipeError"),
+    "launch.submission": ("KubernetesOptions", "SlurmOptions", "SlurmSubmission"),
     "runtime": (
         *("CheckpointError", "CheckpointFormatError", "CorruptionError", "DataError", "HardwareError", "HlatError"),
         *("LaunchError", "NumericsError", "PlanError", "StorageError"),

@@ -55,6 +55,18 @@ SURFACE = {
     "hardware list": {"--hardware"},
     "hardware show": {"name", "--hardware"},
     "hardware measure": {"--to", "--name"},
+    "launch slurm": {
+        *("recipe", "overrides", "--nodes", "--nproc", "--instance", "--hardware", "--env", "--name", "--grace"),
+        *("--program", "--time", "--chain", "--partition", "--account", "--qos", "--exclude", "--cpus-per-task"),
+        *("--output", "--sbatch", "--srun", "--setup", "--dry-run"),
+    },
+    "launch kubernetes": {
+        *("recipe", "overrides", "--nodes", "--nproc", "--instance", "--hardware", "--env", "--name", "--grace"),
+        *("--program", "--image", "--kind", "--namespace", "--volume", "--resource", "--node-selector", "--dry-run"),
+    },
+    "launch status": {"run"},
+    "launch logs": {"run", "--lines"},
+    "launch cancel": {"run"},
     "evaluate": {
         *("checkpoint", "--allow-code-execution", "--batch-rows", "--batch-tokens", "--data", "--dtype", "--files"),
         *("--include", "--limit", "--max-length", "--max-new-tokens", "--nproc", "--once", "--out", "--render"),

@@ -2,6 +2,7 @@
 
     load_recipe -> train -> evaluate, watch, average, generate, load_model, export        metrics, report, runs
                 -> plan, rehearse
+                -> submit_slurm, submit_kubernetes: train on a cluster
 
 Nothing is printed: progress and messages are log records of the logger ``hlat``. Mistakes are ``HlatError``s. What
 computing needs in a process (environment variables, settings of torch, random generators, signal handlers) is restored
@@ -15,6 +16,7 @@ from hlat.api.models import average, export, import_model
 from hlat.api.planning import compare_plans, plan
 from hlat.api.recipes import load_recipe
 from hlat.api.records import metrics, report, runs
+from hlat.api.submission import submit_kubernetes, submit_slurm
 from hlat.api.training import TrainingResult, rehearse, train
 
 __all__ = [
@@ -33,6 +35,8 @@ __all__ = [
     "rehearse",
     "report",
     "runs",
+    "submit_kubernetes",
+    "submit_slurm",
     "train",
     "watch",
 ]

@@ -32,7 +32,7 @@ def load_recipe(path: str | Path, overrides: Overrides = (), *, world: int | Non
     Raises:
         RecipeError: with every problem of file, overrides and fields (``problems``).
     """
-    return read_recipe(path, _words(overrides), world=world)
+    return read_recipe(path, override_words(overrides), world=world)
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def recipe_job(
     """Make a job of a recipe; one that is not a file is written to a temporary file, which processes can load."""
     options = (profile, allow_faults, require_step)
     if not isinstance(recipe, Recipe):
-        yield TrainingJob(str(recipe), tuple(_words(overrides)), *options)
+        yield TrainingJob(str(recipe), tuple(override_words(overrides)), *options)
         return
     if overrides:
         raise LaunchError("overrides change a recipe file while it is loaded: give them to hlat.load_recipe.")
@@ -56,7 +56,7 @@ def recipe_job(
         yield TrainingJob(str(file), (), *options)
 
 
-def _words(overrides: Overrides) -> list[str]:
+def override_words(overrides: Overrides) -> list[str]:
     """Overrides as the command line has them."""
     if not isinstance(overrides, Mapping):
         return [overrides] if isinstance(overrides, str) else list(overrides)

@@ -7,8 +7,21 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from hlat.cli import checkpoint, data, evaluate, hardware, model, plan, quickstart, recipe, rehearse, report, train
+from hlat.cli import (
+    checkpoint,
+    data,
+    evaluate,
+    hardware,
+    model,
+    plan,
+    quickstart,
+    recipe,
+    rehearse,
+    report,
+    train,
+)
 from hlat.cli.common import complain, say
+from hlat.cli.launch import launch_app
 from hlat.runtime import HlatError, escape_controls, redact_value
 from hlat.runtime.process import INTERRUPTED_MESSAGE
 
@@ -80,3 +93,4 @@ for module in (quickstart, recipe, plan, rehearse, train, report, evaluate, mode
 app.add_typer(data.app, name="data")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(hardware.app, name="hardware")
+app.add_typer(launch_app, name="launch")

@@ -5,7 +5,7 @@ Modules that measure need torch. They are imported on first use.
 
 from typing import TYPE_CHECKING
 
-from hlat.hardware.catalog import Catalog, Chip, Instance, PriceKind
+from hlat.hardware.catalog import Catalog, Chip, Instance, LaunchSettings, PriceKind
 from hlat.hardware.cluster import Cluster, parse_cluster
 from hlat.hardware.loading import load_catalog
 from hlat.runtime import lazily
@@ -22,6 +22,7 @@ __all__ = [
     "Chip",
     "Cluster",
     "Instance",
+    "LaunchSettings",
     "MeasuredMachine",
     "PeakFlops",
     "PriceKind",

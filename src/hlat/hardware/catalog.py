@@ -110,6 +110,24 @@ class FailureRate(_Entry):
     source: str
 
 
+class LaunchSettings(_Entry):
+    """Settings of jobs on an instance (``hlat launch``).
+
+    Attributes:
+        environment: environment variables of the processes: network and collectives.
+        slurm: options of sbatch that reserve the accelerators of a machine.
+        kubernetes: resources of a pod that takes a complete machine, by the names of their device plugins.
+        node_selector: labels of Kubernetes nodes of this kind.
+        sources: keys in ``Catalog.sources``.
+    """
+
+    environment: dict[str, str] = {}
+    slurm: list[str] = []
+    kubernetes: dict[str, Positive] = {}
+    node_selector: dict[str, str] = {}
+    sources: list[str] = []
+
+
 class Instance(_Entry):
     """One kind of machine.
 
@@ -124,6 +142,7 @@ class Instance(_Entry):
         source: key in ``Catalog.sources``.
         prices: prices by kind.
         failures: failure rate.
+        launch: settings of jobs.
     """
 
     name: str
@@ -136,10 +155,11 @@ class Instance(_Entry):
     source: str
     prices: dict[PriceKind, InstancePrice] = {}
     failures: FailureRate
+    launch: LaunchSettings = LaunchSettings()
 
     def source_keys(self) -> Iterator[str]:
         """Keys of the sources of its figures."""
-        yield from (self.source, self.failures.source)
+        yield from (self.source, self.failures.source, *self.launch.sources)
         yield from (price.source for price in self.prices.values())
 
 

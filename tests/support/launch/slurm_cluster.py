@@ -37,7 +37,6 @@ SwitchType=switch/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ReturnToService=2
-RequeueExit=75
 {nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
@@ -83,6 +82,33 @@ def cluster(folder: Path, machines: int) -> Iterator[dict[str, str]]:
     finally:
         for file in [*folder.glob("slurmd-*.pid"), folder / "slurmctld.pid", folder / "munge/pid"]:
             _end(file)
+
+
+def job_fields(environment: dict[str, str], job: int | str) -> dict[str, str]:
+    """Fields of a job, or of an element ARRAY_ELEMENT, that ``scontrol`` prints; values must not contain spaces."""
+    command = ["scontrol", "show", "job", str(job), "-o"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return dict(word.split("=", 1) for word in done.stdout.split() if "=" in word)
+
+
+def wait_for_state(environment: dict[str, str], job: int | str, *states: str, bound: float = _BOUND) -> dict[str, str]:
+    """Wait until a job is in one of these states; return its fields."""
+    deadline = time.monotonic() + bound
+    while (fields := job_fields(environment, job))["JobState"] not in states:
+        assert time.monotonic() < deadline, f"job {job} is {fields['JobState']} after {bound:g} s"
+        time.sleep(0.2)
+    return fields
+
+
+def start_now(environment: dict[str, str], job: int | str) -> None:
+    """Start a job that was queued again; Slurm waits two minutes otherwise."""
+    wait_for_state(environment, job, "PENDING")
+    deadline = time.monotonic() + 2 * _BOUND
+    command = ["scontrol", "update", f"JobId={job}", "StartTime=now"]
+    while job_fields(environment, job)["JobState"] == "PENDING":  # Slurm sets its own time after the job has completed
+        assert time.monotonic() < deadline, f"job {job} does not start"
+        subprocess.run(command, env=environment, capture_output=True, check=False)
+        time.sleep(0.5)
 
 
 def _free_ports(count: int) -> list[int]:

@@ -1,0 +1,188 @@
+"""The batch script of a run for Slurm.
+
+    allocation --srun--> one task per process --highest exit code of the tasks--> the script
+        75 (saved)   one job: the script queues its job again      a chain: the next job of the array goes on
+        0, 2, 4      the end: the rest of a chain is cancelled     (finished, mistake of the user, diverged)
+        others       the end of this job                           a chain: the next job of the array tries again
+
+A chain is a job array of which one element runs at a time. It needs one submission, has one id to watch and to cancel,
+and is one script that can be printed; jobs with dependencies (``afterany``) need the id of each one before.
+"""
+
+import re
+import shlex
+import sys
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from hlat.launch.submission.request import PreparedRun, RunRequest
+from hlat.runtime import escape_controls
+from hlat.runtime.process import REQUEUE_CODE
+
+_TIME = re.compile(r"\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+|\d+-\d+:\d\d|\d+-\d+:\d\d:\d\d")  # man sbatch, --time
+_LAST_CODES = "0|2|4"  # after these the same command again would end the same way
+_SAFE = re.compile(r"[A-Za-z0-9_./:,=@%+\[\]-]+")
+
+_PREPARE = """
+# The end of the job, which not every version of Slurm tells, and the address of the first node, whose name may not
+# resolve: containers have no squeue and scontrol to ask.
+id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+end=$(SLURM_TIME_FORMAT=standard squeue -h -j "${id:-$SLURM_JOB_ID}" -o %e)
+end=$(date -d "$end" +%s 2>/dev/null) && export SLURM_JOB_END_TIME="${SLURM_JOB_END_TIME:-$end}"
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+MASTER_ADDR=$(scontrol show node "$first" -o | grep -o 'NodeAddr=[^ ]*' | cut -d= -f2)
+export MASTER_ADDR="${MASTER_ADDR:-$first}"
+"""
+_REQUEUE = f"""
+if [ "$code" -eq {REQUEUE_CODE} ]; then
+  scontrol requeue "$SLURM_JOB_ID" || echo "saved, but Slurm does not queue this job again: submit it again" >&2
+fi
+"""
+_CHAIN = f"""
+case $code in
+  {_LAST_CODES}) scancel --state=PENDING "$SLURM_ARRAY_JOB_ID" ;;
+esac
+"""
+
+
+@dataclass(frozen=True)
+class SlurmOptions:
+    """Options of Slurm.
+
+    Attributes:
+        time: time limit of a job, as sbatch takes it; None for the partition's.
+        chain: jobs that run one after the other until the run ends; None for one job that is queued again.
+        partition: partition.
+        account: account to charge.
+        qos: quality of service.
+        exclude: nodes not to use, in Slurm's notation.
+        cpus_per_task: CPU cores of each process; None for Slurm's default.
+        output: file for the output of the script; Slurm replaces %j, %x and others.
+        sbatch: further options of sbatch, such as ``--reservation=x``.
+        srun: further options of srun, such as ``--container-image=x``.
+        setup: shell commands that the script runs first, such as ``module load cuda``.
+    """
+
+    time: str | None = None
+    chain: int | None = None
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    exclude: str | None = None
+    cpus_per_task: int | None = None
+    output: str = "%x-%j.log"
+    sbatch: tuple[str, ...] = ()
+    srun: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+
+    def problems(self) -> list[str]:
+        """Every problem of the options."""
+        found = []
+        if self.time is not None and not _TIME.fullmatch(self.time):
+            found.append(f"--time {escape_controls(self.time)}: expected minutes, H:MM:SS or D-HH:MM:SS.")
+        counts = [("--chain", self.chain), ("--cpus-per-task", self.cpus_per_task)]
+        found += [f"{name} {value}: expected 1 or more." for name, value in counts if value is not None and value < 1]
+        for name in ("partition", "account", "qos", "exclude", "output"):
+            value = getattr(self, name)
+            if value is not None and (not value or not value.isprintable()):
+                found.append(f"--{name} {escape_controls(value)!r}: expected printable characters.")
+        for name in ("sbatch", "srun"):
+            found += [
+                f"--{name} {escape_controls(text)!r}: expected one option of {name} in the form --comment=text."
+                for text in getattr(self, name)
+                if not text.startswith("--") or not text.isprintable()
+            ]
+        found += [f"--setup {escape_controls(text)!r}: one line each." for text in self.setup if "\n" in text]
+        return found
+
+
+@dataclass(frozen=True)
+class BatchScript:
+    """A batch script.
+
+    Attributes:
+        text: the script.
+        run_dir: folder of its run.
+    """
+
+    text: str
+    run_dir: Path
+
+
+def batch_script(request: RunRequest, options: SlurmOptions, folder: Path) -> BatchScript:
+    """Write the batch script of a run.
+
+    Args:
+        request: the run.
+        options: options of Slurm.
+        folder: working folder of the job, from which relative paths count.
+
+    Raises:
+        LaunchError: an option is wrong; every problem of options and recipe is listed.
+        RecipeError: only the recipe is wrong; every problem is listed.
+    """
+    run = request.prepare(options.problems())
+    return BatchScript(_script(run, options, folder), folder / run.recipe.run_dir)
+
+
+def _script(run: PreparedRun, options: SlurmOptions, folder: Path) -> str:
+    program = run.program or [sys.executable, "-P", "-m", "hlat"]
+    words = [*program, "train", run.request.recipe, *run.request.overrides]
+    step = ["srun", "--kill-on-bad-exit=0", f"--wait={run.request.grace}", *_task_cores(options), *options.srun]
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in run.environment.items()]
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *(f"#SBATCH {_directive(option)}" for option in _options(run, options, folder)),
+            f"# Written by hlat {version('hlat')}. It ends with the exit code of the run (docs/clusters.md).",
+            "",
+            *options.setup,
+            *exports,
+            f"threads=$(( ${{SLURM_CPUS_ON_NODE:-1}} / {run.nproc} ))  # cores of a process",
+            'export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$(( threads > 0 ? threads : 1 ))}"',
+            _PREPARE,
+            'echo "job $SLURM_JOB_ID, start $(( ${SLURM_RESTART_COUNT:-0} + 1 )), nodes $SLURM_JOB_NODELIST"',
+            shlex.join(step) + " \\\n  " + shlex.join(words),
+            "code=$?",
+            (_CHAIN if options.chain is not None else _REQUEUE).strip(),
+            'exit "$code"',
+            "",
+        ]
+    )
+
+
+def _directive(option: str) -> str:
+    """Write an option for a line that begins with #SBATCH: within double quotes its parser takes backslashes."""
+    return option if _SAFE.fullmatch(option) else '"' + re.sub(r'(["\\])', r"\\\1", option) + '"'
+
+
+def _options(run: PreparedRun, options: SlurmOptions, folder: Path) -> list[str]:
+    """Options of sbatch for the run."""
+    given = {
+        "time": options.time,
+        "partition": options.partition,
+        "account": options.account,
+        "qos": options.qos,
+        "exclude": options.exclude,
+        "cpus-per-task": options.cpus_per_task,
+    }
+    queue = ["--requeue"] if options.chain is None else [f"--array=1-{options.chain}%1", "--no-requeue"]
+    return [
+        f"--job-name={run.name}",
+        f"--nodes={run.request.nodes}",
+        f"--ntasks-per-node={run.nproc}",
+        f"--chdir={folder}",
+        f"--output={options.output}",
+        "--open-mode=append",  # the output of earlier starts is kept
+        f"--signal=USR1@{run.request.grace}",  # to every process; with B: it would reach the script only
+        *queue,
+        *(f"--{name}={value}" for name, value in given.items() if value is not None),
+        *run.settings.slurm,
+        *options.sbatch,
+    ]
+
+
+def _task_cores(options: SlurmOptions) -> list[str]:
+    """Cores of each task, which srun does not take over from sbatch since Slurm 22.05."""
+    return [] if options.cpus_per_task is None else [f"--cpus-per-task={options.cpus_per_task}"]

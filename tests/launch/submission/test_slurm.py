@@ -1,0 +1,194 @@
+"""Batch scripts in a real Slurm: options, words, variables, exit codes, queueing again, chains, a run that goes on."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import time
+from itertools import pairwise
+
+import pytest
+
+from tests.support.commands import hlat
+from tests.support.launch.slurm_cluster import cluster, job_fields, missing, start_now, wait_for_state
+from tests.support.same_runs import assert_same_run
+
+# Stands for hlat: writes down how it was called, and ends with the exit code of its rank, or on SIGUSR1 with 75.
+STUB = """
+import json, os, signal, sys, time
+folder = os.environ["STUB_FOLDER"]
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
+record = {"words": sys.argv[1:], "environment": dict(os.environ), "time": time.time()}
+rank = int(os.environ["SLURM_PROCID"])
+with open(f"{folder}/{os.environ['SLURM_JOB_ID']}-{rank}-{os.environ.get('SLURM_RESTART_COUNT', 0)}", "w") as file:
+    json.dump(record, file)
+codes = os.environ["STUB_CODES"].split(",")
+if codes[0] == "wait":
+    time.sleep(600)
+sys.exit(int(codes[rank % len(codes)]))
+"""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """Environment of a Slurm cluster with two machines."""
+    if missing():
+        pytest.skip(missing())
+    with cluster(tmp_path_factory.mktemp("slurm"), 2) as found:
+        yield found
+
+
+@pytest.fixture
+def launch(environment, recipe_file, tmp_path):
+    """Submit a run of the stub, or another program; return its job."""
+    stub, folder = tmp_path / "stub.py", tmp_path / "it's a folder"
+    stub.write_text(STUB)
+    folder.mkdir()
+
+    def start(*words, codes="0", program=f"{sys.executable} {stub}", cwd=folder, nodes=2):
+        done = hlat(
+            *("launch", "slurm", recipe_file, f"run.dir={tmp_path / 'run'}", f"data.path={tmp_path}", *words),
+            *("--nodes", str(nodes), "--program", program),
+            *("--env", f"STUB_FOLDER={tmp_path}", "--env", f"STUB_CODES={codes}"),
+            env=environment,
+            cwd=cwd,
+        )
+        assert done.returncode == 0, done.stderr
+        return int(re.match(r"job (\d+)", done.stdout)[1])
+
+    return start
+
+
+def records(folder, job):
+    """Records that the stub wrote for a job, by file name."""
+    return {path.name: json.loads(path.read_text()) for path in sorted(folder.glob(f"{job}-*"))}
+
+
+def test_words_variables_and_options_arrive_unchanged(launch, environment, tmp_path):
+    value = """a  b'c"d\\e $HOME `ls` # ; & *"""
+    override = f"run.name=x{value}"[:10]
+    job = launch(override, "--env", f"VALUE={value}", "--sbatch", f"--comment={value}", "--name", value, "--time", "10")
+    assert wait_for_state(environment, job, "COMPLETED", "FAILED")["ExitCode"] == "0:0"
+    found = records(tmp_path, job)
+    assert list(found) == [f"{job}-0-0", f"{job}-1-0"]
+    for rank, record in enumerate(found.values()):
+        assert record["words"][0] == "train" and override in record["words"]
+        seen = record["environment"]
+        assert seen["VALUE"] == value and seen["SLURM_PROCID"] == str(rank) and seen["MASTER_ADDR"] == "127.0.0.1"
+        assert seen["PWD"] == str(tmp_path / "it's a folder")
+        end = subprocess.run(
+            ["date", "-d", job_fields(environment, job)["StartTime"], "+%s"], capture_output=True, check=True
+        )
+        assert int(seen["SLURM_JOB_END_TIME"]) == int(end.stdout) + 600, "the start, and ten minutes"
+    printed = subprocess.run(
+        ["scontrol", "show", "job", str(job), "-o"], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    assert f" JobName={value} " in printed and f" Comment={value} " in printed
+
+
+@pytest.mark.parametrize(("codes", "expected"), [("2,1", 2), ("3", 3), ("1,4", 4), ("0,5", 5)])
+def test_the_script_ends_with_the_exit_code_of_the_run(launch, environment, codes, expected):
+    fields = wait_for_state(environment, launch(codes=codes), "FAILED", "COMPLETED")
+    assert (fields["ExitCode"], fields["Restarts"]) == (f"{expected}:0", "0")
+
+
+def test_a_saved_run_is_queued_again_without_the_administrator(launch, environment, tmp_path):
+    job = launch(codes="75")
+    while len(records(tmp_path, job)) != 2:
+        time.sleep(0.1)
+    assert wait_for_state(environment, job, "PENDING")["Restarts"] == "1"
+    start_now(environment, job)
+    while f"{job}-1-1" not in records(tmp_path, job):
+        time.sleep(0.1)
+    subprocess.run(["scancel", str(job)], env=environment, check=True)
+    output = tmp_path / "it's a folder" / f"tiny-{job}.log"
+    assert "start 1" in output.read_text() and "start 2" in output.read_text(), "the output of both starts"
+
+
+def test_a_cancelled_job_is_not_queued_again(launch, environment, tmp_path):
+    job = launch(codes="wait")
+    while len(records(tmp_path, job)) != 2:
+        time.sleep(0.1)
+    done = hlat("launch", "cancel", tmp_path / "run", env=environment)
+    assert done.stdout == f"cancelled job {job}\n"
+    assert wait_for_state(environment, job, "CANCELLED")["Restarts"] == "0"
+
+
+def test_a_chain_goes_on_after_75(launch, environment):
+    job = launch("--chain", "4", codes="75")
+    first = wait_for_state(environment, f"{job}_1", "FAILED")
+    assert (first["ExitCode"], first["Restarts"]) == ("75:0", "0")
+    wait_for_state(environment, f"{job}_4", "FAILED")
+    ended = [job_fields(environment, f"{job}_{element}") for element in range(1, 5)]
+    assert all(before["EndTime"] <= after["StartTime"] for before, after in pairwise(ended))
+
+
+@pytest.mark.parametrize("codes", ["0", "2", "4"])
+def test_a_chain_ends_with_its_run(launch, environment, tmp_path, codes):
+    job = launch("--chain", "3", codes=codes)
+    assert wait_for_state(environment, f"{job}_1", "COMPLETED", "FAILED")["ExitCode"] == f"{codes}:0"
+    for line in hlat("launch", "status", tmp_path / "run", env=environment).stdout.splitlines()[::2]:
+        assert line.startswith(f"job {job}_1: ") or line.startswith(f"job {job}: CANCELLED"), line
+
+
+def test_excluded_nodes_are_not_used(launch, environment):
+    for node, other in (("n0", "n1"), ("n1", "n0")):
+        fields = wait_for_state(environment, launch("--exclude", node, nodes=1), "COMPLETED")
+        assert fields["NodeList"] == other
+
+
+def test_status_and_logs_of_the_newest_job(launch, environment, tmp_path):
+    launch()
+    job = launch("--name", "second")
+    wait_for_state(environment, job, "COMPLETED")
+    status = hlat("launch", "status", tmp_path / "run", env=environment)
+    assert f"job {job}: COMPLETED (None), exit code 0:0, restarts 0" in status.stdout
+    assert f"output {tmp_path / chr(39).join(['it', 's a folder'])}/second-{job}.log" in status.stdout
+    logs = hlat("launch", "logs", tmp_path / "run", env=environment)
+    assert re.fullmatch(rf"job {job}, start 1, nodes n\[0-1\]\n", logs.stdout)
+
+
+@pytest.mark.slow  # Slurm looks at time limits twice a minute
+def test_the_signal_comes_before_the_time_limit(launch, environment, tmp_path):
+    job = launch("--time", "2", "--grace", "70", codes="wait")
+    while len(records(tmp_path, job)) != 2:
+        time.sleep(0.1)
+    end = float(records(tmp_path, job)[f"{job}-0-0"]["environment"]["SLURM_JOB_END_TIME"])
+    fields = wait_for_state(environment, job, "PENDING", bound=120)
+    assert fields["Restarts"] == "1" and time.time() < end, "it was queued again before its time was over"
+    subprocess.run(["scancel", str(job)], env=environment, check=True)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_the_same_bits(launch, environment, recipe_file, tiny, tmp_path):
+    steps = ["training.steps=60", "checkpoint.every_steps=25", "training.log_every=1"]
+    plain = tmp_path / "plain"
+    words = [*tiny, *steps]
+    done = hlat("train", recipe_file, *words, f"run.dir={plain}", "--nproc", "2", env={**environment, **_ONE_THREAD})
+    assert done.returncode == 0, done.stderr
+    program = shlex.join([sys.executable, "-m", "hlat"])
+    job = launch(*words, "--env", "OMP_NUM_THREADS=1", program=program)
+    _wait_for_step(tmp_path / "run", 5)
+    subprocess.run(["scancel", "--signal=USR1", str(job)], env=environment, check=True)
+    assert wait_for_state(environment, job, "PENDING", bound=120)["Restarts"] == "1"
+    stopped = _steps(tmp_path / "run")
+    assert 5 <= stopped[-1] < 60
+    start_now(environment, job)
+    assert wait_for_state(environment, job, "COMPLETED", "FAILED", bound=300)["ExitCode"] == "0:0"
+    assert_same_run(tmp_path / "run", plain)
+
+
+_ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+
+def _steps(run):
+    file = run / "metrics.jsonl"
+    return [json.loads(line)["step"] for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def _wait_for_step(run, step):
+    deadline = time.monotonic() + 300
+    while not _steps(run) or _steps(run)[-1] < step:
+        assert time.monotonic() < deadline, "the run does not begin"
+        time.sleep(0.05)
