@@ -93,6 +93,7 @@ def test_the_script_ends_with_the_exit_code_of_the_run(launch, environment, code
     assert (fields["ExitCode"], fields["Restarts"]) == (f"{expected}:0", "0")
 
 
+@pytest.mark.slow
 def test_a_saved_run_is_queued_again_without_the_administrator(launch, environment, tmp_path):
     job = launch(codes="75")
     while len(records(tmp_path, job)) != 2:
@@ -106,6 +107,7 @@ def test_a_saved_run_is_queued_again_without_the_administrator(launch, environme
     assert "start 1" in output.read_text() and "start 2" in output.read_text(), "the output of both starts"
 
 
+@pytest.mark.slow
 def test_a_cancelled_job_is_not_queued_again(launch, environment, tmp_path):
     job = launch(codes="wait")
     while len(records(tmp_path, job)) != 2:
@@ -115,6 +117,7 @@ def test_a_cancelled_job_is_not_queued_again(launch, environment, tmp_path):
     assert wait_for_state(environment, job, "CANCELLED")["Restarts"] == "0"
 
 
+@pytest.mark.slow
 def test_a_chain_goes_on_after_75(launch, environment):
     job = launch("--chain", "4", codes="75")
     first = wait_for_state(environment, f"{job}_1", "FAILED")
@@ -125,6 +128,7 @@ def test_a_chain_goes_on_after_75(launch, environment):
 
 
 @pytest.mark.parametrize("codes", ["0", "2", "4"])
+@pytest.mark.slow
 def test_a_chain_ends_with_its_run(launch, environment, tmp_path, codes):
     job = launch("--chain", "3", codes=codes)
     assert wait_for_state(environment, f"{job}_1", "COMPLETED", "FAILED")["ExitCode"] == f"{codes}:0"
@@ -132,12 +136,14 @@ def test_a_chain_ends_with_its_run(launch, environment, tmp_path, codes):
         assert line.startswith(f"job {job}_1: ") or line.startswith(f"job {job}: CANCELLED"), line
 
 
+@pytest.mark.slow
 def test_excluded_nodes_are_not_used(launch, environment):
     for node, other in (("n0", "n1"), ("n1", "n0")):
         fields = wait_for_state(environment, launch("--exclude", node, nodes=1), "COMPLETED")
         assert fields["NodeList"] == other
 
 
+@pytest.mark.slow
 def test_status_and_logs_of_the_newest_job(launch, environment, tmp_path):
     launch()
     job = launch("--name", "second")
