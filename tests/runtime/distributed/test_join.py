@@ -1,5 +1,6 @@
 """Joining a run: a single process joins nothing, and failures of the rendezvous give precise errors."""
 
+import os
 import socket
 from datetime import timedelta
 
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from hlat.runtime import HlatError, LaunchError
 from hlat.runtime.distributed import AsyncMax, HostGroup, check_consistent, join_run, joined_run, rendezvous
 from hlat.runtime.distributed.join import leave_run
+from hlat.runtime.process import LAUNCHER_ENV
 
 
 @pytest.fixture
@@ -66,6 +68,7 @@ def test_missing_processes_are_counted(store):
 
 
 def test_two_processes_with_the_same_rank_are_refused(store, monkeypatch):
+    monkeypatch.setenv(LAUNCHER_ENV, str(os.getpid()))  # a store of one attempt: torchrun's has the keys of others
     with pytest.raises(LaunchError, match=r"only 1 of 2"):
         join_run("cpu")
     rendezvous._joins.clear()  # as in another process

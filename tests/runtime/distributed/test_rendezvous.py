@@ -15,6 +15,7 @@ from hlat.runtime import LaunchError, RankInfo
 from hlat.runtime.distributed import Rendezvous, rendezvous
 from hlat.runtime.distributed import run_secret as run_secret_module
 from hlat.runtime.distributed.addresses import interface_of, listen, resolve_addresses, wait_until_reachable
+from hlat.runtime.distributed.rounds import ask_for_round
 from hlat.runtime.distributed.run_secret import Signer, run_signer
 
 IPV6 = (
@@ -109,6 +110,35 @@ def test_replayed_messages_of_an_earlier_rendezvous_are_rejected(server):
         new.set("0/peer", forged)
         with pytest.raises(LaunchError, match="no process of the run"):
             store.get("0/peer")
+
+
+def test_processes_started_again_meet_in_a_store_with_keys_of_earlier_attempts(server, tmp_path, monkeypatch):
+    """As under torchrun: keys of all attempts are in one store, and a process ended while it asked."""
+    for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", str(server.port))):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.delenv(run_secret_module.RUN_SECRET_ENV, raising=False)
+
+    def join(rank):
+        time.sleep(0.2 * (2 - rank))  # rank 0 comes last
+        return rendezvous.rendezvous_ranks(RankInfo(rank, 3), tmp_path)[0]
+
+    for attempt in range(3):
+        rendezvous._joins.clear()  # as in new processes
+        with ThreadPoolExecutor(3) as pool:
+            stores = list(pool.map(join, range(3)))
+        stores[0].set("text", f"attempt {attempt}")
+        assert stores[2].get("text") == f"attempt {attempt}".encode()
+        ask_for_round(server, 0.0)  # a process that ended while it asked
+    assert not list(tmp_path.iterdir()), "the files of secrets are removed"
+
+
+def test_an_answer_that_is_no_round_is_refused(server, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    store = dist.PrefixStore("hlat/rounds", server)
+    store.set("round/1", "../../elsewhere")
+    with pytest.raises(LaunchError, match="no process of the run has written"):
+        rendezvous._ask_for_round(server, RankInfo(1, 2))
 
 
 def test_the_secret_comes_from_the_launcher_or_a_private_file(tmp_path, monkeypatch):

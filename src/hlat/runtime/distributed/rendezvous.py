@@ -9,6 +9,7 @@ only with a valid signature; a forged value can at worst end the rendezvous with
 """
 
 import os
+import re
 import secrets
 import sys
 import threading
@@ -26,10 +27,12 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from hlat.runtime.backend import interface_variables
 from hlat.runtime.distributed.addresses import interface_of, is_loopback, listen, wait_until_reachable
 from hlat.runtime.distributed.host_collectives import format_ranks
+from hlat.runtime.distributed.rounds import RoundAnswers, ask_for_round
 from hlat.runtime.distributed.run_secret import RUN_SECRET_ENV, Signer, run_signer
 from hlat.runtime.distributed.signed_store import SignedStore, put_bytes
 from hlat.runtime.distributed.waiting import WAIT_SLICE, call_interruptibly
 from hlat.runtime.errors import LaunchError
+from hlat.runtime.process import LAUNCHER_ENV
 from hlat.runtime.rank_env import RankInfo
 
 ARRIVAL_TIMEOUT = timedelta(minutes=10)
@@ -41,6 +44,8 @@ _HELPER_TIMEOUT = timedelta(seconds=60)
 _SILENCE = 15.0  # seconds of waiting before a message says so
 _NONCE = 16  # bytes
 _REFUSED = b"refused"
+_ROUND = re.compile(r"[0-9a-f]{16}")
+_ANSWERING = 0.05  # seconds between two looks at the questions of other processes
 
 _joins: Counter[tuple[str, int]] = Counter()  # by store: a process that joins again needs new keys
 
@@ -70,10 +75,11 @@ def rendezvous_ranks(here: RankInfo, folder: Path | None) -> tuple[SignedStore, 
     address, port = _address()
     server = _connect(address, port, here.rank)
     _joins[address, port] += 1
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    answers = RoundAnswers(server) if _store_outlives_attempts() and here.rank == 0 else None
+    attempt = "0" if not _store_outlives_attempts() else answers.round if answers else _ask_for_round(server, here)
     file = None if folder is None else folder / f".secret-{port}-{attempt}"
     meeting = Rendezvous(f"hlat/{attempt}/{_joins[address, port]}", run_signer(file))
-    store, key = _arrive(server, meeting, here)
+    store, key = _arrive(server, meeting, here, answers)
     if file is not None and here.rank == 0:
         with suppress(OSError):
             file.unlink(missing_ok=True)  # every process has read it
@@ -97,8 +103,37 @@ def _address() -> tuple[str, int]:
 # --- joining ----------------------------------------------------------------------------------------------------------
 
 
-def _arrive(server: Store, meeting: Rendezvous, here: RankInfo) -> tuple[SignedStore, Signer]:
-    """Wait for every process and authenticate it. An error here says how many are missing; gloo's would not."""
+def _store_outlives_attempts() -> bool:
+    """Return True if the store has keys of earlier attempts: torchrun's; hlat's launcher serves a new one for each."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and LAUNCHER_ENV not in os.environ
+
+
+def _ask_for_round(server: Store, here: RankInfo) -> str:
+    """Ask rank 0 for the round of this attempt.
+
+    Raises:
+        LaunchError: it has not answered in time, or the answer is none.
+    """
+    found = ask_for_round(server, ARRIVAL_TIMEOUT.total_seconds())
+    if found is None:
+        minutes = f"{ARRIVAL_TIMEOUT / timedelta(minutes=1):g} minutes"
+        raise LaunchError(f"rank 0 of {here.world} did not join within {minutes}. Check that it was started.")
+    if not _ROUND.fullmatch(found):
+        raise LaunchError("the store of the run holds values that no process of the run has written.")
+    return found
+
+
+def _arrive(
+    server: Store, meeting: Rendezvous, here: RankInfo, answers: RoundAnswers | None = None
+) -> tuple[SignedStore, Signer]:
+    """Wait for every process and authenticate it. An error here says how many are missing; gloo's would not.
+
+    Args:
+        server: the store.
+        meeting: name and key of the rendezvous.
+        here: rank of this process.
+        answers: on rank 0, answers questions for the round meanwhile; None if there is but one.
+    """
     store = PrefixStore(meeting.name, server)
     if store.add(f"rank/{here.rank}", 1) > 1:
         message = f"two processes have rank {here.rank} of {here.world}."
@@ -107,14 +142,16 @@ def _arrive(server: Store, meeting: Rendezvous, here: RankInfo) -> tuple[SignedS
     put_bytes(store, f"hello/{here.rank}", nonce + meeting.seal.sign(b"hello", name, _number(here.rank), nonce))
     if store.add("arrived", 1) == here.world:
         put_bytes(store, "complete", b"")
-    nonces = _admit(store, meeting, here.world) if here.rank == 0 else _admitted(store, meeting, here, nonce)
+    nonces = _admit(store, meeting, here.world, answers) if here.rank == 0 else _admitted(store, meeting, here, nonce)
     # A process that replays old messages without the secret cannot compute this key.
     key = meeting.seal.derive(b"session", name, nonces)
     return SignedStore(store, key), key
 
 
-def _admit(store: Store, meeting: Rendezvous, world: int) -> bytes:
+def _admit(store: Store, meeting: Rendezvous, world: int, answers: RoundAnswers | None) -> bytes:
     """On rank 0: verify that all ranks know the secret, publish the result, and return all nonces."""
+    if answers is not None:
+        _answer_until_complete(store, answers)
     _wait(store, "complete", world)
     hellos = store.multi_get([f"hello/{rank}" for rank in range(world)])
     name, seal = meeting.name.encode(), meeting.seal
@@ -129,6 +166,14 @@ def _admit(store: Store, meeting: Rendezvous, world: int) -> bytes:
     if unknown:
         raise _unauthenticated(format_ranks(unknown))
     return all_nonces
+
+
+def _answer_until_complete(store: Store, answers: RoundAnswers) -> None:
+    """Answer questions for the round until all processes have joined, or until they could have."""
+    deadline = time.monotonic() + ARRIVAL_TIMEOUT.total_seconds()
+    while not store.check(["complete"]) and time.monotonic() < deadline:
+        answers.answer()
+        time.sleep(_ANSWERING)
 
 
 def _admitted(store: Store, meeting: Rendezvous, here: RankInfo, nonce: bytes) -> bytes:

@@ -1,7 +1,7 @@
 """The secret of a run, and messages signed with it: a process without the secret cannot join a run or forge a message.
 
     HLAT_RUN_SECRET, from the launcher ---+
-    <run.dir>/.secret-PORT-ATTEMPT, 0600 -+--Signer--> HMAC-SHA256 of the messages of the rendezvous
+    <run.dir>/.secret-PORT-ROUND, 0600 ---+--Signer--> HMAC-SHA256 of the messages of the rendezvous
     neither: nothing is authenticated ----+
 
 The first process creates the file, and rank 0 removes it after the rendezvous. It proves that a process can read the
