@@ -95,6 +95,7 @@ def run(
     Raises:
         HlatError: the run cannot start or continue; the message says why and what would work.
     """
+    enter_phase("start")  # an earlier run of this process may have ended in another one
     refuse_faults(recipe.faults, allow_faults)
     this_rank = rank_info()
     installed_components(recipe)

@@ -12,6 +12,7 @@ from hlat.launch.metrics_server.families import metric_families
 from hlat.launch.metrics_server.run_observer import ObservedRun, RunObserver
 from hlat.resilience import GOODPUT_FILE, Goodput
 from hlat.resilience.heartbeat import Heartbeat, heartbeat_path
+from hlat.runtime.process import enter_phase
 from hlat.tracking import EventLog
 from tests.support.launch.metrics_lint import parse
 
@@ -47,6 +48,7 @@ class Observed:
 
 @pytest.fixture
 def observed(tmp_path: Path) -> Observed:
+    enter_phase("start")  # a heartbeat begins with the phase of its process, in which other tests have trained
     return Observed(tmp_path)
 
 
