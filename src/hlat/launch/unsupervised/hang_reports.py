@@ -3,9 +3,9 @@
     first rank that is late --raise_alarm--> logs/hang/alarm --> every rank: write --> logs/hang/rank-00003.json
                                                                               read --> reports of all ranks
 
-A rank without a report gives no sign of life. Times in reports are ages, so that clocks of hosts do not matter. Files
-of an earlier attempt are told from new ones without an identity: a rank removes its own report before it joins the
-others, and no run hangs before all have joined.
+A rank without a report gives no sign of life. Times in reports are ages, so that clocks of hosts do not matter. No
+report is left from an earlier attempt: each rank removes its own before it joins the others, and a run can hang only
+after all have joined.
 """
 
 import json

@@ -1,6 +1,7 @@
 """Rendezvous of the processes of a run: a store over TCP, and proof that each process belongs to the run.
 
     rank 0 listens on MASTER_ADDR:MASTER_PORT, unless the launcher does      the others wait until it does
+    under torchrun, whose store has keys of earlier attempts: all learn the round from rank 0 (``rounds.py``)
     each: "I am rank r" and a fresh nonce, signed --> the store --> rank 0: all nonces, signed
     the secret and the nonces --> a key of this rendezvous only; it signs the addresses that gloo exchanges
 
@@ -75,10 +76,14 @@ def rendezvous_ranks(here: RankInfo, folder: Path | None) -> tuple[SignedStore, 
     address, port = _address()
     server = _connect(address, port, here.rank)
     _joins[address, port] += 1
-    answers = RoundAnswers(server) if _store_outlives_attempts() and here.rank == 0 else None
-    attempt = "0" if not _store_outlives_attempts() else answers.round if answers else _ask_for_round(server, here)
-    file = None if folder is None else folder / f".secret-{port}-{attempt}"
-    meeting = Rendezvous(f"hlat/{attempt}/{_joins[address, port]}", run_signer(file))
+    answers, number = None, "0"
+    if _store_outlives_attempts() and here.rank == 0:
+        answers = RoundAnswers(server)
+        number = answers.round
+    elif _store_outlives_attempts():
+        number = _ask_for_round(server, here)
+    file = None if folder is None else folder / f".secret-{port}-{number}"
+    meeting = Rendezvous(f"hlat/{number}/{_joins[address, port]}", run_signer(file))
     store, key = _arrive(server, meeting, here, answers)
     if file is not None and here.rank == 0:
         with suppress(OSError):
