@@ -10,8 +10,8 @@ from hlat.runtime import lazily
 if TYPE_CHECKING:
     from hlat.launch.fork_launcher import launch_forked
     from hlat.launch.multiprocess_launcher import launch_multiprocess
-    from hlat.launch.root_cause import RunOutcome
-    from hlat.launch.supervisor import SupervisedRun, supervise
+    from hlat.launch.supervised_run import SupervisedRun, supervise
+    from hlat.launch.supervision import RunOutcome
     from hlat.launch.training_job import (
         SupervisionOptions,
         TrainingJob,
@@ -27,8 +27,8 @@ __getattr__ = lazily(
     {
         "fork_launcher": ("launch_forked",),
         "multiprocess_launcher": ("launch_multiprocess",),
-        "root_cause": ("RunOutcome",),
-        "supervisor": ("SupervisedRun", "supervise"),
+        "supervision": ("RunOutcome",),
+        "supervised_run": ("SupervisedRun", "supervise"),
         "training_job": (
             "SupervisionOptions",
             "TrainingJob",

@@ -22,8 +22,8 @@ from hlat.launch.extension_check import check_extensions
 from hlat.launch.fork_launcher import launch_forked
 from hlat.launch.metrics_server import metrics_server
 from hlat.launch.process_set import ProcessSet
-from hlat.launch.root_cause import RunOutcome
-from hlat.launch.supervisor import SupervisedRun, supervise
+from hlat.launch.supervised_run import SupervisedRun, supervise
+from hlat.launch.supervision import RunOutcome
 from hlat.launch.unsupervised import watching_itself
 from hlat.resilience import WorldSizePolicy
 from hlat.runtime import LaunchError, slurm
