@@ -103,6 +103,12 @@ def interface_of(address: str) -> str | None:
     return next((name for name, found in _interfaces() if found == wanted), None)
 
 
+def address_of(interface: str) -> str | None:
+    """Address of a network interface, IPv4 first; None if there is none, or the system does not report it."""
+    found = [address for name, address in _interfaces() if name == interface] if sys.platform == "linux" else []
+    return str(min(found, key=lambda address: address.version)) if found else None
+
+
 def _is_address(host: str) -> bool:
     try:
         ipaddress.ip_address(host.partition("%")[0])
