@@ -67,16 +67,8 @@ class Drill:
     def start(self, node: int) -> None:
         recipe = self.folder / f"{self.layout.replace(' ', '-')}-{self.steps}.yaml"
         address = self.hosts.address(node)
-        words = [
-            "-m",
-            "hlat",
-            "train",
-            str(recipe),
-            f"run.dir={self.run_dir}",
-            "--nodes",
-            self.nodes or str(self.count),
-        ]
-        words += ["--nodes", str(self.count), "--node", str(node), "--nproc", "2", "--address", address]
+        words = ["-m", "hlat", "train", str(recipe), f"run.dir={self.run_dir}", "--nproc", "2"]
+        words += ["--nodes", str(self.count), "--node", str(node), "--address", address]
         log = (self.folder / f"{self.name}-h{node}.log").open("ab")
         # A session of its own: a kill of the host is a kill of its processes, found by namespace.
         self.processes[node] = subprocess.Popen(
