@@ -3,7 +3,8 @@
     signals --SignalForwarder--> processes (once each)    processes --wait_for_processes--> their exits, in rank order
 
 If a process fails, the others cannot continue without it. Most notice within milliseconds and report what they saw, so
-they get a few seconds before they are ended. After the loss of a host they would notice nothing. A run that was asked to stop gets all the time it needs to save.
+they get a few seconds before they are ended. After the loss of a host they would notice nothing. A run that was asked
+to stop gets all the time it needs to save.
 """
 
 import signal
