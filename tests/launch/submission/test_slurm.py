@@ -279,3 +279,72 @@ def _wait_for_step(run, step):
     while not _steps(run) or _steps(run)[-1] < step:
         assert time.monotonic() < deadline, "the run does not begin"
         time.sleep(0.05)
+
+
+# Stands for hlat with a doctor that finds the node in STUB_BAD.
+DOCTOR = """
+import json, os, sys, time
+verb, node, folder = sys.argv[1], os.environ["SLURMD_NODENAME"], os.environ["STUB_FOLDER"]
+name = f"{folder}/{os.environ['SLURM_JOB_ID']}-{verb}-{node}"
+with open(name, "w") as file:
+    json.dump({"words": sys.argv[1:], "nodes": os.environ["SLURM_STEP_NODELIST"]}, file)
+if verb == "doctor":
+    bad = os.environ["STUB_BAD"]
+    if os.environ["SLURM_NODEID"] == "0":
+        with open(sys.argv[sys.argv.index("--exclude-bad") + 1], "w") as file:
+            file.write(bad + "\\n" if bad in ("n0", "n1") else "")
+    sys.exit(7 if bad == "all" else 0)
+"""
+
+
+@pytest.fixture
+def examined(launch, tmp_path):
+    """Submit a run whose nodes are examined first; return its job."""
+    doctor = tmp_path / "doctor.py"
+    doctor.write_text(DOCTOR)
+
+    def start(bad, *words):
+        return launch(*words, "--doctor", "--env", f"STUB_BAD={bad}", program=f"{sys.executable} {doctor}")
+
+    return start
+
+
+def test_nodes_are_examined_before_the_training(examined, environment, tmp_path):
+    job = examined("none")
+    assert wait_for_state(environment, job, "COMPLETED", "FAILED")["ExitCode"] == "0:0"
+    assert sorted(records(tmp_path, job)) == [f"{job}-{verb}-{node}" for verb in ("doctor", "train") for node in NODES]
+    words = records(tmp_path, job)[f"{job}-train-n0"]["words"]
+    assert words[-4:] == ["--nproc", "1", "--nodes", "2"]
+
+
+def test_a_bad_node_is_left_out_where_fewer_are_enough(examined, environment, tmp_path):
+    job = examined("n0", "--least", "1")
+    assert wait_for_state(environment, job, "COMPLETED", "FAILED")["ExitCode"] == "0:0"
+    trained = [name for name in records(tmp_path, job) if "-train-" in name]
+    assert trained == [f"{job}-train-n1"]
+    assert records(tmp_path, job)[trained[0]]["words"][-2:] == ["--nodes", "1:1"]
+
+
+def test_a_failure_of_the_doctor_that_no_node_is_to_blame_for_ends_the_job(examined, environment, tmp_path):
+    job = examined("all")
+    assert wait_for_state(environment, job, "COMPLETED", "FAILED")["ExitCode"] == "7:0"
+    assert not [name for name in records(tmp_path, job) if "-train-" in name]
+
+
+def test_a_bad_node_is_drained_and_the_job_queued_again_where_all_are_needed(examined, environment, tmp_path):
+    job = examined("n1")
+    try:
+        while len(records(tmp_path, job)) != 2:
+            time.sleep(0.1)
+        assert wait_for_state(environment, job, "PENDING", bound=60)["Restarts"] == "1"
+        state = subprocess.run(
+            ["sinfo", "-h", "-n", "n1", "-o", "%T %E"], env=environment, capture_output=True, text=True, check=True
+        )
+        assert state.stdout.startswith("drain") and "hlat doctor" in state.stdout
+        assert not [name for name in records(tmp_path, job) if "-train-" in name]
+    finally:
+        subprocess.run(["scancel", str(job)], env=environment, check=True)
+        subprocess.run(["scontrol", "update", "nodename=n1", "state=RESUME"], env=environment, check=False)
+
+
+NODES = ("n0", "n1")

@@ -52,6 +52,9 @@ def slurm_command(
     setup: Annotated[
         list[str] | None, typer.Option(help="Shell command that the script runs first. Repeat for several.")
     ] = None,
+    doctor: Annotated[
+        bool, typer.Option("--doctor", help="Examine the nodes before the training, and leave bad ones out.")
+    ] = False,
     dry_run: DryRunOption = False,
 ) -> None:
     """Submit a run to Slurm, with this folder as its working folder."""
@@ -71,6 +74,7 @@ def slurm_command(
         tuple(sbatch or ()),
         tuple(srun or ()),
         tuple(setup or ()),
+        doctor,
     )
     done = submit_slurm(
         recipe,

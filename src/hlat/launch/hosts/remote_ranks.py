@@ -26,7 +26,7 @@ _SHORT_SILENCE = 5.0  # seconds of silence after which a host is lost if somethi
 _LONGEST_SILENCE = 30.0  # seconds of silence after which a host is lost in any case
 _STACKS = 6.0  # seconds for hosts to collect stacks
 _LOST_CODE = 1
-_LOST_GRACE = 10.0  # seconds for savers to end if a host is lost: a save that needs it never completes
+_LOST_GRACE = 5.0  # seconds for savers to end if a host is lost: a save that needs it never completes
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from hlat.launch.submission.preflight_step import preflight_step
 from hlat.launch.submission.request import PreparedRun, RunRequest
 from hlat.runtime import escape_controls
 from hlat.runtime.process import REQUEUE_CODE
@@ -65,6 +66,7 @@ class SlurmOptions:
         sbatch: further options of sbatch, such as ``--reservation=x``.
         srun: further options of srun, such as ``--container-image=x``.
         setup: shell commands that the script runs first, such as ``module load cuda``.
+        doctor: examine the nodes before the training, and leave bad ones out.
     """
 
     time: str | None = None
@@ -78,6 +80,7 @@ class SlurmOptions:
     sbatch: tuple[str, ...] = ()
     srun: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
+    doctor: bool = False
 
     def problems(self) -> list[str]:
         """Every problem of the options."""
@@ -131,11 +134,13 @@ def batch_script(request: RunRequest, options: SlurmOptions, folder: Path) -> Ba
 
 def _script(run: PreparedRun, options: SlurmOptions, folder: Path) -> str:
     program = run.program or [sys.executable, "-P", "-m", "hlat"]
-    nodes = str(run.request.nodes) if run.request.least is None else f"{run.request.least}:{run.request.nodes}"
-    words = [*program, "train", run.request.recipe, *run.request.overrides, "--nproc", str(run.nproc)]
-    words += ["--nodes", nodes] if run.request.nodes > 1 else []
+    common = [run.request.recipe, *run.request.overrides, "--nproc", str(run.nproc)]
+    words = shlex.join([*program, "train", *common])
+    if run.request.nodes > 1:
+        words += ' --nodes "$nodes"' if run.request.least is None else f' --nodes "{run.request.least}:$nodes"'
     keep = ["--no-kill"] if run.request.least is not None else []
     step = ["srun", "--ntasks-per-node=1", *keep, "--kill-on-bad-exit=0", f"--wait={run.request.grace}", *options.srun]
+    least, is_chain = run.request.least or run.request.nodes, options.chain is not None
     exports = [f"export {name}={shlex.quote(value)}" for name, value in run.environment.items()]
     return "\n".join(
         [
@@ -149,8 +154,11 @@ def _script(run: PreparedRun, options: SlurmOptions, folder: Path) -> str:
             f"threads=$(( cores / {run.nproc} ))  # of a process",
             'export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$(( threads > 0 ? threads : 1 ))}"',
             _PREPARE,
+            'nodes="$SLURM_JOB_NUM_NODES" exclude=()',
             'echo "job $SLURM_JOB_ID, start $(( ${SLURM_RESTART_COUNT:-0} + 1 )), nodes $SLURM_JOB_NODELIST"',
-            shlex.join(step) + ' --ntasks="$SLURM_JOB_NUM_NODES" --cpus-per-task="$cores" \\\n  ' + shlex.join(words),
+            *([preflight_step(step, program, common, least, is_chain)] if options.doctor else []),
+            f'{shlex.join(step)} --nodes="$nodes" --ntasks="$nodes" --cpus-per-task="$cores" "${{exclude[@]}}" \\',
+            f"  {words}",
             "code=$?",
             (_CHAIN if options.chain is not None else _REQUEUE).strip(),
             'exit "$code"',
