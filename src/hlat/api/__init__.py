@@ -2,6 +2,7 @@
 
     load_recipe -> train -> evaluate, watch, average, generate, load_model, export        metrics, report, runs
                 -> plan, rehearse
+                -> doctor
                 -> submit_slurm, submit_kubernetes: train on a cluster
 
 Nothing is printed: progress and messages are log records of the logger ``hlat``. Mistakes are ``HlatError``s. What
@@ -14,6 +15,7 @@ import logging
 from hlat.api.checkpoints import evaluate, evaluate_tasks, generate, load_model, watch
 from hlat.api.models import average, export, import_model
 from hlat.api.planning import compare_plans, plan
+from hlat.api.preflight import doctor
 from hlat.api.recipes import load_recipe
 from hlat.api.records import metrics, report, runs
 from hlat.api.submission import submit_kubernetes, submit_slurm
@@ -23,6 +25,7 @@ __all__ = [
     "TrainingResult",
     "average",
     "compare_plans",
+    "doctor",
     "evaluate",
     "evaluate_tasks",
     "export",

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
+    from hlat.runtime.distributed.addresses import address_of_interface, listen, own_addresses, resolve_addresses
     from hlat.runtime.distributed.async_max import AsyncMax
     from hlat.runtime.distributed.consistency import check_consistent, code_identity
     from hlat.runtime.distributed.fake_world import fake_rank, host_values, in_fake_world
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
+        "addresses": (
+            "address_of_interface",
+            "listen",
+            "own_addresses",
+            "resolve_addresses",
+        ),
         "async_max": ("AsyncMax",),
         "consistency": (
             "check_consistent",
@@ -56,6 +63,7 @@ __all__ = [
     "HostGroup",
     "Rendezvous",
     "Runtime",
+    "address_of_interface",
     "call_interruptibly",
     "check_consistent",
     "code_identity",
@@ -65,6 +73,9 @@ __all__ = [
     "join_helpers",
     "join_run",
     "joined_run",
+    "listen",
+    "own_addresses",
+    "resolve_addresses",
     "sendable",
     "start_helper",
 ]
