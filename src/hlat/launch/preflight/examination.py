@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from hlat.launch.preflight.checks import Facts, axis_groups, checks_of
@@ -53,11 +54,12 @@ class _Examination:
         self._began = time.monotonic()
         self._gathered = Gathered({request.node: request.name}, request.nproc, links=_published_links(request))
         self._limit = request.patience
+        self._kept = existing_part(request.run_dir)  # the rest of the path is removed at the end
 
     def run(self) -> PreflightReport:
-        request, kept = self._request, existing_part(self._request.run_dir)
+        request = self._request
         with ExitStack() as stack:
-            stack.callback(remove_if_empty, request.run_dir, kept)
+            stack.callback(lambda: remove_if_empty(request.run_dir, self._kept))
             ranks = RankProcesses(request.nproc, self._command)
             stack.callback(ranks.close)
             place, peer = self._listen(stack)
@@ -124,7 +126,7 @@ class _Examination:
                 lock = stack.enter_context((meeting.folder / "lock").open("w"))
                 with suppress(OSError):  # HD16 reports that
                     self._tools.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            meeting.post("host", {"peer": asdict(peer), "facts": facts})
+            meeting.post("host", {"peer": asdict(peer), "facts": facts, "kept": str(self._kept)})
             if is_first:
                 meeting.post("peers", {"peers": self._roll_call(meeting)})
             peers = {int(node): _peer(found) for node, found in _first(meeting, "peers")["peers"].items()}
@@ -146,6 +148,7 @@ class _Examination:
             if node in reports:
                 self._gathered.hosts[node] = reports[node]["peer"]["name"]
                 self._gathered.add_host(node, reports[node]["facts"])
+                self._kept = min(self._kept, Path(reports[node]["kept"]), key=lambda path: len(path.parts))
             else:
                 self._miss(node, "it did not come to the meeting in the run's folder")
         return {str(node): report["peer"] for node, report in reports.items()}

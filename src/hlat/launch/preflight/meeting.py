@@ -136,8 +136,8 @@ class SharedFolder:
         """End the meeting; host 0 waits until the others have read the verdict, and removes its files."""
         if self._node != 0:
             with suppress(OSError):
-                self._file("left", self._node).write_text("{}")
                 (self._root / f"knock-{self._node:05d}").unlink(missing_ok=True)
+                self._file("left", self._node).write_text("{}")
         else:
             deadline = time.monotonic() + _LEAVING
             arrived = [node for node in range(1, self._nodes) if self._counts.has(node)]

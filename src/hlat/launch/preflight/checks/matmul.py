@@ -7,8 +7,9 @@ from statistics import median_high
 from hlat.launch.preflight.checks.base import Case, Check, Evidence, Symptom
 
 _OF_OTHERS = 0.4
-"""Share of the usual rate below which a process is slow. Equal devices of a cluster differ by a few percent (power,
-temperature); CPU processes that share cores with other programs by up to a half for a moment."""
+"""Share of the usual rate below which a device is slow: equal ones differ by a few percent (power, temperature)."""
+_OF_OTHER_PROCESSES = 0.2
+"""The same for processors: programs that share their cores take up to two thirds of a process's time for a moment."""
 _OF_CATALOG = 0.5
 """Share of the published peak below which a known device is slow: large products reach 0.6 to 0.9 of it."""
 
@@ -49,7 +50,8 @@ def _judge_rate(evidence: Evidence) -> Iterator[Symptom]:
         usual = median_high(case.facts["flops"] for case in cases)
         for case in cases:
             flops, peak = case.facts["flops"], case.facts["peak"]
-            if flops < _OF_OTHERS * usual:
+            least = _OF_OTHER_PROCESSES if case.facts["shared"] else _OF_OTHERS
+            if flops < least * usual:
                 yield Symptom(case.node, f"{_tera(flops)}, and {_tera(usual)} on equal devices", case.rank)
             elif peak is not None and flops < _OF_CATALOG * peak:
                 text = f"{_tera(flops)}, {flops / peak:.0%} of the {_tera(peak)} in the catalog"

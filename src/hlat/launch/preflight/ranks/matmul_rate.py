@@ -10,7 +10,7 @@ from hlat.launch.preflight.ranks.rank_place import Facts, RankPlace
 from hlat.runtime.backend import backend_of, synchronize
 
 _SECONDS = 0.5
-_ATTEMPTS = 3  # a process that seems slow measures again: another program may have interrupted it
+_ATTEMPTS = 4  # a process that seems slow measures again: another program may have interrupted it
 _SLOW = 0.5  # share of the fastest process
 
 
@@ -28,7 +28,8 @@ def measure(place: RankPlace) -> Facts:
     name = str(dtype).removeprefix("torch.")
     peak = published_flops(place.device, dtype)
     published = None if peak is None else peak.value
-    return {"flops": best, "peak": published, "dtype": name, "kind": device_kind(place.device)}
+    facts = {"flops": best, "peak": published, "dtype": name, "kind": device_kind(place.device)}
+    return {**facts, "shared": backend_of(place.device).is_shared}
 
 
 def _sustained(device: torch.device, dtype: torch.dtype, size: int) -> float:
