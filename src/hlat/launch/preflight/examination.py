@@ -26,7 +26,7 @@ from hlat.launch.preflight.report import PreflightReport
 from hlat.launch.preflight.request import PreflightRequest
 from hlat.runtime.distributed import RUN_SECRET_ENV, own_addresses
 
-_UNREACHABLE = ("device-visible", "rank-processes", "listen", "connections")
+_OBSTACLES = {"device-visible", "listen", "connections"}
 """Checks that must have found nothing before processes join each other."""
 
 
@@ -163,7 +163,8 @@ class _Examination:
                 self._miss(node, "it did not report in time")
         members = [node for node in peers if node in reports]
         so_far = judge(self._gathered, 0, 0.0)
-        if any(finding.name in _UNREACHABLE for finding in so_far.findings if not finding.is_warning):
+        found = {finding.name for finding in so_far.findings if not finding.is_warning}
+        if found & _OBSTACLES or "rank-processes" in self._gathered.cases:  # such a process may have a known cause
             members = []
         address = peers[0].address
         plan = self._gathered.plan if len(members) == self._request.nodes else {}

@@ -94,6 +94,7 @@ class SharedFolder:
         self._root, self._node, self._nodes, self._patience = run_dir / _FOLDER, node, nodes, patience
         self._number = secrets.token_hex(8)
         self._stop, self._counts = threading.Event(), _Counts()
+        self._arrived: set[int] = set()
         self._root.mkdir(parents=True, exist_ok=True)
         self.folder: Path | None = self._open() if node == 0 else self._join()
         self._folder = self.folder
@@ -114,6 +115,7 @@ class SharedFolder:
                 if (report := _read_json(self._file(stage, node))) is not None:
                     found[node] = report
             waiting -= set(found)
+            self._arrived.update(found)
             now = time.monotonic()
             if now > deadline:
                 break
@@ -140,8 +142,8 @@ class SharedFolder:
                 self._file("left", self._node).write_text("{}")
         else:
             deadline = time.monotonic() + _LEAVING
-            arrived = [node for node in range(1, self._nodes) if self._counts.has(node)]
-            while time.monotonic() < deadline and not all(self._file("left", node).exists() for node in arrived):
+            others = self._arrived - {0}
+            while time.monotonic() < deadline and not all(self._file("left", node).exists() for node in others):
                 time.sleep(_POLL)
             shutil.rmtree(self._folder, ignore_errors=True)
             with suppress(OSError):

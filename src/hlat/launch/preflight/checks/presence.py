@@ -38,6 +38,6 @@ CHECKS = (
         "Check the network between the hosts: the interface named by GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, and "
         "firewalls, which have to leave all ports between the hosts open.",
         judge=_told,
-        after=("sign-of-life", "rank-processes", "connections", "device-visible"),
+        after=("sign-of-life", "rank-processes", "connections", "device-visible", "host-memory"),
     ),
 )

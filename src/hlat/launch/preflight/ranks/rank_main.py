@@ -42,12 +42,12 @@ def main(tools: RankTools | None = None) -> None:
 
         for line in sys.stdin:
             order = json.loads(line)
-            _ORDERS[order["order"]](order, tools or RankTools(), answer)
+            ORDERS[order["order"]](order, tools or RankTools(), answer)
             answer({"done": True})
     os._exit(0)  # threads of a broken group would never end
 
 
-def _alone(order: dict[str, Any], tools: RankTools, answer: Answer) -> None:
+def alone(order: dict[str, Any], tools: RankTools, answer: Answer) -> None:
     """Measure in this process alone."""
     local_rank = order["local_rank"]
     try:
@@ -64,7 +64,7 @@ def _alone(order: dict[str, Any], tools: RankTools, answer: Answer) -> None:
     _measure(order["modules"], RankPlace(device, order["rank"], tools), answer)
 
 
-def _together(order: dict[str, Any], tools: RankTools, answer: Answer) -> None:
+def together(order: dict[str, Any], tools: RankTools, answer: Answer) -> None:
     """Join the other processes, and measure with them."""
     os.environ.update(order["environment"])
     folder = None if order["folder"] is None else Path(order["folder"])
@@ -94,7 +94,7 @@ def _one_line(error: Exception) -> str:
     return (str(error).strip().partition("\n")[0] or type(error).__name__).rstrip(".")
 
 
-_ORDERS: dict[str, Callable[[dict[str, Any], RankTools, Answer], None]] = {"alone": _alone, "together": _together}
+ORDERS: dict[str, Callable[[dict[str, Any], RankTools, Answer], None]] = {"alone": alone, "together": together}
 
 if __name__ == "__main__":
     torch.set_grad_enabled(False)
