@@ -84,7 +84,7 @@ def judge(gathered: Gathered, ranks: int, seconds: float, checks: Sequence[Check
         else:
             skipped.append((check.id, "not measured"))
     silent = {symptom.node for symptom in found.get("sign-of-life", ())}
-    names = [(check.id, check.name) for check in judged]
+    names = sorted((check.id, check.name) for check in judged)  # the first is the sign of life
     hosts = tuple(
         ExaminedHost(
             name,

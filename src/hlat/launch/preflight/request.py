@@ -112,7 +112,7 @@ class PreflightOptions:
         """Return the options that do not say which host it is, as the command line has them."""
         folder = None if self.run_dir is None else str(self.run_dir.absolute())
         values = {"--nproc": self.nproc, "--run-dir": folder, "--instance": self.instance, "--hardware": self.hardware}
-        values |= {"--port": self.port or None, "--wait": self.patience}
+        values |= {"--port": self.port or None, "--wait": f"{self.patience:g}"}
         return [word for option, value in values.items() if value is not None for word in (option, str(value))]
 
 

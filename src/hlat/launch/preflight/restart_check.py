@@ -5,6 +5,7 @@ recipe, nproc, run_dir --device, products, memory, run folder, leftovers--> find
 No process joins another, nothing is exchanged with other hosts, and this process does not import torch.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,9 @@ from hlat.launch.preflight.judgement import Gathered, judge
 from hlat.launch.preflight.place import HostPlace, HostTools
 from hlat.launch.preflight.ranks import RankProcesses, rank_command
 from hlat.launch.preflight.report import Finding
-from hlat.launch.preflight.request import PreflightOptions, make_request
+from hlat.launch.preflight.request import PreflightOptions, PreflightRequest, make_request
+
+_CORES = 2  # cores of this machine per process: importing torch takes most of the time, and a core
 
 
 def check_before_restart(
@@ -46,18 +49,27 @@ def check_before_restart(
     request = make_request(recipe, (), PreflightOptions(nproc=nproc, nodes=1, node=0))
     place = HostPlace(replace(request, run_dir=run_dir.absolute()), tools or HostTools())
     gathered = Gathered({0: request.name}, nproc)
-    ranks = RankProcesses(nproc, command)
+    ranks = RankProcesses(min(nproc, max(1, (os.cpu_count() or 1) // _CORES)), command)
     try:
         gathered.add_host(0, measure(checks_of("host", quick=True), place))
-        modules = list(dict.fromkeys(check.module for check in checks_of("rank", quick=True)))
-        orders = [
-            {"order": "alone", "local_rank": local, "rank": local, "nproc": nproc, "world": nproc}
-            | {"device": request.device, "modules": modules}
-            for local in range(nproc)
-        ]
-        for local, answers in enumerate(ranks.ask(orders, seconds)):
-            gathered.add_rank(0, local, facts_by_module(answers, ranks.end_of(local), seconds), "rank")
+        for first in range(0, nproc, ranks.count):
+            _examine_ranks(gathered, ranks, range(first, min(first + ranks.count, nproc)), request, seconds)
     finally:
         ranks.close()
     quick = [check for check in CHECKS if check.is_quick or check.stage == "meeting"]
     return list(judge(gathered, nproc, 0.0, quick).findings)
+
+
+def _examine_ranks(
+    gathered: Gathered, processes: RankProcesses, ranks: range, request: PreflightRequest, seconds: float
+) -> None:
+    """Examine the devices of some ranks, each in one of the processes."""
+    modules = list(dict.fromkeys(check.module for check in checks_of("rank", quick=True)))
+    orders = [
+        {"order": "alone", "local_rank": rank, "rank": rank, "nproc": request.nproc, "world": request.nproc}
+        | {"device": request.device, "modules": modules}
+        for rank in ranks
+    ]
+    for index, answers in enumerate(processes.ask(orders, seconds)):
+        found = facts_by_module(answers, processes.end_of(index), seconds)
+        gathered.add_rank(0, ranks[index], found, "rank")

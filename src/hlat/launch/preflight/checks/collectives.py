@@ -20,25 +20,27 @@ def _judge_results(evidence: Evidence) -> Iterator[Symptom]:
 
 
 def _judge_rates(evidence: Evidence) -> Iterator[Symptom]:
-    """Blame hosts that are in slow groups only; if there is none, all hosts of the slow groups."""
+    """Blame the hosts of slow groups, except those that also are in a good group with another host."""
     groups: dict[tuple[str, tuple[int, ...]], float] = {}
     for case in evidence.cases:
         for group in case.facts["groups"]:
             key = group["axis"], tuple(group["ranks"])
             groups[key] = min(groups.get(key, float("inf")), group["rate"])
-    for axis in dict.fromkeys(axis for axis, _ in groups):
-        rates = {ranks: rate for (found, ranks), rate in groups.items() if found == axis}
-        usual = median_high(rates.values())
-        floors = {ranks: max(_OF_OTHERS * usual, _OF_CATALOG * _published(evidence, ranks)) for ranks in rates}
-        slow = [ranks for ranks, rate in rates.items() if rate < floors[ranks]]
-        good = {_host(evidence, rank) for ranks in rates if ranks not in slow for rank in ranks}
-        for ranks in slow:
-            nodes = sorted({_host(evidence, rank) for rank in ranks})
-            text = (
-                f"all-reduce over {axis} reaches {megabytes(rates[ranks])}, expected {megabytes(floors[ranks])} or more"
-            )
-            for node in [node for node in nodes if node not in good] or nodes:
+    floors = {
+        key: _floor(evidence, key[1], [rate for other, rate in groups.items() if other[0] == key[0]]) for key in groups
+    }
+    nodes = {key: sorted({_host(evidence, rank) for rank in key[1]}) for key in groups}
+    good = {node for key in groups if groups[key] >= floors[key] and len(nodes[key]) > 1 for node in nodes[key]}
+    for key, rate in groups.items():
+        if rate < floors[key]:
+            text = f"all-reduce over {key[0]} reaches {megabytes(rate)}, expected {megabytes(floors[key])} or more"
+            for node in [node for node in nodes[key] if node not in good] or nodes[key]:
                 yield Symptom(node, text)
+
+
+def _floor(evidence: Evidence, ranks: tuple[int, ...], rates: list[float]) -> float:
+    """Rate below which a group is slow, from those of all groups of its axis and from the catalog."""
+    return max(_OF_OTHERS * median_high(rates), _OF_CATALOG * _published(evidence, ranks))
 
 
 def _host(evidence: Evidence, rank: int) -> int:

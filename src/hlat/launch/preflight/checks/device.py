@@ -26,8 +26,10 @@ def _judge_memory(evidence: Evidence) -> Iterator[Symptom]:
 
 def _judge_use(evidence: Evidence) -> Iterator[Symptom]:
     for case in evidence.cases:
-        free, total = case.facts.get("free"), case.facts.get("total")
-        if free is not None and total - free > _IN_USE * total:
+        if "free" not in case.facts:
+            continue
+        free, total = float(case.facts["free"]), float(case.facts["total"])
+        if total - free > _IN_USE * total:
             text = f"{gibibytes(total - free)} of the device's {gibibytes(total)} are used by other processes"
             yield Symptom(case.node, text, case.rank)
 

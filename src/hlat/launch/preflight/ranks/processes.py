@@ -47,9 +47,13 @@ class RankProcesses:
     Args:
         count: number of processes.
         command: returns the command line of a process, by its index on this host.
+
+    Attributes:
+        count: number of processes.
     """
 
     def __init__(self, count: int, command: Callable[[int], Sequence[str]] = rank_command) -> None:
+        self.count = count
         threads = max(1, len(os.sched_getaffinity(0)) // count if hasattr(os, "sched_getaffinity") else 1)
         environment = {
             name: value for name, value in os.environ.items() if name not in _OTHERS and not name.startswith(_PREFIXES)
@@ -61,10 +65,15 @@ class RankProcesses:
     def ask(self, orders: Sequence[Mapping[str, Any]], seconds: float) -> list[list[Answer]]:
         """Give each process its order, and collect what they answer until all have done it, died, or time is over.
 
+        Args:
+            orders: orders of the first processes; the others get none.
+            seconds: time for all of them.
+
         Returns:
             Per process its answers; the last one is ``{"done": true}`` if it finished.
         """
-        for rank, order in zip(self._ranks, orders, strict=True):
+        asked = self._ranks[: len(orders)]
+        for rank, order in zip(asked, orders, strict=True):
             rank.answers, rank.is_done = [], False
             with suppress(OSError):  # it has died
                 assert rank.process.stdin is not None, "it is a pipe"
@@ -72,7 +81,7 @@ class RankProcesses:
                 rank.process.stdin.flush()
         deadline = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
-            for rank in self._ranks:
+            for rank in asked:
                 if not rank.has_ended:
                     assert rank.process.stdout is not None, "it is a pipe"
                     selector.register(rank.process.stdout, selectors.EVENT_READ, rank)
@@ -81,7 +90,7 @@ class RankProcesses:
                     _read(key.data)
                     if key.data.is_done or key.data.has_ended:
                         selector.unregister(key.fileobj)
-        return [rank.answers for rank in self._ranks]
+        return [rank.answers for rank in asked]
 
     def end_of(self, index: int) -> str:
         """Describe the end of a process that has died; empty if it lives."""
