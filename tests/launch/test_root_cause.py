@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hlat.launch.error_report import ErrorReport
-from hlat.launch.root_cause import find_root_cause
-from hlat.launch.wait import ProcessExit
+from hlat.launch.supervision.root_cause import find_root_cause
+from hlat.launch.supervision.wait import ProcessExit
 from hlat.runtime.process import STOP_EXIT_CODES, STOP_SIGNALS, stop_exit_code
 
 _NOBODY = 65534

@@ -11,7 +11,7 @@ NOW = 1000.0
 
 
 def check(*beats, seconds=20.0, stopped=(), now=NOW):
-    return Watchdog(seconds).check(beats, now, lambda pid: pid - 100 in stopped)
+    return Watchdog(seconds).check(beats, now, lambda rank: rank in stopped)
 
 
 def waits(rank, phase="reduce", step=6, location="parallel/gradient_sync.py:9 sum_over_world", since=900.0):
@@ -37,8 +37,8 @@ def works(rank, phase="forward", step=6, since=900.0):
 def test_time_limits_are_learned(phase, longest, limit):
     watchdog = Watchdog(20.0)
     learned = {} if longest is None else {phase: longest}
-    assert watchdog.check([reading(longest=learned, phase="start")], NOW, lambda pid: False) is None
-    watchdog.check([reading(longest=dict.fromkeys(learned, 0.1), phase="start")], NOW, lambda pid: False)
+    assert watchdog.check([reading(longest=learned, phase="start")], NOW, lambda rank: False) is None
+    watchdog.check([reading(longest=dict.fromkeys(learned, 0.1), phase="start")], NOW, lambda rank: False)
     assert watchdog.limit(phase) == limit, "the longest of all attempts counts"
 
 

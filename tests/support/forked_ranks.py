@@ -15,6 +15,7 @@ from pathlib import Path
 
 from hlat.launch import multiprocess_launcher
 from hlat.launch.fork_launcher import ForkedWorker, launch_forked
+from hlat.launch.process_set import RankPlaces
 from hlat.runtime.distributed import RUN_SECRET_ENV
 
 
@@ -53,7 +54,10 @@ def fork_ranks(
     with multiprocess_launcher.open_store() as port, ExitStack() as stack:
         workers = []
         for rank in range(nproc):
-            own = {**multiprocess_launcher._environment(rank, nproc, port), **shared}
+            own = {
+                **multiprocess_launcher._environment(rank, RankPlaces(0, nproc, nproc, 0, "127.0.0.1", port)),
+                **shared,
+            }
             reports = folder / str(rank)
             reports.mkdir()
             workers.append(stack.enter_context(launch_forked(partial(_run, words), own, reports)))

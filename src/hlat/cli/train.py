@@ -32,6 +32,22 @@ def train(
             "MIN:MAX begins with MAX and goes on with fewer where one is lost again and again.",
         ),
     ] = None,
+    nodes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N or MIN:MAX",
+            help="Number of hosts: the same command runs on each, with its own --node, and a run.dir that all share. "
+            "MIN:MAX goes on without hosts that are lost, and takes them back.",
+        ),
+    ] = None,
+    node: Annotated[
+        int | None,
+        typer.Option(min=0, help="Number of this host, from 0; default: that of Slurm, Kubernetes or torchrun."),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(help="Address of this host for the others, on which alone it listens; default: of its name."),
+    ] = None,
     profile: Annotated[
         bool,
         typer.Option("--profile", help="Write a trace of steps 4 to 6 and a table of their time to the run folder."),
@@ -50,17 +66,23 @@ def train(
 ) -> None:
     """Train. The same command again resumes an interrupted run."""
     from hlat.launch import (
+        HostOptions,
         SupervisionOptions,
         TrainingJob,
         join_slurm_job,
         parse_nproc,
         refuse_worker,
         supervise_job,
+        supervise_on_hosts,
     )
 
-    join_slurm_job(nproc)
     job = TrainingJob(recipe, tuple(overrides or ()), profile, allow_faults, require_step)
     least, most = parse_nproc(nproc)
+    if nodes is not None:
+        refuse_worker(nproc or "")
+        options = SupervisionOptions(most, most, False, complain, say, show_event=show_event)
+        raise typer.Exit(supervise_on_hosts(job, options, HostOptions(nodes, node, address), _begin))
+    join_slurm_job(nproc)
     if most > 1:
         refuse_worker(nproc or "")
     elif no_supervisor or "WORLD_SIZE" in os.environ:

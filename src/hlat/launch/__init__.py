@@ -9,9 +9,10 @@ from hlat.runtime import lazily
 
 if TYPE_CHECKING:
     from hlat.launch.fork_launcher import launch_forked
+    from hlat.launch.hosts_job import HostOptions, supervise_on_hosts
     from hlat.launch.multiprocess_launcher import launch_multiprocess
-    from hlat.launch.root_cause import RunOutcome
-    from hlat.launch.supervisor import SupervisedRun, supervise
+    from hlat.launch.supervised_run import SupervisedRun, supervise
+    from hlat.launch.supervision import RunOutcome
     from hlat.launch.training_job import (
         SupervisionOptions,
         TrainingJob,
@@ -26,9 +27,10 @@ __getattr__ = lazily(
     __name__,
     {
         "fork_launcher": ("launch_forked",),
+        "hosts_job": ("HostOptions", "supervise_on_hosts"),
         "multiprocess_launcher": ("launch_multiprocess",),
-        "root_cause": ("RunOutcome",),
-        "supervisor": ("SupervisedRun", "supervise"),
+        "supervision": ("RunOutcome",),
+        "supervised_run": ("SupervisedRun", "supervise"),
         "training_job": (
             "SupervisionOptions",
             "TrainingJob",
@@ -42,6 +44,7 @@ __getattr__ = lazily(
 )
 
 __all__ = [
+    "HostOptions",
     "RunOutcome",
     "SupervisedRun",
     "SupervisionOptions",
@@ -53,5 +56,6 @@ __all__ = [
     "refuse_worker",
     "supervise",
     "supervise_job",
+    "supervise_on_hosts",
     "worker_context",
 ]

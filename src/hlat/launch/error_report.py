@@ -19,8 +19,10 @@ from typing import Literal
 
 from hlat.runtime import HlatError, redact
 
-ErrorOrigin = Literal["own", "forwarded", "connection"]
-"""Origin of an error: "own" process; "forwarded" by another process; lost "connection" to another process."""
+ErrorOrigin = Literal["own", "forwarded", "connection", "lost"]
+"""Origin of an error: "own" process; "forwarded" by another process; lost "connection" to another process.
+
+"lost" is written by nobody: the host of the process is gone, and others say so."""
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 

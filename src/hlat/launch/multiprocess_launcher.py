@@ -3,14 +3,13 @@
     command, N --> a store on loopback --> torch elastic starts N processes, each in its own session
 
 This process serves the store, on a free port that stays bound from the start: the store outlives the processes, and two
-launches cannot get the same port. Everything uses loopback: nothing listens on the network, and no host name is
-resolved.
+launches cannot get the same port. On one machine everything uses loopback: nothing listens on the network, and no host
+name is resolved.
 """
 
 import logging
 import os
 import secrets
-import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,8 +20,9 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std, SubprocessContext, start_processes
 
 from hlat.launch.output import follow_output
+from hlat.launch.process_set import RankPlaces
 from hlat.runtime.backend import interface_variables
-from hlat.runtime.distributed import RUN_SECRET_ENV
+from hlat.runtime.distributed import RUN_SECRET_ENV, is_loopback, listen
 from hlat.runtime.process import LAUNCHER_ENV
 
 _LOOPBACK = "127.0.0.1"
@@ -35,11 +35,12 @@ class ElasticWorkers:
 
     Args:
         context: torch elastic's handle of the processes.
+        first: rank of the first one.
     """
 
-    def __init__(self, context: SubprocessContext) -> None:
-        self._context = context
-        self._handlers = context.subprocess_handlers
+    def __init__(self, context: SubprocessContext, first: int = 0) -> None:
+        self._context, self._first = context, first
+        self._handlers = {first + number: handler for number, handler in context.subprocess_handlers.items()}
 
     @property
     def pids(self) -> dict[int, int]:
@@ -53,7 +54,7 @@ class ElasticWorkers:
 
     def error_file(self, rank: int) -> Path:
         """Path of a rank's error report."""
-        return Path(self._context.error_files[rank])
+        return Path(self._context.error_files[rank - self._first])
 
 
 @contextmanager
@@ -76,16 +77,41 @@ def launch_multiprocess(
     Yields:
         The processes.
     """
-    _quieten_elastic()
     with open_store() as port:
         shared = {RUN_SECRET_ENV: secrets.token_hex(32), **environment}
-        envs = {rank: {**_environment(rank, nproc, port), **shared} for rank in range(nproc)}
-        context = _start(command, envs, DefaultLogsSpecs(str(folder), Std.NONE if show is None else Std.ALL))
-        try:
-            with follow_output(_output_files(context), show):
-                yield ElasticWorkers(context)
-        finally:
-            context.close()  # kills processes left by a bug in hlat
+        places = RankPlaces(0, nproc, nproc, 0, _LOOPBACK, port)
+        with launch_ranks(command, places, shared, folder, show) as workers:
+            yield workers
+
+
+@contextmanager
+def launch_ranks(
+    command: Sequence[str],
+    places: RankPlaces,
+    environment: Mapping[str, str],
+    folder: Path,
+    show: Callable[[str], None] | None = None,
+) -> Iterator[ElasticWorkers]:
+    """Launch the processes of this machine of a run, whose store another process serves.
+
+    Args:
+        command: words of the command.
+        places: their ranks, and where they meet.
+        environment: variables to set in each process; the secret of the run is one of them.
+        folder: folder of their error reports.
+        show: as for ``launch_multiprocess``.
+
+    Yields:
+        The processes.
+    """
+    _quieten_elastic()
+    envs = {local: {**_environment(local, places), **environment} for local in range(places.nproc)}
+    context = _start(command, envs, DefaultLogsSpecs(str(folder), Std.NONE if show is None else Std.ALL))
+    try:
+        with follow_output(_output_files(context), show):
+            yield ElasticWorkers(context, places.first)
+    finally:
+        context.close()  # kills processes left by a bug in hlat
 
 
 def hlat_command(arguments: Sequence[str]) -> list[str]:
@@ -124,12 +150,16 @@ def _output_files(context: SubprocessContext) -> list[Path]:
 
 
 @contextmanager
-def open_store() -> Iterator[int]:
-    """Serve the store of the rendezvous within the block; yield its port."""
-    listener = socket.create_server((_LOOPBACK, 0))
+def open_store(address: str = _LOOPBACK) -> Iterator[int]:
+    """Serve the store of the rendezvous on an address of this machine, and no other, within the block; yield its port.
+
+    Raises:
+        OSError: the address is not this machine's.
+    """
+    listener = listen(address, 0)
     port = int(listener.getsockname()[1])
     store = dist.TCPStore(  # type: ignore[attr-defined]
-        _LOOPBACK,
+        address,
         port,
         is_master=True,
         wait_for_workers=False,
@@ -140,16 +170,16 @@ def open_store() -> Iterator[int]:
     del store
 
 
-def _environment(rank: int, nproc: int, port: int) -> dict[str, str]:
+def _environment(local: int, places: RankPlaces) -> dict[str, str]:
     """Environment variables as torchrun sets them, and settings for several processes on one machine."""
     own = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": nproc,
-        "LOCAL_WORLD_SIZE": nproc,
-        "GROUP_RANK": 0,
-        "MASTER_ADDR": _LOOPBACK,
-        "MASTER_PORT": port,
+        "RANK": places.first + local,
+        "LOCAL_RANK": local,
+        "WORLD_SIZE": places.world,
+        "LOCAL_WORLD_SIZE": places.nproc,
+        "GROUP_RANK": places.node,
+        "MASTER_ADDR": places.address,
+        "MASTER_PORT": places.port,
         "TORCHELASTIC_RUN_ID": f"hlat-{os.getpid()}",
         "TORCHELASTIC_RESTART_COUNT": 0,
         "TORCHELASTIC_MAX_RESTARTS": 0,
@@ -157,9 +187,9 @@ def _environment(rank: int, nproc: int, port: int) -> dict[str, str]:
         LAUNCHER_ENV: os.getpid(),
     }
     defaults = {
-        "OMP_NUM_THREADS": max(1, _cores() // nproc),
-        # By default gloo resolves this machine's name.
-        **dict.fromkeys(interface_variables(), _LOOPBACK_INTERFACE),
+        "OMP_NUM_THREADS": max(1, _cores() // places.nproc),
+        # By default gloo resolves this machine's name. On a network, a rank takes the interface that reaches the store.
+        **(dict.fromkeys(interface_variables(), _LOOPBACK_INTERFACE) if is_loopback(places.address) else {}),
     }
     unset = {name: value for name, value in defaults.items() if name not in os.environ}
     return {name: str(value) for name, value in {**unset, **own}.items()}

@@ -9,12 +9,34 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from hlat.runtime.process import session_is_alive
 
 _POLL = 0.05
+
+
+@dataclass(frozen=True)
+class RankPlaces:
+    """Ranks of one machine in a run, and where they meet.
+
+    Attributes:
+        first: its first rank.
+        nproc: number of its ranks.
+        world: number of all ranks.
+        node: number of the machine.
+        address: address of the store.
+        port: port of the store.
+    """
+
+    first: int
+    nproc: int
+    world: int
+    node: int
+    address: str
+    port: int
 
 
 class ProcessSet(Protocol):

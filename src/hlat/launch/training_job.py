@@ -22,8 +22,8 @@ from hlat.launch.extension_check import check_extensions
 from hlat.launch.fork_launcher import launch_forked
 from hlat.launch.metrics_server import metrics_server
 from hlat.launch.process_set import ProcessSet
-from hlat.launch.root_cause import RunOutcome
-from hlat.launch.supervisor import SupervisedRun, supervise
+from hlat.launch.supervised_run import SupervisedRun, supervise
+from hlat.launch.supervision import RunOutcome
 from hlat.launch.unsupervised import watching_itself
 from hlat.resilience import WorldSizePolicy
 from hlat.runtime import LaunchError, slurm
@@ -160,7 +160,7 @@ def supervise_job(
             return launch_forked(work, environment, folder)
         return _launch_command(job, nproc, environment, folder, options.show)
 
-    sizes = WorldSizePolicy(options.least, options.most, lambda nproc: _fits(job, nproc))
+    sizes = WorldSizePolicy(options.least, options.most, lambda nproc: fits(job, nproc))
     with metrics_server(recipe, options.say) as observe:
         run = SupervisedRun(
             start,
@@ -186,7 +186,8 @@ def _launch_command(
         yield workers
 
 
-def _fits(job: TrainingJob, nproc: int) -> bool:
+def fits(job: TrainingJob, nproc: int) -> bool:
+    """Return True if the job's recipe has a layout for this number of processes."""
     try:
         job.load(nproc)
     except RecipeError:

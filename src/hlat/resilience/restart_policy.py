@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-AttemptFailureKind = Literal["signal", "exception", "passing", "exit", "hang", "user"]
+AttemptFailureKind = Literal["signal", "exception", "passing", "exit", "hang", "host", "user"]
 """Kind of a failure.
 
 ``signal``: a process was killed. ``exception``: it raised an unexpected exception. ``passing``: an error that may be
-transient, such as a storage error. ``exit``: it ended without reporting an error. ``hang``: it hung. ``user``: an error
-that only the user can fix.
+transient, such as a storage error. ``exit``: it ended without reporting an error. ``hang``: it hung. ``host``: its
+host is lost. ``user``: an error that only the user can fix.
 """
 
 _MAX_BACKOFF = 60.0  # seconds

@@ -42,16 +42,17 @@ class Watchdog:
 
     Args:
         seconds: smallest time limit of a phase; None disables the watchdog.
+        longest_phases: seconds of the longest of each phase that has ended, from which the limits are learned.
     """
 
     seconds: float | None
-    _longest_phase: dict[str, float] = field(default_factory=dict)
+    longest_phases: dict[str, float] = field(default_factory=dict)
 
     def limit(self, phase: str) -> float | None:
         """Return the present time limit of a phase in seconds; None if it has none."""
         if self.seconds is None or phase in UNLIMITED:
             return None
-        longest = self._longest_phase.get(phase)
+        longest = self.longest_phases.get(phase)
         return max(self.seconds, FIRST_TIME if longest is None else _LIMIT_FACTOR * longest)
 
     def check(
@@ -62,11 +63,11 @@ class Watchdog:
         Args:
             heartbeats: heartbeats of the ranks that have one.
             now: seconds, on the clock of the heartbeats.
-            is_stopped: returns True if the process with this id is stopped by a signal.
+            is_stopped: returns True if the process of this rank is stopped by a signal.
         """
         for beat in heartbeats:
             for phase, longest in beat.longest.items():
-                self._longest_phase[phase] = max(longest, self._longest_phase.get(phase, 0.0))
+                self.longest_phases[phase] = max(longest, self.longest_phases.get(phase, 0.0))
         if not any(self._is_late(beat, now) for beat in heartbeats):
             return None
         ranks, why = find_hanging_ranks(heartbeats, now, is_stopped)
@@ -82,7 +83,7 @@ def find_hanging_ranks(
     heartbeats: Sequence[HeartbeatReading], now: float, is_stopped: Callable[[int], bool]
 ) -> tuple[list[int], str]:
     """Return the ranks that cause a hang, and the reason in words."""
-    if stopped := [beat for beat in heartbeats if is_stopped(beat.pid)]:
+    if stopped := [beat for beat in heartbeats if is_stopped(beat.rank)]:
         return _ranks(stopped), "stopped by a signal"
     if silent := [beat for beat in heartbeats if now - beat.alive_at > _SILENCE_LIMIT]:
         return _ranks(silent), "does not respond: Python does not run there"

@@ -20,7 +20,7 @@ from hlat.runtime.errors import (
     error_class,
 )
 from hlat.runtime.lazy import lazily
-from hlat.runtime.rank_env import RankInfo, rank_info
+from hlat.runtime.rank_env import RankInfo, host_name, rank_info
 from hlat.runtime.terminal_text import EscapingStream, escape_beneath_rich, escape_controls, escape_name
 from hlat.runtime.urls import WEB_PROTOCOLS, find_secret, is_url, redact, redact_json, redact_value
 
@@ -45,6 +45,7 @@ __all__ = [
     "escape_controls",
     "escape_name",
     "find_secret",
+    "host_name",
     "is_url",
     "lazily",
     "rank_info",

@@ -4,6 +4,7 @@ RANK, WORLD_SIZE, LOCAL_RANK, GROUP_RANK (from torchrun, ``hlat train --nproc``,
 """
 
 import os
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -27,6 +28,11 @@ class RankInfo:
     world: int = 1
     local_rank: int = 0
     node: int = 0
+
+
+def host_name(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the name of this machine: Slurm's name of the node, which its commands take, or its host name."""
+    return environment.get("SLURMD_NODENAME") or platform.node()
 
 
 def rank_info(environment: Mapping[str, str] = os.environ) -> RankInfo:

@@ -4,9 +4,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hlat.launch.process_set import end_leftovers
-from hlat.launch.root_cause import RunOutcome, find_root_cause
-from hlat.launch.wait import SignalForwarder, wait_for_processes
+from hlat.launch.local_ranks import LocalRanks
+from hlat.launch.supervision import RunOutcome, SignalForwarder, find_root_cause, wait_for_processes
 
 
 def run_processes(
@@ -27,6 +26,7 @@ def run_processes(
         TemporaryDirectory(prefix="hlat-launch-") as reports,
         launch_multiprocess(hlat_command(arguments), nproc, {}, Path(reports), show) as workers,
     ):
-        exits = wait_for_processes(workers, stops)
-        end_leftovers(workers, set(), 0.0, lambda: True)
+        ranks = LocalRanks(workers, Path(reports))
+        exits = wait_for_processes(ranks, stops)
+        ranks.end_leftovers(0.0, lambda: True)
     return find_root_cause(exits, stops.received, folder)

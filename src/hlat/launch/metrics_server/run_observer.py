@@ -102,7 +102,8 @@ class RunObserver:
             self._metrics.update({key: from_json_value(value) for key, value in record.items()})
         for event in self._events_tail.read():
             self._count(event)
-        trouble = self._trouble(self._watchdog.check(beats, now, is_stopped))
+        pids = {beat.rank: beat.pid for beat in beats}
+        trouble = self._trouble(self._watchdog.check(beats, now, lambda rank: is_stopped(pids[rank])))
         return RunObservation(
             attempts=attempts,
             beats=beats,

@@ -13,7 +13,7 @@ from pathlib import Path
 from hlat.config import Recipe, RecipeError, load_recipe
 from hlat.hardware import Cluster, load_catalog, parse_cluster
 from hlat.runtime import HardwareError, LaunchError, escape_controls
-from hlat.runtime.distributed import address_of_interface, resolve_addresses
+from hlat.runtime.distributed import address_of, resolve_addresses
 
 _LOOPBACK = "127.0.0.1"
 _INTERFACE = "GLOO_SOCKET_IFNAME"
@@ -72,7 +72,10 @@ class PreflightRequest:
         if self.address is not None:
             return resolve_addresses(self.address)[0]
         if os.environ.get(_INTERFACE):
-            return address_of_interface(os.environ[_INTERFACE].split(",")[0])
+            interface = os.environ[_INTERFACE].split(",")[0]
+            if (found := address_of(interface)) is None:
+                raise OSError(f"the network interface {interface} has no address here")
+            return found
         return _LOOPBACK if self.nodes == 1 else resolve_addresses(socket.gethostname())[0]
 
     def name_of(self, node: int) -> str:

@@ -26,7 +26,7 @@ def judge(reports: Sequence[HangReport], own: HangReport, world: int, local_worl
     if silent:
         why = f"no sign of life from {_places(silent, reports, world, local_world)}"
         return Hang(silent, own.beat.phase, own.beat.current_step, seconds, why)
-    ranks, why = find_hanging_ranks([report.beat for report in reports], 0.0, lambda pid: False)
+    ranks, why = find_hanging_ranks([report.beat for report in reports], 0.0, lambda rank: False)
     hosts = list(dict.fromkeys(report.host for report in reports))
     if len(ranks) == world and len(hosts) > 1:
         why = f"all ranks wait for one another, on {_join(hosts)}: look for a broken network between them"

@@ -21,7 +21,7 @@ from pathlib import Path
 from hlat.config import Recipe
 from hlat.launch.error_report import ErrorReport, write_report
 from hlat.launch.metrics_server import metrics_server
-from hlat.launch.monitor import ObservedHang
+from hlat.launch.supervision import ObservedHang
 from hlat.launch.unsupervised.hang_reports import HangReport, HangReports
 from hlat.launch.unsupervised.verdict import judge
 from hlat.resilience import (
@@ -102,7 +102,7 @@ class _SelfWatch:
                 continue
             if self._reports.alarmed():
                 self._reports.write(HangReport.of(beat, now, late=False))
-            if self._watchdog.check([beat], now, lambda pid: False) is not None:
+            if self._watchdog.check([beat], now, lambda rank: False) is not None:
                 self._end(HangReport.of(beat, now, late=True))
 
     def _end(self, own: HangReport) -> None:

@@ -5,7 +5,14 @@ from typing import TYPE_CHECKING
 from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
-    from hlat.runtime.distributed.addresses import address_of_interface, listen, own_addresses, resolve_addresses
+    from hlat.runtime.distributed.addresses import (
+        address_of,
+        interface_of,
+        is_loopback,
+        listen,
+        own_addresses,
+        resolve_addresses,
+    )
     from hlat.runtime.distributed.async_max import AsyncMax
     from hlat.runtime.distributed.consistency import check_consistent, code_identity
     from hlat.runtime.distributed.fake_world import fake_rank, host_values, in_fake_world
@@ -20,12 +27,7 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
-        "addresses": (
-            "address_of_interface",
-            "listen",
-            "own_addresses",
-            "resolve_addresses",
-        ),
+        "addresses": ("address_of", "interface_of", "is_loopback", "listen", "own_addresses", "resolve_addresses"),
         "async_max": ("AsyncMax",),
         "consistency": (
             "check_consistent",
@@ -63,13 +65,15 @@ __all__ = [
     "HostGroup",
     "Rendezvous",
     "Runtime",
-    "address_of_interface",
+    "address_of",
     "call_interruptibly",
     "check_consistent",
     "code_identity",
     "fake_rank",
     "host_values",
     "in_fake_world",
+    "interface_of",
+    "is_loopback",
     "join_helpers",
     "join_run",
     "joined_run",

@@ -2,7 +2,7 @@
 
 MASTER_ADDR --resolve_addresses--> addresses --listen--> a socket on that address and no other          (rank 0)
                                              --wait_until_reachable--> its address, and the local one   (other ranks)
-an address of this machine --interface_of--> name of its network interface, for gloo --address_of_interface--> address
+an address of this machine --interface_of--> name of its network interface, for gloo                   --address_of--> its address
 """
 
 import ipaddress
@@ -111,16 +111,10 @@ def own_addresses() -> dict[str, list[str]]:
     return found
 
 
-def address_of_interface(name: str) -> str:
-    """Return the first address of a network interface; those of IPv4 come first.
-
-    Raises:
-        OSError: there is no such interface, or it has no address.
-    """
-    addresses = own_addresses().get(name)
-    if not addresses:
-        raise OSError(f"the network interface {name} has no address here")
-    return addresses[0]
+def address_of(interface: str) -> str | None:
+    """Address of a network interface, IPv4 first; None if there is none, or the system does not report it."""
+    found = [address for name, address in _interfaces() if name == interface] if sys.platform == "linux" else []
+    return str(min(found, key=lambda address: address.version)) if found else None
 
 
 def _is_address(host: str) -> bool:

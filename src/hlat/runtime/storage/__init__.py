@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from hlat.runtime.storage.fsync import sync_to_disk
     from hlat.runtime.storage.once import OnceMarkers
     from hlat.runtime.storage.run_folder import (
+        ATTEMPT_ENV,
         EARLIER_ATTEMPT_ENV,
         ID_NAME,
         LOCK_NAME,
@@ -34,6 +35,7 @@ __getattr__ = lazily(
         "once": ("OnceMarkers",),
         "run_folder": (
             "EarlierAttempt",
+            "ATTEMPT_ENV",
             "EARLIER_ATTEMPT_ENV",
             "ID_NAME",
             "LOCK_NAME",
@@ -53,6 +55,7 @@ __getattr__ = lazily(
 )
 
 __all__ = [
+    "ATTEMPT_ENV",
     "EARLIER_ATTEMPT_ENV",
     "ID_NAME",
     "LOCK_NAME",

@@ -22,6 +22,9 @@ from hlat.runtime.errors import StateLostError, StorageError
 LOCK_NAME = ".lock"
 ID_NAME = ".run-id"
 
+ATTEMPT_ENV = "HLAT_ATTEMPT"
+"""Environment variable with the launch and the number of this attempt, as LAUNCH/NUMBER, on several hosts."""
+
 EARLIER_ATTEMPT_ENV = "HLAT_GONE_ON"
 """Environment variable that describes the previous attempt to a restarted one (see ``EarlierAttempt``)."""
 

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 
-from hlat.launch.error_report import ErrorReport, read_report
-from hlat.launch.process_set import ProcessSet, kill_ranks, send_signal
+from hlat.launch.error_report import ErrorReport
+from hlat.launch.supervision.attempts import Stops
+from hlat.launch.supervision.running_ranks import RunningRanks
 from hlat.runtime.process import STOP_EXIT_CODES, STOP_SIGNALS
 
 _POLL = 0.05
@@ -88,7 +89,7 @@ def never_hangs() -> bool:
 
 
 def wait_for_processes(
-    workers: ProcessSet, signals: SignalForwarder, hangs: Callable[[], bool] = never_hangs
+    workers: RunningRanks, signals: Stops, hangs: Callable[[], bool] = never_hangs
 ) -> list[ProcessExit]:
     """Wait until all processes have ended.
 
@@ -124,7 +125,7 @@ def wait_for_processes(
 class _ProcessTracker:
     """The processes: which are running, how the others ended, and which signals were sent."""
 
-    def __init__(self, workers: ProcessSet) -> None:
+    def __init__(self, workers: RunningRanks) -> None:
         self._workers = workers
         self.exits: dict[int, ProcessExit] = {}
         self.sent: list[int] = []
@@ -132,23 +133,23 @@ class _ProcessTracker:
     @property
     def running(self) -> list[int]:
         """Ranks of the processes that are still running."""
-        return [rank for rank in self._workers.pids if rank not in self.exits]
+        return [rank for rank in self._workers.ranks if rank not in self.exits]
 
     def poll(self) -> None:
         """Poll all running processes, and record those that ended."""
         for rank in self.running:
             code = self._workers.poll(rank)
             if code is not None:
-                report = read_report(self._workers.error_file(rank))
+                report = self._workers.report(rank)
                 self.exits[rank] = ProcessExit(rank, code, report, time.time(), was_signalled=-code in self.sent)
 
     def send(self, number: int) -> None:
         """Send a signal to the running processes."""
         self.sent.append(number)
-        send_signal(self._workers, self.running, number)
+        self._workers.send(self.running, number)
 
     def kill(self) -> None:
         """Kill the running processes."""
         self.sent.append(signal.SIGKILL)
-        kill_ranks(self._workers, self.running)
+        self._workers.kill(self.running)
         self.poll()

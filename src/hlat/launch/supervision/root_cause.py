@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hlat.launch.wait import ProcessExit
+from hlat.launch.supervision.wait import ProcessExit
 from hlat.runtime.process import log_path, stop_exit_code
 
 _BUG = 1
@@ -54,7 +54,7 @@ def find_root_cause(exits: Sequence[ProcessExit], forwarded_signals: Sequence[in
 
 def _is_consequence(end: ProcessExit) -> bool:
     """Return True if a failure was caused by another process, or by a signal that the launcher sent."""
-    return end.was_signalled or (end.report is not None and end.report.kind != "own")
+    return end.was_signalled or (end.report is not None and end.report.kind in ("forwarded", "connection"))
 
 
 def _order(end: ProcessExit) -> tuple[int, float, int]:
@@ -64,7 +64,7 @@ def _order(end: ProcessExit) -> tuple[int, float, int]:
         priority = 5
     elif end.report is not None:
         # A forwarded error repeats the cause; a lost connection says nothing about it.
-        priority = {"own": 1, "forwarded": 2, "connection": 4}[end.report.kind]
+        priority = {"lost": 0, "own": 1, "forwarded": 2, "connection": 4}[end.report.kind]
     elif end.code == -signal.SIGABRT:
         priority = 3  # NCCL's watchdog aborts the process when a peer is lost
     else:

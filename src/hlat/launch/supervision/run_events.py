@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hlat.launch.monitor import ObservedHang
-from hlat.launch.root_cause import RunOutcome, signal_name
+from hlat.launch.supervision.monitor import ObservedHang
+from hlat.launch.supervision.root_cause import RunOutcome, signal_name
 from hlat.resilience import Failure, HeartbeatReading, RestartDecision
 from hlat.runtime import StorageError
 from hlat.tracking import EventLog
@@ -47,6 +47,7 @@ class RunEvents:
     def incident(
         self,
         failure: Failure,
+        host: str,
         outcome: RunOutcome,
         beat: HeartbeatReading | None,
         observed: ObservedHang | None,
@@ -56,6 +57,7 @@ class RunEvents:
 
         Args:
             failure: classified failure.
+            host: name of the host of the rank that failed.
             outcome: root cause and message.
             beat: last heartbeat of the rank that failed.
             observed: the hang, if it was one.
@@ -80,6 +82,7 @@ class RunEvents:
         self.event(
             "incident",
             rank=failure.rank,
+            host=host,
             step=step,
             phase=phase,
             kind=failure.kind,

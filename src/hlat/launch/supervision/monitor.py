@@ -4,29 +4,16 @@ heartbeats --a few times a second--> Watchdog --hang--> stacks of every rank, in
                                      StragglerDetector -> events
 """
 
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hlat.launch.process_set import ProcessSet, send_signal
-from hlat.resilience import (
-    STACKS_SIGNAL,
-    Hang,
-    HeartbeatReading,
-    Straggler,
-    StragglerDetector,
-    Watchdog,
-    main_thread_stack,
-    read_heartbeat,
-    stacks_path,
-)
-from hlat.runtime.process import is_stopped, log_path
+from hlat.launch.supervision.running_ranks import RunningRanks
+from hlat.resilience import Hang, HeartbeatReading, Straggler, StragglerDetector, Watchdog, main_thread_stack
+from hlat.runtime.process import log_path
 
 _EVERY = 0.25  # seconds
-_WRITING = 2.0  # seconds for ranks to write their stacks
-_MOMENT = 0.2  # seconds for a stopped rank to write its stacks
 
 
 @dataclass(frozen=True)
@@ -57,25 +44,23 @@ class RunMonitor:
 
     Args:
         workers: processes of the attempt.
-        beats: folder of their heartbeats.
         run_dir: folder of the run, in whose logs the stacks are kept.
         watchdog: finds hangs; it learns over all attempts.
         slowness: finds slow ranks.
         on_slow: called with each slow rank.
-        is_there: returns True if ``run_dir`` is still the folder of this run.
+        folder_is_ours: returns True if ``run_dir`` is still the folder of this run.
     """
 
     def __init__(
         self,
-        workers: ProcessSet,
-        beats: Path,
+        workers: RunningRanks,
         run_dir: Path,
         watchdog: Watchdog,
         slowness: StragglerDetector,
         on_slow: Callable[[Straggler], None],
         folder_is_ours: Callable[[], bool],
     ) -> None:
-        self._workers, self._beats, self._run_dir = workers, beats, run_dir
+        self._workers, self._run_dir = workers, run_dir
         self._watchdog, self._slowness, self._on_slow = watchdog, slowness, on_slow
         self._folder_is_ours = folder_is_ours
         self._next = time.monotonic()
@@ -89,9 +74,10 @@ class RunMonitor:
             return False
         self._next = now + _EVERY
         beats = self.readings()
-        for slow in self._slowness.check(beats, now) if len(beats) == len(self._workers.pids) else []:
+        for slow in self._slowness.check(beats, now) if len(beats) == len(self._workers.ranks) else []:
             self._on_slow(slow)
-        hang = self._watchdog.check(beats, now, is_stopped)
+        late = self._watchdog.check(beats, now, self._workers.is_stopped)
+        hang = self._workers.outage() if late is None else self._workers.locate(late)
         if hang is not None:
             self._at_hang = beats
             self.hang = self._describe(hang, beats)
@@ -105,11 +91,10 @@ class RunMonitor:
         """
         if self._at_hang is not None:
             return self._at_hang
-        found = (read_heartbeat(self._beats, rank) for rank in self._workers.pids)
-        return [beat for beat in found if beat is not None]
+        return self._workers.readings()
 
     def _describe(self, hang: Hang, beats: list[HeartbeatReading]) -> ObservedHang:
-        texts = self._collect_stacks()
+        texts = self._workers.stacks()
         file = log_path(self._run_dir, 0).with_name(f"hang-step-{hang.step:08d}.txt")
         content = "\n\n".join(f"{_describe_heartbeat(beat)}\n{texts.get(beat.rank, '')}" for beat in beats) + "\n\n"
         if not self._folder_is_ours():
@@ -121,31 +106,6 @@ class RunMonitor:
         except OSError:  # code that needs the disk will report its error
             return ObservedHang(hang, main_thread_stack(texts.get(hang.ranks[0], "")), None)
         return ObservedHang(hang, main_thread_stack(texts.get(hang.ranks[0], "")), file)
-
-    def _collect_stacks(self) -> dict[int, str]:
-        """Stacks of every rank that writes them in time."""
-        ranks = list(self._workers.pids)
-        stopped = [rank for rank in ranks if is_stopped(self._workers.pids[rank])]
-        send_signal(self._workers, ranks, STACKS_SIGNAL)
-        for rank in stopped:  # it writes its stacks first, and must not do much else
-            send_signal(self._workers, [rank], signal.SIGCONT)
-            self._wait_for([rank], _MOMENT)
-            send_signal(self._workers, [rank], signal.SIGSTOP)
-        self._wait_for([rank for rank in ranks if rank not in stopped], _WRITING)
-        return {rank: self._stacks(rank) for rank in ranks}
-
-    def _wait_for(self, ranks: list[int], seconds: float) -> None:
-        """Wait until ranks have completely written their stacks, for at most ``seconds``."""
-        deadline, before, texts = time.monotonic() + seconds, [""], [""]
-        while time.monotonic() < deadline and (not all(texts) or texts != before):
-            time.sleep(_MOMENT / 100)
-            before, texts = texts, [self._stacks(rank) for rank in ranks]
-
-    def _stacks(self, rank: int) -> str:
-        try:
-            return stacks_path(self._beats, rank).read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return ""
 
 
 def _describe_heartbeat(beat: HeartbeatReading) -> str:

@@ -4,27 +4,27 @@
         --finished, stopped, the user's to fix--> exit code
         --failure--> incident, backoff, the next attempt, which resumes from the newest complete state
 
-The policies are in ``hlat.resilience``; this module carries them out, and records events of the run.
+The policies are in ``hlat.resilience``; this module carries them out, and records events of the run. Where processes
+run, on this machine or on several hosts, is up to ``Attempts``.
 """
 
 import json
-import tempfile
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hlat.config.sections import RecoveryConfig
-from hlat.launch.monitor import ObservedHang, RunMonitor
-from hlat.launch.process_set import ProcessSet, end_leftovers
-from hlat.launch.root_cause import RunOutcome, find_root_cause
-from hlat.launch.run_events import RunEvents
-from hlat.launch.wait import ProcessExit, SignalForwarder, wait_for_processes
+from hlat.launch.supervision.attempts import Attempts, Stops
+from hlat.launch.supervision.monitor import ObservedHang, RunMonitor
+from hlat.launch.supervision.root_cause import RunOutcome, find_root_cause
+from hlat.launch.supervision.run_events import RunEvents
+from hlat.launch.supervision.running_ranks import RunningRanks
+from hlat.launch.supervision.wait import ProcessExit, wait_for_processes
 from hlat.resilience import (
     GOODPUT_FILE,
-    HEARTBEAT_FOLDER,
     AttemptFailureKind,
     Failure,
     Goodput,
@@ -33,15 +33,9 @@ from hlat.resilience import (
     Straggler,
     StragglerDetector,
     Watchdog,
-    WorldSizePolicy,
-    heartbeat_root,
-    read_heartbeat_run_id,
 )
 from hlat.runtime.process import DEADLINE_ENV, INTERRUPTED_MESSAGE, machine_clock, stop_exit_code
 from hlat.runtime.storage import EARLIER_ATTEMPT_ENV, EarlierAttempt, read_run_id
-
-Start = Callable[[int, Mapping[str, str], Path], AbstractContextManager[ProcessSet]]
-"""Launches this many processes with additional environment variables; their error reports go into the folder."""
 
 _SAVING = 60.0  # seconds for a running save to complete after its rank ended
 _POLL = 0.05
@@ -56,53 +50,25 @@ def _hide(kind: str, fields: Mapping[str, object]) -> None:
     """Show nothing: people get messages."""
 
 
-def _unobserved(beats: Path) -> AbstractContextManager[None]:
-    """Observe nothing."""
-    return nullcontext()
-
-
 @dataclass(frozen=True)
-class SupervisedRun:
-    """A run to supervise.
+class Supervision:
+    """Settings of a supervised run, and where its messages go.
 
     Attributes:
-        start: launches its processes.
-        sizes: numbers of processes to run with.
         run_dir: its folder.
         recovery: section ``recovery`` of its recipe.
         complain: shows an error to the user.
         say: shows other messages to the user.
         failed: called with the reason if the run fails for good.
         show_event: called with each event of the supervisor, kind and fields.
-        observe: context of the run, with the folder of its heartbeats and of its account of goodput.
     """
 
-    start: Start
-    sizes: WorldSizePolicy
     run_dir: Path
     recovery: RecoveryConfig
     complain: Callable[[str], None]
     say: Callable[[str], None]
     failed: Callable[[RunOutcome], None] = _ignore
     show_event: Callable[[str, Mapping[str, Any]], None] = _hide
-    observe: Callable[[Path], AbstractContextManager[None]] = _unobserved
-
-
-def supervise(run: SupervisedRun) -> int:
-    """Run until it succeeds or fails for good.
-
-    Signals that ask it to stop are forwarded, and the run saves and stops without a time limit. A second signal is
-    forwarded too, and ends it at once.
-
-    Returns:
-        The exit code of the same command in a single process without a supervisor.
-    """
-    with (
-        SignalForwarder() as stops,
-        tempfile.TemporaryDirectory(prefix="hlat-", dir=heartbeat_root()) as beats,
-        run.observe(Path(beats)),
-    ):
-        return _Supervisor(run, stops, Path(beats)).run()
 
 
 @dataclass(frozen=True)
@@ -113,15 +79,35 @@ class _Attempt:
     outcome: RunOutcome
     hang: ObservedHang | None
     beats: dict[int, HeartbeatReading]
+    hosts: dict[int, str]
 
     @property
     def failed(self) -> bool:
         return self.outcome.cause is not None
 
 
-class _Supervisor:
-    def __init__(self, run: SupervisedRun, stops: SignalForwarder, beats: Path) -> None:
-        self._run, self._stops, self._beats = run, stops, beats
+class Supervisor:
+    """Carries out attempts until the run ends.
+
+    Args:
+        run: settings.
+        attempts: starts the processes.
+        stops: signals that ask the run to stop.
+        beats: folder for the account of goodput.
+        inherited: state of an earlier supervisor of this run, see ``state``; None at the start.
+        age: seconds since that state was written.
+    """
+
+    def __init__(
+        self,
+        run: Supervision,
+        attempts: Attempts,
+        stops: Stops,
+        beats: Path,
+        inherited: Mapping[str, Any] | None = None,
+        age: float = 0.0,
+    ) -> None:
+        self._run, self._attempts, self._stops, self._beats = run, attempts, stops, beats
         self._restarts = RestartPolicy(run.recovery.restarts, run.recovery.backoff_seconds)
         self._watchdog = Watchdog(run.recovery.hang_seconds)
         self._goodput = Goodput(time.monotonic())
@@ -130,14 +116,21 @@ class _Supervisor:
         self._count = 0
         self._trained = False
         self._durable_step = 0  # newest step that is known to be durable
-        self._run_id: str | None = None  # run id in its folder
+        self._run_id: str | None = None  # run id in its folder, once a rank has reported it
+        self._ranks: RunningRanks | None = None
+        if inherited is not None:
+            self._inherit(inherited, age)
 
     def run(self) -> int:
+        """Run until the run succeeds or fails for good; return its exit code."""
         self._publish_goodput()
         while True:
             if self._stops.received:
                 self._run.complain(INTERRUPTED_MESSAGE)
                 return self._finish(stop_exit_code(self._stops.received[0]))
+            self._attempts.prepare(lambda: bool(self._stops.received))
+            if self._stops.received:
+                continue
             attempt = self._attempt()
             first = attempt.beats.get(0)
             self._durable_step = _durable_step(attempt, self._durable_step)
@@ -149,15 +142,44 @@ class _Supervisor:
             if code is not None:
                 return self._finish(code)
 
+    def state(self) -> dict[str, Any]:
+        """Return what another supervisor needs to go on with the run, as JSON values; times are relative."""
+        goodput = self._goodput.state()
+        return {
+            "goodput": goodput | {"accounted_until": goodput["accounted_until"] - time.monotonic()},
+            "longest_phases": self._watchdog.longest_phases,
+            "newest_step": self._restarts.newest,
+            "restarts_in_row": self._restarts.in_row,
+            "deadline": None if self._deadline is None else self._deadline - machine_clock(),
+            "count": self._count,
+            "trained": self._trained,
+            "durable_step": self._durable_step,
+            "run_id": self._run_id,
+        }
+
+    def _inherit(self, state: Mapping[str, Any], age: float) -> None:
+        goodput = state["goodput"]
+        self._goodput = Goodput.from_state(
+            goodput | {"accounted_until": goodput["accounted_until"] + time.monotonic() - age}
+        )
+        self._watchdog.longest_phases.update(state["longest_phases"])
+        self._restarts.newest, self._restarts.in_row = state["newest_step"], state["restarts_in_row"]
+        if state["deadline"] is not None:
+            self._deadline = machine_clock() + state["deadline"] - age
+        self._count, self._trained = state["count"], state["trained"]
+        self._durable_step, self._run_id = state["durable_step"], state["run_id"]
+
     def _decide(self, attempt: _Attempt) -> int | None:
         """Return the exit code of the run, or None to try again, after the backoff."""
         outcome = attempt.outcome
         if outcome.cause is None:
-            return outcome.exit_code
+            goes_on = self._attempts.goes_on() and not self._stops.received and outcome.exit_code != 0
+            return None if goes_on else outcome.exit_code
         failure, beat = _failure(attempt, outcome.cause, self._trained), attempt.beats.get(outcome.cause.rank)
+        host = attempt.hosts[outcome.cause.rank]
         if failure.is_retryable and not self._stops.received:
             decision = self._restarts.decide(failure)
-            self._events.incident(failure, outcome, beat, attempt.hang, decision)
+            self._events.incident(failure, host, outcome, beat, attempt.hang, decision)
             if decision.restart:
                 self._run.complain(f"{outcome.message}\n{decision.reason}, in {decision.seconds:g} s")
                 self._pause(failure, decision.seconds)
@@ -166,7 +188,7 @@ class _Supervisor:
             self._run.failed(outcome)
             return outcome.exit_code
         if failure.is_retryable:
-            self._events.incident(failure, outcome, beat, attempt.hang, None)
+            self._events.incident(failure, host, outcome, beat, attempt.hang, None)
         self._run.complain(outcome.message)
         self._run.failed(outcome)
         return stop_exit_code(self._stops.received[0]) if failure.kind == "hang" else outcome.exit_code
@@ -175,62 +197,56 @@ class _Supervisor:
         self._record_goodput(final=False)
         self._resize(failure)
         self._wait(seconds)
+        self._attempts.prepare(lambda: bool(self._stops.received))
         self._goodput.record_wait(time.monotonic())
         self._publish_goodput()
         if not self._stops.received:
-            self._events.event("restart", number=self._count, nproc=self._run.sizes.now)
+            self._events.event("restart", number=self._count, nproc=self._attempts.world)
 
     def _resize(self, failure: Failure) -> None:
-        before = self._run.sizes.now
-        if self._run.sizes.shrink_after(failure, failure.saved):
-            now = self._run.sizes.now
+        before = self._attempts.world
+        change = self._attempts.adapt(failure)
+        if change is not None:
             self._restarts.reset()
-            self._events.event("resized", rank=failure.rank, before=before, now=now)
-            self._run.complain(
-                f"rank {failure.rank} of {before} was lost twice in a row: continuing with {now} processes"
-            )
+            self._events.event("resized", rank=failure.rank, before=before, now=self._attempts.world)
+            self._run.complain(change)
 
     def _attempt(self) -> _Attempt:
-        run, stops, earlier = self._run, self._stops, self._describe_earlier_attempt()
-        beats = self._beats / f"attempt-{self._count}"
-        beats.mkdir()
+        run, stops = self._run, self._stops
+        environment = {**self._deadline_variable(), **self._describe_earlier_attempt()}
         self._count += 1
-        environment = {HEARTBEAT_FOLDER: str(beats), **self._deadline, **earlier}
-        with (
-            tempfile.TemporaryDirectory(prefix="hlat-launch-") as folder,
-            run.start(run.sizes.now, environment, Path(folder)) as workers,
-        ):
-            slowness = StragglerDetector(run.recovery.slow_factor)
-            monitor = RunMonitor(
-                workers, beats, run.run_dir, self._watchdog, slowness, self._report_slow, self._folder_is_ours
-            )
-            exits = wait_for_processes(workers, stops, monitor)
+        self._attempts.keep(self.state())
+        with self._attempts.start(environment) as ranks:
+            self._ranks, slowness = ranks, StragglerDetector(run.recovery.slow_factor)
+            monitor = RunMonitor(ranks, run.run_dir, self._watchdog, slowness, self._report_slow, self._folder_is_ours)
+            exits = wait_for_processes(ranks, stops, monitor)
             readings = {beat.rank: beat for beat in monitor.readings()}
-            savers = {beat.saver for beat in readings.values() if beat.saver is not None}
-            end_leftovers(workers, savers, _SAVING, lambda: len(stops.received) > 1)
+            ranks.end_leftovers(_SAVING, lambda: len(stops.received) > 1)
+            self._run_id = self._run_id or ranks.run_id()
+            self._ranks = None
+            hosts = {rank: ranks.host(rank) for rank in ranks.ranks}
         outcome = find_root_cause(exits, stops.received, run.run_dir)
         if monitor.hang is not None:
             outcome = RunOutcome(1, str(monitor.hang), exits[monitor.hang.hang.ranks[0]])
-        return _Attempt(exits, outcome, monitor.hang, readings)
+        return _Attempt(exits, outcome, monitor.hang, readings, hosts)
+
+    def _deadline_variable(self) -> dict[str, str]:
+        """Environment variable with the time by which every attempt must save and stop."""
+        return {} if self._deadline is None else {DEADLINE_ENV: repr(self._deadline)}
 
     def _describe_earlier_attempt(self) -> dict[str, str]:
         """Environment variable about the earlier attempts for the next one; none before an attempt has trained."""
         return (
-            {EARLIER_ATTEMPT_ENV: EarlierAttempt(self._durable_step, self._known_run_id() or "").variable()}
+            {EARLIER_ATTEMPT_ENV: EarlierAttempt(self._durable_step, self._run_id or "").variable()}
             if self._trained
             else {}
         )
 
-    def _known_run_id(self) -> str | None:
-        """Id of the run's folder, once an attempt has reported it; else None."""
-        if self._run_id is None and self._count:
-            self._run_id = read_heartbeat_run_id(self._beats / f"attempt-{self._count - 1}")
-        return self._run_id
-
     def _folder_is_ours(self) -> bool:
         """Return True if the run's folder still belongs to the current or last attempt."""
-        run_id = self._known_run_id()
-        return run_id is None or read_run_id(self._run.run_dir) == run_id
+        if self._run_id is None and self._ranks is not None:
+            self._run_id = self._ranks.run_id()
+        return self._run_id is None or read_run_id(self._run.run_dir) == self._run_id
 
     def _report_slow(self, slow: Straggler) -> None:
         self._events.event("slow_rank", **asdict(slow))
@@ -286,13 +302,14 @@ def _failure_kind(attempt: _Attempt, cause: ProcessExit) -> AttemptFailureKind:
         return "hang"
     if report is None:
         return "signal" if cause.code < 0 else "exit" if cause.code not in _FINAL_EXIT_CODES else "user"
+    if report.kind == "lost":
+        return "host"
     return "exception" if report.is_bug else "passing" if report.retryable else "user"
 
 
-def _deadline(recovery: RecoveryConfig) -> dict[str, str]:
-    """Environment variable with the time by which every attempt must save and stop."""
-    seconds = recovery.deadline_seconds
-    return {} if seconds is None else {DEADLINE_ENV: repr(machine_clock() + seconds)}
+def _deadline(recovery: RecoveryConfig) -> float | None:
+    """Time on the machine's clock by which every attempt must save and stop; None if there is none."""
+    return None if recovery.deadline_seconds is None else machine_clock() + recovery.deadline_seconds
 
 
 def _goodput_line(seconds: dict[str, float]) -> str:

@@ -1,0 +1,292 @@
+"""The supervisor of one host: it carries out the orders of the leader, and becomes the leader if there is none.
+
+    every fifth of a second:
+        orders of the leader --> start or end processes, signals, kills, stacks
+        own processes, signals, network --> status of this host, for all
+        no leader alive, and no living host has a lower number --> lead, on a thread
+
+The leader is one of these supervisors: whichever host is lost, the others go on.
+"""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from hlat.launch.hosts.host_ranks import HostRanks, Launch
+from hlat.launch.hosts.host_table import HostTable
+from hlat.launch.hosts.leadership import claim, leader_is_alive, newest_term
+from hlat.launch.hosts.reachability import Prober, accept_connections, link_problem, neighbours
+from hlat.launch.hosts.records import HostStatus, Orders, host_file, read_orders, write_record
+from hlat.launch.supervision import SignalForwarder
+from hlat.runtime import LaunchError, host_name
+
+_POLL = 0.2
+_PUBLISH = 0.5  # seconds between two statuses if nothing has changed
+_LOOKING = 3.0  # seconds of looking whether another process has this host's number, or leads
+_LEADER_SILENCE = 10.0  # seconds without a sign of life after which another host leads
+_FIRST_LEADER = 15.0  # the same before there was a leader: the host with the lowest number may come later
+_DISK = 60.0  # seconds for which the shared disk may refuse writes
+_GIVEN_UP = 3  # signals after which this host ends without waiting for a leader
+
+
+@dataclass(frozen=True)
+class HostPlace:
+    """This host in its cluster.
+
+    Attributes:
+        index: its number.
+        address: its address for the others.
+        nproc: processes that it runs.
+    """
+
+    index: int
+    address: str
+    nproc: int
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What a supervisor that becomes the leader knows.
+
+    Attributes:
+        term: number of its leadership.
+        incarnation: this start of the supervisor.
+        table: statuses of all hosts.
+        launch: the launch whose leader it has followed; None if there was none.
+        attempt_age: seconds since it has seen the present attempt for the first time.
+    """
+
+    term: int
+    incarnation: str
+    table: HostTable
+    launch: str | None
+    attempt_age: float
+
+
+Lead = Callable[[Candidate], None]
+"""Leads; returns when the run has ended or another host leads."""
+
+
+class HostAgent:
+    """Supervisor of this host.
+
+    Args:
+        folder: folder of the files that hosts share.
+        place: this host.
+        launch: launches processes.
+        beats: folder for heartbeats.
+        stops: signals that this process has received.
+        lead: called on a thread if this host becomes the leader.
+        examine: checks this host after a failure, and returns what is wrong with it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        place: HostPlace,
+        launch: Launch,
+        beats: Path,
+        stops: SignalForwarder,
+        lead: Lead,
+        examine: Callable[[], list[str]],
+    ) -> None:
+        self._folder, self._place, self._launch, self._beats = folder, place, launch, beats
+        self._stops, self._lead, self._examine = stops, lead, examine
+        self._incarnation = secrets.token_hex(8)
+        self._table = HostTable(folder)
+        self._ranks: HostRanks | None = None
+        self._status: HostStatus | None = None
+        self._count = 0
+        self._published = self._written = -1.0
+        self._findings: tuple[str, ...] = ()
+        self._leading: threading.Thread | None = None
+        self._followed: tuple[int, str] | None = None  # term and start of the leader that was followed last
+        self._leaderless_since = time.monotonic()
+        self._launch_name: str | None = None
+        self._attempt_seen: tuple[int, float] = (0, 0.0)  # number, and monotonic time
+        self._started: set[int] = set()  # attempts, each of which is started once
+        self._leader_error: list[BaseException] = []
+
+    def run(self) -> int:
+        """Carry out orders until the run has ended; return its exit code.
+
+        Raises:
+            LaunchError: another process runs as this host; or the shared disk, or this host's address, is unusable.
+        """
+        self._refuse_twins()
+        prober = Prober()
+        try:
+            with accept_connections(self._place.address) as port, prober.running():
+                return self._loop(port, prober)
+        except OSError as error:
+            raise LaunchError(f"host {self._place.index} at {self._place.address}: {error}") from error
+        finally:
+            if self._ranks is not None:
+                self._ranks.close()
+
+    def _loop(self, port: int, prober: Prober) -> int:
+        while True:
+            self._table.refresh()
+            if self._leader_error:
+                raise self._leader_error[0]
+            orders = self._valid_orders()
+            if orders is not None and orders.final is not None:
+                self._end_ranks()
+                self._await_leader_thread()
+                return orders.final
+            self._follow(orders, prober)
+            self._publish(port, prober)
+            self._elect(orders)
+            if len(self._stops.received) >= _GIVEN_UP and orders is None:
+                return 128 + self._stops.received[0]
+            time.sleep(_POLL)
+
+    def _refuse_twins(self) -> None:
+        """Look for a while whether another process runs as this host."""
+        deadline = time.monotonic() + _LOOKING
+        while time.monotonic() < deadline and not self._stops.received:
+            self._table.refresh()
+            time.sleep(_POLL)
+        twin = self._table.living(_LOOKING).get(self._place.index)
+        if twin is not None:
+            raise LaunchError(
+                f"host {self._place.index} of this run is {twin.name} already, and it is alive. Give each host a "
+                "number of its own (--node), and each run a folder of its own (run.name or run.dir)."
+            )
+
+    # --- orders -------------------------------------------------------------------------------------------------------
+
+    def _valid_orders(self) -> Orders | None:
+        """Return the orders of a leader that is alive, or was when it was followed; else None."""
+        orders = read_orders(self._folder)
+        if orders is None or (self._followed is not None and orders.term < self._followed[0]):
+            return None
+        if leader_is_alive(orders, self._table, _LEADER_SILENCE):
+            self._followed, self._launch_name = (orders.term, orders.incarnation), orders.launch
+            if orders.attempt is not None and orders.attempt.number != self._attempt_seen[0]:
+                self._attempt_seen = (orders.attempt.number, time.monotonic())
+            return orders
+        return orders if self._followed == (orders.term, orders.incarnation) else None
+
+    def _follow(self, orders: Orders | None, prober: Prober) -> None:
+        """Start, end and signal the processes of this host as the leader orders."""
+        if orders is None:
+            return
+        attempt = orders.attempt
+        if self._ranks is not None and (attempt is None or attempt.number != self._ranks.number):
+            self._end_ranks()
+            self._begin_examination()
+        member = None if attempt is None else attempt.member(self._place.index, self._incarnation)
+        if attempt is None or member is None:
+            return
+        places = {each.index: (each.address, each.port) for each in attempt.members}
+        prober.set_targets({other: places[other] for other in neighbours(member.index, sorted(places))})
+        if self._ranks is None and attempt.number not in self._started:
+            self._started.add(attempt.number)
+            self._ranks = HostRanks(attempt, member, self._launch, self._beats)
+        if self._ranks is not None:
+            self._ranks.follow(orders.instructions)
+
+    def _end_ranks(self) -> None:
+        if self._ranks is not None:
+            self._ranks.close()
+            self._ranks = None
+
+    def _begin_examination(self) -> None:
+        """Check this host on a thread, after an attempt has ended here."""
+        self._findings = ("it is being checked",)
+
+        def examine() -> None:
+            self._findings = tuple(self._examine())
+
+        threading.Thread(target=examine, name="examine", daemon=True).start()
+
+    # --- status -------------------------------------------------------------------------------------------------------
+
+    def _publish(self, port: int, prober: Prober) -> None:
+        """Write the status of this host if it has changed, and twice a second."""
+        now, ranks = time.monotonic(), self._ranks
+        states = () if ranks is None else ranks.statuses()
+        known = (
+            tuple(self._stops.received),
+            tuple((state.code, state.stopped) for state in states),
+            None if ranks is None else (ranks.number, ranks.done),
+        )
+        if known == self._known() and now - self._published < _PUBLISH:
+            return
+        self._count += 1
+        status = HostStatus(
+            index=self._place.index,
+            incarnation=self._incarnation,
+            count=self._count,
+            name=host_name(),
+            address=self._place.address,
+            port=port,
+            nproc=self._place.nproc,
+            version=version("hlat"),
+            launch=self._launch_name,
+            attempt=None if ranks is None else ranks.number,
+            ranks=states,
+            run_id=None if ranks is None else ranks.run_id(),
+            signals=known[0],
+            done=0 if ranks is None else ranks.done,
+            unreachable=prober.unreachable(),
+            link=link_problem(self._place.address),
+            findings=self._findings,
+        )
+        try:
+            write_record(host_file(self._folder, self._place.index), status)
+        except OSError as error:
+            if now - max(self._written, 0.0) > _DISK and self._written >= 0:
+                raise LaunchError(f"{self._folder}: no status of this host could be written: {error}") from error
+        else:
+            self._written = now
+        self._status, self._published = status, now
+
+    def _known(self) -> object:
+        """Return what ``_publish`` compares, as it was written last."""
+        status = self._status
+        if status is None:
+            return None
+        states = tuple((state.code, state.stopped) for state in status.ranks)
+        return (status.signals, states, None if status.attempt is None else (status.attempt, status.done))
+
+    # --- leadership ---------------------------------------------------------------------------------------------------
+
+    def _elect(self, orders: Orders | None) -> None:
+        """Become the leader if none is alive and no living host has a lower number."""
+        if self._leading is not None and self._leading.is_alive():
+            return
+        if leader_is_alive(orders, self._table, _LEADER_SILENCE):
+            self._leaderless_since = time.monotonic()
+            return
+        is_first = self._followed is None and self._place.index != 0
+        patience = _FIRST_LEADER if is_first else 0.0
+        living = self._table.living(_LEADER_SILENCE)
+        if min(living, default=self._place.index) < self._place.index or self._place.index not in living:
+            return
+        if time.monotonic() - self._leaderless_since < patience:
+            return
+        term = newest_term(self._folder) + 1
+        if claim(self._folder, term):
+            self._followed = (term, self._incarnation)
+            age = time.monotonic() - self._attempt_seen[1]
+            candidate = Candidate(term, self._incarnation, self._table, self._launch_name, age)
+            self._leading = threading.Thread(target=self._run_leader, args=(candidate,), name="leader", daemon=True)
+            self._leading.start()
+
+    def _run_leader(self, candidate: Candidate) -> None:
+        try:
+            self._lead(candidate)
+        except BaseException as error:  # the main thread raises it
+            self._leader_error.append(error)
+
+    def _await_leader_thread(self) -> None:
+        if self._leading is not None:
+            with suppress(RuntimeError):
+                self._leading.join(_LOOKING)

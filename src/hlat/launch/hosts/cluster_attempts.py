@@ -1,0 +1,277 @@
+"""Attempts on several hosts: wait for the hosts, choose those that take part, order them to start.
+
+    hosts that are ready and reached by the leader --prepare--> members, in the order of their numbers
+    members --start--> a store on the leader, an order with everybody's ranks --> RemoteRanks
+
+With a fixed number of hosts, all of them are waited for. With a range, a host that stays away is waited for a short
+time, and when it comes back, the attempt that goes on without it saves and stops to begin again with it.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hlat.launch.hosts.bulletin import Bulletin
+from hlat.launch.hosts.host_table import HostTable
+from hlat.launch.hosts.reachability import can_connect
+from hlat.launch.hosts.records import STATE, AttemptOrder, HostStatus, Member, write_record
+from hlat.launch.hosts.remote_ranks import Limits, RemoteRanks
+from hlat.launch.supervision import RunningRanks
+from hlat.resilience import Failure
+from hlat.runtime import LaunchError
+from hlat.runtime.process import DEADLINE_ENV, machine_clock
+
+_POLL = 0.2
+_ALIVE = 5.0  # seconds of silence up to which a host can take part in a new attempt
+_CONNECT = 2.0  # seconds to connect to a host before it takes part
+_REMINDER = 15.0  # seconds between two messages about hosts that are waited for
+_RETURNED = 10.0  # seconds between two looks at hosts that may have come back
+_SAVE_SIGNAL = 10  # SIGUSR1
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Seconds to wait for hosts.
+
+    Attributes:
+        first: for hosts above the smallest number, at the first attempt.
+        again: the same after a failure.
+        longest: for the smallest number of hosts.
+    """
+
+    first: float = 120.0
+    again: float = 20.0
+    longest: float = 1800.0
+
+
+@dataclass(frozen=True)
+class ClusterSettings:
+    """Settings of attempts on several hosts.
+
+    Attributes:
+        folder: folder of the files that hosts share.
+        own: number of this host.
+        least: smallest number of hosts.
+        most: number of hosts of the complete cluster.
+        fits: returns True if the recipe has a layout for this number of processes.
+        limits: time limits.
+        serve: serves the store of a rendezvous on an address within a block, and yields the port.
+        complain: shows a message about a problem.
+        record: records an event.
+        patience: seconds to wait for hosts.
+    """
+
+    folder: Path
+    own: int
+    least: int
+    most: int
+    fits: Callable[[int], bool]
+    limits: Limits
+    serve: Callable[[str], Any]
+    complain: Callable[[str], None]
+    record: Callable[..., None]
+    patience: Patience = Patience()
+
+
+class ClusterAttempts:
+    """Attempts on several hosts, ordered by their leader.
+
+    Args:
+        settings: settings.
+        table: statuses of the hosts.
+        bulletin: carries orders to them.
+        launch: random name of the launch.
+        state: state of the earlier leader's attempts, see ``keep``; None for the first leader.
+    """
+
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        table: HostTable,
+        bulletin: Bulletin,
+        launch: str,
+        state: Mapping[str, Any] | None,
+    ) -> None:
+        self._settings, self._table, self._bulletin = settings, table, bulletin
+        inherited = state or {"number": 0, "blamed": None, "excluded": []}
+        self._blamed: int | None = inherited["blamed"]
+        self._excluded: set[int] = set(inherited["excluded"])
+        self._launch, self._adopted = launch, bulletin.attempt
+        # An attempt may have begun after the state was written, and no number is used twice.
+        following = int(inherited["number"]) + (state is not None)
+        self._number = following if self._adopted is None else self._adopted.number
+        self._members: tuple[Member, ...] = () if self._adopted is None else self._adopted.members
+        self._regroups = False
+        self._next_look = 0.0
+
+    @property
+    def world(self) -> int:
+        """Number of processes of the present attempt, or of the next one."""
+        return sum(member.nproc for member in self._members)
+
+    def prepare(self, is_stopped: Callable[[], bool]) -> None:
+        """Wait for the hosts of the next attempt.
+
+        Raises:
+            LaunchError: too few hosts have come.
+        """
+        if self._adopted is not None:
+            return
+        begin = reminded = time.monotonic()
+        patience = self._settings.patience
+        while not is_stopped():
+            self._table.refresh()
+            self._bulletin.check()
+            waited = time.monotonic() - begin
+            short = waited < (patience.again if self._number else patience.first)
+            ready = self._ready()
+            if len(ready) >= self._settings.most - len(self._excluded) or not short:
+                members = self._choose(list(ready.values()))
+                if members:
+                    self._settle(members)
+                    return
+            if waited > patience.longest:
+                raise LaunchError(f"{self._missing(ready)} within {patience.longest / 60:g} minutes.")
+            if time.monotonic() - reminded > _REMINDER:
+                reminded = time.monotonic()
+                self._settings.complain(f"waiting for hosts: {self._missing(ready)}")
+            time.sleep(_POLL)
+
+    @contextmanager
+    def start(self, environment: Mapping[str, str]) -> Iterator[RunningRanks]:
+        """Order the members to start their processes; at the end of the block, order them to end those left."""
+        if self._adopted is not None:
+            attempt, self._adopted = self._adopted, None
+            yield self._watch(attempt)
+            self._bulletin.begin(None)
+            return
+        own = next(status for index, status in self._living().items() if index == self._settings.own)
+        variables = {name: text for name, text in environment.items() if name != DEADLINE_ENV}
+        deadline = float(environment[DEADLINE_ENV]) - machine_clock() if DEADLINE_ENV in environment else None
+        with self._settings.serve(own.address) as port:
+            self._number += 1
+            secret = secrets.token_hex(32)
+            attempt = AttemptOrder(
+                self._number, self._launch, self._members, own.address, port, secret, variables, deadline
+            )
+            self._bulletin.begin(attempt)
+            yield self._watch(attempt)
+            self._bulletin.begin(None)
+
+    def adapt(self, failure: Failure) -> str | None:
+        """Go on without a host that was to blame twice in a row, if enough others are left."""
+        member = next(each for each in self._members if failure.rank in each.ranks)
+        lost = failure.kind in ("signal", "hang", "host")
+        again = lost and not failure.saved and member.index == self._blamed
+        self._blamed = member.index if lost else None
+        others = [each for each in self._members if each.index != member.index]
+        if not again or not self._fitting(others):
+            return None
+        self._excluded.add(member.index)
+        self._members, self._blamed = self._place(self._fitting(others)), None
+        return f"host {member.name} was to blame twice in a row: continuing without it, with {self.world} processes"
+
+    def goes_on(self) -> bool:
+        """Return True if the last attempt was asked to save and stop because hosts have come back."""
+        regroups, self._regroups = self._regroups, False
+        return regroups
+
+    def keep(self, state: Mapping[str, Any]) -> None:
+        """Write the state of the supervision into the shared folder, for the next leader."""
+        own = {
+            "launch": self._launch,
+            "number": self._number,
+            "blamed": self._blamed,
+            "excluded": sorted(self._excluded),
+        }
+        write_record(self._settings.folder / STATE, {"attempts": own, "supervision": dict(state)})
+
+    def _watch(self, attempt: AttemptOrder) -> RunningRanks:
+        self._next_look = time.monotonic() + _RETURNED
+        is_complete = len(attempt.members) >= self._settings.most
+        look = None if is_complete else self._look_for_returned
+        return RemoteRanks(attempt, self._table, self._bulletin, self._settings.limits, look)
+
+    def _look_for_returned(self, ranks: RemoteRanks) -> None:
+        """Ask an attempt to save and stop once hosts are back with which the run could go on."""
+        if self._regroups or time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + _RETURNED
+        if not any(beat.start_step is not None and beat.step > beat.start_step for beat in ranks.readings()):
+            return  # it has nothing to save yet
+        present = {member.index for member in self._members}
+        back = [status for index, status in self._ready().items() if index not in present]
+        larger = self._fitting([*self._members, *map(_as_member, back)])
+        if not back or sum(member.nproc for member in larger) <= self.world:
+            return
+        self._regroups = True
+        names = ", ".join(status.name for status in back)
+        self._settings.complain(f"host {names} is back: saving, to go on with it")
+        self._settings.record("hosts_returned", hosts=[status.name for status in back])
+        ranks.send(list(ranks.ranks), _SAVE_SIGNAL)
+
+    def _living(self) -> dict[int, HostStatus]:
+        return self._table.living(_ALIVE)
+
+    def _ready(self) -> dict[int, HostStatus]:
+        """Hosts that can take part in a new attempt, by index."""
+        idle = {
+            index: status
+            for index, status in self._living().items()
+            if status.attempt is None and not status.findings and not status.link and index not in self._excluded
+        }
+        targets = [(status.address, status.port) for status in idle.values()]
+        reached = can_connect(targets, _CONNECT)
+        return {index: status for index, status in idle.items() if (status.address, status.port) in reached}
+
+    def _choose(self, ready: Sequence[HostStatus]) -> list[Member]:
+        return self._fitting([_as_member(status) for status in ready])
+
+    def _fitting(self, members: Sequence[Member]) -> list[Member]:
+        """Return as many of the hosts as the recipe has a layout for; none if these are too few."""
+        for count in range(min(len(members), self._settings.most), self._settings.least - 1, -1):
+            chosen = sorted(members, key=lambda member: member.index)[:count]
+            if self._settings.fits(sum(member.nproc for member in chosen)):
+                return chosen
+        return []
+
+    def _place(self, members: Sequence[Member]) -> tuple[Member, ...]:
+        """Number the ranks of the hosts."""
+        placed: list[Member] = []
+        for member in members:
+            first = placed[-1].ranks.stop if placed else 0
+            fields = (member.index, member.incarnation, member.name, member.address, member.port)
+            placed.append(Member(*fields, first, member.nproc))
+        return tuple(placed)
+
+    def _settle(self, members: Sequence[Member]) -> None:
+        before = [member.name for member in self._members]
+        self._members = self._place(members)
+        now = [member.name for member in self._members]
+        if now != before:
+            self._settings.complain(f"{len(now)} hosts, {self.world} processes: {', '.join(now)}")
+            self._settings.record("hosts", hosts=now, world=self.world)
+
+    def _missing(self, ready: Mapping[int, HostStatus]) -> str:
+        """Say which hosts are there, and why others cannot take part."""
+        reasons = []
+        for index, status in self._living().items():
+            if index not in ready and index not in self._excluded:
+                busy = "it still ends processes of the last attempt" if status.attempt is not None else ""
+                silent = f"it does not answer at {status.address} port {status.port}"
+                reason = "; ".join(status.findings) or status.link or busy or silent
+                reasons.append(f"{status.name}: {reason}")
+        wanted = self._settings.least if self._settings.least == self._settings.most else f"{self._settings.least} to"
+        more = f" {self._settings.most}" if isinstance(wanted, str) else ""
+        text = f"{len(ready)} of {wanted}{more} hosts are ready"
+        return text if not reasons else f"{text} ({'; '.join(reasons)})"
+
+
+def _as_member(status: HostStatus) -> Member:
+    return Member(
+        status.index, status.incarnation, status.name, status.address, status.port, first_rank=0, nproc=status.nproc
+    )

@@ -1,0 +1,72 @@
+"""Who is alive: statuses of all hosts, and since when each has not changed, by the clock of the one that looks.
+
+host-00000.json, host-00001.json, ... --read again and again--> HostTable --> silence of a host in seconds
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hlat.launch.hosts.records import HostStatus, read_status
+
+
+@dataclass(frozen=True)
+class SeenStatus:
+    """A status, and when it was seen.
+
+    Attributes:
+        status: the status.
+        at: time when it was seen first, on the clock of the table.
+        alive: True if the supervisor of this start of the host has written one before: files of earlier launches lie
+            in the same folder.
+    """
+
+    status: HostStatus
+    at: float
+    alive: bool
+
+
+class HostTable:
+    """Statuses of all hosts.
+
+    Args:
+        folder: folder of the files.
+        clock: monotonic clock, seconds.
+    """
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._folder, self._clock = folder, clock
+        self._seen: dict[int, SeenStatus] = {}
+
+    def refresh(self) -> None:
+        """Read the statuses again."""
+        now = self._clock()
+        for path in sorted(self._folder.glob("host-*.json")):
+            status = read_status(path)
+            if status is None:
+                continue
+            before = self._seen.get(status.index)
+            if before is None or before.status.incarnation != status.incarnation:
+                # The first status of a start of the host may have been left behind by an earlier launch. It counts as
+                # alive only if another incarnation was there before, which it has replaced.
+                self._seen[status.index] = SeenStatus(status, now, alive=before is not None)
+            elif before.status.count != status.count:
+                self._seen[status.index] = SeenStatus(status, now, alive=True)
+
+    def seen(self, index: int) -> SeenStatus | None:
+        """Return the last status of a host; None if it has none."""
+        return self._seen.get(index)
+
+    def silence(self, index: int) -> float:
+        """Seconds since a host has written a new status; infinite if it never has, as far as is known here."""
+        found = self._seen.get(index)
+        return self._clock() - found.at if found is not None and found.alive else float("inf")
+
+    def living(self, seconds: float) -> dict[int, HostStatus]:
+        """Return the hosts that were silent for at most ``seconds``, by index."""
+        return {
+            index: found.status
+            for index, found in sorted(self._seen.items())
+            if found.alive and self._clock() - found.at <= seconds
+        }

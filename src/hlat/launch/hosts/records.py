@@ -1,0 +1,279 @@
+"""What supervisors of several hosts write for each other, as JSON files in a folder that all of them share.
+
+    <run.dir>/.hosts/host-00001.json   HostStatus: written twice a second by the supervisor of host 1
+                     orders.json       Orders: written by the leader; read by all
+                     state.json        state of the supervision, for the next leader
+                     term-00003        created by the host that became the leader for the third time
+
+Times in them are ages, in seconds before the file was written: clocks of hosts are never compared. Files are replaced
+as a whole, and read again each time: no host needs to see when another one writes.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hlat.launch.error_report import ErrorReport
+from hlat.resilience import HeartbeatReading
+
+FOLDER = ".hosts"
+"""Folder of these files in the folder of the run."""
+
+ORDERS = "orders.json"
+STATE = "state.json"
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """State of a rank.
+
+    Attributes:
+        rank: its rank.
+        code: exit code, or minus the signal that ended it; None while it runs.
+        report: its error report; ``time`` is seconds before this status was written, negative.
+        beat: its heartbeat; times are seconds before this status was written, negative.
+        stopped: True if its process is stopped by a signal.
+        stack: stacks of its threads, if they were asked for.
+    """
+
+    rank: int
+    code: int | None = None
+    report: ErrorReport | None = None
+    beat: HeartbeatReading | None = None
+    stopped: bool = False
+    stack: str = ""
+
+
+@dataclass(frozen=True)
+class HostStatus:
+    """State of a host, as its supervisor writes it.
+
+    Attributes:
+        index: number of the host, which says in which order hosts get their ranks.
+        incarnation: random name of this start of the supervisor.
+        count: number of statuses written; while it grows, the supervisor is alive.
+        name: name of the host.
+        address: address of the host for the others.
+        port: port on which it accepts connections, as a proof that it can be reached.
+        nproc: processes that it can run.
+        version: version of hlat.
+        launch: random name of the launch whose leader it has followed; None before that.
+        attempt: number of the attempt whose processes it has; None if it is ready for one.
+        ranks: states of these processes.
+        run_id: id of the run in its folder, once a rank has reported it.
+        signals: signals that asked the run to stop, received by this supervisor.
+        done: number of the last instruction that was carried out.
+        unreachable: hosts that no longer answer, by index as text, with the seconds since they last did.
+        link: why the network interface does not work; empty if it does.
+        findings: what a check of the host has found after a failure; empty if it is good.
+    """
+
+    index: int
+    incarnation: str
+    count: int
+    name: str
+    address: str
+    port: int
+    nproc: int
+    version: str
+    launch: str | None = None
+    attempt: int | None = None
+    ranks: tuple[RankStatus, ...] = ()
+    run_id: str | None = None
+    signals: tuple[int, ...] = ()
+    done: int = 0
+    unreachable: Mapping[str, float] = field(default_factory=dict)
+    link: str = ""
+    findings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Member:
+    """A host that takes part in an attempt.
+
+    Attributes:
+        index: its number.
+        incarnation: the start of its supervisor.
+        name: its name.
+        address: its address.
+        port: port on which it accepts connections.
+        first_rank: its first rank.
+        nproc: number of its ranks.
+    """
+
+    index: int
+    incarnation: str
+    name: str
+    address: str
+    port: int
+    first_rank: int
+    nproc: int
+
+    @property
+    def ranks(self) -> range:
+        """Ranks of the host."""
+        return range(self.first_rank, self.first_rank + self.nproc)
+
+    def describe(self) -> str:
+        """Describe the host with its ranks."""
+        ranks = f"rank {self.first_rank}" if self.nproc == 1 else f"ranks {self.first_rank} to {self.ranks[-1]}"
+        return f"host {self.name} ({ranks})"
+
+
+@dataclass(frozen=True)
+class AttemptOrder:
+    """An attempt that hosts are to start.
+
+    Attributes:
+        number: number of the attempt.
+        launch: random name of the launch, the same for all of its attempts.
+        members: hosts that take part.
+        address: address of the store.
+        port: port of the store.
+        secret: secret of the rendezvous.
+        environment: variables to set in each process.
+        deadline: seconds until the run has to save and stop, counted from the writing; None if there is no deadline.
+    """
+
+    number: int
+    launch: str
+    members: tuple[Member, ...]
+    address: str
+    port: int
+    secret: str
+    environment: Mapping[str, str]
+    deadline: float | None
+
+    @property
+    def world(self) -> int:
+        """Number of processes."""
+        return sum(member.nproc for member in self.members)
+
+    def member(self, index: int, incarnation: str) -> Member | None:
+        """Return a host's place in the attempt; None if it has none."""
+        found = (each for each in self.members if (each.index, each.incarnation) == (index, incarnation))
+        return next(found, None)
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """Something that each member of an attempt is to do once.
+
+    Attributes:
+        number: instructions of an attempt are carried out in this order.
+        kind: "signal" (send ``value``), "kill", "stacks" (collect them), or "leftovers" (end them after ``value`` s).
+        ranks: ranks that it is about.
+        value: see ``kind``.
+    """
+
+    number: int
+    kind: str
+    ranks: tuple[int, ...] = ()
+    value: float = 0.0
+
+
+@dataclass(frozen=True)
+class Orders:
+    """Orders of the leader.
+
+    Attributes:
+        term: number of its leadership; orders of earlier ones are void.
+        leader: index of its host.
+        incarnation: the start of its supervisor.
+        launch: random name of the launch.
+        attempt: attempt to start, or that goes on; None to end the present one.
+        instructions: instructions for this attempt.
+        final: exit code of the run when it has ended; else None.
+    """
+
+    term: int
+    leader: int
+    incarnation: str
+    launch: str
+    attempt: AttemptOrder | None = None
+    instructions: tuple[Instruction, ...] = ()
+    final: int | None = None
+
+
+def host_file(folder: Path, index: int) -> Path:
+    """Return the file of a host's status."""
+    return folder / f"host-{index:05d}.json"
+
+
+def write_record(path: Path, record: HostStatus | Orders | Mapping[str, Any]) -> None:
+    """Replace a file; only this user may read it, because orders have the secret of the rendezvous.
+
+    Raises:
+        OSError: the shared disk refuses it.
+    """
+    content = record if isinstance(record, Mapping) else asdict(record)
+    partial = path.with_name(f"{path.name}.partial")
+    descriptor = os.open(partial, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(content, file)
+    partial.replace(path)  # no fsync: after a crash of this host, nobody needs it
+
+
+def read_status(path: Path) -> HostStatus | None:
+    """Read the status of a host; None if there is none, or one of another version of hlat."""
+    content = read_json(path)
+    try:
+        return None if content is None else _status(content)
+    except (TypeError, KeyError, ValueError):
+        return None
+
+
+def read_orders(folder: Path) -> Orders | None:
+    """Read the orders of the leader; None if there are none, or those of another version of hlat."""
+    content = read_json(folder / ORDERS)
+    try:
+        return None if content is None else _orders(content)
+    except (TypeError, KeyError, ValueError):
+        return None
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Read a JSON object; None if there is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def aged(beat: HeartbeatReading, now: float) -> HeartbeatReading:
+    """Return a heartbeat with its times counted from ``now``; with a negative ``now``, undo that."""
+    first = None if beat.first_step_at is None else beat.first_step_at - now
+    return replace(beat, since=beat.since - now, alive_at=beat.alive_at - now, first_step_at=first)
+
+
+def _status(content: dict[str, Any]) -> HostStatus:
+    ranks = tuple(_rank(rank) for rank in content.pop("ranks"))
+    signals, findings = tuple(content.pop("signals")), tuple(content.pop("findings"))
+    return HostStatus(**content, ranks=ranks, signals=signals, findings=findings)
+
+
+def _rank(content: dict[str, Any]) -> RankStatus:
+    report, beat = content.pop("report"), content.pop("beat")
+    return RankStatus(
+        **content,
+        report=None if report is None else ErrorReport(**report),
+        beat=None if beat is None else HeartbeatReading(**beat),
+    )
+
+
+def _orders(content: dict[str, Any]) -> Orders:
+    attempt, instructions = content.pop("attempt"), content.pop("instructions")
+    return Orders(
+        **content,
+        attempt=None if attempt is None else _attempt(attempt),
+        instructions=tuple(Instruction(**each | {"ranks": tuple(each["ranks"])}) for each in instructions),
+    )
+
+
+def _attempt(content: dict[str, Any]) -> AttemptOrder:
+    members = tuple(Member(**member) for member in content.pop("members"))
+    return AttemptOrder(**content, members=members)

@@ -1,0 +1,245 @@
+"""The processes of an attempt on several hosts, as ``RunningRanks`` of the leader.
+
+    statuses of the hosts --RemoteRanks--> exit codes, error reports, heartbeats of all ranks
+    signals, kills        --Bulletin-----> supervisors of the hosts, which carry them out
+
+A host that gives no sign of life is lost, and so are its ranks. If another rank has failed, as ranks do whose peer has
+closed its connections, a short silence is enough.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from hlat.launch.error_report import ErrorReport
+from hlat.launch.hosts.bulletin import Bulletin
+from hlat.launch.hosts.host_table import HostTable
+from hlat.launch.hosts.network_blame import blame_network
+from hlat.launch.hosts.records import AttemptOrder, HostStatus, Member, RankStatus, aged
+from hlat.resilience import Hang, HeartbeatReading
+
+_REFRESH = 0.2  # seconds between two looks at the statuses
+_POLL = 0.05
+_STARTING = 180.0  # seconds for a supervisor to start its processes: it may have to import torch first
+_SHORT_SILENCE = 5.0  # seconds of silence after which a host is lost if something else has failed too
+_STACKS = 6.0  # seconds for hosts to collect stacks
+_LOST_CODE = 1
+_LOST_GRACE = 10.0  # seconds for savers to end if a host is lost: a save that needs it never completes
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Time limits of hosts.
+
+    Attributes:
+        silence: seconds without a sign of life after which a host is lost.
+        outage: seconds for which hosts do not reach each other, and ranks do not progress, after which the network
+            between them has failed; None if it is not watched.
+    """
+
+    silence: float
+    outage: float | None
+
+    @classmethod
+    def of(cls, hang_seconds: float | None) -> "Limits":
+        """Return the limits that detect a loss within ``recovery.hang_seconds``."""
+        share = None if hang_seconds is None else 0.75 * hang_seconds
+        return cls(max(_SHORT_SILENCE, min(30.0, 30.0 if share is None else share)), share)
+
+
+class RemoteRanks:
+    """Processes of an attempt on several hosts.
+
+    Args:
+        attempt: the attempt.
+        table: statuses of the hosts.
+        bulletin: carries instructions to them.
+        limits: time limits.
+        look: called again and again with this object; None does nothing.
+    """
+
+    def __init__(
+        self,
+        attempt: AttemptOrder,
+        table: HostTable,
+        bulletin: Bulletin,
+        limits: Limits,
+        look: "Callable[[RemoteRanks], None] | None" = None,
+    ) -> None:
+        self._look = look
+        self._attempt, self._table, self._bulletin, self._limits = attempt, table, bulletin, limits
+        self._places = {rank: member for member in attempt.members for rank in member.ranks}
+        self._lost: dict[int, ErrorReport] = {}  # by index of the host
+        self._joined: dict[int, HostStatus] = {}  # last status of each host that has started this attempt
+        self._seen_at: dict[int, float] = {}
+        self._began = self._refreshed = time.monotonic()
+        self._progress: dict[int, tuple[int, str, float]] = {}
+        self._progressed_at = self._began
+        self._failed = False
+        self._refresh()
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """Ranks of the attempt, in order."""
+        return range(self._attempt.world)
+
+    def poll(self, rank: int) -> int | None:
+        """Exit code of a rank; 1 if its host is lost; None while it runs."""
+        self._refresh()
+        status, member = self._status(rank), self._places[rank]
+        if status is not None and status.code is not None:
+            self._failed = self._failed or status.code != 0
+            return status.code
+        return _LOST_CODE if member.index in self._lost else None
+
+    def report(self, rank: int) -> ErrorReport | None:
+        """Error report of a rank that has ended; of a lost host, that it is lost."""
+        status, member = self._status(rank), self._places[rank]
+        if status is not None and status.code is not None:
+            report = status.report
+            return None if report is None else replace(report, time=report.time + self._wall_time(member))
+        return self._lost.get(member.index)
+
+    def host(self, rank: int) -> str:
+        """Name of the host of a rank."""
+        return self._places[rank].name
+
+    def send(self, ranks: Sequence[int], number: int) -> None:
+        """Send a signal to ranks, on whichever hosts they are."""
+        self._bulletin.instruct("signal", tuple(ranks), number)
+
+    def kill(self, ranks: Sequence[int]) -> None:
+        """Kill ranks, and wait until they have ended or their hosts are lost."""
+        self._failed = True
+        self._bulletin.instruct("kill", tuple(ranks))
+        while any(self.poll(rank) is None for rank in ranks):
+            time.sleep(_POLL)
+
+    def end_leftovers(self, grace: float, hurries: Callable[[], bool]) -> None:
+        """End processes that ranks left behind, on all hosts that are there."""
+        grace = min(grace, _LOST_GRACE) if self._lost else grace
+        number = self._bulletin.instruct("leftovers", (), grace)
+        self._wait(lambda status: status.done >= number, grace + _SHORT_SILENCE, hurries)
+
+    def readings(self) -> list[HeartbeatReading]:
+        """Heartbeats of the ranks that have one; of a lost host, the last ones that it wrote."""
+        self._refresh()
+        found = ((self._status(rank), self._places[rank].index) for rank in self.ranks)
+        return [aged(rank.beat, -self._seen_at[index]) for rank, index in found if rank is not None and rank.beat]
+
+    def is_stopped(self, rank: int) -> bool:
+        """Return True if the process of a rank was stopped by a signal."""
+        status = self._status(rank)
+        return status is not None and status.stopped
+
+    def stacks(self) -> dict[int, str]:
+        """Stacks of all threads of every rank whose host collects them in time."""
+        number = self._bulletin.instruct("stacks")
+        self._wait(lambda status: status.done >= number, _STACKS, lambda: False)
+        found = {rank: self._status(rank) for rank in self.ranks}
+        return {rank: "" if status is None else status.stack for rank, status in found.items()}
+
+    def run_id(self) -> str | None:
+        """Id of the run in its folder, once a rank has reported it; else None."""
+        return next((status.run_id for status in self._joined.values() if status.run_id is not None), None)
+
+    def outage(self) -> Hang | None:
+        """Return a failure of the network that has lasted too long while no rank made progress."""
+        if self._look is not None:
+            self._look(self)
+        limit, now = self._limits.outage, time.monotonic()
+        if limit is None or now - self._progressed_at < limit:
+            return None
+        found = blame_network(self._attempt.members, self._joined, limit)
+        return None if found is None else self._hang(*found, now - self._progressed_at)
+
+    def locate(self, hang: Hang) -> Hang:
+        """Blame a host that is silent, or hosts that do not reach each other, instead of ranks that wait for them."""
+        self._refresh()
+        silent = [
+            member
+            for member in self._attempt.members
+            if member.index not in self._lost and self._table.silence(member.index) > _SHORT_SILENCE
+        ]
+        if silent:
+            seconds = max(self._table.silence(member.index) for member in silent)
+            why = f"no sign of life from {' and '.join(member.describe() for member in silent)} for {seconds:.0f} s"
+            return self._hang(silent, why, hang.seconds)
+        found = blame_network(self._attempt.members, self._joined, _SHORT_SILENCE)
+        if found is not None:
+            return self._hang(*found, hang.seconds)
+        hosts = list(dict.fromkeys(self.host(rank) for rank in hang.ranks))
+        return replace(hang, why=f"{hang.why} (on {', '.join(hosts)})")
+
+    def _hang(self, members: Sequence[Member], why: str, seconds: float) -> Hang:
+        ranks = [rank for member in members for rank in member.ranks]
+        beats = {beat.rank: beat for beat in self.readings()}
+        first = beats.get(ranks[0]) or next(iter(beats.values()), None)
+        phase, step = ("start", 0) if first is None else (first.phase, first.current_step)
+        return Hang(ranks, phase, step, seconds, why)
+
+    def _wait(self, holds: Callable[[HostStatus], bool], seconds: float, hurries: Callable[[], bool]) -> None:
+        """Wait until something holds for every host that is not lost."""
+        deadline = time.monotonic() + seconds
+        while not hurries() and time.monotonic() < deadline:
+            self._refresh()
+            missing = [
+                member
+                for member in self._attempt.members
+                if member.index not in self._lost
+                and not (member.index in self._joined and holds(self._joined[member.index]))
+            ]
+            if not missing:
+                return
+            time.sleep(_POLL)
+
+    def _status(self, rank: int) -> RankStatus | None:
+        host = self._joined.get(self._places[rank].index)
+        return None if host is None else next((each for each in host.ranks if each.rank == rank), None)
+
+    def _wall_time(self, member: Member) -> float:
+        """Time when the status of a host was seen, by the wall clock of this host."""
+        return time.time() - (time.monotonic() - self._seen_at[member.index])
+
+    def _refresh(self) -> None:
+        now = time.monotonic()
+        if now - self._refreshed < _REFRESH and self._joined:
+            return
+        self._refreshed = now
+        self._table.refresh()
+        self._bulletin.check()
+        for member in self._attempt.members:
+            if member.index not in self._lost:
+                self._look_at(member, now)
+        if self._progress_has_changed():
+            self._progressed_at = now
+
+    def _look_at(self, member: Member, now: float) -> None:
+        seen = self._table.seen(member.index)
+        status = None if seen is None else seen.status
+        if seen is not None and status is not None and status.incarnation == member.incarnation:
+            if status.attempt == self._attempt.number:
+                self._joined[member.index], self._seen_at[member.index] = status, seen.at
+            elif member.index in self._joined:
+                return self._lose(member, "its supervisor has given up this attempt")
+        elif status is not None:
+            return self._lose(member, "its supervisor was started again")
+        silence = self._table.silence(member.index)
+        if silence > (_SHORT_SILENCE if self._failed else self._limits.silence) and now - self._began > _SHORT_SILENCE:
+            seconds = min(silence, now - self._began)
+            return self._lose(member, f"no sign of life for {seconds:.0f} s")
+        if member.index not in self._joined and now - self._began > _STARTING:
+            return self._lose(member, f"it has started no process within {_STARTING:.0f} s")
+        return None
+
+    def _lose(self, member: Member, why: str) -> None:
+        message = f"{member.describe()} is lost: {why}"
+        self._lost[member.index] = ErrorReport("lost", message, False, _LOST_CODE, time.time(), True, "LaunchError")
+        self._failed = True
+
+    def _progress_has_changed(self) -> bool:
+        beats = [rank.beat for host in self._joined.values() for rank in host.ranks if rank.beat is not None]
+        progress = {beat.rank: (beat.step, beat.phase, sum(beat.seconds.values())) for beat in beats}
+        changed = progress != self._progress
+        self._progress = progress
+        return changed

@@ -1,0 +1,171 @@
+"""The processes of an attempt on this machine, with their heartbeats.
+
+ProcessSet (a launcher's) + folder of heartbeats --LocalRanks--> RunningRanks
+start, WorldSizePolicy --LocalAttempts--> one attempt after the other, each with a folder of its own
+"""
+
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from hlat.launch.error_report import ErrorReport, read_report
+from hlat.launch.process_set import ProcessSet, end_leftovers, kill_ranks, send_signal
+from hlat.launch.supervision import RunningRanks
+from hlat.resilience import (
+    HEARTBEAT_FOLDER,
+    STACKS_SIGNAL,
+    Failure,
+    Hang,
+    HeartbeatReading,
+    WorldSizePolicy,
+    read_heartbeat,
+    read_heartbeat_run_id,
+    stacks_path,
+)
+from hlat.runtime import host_name
+from hlat.runtime.process import is_stopped
+
+Start = Callable[[int, Mapping[str, str], Path], AbstractContextManager[ProcessSet]]
+"""Launches this many processes with additional environment variables; their error reports go into the folder."""
+
+_WRITING = 2.0  # seconds for ranks to write their stacks
+_MOMENT = 0.2  # seconds for a stopped rank to write its stacks
+
+
+class LocalRanks:
+    """Processes of this machine as ``RunningRanks``.
+
+    Args:
+        workers: the processes.
+        beats: folder of their heartbeats.
+    """
+
+    def __init__(self, workers: ProcessSet, beats: Path) -> None:
+        self._workers, self._beats = workers, beats
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """Ranks of the attempt, in order."""
+        return sorted(self._workers.pids)
+
+    def poll(self, rank: int) -> int | None:
+        """Exit code of a rank, or minus the signal that ended it; None while it runs."""
+        return self._workers.poll(rank)
+
+    def report(self, rank: int) -> ErrorReport | None:
+        """Error report of a rank that has ended; None if it left none."""
+        return read_report(self._workers.error_file(rank))
+
+    def host(self, rank: int) -> str:
+        """Name of this machine."""
+        return host_name()
+
+    def send(self, ranks: Sequence[int], number: int) -> None:
+        """Send a signal to ranks that are not known to have ended."""
+        send_signal(self._workers, ranks, number)
+
+    def kill(self, ranks: Sequence[int]) -> None:
+        """Kill ranks, including stopped ones, and wait until they have ended."""
+        kill_ranks(self._workers, ranks)
+
+    def end_leftovers(self, grace: float, hurries: Callable[[], bool]) -> None:
+        """End processes that ranks left behind; savers of checkpoints lead sessions of their own."""
+        savers = {beat.saver for beat in self.readings() if beat.saver is not None}
+        end_leftovers(self._workers, savers, grace, hurries)
+
+    def readings(self) -> list[HeartbeatReading]:
+        """Heartbeats of the ranks that have one."""
+        found = (read_heartbeat(self._beats, rank) for rank in self.ranks)
+        return [beat for beat in found if beat is not None]
+
+    def is_stopped(self, rank: int) -> bool:
+        """Return True if the process of a rank was stopped by a signal."""
+        return is_stopped(self._workers.pids[rank])
+
+    def stacks(self) -> dict[int, str]:
+        """Stacks of every rank that writes them in time."""
+        stopped = [rank for rank in self.ranks if self.is_stopped(rank)]
+        self.send(self.ranks, STACKS_SIGNAL)
+        for rank in stopped:  # it writes its stacks first, and must not do much else
+            self.send([rank], signal.SIGCONT)
+            self._wait_for([rank], _MOMENT)
+            self.send([rank], signal.SIGSTOP)
+        self._wait_for([rank for rank in self.ranks if rank not in stopped], _WRITING)
+        return {rank: self._stacks(rank) for rank in self.ranks}
+
+    def run_id(self) -> str | None:
+        """Id of the run in its folder, once a rank has reported it; else None."""
+        return read_heartbeat_run_id(self._beats)
+
+    def outage(self) -> Hang | None:
+        """Return None: processes of one machine need no network."""
+        return None
+
+    def locate(self, hang: Hang) -> Hang:
+        """Return the hang as it is."""
+        return hang
+
+    def _wait_for(self, ranks: list[int], seconds: float) -> None:
+        """Wait until ranks have completely written their stacks, for at most ``seconds``."""
+        deadline, before, texts = time.monotonic() + seconds, [""], [""]
+        while time.monotonic() < deadline and (not all(texts) or texts != before):
+            time.sleep(_MOMENT / 100)
+            before, texts = texts, [self._stacks(rank) for rank in ranks]
+
+    def _stacks(self, rank: int) -> str:
+        try:
+            return stacks_path(self._beats, rank).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+
+
+class LocalAttempts:
+    """Attempts on this machine.
+
+    Args:
+        start: launches processes.
+        sizes: numbers of processes to run with.
+        beats: folder for the heartbeats of all attempts.
+    """
+
+    def __init__(self, start: Start, sizes: WorldSizePolicy, beats: Path) -> None:
+        self._start, self._sizes, self._beats = start, sizes, beats
+        self._count = 0
+
+    @property
+    def world(self) -> int:
+        """Number of processes of the present attempt, or of the next one."""
+        return self._sizes.now
+
+    def prepare(self, is_stopped: Callable[[], bool]) -> None:
+        """Do nothing: this machine is there."""
+
+    @contextmanager
+    def start(self, environment: Mapping[str, str]) -> Iterator[RunningRanks]:
+        """Start the processes of the next attempt, with a folder for its heartbeats."""
+        beats = self._beats / f"attempt-{self._count}"
+        beats.mkdir()
+        self._count += 1
+        with (
+            tempfile.TemporaryDirectory(prefix="hlat-launch-") as folder,
+            self._start(self.world, {HEARTBEAT_FOLDER: str(beats), **environment}, Path(folder)) as workers,
+        ):
+            yield LocalRanks(workers, beats)
+
+    def adapt(self, failure: Failure) -> str | None:
+        """Go on with fewer processes if the same one was lost twice in a row."""
+        before = self.world
+        if not self._sizes.shrink_after(failure, failure.saved):
+            return None
+        return f"rank {failure.rank} of {before} was lost twice in a row: continuing with {self.world} processes"
+
+    def goes_on(self) -> bool:
+        """Return False: an attempt that saves and stops was asked to by the user."""
+        return False
+
+    def keep(self, state: Mapping[str, Any]) -> None:
+        """Do nothing: nobody takes over."""
