@@ -21,7 +21,7 @@ from hlat.cli import (
     train,
 )
 from hlat.cli.common import complain, say
-from hlat.cli.data import app as data_app
+from hlat.cli.data import data_app
 from hlat.cli.launch import launch_app
 from hlat.runtime import HlatError, escape_controls, redact_value
 from hlat.runtime.process import INTERRUPTED_MESSAGE

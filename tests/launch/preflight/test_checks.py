@@ -13,7 +13,7 @@ from hlat.launch.preflight import HostTools, PreflightOptions, make_request
 from hlat.launch.preflight.checks import CHECKS, Case, Evidence, axis_groups
 from hlat.launch.preflight.checks.base import culprits
 from hlat.launch.preflight.judgement import Gathered, judge
-from hlat.launch.preflight.place import HostPlace
+from hlat.launch.preflight.place import HostView
 from hlat.resilience import heartbeat_root
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -27,9 +27,9 @@ def symptoms(name: str, facts: list[dict], nproc: int = 1, **more) -> list[tuple
     return [(found.node, found.message) for found in BY_NAME[name].judge(Evidence(cases, hosts, nproc, **more))]
 
 
-def place(run_dir: Path, tools: HostTools | None = None) -> HostPlace:
+def place(run_dir: Path, tools: HostTools | None = None) -> HostView:
     request = make_request(None, (), PreflightOptions(nodes=1, run_dir=run_dir), {})
-    return HostPlace(request, tools or HostTools())
+    return HostView(request, tools or HostTools())
 
 
 def test_numbers_and_names_are_unique_and_documented():

@@ -216,3 +216,39 @@ def test_a_fault_is_named_and_nothing_else(fault: Callable, name: str, hosts: Ne
             print([check["message"] for check in host["checks"] if check["message"]])
     assert found(report) == [("h1", name)]
     assert report["bad_hosts"] == ["h1"]
+
+
+def start_both(hosts: NetHosts, run_dir: Path, *words: str | Path) -> list["subprocess.Popen[str]"]:
+    """Start the command on both hosts, as srun does."""
+    command = [sys.executable, "-P", "-m", "hlat", "doctor", "--run-dir", str(run_dir), "--nodes", "2", "--json"]
+    return [hosts.start(name, *command, *map(str, words), "--node", str(node)) for node, name in enumerate(hosts.names)]
+
+
+def test_a_launch_can_go_on_without_the_bad_host(hosts: NetHosts, tmp_path: Path, run_dir: Path):
+    hosts.setup("h1", "ulimit -n 200")
+    processes = start_both(hosts, run_dir, "--exclude-bad", tmp_path / "bad")
+    outputs = [process.communicate(timeout=250)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert found(json.loads(outputs[0])) == [("h1", "open-files")] and outputs[1] == ""
+    assert (tmp_path / "bad").read_text() == "h1\n"
+
+
+def test_a_host_that_freezes_is_named_in_bounded_time(hosts: NetHosts, run_dir: Path):
+    processes = start_both(hosts, run_dir, "--wait", "60")
+    while not list(run_dir.glob("doctor/*/host-00001.json")):
+        assert processes[0].poll() is None
+        time.sleep(0.02)
+    hosts.freeze("h1")
+    began = time.monotonic()
+    report = json.loads(processes[0].communicate(timeout=250)[0])
+    print(f"frozen host: {time.monotonic() - began:.1f} s")
+    assert found(report) == [("h1", "sign-of-life")]
+
+
+def test_a_full_disk_is_named(tmp_path: Path, run_dir: Path):
+    """A file system of 2 MiB that is full, on one host."""
+    fill = f"mount -t tmpfs -o size=2m tmpfs {run_dir} && head -c 2097152 /dev/zero > {run_dir}/full"
+    command = f"{fill} && exec {sys.executable} -P -m hlat doctor --run-dir {run_dir} --json"
+    done = subprocess.run(["unshare", "--mount", "bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert [name for _, name in found(json.loads(done.stdout))] == ["run-folder-space"]

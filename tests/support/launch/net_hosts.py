@@ -115,6 +115,12 @@ class NetHosts:
         """Run a command in the network of a host, and wait for it."""
         subprocess.run(["ip", "netns", "exec", self._prefix + host, *command], check=True, capture_output=True)
 
+    def freeze(self, host: str) -> None:
+        """Stop all processes of a host with SIGSTOP."""
+        found = subprocess.run(["ip", "netns", "pids", self._prefix + host], capture_output=True, text=True, check=True)
+        for pid in found.stdout.split():
+            subprocess.run(["kill", "-STOP", pid], capture_output=True, check=False)
+
     def start(self, host: str, *command: str) -> "subprocess.Popen[str]":
         """Start a command on a host."""
         return subprocess.Popen([str(self.transport), host, *command], stdout=subprocess.PIPE, text=True)

@@ -7,18 +7,15 @@ after an incident --check_before_restart, on one host--> findings
 
 from hlat.launch.preflight.examination import run_preflight
 from hlat.launch.preflight.place import HostTools
-from hlat.launch.preflight.report import ExaminedHost, Finding, PreflightReport
-from hlat.launch.preflight.request import PreflightOptions, PreflightRequest, make_request
+from hlat.launch.preflight.report import PreflightReport
+from hlat.launch.preflight.request import PreflightOptions, make_request
 from hlat.launch.preflight.restart_check import check_before_restart
 from hlat.launch.preflight.ssh_hosts import examine_by_ssh
 
 __all__ = [
-    "ExaminedHost",
-    "Finding",
     "HostTools",
     "PreflightOptions",
     "PreflightReport",
-    "PreflightRequest",
     "check_before_restart",
     "examine_by_ssh",
     "make_request",

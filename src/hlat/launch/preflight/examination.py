@@ -20,7 +20,7 @@ from hlat.launch.preflight.facts import facts_by_module, measure
 from hlat.launch.preflight.judgement import Gathered, judge
 from hlat.launch.preflight.links import LinkServer
 from hlat.launch.preflight.meeting import Meeting, existing_part, meet, remove_if_empty
-from hlat.launch.preflight.place import HostPlace, HostTools, Peer
+from hlat.launch.preflight.place import HostTools, HostView, Peer
 from hlat.launch.preflight.ranks import RankProcesses, new_secret, rank_command
 from hlat.launch.preflight.report import PreflightReport
 from hlat.launch.preflight.request import PreflightRequest
@@ -73,7 +73,7 @@ class _Examination:
 
     # --- one host
 
-    def _listen(self, stack: ExitStack) -> tuple[HostPlace, Peer]:
+    def _listen(self, stack: ExitStack) -> tuple[HostView, Peer]:
         """Listen on the address of this host; return its place, and how others reach it."""
         request, address, error, port, token = self._request, "", "", 0, ""
         try:
@@ -87,7 +87,7 @@ class _Examination:
             error += f": {failure.strerror or failure}"
         addresses = tuple(found for each in own_addresses().values() for found in each)
         peer = Peer(request.name, socket.gethostname(), address, addresses, port, token)
-        return HostPlace(request, self._tools, error), peer
+        return HostView(request, self._tools, error), peer
 
     def _ask_alone(self, ranks: RankProcesses) -> list[Facts]:
         """Facts of each rank process by module; its needs, and trouble if it died or did not answer."""
@@ -118,7 +118,7 @@ class _Examination:
     # --- all hosts
 
     def _together(
-        self, meeting: Meeting, ranks: RankProcesses, place: HostPlace, peer: Peer, facts: dict[str, Facts]
+        self, meeting: Meeting, ranks: RankProcesses, place: HostView, peer: Peer, facts: dict[str, Facts]
     ) -> PreflightReport:
         is_first = self._request.node == 0
         with ExitStack() as stack:
@@ -171,7 +171,7 @@ class _Examination:
         groups = axis_groups(plan, len(members) * self._request.nproc)
         return {"members": members, "address": address, "port": _free_port(address), "groups": groups}
 
-    def _join(self, admission: Facts, ranks: RankProcesses, place: HostPlace, meeting: Meeting) -> Facts:
+    def _join(self, admission: Facts, ranks: RankProcesses, place: HostView, meeting: Meeting) -> Facts:
         """Let the processes of this host join the others and measure together; return their facts."""
         request, members = self._request, admission["members"]
         if request.node not in members:

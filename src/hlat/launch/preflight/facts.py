@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from hlat.launch.preflight.checks import Check, Facts
-from hlat.launch.preflight.place import HostPlace
+from hlat.launch.preflight.checks import Facts, HealthCheck
+from hlat.launch.preflight.place import HostView
 from hlat.runtime import HlatError
 
 
-def measure(checks: Sequence[Check], place: HostPlace) -> dict[str, Facts]:
+def measure(checks: Sequence[HealthCheck], place: HostView) -> dict[str, Facts]:
     """Measure checks of a host; return facts by check. One that fails has its error as fact."""
     found: dict[str, Facts] = {}
     for check in checks:

@@ -1,15 +1,15 @@
 """Judgement: facts of all hosts and processes become findings by host.
 
-    facts by check and place --in the order of the table--> Check.judge --Symptoms, by host--> PreflightReport
+    facts by check and place --in the order of the table--> HealthCheck.judge --Symptoms, by host--> PreflightReport
 
-A check that others make meaningless (``Check.after``) is not judged: a host without a network gets one finding about
-its network, not six about everything that needs one.
+A check that others make meaningless (``HealthCheck.after``) is not judged: a host without a network gets one finding
+about its network, not six about everything that needs one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hlat.launch.preflight.checks import CHECKS, Case, Check, Evidence, Facts, Stage, Symptom, checks_of
+from hlat.launch.preflight.checks import CHECKS, Case, Evidence, Facts, HealthCheck, Stage, Symptom, checks_of
 from hlat.launch.preflight.report import ExaminedHost, Finding, PreflightReport
 
 _MAX_RANKS = 8  # ranks in a message
@@ -33,7 +33,7 @@ class Gathered:
     links: Mapping[str, float] = field(default_factory=dict)
     cases: dict[str, list[Case]] = field(default_factory=dict)
 
-    def add(self, check: Check, node: int, rank: int | None, facts: Facts) -> None:
+    def add(self, check: HealthCheck, node: int, rank: int | None, facts: Facts) -> None:
         """Add facts of a check from one place."""
         self.cases.setdefault(check.name, []).append(Case(node, rank, facts))
 
@@ -59,7 +59,7 @@ class Gathered:
         self.cases.setdefault(name, []).append(Case(node, rank, {"trouble": text}))
 
 
-def judge(gathered: Gathered, ranks: int, seconds: float, checks: Sequence[Check] = CHECKS) -> PreflightReport:
+def judge(gathered: Gathered, ranks: int, seconds: float, checks: Sequence[HealthCheck] = CHECKS) -> PreflightReport:
     """Judge all facts.
 
     Args:
@@ -69,7 +69,7 @@ def judge(gathered: Gathered, ranks: int, seconds: float, checks: Sequence[Check
         checks: checks that were part of it, in the order of the table.
     """
     found: dict[str, list[Symptom]] = {}
-    judged: list[Check] = []
+    judged: list[HealthCheck] = []
     skipped, measured = [], []
     for check in checks:
         reasons = [name for name in check.after if any(not symptom.is_warning for symptom in found.get(name, ()))]
@@ -96,20 +96,22 @@ def judge(gathered: Gathered, ranks: int, seconds: float, checks: Sequence[Check
     return PreflightReport(hosts, tuple(measured), tuple(skipped), ranks, seconds)
 
 
-def _evidence(gathered: Gathered, check: Check) -> Evidence:
+def _evidence(gathered: Gathered, check: HealthCheck) -> Evidence:
     """Facts of the places where a check could measure."""
     cases = tuple(case for case in gathered.cases.get(check.name, ()) if "error" not in case.facts)
     return Evidence(cases, gathered.hosts, gathered.nproc, gathered.plan, gathered.links)
 
 
-def _errors(gathered: Gathered, check: Check) -> Iterable[Symptom]:
+def _errors(gathered: Gathered, check: HealthCheck) -> Iterable[Symptom]:
     """Symptoms of the places where a check could not measure."""
     for case in gathered.cases.get(check.name, ()):
         if "error" in case.facts:
             yield Symptom(case.node, case.facts["error"], case.rank)
 
 
-def _findings(judged: Sequence[Check], found: Mapping[str, list[Symptom]], node: int, name: str) -> Iterable[Finding]:
+def _findings(
+    judged: Sequence[HealthCheck], found: Mapping[str, list[Symptom]], node: int, name: str
+) -> Iterable[Finding]:
     """Findings of a host, with equal symptoms of its ranks as one."""
     for check in judged:
         ranks: dict[tuple[str, bool], list[int]] = {}

@@ -99,7 +99,8 @@ class SharedFolder:
         self.folder: Path | None = self._open() if node == 0 else self._join()
         self._folder = self.folder
         self._beat(0)
-        threading.Thread(target=self._keep_beating, name="alive", daemon=True).start()
+        self._beating = threading.Thread(target=self._keep_beating, name="alive", daemon=True)
+        self._beating.start()
 
     def post(self, stage: str, report: Report) -> None:
         """Publish the report of this host."""
@@ -136,6 +137,8 @@ class SharedFolder:
 
     def leave(self) -> None:
         """End the meeting; host 0 waits until the others have read the verdict, and removes its files."""
+        self._stop.set()
+        self._beating.join()
         if self._node != 0:
             with suppress(OSError):
                 (self._root / f"knock-{self._node:05d}").unlink(missing_ok=True)
@@ -149,7 +152,6 @@ class SharedFolder:
             with suppress(OSError):
                 (self._root / "current").unlink(missing_ok=True)
                 self._root.rmdir()  # unless another host has knocked for the next meeting
-        self._stop.set()
 
     # --- opening and joining
 

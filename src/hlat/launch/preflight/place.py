@@ -50,7 +50,7 @@ class Peer:
 
 
 @dataclass(frozen=True)
-class HostPlace:
+class HostView:
     """Place of measurements on a host.
 
     Attributes:

@@ -23,7 +23,7 @@ _SLURM_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class PreflightRequest:
-    """What a preflight examines, as this host sees it.
+    """Subject of a preflight, as this host sees it.
 
     Attributes:
         run_dir: folder of the run, or the folder to examine without a recipe.

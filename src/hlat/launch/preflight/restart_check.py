@@ -14,7 +14,7 @@ from hlat.config import Recipe
 from hlat.launch.preflight.checks import CHECKS, checks_of
 from hlat.launch.preflight.facts import facts_by_module, measure
 from hlat.launch.preflight.judgement import Gathered, judge
-from hlat.launch.preflight.place import HostPlace, HostTools
+from hlat.launch.preflight.place import HostTools, HostView
 from hlat.launch.preflight.ranks import RankProcesses, rank_command
 from hlat.launch.preflight.report import Finding
 from hlat.launch.preflight.request import PreflightOptions, PreflightRequest, make_request
@@ -47,7 +47,7 @@ def check_before_restart(
         What was found, warnings included (``Finding.is_warning``); empty on a healthy host.
     """
     request = make_request(recipe, (), PreflightOptions(nproc=nproc, nodes=1, node=0))
-    place = HostPlace(replace(request, run_dir=run_dir.absolute()), tools or HostTools())
+    place = HostView(replace(request, run_dir=run_dir.absolute()), tools or HostTools())
     gathered = Gathered({0: request.name}, nproc)
     ranks = RankProcesses(min(nproc, max(1, (os.cpu_count() or 1) // _CORES)), command)
     try:

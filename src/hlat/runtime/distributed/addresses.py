@@ -2,7 +2,7 @@
 
 MASTER_ADDR --resolve_addresses--> addresses --listen--> a socket on that address and no other          (rank 0)
                                              --wait_until_reachable--> its address, and the local one   (other ranks)
-an address of this machine --interface_of--> name of its network interface, for gloo                   --address_of--> its address
+an address of this machine --interface_of--> name of its network interface, for gloo --address_of--> its address
 """
 
 import ipaddress

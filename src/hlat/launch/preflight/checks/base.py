@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from hlat.launch.preflight.place import HostPlace
+from hlat.launch.preflight.place import HostView
 
 Facts = dict[str, Any]
 """JSON values that a check measured in one place."""
@@ -84,13 +84,13 @@ def _no_summary(evidence: Evidence) -> str:
     return ""
 
 
-def _measure_nothing(place: HostPlace) -> Facts:
+def _measure_nothing(place: HostView) -> Facts:
     """Measure nothing: the facts come from the examination itself."""
     return {}
 
 
 @dataclass(frozen=True)
-class Check:
+class HealthCheck:
     """One check of the preflight.
 
     Attributes:
@@ -110,7 +110,7 @@ class Check:
     name: str
     stage: Stage
     remedy: str
-    measure: Callable[[HostPlace], Facts] = _measure_nothing
+    measure: Callable[[HostView], Facts] = _measure_nothing
     module: str = ""
     judge: Callable[[Evidence], Iterator[Symptom]] = _no_symptoms
     summary: Callable[[Evidence], str] = _no_summary

@@ -2,16 +2,16 @@
 
 from collections.abc import Iterator
 
-from hlat.launch.preflight.checks.base import Check, Evidence, Facts, Symptom
+from hlat.launch.preflight.checks.base import Evidence, Facts, HealthCheck, Symptom
 from hlat.launch.preflight.links import ask_time
-from hlat.launch.preflight.place import HostPlace
+from hlat.launch.preflight.place import HostView
 
 _LARGEST = 1.0
 """Seconds by which clocks may differ. With NTP they agree within milliseconds, so that a second means that it does not
 run. Runs do not depend on clocks; times in logs of several hosts, job deadlines and signatures of object stores do."""
 
 
-def _measure(place: HostPlace) -> Facts:
+def _measure(place: HostView) -> Facts:
     first = place.peers.get(0)
     if first is None or not first.port or place.request.node == 0:
         return {"offset": 0.0, "error_bound": 0.0}
@@ -46,7 +46,7 @@ def _summary(evidence: Evidence) -> str:
 
 
 CHECKS = (
-    Check(
+    HealthCheck(
         "HD19",
         "clock-skew",
         "peers",

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from statistics import median_high
 
-from hlat.launch.preflight.checks.base import Check, Evidence, Facts, Symptom, megabytes
+from hlat.launch.preflight.checks.base import Evidence, Facts, HealthCheck, Symptom, megabytes
 
 _OF_OTHERS = 1 / 3
 """Share of the usual rate of equal groups below which a group is slow. Groups run at the same time and share the same
@@ -73,7 +73,7 @@ def axis_groups(plan: Facts, world: int) -> dict[str, list[list[int]]]:
 
 
 CHECKS = (
-    Check(
+    HealthCheck(
         "HD11",
         "collective-results",
         "together",
@@ -82,7 +82,7 @@ CHECKS = (
         judge=_judge_results,
         after=("device-visible", "matmul-result", "rank-processes", "collectives-finish"),
     ),
-    Check(
+    HealthCheck(
         "HD12",
         "collective-rate",
         "together",

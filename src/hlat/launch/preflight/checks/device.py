@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from hlat.launch.preflight.checks.base import Check, Evidence, Symptom, gibibytes
+from hlat.launch.preflight.checks.base import Evidence, HealthCheck, Symptom, gibibytes
 
 _IN_USE = 0.1
 """Share of a device's memory that other processes may use before this one has allocated anything.
@@ -35,7 +35,7 @@ def _judge_use(evidence: Evidence) -> Iterator[Symptom]:
 
 
 CHECKS = (
-    Check(
+    HealthCheck(
         "HD03",
         "device-visible",
         "rank",
@@ -45,7 +45,7 @@ CHECKS = (
         summary=_summary_of_devices,
         is_quick=True,
     ),
-    Check(
+    HealthCheck(
         "HD28",
         "device-in-use",
         "rank",
@@ -55,7 +55,7 @@ CHECKS = (
         after=("device-visible",),
         is_quick=True,
     ),
-    Check(
+    HealthCheck(
         "HD08",
         "device-memory",
         "rank",

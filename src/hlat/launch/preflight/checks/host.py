@@ -3,8 +3,8 @@
 import resource
 from collections.abc import Iterator
 
-from hlat.launch.preflight.checks.base import Check, Evidence, Facts, Symptom, gibibytes
-from hlat.launch.preflight.place import HostPlace
+from hlat.launch.preflight.checks.base import Evidence, Facts, HealthCheck, Symptom, gibibytes
+from hlat.launch.preflight.place import HostView
 
 _PROCESS_BYTES = 512 << 20
 """Memory of a process apart from its model: Python and torch take 0.3 GiB, buffers of data and saving the rest."""
@@ -14,7 +14,7 @@ _FILES_PER_RANK = 8
 """Connections to each other process: the default group, its control group, and one per axis of the layout."""
 
 
-def _measure_memory(place: HostPlace) -> Facts:
+def _measure_memory(place: HostView) -> Facts:
     return {"free": place.tools.available_memory()}
 
 
@@ -30,7 +30,7 @@ def _summary_of_memory(evidence: Evidence) -> str:
     return f"{gibibytes(min(case.facts['free'] for case in evidence.cases))} of memory free" if evidence.cases else ""
 
 
-def _measure_files(place: HostPlace) -> Facts:
+def _measure_files(place: HostView) -> Facts:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _FILES + _FILES_PER_RANK * place.request.world
     return {"limit": soft, "most": hard, "needed": needed, "unlimited": soft == resource.RLIM_INFINITY}
@@ -45,7 +45,7 @@ def _judge_files(evidence: Evidence) -> Iterator[Symptom]:
 
 
 CHECKS = (
-    Check(
+    HealthCheck(
         "HD07",
         "host-memory",
         "host",
@@ -55,7 +55,7 @@ CHECKS = (
         summary=_summary_of_memory,
         is_quick=True,
     ),
-    Check(
+    HealthCheck(
         "HD21",
         "open-files",
         "host",

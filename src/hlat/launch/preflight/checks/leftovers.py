@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from hlat.launch.preflight.checks.base import Check, Evidence, Facts, Symptom
-from hlat.launch.preflight.place import HostPlace
+from hlat.launch.preflight.checks.base import Evidence, Facts, HealthCheck, Symptom
+from hlat.launch.preflight.place import HostView
 from hlat.resilience import heartbeat_root, read_heartbeat, read_heartbeat_run_id
 from hlat.runtime.process import is_running
 from hlat.runtime.storage import LOCK_NAME, read_run_id
@@ -16,7 +16,7 @@ _PROC = Path("/proc")
 _MAX_RANKS = 64  # heartbeats of a folder that are read
 
 
-def _measure_processes(place: HostPlace) -> Facts:
+def _measure_processes(place: HostView) -> Facts:
     """Find processes that have the lock file of this run open: its ranks and its savers."""
     path = place.request.run_dir / LOCK_NAME
     try:
@@ -75,7 +75,7 @@ def _judge_processes(evidence: Evidence) -> Iterator[Symptom]:
             yield Symptom(case.node, f"processes of an earlier run in this folder still run: {pids} ({found[0][1]})")
 
 
-def _measure_lock(place: HostPlace) -> Facts:
+def _measure_lock(place: HostView) -> Facts:
     """Try to share the lock of the run: that fails while a run holds it, and two hosts can do it at once."""
     path = place.request.run_dir / LOCK_NAME
     try:
@@ -99,7 +99,7 @@ def _judge_lock(evidence: Evidence) -> Iterator[Symptom]:
         yield Symptom((nodes or [held[0].node])[0], f"a run holds the lock of the run's folder: {holder}")
 
 
-def _measure_heartbeats(place: HostPlace) -> Facts:
+def _measure_heartbeats(place: HostView) -> Facts:
     """Find folders of heartbeats of this run whose processes have all ended."""
     run_id, root = read_run_id(place.request.run_dir), heartbeat_root()
     if run_id is None or root is None:
@@ -125,7 +125,7 @@ def _judge_heartbeats(evidence: Evidence) -> Iterator[Symptom]:
 
 
 CHECKS = (
-    Check(
+    HealthCheck(
         "HD25",
         "leftover-processes",
         "host",
@@ -134,7 +134,7 @@ CHECKS = (
         judge=_judge_processes,
         is_quick=True,
     ),
-    Check(
+    HealthCheck(
         "HD26",
         "run-lock",
         "host",
@@ -144,7 +144,7 @@ CHECKS = (
         after=("leftover-processes", "run-folder-locks"),
         is_quick=True,
     ),
-    Check(
+    HealthCheck(
         "HD27",
         "stale-heartbeats",
         "host",

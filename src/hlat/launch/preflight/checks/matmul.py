@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from statistics import median_high
 
-from hlat.launch.preflight.checks.base import Case, Check, Evidence, Symptom
+from hlat.launch.preflight.checks.base import Case, Evidence, HealthCheck, Symptom
 
 _OF_OTHERS = 0.4
 """Share of the usual rate below which a device is slow: equal ones differ by a few percent (power, temperature)."""
@@ -71,7 +71,7 @@ def _tera(flops: float) -> str:
 
 
 CHECKS = (
-    Check(
+    HealthCheck(
         "HD09",
         "matmul-result",
         "rank",
@@ -81,7 +81,7 @@ CHECKS = (
         after=("device-visible",),
         is_quick=True,
     ),
-    Check(
+    HealthCheck(
         "HD10",
         "matmul-rate",
         "together",

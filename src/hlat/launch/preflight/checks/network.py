@@ -4,9 +4,9 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from hlat.launch.preflight.checks.base import Check, Evidence, Facts, Symptom, culprits, megabytes, plural
+from hlat.launch.preflight.checks.base import Evidence, Facts, HealthCheck, Symptom, culprits, megabytes, plural
 from hlat.launch.preflight.links import connect, measure_rate
-from hlat.launch.preflight.place import HostPlace, Peer
+from hlat.launch.preflight.place import HostView, Peer
 
 _THREADS = 16
 _SLOWEST = 40e6
@@ -14,7 +14,7 @@ _SLOWEST = 40e6
 is a link that was negotiated down to 100 Mbit/s, 12 MB/s."""
 
 
-def _measure_listening(place: HostPlace) -> Facts:
+def _measure_listening(place: HostView) -> Facts:
     return {"wrong": place.listen_error}
 
 
@@ -22,7 +22,7 @@ def _judge_listening(evidence: Evidence) -> Iterator[Symptom]:
     yield from (Symptom(case.node, case.facts["wrong"]) for case in evidence.cases if case.facts["wrong"])
 
 
-def _measure_names(place: HostPlace) -> Facts:
+def _measure_names(place: HostView) -> Facts:
     """Resolve the name of every other host."""
     wrong, unknown = [], []
     for peer in place.others().values():
@@ -48,7 +48,7 @@ def _judge_names(evidence: Evidence) -> Iterator[Symptom]:
             yield Symptom(case.node, text, is_warning=True)
 
 
-def _measure_connections(place: HostPlace) -> Facts:
+def _measure_connections(place: HostView) -> Facts:
     """Connect to the link server of every other host."""
     others = {node: peer for node, peer in place.others().items() if peer.port}
 
@@ -81,7 +81,7 @@ def _names(evidence: Evidence, nodes: list[int]) -> str:
     return ", ".join(names) if len(names) <= 3 else f"{', '.join(names[:3])} and {plural(len(names) - 3, 'other host')}"
 
 
-def _measure_links(place: HostPlace) -> Facts:
+def _measure_links(place: HostView) -> Facts:
     """Send data to the next two hosts: every host sends twice and receives twice, however many there are."""
     request, rates = place.request, []
     nodes = sorted(place.peers)
@@ -116,7 +116,7 @@ def _summary_of_links(evidence: Evidence) -> str:
 
 
 CHECKS = (
-    Check(
+    HealthCheck(
         "HD22",
         "listen",
         "host",
@@ -125,7 +125,7 @@ CHECKS = (
         measure=_measure_listening,
         judge=_judge_listening,
     ),
-    Check(
+    HealthCheck(
         "HD23",
         "connections",
         "peers",
@@ -134,7 +134,7 @@ CHECKS = (
         judge=_judge_connections,
         after=("listen", "sign-of-life"),
     ),
-    Check(
+    HealthCheck(
         "HD20",
         "host-names",
         "peers",
@@ -142,7 +142,7 @@ CHECKS = (
         measure=_measure_names,
         judge=_judge_names,
     ),
-    Check(
+    HealthCheck(
         "HD24",
         "link-rate",
         "peers",

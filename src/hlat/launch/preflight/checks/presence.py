@@ -5,7 +5,7 @@ Their facts come from the examination (``hlat.launch.preflight.examination``), s
 
 from collections.abc import Iterator
 
-from hlat.launch.preflight.checks.base import Check, Evidence, Symptom
+from hlat.launch.preflight.checks.base import Evidence, HealthCheck, Symptom
 
 
 def _told(evidence: Evidence) -> Iterator[Symptom]:
@@ -14,7 +14,7 @@ def _told(evidence: Evidence) -> Iterator[Symptom]:
 
 
 CHECKS = (
-    Check(
+    HealthCheck(
         "HD01",
         "sign-of-life",
         "meeting",
@@ -22,7 +22,7 @@ CHECKS = (
         "run.dir is on a file system that all hosts share. --wait gives hosts more time.",
         judge=_told,
     ),
-    Check(
+    HealthCheck(
         "HD02",
         "rank-processes",
         "meeting",
@@ -31,7 +31,7 @@ CHECKS = (
         judge=_told,
         after=("sign-of-life", "host-memory"),
     ),
-    Check(
+    HealthCheck(
         "HD13",
         "collectives-finish",
         "meeting",

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hlat.launch.preflight.checks.base import Check, Evidence, Facts, Symptom, gibibytes, megabytes
-from hlat.launch.preflight.place import HostPlace
+from hlat.launch.preflight.checks.base import Evidence, Facts, HealthCheck, Symptom, gibibytes, megabytes
+from hlat.launch.preflight.place import HostView
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _WRITTEN = 16 << 20  # bytes that the rate is measured with
@@ -40,7 +40,7 @@ def _write(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _measure_writing(place: HostPlace) -> Facts:
+def _measure_writing(place: HostView) -> Facts:
     """Write, read back, and rename over an existing file, as every save does."""
     try:
         with _scratch(place.request.run_dir) as folder:
@@ -63,7 +63,7 @@ def _judge_writing(evidence: Evidence) -> Iterator[Symptom]:
             yield Symptom(case.node, "a file that was renamed over another did not replace it")
 
 
-def _measure_space(place: HostPlace) -> Facts:
+def _measure_space(place: HostView) -> Facts:
     try:
         with _scratch(place.request.run_dir) as folder:
             _write(folder / "file", bytes(1 << 20))
@@ -82,7 +82,7 @@ def _judge_space(evidence: Evidence) -> Iterator[Symptom]:
             yield Symptom(case.node, f"{free} are free in the run's folder, and checkpoints need {gibibytes(needed)}")
 
 
-def _measure_locks(place: HostPlace) -> Facts:
+def _measure_locks(place: HostView) -> Facts:
     """Lock a file twice: the second lock must be refused."""
     try:
         with _scratch(place.request.run_dir) as folder:
@@ -104,7 +104,7 @@ def _judge_locks(evidence: Evidence) -> Iterator[Symptom]:
     yield from (Symptom(case.node, case.facts["wrong"]) for case in evidence.cases if case.facts["wrong"])
 
 
-def _measure_speed(place: HostPlace) -> Facts:
+def _measure_speed(place: HostView) -> Facts:
     try:
         with _scratch(place.request.run_dir) as folder:
             content, best = os.urandom(_WRITTEN), float("inf")
@@ -130,7 +130,7 @@ def _summary_of_speed(evidence: Evidence) -> str:
     return f"run folder written at {megabytes(min(rates))}" if rates else ""
 
 
-def _measure_sharing(place: HostPlace) -> Facts:
+def _measure_sharing(place: HostView) -> Facts:
     """Try to lock the file that host 0 has locked."""
     if place.lock_file is None:
         return {"wrong": ""}
@@ -143,7 +143,7 @@ def _measure_sharing(place: HostPlace) -> Facts:
 
 
 CHECKS = (
-    Check(
+    HealthCheck(
         "HD14",
         "run-folder-writable",
         "host",
@@ -152,7 +152,7 @@ CHECKS = (
         judge=_judge_writing,
         is_quick=True,
     ),
-    Check(
+    HealthCheck(
         "HD15",
         "run-folder-space",
         "host",
@@ -162,7 +162,7 @@ CHECKS = (
         after=("run-folder-writable",),
         is_quick=True,
     ),
-    Check(
+    HealthCheck(
         "HD16",
         "run-folder-locks",
         "host",
@@ -172,7 +172,7 @@ CHECKS = (
         after=("run-folder-writable",),
         is_quick=True,
     ),
-    Check(
+    HealthCheck(
         "HD17",
         "run-folder-speed",
         "host",
@@ -182,7 +182,7 @@ CHECKS = (
         summary=_summary_of_speed,
         after=("run-folder-writable", "run-folder-space"),
     ),
-    Check(
+    HealthCheck(
         "HD18",
         "run-folder-shared",
         "peers",

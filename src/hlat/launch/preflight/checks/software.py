@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from hlat.launch.preflight.checks.base import Check, Evidence, Facts, Symptom
-from hlat.launch.preflight.place import HostPlace
+from hlat.launch.preflight.checks.base import Evidence, Facts, HealthCheck, Symptom
+from hlat.launch.preflight.place import HostView
 
 _MAX_SHOWN = 5  # differing fields of a recipe in a message
 
@@ -43,7 +43,7 @@ def _judge_code(evidence: Evidence) -> Iterator[Symptom]:
         yield Symptom(node, f"hlat's source files differ: hash {value}, and {expected} on the other hosts")
 
 
-def _measure_recipe(place: HostPlace) -> Facts:
+def _measure_recipe(place: HostView) -> Facts:
     recipe, error = place.request.recipe, place.request.recipe_error
     fields = {} if recipe is None else _flat(recipe.model_dump(mode="json"))
     return {"fields": fields, "wrong": error, "given": recipe is not None or bool(error)}
@@ -70,7 +70,7 @@ def _judge_recipe(evidence: Evidence) -> Iterator[Symptom]:
 
 
 CHECKS = (
-    Check(
+    HealthCheck(
         "HD04",
         "software-equal",
         "rank",
@@ -79,7 +79,7 @@ CHECKS = (
         judge=_judge_versions,
         summary=_summary_of_versions,
     ),
-    Check(
+    HealthCheck(
         "HD05",
         "code-equal",
         "rank",
@@ -88,7 +88,7 @@ CHECKS = (
         judge=_judge_code,
         after=("software-equal",),
     ),
-    Check(
+    HealthCheck(
         "HD06",
         "recipe-equal",
         "host",

@@ -12,14 +12,14 @@ from hlat.launch.preflight.checks import (
     run_folder,
     software,
 )
-from hlat.launch.preflight.checks.base import Check, Stage
+from hlat.launch.preflight.checks.base import HealthCheck, Stage
 
 _GROUPS = (presence, host, run_folder, leftovers, network, clocks, software, device, matmul, collectives)
 
 
-def _in_order(checks: list[Check]) -> tuple[Check, ...]:
-    """Order checks so that each comes after those that must have found nothing (``Check.after``)."""
-    ordered: dict[str, Check] = {}
+def _in_order(checks: list[HealthCheck]) -> tuple[HealthCheck, ...]:
+    """Order checks so that each comes after those that must have found nothing (``HealthCheck.after``)."""
+    ordered: dict[str, HealthCheck] = {}
     waiting = checks
     while waiting:
         ready = [check for check in waiting if set(check.after) <= set(ordered)]
@@ -33,7 +33,7 @@ CHECKS = _in_order([check for group in _GROUPS for check in group.CHECKS])
 """All checks, in the order in which they are judged."""
 
 
-def checks_of(stage: Stage, quick: bool = False) -> list[Check]:
+def checks_of(stage: Stage, quick: bool = False) -> list[HealthCheck]:
     """Return the checks of a stage.
 
     Args:
