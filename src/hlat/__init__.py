@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hlat.api import export as export
     from hlat.api import generate as generate
     from hlat.api import import_model as import_model
+    from hlat.api import launch_local as launch_local
     from hlat.api import load_model as load_model
     from hlat.api import load_recipe as load_recipe
     from hlat.api import metrics as metrics
@@ -48,7 +49,7 @@ __version__: str
 
 _API = {
     "api": (
-        *("submit_kubernetes", "submit_slurm"),
+        *("launch_local", "submit_kubernetes", "submit_slurm"),
         *("TrainingResult", "average", "compare_plans", "doctor", "evaluate", "evaluate_tasks", "export", "generate"),
         *(
             "import_model",

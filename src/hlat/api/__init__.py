@@ -3,7 +3,7 @@
     load_recipe -> train -> evaluate, watch, average, generate, load_model, export        metrics, report, runs
                 -> plan, rehearse
                 -> doctor
-                -> submit_slurm, submit_kubernetes: train on a cluster
+                -> submit_slurm, submit_kubernetes, launch_local: train on several hosts
 
 Nothing is printed: progress and messages are log records of the logger ``hlat``. Mistakes are ``HlatError``s. What
 computing needs in a process (environment variables, settings of torch, random generators, signal handlers) is restored
@@ -13,6 +13,7 @@ when a function returns or raises.
 import logging
 
 from hlat.api.checkpoints import evaluate, evaluate_tasks, generate, load_model, watch
+from hlat.api.hosts import LocalLaunch, launch_local
 from hlat.api.models import average, export, import_model
 from hlat.api.planning import compare_plans, plan
 from hlat.api.preflight import doctor
@@ -22,6 +23,7 @@ from hlat.api.submission import submit_kubernetes, submit_slurm
 from hlat.api.training import TrainingResult, rehearse, train
 
 __all__ = [
+    "LocalLaunch",
     "TrainingResult",
     "average",
     "compare_plans",
@@ -31,6 +33,7 @@ __all__ = [
     "export",
     "generate",
     "import_model",
+    "launch_local",
     "load_model",
     "load_recipe",
     "metrics",

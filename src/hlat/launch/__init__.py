@@ -10,6 +10,7 @@ from hlat.runtime import lazily
 if TYPE_CHECKING:
     from hlat.launch.fork_launcher import launch_forked
     from hlat.launch.hosts_job import HostOptions, supervise_on_hosts
+    from hlat.launch.local_hosts import LocalRequest, run_local
     from hlat.launch.multiprocess_launcher import launch_multiprocess
     from hlat.launch.supervised_run import SupervisedRun, supervise
     from hlat.launch.supervision import RunOutcome
@@ -28,6 +29,7 @@ __getattr__ = lazily(
     {
         "fork_launcher": ("launch_forked",),
         "hosts_job": ("HostOptions", "supervise_on_hosts"),
+        "local_hosts": ("LocalRequest", "run_local"),
         "multiprocess_launcher": ("launch_multiprocess",),
         "supervision": ("RunOutcome",),
         "supervised_run": ("SupervisedRun", "supervise"),
@@ -45,6 +47,7 @@ __getattr__ = lazily(
 
 __all__ = [
     "HostOptions",
+    "LocalRequest",
     "RunOutcome",
     "SupervisedRun",
     "SupervisionOptions",
@@ -54,6 +57,7 @@ __all__ = [
     "launch_multiprocess",
     "parse_nproc",
     "refuse_worker",
+    "run_local",
     "supervise",
     "supervise_job",
     "supervise_on_hosts",

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import IO, TextIO
 
 _EVERY = 0.1  # seconds
 
@@ -52,3 +52,15 @@ def _follow(files: Sequence[Path], show: Callable[[str], None], ended: threading
             show(rest)
         if path in streams:
             streams[path].close()
+
+
+def copy_lines(stream: IO[bytes], head: str, show: Callable[[str], None]) -> None:
+    """Show each line of a stream until it ends.
+
+    Args:
+        stream: output of a process.
+        head: text in front of each line.
+        show: called with each line.
+    """
+    for line in stream:
+        show(head + line.decode("utf-8", "replace").rstrip("\r\n"))

@@ -94,6 +94,15 @@ class NetHosts:
         lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in addresses.items())]
         (folder / "hosts").write_text("\n".join(lines) + "\n")
 
+    def space(self, host: str) -> str:
+        """Name of the network namespace of a host."""
+        return self._prefix + host
+
+    def pids(self, host: str) -> list[int]:
+        """Process ids of the processes of a host."""
+        words = ["ip", "netns", "pids", self.space(host)]
+        return [int(pid) for pid in subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()]
+
     def setup(self, host: str, *commands: str) -> None:
         """Set the shell commands that run before each command on a host."""
         lines = ["export GLOO_SOCKET_IFNAME=eth0", *commands]
@@ -114,12 +123,6 @@ class NetHosts:
     def on(self, host: str, *command: str) -> None:
         """Run a command in the network of a host, and wait for it."""
         subprocess.run(["ip", "netns", "exec", self._prefix + host, *command], check=True, capture_output=True)
-
-    def freeze(self, host: str) -> None:
-        """Stop all processes of a host with SIGSTOP."""
-        found = subprocess.run(["ip", "netns", "pids", self._prefix + host], capture_output=True, text=True, check=True)
-        for pid in found.stdout.split():
-            subprocess.run(["kill", "-STOP", pid], capture_output=True, check=False)
 
     def start(self, host: str, *command: str) -> "subprocess.Popen[str]":
         """Start a command on a host."""

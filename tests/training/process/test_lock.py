@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from hlat.runtime import LaunchError
+from hlat.runtime import LaunchError, StorageError
 from hlat.runtime.process import LAUNCHER_ENV
-from hlat.training.process import run_lock
+from hlat.runtime.storage import ATTEMPT_ENV, RunFolder
+from hlat.training.process import lock, run_lock
 
 
 def hold(folder: Path, seconds: float, launcher: int | None = None, dies: bool = False) -> int:
@@ -72,3 +73,42 @@ def test_the_wait_for_the_lock_is_limited(tmp_path):
             run_lock(tmp_path / "run", print, patience=0.3).__enter__()
     finally:
         end(holder)
+
+
+def test_the_lock_of_an_earlier_attempt_whose_host_is_stopped_is_replaced_and_its_holder_finds_out(
+    tmp_path, monkeypatch
+):
+    """Of several hosts one was stopped; it may go on later, and must not write then."""
+    monkeypatch.setattr(lock, "_EARLIER_ATTEMPT", 0.3)
+    monkeypatch.setenv(ATTEMPT_ENV, "launch/4")
+    with run_lock(tmp_path) as earlier:
+        folder = RunFolder(tmp_path, earlier)
+        folder.check()
+        monkeypatch.setenv(ATTEMPT_ENV, "launch/5")
+        with run_lock(tmp_path) as now:
+            RunFolder(tmp_path, now).check()
+            with pytest.raises(StorageError):
+                folder.check()
+            monkeypatch.setenv(ATTEMPT_ENV, "launch/4")
+            with pytest.raises(LaunchError, match="is training in it"):
+                run_lock(tmp_path).__enter__()
+
+
+def test_the_lock_of_another_launch_is_never_replaced(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "_EARLIER_ATTEMPT", 0.1)
+    monkeypatch.setenv(ATTEMPT_ENV, "launch/4")
+    with run_lock(tmp_path):
+        for other in ("other/5", "", "launch/4"):
+            monkeypatch.setenv(ATTEMPT_ENV, other)
+            with pytest.raises(LaunchError, match="is training in it"):
+                run_lock(tmp_path).__enter__()
+
+
+def test_a_holder_on_another_host_is_waited_for_because_a_file_server_releases_its_lock_later(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "_OTHER_HOST", 0.5)
+    with run_lock(tmp_path):
+        (tmp_path / ".lock").write_text("pid 1 on elsewhere, launcher 2, attempt none")
+        begin = time.monotonic()
+        with pytest.raises(LaunchError, match="on elsewhere"):
+            run_lock(tmp_path).__enter__()
+        assert time.monotonic() - begin >= 0.5

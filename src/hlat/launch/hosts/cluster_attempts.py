@@ -61,7 +61,7 @@ class ClusterSettings:
         limits: time limits.
         serve: serves the store of a rendezvous on an address within a block, and yields the port.
         complain: shows a message about a problem.
-        record: records an event.
+        event: records an event of the run, kind and fields.
         patience: seconds to wait for hosts.
     """
 
@@ -73,7 +73,7 @@ class ClusterSettings:
     limits: Limits
     serve: Callable[[str], Any]
     complain: Callable[[str], None]
-    record: Callable[..., None]
+    event: Callable[..., None]
     patience: Patience = Patience()
 
 
@@ -211,7 +211,7 @@ class ClusterAttempts:
         self._regroups = True
         names = ", ".join(status.name for status in back)
         self._settings.complain(f"host {names} is back: saving, to go on with it")
-        self._settings.record("hosts_returned", hosts=[status.name for status in back])
+        self._settings.event("hosts_returned", hosts=[status.name for status in back])
         ranks.send(list(ranks.ranks), _SAVE_SIGNAL)
 
     def _living(self) -> dict[int, HostStatus]:
@@ -254,7 +254,7 @@ class ClusterAttempts:
         now = [member.name for member in self._members]
         if now != before:
             self._settings.complain(f"{len(now)} hosts, {self.world} processes: {', '.join(now)}")
-            self._settings.record("hosts", hosts=now, world=self.world)
+            self._settings.event("hosts", hosts=now, world=self.world)
 
     def _missing(self, ready: Mapping[int, HostStatus]) -> str:
         """Say which hosts are there, and why others cannot take part."""

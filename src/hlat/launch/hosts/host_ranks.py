@@ -37,8 +37,7 @@ class HostRanks:
         self._stacks: dict[int, str] = {}
         self._cleaning: threading.Thread | None = None
         self._stack = ExitStack()
-        node = attempt.members.index(member)
-        places = RankPlaces(member.first_rank, member.nproc, attempt.world, node, attempt.address, attempt.port)
+        places = RankPlaces(member.first_rank, member.nproc, attempt.world, member.index, attempt.address, attempt.port)
         folder = beats / f"attempt-{attempt.number}"
         folder.mkdir(exist_ok=True)
         environment = {

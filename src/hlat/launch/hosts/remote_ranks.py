@@ -22,6 +22,7 @@ _REFRESH = 0.2  # seconds between two looks at the statuses
 _POLL = 0.05
 _STARTING = 180.0  # seconds for a supervisor to start its processes: it may have to import torch first
 _SHORT_SILENCE = 5.0  # seconds of silence after which a host is lost if something else has failed too
+_LONGEST_SILENCE = 30.0  # seconds of silence after which a host is lost in any case
 _STACKS = 6.0  # seconds for hosts to collect stacks
 _LOST_CODE = 1
 _LOST_GRACE = 10.0  # seconds for savers to end if a host is lost: a save that needs it never completes
@@ -42,9 +43,13 @@ class Limits:
 
     @classmethod
     def of(cls, hang_seconds: float | None) -> "Limits":
-        """Return the limits that detect a loss within ``recovery.hang_seconds``."""
-        share = None if hang_seconds is None else 0.75 * hang_seconds
-        return cls(max(_SHORT_SILENCE, min(30.0, 30.0 if share is None else share)), share)
+        """Return the limits that detect a loss within ``recovery.hang_seconds``.
+
+        A cut of the network may pass, a host that is silent rarely comes back: it gets less time.
+        """
+        if hang_seconds is None:
+            return cls(_LONGEST_SILENCE, None)
+        return cls(max(_SHORT_SILENCE, min(_LONGEST_SILENCE, 0.5 * hang_seconds)), 0.75 * hang_seconds)
 
 
 class RemoteRanks:
@@ -156,16 +161,13 @@ class RemoteRanks:
     def locate(self, hang: Hang) -> Hang:
         """Blame a host that is silent, or hosts that do not reach each other, instead of ranks that wait for them."""
         self._refresh()
-        silent = [
-            member
-            for member in self._attempt.members
-            if member.index not in self._lost and self._table.silence(member.index) > _SHORT_SILENCE
-        ]
+        members = self._attempt.members
+        silent = [member for member in members if self._table.silence(member.index) > _SHORT_SILENCE]
         if silent:
             seconds = max(self._table.silence(member.index) for member in silent)
             why = f"no sign of life from {' and '.join(member.describe() for member in silent)} for {seconds:.0f} s"
             return self._hang(silent, why, hang.seconds)
-        found = blame_network(self._attempt.members, self._joined, _SHORT_SILENCE)
+        found = blame_network(members, self._joined, _SHORT_SILENCE)
         if found is not None:
             return self._hang(*found, hang.seconds)
         hosts = list(dict.fromkeys(self.host(rank) for rank in hang.ranks))

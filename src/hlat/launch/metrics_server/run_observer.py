@@ -143,9 +143,14 @@ class RunObserver:
         return f"rank {who} hangs in {hang.phase} of step {hang.step} for {hang.seconds:.0f} s: {hang.why}"
 
     def _goodput(self, attempts: int, beats: list[HeartbeatReading], now: float) -> dict[str, float]:
-        """Return the seconds by part until the end of rank 0's last phase; later ones are not known yet."""
+        """Return the seconds by part until the end of rank 0's last phase; later ones are not known yet.
+
+        None on a host of several that does not have rank 0, whose account is elsewhere.
+        """
         account, ended = self._settled()
         first = next((beat for beat in beats if beat.rank == 0), None)
+        if beats and first is None:
+            return {}
         if ended == attempts:
             account.record_wait(now)
         elif first is None or first.start_step is None:
