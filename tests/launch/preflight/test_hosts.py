@@ -57,7 +57,9 @@ def found(report: dict) -> list[tuple[str, str]]:
 def test_healthy_hosts_have_no_finding_and_nothing_is_left(hosts: NetHosts, tiny: list[str], recipe_file: Path):
     folder = Path(next(word for word in tiny if word.startswith("run.dir=")).partition("=")[2])
     began = time.monotonic()
-    report = doctor(hosts, recipe_file, *tiny, "batch.micro_batch=1", "parallel.tensor=2", "--nproc", "2", ok=True)
+    report = doctor(
+        hosts, recipe_file, *tiny, "batch.micro_batch=1", "parallel.tensor=2", "--nproc", "2", wait=120, ok=True
+    )
     print(f"healthy: {time.monotonic() - began:.1f} s", report["measured"])
     assert found(report) == [] and report["ok"] and report["bad_hosts"] == []
     assert [host["host"] for host in report["hosts"]] == ["h0", "h1"] and report["ranks"] == 4
