@@ -13,7 +13,7 @@ when a function returns or raises.
 import logging
 
 from hlat.api.checkpoints import evaluate, evaluate_tasks, generate, load_model, watch
-from hlat.api.hosts import LocalLaunch, launch_local
+from hlat.api.hosts import launch_local
 from hlat.api.models import average, export, import_model
 from hlat.api.planning import compare_plans, plan
 from hlat.api.preflight import doctor
@@ -23,7 +23,6 @@ from hlat.api.submission import submit_kubernetes, submit_slurm
 from hlat.api.training import TrainingResult, rehearse, train
 
 __all__ = [
-    "LocalLaunch",
     "TrainingResult",
     "average",
     "compare_plans",

@@ -3,12 +3,15 @@
 recipe, names of hosts --launch_local--> one ``hlat train`` per host, which meet in the run's folder
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hlat.api.recipes import Overrides, override_words
 from hlat.config import load_recipe
+
+_LOG = logging.getLogger("hlat")
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ def launch_local(
     ssh: str = "ssh -tt -o BatchMode=yes",
     program: str | None = None,
     dry_run: bool = False,
-    show: Callable[[str], None] = print,
+    show: Callable[[str], None] = _LOG.info,
     folder: str | Path = ".",
 ) -> LocalLaunch:
     """Train on several hosts, and wait for the end of the run.
@@ -50,7 +53,7 @@ def launch_local(
         ssh: command that runs another on a host; it gets the name and the command.
         program: command that runs hlat on the hosts; None for this Python's ``-m hlat``.
         dry_run: only return the commands.
-        show: receives the lines that the hosts print.
+        show: receives the lines that the hosts print; the default logs them.
         folder: working folder of the run on every host.
 
     Raises:

@@ -1,6 +1,6 @@
 """Errors of processes that a function of the API has started."""
 
-from hlat.launch import RunOutcome
+from hlat.launch.supervision import RunOutcome
 from hlat.runtime import HlatError, error_class
 
 

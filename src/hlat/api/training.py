@@ -11,7 +11,8 @@ from hlat.api.recipes import Overrides, recipe_job
 from hlat.api.records import metrics
 from hlat.api.settings import restored
 from hlat.config import Recipe
-from hlat.launch import RunOutcome, SupervisionOptions, TrainingJob, parse_nproc, refuse_worker, supervise_job
+from hlat.launch import SupervisionOptions, TrainingJob, parse_nproc, refuse_worker, supervise_job
+from hlat.launch.supervision import RunOutcome
 from hlat.runtime import LaunchError
 
 if TYPE_CHECKING:

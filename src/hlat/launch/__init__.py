@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from hlat.launch.local_hosts import LocalRequest, run_local
     from hlat.launch.multiprocess_launcher import launch_multiprocess
     from hlat.launch.supervised_run import SupervisedRun, supervise
-    from hlat.launch.supervision import RunOutcome
     from hlat.launch.training_job import (
         SupervisionOptions,
         TrainingJob,
@@ -31,7 +30,6 @@ __getattr__ = lazily(
         "hosts_job": ("HostOptions", "supervise_on_hosts"),
         "local_hosts": ("LocalRequest", "run_local"),
         "multiprocess_launcher": ("launch_multiprocess",),
-        "supervision": ("RunOutcome",),
         "supervised_run": ("SupervisedRun", "supervise"),
         "training_job": (
             "SupervisionOptions",
@@ -48,7 +46,6 @@ __getattr__ = lazily(
 __all__ = [
     "HostOptions",
     "LocalRequest",
-    "RunOutcome",
     "SupervisedRun",
     "SupervisionOptions",
     "TrainingJob",

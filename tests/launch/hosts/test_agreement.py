@@ -13,9 +13,9 @@ from hlat.launch.hosts.network_blame import blame_network
 from hlat.launch.hosts.reachability import accept_connections, can_connect, link_problem, neighbours
 from hlat.launch.hosts.records import (
     AttemptOrder,
+    HostMember,
     HostStatus,
     Instruction,
-    Member,
     Orders,
     RankStatus,
     host_file,
@@ -23,7 +23,7 @@ from hlat.launch.hosts.records import (
     read_status,
     write_record,
 )
-from hlat.launch.hosts.remote_ranks import Limits
+from hlat.launch.hosts.remote_ranks import HostLimits
 from tests.support.resilience.readings import reading
 
 
@@ -31,8 +31,8 @@ def status(index: int, incarnation: str = "a", count: int = 1, **fields) -> Host
     return HostStatus(index, incarnation, count, f"h{index}", f"10.0.0.{index + 1}", 1000 + index, 2, "1.0", **fields)
 
 
-def members(count: int) -> list[Member]:
-    return [Member(i, "a", f"h{i}", f"10.0.0.{i + 1}", 1000 + i, 2 * i, 2) for i in range(count)]
+def members(count: int) -> list[HostMember]:
+    return [HostMember(i, "a", f"h{i}", f"10.0.0.{i + 1}", 1000 + i, 2 * i, 2) for i in range(count)]
 
 
 class Clock:
@@ -171,10 +171,10 @@ def test_the_link_of_loopback_is_up_and_an_address_of_another_machine_has_none()
 
 @pytest.mark.parametrize("hang_seconds", [10.0, 20.0, 120.0, 3600.0])
 def test_a_loss_is_found_within_hang_seconds(hang_seconds):
-    limits = Limits.of(hang_seconds)
+    limits = HostLimits.of(hang_seconds)
     assert limits.silence < hang_seconds and limits.outage is not None and limits.outage < hang_seconds
     assert limits.silence <= 30
-    assert Limits.of(None).outage is None
+    assert HostLimits.of(None).outage is None
 
 
 def test_one_signal_to_every_host_counts_once_and_a_second_to_any_counts():

@@ -39,7 +39,7 @@ class Hosts:
             process.send_signal(number)
 
     def attempts(self) -> list[dict]:
-        """What each rank wrote when it started."""
+        """Return the line that each rank wrote when it started."""
         path = self.folder / "attempts"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 

@@ -78,7 +78,7 @@ def test_the_wait_for_the_lock_is_limited(tmp_path):
 def test_the_lock_of_an_earlier_attempt_whose_host_is_stopped_is_replaced_and_its_holder_finds_out(
     tmp_path, monkeypatch
 ):
-    """Of several hosts one was stopped; it may go on later, and must not write then."""
+    """A host that was stopped may go on later, and must not write then."""
     monkeypatch.setattr(lock, "_EARLIER_ATTEMPT", 0.3)
     monkeypatch.setenv(ATTEMPT_ENV, "launch/4")
     with run_lock(tmp_path) as earlier:

@@ -50,8 +50,8 @@ class HostPlace:
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """What a supervisor that becomes the leader knows.
+class NewLeader:
+    """Knowledge of a supervisor that becomes the leader.
 
     Attributes:
         term: number of its leadership.
@@ -68,7 +68,7 @@ class Candidate:
     attempt_age: float
 
 
-Lead = Callable[[Candidate], None]
+Lead = Callable[[NewLeader], None]
 """Leads; returns when the run has ended or another host leads."""
 
 
@@ -276,11 +276,11 @@ class HostAgent:
         if claim(self._folder, term):
             self._followed = (term, self._incarnation)
             age = time.monotonic() - self._attempt_seen[1]
-            candidate = Candidate(term, self._incarnation, self._table, self._launch_name, age)
+            candidate = NewLeader(term, self._incarnation, self._table, self._launch_name, age)
             self._leading = threading.Thread(target=self._run_leader, args=(candidate,), name="leader", daemon=True)
             self._leading.start()
 
-    def _run_leader(self, candidate: Candidate) -> None:
+    def _run_leader(self, candidate: NewLeader) -> None:
         try:
             self._lead(candidate)
         except BaseException as error:  # the main thread raises it

@@ -18,8 +18,8 @@ from typing import Any
 from hlat.launch.hosts.bulletin import Bulletin
 from hlat.launch.hosts.host_table import HostTable
 from hlat.launch.hosts.reachability import can_connect
-from hlat.launch.hosts.records import STATE, AttemptOrder, HostStatus, Member, write_record
-from hlat.launch.hosts.remote_ranks import Limits, RemoteRanks
+from hlat.launch.hosts.records import STATE, AttemptOrder, HostMember, HostStatus, write_record
+from hlat.launch.hosts.remote_ranks import HostLimits, RemoteRanks
 from hlat.launch.supervision import RunningRanks
 from hlat.resilience import Failure
 from hlat.runtime import LaunchError
@@ -70,7 +70,7 @@ class ClusterSettings:
     least: int
     most: int
     fits: Callable[[int], bool]
-    limits: Limits
+    limits: HostLimits
     serve: Callable[[str], Any]
     complain: Callable[[str], None]
     event: Callable[..., None]
@@ -104,7 +104,7 @@ class ClusterAttempts:
         # An attempt may have begun after the state was written, and no number is used twice.
         following = int(inherited["number"]) + (state is not None)
         self._number = following if self._adopted is None else self._adopted.number
-        self._members: tuple[Member, ...] = () if self._adopted is None else self._adopted.members
+        self._members: tuple[HostMember, ...] = () if self._adopted is None else self._adopted.members
         self._regroups = False
         self._next_look = 0.0
 
@@ -228,10 +228,10 @@ class ClusterAttempts:
         reached = can_connect(targets, _CONNECT)
         return {index: status for index, status in idle.items() if (status.address, status.port) in reached}
 
-    def _choose(self, ready: Sequence[HostStatus]) -> list[Member]:
+    def _choose(self, ready: Sequence[HostStatus]) -> list[HostMember]:
         return self._fitting([_as_member(status) for status in ready])
 
-    def _fitting(self, members: Sequence[Member]) -> list[Member]:
+    def _fitting(self, members: Sequence[HostMember]) -> list[HostMember]:
         """Return as many of the hosts as the recipe has a layout for; none if these are too few."""
         for count in range(min(len(members), self._settings.most), self._settings.least - 1, -1):
             chosen = sorted(members, key=lambda member: member.index)[:count]
@@ -239,16 +239,16 @@ class ClusterAttempts:
                 return chosen
         return []
 
-    def _place(self, members: Sequence[Member]) -> tuple[Member, ...]:
+    def _place(self, members: Sequence[HostMember]) -> tuple[HostMember, ...]:
         """Number the ranks of the hosts."""
-        placed: list[Member] = []
+        placed: list[HostMember] = []
         for member in members:
             first = placed[-1].ranks.stop if placed else 0
             fields = (member.index, member.incarnation, member.name, member.address, member.port)
-            placed.append(Member(*fields, first, member.nproc))
+            placed.append(HostMember(*fields, first, member.nproc))
         return tuple(placed)
 
-    def _settle(self, members: Sequence[Member]) -> None:
+    def _settle(self, members: Sequence[HostMember]) -> None:
         before = [member.name for member in self._members]
         self._members = self._place(members)
         now = [member.name for member in self._members]
@@ -271,7 +271,7 @@ class ClusterAttempts:
         return text if not reasons else f"{text} ({'; '.join(reasons)})"
 
 
-def _as_member(status: HostStatus) -> Member:
-    return Member(
+def _as_member(status: HostStatus) -> HostMember:
+    return HostMember(
         status.index, status.incarnation, status.name, status.address, status.port, first_rank=0, nproc=status.nproc
     )

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from hlat.launch.hosts.records import AttemptOrder, Instruction, Member, RankStatus, aged
+from hlat.launch.hosts.records import AttemptOrder, HostMember, Instruction, RankStatus, aged
 from hlat.launch.local_ranks import LocalRanks
 from hlat.launch.process_set import ProcessSet, RankPlaces
 from hlat.resilience import HEARTBEAT_FOLDER
@@ -30,7 +30,7 @@ class HostRanks:
         beats: folder for heartbeats, to which a folder of the attempt is added.
     """
 
-    def __init__(self, attempt: AttemptOrder, member: Member, launch: Launch, beats: Path) -> None:
+    def __init__(self, attempt: AttemptOrder, member: HostMember, launch: Launch, beats: Path) -> None:
         self.number = attempt.number
         self._member, self._done = member, 0
         self._ended: dict[int, float] = {}  # times on the monotonic clock

@@ -12,14 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hlat.launch.hosts.agent import Candidate, HostAgent, HostPlace
+from hlat.launch.hosts.agent import HostAgent, HostPlace, NewLeader
 from hlat.launch.hosts.bulletin import Bulletin
 from hlat.launch.hosts.cluster_attempts import ClusterAttempts, ClusterSettings
 from hlat.launch.hosts.cluster_stops import ClusterStops
 from hlat.launch.hosts.host_ranks import Launch
 from hlat.launch.hosts.leadership import NotLeaderError
 from hlat.launch.hosts.records import FOLDER, STATE, AttemptOrder, Orders, read_json, read_orders
-from hlat.launch.hosts.remote_ranks import Limits
+from hlat.launch.hosts.remote_ranks import HostLimits
 from hlat.launch.supervision import RunEvents, SignalForwarder, Supervision, Supervisor
 from hlat.resilience import heartbeat_root
 from hlat.runtime import HlatError, StorageError
@@ -77,12 +77,12 @@ def supervise_host(run: HostRun) -> int:
         return agent.run()
 
 
-def _lead(run: HostRun, folder: Path, beats: Path, candidate: Candidate) -> None:
+def _lead(run: HostRun, folder: Path, beats: Path, candidate: NewLeader) -> None:
     """Lead the hosts: supervise the run as on one machine, with processes that are elsewhere."""
     state, attempt = _inheritance(folder, candidate)
     table = candidate.table
     try:
-        limits = Limits.of(run.settings.recovery.hang_seconds)
+        limits = HostLimits.of(run.settings.recovery.hang_seconds)
         events = RunEvents(run.settings.run_dir / "events.jsonl", lambda: True, run.settings.show_event)
         settings = ClusterSettings(
             folder,
@@ -115,7 +115,7 @@ def _lead(run: HostRun, folder: Path, beats: Path, candidate: Candidate) -> None
         run.settings.complain(f"host {run.place.index} leads no longer: another host has taken over")
 
 
-def _inheritance(folder: Path, candidate: Candidate) -> tuple[dict[str, Any] | None, AttemptOrder | None]:
+def _inheritance(folder: Path, candidate: NewLeader) -> tuple[dict[str, Any] | None, AttemptOrder | None]:
     """Return the state of the earlier leader of this launch, and the attempt that goes on; None without them.
 
     Files of an earlier launch in the same folder, which may have ended in any way, are no inheritance.

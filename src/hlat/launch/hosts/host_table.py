@@ -1,4 +1,4 @@
-"""Who is alive: statuses of all hosts, and since when each has not changed, by the clock of the one that looks.
+"""Table of all hosts: their newest statuses, and how long each has been silent, by the clock of the reader.
 
 host-00000.json, host-00001.json, ... --read again and again--> HostTable --> silence of a host in seconds
 """

@@ -5,14 +5,14 @@ pairs that fail, links that are down --blame_network--> hosts whose network fail
 
 from collections.abc import Mapping, Sequence
 
-from hlat.launch.hosts.records import HostStatus, Member
+from hlat.launch.hosts.records import HostMember, HostStatus
 
 _LISTED = 6  # pairs in a message, at most
 
 
 def blame_network(
-    members: Sequence[Member], statuses: Mapping[int, HostStatus], seconds: float
-) -> tuple[list[Member], str] | None:
+    members: Sequence[HostMember], statuses: Mapping[int, HostStatus], seconds: float
+) -> tuple[list[HostMember], str] | None:
     """Return the hosts that have lost their network, and the reason; None if all reach each other.
 
     A host whose link is down is to blame. Else it is the one that takes part in the most failing pairs; hosts that

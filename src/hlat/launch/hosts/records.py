@@ -1,4 +1,4 @@
-"""What supervisors of several hosts write for each other, as JSON files in a folder that all of them share.
+"""Files through which supervisors of several hosts agree: JSON, in a folder that all of them share.
 
     <run.dir>/.hosts/host-00001.json   HostStatus: written twice a second by the supervisor of host 1
                      orders.json       Orders: written by the leader; read by all
@@ -91,7 +91,7 @@ class HostStatus:
 
 
 @dataclass(frozen=True)
-class Member:
+class HostMember:
     """A host that takes part in an attempt.
 
     Attributes:
@@ -140,7 +140,7 @@ class AttemptOrder:
 
     number: int
     launch: str
-    members: tuple[Member, ...]
+    members: tuple[HostMember, ...]
     address: str
     port: int
     secret: str
@@ -152,7 +152,7 @@ class AttemptOrder:
         """Number of processes."""
         return sum(member.nproc for member in self.members)
 
-    def member(self, index: int, incarnation: str) -> Member | None:
+    def member(self, index: int, incarnation: str) -> HostMember | None:
         """Return a host's place in the attempt; None if it has none."""
         found = (each for each in self.members if (each.index, each.incarnation) == (index, incarnation))
         return next(found, None)
@@ -275,5 +275,5 @@ def _orders(content: dict[str, Any]) -> Orders:
 
 
 def _attempt(content: dict[str, Any]) -> AttemptOrder:
-    members = tuple(Member(**member) for member in content.pop("members"))
+    members = tuple(HostMember(**member) for member in content.pop("members"))
     return AttemptOrder(**content, members=members)

@@ -15,7 +15,7 @@ from hlat.launch.error_report import ErrorReport
 from hlat.launch.hosts.bulletin import Bulletin
 from hlat.launch.hosts.host_table import HostTable
 from hlat.launch.hosts.network_blame import blame_network
-from hlat.launch.hosts.records import AttemptOrder, HostStatus, Member, RankStatus, aged
+from hlat.launch.hosts.records import AttemptOrder, HostMember, HostStatus, RankStatus, aged
 from hlat.resilience import Hang, HeartbeatReading
 
 _REFRESH = 0.2  # seconds between two looks at the statuses
@@ -29,7 +29,7 @@ _LOST_GRACE = 10.0  # seconds for savers to end if a host is lost: a save that n
 
 
 @dataclass(frozen=True)
-class Limits:
+class HostLimits:
     """Time limits of hosts.
 
     Attributes:
@@ -42,7 +42,7 @@ class Limits:
     outage: float | None
 
     @classmethod
-    def of(cls, hang_seconds: float | None) -> "Limits":
+    def of(cls, hang_seconds: float | None) -> "HostLimits":
         """Return the limits that detect a loss within ``recovery.hang_seconds``.
 
         A cut of the network may pass, a host that is silent rarely comes back: it gets less time.
@@ -68,7 +68,7 @@ class RemoteRanks:
         attempt: AttemptOrder,
         table: HostTable,
         bulletin: Bulletin,
-        limits: Limits,
+        limits: HostLimits,
         look: "Callable[[RemoteRanks], None] | None" = None,
     ) -> None:
         self._look = look
@@ -173,7 +173,7 @@ class RemoteRanks:
         hosts = list(dict.fromkeys(self.host(rank) for rank in hang.ranks))
         return replace(hang, why=f"{hang.why} (on {', '.join(hosts)})")
 
-    def _hang(self, members: Sequence[Member], why: str, seconds: float) -> Hang:
+    def _hang(self, members: Sequence[HostMember], why: str, seconds: float) -> Hang:
         ranks = [rank for member in members for rank in member.ranks]
         beats = {beat.rank: beat for beat in self.readings()}
         first = beats.get(ranks[0]) or next(iter(beats.values()), None)
@@ -199,7 +199,7 @@ class RemoteRanks:
         host = self._joined.get(self._places[rank].index)
         return None if host is None else next((each for each in host.ranks if each.rank == rank), None)
 
-    def _wall_time(self, member: Member) -> float:
+    def _wall_time(self, member: HostMember) -> float:
         """Time when the status of a host was seen, by the wall clock of this host."""
         return time.time() - (time.monotonic() - self._seen_at[member.index])
 
@@ -216,7 +216,7 @@ class RemoteRanks:
         if self._progress_has_changed():
             self._progressed_at = now
 
-    def _look_at(self, member: Member, now: float) -> None:
+    def _look_at(self, member: HostMember, now: float) -> None:
         seen = self._table.seen(member.index)
         status = None if seen is None else seen.status
         if seen is not None and status is not None and status.incarnation == member.incarnation:
@@ -234,7 +234,7 @@ class RemoteRanks:
             return self._lose(member, f"it has started no process within {_STARTING:.0f} s")
         return None
 
-    def _lose(self, member: Member, why: str) -> None:
+    def _lose(self, member: HostMember, why: str) -> None:
         message = f"{member.describe()} is lost: {why}"
         self._lost[member.index] = ErrorReport("lost", message, False, _LOST_CODE, time.time(), True, "LaunchError")
         self._failed = True

@@ -1,6 +1,5 @@
 """Supervision of the processes of a run, wherever they are: waiting, hangs, root causes, restarts, events."""
 
-from hlat.launch.supervision.attempts import Attempts, Stops
 from hlat.launch.supervision.monitor import ObservedHang
 from hlat.launch.supervision.root_cause import RunOutcome, find_root_cause
 from hlat.launch.supervision.run_events import RunEvents
@@ -9,13 +8,11 @@ from hlat.launch.supervision.supervisor import Supervision, Supervisor
 from hlat.launch.supervision.wait import SignalForwarder, wait_for_processes
 
 __all__ = [
-    "Attempts",
     "ObservedHang",
     "RunEvents",
     "RunOutcome",
     "RunningRanks",
     "SignalForwarder",
-    "Stops",
     "Supervision",
     "Supervisor",
     "find_root_cause",

@@ -3,7 +3,8 @@
     signals --SignalForwarder--> processes (once each)    processes --wait_for_processes--> their exits, in rank order
 
 If a process fails, the others cannot continue without it. Most notice within milliseconds and report what they saw, so
-they get a few seconds before they are ended. A run that was asked to stop gets all the time it needs to save.
+they get a few seconds before they are ended. After the loss of a host they would notice nothing. A run that was asked
+to stop gets all the time it needs to save.
 """
 
 import signal
@@ -45,6 +46,11 @@ class ProcessExit:
     def stopped(self) -> bool:
         """True if the process was asked to stop, and saved and exited in order."""
         return self.report is None and self.code in STOP_EXIT_CODES
+
+    @property
+    def host_is_lost(self) -> bool:
+        """True if the host of the process is lost: the others wait for it in vain."""
+        return self.report is not None and self.report.kind == "lost"
 
     @property
     def failed(self) -> bool:
@@ -115,7 +121,8 @@ def wait_for_processes(
         waited = 0.0 if hurried_since is None else time.monotonic() - hurried_since
         if failed and not tracker.sent and waited > _NOTICING:
             tracker.send(signal.SIGTERM)
-        if waited > _ENDING or forwarded > 2 or (tracker.running and hangs()):
+        lost = any(exited.host_is_lost for exited in tracker.exits.values())
+        if lost or waited > _ENDING or forwarded > 2 or (tracker.running and hangs()):
             tracker.kill()
         if tracker.running:
             time.sleep(_POLL)

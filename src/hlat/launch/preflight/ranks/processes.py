@@ -32,7 +32,7 @@ def rank_command(local_rank: int) -> list[str]:
 
 
 @dataclass
-class _Rank:
+class _RankProcess:
     process: "subprocess.Popen[bytes]"
     errors: IO[bytes]
     buffer: bytes = b""
@@ -125,7 +125,7 @@ def new_secret() -> str:
     return secrets.token_hex(32)
 
 
-def _start(command: Sequence[str], environment: Mapping[str, str]) -> _Rank:
+def _start(command: Sequence[str], environment: Mapping[str, str]) -> _RankProcess:
     errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
     process = subprocess.Popen(
         command,
@@ -135,10 +135,10 @@ def _start(command: Sequence[str], environment: Mapping[str, str]) -> _Rank:
         env=dict(environment),
         start_new_session=True,
     )
-    return _Rank(process, errors)
+    return _RankProcess(process, errors)
 
 
-def _read(rank: _Rank) -> None:
+def _read(rank: _RankProcess) -> None:
     """Read what a process has written, and keep complete lines as answers."""
     assert rank.process.stdout is not None, "it is a pipe"
     content = os.read(rank.process.stdout.fileno(), 1 << 16)
