@@ -23,6 +23,7 @@ def submit_slurm(
     *,
     nodes: int,
     nproc: int | None = None,
+    least: int | None = None,
     instance: str | None = None,
     hardware: str | Path | None = None,
     environment: Variables = (),
@@ -39,6 +40,7 @@ def submit_slurm(
         overrides: changes of the recipe.
         nodes: number of machines.
         nproc: processes per machine; None for one per accelerator of the instance, or one.
+        least: smallest number of machines with which the run goes on if others are lost; None for all.
         instance: name of the machines in the hardware catalog; sets their environment variables and options.
         hardware: file with a catalog on top of the one that ships with hlat.
         environment: variables for the processes; they replace those of the catalog.
@@ -69,6 +71,7 @@ def submit_slurm(
         name,
         grace,
         program,
+        least,
     )
     script = batch_script(request, SlurmOptions() if options is None else options, Path.cwd())
     return SlurmSubmission(script.text, None if dry_run else submit_script(script), script.run_dir)

@@ -22,6 +22,9 @@ from hlat.launch.training_job import SupervisionOptions, TrainingJob, fits
 from hlat.runtime import LaunchError, host_name
 from hlat.runtime.distributed import address_of, is_loopback, resolve_addresses
 
+ADDRESSES_ENV = "HLAT_ADDRESSES"
+"""Environment variable with the addresses of hosts whose names may not resolve: NAME=ADDRESS, separated by spaces."""
+
 _NODE_VARIABLES = ("SLURM_NODEID", "JOB_COMPLETION_INDEX", "GROUP_RANK", "NODE_RANK")
 
 
@@ -32,8 +35,8 @@ class HostOptions:
     Attributes:
         nodes: number of hosts, or a range of it, as in 3:4.
         node: number of this host, from 0; None to take it from the scheduler's environment variables.
-        address: address or name of this host for the others; None for that of the interface in GLOO_SOCKET_IFNAME, or
-            of the host's name.
+        address: address or name of this host for the others; None for that of the interface in GLOO_SOCKET_IFNAME, in
+            HLAT_ADDRESSES, or of the host's name.
     """
 
     nodes: str | int
@@ -72,13 +75,16 @@ class HostOptions:
 
     def _find_address(self, environment: Mapping[str, str], most: int, problems: list[str]) -> str:
         interface = environment.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-        wanted = self.address or (interface and address_of(interface)) or host_name(environment)
+        name = host_name(environment)
+        listed = dict(each.partition("=")[::2] for each in environment.get(ADDRESSES_ENV, "").split())
+        given = self.address or (interface and address_of(interface)) or listed.get(name)
+        wanted = given or name
         try:
             found = resolve_addresses(wanted)[0]
         except OSError as error:
             problems.append(f"the address of this host, {wanted}, is unknown: {error}. Give it with --address.")
             return ""
-        if self.address is None and most > 1 and is_loopback(found):
+        if given is None and most > 1 and is_loopback(found):
             problems.append(f"{wanted} is {found}, where no other host reaches this one. Give another with --address.")
         return found
 

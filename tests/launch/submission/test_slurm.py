@@ -1,5 +1,6 @@
 """Batch scripts in a real Slurm: options, words, variables, exit codes, queueing again, chains, a run that goes on."""
 
+import contextlib
 import json
 import re
 import shlex
@@ -8,11 +9,12 @@ import sys
 import time
 from itertools import pairwise
 
+import psutil
 import pytest
 
 from tests.support.commands import hlat
 from tests.support.launch.slurm_cluster import cluster, job_fields, missing, start_now, wait_for_state
-from tests.support.same_runs import assert_same_run
+from tests.support.same_runs import assert_same_run, events_of
 
 # Stands for hlat: writes down how it was called, and ends with the exit code of its rank, or on SIGUSR1 with 75.
 STUB = """
@@ -75,7 +77,11 @@ def test_words_variables_and_options_arrive_unchanged(launch, environment, tmp_p
     for rank, record in enumerate(found.values()):
         assert record["words"][0] == "train" and override in record["words"]
         seen = record["environment"]
-        assert seen["VALUE"] == value and seen["SLURM_PROCID"] == str(rank) and seen["MASTER_ADDR"] == "127.0.0.1"
+        assert (
+            seen["VALUE"] == value
+            and seen["SLURM_PROCID"] == str(rank)
+            and seen["HLAT_ADDRESSES"] == "n0=127.0.0.1 n1=127.0.0.1 "
+        )
         assert seen["PWD"] == str(tmp_path / "it's a folder")
         end = subprocess.run(
             ["date", "-d", job_fields(environment, job)["StartTime"], "+%s"], capture_output=True, check=True
@@ -166,23 +172,98 @@ def test_the_signal_comes_before_the_time_limit(launch, environment, tmp_path):
     subprocess.run(["scancel", str(job)], env=environment, check=True)
 
 
-@pytest.mark.slow
-def test_a_run_goes_on_with_the_same_bits(launch, environment, recipe_file, tiny, tmp_path):
-    steps = ["training.steps=60", "checkpoint.every_steps=25", "training.log_every=1"]
-    plain = tmp_path / "plain"
-    words = [*tiny, *steps]
-    done = hlat("train", recipe_file, *words, f"run.dir={plain}", "--nproc", "2", env={**environment, **_ONE_THREAD})
+PROGRAM = shlex.join([sys.executable, "-m", "hlat"])
+STEPS = ("training.steps=60", "checkpoint.every_steps=25", "training.log_every=1")
+
+
+def undisturbed(environment, recipe_file, words, run):
+    """Train in two processes of this machine, without Slurm."""
+    done = hlat("train", recipe_file, *words, f"run.dir={run}", "--nproc", "2", env={**environment, **_ONE_THREAD})
     assert done.returncode == 0, done.stderr
-    program = shlex.join([sys.executable, "-m", "hlat"])
-    job = launch(*words, "--env", "OMP_NUM_THREADS=1", program=program)
-    _wait_for_step(tmp_path / "run", 5)
+
+
+def signalled(environment, job):
     subprocess.run(["scancel", "--signal=USR1", str(job)], env=environment, check=True)
+
+
+def requeued(environment, job):
+    subprocess.run(["scontrol", "requeue", str(job)], env=environment, check=True)
+
+
+def node_down(environment, job):
+    """Set a node of the job down, as Slurm does with one that does not answer; it comes back later."""
+    subprocess.run(["scontrol", "update", "nodename=n1", "state=DOWN", "reason=test"], env=environment, check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("interrupt", [signalled, requeued, node_down])
+def test_a_run_on_two_nodes_goes_on_with_the_same_bits(launch, environment, recipe_file, tiny, tmp_path, interrupt):
+    words = [*tiny, *STEPS]
+    undisturbed(environment, recipe_file, words, tmp_path / "plain")
+    job = launch(*words, "--env", "OMP_NUM_THREADS=1", program=PROGRAM)
+    _wait_for_step(tmp_path / "run", 5)
+    interrupt(environment, job)
     assert wait_for_state(environment, job, "PENDING", bound=120)["Restarts"] == "1"
     stopped = _steps(tmp_path / "run")
     assert 5 <= stopped[-1] < 60
+    subprocess.run(["scontrol", "update", "nodename=n1", "state=RESUME"], env=environment, check=False)
     start_now(environment, job)
     assert wait_for_state(environment, job, "COMPLETED", "FAILED", bound=300)["ExitCode"] == "0:0"
-    assert_same_run(tmp_path / "run", plain)
+    assert_same_run(tmp_path / "run", tmp_path / "plain")
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_is_restarted_within_the_job(launch, environment, recipe_file, tiny, tmp_path):
+    words = [*tiny, *STEPS]
+    undisturbed(environment, recipe_file, words, tmp_path / "plain")
+    job = launch(*words, "--env", "OMP_NUM_THREADS=1", program=PROGRAM)
+    _wait_for_step(tmp_path / "run", 5)
+    mark = f"run.dir={tmp_path / 'run'}"
+    ranks = [
+        process
+        for process in psutil.process_iter()
+        if mark in _words(process) and _variable(process, "RANK") == "1" and "--nproc" not in _words(process)
+    ]
+    for process in ranks:
+        process.kill()
+    assert wait_for_state(environment, job, "COMPLETED", "FAILED", bound=300)["Restarts"] == "0"
+    [incident] = events_of(tmp_path / "run", "incident")
+    assert (incident["kind"], incident["rank"], incident["host"]) == ("signal", 1, "n1")
+    assert_same_run(tmp_path / "run", tmp_path / "plain")
+
+
+@pytest.mark.slow
+def test_a_chain_of_jobs_under_a_time_limit_ends_a_run(launch, environment, recipe_file, tiny, tmp_path):
+    """Each job saves a minute before its end, after about 40 s of training; the run needs about 100 s."""
+    pilot = [*tiny, "training.steps=60", "training.log_every=20"]
+    undisturbed(environment, recipe_file, pilot, tmp_path / "pilot")
+    lines = [json.loads(line) for line in (tmp_path / "pilot" / "metrics.jsonl").read_text().splitlines()]
+    tokens = lines[-1]["tokens"] / lines[-1]["step"]
+    steps = int(100 * lines[-1]["tokens_per_second"] / tokens)
+    words = [*tiny, f"training.steps={steps}", "training.log_every=20", f"checkpoint.every_steps={steps}"]
+    undisturbed(environment, recipe_file, words, tmp_path / "plain")
+    options = ("--chain", "6", "--time", "2", "--grace", "60", "--env", "OMP_NUM_THREADS=1")
+    job = launch(*words, *options, program=PROGRAM)
+    wait_for_state(environment, f"{job}_3", "COMPLETED", "FAILED", bound=600)
+    last = 3
+    while job_fields(environment, f"{job}_{last}")["ExitCode"] == "75:0":
+        last += 1
+        wait_for_state(environment, f"{job}_{last}", "COMPLETED", "FAILED", bound=200)
+    assert job_fields(environment, f"{job}_{last}")["ExitCode"] == "0:0"
+    assert job_fields(environment, f"{job}_1")["ExitCode"] == "75:0"
+    assert_same_run(tmp_path / "run", tmp_path / "plain")
+
+
+def _words(process):
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []
+
+
+def _variable(process, name):
+    with contextlib.suppress(psutil.Error):
+        return process.environ().get(name)
+    return None
 
 
 _ONE_THREAD = {"OMP_NUM_THREADS": "1"}

@@ -104,6 +104,7 @@ def wait_for_state(environment: dict[str, str], job: int | str, *states: str, bo
 def start_now(environment: dict[str, str], job: int | str) -> None:
     """Start a job that was queued again; Slurm waits two minutes otherwise."""
     wait_for_state(environment, job, "PENDING")
+    time.sleep(2)  # slurmd compares whole seconds: it takes a start in the second of the requeue for the ended one
     deadline = time.monotonic() + 2 * _BOUND
     command = ["scontrol", "update", f"JobId={job}", "StartTime=now"]
     while job_fields(environment, job)["JobState"] == "PENDING":  # Slurm sets its own time after the job has completed

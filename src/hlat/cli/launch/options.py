@@ -6,6 +6,9 @@ from typing import Annotated
 import typer
 
 NodesOption = Annotated[int, typer.Option(help="Number of machines.", show_default=False)]
+LeastOption = Annotated[
+    int | None, typer.Option(metavar="N", help="Go on with as few machines as this if others are lost; default: all.")
+]
 NprocOption = Annotated[
     int | None, typer.Option(help="Processes per machine; default: one per accelerator of the instance, or one.")
 ]

@@ -131,7 +131,7 @@ class HostAgent:
 
     def _loop(self, port: int, prober: Prober) -> int:
         while True:
-            self._table.refresh()
+            self._look_around()
             if self._leader_error:
                 raise self._leader_error[0]
             orders = self._valid_orders()
@@ -145,6 +145,12 @@ class HostAgent:
             if len(self._stops.received) >= _GIVEN_UP and orders is None:
                 return 128 + self._stops.received[0]
             time.sleep(_POLL)
+
+    def _look_around(self) -> None:
+        """Read the status of the leader and of this host, and of all hosts if the leader is silent."""
+        orders = read_orders(self._folder)
+        is_led = orders is not None and self._table.silence(orders.leader) < _LOOKING
+        self._table.refresh({self._place.index, orders.leader} if orders is not None and is_led else None)
 
     def _refuse_twins(self) -> None:
         """Look for a while whether another process runs as this host."""

@@ -4,11 +4,11 @@ host-00000.json, host-00001.json, ... --read again and again--> HostTable --> si
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from hlat.launch.hosts.records import HostStatus, read_status
+from hlat.launch.hosts.records import HostStatus, host_file, parse_status
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,21 @@ class HostTable:
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._clock = folder, clock
         self._seen: dict[int, SeenStatus] = {}
+        self._texts: dict[Path, bytes] = {}
 
-    def refresh(self) -> None:
-        """Read the statuses again."""
+    def refresh(self, indices: Collection[int] | None = None) -> None:
+        """Read statuses again.
+
+        Files are read, not only looked at: file servers let clients see a change when they open a file, and its time
+        of change much later.
+
+        Args:
+            indices: hosts to look at; None for all. Each host that looked at all would be too much for many of them.
+        """
         now = self._clock()
-        for path in sorted(self._folder.glob("host-*.json")):
-            status = read_status(path)
+        files = self._folder.glob("host-*.json") if indices is None else [host_file(self._folder, i) for i in indices]
+        for path in sorted(files):
+            status = self._read_if_changed(path)
             if status is None:
                 continue
             before = self._seen.get(status.index)
@@ -53,6 +62,16 @@ class HostTable:
                 self._seen[status.index] = SeenStatus(status, now, alive=before is not None)
             elif before.status.count != status.count:
                 self._seen[status.index] = SeenStatus(status, now, alive=True)
+
+    def _read_if_changed(self, path: Path) -> HostStatus | None:
+        try:
+            text = path.read_bytes()
+        except OSError:
+            return None
+        if text == self._texts.get(path):
+            return None
+        self._texts[path] = text
+        return parse_status(text)
 
     def seen(self, index: int) -> SeenStatus | None:
         """Return the last status of a host; None if it has none."""

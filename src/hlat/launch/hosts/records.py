@@ -217,12 +217,11 @@ def write_record(path: Path, record: HostStatus | Orders | Mapping[str, Any]) ->
     partial.replace(path)  # no fsync: after a crash of this host, nobody needs it
 
 
-def read_status(path: Path) -> HostStatus | None:
-    """Read the status of a host; None if there is none, or one of another version of hlat."""
-    content = read_json(path)
+def parse_status(text: bytes) -> HostStatus | None:
+    """Parse the status of a host; None if it is none, or one of another version of hlat."""
     try:
-        return None if content is None else _status(content)
-    except (TypeError, KeyError, ValueError):
+        return _status(json.loads(text))
+    except (TypeError, KeyError, ValueError, AttributeError):
         return None
 
 

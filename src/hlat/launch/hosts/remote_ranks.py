@@ -19,6 +19,7 @@ from hlat.launch.hosts.records import AttemptOrder, HostMember, HostStatus, Rank
 from hlat.resilience import Hang, HeartbeatReading
 
 _REFRESH = 0.2  # seconds between two looks at the statuses
+_PER_HOST = 0.005  # the same for each host, when they are many
 _POLL = 0.05
 _STARTING = 180.0  # seconds for a supervisor to start its processes: it may have to import torch first
 _SHORT_SILENCE = 5.0  # seconds of silence after which a host is lost if something else has failed too
@@ -205,7 +206,7 @@ class RemoteRanks:
 
     def _refresh(self) -> None:
         now = time.monotonic()
-        if now - self._refreshed < _REFRESH and self._joined:
+        if now - self._refreshed < max(_REFRESH, _PER_HOST * len(self._attempt.members)) and self._joined:
             return
         self._refreshed = now
         self._table.refresh()

@@ -38,6 +38,7 @@ class RunRequest:
         name: name of the job; None for the run's.
         grace: seconds before the end at which the run is told to save.
         program: words of the command that runs hlat on the machines; None for the scheduler's default.
+        least: smallest number of machines with which the run goes on if others are lost; None for all.
     """
 
     recipe: str
@@ -50,6 +51,7 @@ class RunRequest:
     name: str | None = None
     grace: int = 120
     program: str | None = None
+    least: int | None = None
 
     def prepare(
         self, problems: Sequence[str] = (), check: Callable[[Recipe], list[str]] = _no_problems
@@ -78,6 +80,8 @@ class RunRequest:
     def _count_problems(self) -> list[str]:
         counts = [("--nodes", self.nodes), ("--nproc", self.nproc), ("--grace", self.grace)]
         wrong = [f"{name} {value}: expected 1 or more." for name, value in counts if value is not None and value < 1]
+        if self.least is not None and not 1 <= self.least <= max(1, self.nodes):
+            wrong.append(f"--least {self.least}: expected a number between 1 and {max(1, self.nodes)}.")
         if self.name is not None and (not self.name or not self.name.isprintable()):
             wrong.append(f"--name {escape_controls(self.name)!r}: expected a name of printable characters.")
         return wrong

@@ -1,9 +1,12 @@
 """The batch script of a run for Slurm.
 
-    allocation --srun--> one task per process --highest exit code of the tasks--> the script
+    allocation --srun--> `hlat train` on each node, which starts its processes --highest exit code--> the script
         75 (saved)   one job: the script queues its job again      a chain: the next job of the array goes on
         0, 2, 4      the end: the rest of a chain is cancelled     (finished, mistake of the user, diverged)
         others       the end of this job                           a chain: the next job of the array tries again
+
+The supervisors of the nodes restart the run within the job, whichever node is lost (docs/hosts.md). A node that Slurm
+sets down ends the job, which is queued again, unless the run may go on with fewer nodes: then the job keeps the others.
 
 A chain is a job array of which one element runs at a time. It needs one submission, has one id to watch and to cancel,
 and is one script that can be printed; jobs with dependencies (``afterany``) need the id of each one before.
@@ -24,15 +27,15 @@ _TIME = re.compile(r"\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+|\d+-\d+:\d\d|\d+-\d+:\d\
 _LAST_CODES = "0|2|4"  # after these the same command again would end the same way
 _SAFE = re.compile(r"[A-Za-z0-9_./:,=@%+\[\]-]+")
 
-_PREPARE = """
-# The end of the job, which not every version of Slurm tells, and the address of the first node, whose name may not
+_PREPARE = r"""
+# The end of the job, which not every version of Slurm tells, and the addresses of the nodes, whose names may not
 # resolve: containers have no squeue and scontrol to ask.
 id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 end=$(SLURM_TIME_FORMAT=standard squeue -h -j "${id:-$SLURM_JOB_ID}" -o %e)
 end=$(date -d "$end" +%s 2>/dev/null) && export SLURM_JOB_END_TIME="${SLURM_JOB_END_TIME:-$end}"
-first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-MASTER_ADDR=$(scontrol show node "$first" -o | grep -o 'NodeAddr=[^ ]*' | cut -d= -f2)
-export MASTER_ADDR="${MASTER_ADDR:-$first}"
+HLAT_ADDRESSES=$(scontrol show node "$SLURM_JOB_NODELIST" -o |
+  sed -n 's/^NodeName=\([^ ]*\) .*NodeAddr=\([^ ]*\) .*/\1=\2/p' | tr '\n' ' ')
+export HLAT_ADDRESSES
 """
 _REQUEUE = f"""
 if [ "$code" -eq {REQUEUE_CODE} ]; then
@@ -128,8 +131,11 @@ def batch_script(request: RunRequest, options: SlurmOptions, folder: Path) -> Ba
 
 def _script(run: PreparedRun, options: SlurmOptions, folder: Path) -> str:
     program = run.program or [sys.executable, "-P", "-m", "hlat"]
-    words = [*program, "train", run.request.recipe, *run.request.overrides]
-    step = ["srun", "--kill-on-bad-exit=0", f"--wait={run.request.grace}", *_task_cores(options), *options.srun]
+    nodes = str(run.request.nodes) if run.request.least is None else f"{run.request.least}:{run.request.nodes}"
+    words = [*program, "train", run.request.recipe, *run.request.overrides, "--nproc", str(run.nproc)]
+    words += ["--nodes", nodes] if run.request.nodes > 1 else []
+    keep = ["--no-kill"] if run.request.least is not None else []
+    step = ["srun", "--ntasks-per-node=1", *keep, "--kill-on-bad-exit=0", f"--wait={run.request.grace}", *options.srun]
     exports = [f"export {name}={shlex.quote(value)}" for name, value in run.environment.items()]
     return "\n".join(
         [
@@ -139,11 +145,12 @@ def _script(run: PreparedRun, options: SlurmOptions, folder: Path) -> str:
             "",
             *options.setup,
             *exports,
-            f"threads=$(( ${{SLURM_CPUS_ON_NODE:-1}} / {run.nproc} ))  # cores of a process",
+            'cores="${SLURM_CPUS_ON_NODE:-1}"  # of this job on a node; the command of a node has all of them',
+            f"threads=$(( cores / {run.nproc} ))  # of a process",
             'export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$(( threads > 0 ? threads : 1 ))}"',
             _PREPARE,
             'echo "job $SLURM_JOB_ID, start $(( ${SLURM_RESTART_COUNT:-0} + 1 )), nodes $SLURM_JOB_NODELIST"',
-            shlex.join(step) + " \\\n  " + shlex.join(words),
+            shlex.join(step) + ' --ntasks="$SLURM_JOB_NUM_NODES" --cpus-per-task="$cores" \\\n  ' + shlex.join(words),
             "code=$?",
             (_CHAIN if options.chain is not None else _REQUEUE).strip(),
             'exit "$code"',
@@ -171,18 +178,14 @@ def _options(run: PreparedRun, options: SlurmOptions, folder: Path) -> list[str]
     return [
         f"--job-name={run.name}",
         f"--nodes={run.request.nodes}",
-        f"--ntasks-per-node={run.nproc}",
+        f"--ntasks-per-node={run.nproc}",  # cores for so many processes; one task is started
         f"--chdir={folder}",
         f"--output={options.output}",
         "--open-mode=append",  # the output of earlier starts is kept
         f"--signal=USR1@{run.request.grace}",  # to every process; with B: it would reach the script only
         *queue,
+        *([] if run.request.least is None else ["--no-kill"]),
         *(f"--{name}={value}" for name, value in given.items() if value is not None),
         *run.settings.slurm,
         *options.sbatch,
     ]
-
-
-def _task_cores(options: SlurmOptions) -> list[str]:
-    """Cores of each task, which srun does not take over from sbatch since Slurm 22.05."""
-    return [] if options.cpus_per_task is None else [f"--cpus-per-task={options.cpus_per_task}"]
