@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from hlat.api import TrainingResult as TrainingResult
     from hlat.api import average as average
     from hlat.api import compare_plans as compare_plans
+    from hlat.api import doctor as doctor
     from hlat.api import evaluate as evaluate
     from hlat.api import evaluate_tasks as evaluate_tasks
     from hlat.api import export as export
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from hlat.api import watch as watch
     from hlat.config import Recipe as Recipe
     from hlat.config import RecipeError as RecipeError
+    from hlat.launch.preflight import PreflightOptions as PreflightOptions
+    from hlat.launch.preflight import PreflightReport as PreflightReport
     from hlat.launch.submission import KubernetesOptions as KubernetesOptions
     from hlat.launch.submission import SlurmOptions as SlurmOptions
     from hlat.launch.submission import SlurmSubmission as SlurmSubmission
@@ -47,7 +50,7 @@ __version__: str
 _API = {
     "api": (
         *("launch_local", "submit_kubernetes", "submit_slurm"),
-        *("TrainingResult", "average", "compare_plans", "evaluate", "evaluate_tasks", "export", "generate"),
+        *("TrainingResult", "average", "compare_plans", "doctor", "evaluate", "evaluate_tasks", "export", "generate"),
         *(
             "import_model",
             "load_model",
@@ -62,6 +65,7 @@ _API = {
         ),
     ),
     "config": ("Recipe", "RecipeError"),
+    "launch.preflight": ("PreflightOptions", "PreflightReport"),
     "launch.submission": ("KubernetesOptions", "SlurmOptions", "SlurmSubmission"),
     "runtime": (
         *("CheckpointError", "CheckpointFormatError", "CorruptionError", "DataError", "HardwareError", "HlatError"),

@@ -55,6 +55,10 @@ SURFACE = {
     "hardware list": {"--hardware"},
     "hardware show": {"name", "--hardware"},
     "hardware measure": {"--to", "--name"},
+    "doctor": {
+        *("recipe", "overrides", "--hosts", "--ssh", "--nodes", "--node", "--name", "--nproc", "--address", "--port"),
+        *("--run-dir", "--instance", "--hardware", "--wait", "--exclude-bad", "--json", "--verbose"),
+    },
     "launch slurm": {
         *("recipe", "overrides", "--nodes", "--nproc", "--instance", "--hardware", "--env", "--name", "--grace"),
         *("--program", "--time", "--chain", "--partition", "--account", "--qos", "--exclude", "--cpus-per-task"),

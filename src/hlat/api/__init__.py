@@ -2,6 +2,7 @@
 
     load_recipe -> train -> evaluate, watch, average, generate, load_model, export        metrics, report, runs
                 -> plan, rehearse
+                -> doctor
                 -> submit_slurm, submit_kubernetes, launch_local: train on several hosts
 
 Nothing is printed: progress and messages are log records of the logger ``hlat``. Mistakes are ``HlatError``s. What
@@ -15,6 +16,7 @@ from hlat.api.checkpoints import evaluate, evaluate_tasks, generate, load_model,
 from hlat.api.hosts import launch_local
 from hlat.api.models import average, export, import_model
 from hlat.api.planning import compare_plans, plan
+from hlat.api.preflight import doctor
 from hlat.api.recipes import load_recipe
 from hlat.api.records import metrics, report, runs
 from hlat.api.submission import submit_kubernetes, submit_slurm
@@ -24,6 +26,7 @@ __all__ = [
     "TrainingResult",
     "average",
     "compare_plans",
+    "doctor",
     "evaluate",
     "evaluate_tasks",
     "export",

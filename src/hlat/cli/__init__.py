@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 
 from hlat.cli import (
     checkpoint,
-    data,
+    doctor,
     evaluate,
     hardware,
     model,
@@ -21,6 +21,7 @@ from hlat.cli import (
     train,
 )
 from hlat.cli.common import complain, say
+from hlat.cli.data import data_app
 from hlat.cli.launch import launch_app
 from hlat.runtime import HlatError, escape_controls, redact_value
 from hlat.runtime.process import INTERRUPTED_MESSAGE
@@ -88,9 +89,9 @@ def _options(
     """Pre-train LLaMA-class language models on the hardware you have, from one recipe file."""
 
 
-for module in (quickstart, recipe, plan, rehearse, train, report, evaluate, model):
+for module in (quickstart, recipe, plan, rehearse, doctor, train, report, evaluate, model):
     module.register(app)
-app.add_typer(data.app, name="data")
+app.add_typer(data_app, name="data")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(hardware.app, name="hardware")
 app.add_typer(launch_app, name="launch")

@@ -12,9 +12,17 @@ from hlat.runtime import lazily
 
 if TYPE_CHECKING:
     from hlat.hardware.machine import MeasuredMachine, measure_machine
-    from hlat.hardware.peak import PeakFlops, peak_flops
+    from hlat.hardware.measure import measure_matmul
+    from hlat.hardware.peak import PeakFlops, peak_flops, published_flops
 
-__getattr__ = lazily(__name__, {"machine": ("MeasuredMachine", "measure_machine"), "peak": ("PeakFlops", "peak_flops")})
+__getattr__ = lazily(
+    __name__,
+    {
+        "machine": ("MeasuredMachine", "measure_machine"),
+        "measure": ("measure_matmul",),
+        "peak": ("PeakFlops", "peak_flops", "published_flops"),
+    },
+)
 
 
 __all__ = [
@@ -28,6 +36,8 @@ __all__ = [
     "PriceKind",
     "load_catalog",
     "measure_machine",
+    "measure_matmul",
     "parse_cluster",
     "peak_flops",
+    "published_flops",
 ]

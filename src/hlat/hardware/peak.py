@@ -37,10 +37,14 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> PeakFlops:
     Returns:
         The published figure if the catalog has exactly this chip and dtype, else a measurement (about 0.3 s).
     """
+    return published_flops(device, dtype) or _measured(device, dtype)
+
+
+def published_flops(device: torch.device, dtype: torch.dtype) -> PeakFlops | None:
+    """Return the published peak of one device; None if the catalog has no figure for exactly this chip and dtype."""
     catalog = load_catalog()
     chip = _identify(device, catalog)
-    published = _published(chip, catalog, device, dtype) if chip is not None else None
-    return published or _measured(device, dtype)
+    return None if chip is None else _published(chip, catalog, device, dtype)
 
 
 def _identify(device: torch.device, catalog: Catalog) -> Chip | None:

@@ -1,10 +1,11 @@
 """The mesh: coordinates of ranks on the axes of a parallel layout, process groups, and collectives."""
 
 from hlat.parallel.mesh.collectives import all_gather, all_reduce_together, reduce_scatter
-from hlat.parallel.mesh.mesh_layout import Coordinates, Layout
+from hlat.parallel.mesh.mesh_layout import AXES, Coordinates, Layout
 from hlat.parallel.mesh.process_groups import ProcessGroups, create_process_groups
 
 __all__ = [
+    "AXES",
     "Coordinates",
     "Layout",
     "ProcessGroups",

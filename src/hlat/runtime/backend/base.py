@@ -197,6 +197,10 @@ class Backend:
         """Memory of the device, in bytes."""
         return int(torch.get_device_module(device).get_device_properties(device).total_memory)
 
+    def free_memory_bytes(self, device: torch.device) -> int:
+        """Memory of the device that no process uses, in bytes."""
+        return int(torch.accelerator.get_memory_info(device)[0])
+
     def peak_memory_bytes(self, device: torch.device) -> int:
         """Peak memory that this process has allocated on the device so far, in bytes."""
         return int(torch.accelerator.max_memory_allocated(device))
@@ -219,6 +223,10 @@ class Backend:
         """Return the name that torch gives to the chip; None if torch has no names for such devices."""
         name = getattr(torch.get_device_module(device), "get_device_name", None)
         return None if name is None else str(name(device))
+
+    def software(self) -> dict[str, str]:
+        """Return versions of the driver and of libraries below torch, by name; empty if none are known."""
+        return {}
 
     def instance_type(self) -> str | None:
         """Return the cloud instance type, for chips that have no name in torch; None if it is not needed."""

@@ -1,11 +1,13 @@
 """NVIDIA GPUs, and those of AMD, which torch calls cuda too."""
 
 import os
+from pathlib import Path
 
 import torch
 
 from hlat.runtime.backend.base import FLEX, Backend, Collectives
 
+DRIVER = Path("/proc/driver/nvidia/version")  # "NVRM version: NVIDIA UNIX ...  550.54.15  Tue ..."
 _FIRST_WITH_BF16 = (8, 0)  # NVIDIA Ampere; AMD GPUs that torch supports report (9, 0) or more
 _FIRST_WITH_FP8 = (8, 9)  # NVIDIA Ada and Hopper have fp8 tensor cores
 
@@ -55,6 +57,19 @@ class CudaBackend(Backend):
     def compile_refusal(self, compute: torch.dtype, flops: float, world: int) -> str:
         """Return an empty string: compiled blocks are faster on GPUs, whatever the run."""
         return ""
+
+    def software(self) -> dict[str, str]:
+        """Return the versions of the driver, of CUDA (or ROCm) and of NCCL (or RCCL)."""
+        found = {
+            "cuda": str(torch.version.cuda or torch.version.hip),
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        }
+        try:
+            lines = DRIVER.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:  # not NVIDIA's
+            return found
+        numbers = [word for word in lines[0].split() if word[0].isdigit() and "." in word] if lines else []
+        return {**found, "driver": numbers[0]} if numbers else found
 
     def pin_memory(self, memory: torch.Tensor, device: torch.device) -> bool:
         """Register host memory with the driver."""

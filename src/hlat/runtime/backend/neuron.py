@@ -15,6 +15,8 @@ from hlat.runtime.backend.base import Backend, Collectives
 # The hypervisor of EC2 writes the instance type here; Neuron devices report no chip name of their own.
 PRODUCT_NAME = Path("/sys/devices/virtual/dmi/id/product_name")
 
+DRIVER = Path("/sys/module/neuron/version")
+
 
 class NeuronBackend(Backend):
     """Logical cores of Trainium chips."""
@@ -34,6 +36,13 @@ class NeuronBackend(Backend):
             return PRODUCT_NAME.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             return ""
+
+    def software(self) -> dict[str, str]:
+        """Return the version of the driver."""
+        try:
+            return {"driver": DRIVER.read_text(encoding="utf-8").strip()}
+        except (OSError, UnicodeDecodeError):
+            return {}
 
     def cores_per_device(self) -> int | None:
         """Physical cores of a logical core, if NEURON_LOGICAL_NC_CONFIG sets them."""

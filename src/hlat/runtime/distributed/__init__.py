@@ -5,7 +5,14 @@ from typing import TYPE_CHECKING
 from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
-    from hlat.runtime.distributed.addresses import address_of, interface_of, is_loopback, listen, resolve_addresses
+    from hlat.runtime.distributed.addresses import (
+        address_of,
+        interface_of,
+        is_loopback,
+        listen,
+        own_addresses,
+        resolve_addresses,
+    )
     from hlat.runtime.distributed.async_max import AsyncMax
     from hlat.runtime.distributed.consistency import check_consistent, code_identity
     from hlat.runtime.distributed.fake_world import fake_rank, host_values, in_fake_world
@@ -20,7 +27,7 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
-        "addresses": ("address_of", "interface_of", "is_loopback", "listen", "resolve_addresses"),
+        "addresses": ("address_of", "interface_of", "is_loopback", "listen", "own_addresses", "resolve_addresses"),
         "async_max": ("AsyncMax",),
         "consistency": (
             "check_consistent",
@@ -71,6 +78,7 @@ __all__ = [
     "join_run",
     "joined_run",
     "listen",
+    "own_addresses",
     "resolve_addresses",
     "sendable",
     "start_helper",

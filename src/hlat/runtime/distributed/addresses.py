@@ -2,7 +2,7 @@
 
 MASTER_ADDR --resolve_addresses--> addresses --listen--> a socket on that address and no other          (rank 0)
                                              --wait_until_reachable--> its address, and the local one   (other ranks)
-an address of this machine --interface_of--> name of its network interface, for gloo
+an address of this machine --interface_of--> name of its network interface, for gloo --address_of--> its address
 """
 
 import ipaddress
@@ -101,6 +101,14 @@ def interface_of(address: str) -> str | None:
         return None
     wanted = ipaddress.ip_address(address.partition("%")[0])
     return next((name for name, found in _interfaces() if found == wanted), None)
+
+
+def own_addresses() -> dict[str, list[str]]:
+    """Return the addresses of this machine by network interface; empty where the system does not report them."""
+    found: dict[str, list[str]] = {}
+    for name, address in _interfaces() if sys.platform == "linux" else ():
+        found.setdefault(name, []).append(str(address))
+    return found
 
 
 def address_of(interface: str) -> str | None:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlat.cli import data_show
 from hlat.cli.common import OverridesArgument, RecipeArgument, data_progress, ready, say
+from hlat.cli.data import show
 from hlat.config import Recipe, load_recipe
 from hlat.runtime import DataError
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hlat.data.prepared import PreparedData
 
 app = typer.Typer(help="Prepare text for training, and inspect it.", no_args_is_help=True)
-data_show.register(app)
+show.register(app)
 
 WorkersOption = Annotated[
     int | None, typer.Option(min=1, help="Worker processes that tokenize; default: one per core.")

@@ -1,0 +1,272 @@
+"""The examination of all hosts before a run, told in order.
+
+    each host: start rank processes --> checks of the host --> meet the others --> checks of ranks, between hosts
+    host 0:    who is there, can they join? --> all processes join and measure together --> judgement --> report
+
+Every wait ends: a host that gives no sign of life is left behind and named, and processes that hang are ended.
+"""
+
+import fcntl
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from hlat.launch.preflight.checks import Facts, axis_groups, checks_of
+from hlat.launch.preflight.facts import facts_by_module, measure
+from hlat.launch.preflight.judgement import Gathered, judge
+from hlat.launch.preflight.links import LinkServer
+from hlat.launch.preflight.meeting import Meeting, existing_part, meet, remove_if_empty
+from hlat.launch.preflight.place import HostTools, HostView, Peer
+from hlat.launch.preflight.ranks import RankProcesses, new_secret, rank_command
+from hlat.launch.preflight.report import PreflightReport
+from hlat.launch.preflight.request import PreflightRequest
+from hlat.runtime.distributed import RUN_SECRET_ENV, own_addresses
+
+_OBSTACLES = {"device-visible", "listen", "connections"}
+"""Checks that must have found nothing before processes join each other."""
+
+
+def run_preflight(
+    request: PreflightRequest,
+    tools: HostTools | None = None,
+    command: Callable[[int], Sequence[str]] = rank_command,
+) -> PreflightReport:
+    """Examine this host together with the others; all of them return the same report.
+
+    Args:
+        request: what is examined.
+        tools: functions of the system to measure with; None for the real ones.
+        command: returns the command line of a rank process, by its index on this host.
+
+    Returns:
+        The report. It is partial if this host could not meet the others.
+    """
+    return replace(_Examination(request, tools or HostTools(), command).run(), node=request.node)
+
+
+class _Examination:
+    def __init__(self, request: PreflightRequest, tools: HostTools, command: Callable[[int], Sequence[str]]) -> None:
+        self._request, self._tools, self._command = request, tools, command
+        self._began = time.monotonic()
+        self._gathered = Gathered({request.node: request.name}, request.nproc, links=_published_links(request))
+        self._limit = request.patience
+        self._kept = existing_part(request.run_dir)  # the rest of the path is removed at the end
+
+    def run(self) -> PreflightReport:
+        request = self._request
+        with ExitStack() as stack:
+            stack.callback(lambda: remove_if_empty(request.run_dir, self._kept))
+            ranks = RankProcesses(request.nproc, self._command)
+            stack.callback(ranks.close)
+            place, peer = self._listen(stack)
+            facts = measure(checks_of("host"), place)
+            try:
+                meeting = meet(request.run_dir, request.node, request.nodes, self._limit)
+                stack.callback(meeting.leave)
+                return self._together(meeting, ranks, place, peer, facts)
+            except (OSError, _HostLost) as error:
+                return self._partial(facts, error)
+
+    # --- one host
+
+    def _listen(self, stack: ExitStack) -> tuple[HostView, Peer]:
+        """Listen on the address of this host; return its place, and how others reach it."""
+        request, address, error, port, token = self._request, "", "", 0, ""
+        try:
+            address = request.listen_address()
+            server = LinkServer(address, request.port, self._tools.clock)
+            stack.callback(server.close)
+            port, token = server.port, server.token
+        except OSError as failure:
+            error = f"cannot listen on {request.address or address or socket.gethostname()}"
+            error += f", port {request.port}" if request.port else ""
+            error += f": {failure.strerror or failure}"
+        addresses = tuple(found for each in own_addresses().values() for found in each)
+        peer = Peer(request.name, socket.gethostname(), address, addresses, port, token)
+        return HostView(request, self._tools, error), peer
+
+    def _ask_alone(self, ranks: RankProcesses) -> list[Facts]:
+        """Facts of each rank process by module; its needs, and trouble if it died or did not answer."""
+        request = self._request
+        modules = list(dict.fromkeys(check.module for check in checks_of("rank")))
+        orders: list[dict[str, Any]] = [
+            {"order": "alone", "local_rank": local, "nproc": request.nproc, "device": request.device}
+            | {"rank": request.node * request.nproc + local, "modules": modules, "world": request.world}
+            for local in range(request.nproc)
+        ]
+        if request.recipe is not None and request.node == 0:
+            orders[0]["recipe"] = request.recipe.model_dump(mode="json")
+        answers = ranks.ask(orders, self._limit)
+        return [facts_by_module(found, ranks.end_of(local), self._limit) for local, found in enumerate(answers)]
+
+    def _partial(self, facts: dict[str, Facts], error: Exception) -> PreflightReport:
+        """Report about this host alone: it could not meet the others."""
+        request = self._request
+        self._gathered.add_host(request.node, facts)
+        report = judge(self._gathered, request.nproc, time.monotonic() - self._began)
+        if report.ok:
+            lost = request.node if isinstance(error, OSError) and not isinstance(error, TimeoutError) else 0
+            self._gathered.hosts.setdefault(lost, request.name_of(lost))
+            self._gathered.add_trouble("sign-of-life", lost, None, str(error))
+            report = judge(self._gathered, request.nproc, time.monotonic() - self._began)
+        return replace(report, is_partial=True)
+
+    # --- all hosts
+
+    def _together(
+        self, meeting: Meeting, ranks: RankProcesses, place: HostView, peer: Peer, facts: dict[str, Facts]
+    ) -> PreflightReport:
+        is_first = self._request.node == 0
+        with ExitStack() as stack:
+            if is_first and meeting.folder is not None:
+                lock = stack.enter_context((meeting.folder / "lock").open("w"))
+                with suppress(OSError):  # HD16 reports that
+                    self._tools.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            meeting.post("host", {"peer": asdict(peer), "facts": facts, "kept": str(self._kept)})
+            if is_first:
+                meeting.post("peers", {"peers": self._roll_call(meeting)})
+            peers = {int(node): _peer(found) for node, found in _first(meeting, "peers")["peers"].items()}
+            alone = self._ask_alone(ranks)
+            lock_file = None if is_first or meeting.folder is None else meeting.folder / "lock"
+            place = replace(place, peers=peers, lock_file=lock_file)
+            meeting.post("measured", {"ranks": alone, "facts": measure(checks_of("peers"), place)})
+            if is_first:
+                meeting.post("join", self._admission(meeting, peers))
+            meeting.post("together", self._join(_first(meeting, "join"), ranks, place, meeting))
+            if is_first:
+                meeting.post("verdict", self._verdict(meeting, _first(meeting, "join")["members"]).to_dict())
+            return PreflightReport.from_dict(_first(meeting, "verdict"))
+
+    def _roll_call(self, meeting: Meeting) -> dict[str, Any]:
+        """Wait for all hosts; return those that came."""
+        reports = meeting.gather("host", range(self._request.nodes))
+        for node in range(self._request.nodes):
+            if node in reports:
+                self._gathered.hosts[node] = reports[node]["peer"]["name"]
+                self._gathered.add_host(node, reports[node]["facts"])
+                self._kept = min(self._kept, Path(reports[node]["kept"]), key=lambda path: len(path.parts))
+            else:
+                self._miss(node, "it did not come to the meeting in the run's folder")
+        return {str(node): report["peer"] for node, report in reports.items()}
+
+    def _admission(self, meeting: Meeting, peers: dict[int, Peer]) -> dict[str, Any]:
+        """Gather the facts of all hosts that came; say how their processes join each other, if they can."""
+        reports = meeting.gather("measured", peers)
+        for node in peers:
+            if node in reports:
+                self._add_measured(node, reports[node])
+            else:
+                self._miss(node, "it did not report in time")
+        members = [node for node in peers if node in reports]
+        so_far = judge(self._gathered, 0, 0.0)
+        found = {finding.name for finding in so_far.findings if not finding.is_warning}
+        if found & _OBSTACLES or "rank-processes" in self._gathered.cases:  # such a process may have a known cause
+            members = []
+        address = peers[0].address
+        plan = self._gathered.plan if len(members) == self._request.nodes else {}
+        groups = axis_groups(plan, len(members) * self._request.nproc)
+        return {"members": members, "address": address, "port": _free_port(address), "groups": groups}
+
+    def _join(self, admission: Facts, ranks: RankProcesses, place: HostView, meeting: Meeting) -> Facts:
+        """Let the processes of this host join the others and measure together; return their facts."""
+        request, members = self._request, admission["members"]
+        if request.node not in members:
+            return {"ranks": []}
+        first = members.index(request.node) * request.nproc
+        world = len(members) * request.nproc
+        variables = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": request.nproc, "GROUP_RANK": request.node}
+        variables |= {"MASTER_ADDR": admission["address"], "MASTER_PORT": admission["port"]}
+        secret = {RUN_SECRET_ENV: new_secret()} if meeting.folder is None else {}
+        orders = [
+            {
+                "order": "together",
+                "environment": {name: str(value) for name, value in variables.items()}
+                | {"RANK": str(first + local), "LOCAL_RANK": str(local)}
+                | secret,
+                "device": request.device,
+                "folder": None if meeting.folder is None else str(meeting.folder),
+                "groups": admission["groups"],
+                "modules": list(dict.fromkeys(check.module for check in checks_of("together"))),
+            }
+            for local in range(request.nproc)
+        ]
+        answers = ranks.ask(orders, self._limit)
+        found = [facts_by_module(each, ranks.end_of(local), self._limit) for local, each in enumerate(answers)]
+        again = any(each["trouble"] or each["broken"] for each in found)
+        connections = [check for check in checks_of("peers") if check.name == "connections"] if again else []
+        return {"ranks": found, "facts": measure(connections, place), "first": first}
+
+    def _verdict(self, meeting: Meeting, members: list[int]) -> PreflightReport:
+        """Gather what was measured together, and judge everything."""
+        reports = meeting.gather("together", members)
+        for node in members:
+            if node in reports:
+                self._add_together(node, reports[node])
+            else:
+                self._miss(node, "it stopped reporting while processes communicated")
+        self._blame_hang(reports)
+        ranks = len(self._gathered.hosts) * self._request.nproc
+        return judge(self._gathered, ranks, time.monotonic() - self._began)
+
+    # --- facts of hosts
+
+    def _miss(self, node: int, why: str) -> None:
+        self._gathered.hosts.setdefault(node, self._request.name_of(node))
+        self._gathered.add_trouble("sign-of-life", node, None, f"no sign of life: {why}")
+
+    def _add_measured(self, node: int, report: Facts) -> None:
+        self._gathered.add_host(node, report["facts"])
+        for local, found in enumerate(report["ranks"]):
+            rank = node * self._request.nproc + local
+            self._gathered.add_rank(node, rank, found, "rank")
+
+    def _add_together(self, node: int, report: Facts) -> None:
+        self._gathered.add_host(node, report["facts"])
+        for local, found in enumerate(report["ranks"]):
+            self._gathered.add_rank(node, report["first"] + local, found, "together")
+
+    def _blame_hang(self, reports: dict[int, Facts]) -> None:
+        """Blame processes that came least far, if processes did not finish: the others wait for them."""
+        states = [
+            (node, report["first"] + local, found)
+            for node, report in reports.items()
+            for local, found in enumerate(report["ranks"])
+        ]
+        if not any(found["trouble"] or found["broken"] for _, _, found in states):
+            return
+        least = min(found["progress"] for _, _, found in states)
+        for node, rank, found in states:
+            if found["progress"] == least:
+                why = found["broken"] or found["trouble"] or "it was the first to stop"
+                self._gathered.add_trouble("collectives-finish", node, rank, f"{found['last']}: {why}")
+
+
+class _HostLost(Exception):
+    """Host 0 gives no sign of life."""
+
+
+def _first(meeting: Meeting, stage: str) -> Facts:
+    report = meeting.read_first(stage)
+    if report is None:
+        raise _HostLost("no sign of life from host 0")
+    return report
+
+
+def _peer(content: Facts) -> Peer:
+    return Peer(**{**content, "addresses": tuple(content["addresses"])})
+
+
+def _free_port(address: str) -> int:
+    with suppress(OSError), socket.create_server((address, 0)) as listener:
+        return int(listener.getsockname()[1])
+    return 0
+
+
+def _published_links(request: PreflightRequest) -> dict[str, float]:
+    if request.cluster is None:
+        return {}
+    return {"device": request.cluster.link_rate, "host": request.cluster.network_rate}

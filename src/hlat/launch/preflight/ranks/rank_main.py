@@ -1,0 +1,101 @@
+"""Program of a rank process: ``python -m hlat.launch.preflight.ranks.rank_main``.
+
+    order "alone":    device, checks of the stage rank           --> facts, one line per check
+    order "together": join the other processes, then checks of the stage together
+
+Orders come as lines of JSON on standard input, answers go to standard output. Anything else that is printed goes to
+standard error, which the parent shows if the process dies. At the end of its input the process ends.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hlat.config import Recipe
+from hlat.launch.parent_death import stop_with_launcher
+from hlat.launch.preflight.ranks.rank_place import RankPlace, RankTools
+from hlat.runtime import HlatError, RankInfo
+from hlat.runtime.backend import backend_of, choose_device, configure_numerics
+from hlat.runtime.distributed import joined_run
+
+Answer = Callable[[dict[str, Any]], None]
+
+
+def main(tools: RankTools | None = None) -> None:
+    """Follow the orders on standard input.
+
+    Args:
+        tools: functions to measure with; None for torch's.
+    """
+    stop_with_launcher()
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
+        os.dup2(2, 1)
+
+        def answer(content: dict[str, Any]) -> None:
+            print(json.dumps(content), file=answers, flush=True)
+
+        for line in sys.stdin:
+            order = json.loads(line)
+            ORDERS[order["order"]](order, tools or RankTools(), answer)
+            answer({"done": True})
+    os._exit(0)  # threads of a broken group would never end
+
+
+def alone(order: dict[str, Any], tools: RankTools, answer: Answer) -> None:
+    """Measure in this process alone."""
+    local_rank = order["local_rank"]
+    try:
+        device = choose_device(order["device"], RankInfo(local_rank, order["nproc"], local_rank))
+        configure_numerics(device)
+        backend_of(device).configure_process()
+    except (HlatError, RuntimeError) as error:
+        answer({"module": "device", "error": _one_line(error)})
+        return
+    if order.get("recipe") is not None:
+        plan = import_module("hlat.launch.preflight.ranks.plan")  # imports all of parallelism: one process does it
+        recipe = Recipe.model_validate(order["recipe"])
+        answer({"plan": plan.needs(recipe, order["world"], device)})
+    _measure(order["modules"], RankPlace(device, order["rank"], tools), answer)
+
+
+def together(order: dict[str, Any], tools: RankTools, answer: Answer) -> None:
+    """Join the other processes, and measure with them."""
+    os.environ.update(order["environment"])
+    folder = None if order["folder"] is None else Path(order["folder"])
+    answer({"begin": "joining"})
+    try:
+        with joined_run(order["device"], folder=folder) as runtime:
+            place = RankPlace(runtime.device, runtime.rank, tools, runtime.ranks, order["groups"])
+            for module in order["modules"]:
+                answer({"begin": module})
+                _measure([module], place, answer, raises=True)
+    except (HlatError, RuntimeError) as error:
+        answer({"broken": _one_line(error)})
+
+
+def _measure(modules: list[str], place: RankPlace, answer: Answer, raises: bool = False) -> None:
+    for module in modules:
+        measure = import_module(f"hlat.launch.preflight.ranks.{module}").measure
+        try:
+            answer({"module": module, "facts": measure(place)})
+        except (HlatError, RuntimeError, OSError) as error:
+            answer({"module": module, "error": _one_line(error)})
+            if raises:
+                raise
+
+
+def _one_line(error: Exception) -> str:
+    return (str(error).strip().partition("\n")[0] or type(error).__name__).rstrip(".")
+
+
+ORDERS: dict[str, Callable[[dict[str, Any], RankTools, Answer], None]] = {"alone": alone, "together": together}
+
+if __name__ == "__main__":
+    torch.set_grad_enabled(False)
+    main()

@@ -1,0 +1,257 @@
+"""Checks: what each measures here, and how it judges facts of several hosts."""
+
+import errno
+import fcntl
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hlat.launch.preflight import HostTools, PreflightOptions, make_request
+from hlat.launch.preflight.checks import CHECKS, Case, Evidence, axis_groups
+from hlat.launch.preflight.checks.base import culprits
+from hlat.launch.preflight.judgement import Gathered, judge
+from hlat.launch.preflight.place import HostView
+from hlat.resilience import heartbeat_root
+
+ROOT = Path(__file__).resolve().parents[3]
+BY_NAME = {check.name: check for check in CHECKS}
+
+
+def symptoms(name: str, facts: list[dict], nproc: int = 1, **more) -> list[tuple[int, str]]:
+    """(Host, message) of what a check finds in facts of one place per host, or of nproc ranks per host."""
+    cases = tuple(Case(rank // nproc, rank, found) for rank, found in enumerate(facts))
+    hosts = {node: f"h{node}" for node in range(len(facts) // nproc)}
+    return [(found.node, found.message) for found in BY_NAME[name].judge(Evidence(cases, hosts, nproc, **more))]
+
+
+def place(run_dir: Path, tools: HostTools | None = None) -> HostView:
+    request = make_request(None, (), PreflightOptions(nodes=1, run_dir=run_dir), {})
+    return HostView(request, tools or HostTools())
+
+
+def test_numbers_and_names_are_unique_and_documented():
+    numbers, names = [check.id for check in CHECKS], [check.name for check in CHECKS]
+    assert len(set(numbers)) == len(numbers) and len(set(names)) == len(names)
+    assert sorted(numbers) == [f"HD{number:02d}" for number in range(1, len(CHECKS) + 1)]
+    page = (ROOT / "docs/doctor.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| (HD\d\d) \| `([a-z-]+)` \|", page, re.MULTILINE))
+    assert rows == {check.id: check.name for check in CHECKS}
+
+
+def test_every_check_of_a_process_has_a_module_that_measures():
+    folder = ROOT / "src/hlat/launch/preflight/ranks"
+    for check in CHECKS:
+        assert bool(check.module) == (check.stage in ("rank", "together")), check.name
+        if check.module:
+            assert "def measure(place: RankPlace) -> Facts:" in (folder / f"{check.module}.py").read_text()
+
+
+# --- products
+
+
+def product(bits: str = "aa", wrong: dict | None = None, kind: str = "chip") -> dict:
+    return {"wrong": wrong, "hashes": [bits] * 3, "kind": kind}
+
+
+def test_products_with_other_bits_are_found_among_equal_devices_only():
+    facts = [product("aa"), product("aa"), product("bb"), product("cc", kind="other chip")]
+    assert symptoms("matmul-result", facts) == [(2, "a product has other bits than on 2 of 3 equal devices")]
+
+
+def test_a_wrong_integer_is_one_finding_and_does_not_make_others_unusual():
+    wrong = {"row": 1, "column": 2, "value": 7.0, "expected": 8}
+    found = symptoms("matmul-result", [product("bb", wrong), product("aa")])
+    assert found == [(0, "element 1, 2 of a product of integers is 7.0, not 8")]
+
+
+def test_a_product_that_varies_is_found():
+    varying = {"wrong": None, "hashes": ["aa", "ab", "aa"], "kind": "chip"}
+    assert [node for node, _ in symptoms("matmul-result", [product("aa"), varying])] == [1]
+
+
+@pytest.mark.parametrize(
+    ("rates", "peak", "shared", "slow"),
+    [
+        ([100, 95, 98, 41], None, False, []),
+        ([100, 95, 98, 39], None, False, [3]),
+        ([100, 38], None, False, [1]),
+        ([100, 38], None, True, []),
+        ([100, 19], None, True, [1]),
+        ([100, 95], 201, False, [0, 1]),
+        ([100, 95], 190, False, []),
+    ],
+)
+def test_slow_products(rates: list[float], peak: float | None, shared: bool, slow: list[int]):
+    facts = [{"flops": rate, "peak": peak, "kind": "chip", "dtype": "bfloat16", "shared": shared} for rate in rates]
+    assert [node for node, _ in symptoms("matmul-rate", facts)] == slow
+
+
+# --- collectives
+
+
+def reduced(*groups: tuple[str, list[int], float]) -> dict:
+    return {"groups": [{"axis": axis, "ranks": ranks, "wrong": [], "rate": rate} for axis, ranks, rate in groups]}
+
+
+def test_a_slow_group_blames_the_host_that_is_in_no_good_group():
+    """Four hosts in pairs: the link of host 3 is slow, on which both pairs with it depend."""
+    first, second = [("dp", [0, 1], 10e9), ("pp", [0, 2], 10e9)], [("dp", [0, 1], 10e9), ("pp", [1, 3], 1e9)]
+    third, fourth = [("dp", [2, 3], 1e9), ("pp", [0, 2], 10e9)], [("dp", [2, 3], 1e9), ("pp", [1, 3], 1e9)]
+    facts = [reduced(*groups) for groups in (first, second, third, fourth)]
+    assert {node for node, _ in symptoms("collective-rate", facts)} == {3}
+    facts = [reduced(("tp", [rank // 2 * 2, rank // 2 * 2 + 1], 1e9 if rank > 5 else 10e9)) for rank in range(8)]
+    assert {node for node, _ in symptoms("collective-rate", facts, nproc=2)} == {3}
+
+
+def test_the_catalog_says_what_is_slow_where_there_is_nothing_to_compare_with():
+    facts = [reduced(("all ranks", [0, 1], 10e9))] * 2
+    assert symptoms("collective-rate", facts) == []
+    assert symptoms("collective-rate", facts, links={"host": 30e9}) == []
+    assert {node for node, _ in symptoms("collective-rate", facts, links={"host": 50e9})} == {0, 1}
+
+
+def test_without_a_layout_that_fits_all_ranks_are_one_group():
+    plan = {"groups": {"tp": [[0, 1], [2, 3]]}}
+    assert axis_groups(plan, 4) == plan["groups"]
+    assert axis_groups(plan, 2) == {"all ranks": [[0, 1]]}
+    assert axis_groups({}, 2) == {"all ranks": [[0, 1]]}
+
+
+# --- network
+
+
+def test_the_fewest_hosts_that_explain_failures_are_blamed():
+    everyone = [(a, b) for a in range(4) for b in range(4) if a != b]
+    assert culprits({pair: 2 in pair for pair in everyone}) == [2]
+    assert culprits({pair: pair == (0, 1) for pair in everyone}) == [1]
+    assert culprits({(0, 1): True, (1, 0): True}) == [1]
+    assert culprits(dict.fromkeys(everyone, False)) == []
+
+
+def test_a_name_that_cannot_be_resolved_is_a_warning_only():
+    cases = (Case(0, None, {"wrong": [], "unknown": ["pod-1"]}),)
+    found = list(BY_NAME["host-names"].judge(Evidence(cases, {0: "a"})))
+    assert [symptom.is_warning for symptom in found] == [True]
+
+
+def test_of_two_clocks_the_second_is_wrong_and_of_three_the_odd_one():
+    at = [{"offset": 0.0, "error_bound": 0.0}, {"offset": -3.0, "error_bound": 0.01}]
+    assert symptoms("clock-skew", at) == [(1, "its clock is 3.0 s behind those of the other hosts")]
+    three = [*at, {"offset": -3.01, "error_bound": 0.01}]
+    assert symptoms("clock-skew", three) == [(0, "its clock is 3.0 s ahead of those of the other hosts")]
+    assert symptoms("clock-skew", [at[0], {"offset": 1.5, "error_bound": 0.6}]) == []
+
+
+# --- the host
+
+
+def test_memory_and_space_are_compared_with_the_plan():
+    free = [{"free": 3 << 30, "recipe": True}]
+    assert symptoms("host-memory", free, nproc=1, plan={"host_bytes": 2 << 30}) == []
+    assert symptoms("host-memory", free, nproc=1, plan={"host_bytes": 3 << 30}) == [
+        (0, "3 GiB of memory are free, and 1 processes need 3.5 GiB")
+    ]
+    assert symptoms("run-folder-space", free, plan={"disk_bytes": 2 << 30}) == []
+    assert len(symptoms("run-folder-space", free, plan={"disk_bytes": 4 << 30})) == 1
+
+
+def test_device_memory_in_use_and_too_small():
+    facts = [{"free": 60e9, "total": 80e9}, {"free": 79e9, "total": 80e9}, {}]
+    assert [node for node, _ in symptoms("device-in-use", facts)] == [0]
+    assert [node for node, _ in symptoms("device-memory", facts, plan={"rank_bytes": 70e9})] == [0]
+
+
+def test_a_healthy_folder_is_left_as_it_was(tmp_path: Path):
+    for name in ("run-folder-writable", "run-folder-space", "run-folder-locks", "run-folder-speed"):
+        check = BY_NAME[name]
+        facts = check.measure(place(tmp_path))
+        assert list(check.judge(Evidence((Case(0, None, facts),), {0: "a"}))) == [], (name, facts)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_beneath_a_file_cannot_be_written(tmp_path: Path):
+    (tmp_path / "file").touch()
+    facts = BY_NAME["run-folder-writable"].measure(place(tmp_path / "file/run"))
+    assert "cannot be written: Not a directory" in symptoms("run-folder-writable", [facts])[0][1]
+
+
+def test_a_full_disk_is_a_matter_of_space_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    found = {}
+    for name in ("run-folder-writable", "run-folder-space", "run-folder-locks", "run-folder-speed"):
+        found[name] = len(symptoms(name, [BY_NAME[name].measure(place(tmp_path))]))
+    assert found == dict.fromkeys(found, 0) | {"run-folder-space": 1}
+
+
+def test_locks_that_are_granted_twice_are_found(tmp_path: Path):
+    facts = BY_NAME["run-folder-locks"].measure(place(tmp_path, HostTools(flock=lambda descriptor, operation: None)))
+    assert symptoms("run-folder-locks", [facts]) == [(0, "a file that is locked was locked a second time")]
+
+
+def test_a_process_with_the_lock_file_and_the_lock_itself_are_found(tmp_path: Path):
+    lock = tmp_path / ".lock"
+    lock.write_text("pid 1 on elsewhere, launcher none")
+    assert BY_NAME["leftover-processes"].measure(place(tmp_path)) == {"found": []}
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        process = subprocess.Popen(["sleep", "60"], pass_fds=[held.fileno()])
+        try:
+            processes = BY_NAME["leftover-processes"].measure(place(tmp_path))
+            holder = BY_NAME["run-lock"].measure(place(tmp_path))
+        finally:
+            process.kill()
+            process.wait()
+    assert [pid for pid, _ in processes["found"]] == [process.pid]  # this process, which asks, is not among them
+    assert symptoms("run-lock", [holder, holder])[0][0] == 0 and "elsewhere" in holder["holder"]
+    assert BY_NAME["run-lock"].measure(place(tmp_path)) == {"holder": ""}
+
+
+@pytest.mark.skipif(heartbeat_root() is None, reason="there is no /dev/shm")
+def test_heartbeats_of_an_ended_process_of_this_run_are_a_warning(tmp_path: Path):
+    (tmp_path / ".run-id").write_text("run-of-this-test")
+    folder = heartbeat_root() / f"hlat-test-{os.getpid()}"
+    folder.mkdir()
+    try:
+        (folder / "run").write_text("run-of-this-test")
+        facts = BY_NAME["stale-heartbeats"].measure(place(tmp_path))
+    finally:
+        (folder / "run").unlink()
+        folder.rmdir()
+    assert facts == {"found": [str(folder)]}
+
+
+def test_a_recipe_that_differs_is_named_with_its_fields():
+    same = {"fields": {"training.steps": 10, "run.name": "a"}, "wrong": "", "given": True}
+    other = {**same, "fields": {"training.steps": 20, "run.name": "a"}}
+    assert symptoms("recipe-equal", [same, other, same]) == [(1, "training.steps is 20, and 10 on the other hosts")]
+
+
+# --- judgement
+
+
+def test_a_check_that_another_makes_meaningless_is_skipped_and_a_failed_measurement_is_a_finding():
+    gathered = Gathered({0: "a", 1: "b"}, 1)
+    gathered.add(BY_NAME["connections"], 0, None, {"failed": [[1, "timed out"]]})
+    gathered.add(BY_NAME["link-rate"], 0, None, {"rates": [[1, 1.0]]})
+    gathered.add(BY_NAME["host-memory"], 1, None, {"error": "cannot be read"})
+    report = judge(gathered, 2, 1.0)
+    assert [(finding.name, finding.host, finding.message) for finding in report.findings] == [
+        ("host-memory", "b", "cannot be read"),
+        ("connections", "b", "a cannot connect to it (timed out)"),
+    ]
+    assert ("HD24", "not judged, because of connections") in report.skipped
+    assert report.bad_hosts == ["b"] and not report.ok
+
+
+def test_warnings_leave_a_host_healthy():
+    gathered = Gathered({0: "a"}, 1)
+    gathered.add(BY_NAME["host-names"], 0, None, {"wrong": [], "unknown": ["x"]})
+    report = judge(gathered, 1, 1.0)
+    assert report.ok and len(report.findings) == 1 and next(iter(report.lines())).startswith("warning HD20")
+    assert type(report).from_dict(report.to_dict()) == report

@@ -1,0 +1,181 @@
+"""The meeting of hosts in a folder, their connections, options, and reports merged by ``--hosts``."""
+
+import json
+import stat
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from hlat.launch.preflight import PreflightOptions, examine_by_ssh, make_request
+from hlat.launch.preflight import meeting as meetings
+from hlat.launch.preflight.links import LinkServer, ask_time, connect, measure_rate
+from hlat.launch.preflight.meeting import SharedFolder, existing_part, remove_if_empty
+from hlat.launch.preflight.place import Peer
+from hlat.runtime import LaunchError
+
+
+def test_hosts_meet_exchange_reports_and_leave_nothing(tmp_path: Path):
+    """Files of an earlier meeting that was killed lie there."""
+    old = tmp_path / "doctor/0123456789abcdef"
+    old.mkdir(parents=True)
+    (tmp_path / "doctor/current").write_text(old.name)
+    (tmp_path / "doctor/knock-00001").write_text("earlier")
+    (old / "members.json").write_text(json.dumps({"1": "earlier"}))
+    (old / "verdict-00000.json").write_text(json.dumps({"stale": True}))
+    verdicts = {}
+
+    def host(node: int) -> None:
+        meeting = SharedFolder(tmp_path, node, 3, patience=20)
+        meeting.post("host", {"node": node})
+        if node == 0:
+            time.sleep(0.3)
+            meeting.post("verdict", {"heard": sorted(meeting.gather("host", range(3)))})
+        verdicts[node] = meeting.read_first("verdict")
+        meeting.leave()
+
+    threads = [threading.Thread(target=host, args=(node,)) for node in (1, 2, 0)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.1)
+    for thread in threads:
+        thread.join()
+    assert verdicts == {node: {"heard": [0, 1, 2]} for node in range(3)}
+    assert [path.name for path in (tmp_path / "doctor").iterdir()] == [old.name]
+
+
+def test_a_host_that_does_not_come_or_stops_counting_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(meetings, "_SILENCE", 0.4)
+    monkeypatch.setattr(meetings, "_BEAT", 0.1)
+    hosts: dict[int, SharedFolder] = {}
+
+    def arrive(node: int) -> None:
+        hosts[node] = SharedFolder(tmp_path, node, 3, patience=3)
+
+    arrive(0)
+    thread = threading.Thread(target=arrive, args=(1,))
+    thread.start()
+    assert hosts[0].gather("never", [2]) == {}  # admits host 1 meanwhile
+    thread.join()
+    hosts[1].post("first", {})
+    assert set(hosts[0].gather("first", [1])) == {1}
+    hosts[1]._stop.set()  # as a host that is killed
+    began = time.monotonic()
+    assert hosts[0].gather("second", [1]) == {}
+    assert time.monotonic() - began < 2
+    hosts[0]._stop.set()
+    assert hosts[1].read_first("second") is None
+
+
+def test_without_host_0_another_gives_up(tmp_path: Path):
+    with pytest.raises(TimeoutError, match="no sign of life from host 0"):
+        SharedFolder(tmp_path, 1, 2, patience=0.2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_that_were_made_are_removed_up_to_those_that_were_there(tmp_path: Path):
+    folder = tmp_path / "a/b/c"
+    kept = existing_part(folder)
+    folder.mkdir(parents=True)
+    (tmp_path / "a/file").touch()
+    remove_if_empty(folder, kept)
+    assert kept == tmp_path and [path.name for path in (tmp_path / "a").iterdir()] == ["file"]
+
+
+def test_a_link_tells_the_time_takes_data_and_refuses_strangers():
+    server = LinkServer("127.0.0.1", 0, lambda: 1000.0)
+    try:
+        peer = Peer("a", "a", "127.0.0.1", ("127.0.0.1",), server.port, server.token)
+        offset, bound = ask_time(peer, lambda: 1007.0)
+        assert abs(offset - 7.0) <= bound + 1e-3 and bound < 1
+        assert measure_rate(peer) > 1e6
+        with pytest.raises(OSError, match="another program answers"):
+            connect(Peer("a", "a", "127.0.0.1", (), server.port, "0" * len(server.token)))
+    finally:
+        server.close()
+    with pytest.raises(OSError, match="refused"):
+        connect(peer)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, (1, 0)),
+        ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NNODES": "4", "SLURM_NODEID": "2"}, (4, 2)),
+        ({"GROUP_WORLD_SIZE": "3", "GROUP_RANK": "1"}, (3, 1)),
+    ],
+)
+def test_the_environment_says_which_host_this_is(environment: dict[str, str], expected: tuple[int, int]):
+    request = make_request(None, (), PreflightOptions(), environment)
+    assert (request.nodes, request.node) == expected
+
+
+def test_kubernetes_gives_the_index_and_slurm_the_name():
+    request = make_request(None, (), PreflightOptions(nodes=4), {"JOB_COMPLETION_INDEX": "3", "SLURMD_NODENAME": "n3"})
+    assert (request.node, request.name) == (3, "n3")
+
+
+def test_all_problems_of_the_options_are_listed():
+    options = PreflightOptions(nodes=3, nproc=0, patience=0, instance="no-such-machine")
+    with pytest.raises(LaunchError) as caught:
+        make_request(None, ["a.b=c"], options, {})
+    for part in ("--node is missing", "--nproc 0", "--wait 0", "--instance no-such-machine", "a.b=c"):
+        assert part in str(caught.value)
+
+
+def test_the_script_of_a_job_of_several_machines_is_told_to_use_srun():
+    with pytest.raises(LaunchError, match="srun --ntasks-per-node=1 hlat doctor"):
+        make_request(None, (), PreflightOptions(), {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2"})
+
+
+TRANSPORT = """#!{python}
+import json, sys
+host, words = sys.argv[1], sys.argv[2:]
+node = words[words.index("--node") + 1]
+def report(name, findings, partial):
+    checks = [{{"id": i, "name": n, "ok": False, "message": m, "remedy": "r"}} for i, n, m in findings]
+    return {{"host": name, "ok": not findings, "checks": checks}}
+def show(hosts, partial, stream):
+    content = {{"ok": False, "hosts": hosts, "bad_hosts": [], "measured": [], "skipped": [], "ranks": 1, "seconds": 1}}
+    print(json.dumps({{**content, "partial": partial}}), file=stream)
+silent = [("HD01", "sign-of-life", "no sign of life")]
+{body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (  # host 1 is alive, and sees no host 0: the folder is not shared
+            "if node == '0': show([report('a', [], 0), report('b', silent, 0)], False, sys.stdout)\n"
+            "else: show([report('b', [], 1), report('a', silent, 1)], True, sys.stderr)",
+            [("b", "run-folder-shared")],
+        ),
+        (  # host 0 cannot write, which is why nobody meets it
+            "if node == '0': show([report('a', [('HD14', 'run-folder-writable', 'x')], 1)], True, sys.stdout)\n"
+            "else: show([report('b', [], 1), report('a', silent, 1)], True, sys.stderr)",
+            [("a", "run-folder-writable")],
+        ),
+        (  # host 1 cannot be reached
+            "if node == '0': show([report('a', [], 0), report('b', silent, 0)], False, sys.stdout)\n"
+            "else: sys.exit('no route to host')",
+            [("b", "sign-of-life")],
+        ),
+    ],
+    ids=["not shared", "host 0 read-only", "unreachable"],
+)
+def test_reports_of_hosts_that_did_not_meet_are_merged(tmp_path: Path, body: str, expected: list[tuple[str, str]]):
+    transport = tmp_path / "transport"
+    transport.write_text(TRANSPORT.format(python=sys.executable, body=body))
+    transport.chmod(transport.stat().st_mode | stat.S_IXUSR)
+    report = examine_by_ssh(["a", "b"], None, [], PreflightOptions(), str(transport))
+    assert [(finding.host, finding.name) for finding in report.findings] == expected
+    assert [host.name for host in report.hosts] == ["a", "b"]
+
+
+def test_hosts_are_named_once_and_do_not_look_like_options():
+    for hosts in (["a", "a"], ["-oProxyCommand=x"], [""]):
+        with pytest.raises(LaunchError, match="--hosts"):
+            examine_by_ssh(hosts, None, [], PreflightOptions())
