@@ -16,6 +16,7 @@ from hlat.config import Recipe
 from hlat.launch.extension_check import check_extensions
 from hlat.launch.hosts import HostPlace, HostRun, supervise_host
 from hlat.launch.metrics_server import metrics_server
+from hlat.launch.preflight import check_before_restart
 from hlat.launch.process_set import ProcessSet, RankPlaces
 from hlat.launch.supervision import Supervision
 from hlat.launch.training_job import SupervisionOptions, TrainingJob, fits
@@ -120,7 +121,7 @@ def supervise_on_hosts(
             launch=partial(_launch, job, options.show),
             serve=_serve,
             fits=partial(fits, job),
-            examine=lambda: [],
+            examine=partial(_examine, recipe, options.most),
             settings=Supervision(
                 recipe.run_dir, recipe.recovery, options.complain, options.say, options.failed, options.show_event
             ),
@@ -141,6 +142,12 @@ def _launch(
 
     with launch_ranks(hlat_command(job.arguments()), places, environment, folder, show) as workers:
         yield workers
+
+
+def _examine(recipe: Recipe, nproc: int) -> list[str]:
+    """Examine this host as ``hlat doctor`` does, without other hosts; return what forbids a restart on it."""
+    findings = check_before_restart(recipe, nproc, recipe.run_dir)
+    return [str(finding) for finding in findings if not finding.is_warning]
 
 
 @contextmanager

@@ -171,6 +171,21 @@ def test_a_rank_that_is_stopped_on_another_host_is_found_and_its_stacks_are_ther
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("hosts", [{"nodes": "1:2"}], indirect=True)
+def test_a_host_that_was_to_blame_examines_itself_and_takes_no_part_while_it_is_bad(hosts):
+    hosts.start(0, 1)
+    hosts.wait_for_attempt(4)
+    (hosts.folder / "bad-1").touch()
+    next(child for child in hosts.tree(1) if _rank_of(child) == "3").kill()
+    wait_until(lambda: any(each["world"] == 2 for each in hosts.attempts()))
+    assert not (hosts.folder / "examined-0").exists(), "only the host that was to blame"
+    (hosts.folder / "bad-1").unlink()
+    hosts.wait_for_attempt(4 + 2 + 4)
+    assert hosts.finish() == [0, 0]
+    assert [each["world"] for each in hosts.events("hosts")] == [4, 2, 4]
+
+
+@pytest.mark.slow
 def test_two_supervisors_with_one_number_are_refused(hosts):
     hosts.start(0, 1)
     hosts.wait_for_attempt(4)

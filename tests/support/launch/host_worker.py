@@ -105,6 +105,10 @@ def supervise(folder: Path, node: int, nodes: str, hang_seconds: float) -> int:
     """Supervise two ranks of a host."""
     least, _, most = nodes.partition(":")
 
+    def examine() -> list[str]:
+        (folder / f"examined-{node}").touch()
+        return ["its disk is red"] if (folder / f"bad-{node}").exists() else []
+
     def say(text: str) -> None:
         print(text, flush=True)
 
@@ -115,7 +119,7 @@ def supervise(folder: Path, node: int, nodes: str, hang_seconds: float) -> int:
         launch=lambda places, environment, reports: launch(folder, places, environment, reports),
         serve=lambda address: nullcontext(1),
         fits=lambda world: True,
-        examine=lambda: [],
+        examine=examine,
         settings=Supervision(folder / "run", RecoveryConfig(hang_seconds=hang_seconds, backoff_seconds=0.1), say, say),
         observe=lambda beats: nullcontext(),
     )

@@ -30,6 +30,7 @@ _PUBLISH = 0.5  # seconds between two statuses if nothing has changed
 _LOOKING = 3.0  # seconds of looking whether another process has this host's number, or leads
 _LEADER_SILENCE = 10.0  # seconds without a sign of life after which another host leads
 _FIRST_LEADER = 15.0  # the same before there was a leader: the host with the lowest number may come later
+_EXAMINE_AGAIN = 30.0  # seconds between two examinations of a host that is bad
 _DISK = 60.0  # seconds for which the shared disk may refuse writes
 _GIVEN_UP = 3  # signals after which this host ends without waiting for a leader
 
@@ -82,7 +83,7 @@ class HostAgent:
         beats: folder for heartbeats.
         stops: signals that this process has received.
         lead: called on a thread if this host becomes the leader.
-        examine: checks this host after a failure, and returns what is wrong with it.
+        examine: examines this host after a failure that it was to blame for, and returns what is wrong with it.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class HostAgent:
         self._count = 0
         self._published = self._written = -1.0
         self._findings: tuple[str, ...] = ()
+        self._suspected = self._examined = 0  # numbers of attempts after which it has to be, and was, examined
         self._leading: threading.Thread | None = None
         self._followed: tuple[int, str] | None = None  # term and start of the leader that was followed last
         self._leaderless_since = time.monotonic()
@@ -186,7 +188,7 @@ class HostAgent:
         attempt = orders.attempt
         if self._ranks is not None and (attempt is None or attempt.number != self._ranks.number):
             self._end_ranks()
-            self._begin_examination()
+        self._examine_if_suspect(orders)
         member = None if attempt is None else attempt.member(self._place.index, self._incarnation)
         if attempt is None or member is None:
             return
@@ -203,12 +205,20 @@ class HostAgent:
             self._ranks.close()
             self._ranks = None
 
-    def _begin_examination(self) -> None:
-        """Check this host on a thread, after an attempt has ended here."""
-        self._findings = ("it is being checked",)
+    def _examine_if_suspect(self, orders: Orders) -> None:
+        """Examine this host on a thread if it was to blame for the end of an attempt, until nothing is found."""
+        number = orders.suspects.get(str(self._place.index), 0)
+        if number <= self._suspected or self._ranks is not None:
+            return
+        self._suspected = number
 
         def examine() -> None:
-            self._findings = tuple(self._examine())
+            while self._suspected == number:
+                self._findings = tuple(self._examine())
+                if not self._findings:
+                    self._examined = number
+                    return
+                time.sleep(_EXAMINE_AGAIN)
 
         threading.Thread(target=examine, name="examine", daemon=True).start()
 
@@ -244,6 +254,7 @@ class HostAgent:
             unreachable=prober.unreachable(),
             link=link_problem(self._place.address),
             findings=self._findings,
+            examined=self._examined,
         )
         try:
             write_record(host_file(self._folder, self._place.index), status)

@@ -48,6 +48,15 @@ class Bulletin:
             self._write(replace(self._orders, instructions=(*self._orders.instructions, added)))
             return added.number
 
+    def suspect(self, index: int, number: int) -> None:
+        """Ask a host that was to blame for the end of an attempt to examine itself before the next one."""
+        with self._lock:
+            self._write(replace(self._orders, suspects={**self._orders.suspects, str(index): number}))
+
+    def suspects(self, index: int) -> int:
+        """Return the number of the attempt after which a host has to be examined; 0 if it has not."""
+        return self._orders.suspects.get(str(index), 0)
+
     def finish(self, code: int) -> None:
         """Publish the exit code of the run."""
         with self._lock:

@@ -166,6 +166,8 @@ class ClusterAttempts:
         """Go on without a host that was to blame twice in a row, if enough others are left."""
         member = next(each for each in self._members if failure.rank in each.ranks)
         lost = failure.kind in ("signal", "hang", "host")
+        if lost:
+            self._bulletin.suspect(member.index, self._number)
         again = lost and not failure.saved and member.index == self._blamed
         self._blamed = member.index if lost else None
         others = [each for each in self._members if each.index != member.index]
@@ -222,7 +224,11 @@ class ClusterAttempts:
         idle = {
             index: status
             for index, status in self._living().items()
-            if status.attempt is None and not status.findings and not status.link and index not in self._excluded
+            if status.attempt is None
+            and not status.findings
+            and not status.link
+            and status.examined >= self._bulletin.suspects(index)
+            and index not in self._excluded
         }
         targets = [(status.address, status.port) for status in idle.values()]
         reached = can_connect(targets, _CONNECT)
@@ -262,6 +268,8 @@ class ClusterAttempts:
         for index, status in self._living().items():
             if index not in ready and index not in self._excluded:
                 busy = "it still ends processes of the last attempt" if status.attempt is not None else ""
+                if not busy and status.examined < self._bulletin.suspects(index):
+                    busy = "it is being examined"
                 silent = f"it does not answer at {status.address} port {status.port}"
                 reason = "; ".join(status.findings) or status.link or busy or silent
                 reasons.append(f"{status.name}: {reason}")

@@ -38,7 +38,7 @@ class HostRun:
         launch: launches the processes of this host.
         serve: serves the store of a rendezvous on an address within a block, and yields the port.
         fits: returns True if the recipe has a layout for this number of processes.
-        examine: checks this host after a failure, and returns what is wrong with it.
+        examine: examines this host after a failure that it was to blame for, and returns what is wrong with it.
         settings: settings of the supervision.
         observe: context of the run, with the folder of heartbeats and of the account of goodput.
     """

@@ -68,7 +68,8 @@ class HostStatus:
         done: number of the last instruction that was carried out.
         unreachable: hosts that no longer answer, by index as text, with the seconds since they last did.
         link: why the network interface does not work; empty if it does.
-        findings: what a check of the host has found after a failure; empty if it is good.
+        findings: problems that an examination of the host has found; empty if it is good.
+        examined: number of the attempt after which it was examined last, and found good.
     """
 
     index: int
@@ -88,6 +89,7 @@ class HostStatus:
     unreachable: Mapping[str, float] = field(default_factory=dict)
     link: str = ""
     findings: tuple[str, ...] = ()
+    examined: int = 0
 
 
 @dataclass(frozen=True)
@@ -186,6 +188,7 @@ class Orders:
         launch: random name of the launch.
         attempt: attempt to start, or that goes on; None to end the present one.
         instructions: instructions for this attempt.
+        suspects: hosts that were to blame, by index as text, with the number of the attempt: they examine themselves.
         final: exit code of the run when it has ended; else None.
     """
 
@@ -195,6 +198,7 @@ class Orders:
     launch: str
     attempt: AttemptOrder | None = None
     instructions: tuple[Instruction, ...] = ()
+    suspects: Mapping[str, int] = field(default_factory=dict)
     final: int | None = None
 
 
