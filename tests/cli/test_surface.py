@@ -29,6 +29,7 @@ SURFACE = {
         "--allow-faults",
         "--no-supervisor",
         "--require-step",
+        *("--nodes", "--node", "--address"),
     },
     "report": {"runs", "--to", "--serve", "--port", "--cluster", "--price", "--hardware"},
     "runs": {"folder", "--json"},
@@ -63,10 +64,14 @@ SURFACE = {
         *("recipe", "overrides", "--nodes", "--nproc", "--instance", "--hardware", "--env", "--name", "--grace"),
         *("--program", "--time", "--chain", "--partition", "--account", "--qos", "--exclude", "--cpus-per-task"),
         *("--output", "--sbatch", "--srun", "--setup", "--dry-run"),
+        *("--least", "--doctor"),
     },
     "launch kubernetes": {
         *("recipe", "overrides", "--nodes", "--nproc", "--instance", "--hardware", "--env", "--name", "--grace"),
         *("--program", "--image", "--kind", "--namespace", "--volume", "--resource", "--node-selector", "--dry-run"),
+    },
+    "launch local": {
+        *("recipe", "overrides", "--nodes", "--hosts", "--least", "--nproc", "--ssh", "--program", "--dry-run"),
     },
     "launch status": {"run"},
     "launch logs": {"run", "--lines"},

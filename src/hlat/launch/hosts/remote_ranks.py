@@ -26,7 +26,7 @@ _SHORT_SILENCE = 5.0  # seconds of silence after which a host is lost if somethi
 _LONGEST_SILENCE = 30.0  # seconds of silence after which a host is lost in any case
 _STACKS = 6.0  # seconds for hosts to collect stacks
 _LOST_CODE = 1
-_LOST_GRACE = 5.0  # seconds for savers to end if a host is lost: a save that needs it never completes
+_CUT_GRACE = 5.0  # seconds for savers to end if a host or its network is lost: they wait for each other in vain
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,8 @@ class RemoteRanks:
 
     def end_leftovers(self, grace: float, hurries: Callable[[], bool]) -> None:
         """End processes that ranks left behind, on all hosts that are there."""
-        grace = min(grace, _LOST_GRACE) if self._lost else grace
+        is_cut = blame_network(self._attempt.members, self._joined, _SHORT_SILENCE) is not None
+        grace = min(grace, _CUT_GRACE) if self._lost or is_cut else grace
         number = self._bulletin.instruct("leftovers", (), grace)
         self._wait(lambda status: status.done >= number, grace + _SHORT_SILENCE, hurries)
 
