@@ -126,9 +126,9 @@ class Drill:
             time.sleep(0.1)
         return time.monotonic() - begin
 
-    def wait_for_incident(self, before: int) -> None:
+    def wait_for_incident(self, before: int, seconds: float = 120.0) -> None:
         """Wait until there are more incidents than before, or every command has ended."""
-        self.wait(lambda: len(self.events("incident")) > before or drill_is_over(self), 120)
+        self.wait(lambda: len(self.events("incident")) > before or drill_is_over(self), seconds)
 
     def finish(self, seconds: float = 300.0) -> list[int]:
         self.wait(lambda: all(process.poll() is not None for process in self.processes.values()), seconds)
@@ -289,11 +289,15 @@ def storm(drill: Drill, reference: Path, options: argparse.Namespace, record: Re
         fault, before, at = draw.choice(known), len(drill.events("incident")), time.monotonic()
         struck += 1
         fault.strike(drill)
-        drill.wait_for_incident(before)
-        detections.append(time.monotonic() - at)
+        with contextlib.suppress(TimeoutError):
+            drill.wait_for_incident(before, 60)
+        incidents, seconds = drill.events("incident"), time.monotonic() - at
         fault.mend(drill)
-        cause = drill.events("incident")[-1]["cause"] if drill.events("incident") else "nothing"
-        print(f"{fault.name} at step {drill.step()}: {detections[-1]:.1f} s, {cause}", flush=True)
+        if len(incidents) > before:
+            detections.append(seconds)
+            print(f"{fault.name} at step {drill.step()}: {seconds:.1f} s, {incidents[-1]['cause']}", flush=True)
+        else:
+            print(f"{fault.name} at step {drill.step()}: between two attempts, no incident", flush=True)
     codes = drill.finish(1200)
     drill.clean()
     assert_same_run(reference, drill.run_dir)

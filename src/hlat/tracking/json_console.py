@@ -24,6 +24,7 @@ _LEVELS = {
             "corruption_explained",
             "evaluation_failed",
             "export_failed",
+            "leader",
             "metrics_damaged",
             "resized",
             "remote_failed",

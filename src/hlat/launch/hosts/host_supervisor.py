@@ -22,7 +22,7 @@ from hlat.launch.hosts.records import FOLDER, STATE, AttemptOrder, Orders, read_
 from hlat.launch.hosts.remote_ranks import HostLimits
 from hlat.launch.supervision import RunEvents, SignalForwarder, Supervision, Supervisor
 from hlat.resilience import heartbeat_root
-from hlat.runtime import HlatError, StorageError
+from hlat.runtime import HlatError, StorageError, host_name
 
 _ALIVE = 10.0  # seconds of silence up to which the signals of a host count
 
@@ -101,6 +101,7 @@ def _lead(run: HostRun, folder: Path, beats: Path, candidate: NewLeader) -> None
         bulletin = Bulletin(folder, first)
         if state is not None:
             run.settings.complain(f"host {run.place.index} leads now: the host that led gives no sign of life")
+            events.event("leader", host=host_name())
         attempts = ClusterAttempts(settings, table, bulletin, launch, attempts_state)
         stops = ClusterStops(lambda: table.living(_ALIVE))
         inherited = None if state is None else state["supervision"]
