@@ -69,6 +69,7 @@ SURFACE = {
     "launch kubernetes": {
         *("recipe", "overrides", "--nodes", "--nproc", "--instance", "--hardware", "--env", "--name", "--grace"),
         *("--program", "--image", "--kind", "--namespace", "--volume", "--resource", "--node-selector", "--dry-run"),
+        "--no-probes",
     },
     "launch local": {
         *("recipe", "overrides", "--nodes", "--hosts", "--least", "--nproc", "--ssh", "--program", "--dry-run"),

@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ import yaml
 from hlat.config import load_recipe
 from hlat.hardware import load_catalog
 from hlat.launch.submission import KubernetesOptions, RunRequest, manifests, manifests_yaml
+from hlat.launch.unsupervised import watching_itself
 from hlat.runtime import LaunchError
 from tests.support.commands import hlat
 
@@ -128,7 +131,8 @@ def test_a_pod_takes_the_accelerators_of_its_machine(recipe_file):
 def test_the_manifests_hold_the_complete_recipe(recipe_file, tmp_path):
     files = write(recipe_file, overrides=("optimizer.lr=1e-5", "training.steps=7"))[0]["data"]
     (tmp_path / "mounted.yaml").write_text(files["recipe.yaml"])
-    expected = load_recipe(recipe_file, [*DATA, "optimizer.lr=1e-5", "training.steps=7"])
+    probes = "tracking.prometheus={port: 9464, address: 0.0.0.0}"
+    expected = load_recipe(recipe_file, [*DATA, "optimizer.lr=1e-5", "training.steps=7", probes])
     assert load_recipe(tmp_path / "mounted.yaml") == expected
 
 
@@ -228,16 +232,97 @@ def test_a_pod_that_is_ended_lets_its_processes_save(recipe_file, tmp_path):
     assert process.wait(timeout=60) == 75
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_probes_ask_where_the_run_answers(recipe_file, kind):
+    """Paths are those of the metrics server; the port's name leads to the port of the recipe in the ConfigMap."""
+    for overrides, port in [((), 9464), (("tracking.prometheus={port: 9999, address: 10.0.0.1}",), 9999)]:
+        found = write(recipe_file, kind, overrides=overrides, grace=100)
+        container = pod_of(found)["containers"][0]
+        served = yaml.safe_load(found[0]["data"]["recipe.yaml"])["tracking"]["prometheus"]
+        assert served == {"port": port, "address": "10.0.0.1" if overrides else "0.0.0.0"}
+        assert container["ports"] == [{"name": "metrics", "containerPort": port, "protocol": "TCP"}]
+        probes = {name: container[name] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
+        assert {name: probe["httpGet"] for name, probe in probes.items()} == {
+            "startupProbe": {"path": "/healthz", "port": "metrics"},
+            "livenessProbe": {"path": "/healthz", "port": "metrics"},
+            "readinessProbe": {"path": "/readyz", "port": "metrics"},
+        }
+        lasts = {name: probe["periodSeconds"] * probe["failureThreshold"] for name, probe in probes.items()}
+        # Two minutes for the ranks to find a hang, and the grace that others have when the process that serves ended.
+        assert lasts == {"startupProbe": 1800, "livenessProbe": 220, "readinessProbe": 20}
+        assert all(probe["timeoutSeconds"] <= probe["periodSeconds"] for probe in probes.values())
+
+
+def test_probes_that_would_get_no_answer_are_refused(recipe_file):
+    loopback = ("tracking.prometheus.port=0",)  # its address is 127.0.0.1 by default
+    with pytest.raises(LaunchError) as caught:
+        write(recipe_file, overrides=loopback)
+    assert str(caught.value).startswith("2 problems:")
+    assert "tracking.prometheus.address = 127.0.0.1: " in str(caught.value) and "port = 0: " in str(caught.value)
+    for overrides in (loopback, ()):
+        found = write(recipe_file, overrides=overrides, options={"probes": False})
+        assert not {"ports", "startupProbe", "livenessProbe", "readinessProbe"} & set(pod_of(found)["containers"][0])
+        served = yaml.safe_load(found[0]["data"]["recipe.yaml"])["tracking"]["prometheus"]
+        assert served == ({"port": 0, "address": "127.0.0.1"} if overrides else None)
+
+
+def answer(port, path):
+    """Status of an answer, as a probe gets it; None if there is none."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as got:
+            return got.status
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return None
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+@pytest.mark.slow
+def test_a_pod_answers_its_probes_while_it_runs(recipe_file, corpus, tmp_path):
+    port = free_port()
+    served = f"tracking.prometheus={{port: {port}, address: 0.0.0.0}}"
+    overrides = (f"data.path={corpus}", f"run.dir={tmp_path / 'run'}", "training.steps=20", served)
+    found = write(recipe_file, overrides=overrides, volumes=(f"shared:{tmp_path}",), nodes=1)
+    own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    process = start_pod(found, tmp_path, 0, [sys.executable, "-m", "hlat"], **own)
+    seen = {"/healthz": set(), "/readyz": set()}
+    while process.poll() is None:
+        for path, answers in seen.items():
+            answers.add(answer(port, path))
+        time.sleep(0.05)
+    assert process.returncode == 0, process.communicate()[0]
+    assert seen["/healthz"] == {None, 200}, "never unhealthy, from the first answer to the last"
+    assert {200, 503} <= seen["/readyz"], "not ready before it trains"
+
+
+@pytest.mark.parametrize(("rank", "local", "is_served"), [(0, 0, True), (1, 1, False), (2, 0, True), (3, 1, False)])
+def test_the_first_rank_of_each_machine_serves(recipe_file, tmp_path, monkeypatch, rank, local, is_served):
+    place = {"RANK": rank, "WORLD_SIZE": 4, "LOCAL_RANK": local, "GROUP_RANK": rank // 2, "MASTER_PORT": 1}
+    for name, value in {**place, "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, str(value))
+    overrides = (*DATA[::2], f"run.dir={tmp_path}", "tracking.prometheus.port=0", "recovery.hang_seconds=null")
+    said = []
+    with watching_itself(load_recipe(recipe_file, overrides), said.append):
+        pass
+    assert bool(said) == is_served
+
+
 @pytest.mark.slow
 def test_two_pods_are_one_run(recipe_file, corpus, tmp_path):
-    """The pods' containers as processes of this machine, whose loopback address stands for the name of the first."""
+    """The pods' containers as processes of this machine, whose loopback address stands for the name of the first.
+
+    They have no probes: both would ask the same port, which pods have for themselves.
+    """
     folder = tmp_path / "shared"
     overrides = (f"data.path={corpus}", f"run.dir={folder / 'run'}", "training.steps=10", "tracking.console=plain")
-    found = write(recipe_file, overrides=overrides, volumes=(f"shared:{folder}",), nproc=1)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = str(listener.getsockname()[1])
+    found = write(recipe_file, overrides=overrides, volumes=(f"shared:{folder}",), nproc=1, options={"probes": False})
     program = [sys.executable, "-m", "hlat"]
-    own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     pods = []
     for index in range(2):
         files = tmp_path / str(index)

@@ -43,6 +43,9 @@ def kubernetes_command(
     node_selector: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Label of the nodes; replaces the catalog's.")
     ] = None,
+    no_probes: Annotated[
+        bool, typer.Option("--no-probes", help="Leave out probes, and tracking.prometheus, which answers them.")
+    ] = False,
     dry_run: DryRunOption = False,
 ) -> None:
     """Submit a run to Kubernetes with kubectl: a Job, a JobSet, or a TrainJob of Kubeflow Trainer."""
@@ -55,7 +58,13 @@ def kubernetes_command(
         overrides or (),
         nodes=nodes,
         options=KubernetesOptions(
-            image, kind, namespace, tuple(volume or ()), tuple(resource or ()), tuple(node_selector or ())
+            image,
+            kind,
+            namespace,
+            tuple(volume or ()),
+            tuple(resource or ()),
+            tuple(node_selector or ()),
+            probes=not no_probes,
         ),
         nproc=nproc,
         instance=instance,

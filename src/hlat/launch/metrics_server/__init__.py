@@ -1,6 +1,6 @@
 """Server of a run's metrics for Prometheus, and of its health for probes, in a process of its own.
 
-    supervisor, or rank 0 without one --binds the port, starts--> server process
+    supervisor, or a machine's first rank --binds the port, starts--> server process
     heartbeats, goodput.json, metrics.jsonl, events.jsonl --RunObserver--> RunObservation
     RunObservation --> /metrics, /healthz, /readyz
 

@@ -34,7 +34,7 @@ class ObservedRun:
         beats: folder of the heartbeats: of each attempt in attempt-N, or of the only one.
         total_steps: optimizer steps of its recipe.
         hang_seconds: as in section ``recovery`` of its recipe.
-        parent: process id of the supervisor, or of rank 0 if there is none.
+        parent: process id of the supervisor, or of the machine's first rank if there is none.
         started: time when it began to be observed, in seconds of the heartbeats' clock.
     """
 

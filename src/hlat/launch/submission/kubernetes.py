@@ -11,6 +11,7 @@ A pod is a machine. When one of its processes fails, all processes of the run en
 import re
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import yaml
@@ -18,6 +19,7 @@ import yaml
 from hlat.config import Recipe
 from hlat.launch.submission.kubernetes_options import DNS_LABEL, KubernetesOptions
 from hlat.launch.submission.pod import CONTAINER, config_map, pod
+from hlat.launch.submission.probes import served_recipe
 from hlat.launch.submission.request import PreparedRun, RunRequest
 from hlat.runtime import LaunchError, escape_controls
 from hlat.runtime.process import REQUEUE_CODE
@@ -46,6 +48,8 @@ def manifests(request: RunRequest, options: KubernetesOptions) -> list[dict[str,
         return [*options.recipe_problems(recipe), *_name_problems(request, recipe)]
 
     run = request.prepare(problems, check)
+    if options.probes:
+        run = replace(run, recipe=served_recipe(run.recipe))
     name = _job_name(request, run.recipe)
     found = [config_map(run, name), *_KINDS[options.kind](run, options, name)]
     if options.namespace is not None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from hlat.config import Recipe
+from hlat.launch.submission.probes import probe_problems
 from hlat.runtime import escape_controls
 
 DNS_LABEL = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
@@ -26,6 +27,7 @@ class KubernetesOptions:
         volumes: persistent volume claims, ``CLAIM:/PATH`` each; one contains the run's folder.
         resources: resources of a pod, ``NAME=COUNT`` each; they replace those of the catalog.
         node_selector: labels of the nodes, ``KEY=VALUE`` each; they replace those of the catalog.
+        probes: let Kubernetes ask each pod for its health, over ``tracking.prometheus``.
     """
 
     image: str
@@ -34,6 +36,7 @@ class KubernetesOptions:
     volumes: tuple[str, ...] = ()
     resources: tuple[str, ...] = ()
     node_selector: tuple[str, ...] = ()
+    probes: bool = True
 
     def problems(self) -> list[str]:
         """Every problem of the options."""
@@ -53,7 +56,10 @@ class KubernetesOptions:
         return found
 
     def recipe_problems(self, recipe: Recipe) -> list[str]:
-        """Problems of the options with a recipe: every pod has to see the run's folder."""
+        """Problems of the options with a recipe: every pod has to see the run's folder, and to answer its probes."""
+        return [*self._folder_problems(recipe), *(probe_problems(recipe) if self.probes else [])]
+
+    def _folder_problems(self, recipe: Recipe) -> list[str]:
         folder = PurePosixPath(recipe.run_dir)
         if any(folder.is_relative_to(path) for _, path in self.claims()):
             return []

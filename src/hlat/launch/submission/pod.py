@@ -10,6 +10,7 @@ import yaml
 
 from hlat.launch.submission.kubernetes_options import KubernetesOptions
 from hlat.launch.submission.node_script import node_script
+from hlat.launch.submission.probes import probe_fields
 from hlat.launch.submission.request import PreparedRun
 
 CONTAINER = "node"
@@ -54,6 +55,7 @@ def pod(run: PreparedRun, options: KubernetesOptions, name: str, first_host: str
                 "command": ["/bin/bash", f"{_FILES}/node.sh", *program, "train", f"{_FILES}/recipe.yaml"],
                 "env": [{"name": key, "value": _literal(str(value))} for key, value in environment.items()],
                 **({"resources": {"limits": limits}} if limits else {}),
+                **(probe_fields(run.recipe, run.request.grace) if options.probes else {}),
                 "volumeMounts": [
                     {"name": "files", "mountPath": _FILES, "readOnly": True},
                     {"name": "shared-memory", "mountPath": "/dev/shm"},

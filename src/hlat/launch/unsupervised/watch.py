@@ -43,7 +43,7 @@ _GATHERING = 5.0  # seconds for the other ranks to see the alarm and to report
 
 @contextmanager
 def watching_itself(recipe: Recipe, say: Callable[[str], None]) -> Iterator[None]:
-    """Inside the block, end this process if it is a rank of a run that hangs; on rank 0, serve the run's metrics.
+    """Inside the block, end this process if its run hangs; on the first rank of a machine, serve metrics.
 
     No effect under a supervisor, which does both. A single process is not ended, nor one without
     ``recovery.hang_seconds``. Outside the main thread, whose activity is what a heartbeat has, only metrics are served.
@@ -56,7 +56,7 @@ def watching_itself(recipe: Recipe, say: Callable[[str], None]) -> Iterator[None
         LaunchError: the metrics cannot be served at the recipe's address and port.
     """
     here = rank_info()
-    is_observed = here.rank == 0 and recipe.tracking.prometheus is not None
+    is_observed = here.local_rank == 0 and recipe.tracking.prometheus is not None
     is_watched = here.world > 1 and recipe.recovery.hang_seconds is not None and _is_main_thread()
     if HEARTBEAT_FOLDER in os.environ or not (is_observed or is_watched):
         yield
