@@ -1,6 +1,7 @@
 """``hlat.train`` in a program: quiet, twice in one process, and with nothing left behind, after errors too."""
 
 import gc
+import json
 import logging
 import os
 import random
@@ -142,6 +143,29 @@ def test_two_processes_from_python(
     assert result.finished and result.reason == "finished" and result.validation_loss is not None
     assert result.checkpoint is not None and verify_checkpoint(result.checkpoint) == []
     assert result == hlat.train(recipe), "one process finds the run finished, with the same result"
+
+
+@pytest.mark.slow
+def test_two_hosts_from_python(recipe_file: Path, overrides: dict[str, object], tmp_path: Path):
+    """The same call on each host, here in two programs; a failure is an error in both."""
+    program = (
+        "import json, sys, hlat\n"
+        "try: print(hlat.train(sys.argv[1], json.loads(sys.argv[2]), nodes=2, node=1, address='127.0.0.1').reason)\n"
+        "except hlat.HlatError as error: print(type(error).__name__)"
+    )
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for changed in (overrides, overrides | {"data.path": str(empty), "run.dir": str(tmp_path / "failed")}):
+        words = [sys.executable, "-c", program, str(recipe_file), json.dumps(changed, default=str)]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other:
+            if changed is overrides:
+                result = hlat.train(recipe_file, changed, nodes=2, node=0, address="127.0.0.1")
+                assert result.finished and result.validation_loss is not None
+            else:
+                with pytest.raises(hlat.HlatError):
+                    hlat.train(recipe_file, changed, nodes=2, node=0, address="127.0.0.1")
+            printed = other.communicate(timeout=120)[0]
+        assert printed == "finished\n" if changed is overrides else "Error" in printed
 
 
 @pytest.mark.slow

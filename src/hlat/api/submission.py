@@ -90,6 +90,7 @@ def submit_kubernetes(
     name: str | None = None,
     grace: int = 120,
     program: str | None = None,
+    least: int | None = None,
     dry_run: bool = False,
 ) -> str:
     """Give a run to Kubernetes with ``kubectl apply``; return its manifests as YAML.
@@ -106,6 +107,7 @@ def submit_kubernetes(
         name: name of the job, a DNS label; None for the run's.
         grace: seconds that a pod has to save when Kubernetes ends it.
         program: command that runs hlat in the image; None for ``hlat``.
+        least: as for ``submit_slurm``.
         dry_run: only write the manifests.
 
     Raises:
@@ -125,6 +127,7 @@ def submit_kubernetes(
         name,
         grace,
         program,
+        least,
     )
     text = manifests_yaml(manifests(request, options))
     if not dry_run:

@@ -11,14 +11,23 @@ from hlat.api.recipes import Overrides, recipe_job
 from hlat.api.records import metrics
 from hlat.api.settings import restored
 from hlat.config import Recipe
-from hlat.launch import SupervisionOptions, TrainingJob, parse_nproc, refuse_worker, supervise_job
+from hlat.launch import (
+    HostOptions,
+    SupervisionOptions,
+    TrainingJob,
+    parse_nproc,
+    refuse_worker,
+    supervise_job,
+    supervise_on_hosts,
+)
 from hlat.launch.supervision import RunOutcome
-from hlat.runtime import LaunchError
+from hlat.runtime import LaunchError, error_class
 
 if TYPE_CHECKING:
     from hlat.rehearsal import RankReport, Rehearsal
 
 _LOG = logging.getLogger("hlat")
+_FAILURES = range(1, 64)  # exit codes of errors; those of stops are 75, or 128 and the number of the signal
 
 
 @dataclass(frozen=True)
@@ -56,6 +65,9 @@ def train(
     overrides: Overrides = (),
     *,
     nproc: int | str = 1,
+    nodes: int | str | None = None,
+    node: int | None = None,
+    address: str | None = None,
     profile: bool = False,
     allow_faults: bool = False,
     require_step: int | None = None,
@@ -71,6 +83,10 @@ def train(
         overrides: changes of the recipe, if it is a file or a name.
         nproc: 1 trains in this process, without restarts after failures. A larger number starts that many processes
             on this machine, supervised as by ``hlat train --nproc``; "MIN:MAX" goes on with fewer if one is lost.
+        nodes: number of hosts, on each of which the same call is made; "MIN:MAX" goes on without lost hosts. None for
+            this machine alone.
+        node: number of this host, from 0; None for that of Slurm, Kubernetes or torchrun.
+        address: address of this host for the others; None for that of its name.
         profile: write a trace of steps 4 to 6 and a table of their time to the run's folder.
         allow_faults: inject the faults that the recipe lists; without it such a recipe is refused.
         require_step: resume from this step; fail unless it is the newest checkpoint.
@@ -81,9 +97,10 @@ def train(
     """
     least, most = parse_nproc(nproc)
     with recipe_job(recipe, overrides, profile, allow_faults, require_step) as job:
-        if most > 1:
+        if nodes is not None or most > 1:
             refuse_worker(nproc)
-            return _train_supervised(job, least, most)
+            hosts = None if nodes is None else HostOptions(nodes, node, address)
+            return _train_supervised(job, least, most, hosts)
         return _train_here(job)
 
 
@@ -132,20 +149,25 @@ def _train_here(job: TrainingJob) -> TrainingResult:
         return _result(recipe, outcome.step, outcome.reason, outcome.checkpoint)
 
 
-def _train_supervised(job: TrainingJob, least: int, most: int) -> TrainingResult:
+def _train_supervised(job: TrainingJob, least: int, most: int, hosts: HostOptions | None) -> TrainingResult:
     with restored():
-        return _supervise(job, least, most)
+        return _supervise(job, least, most, hosts)
 
 
-def _supervise(job: TrainingJob, least: int, most: int) -> TrainingResult:
+def _supervise(job: TrainingJob, least: int, most: int, hosts: HostOptions | None) -> TrainingResult:
     failures: list[RunOutcome] = []
     options = SupervisionOptions(
         least, most, complain=_LOG.warning, say=_LOG.info, failed=failures.append, show=_LOG.info
     )
-    recipe = job.load(most)
-    supervise_job(job, options)
+    recipe = job.load(most if hosts is None else most * hosts.resolve(most)[1])
+    if hosts is None:
+        code = supervise_job(job, options)
+    else:
+        code = supervise_on_hosts(job, options, hosts, lambda accepted: None)
     if failures:
         raise outcome_error(failures[-1])
+    if code in _FAILURES:  # the leader of the hosts has the message
+        raise error_class("", code)(f"the run failed with exit code {code}: see {recipe.run_dir / 'events.jsonl'}.")
     from hlat.checkpoint.protocol import step_folder_name
     from hlat.tracking import read_events
 

@@ -106,7 +106,8 @@ def supervise_on_hosts(
 
     Raises:
         RecipeError: with every problem of the recipe, or of a component of another package.
-        LaunchError: this host cannot take part, or too few hosts have come.
+        LaunchError: this host cannot take part.
+        MissingHostsError: too few hosts have come.
         StorageError: the folder of the run cannot be written.
     """
     least, most, place = hosts.resolve(options.most)

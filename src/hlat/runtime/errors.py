@@ -41,6 +41,12 @@ class LaunchError(HlatError):
     """A failure to start the program here: device, processes, ports."""
 
 
+class MissingHostsError(LaunchError):
+    """Too few hosts of a run have come: the same command may succeed later, when a scheduler starts it again."""
+
+    exit_code = 75  # hlat.runtime.process.REQUEUE_CODE, which this module cannot import
+
+
 class HardwareError(HlatError):
     """Hardware that the catalog does not list, or an inconsistent catalog."""
 

@@ -2,6 +2,9 @@
 
 import json
 import os
+import subprocess
+import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -132,3 +135,26 @@ def test_goodput_of_a_running_attempt_and_of_a_wait_before_the_next(observed: Ob
     observed.begin(1)
     assert observed.metrics()["hlat_restarts_total"] == 1
     assert observed.observer.observe().goodput["recovering"] == pytest.approx(7.0)
+
+
+def test_processes_that_have_ended_are_no_hang(tmp_path: Path) -> None:
+    """Their supervisor starts them again, perhaps after waiting half an hour for another host."""
+    beats = tmp_path / "beats/attempt-0"
+    beats.mkdir(parents=True)
+    program = (
+        "import sys, pathlib, time; from hlat.resilience.heartbeat import Heartbeat\n"
+        "beat = Heartbeat(pathlib.Path(sys.argv[1])); beat.set_step_counter(lambda: 3)\n"
+        "for phase in ('data', 'forward', 'data', 'forward'): beat(phase)\n"
+        "print('alive', flush=True); sys.stdin.read()"
+    )
+    words = [sys.executable, "-c", program, str(heartbeat_path(beats, 0))]
+    later = time.monotonic() + 10_000
+    run = ObservedRun("tiny", tmp_path, tmp_path / "beats", 100, 2.0, os.getpid(), later)
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "alive\n"
+        alive = RunObserver(run, lambda: later).observe()
+        assert process.stdin is not None
+        process.stdin.close()
+    ended = RunObserver(run, lambda: later).observe()
+    assert alive.trouble is not None and alive.is_training
+    assert ended.trouble is None and not ended.is_training

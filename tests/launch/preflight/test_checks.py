@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from hlat.launch.preflight import HostTools, PreflightOptions, make_request
-from hlat.launch.preflight.checks import CHECKS, Case, Evidence, axis_groups
+from hlat.launch.preflight.checks import CHECKS, Case, Evidence, axis_groups, incidents
 from hlat.launch.preflight.checks.base import culprits
 from hlat.launch.preflight.judgement import Gathered, judge
 from hlat.launch.preflight.place import HostView
 from hlat.resilience import heartbeat_root
+from hlat.tracking import EventLog
 
 ROOT = Path(__file__).resolve().parents[3]
 BY_NAME = {check.name: check for check in CHECKS}
@@ -255,3 +256,46 @@ def test_warnings_leave_a_host_healthy():
     report = judge(gathered, 1, 1.0)
     assert report.ok and len(report.findings) == 1 and next(iter(report.lines())).startswith("warning HD20")
     assert type(report).from_dict(report.to_dict()) == report
+
+
+# --- earlier incidents
+
+
+def test_incidents_of_this_host_count_for_a_day_and_until_it_is_started_again(tmp_path, monkeypatch):
+    now = 1_800_000_000.0
+    boot = tmp_path / "stat"
+    monkeypatch.setattr(incidents, "_BOOT", boot)
+    boot.write_text("cpu 1 2\nbtime 1700000000\n")
+    tools = HostTools(clock=lambda: now)
+    here = place(tmp_path, tools)
+    assert BY_NAME["earlier-incidents"].measure(here) == {"incidents": []}, "a run that has not begun"
+    host = here.request.name
+    for age, kind, name in [
+        (100_000.0, "host", host),  # too old
+        (3000.0, "hang", host),
+        (2000.0, "exception", host),  # the program failed
+        (1500.0, "signal", "another"),
+        (1000.0, "host", host),
+    ]:
+        log = EventLog(tmp_path / "events.jsonl", lambda age=age: now - age)
+        log.append("incident", host=name, kind=kind, cause=f"{age:.0f} s ago")
+        log.append("hosts", hosts=[name])
+        log.close()
+    assert BY_NAME["earlier-incidents"].measure(here)["incidents"] == [["hang", "3000 s ago"], ["host", "1000 s ago"]]
+    boot.write_text(f"btime {now - 2500:.0f}\n")
+    assert BY_NAME["earlier-incidents"].measure(here)["incidents"] == [["host", "1000 s ago"]]
+
+
+def test_a_host_that_was_blamed_again_and_again_is_named_unless_most_were():
+    def blamed(*counts):
+        return symptoms(
+            "earlier-incidents", [{"incidents": [["hang", f"cause {n}"] for n in range(c)]} for c in counts]
+        )
+
+    assert blamed(0, 1, 0) == [] and blamed(3, 3) == [] and blamed(2, 2, 2, 0) == []
+    message = "blamed for 2 incidents of this run within a day; the last: cause 1"
+    assert blamed(0, 2) == [(1, message)] and blamed(2, 0, 1) == [(0, message)]
+    (alone,) = BY_NAME["earlier-incidents"].judge(
+        Evidence((Case(0, None, {"incidents": [["host", ""]] * 2}),), {0: "a"})
+    )
+    assert alone.is_warning, "nobody else could train instead"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,10 +17,14 @@ import yaml
 
 from hlat.config import load_recipe
 from hlat.hardware import load_catalog
+from hlat.launch import HostOptions
+from hlat.launch.hosts import HostPlace
 from hlat.launch.submission import KubernetesOptions, RunRequest, manifests, manifests_yaml
 from hlat.launch.unsupervised import watching_itself
 from hlat.runtime import LaunchError
 from tests.support.commands import hlat
+from tests.support.launch.launching import wait_until
+from tests.support.same_runs import assert_same_run, events_of
 
 KINDS = ("job", "jobset", "trainjob")
 INSTANCES = [None, *(one.name for one in load_catalog().instances if one.launch.kubernetes)]
@@ -104,8 +109,8 @@ def test_exit_codes_decide_what_the_job_does(recipe_file, kind):
     assert {test["containerName"] for _, test in rules} == {pod_of(found)["containers"][0]["name"]}
     assert pod_of(found)["restartPolicy"] == "Never", "podFailurePolicy requires it"
     policy = [m["spec"].get("template", m)["spec"].get("failurePolicy") for m in found if m["kind"] != "ConfigMap"]
-    allowed = job["backoffLimit"] / 2 if kind == "job" else next(p for p in policy if p)["maxRestarts"]
-    assert allowed == 7
+    assert job["backoffLimit"] == 2 * 7, "a failure of the run ends every pod"
+    assert [p for p in policy if p] == ([] if kind == "job" else [{"maxRestarts": 0}])
 
 
 def test_a_pod_takes_the_accelerators_of_its_machine(recipe_file):
@@ -120,12 +125,11 @@ def test_a_pod_takes_the_accelerators_of_its_machine(recipe_file):
     )
     container = pod_of(found)["containers"][0]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 8, "vpc.amazonaws.com/efa": 2}
-    variables = {entry["name"]: entry["value"] for entry in container["env"]}
+    variables = {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
     assert variables["FI_PROVIDER"] == "tcp" and variables["FI_EFA_USE_HUGE_PAGE"] == "0"
     assert variables["TEXT"] == "$$(HOME) 'x'", "Kubernetes replaces $(NAME), and writes $ for $$"
-    assert variables["WORLD_SIZE"] == "16" and variables["MASTER_ADDR"] == "tiny-0.tiny"
+    assert container["command"][3:] == ["--nproc", "8", "--nodes", "2", "--address", "$(HLAT_POD_ADDRESS)"]
     assert pod_of(found)["nodeSelector"] == {"node.kubernetes.io/instance-type": "p5.48xlarge"}
-    assert pod_of(found)["subdomain"] == found[1]["metadata"]["name"] == "tiny"
 
 
 def test_the_manifests_hold_the_complete_recipe(recipe_file, tmp_path):
@@ -144,11 +148,11 @@ def test_every_problem_is_reported_at_once(recipe_file):
             name="Not a label",
             nodes=0,
             volumes=("/data",),
-            environment=("A", "RANK=1"),
+            environment=("A", "HLAT_POD_ADDRESS=1"),
             options={"namespace": "A", "resources": ("gpu=x",), "node_selector": ("a",)},
         )
     text = str(caught.value)
-    options = ("--kind", "--namespace", "--volume", "--resource", "--node-selector", "--nodes", "--env A", "--env RANK")
+    options = ("--kind", "--namespace", "--volume", "--resource", "--node-selector", "--nodes", "--env A", "--env HLAT")
     for option in (*options, "run.dir", "--name"):
         assert f"  {option}" in text, option
     assert text.startswith("10 problems:")
@@ -182,16 +186,31 @@ def test_the_manifests_are_given_to_kubectl(recipe_file, tmp_path, monkeypatch):
     assert failed.returncode == 2 and failed.stderr.startswith("error: kubectl failed")
 
 
-def start_pod(found, folder, index, program, **environment):
-    """Start the container of a pod as a process, with its files and variables."""
+def start_pod(found, folder, index, program, address="127.0.0.1", transport=(), **environment):
+    """Start the container of a pod as a process, with its files and variables.
+
+    Args:
+        found: the manifests.
+        folder: folder in which its ConfigMap is mounted.
+        index: index that Kubernetes gives the pod.
+        program: words of the command that stands for `hlat`.
+        address: address of the pod.
+        transport: words of a command that runs another one as the first process of a container.
+        environment: further variables.
+    """
     for name, text in found[0]["data"].items():
         (folder / name).write_text(text)
     container = pod_of(found)["containers"][0]
-    command = [word.replace("/etc/hlat", str(folder)).replace("$$", "$") for word in container["command"]]
-    at = command.index("hlat")
-    variables = {entry["name"]: entry["value"].replace("$$", "$") for entry in container["env"]}
+    variables = {}
+    for one in container["env"]:
+        field = one.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
+        variables[one["name"]] = {"status.podIP": address}[field] if field else one["value"].replace("$$", "$")
+    command = [word.replace("/etc/hlat", str(folder)) for word in container["command"]]
+    for name, value in variables.items():  # as Kubernetes does in commands
+        command = [word.replace(f"$({name})", value) for word in command]
+    assert command[0] == "hlat"
     return subprocess.Popen(
-        [*command[:at], *program, *command[at + 1 :]],
+        [*transport, *program, *command[1:]],
         env={**os.environ, **variables, "JOB_COMPLETION_INDEX": str(index), **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -199,37 +218,23 @@ def start_pod(found, folder, index, program, **environment):
     )
 
 
-STUB = """
-import os, signal, sys, time
-names = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "MASTER_ADDR")
-os.write(1, (" ".join(os.environ[name] for name in names) + "\\n").encode())  # one write: lines stay whole
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
-code = os.environ["CODES"].split(",")[int(os.environ["LOCAL_RANK"])]
-if code == "wait":
-    time.sleep(600)
-sys.exit(int(code))
-"""
-
-
-@pytest.mark.parametrize(
-    ("codes", "expected"), [("0,0", 0), ("2,2", 2), ("1,4", 4), ("5,1", 5), ("75,1", 75), ("3,wait", 137)]
-)
-def test_a_pod_ends_with_the_exit_code_of_its_run(recipe_file, tmp_path, codes, expected):
-    found = write(recipe_file, grace=1)  # so long for the process that waits
-    process = start_pod(found, tmp_path, 1, [sys.executable, "-c", STUB], CODES=codes)
-    printed = process.communicate(timeout=60)[0]
-    assert process.returncode == expected
-    assert sorted(printed.splitlines()[:2]) == ["2 0 1 4 tiny-0.tiny", "3 1 1 4 tiny-0.tiny"]
-
-
-def test_a_pod_that_is_ended_lets_its_processes_save(recipe_file, tmp_path):
-    process = start_pod(write(recipe_file), tmp_path, 0, [sys.executable, "-c", STUB], CODES="wait,wait")
-    assert process.stdout is not None
-    for _ in range(2):
-        process.stdout.readline()
-    time.sleep(0.5)  # until both have their handlers
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 75
+@pytest.mark.parametrize("least", [None, 2])
+def test_pods_supervise_the_run_together(recipe_file, tmp_path, least):
+    """The options in the command, as `hlat train` reads them in each pod: its number is the index of the pod."""
+    overrides = ("batch.global_batch=12",)
+    found = write(recipe_file, nodes=3, least=least, overrides=overrides)
+    program = [sys.executable, "-c", "import os, sys; print(*sys.argv[1:], os.environ['JOB_COMPLETION_INDEX'])"]
+    for index in range(3):
+        printed = start_pod(found, tmp_path, index, program, f"10.0.0.{index}").communicate()[0].split()
+        verb, recipe, *options, number = printed
+        given = dict(zip(options[::2], options[1::2], strict=True))
+        assert (verb, recipe) == ("train", f"{tmp_path}/recipe.yaml")
+        assert given.keys() == {"--nproc", "--nodes", "--address"}
+        hosts = HostOptions(given["--nodes"], None, given["--address"])
+        place = HostPlace(index, f"10.0.0.{index}", 2)
+        assert hosts.resolve(int(given["--nproc"]), {"JOB_COMPLETION_INDEX": number}) == (least or 3, 3, place)
+    (alone, *_) = pod_of(write(recipe_file, nodes=1))["containers"]
+    assert alone["command"] == ["hlat", "train", "/etc/hlat/recipe.yaml", "--nproc", "2"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -282,14 +287,25 @@ def free_port():
         return listener.getsockname()[1]
 
 
+PROGRAM = [sys.executable, "-m", "hlat"]
+CONTAINER = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]  # the command is process 1, as in a pod
+
+
+@pytest.fixture
+def container():
+    """Words of a command that runs another one as the first process of a container."""
+    if os.geteuid() or shutil.which("unshare") is None:
+        pytest.skip("needs root and unshare (util-linux)")
+    return CONTAINER
+
+
 @pytest.mark.slow
-def test_a_pod_answers_its_probes_while_it_runs(recipe_file, corpus, tmp_path):
+def test_a_pod_answers_its_probes_while_it_runs(recipe_file, corpus, tmp_path, container):
     port = free_port()
     served = f"tracking.prometheus={{port: {port}, address: 0.0.0.0}}"
     overrides = (f"data.path={corpus}", f"run.dir={tmp_path / 'run'}", "training.steps=20", served)
     found = write(recipe_file, overrides=overrides, volumes=(f"shared:{tmp_path}",), nodes=1)
-    own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-    process = start_pod(found, tmp_path, 0, [sys.executable, "-m", "hlat"], **own)
+    process = start_pod(found, tmp_path, 0, PROGRAM, transport=container, OMP_NUM_THREADS="1")
     seen = {"/healthz": set(), "/readyz": set()}
     while process.poll() is None:
         for path, answers in seen.items():
@@ -312,23 +328,66 @@ def test_the_first_rank_of_each_machine_serves(recipe_file, tmp_path, monkeypatc
     assert bool(said) == is_served
 
 
-@pytest.mark.slow
-def test_two_pods_are_one_run(recipe_file, corpus, tmp_path):
-    """The pods' containers as processes of this machine, whose loopback address stands for the name of the first.
+class Pods:
+    """Two pods of a run as containers of this machine, each with a process of the run and a loopback address.
 
-    They have no probes: both would ask the same port, which pods have for themselves.
+    Only the first has a metrics server: they would ask for the same port, which pods have for themselves.
     """
-    folder = tmp_path / "shared"
-    overrides = (f"data.path={corpus}", f"run.dir={folder / 'run'}", "training.steps=10", "tracking.console=plain")
-    found = write(recipe_file, overrides=overrides, volumes=(f"shared:{folder}",), nproc=1, options={"probes": False})
-    program = [sys.executable, "-m", "hlat"]
-    own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-    pods = []
-    for index in range(2):
-        files = tmp_path / str(index)
-        files.mkdir()
-        pods.append(start_pod(found, files, index, program, **own))
-    printed = [process.communicate(timeout=300)[0] for process in pods]
-    assert [process.returncode for process in pods] == [0, 0], printed
-    lines = (Path(folder) / "run/metrics.jsonl").read_text().splitlines()
-    assert json.loads(lines[-1])["step"] == 10
+
+    def __init__(self, recipe_file, corpus, folder, container, steps):
+        self.run, self.port, self._container = folder / "run", free_port(), container
+        served = f"tracking.prometheus={{port: {self.port}, address: 127.0.0.1}}"
+        options = (f"data.path={corpus}", f"run.dir={self.run}", f"training.steps={steps}", "tracking.console=plain")
+        more = ("recovery.hang_seconds=20", "recovery.backoff_seconds=0.1", "checkpoint.every_steps=5")
+        volumes, self._folder = (f"shared:{folder}",), folder
+        self._found = [
+            write(recipe_file, overrides=(*options, *more, *extra), volumes=volumes, nproc=1, options={"probes": False})
+            for extra in ((served,), ())
+        ]
+
+    def start(self, index):
+        files = self._folder / f"pod-{index}"
+        files.mkdir(exist_ok=True)
+        own = {"OMP_NUM_THREADS": "1", "SLURMD_NODENAME": f"pod-{index}"}
+        address = f"127.0.0.{index + 1}"
+        return start_pod(self._found[index], files, index, PROGRAM, address, self._container, **own)
+
+    def steps(self):
+        """Steps that have been logged."""
+        path = self.run / "metrics.jsonl"
+        return [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.exists() else [0]
+
+
+@pytest.mark.slow
+def test_a_pod_that_is_lost_is_replaced_while_the_other_stays_healthy(recipe_file, corpus, tmp_path, container):
+    """Same bits as two processes of one machine; the pod that is left answers its probes while it waits."""
+    pods = Pods(recipe_file, corpus, tmp_path, container, 200)
+    first, other = pods.start(0), pods.start(1)
+    wait_until(lambda: pods.steps()[-1] >= 20)
+    other.kill()  # with everything in the container
+    other.wait()
+    wait_until(lambda: events_of(pods.run, "incident") != [])
+    time.sleep(25)  # longer than hang_seconds: the ranks that have ended are no hang
+    assert (answer(pods.port, "/healthz"), answer(pods.port, "/readyz")) == (200, 503)
+    new = pods.start(1)
+    printed = [process.communicate(timeout=300)[0] for process in (first, new)]
+    assert [first.returncode, new.returncode] == [0, 0], printed
+    [incident] = events_of(pods.run, "incident")
+    assert incident["host"] == "pod-1"
+    one = tmp_path / "one"
+    words = [str(tmp_path / "pod-1/recipe.yaml"), f"run.dir={one}", "--nproc", "2"]
+    subprocess.run([*PROGRAM, "train", *words], check=True, stdout=subprocess.DEVNULL)
+    assert_same_run(one, pods.run)
+
+
+@pytest.mark.slow
+def test_a_pod_that_is_drained_lets_the_run_save(recipe_file, corpus, tmp_path, container):
+    """Every pod ends with 75, which counts as no failure."""
+    pods = Pods(recipe_file, corpus, tmp_path, container, 100_000)
+    processes = [pods.start(0), pods.start(1)]
+    wait_until(lambda: pods.steps()[-1] >= 20)
+    (inner,) = Path(f"/proc/{processes[1].pid}/task/{processes[1].pid}/children").read_text().split()
+    os.kill(int(inner), signal.SIGTERM)  # to process 1 of the container, as the kubelet does
+    printed = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [75, 75], printed
+    assert events_of(pods.run, "checkpoint")[-1]["step"] >= pods.steps()[-1]

@@ -13,7 +13,15 @@ import psutil
 import pytest
 
 from tests.support.commands import hlat
-from tests.support.launch.slurm_cluster import cluster, job_fields, missing, start_now, wait_for_state
+from tests.support.launch.slurm_cluster import (
+    cluster,
+    job_fields,
+    kill_machine,
+    missing,
+    start_machine,
+    start_now,
+    wait_for_state,
+)
 from tests.support.same_runs import assert_same_run, events_of
 
 # Stands for hlat: writes down how it was called, and ends with the exit code of its rank, or on SIGUSR1 with 75.
@@ -230,6 +238,25 @@ def test_a_rank_that_dies_is_restarted_within_the_job(launch, environment, recip
     [incident] = events_of(tmp_path / "run", "incident")
     assert (incident["kind"], incident["rank"], incident["host"]) == ("signal", 1, "n1")
     assert_same_run(tmp_path / "run", tmp_path / "plain")
+
+
+@pytest.mark.slow
+def test_a_job_that_loses_a_machine_goes_on_with_the_other(launch, environment, recipe_file, tiny, tmp_path):
+    """Every step is logged once; with one replica less sums have another order, so that bits may differ."""
+    words = [*tiny, *STEPS, "training.steps=120", "recovery.hang_seconds=20"]
+    undisturbed(environment, recipe_file, words, tmp_path / "plain")
+    job = launch(*words, "--least", "1", "--env", "OMP_NUM_THREADS=1", program=PROGRAM)
+    _wait_for_step(tmp_path / "run", 5)
+    kill_machine(environment, "n1")
+    try:
+        fields = wait_for_state(environment, job, "COMPLETED", "FAILED", "NODE_FAIL", "PENDING", bound=400)
+    finally:
+        start_machine(environment, "n1")
+    assert (fields["JobState"], fields["ExitCode"], fields["Restarts"]) == ("COMPLETED", "0:0", "0")
+    [incident] = events_of(tmp_path / "run", "incident")
+    assert (incident["kind"], incident["host"]) == ("host", "n1")
+    assert [event["world"] for event in events_of(tmp_path / "run", "hosts")] == [2, 1]
+    assert _steps(tmp_path / "run") == _steps(tmp_path / "plain")
 
 
 @pytest.mark.slow

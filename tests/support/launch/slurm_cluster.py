@@ -10,8 +10,10 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import psutil
 
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "squeue")
 _SETTINGS = """\
@@ -38,6 +40,7 @@ SwitchType=switch/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ReturnToService=2
+SlurmdTimeout=30
 {nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
@@ -111,6 +114,25 @@ def start_now(environment: dict[str, str], job: int | str) -> None:
         assert time.monotonic() < deadline, f"job {job} does not start"
         subprocess.run(command, env=environment, capture_output=True, check=False)
         time.sleep(0.5)
+
+
+def kill_machine(environment: dict[str, str], name: str) -> None:
+    """Kill a machine's daemon and every process of its jobs, as a loss of power does."""
+    daemon = int((Path(environment["SLURM_CONF"]).parent / f"slurmd-{name}.pid").read_text())
+    killed = [psutil.Process(daemon)]
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            own = process.environ()
+            if own.get("SLURMD_NODENAME") == name and own.get("SLURM_CONF") == environment["SLURM_CONF"]:
+                killed += [process, *(one for one in process.parents() if "slurmstepd" in " ".join(one.cmdline()))]
+    for process in killed:
+        with suppress(psutil.Error):
+            process.kill()
+
+
+def start_machine(environment: dict[str, str], name: str) -> None:
+    """Start a machine that was killed."""
+    subprocess.run(["slurmd", "-N", name], env=environment, check=True, capture_output=True)
 
 
 def _free_ports(count: int) -> list[int]:

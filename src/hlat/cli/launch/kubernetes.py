@@ -11,6 +11,7 @@ from hlat.cli.launch.options import (
     GraceOption,
     HardwareOption,
     InstanceOption,
+    LeastOption,
     NameOption,
     NodesOption,
     NprocOption,
@@ -20,9 +21,10 @@ from hlat.cli.launch.options import (
 def kubernetes_command(
     recipe: RecipeArgument,
     nodes: NodesOption,
-    image: Annotated[str, typer.Option(help="Container image with hlat and bash.", show_default=False)],
+    image: Annotated[str, typer.Option(help="Container image with hlat.", show_default=False)],
     overrides: OverridesArgument = None,
     nproc: NprocOption = None,
+    least: LeastOption = None,
     instance: InstanceOption = None,
     hardware: HardwareOption = None,
     env: EnvOption = None,
@@ -73,6 +75,7 @@ def kubernetes_command(
         name=name,
         grace=grace,
         program=program,
+        least=least,
         dry_run=dry_run,
     )
     say(text.rstrip("\n") if dry_run else "submitted; follow it with kubectl")

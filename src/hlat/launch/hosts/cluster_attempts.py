@@ -22,7 +22,7 @@ from hlat.launch.hosts.records import STATE, AttemptOrder, HostMember, HostStatu
 from hlat.launch.hosts.remote_ranks import HostLimits, RemoteRanks
 from hlat.launch.supervision import RunningRanks
 from hlat.resilience import Failure
-from hlat.runtime import LaunchError
+from hlat.runtime import MissingHostsError
 from hlat.runtime.process import DEADLINE_ENV, machine_clock
 
 _POLL = 0.2
@@ -117,7 +117,7 @@ class ClusterAttempts:
         """Wait for the hosts of the next attempt.
 
         Raises:
-            LaunchError: too few hosts have come.
+            MissingHostsError: too few hosts have come.
         """
         if self._adopted is not None:
             return
@@ -135,7 +135,7 @@ class ClusterAttempts:
                     self._settle(members)
                     return
             if waited > patience.longest:
-                raise LaunchError(f"{self._missing(ready)} within {patience.longest / 60:g} minutes.")
+                raise MissingHostsError(f"{self._missing(ready)} within {patience.longest / 60:g} minutes.")
             if time.monotonic() - reminded > _REMINDER:
                 reminded = time.monotonic()
                 self._settings.complain(f"waiting for hosts: {self._missing(ready)}")

@@ -58,7 +58,8 @@ def supervise_host(run: HostRun) -> int:
     """Supervise the processes of this host until the run has ended; return its exit code.
 
     Raises:
-        LaunchError: this host cannot take part, or too few hosts have come.
+        LaunchError: this host cannot take part.
+        MissingHostsError: too few hosts have come.
         StorageError: the folder of the run cannot be written.
     """
     folder = run.settings.run_dir / FOLDER

@@ -18,7 +18,7 @@ from typing import Any
 
 from hlat.launch.metrics_server.json_tail import JsonTail
 from hlat.resilience import GOODPUT_FILE, Goodput, Hang, HeartbeatReading, Watchdog, read_heartbeat
-from hlat.runtime.process import is_stopped
+from hlat.runtime.process import is_running, is_stopped
 from hlat.tracking import from_json_value
 
 _METRICS_TAIL = 1 << 20  # bytes of metrics.jsonl to begin with
@@ -56,7 +56,7 @@ class RunObservation:
         beats: heartbeats of the present attempt.
         heartbeat_ages: seconds since each was alive, by rank.
         trouble: reason why the run is not alive; None if it is.
-        is_training: True if every process has begun its first step.
+        is_training: True if every process that runs has begun its first step, and one runs.
         metrics: newest value of each metric.
         events: number of events of each kind in the run's history.
         checkpoint_age: seconds since the newest checkpoint; None before the first.
@@ -103,13 +103,15 @@ class RunObserver:
         for event in self._events_tail.read():
             self._count(event)
         pids = {beat.rank: beat.pid for beat in beats}
-        trouble = self._trouble(self._watchdog.check(beats, now, lambda rank: is_stopped(pids[rank])))
+        # A rank that has ended does not hang: its supervisor restarts it, perhaps after waiting for another host.
+        live = [beat for beat in beats if is_running(beat.pid)]
+        trouble = self._trouble(self._watchdog.check(live, now, lambda rank: is_stopped(pids[rank])))
         return RunObservation(
             attempts=attempts,
             beats=beats,
             heartbeat_ages={beat.rank: max(0.0, now - beat.alive_at) for beat in beats},
             trouble=trouble,
-            is_training=bool(beats) and all(beat.start_step is not None for beat in beats),
+            is_training=bool(live) and all(beat.start_step is not None for beat in live),
             metrics=dict(self._metrics),
             events=dict(self._events),
             checkpoint_age=None if self._saved_at is None else max(0.0, self._wall_clock() - self._saved_at),

@@ -1,11 +1,11 @@
 """Manifests of a run for Kubernetes.
 
-    PreparedRun --> ConfigMap (recipe, script of the pods) and, by kind of job,
-        job         Service, Job           plain Kubernetes: each failed pod is replaced by itself
-        jobset      JobSet                 all pods are replaced together
+    PreparedRun --> ConfigMap (recipe) and, by kind of job,
+        job         Job                         plain Kubernetes
+        jobset      JobSet                      for queues and tools that know JobSets
         trainjob    TrainingRuntime, TrainJob   Kubeflow Trainer v2, which makes a JobSet of them
 
-A pod is a machine. When one of its processes fails, all processes of the run end; the new pods resume the run.
+A pod is a machine, with a supervisor that restarts its processes. A pod that is lost is replaced by itself.
 """
 
 import re
@@ -82,27 +82,9 @@ def apply_manifests(text: str) -> str:
 
 
 def _job(run: PreparedRun, options: KubernetesOptions, name: str) -> list[dict[str, Any]]:
-    """Indexed Job, and the headless Service that gives its pods names."""
-    template = pod(run, options, name, f"{name}-0.{name}")
-    template["spec"]["subdomain"] = name
-    service = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": name},
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,  # processes find each other before any pod is ready
-            "selector": {"batch.kubernetes.io/job-name": name},
-        },
-    }
-    failures = run.recipe.recovery.restarts * run.request.nodes  # a failure of the run fails every pod
-    job = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": name},
-        "spec": _job_spec(run, template, failures),
-    }
-    return [service, job]
+    """Indexed Job."""
+    spec = _job_spec(run, pod(run, options, name))
+    return [{"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec}]
 
 
 def _job_set(run: PreparedRun, options: KubernetesOptions, name: str) -> list[dict[str, Any]]:
@@ -144,27 +126,26 @@ def _train_job(run: PreparedRun, options: KubernetesOptions, name: str) -> list[
 
 
 def _job_set_spec(run: PreparedRun, options: KubernetesOptions, name: str) -> dict[str, Any]:
-    """Spec of a JobSet: one Job, which is created again as a whole when a pod of it fails."""
-    template = pod(run, options, name, f"{name}-{_GROUP}-0-0.{name}")
+    """Spec of a JobSet of one Job. It is not created again when it has failed: its pods were replaced before."""
+    job = _job_spec(run, pod(run, options, name))
     return {
-        "network": {"enableDNSHostnames": True, "subdomain": name, "publishNotReadyAddresses": True},
-        "failurePolicy": {
-            "maxRestarts": run.recipe.recovery.restarts,
-            "rules": [{"name": "final", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
-        },
-        "replicatedJobs": [{"name": _GROUP, "replicas": 1, "template": {"spec": _job_spec(run, template, 0)}}],
+        "failurePolicy": {"maxRestarts": 0},
+        "replicatedJobs": [{"name": _GROUP, "replicas": 1, "template": {"spec": job}}],
     }
 
 
-def _job_spec(run: PreparedRun, template: dict[str, Any], failures: int) -> dict[str, Any]:
-    """Spec of an Indexed Job with a pod per machine, and at most this many failures of pods."""
+def _job_spec(run: PreparedRun, template: dict[str, Any]) -> dict[str, Any]:
+    """Spec of an Indexed Job with a pod per machine.
+
+    A supervisor that gives up ends its pod, and then all others end: so many pods fail for each failure of the run.
+    """
     final = {"containerName": CONTAINER, "operator": "In", "values": list(_FINAL_CODES)}
     saved = {"containerName": CONTAINER, "operator": "In", "values": [REQUEUE_CODE]}
     return {
         "completionMode": "Indexed",
         "completions": run.request.nodes,
         "parallelism": run.request.nodes,
-        "backoffLimit": failures,
+        "backoffLimit": run.recipe.recovery.restarts * run.request.nodes,
         # The first rule that fits decides; other exit codes (3, 5, a killed process) count as failures.
         "podFailurePolicy": {
             "rules": [

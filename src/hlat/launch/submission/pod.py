@@ -1,7 +1,10 @@
 """The pod of a machine of a run, and the files that are mounted in it.
 
-PreparedRun, KubernetesOptions --config_map--> the recipe and the script that starts the processes
---pod---------> one container that takes the accelerators of a machine
+PreparedRun, KubernetesOptions --config_map--> the recipe
+--pod---------> one container that takes the accelerators of a machine, with `hlat train`, which starts its processes
+
+The supervisors of the pods meet in the run's folder and restart the run together (docs/hosts.md): a failure of a
+process costs no pod, and a pod that is lost is replaced while the others wait for it.
 """
 
 from typing import Any
@@ -9,7 +12,6 @@ from typing import Any
 import yaml
 
 from hlat.launch.submission.kubernetes_options import KubernetesOptions
-from hlat.launch.submission.node_script import node_script
 from hlat.launch.submission.probes import probe_fields
 from hlat.launch.submission.request import PreparedRun
 
@@ -17,31 +19,28 @@ CONTAINER = "node"
 """Name of the container; Kubeflow Trainer expects this one."""
 
 _FILES = "/etc/hlat"
-_PORT = 29500
+_ADDRESS = "HLAT_POD_ADDRESS"  # variable with the pod's address in the cluster
 
 
 def config_map(run: PreparedRun, name: str) -> dict[str, Any]:
-    """ConfigMap with the resolved recipe, which includes and overrides have gone into, and the script of the pods."""
+    """ConfigMap with the resolved recipe, which includes and overrides have gone into."""
     recipe = yaml.safe_dump(run.recipe.model_dump(mode="json"), sort_keys=False)
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": name},
-        "data": {"recipe.yaml": recipe, "node.sh": node_script(run.nproc, run.request.grace)},
+        "data": {"recipe.yaml": recipe},
     }
 
 
-def pod(run: PreparedRun, options: KubernetesOptions, name: str, first_host: str) -> dict[str, Any]:
+def pod(run: PreparedRun, options: KubernetesOptions, name: str) -> dict[str, Any]:
     """Template of a pod.
 
     Args:
         run: the run.
         options: options of Kubernetes, without problems.
         name: name of the job.
-        first_host: name of the first pod in the cluster's DNS.
     """
-    own = {"WORLD_SIZE": run.world, "MASTER_ADDR": first_host, "MASTER_PORT": _PORT}
-    environment = {**run.environment, **own}
     program = [_literal(word) for word in run.program] or ["hlat"]
     limits = {**run.settings.kubernetes, **options.resource_counts()}
     claims = options.claims()
@@ -52,8 +51,11 @@ def pod(run: PreparedRun, options: KubernetesOptions, name: str, first_host: str
             {
                 "name": CONTAINER,
                 "image": options.image,
-                "command": ["/bin/bash", f"{_FILES}/node.sh", *program, "train", f"{_FILES}/recipe.yaml"],
-                "env": [{"name": key, "value": _literal(str(value))} for key, value in environment.items()],
+                "command": [*program, "train", f"{_FILES}/recipe.yaml", *_options(run)],
+                "env": [
+                    *({"name": key, "value": _literal(value)} for key, value in run.environment.items()),
+                    {"name": _ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+                ],
                 **({"resources": {"limits": limits}} if limits else {}),
                 **(probe_fields(run.recipe, run.request.grace) if options.probes else {}),
                 "volumeMounts": [
@@ -75,6 +77,15 @@ def pod(run: PreparedRun, options: KubernetesOptions, name: str, first_host: str
     selector = {**run.settings.node_selector, **options.labels()}
     labels = {"app.kubernetes.io/name": "hlat", "app.kubernetes.io/instance": name}
     return {"metadata": {"labels": labels}, "spec": {**spec, **({"nodeSelector": selector} if selector else {})}}
+
+
+def _options(run: PreparedRun) -> list[str]:
+    """Options of `hlat train` in a pod, which takes its number from the index that Kubernetes gives it."""
+    options = ["--nproc", str(run.nproc)]
+    if run.request.nodes == 1:
+        return options
+    least = "" if run.request.least is None else f"{run.request.least}:"
+    return [*options, "--nodes", f"{least}{run.request.nodes}", "--address", f"$({_ADDRESS})"]
 
 
 def _literal(text: str) -> str:

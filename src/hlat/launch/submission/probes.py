@@ -1,4 +1,4 @@
-"""Probes of a pod, over the metrics server of the first process in it.
+"""Probes of a pod, over the metrics server of its supervisor.
 
     recipe --served_recipe--> the same with tracking.prometheus on the pod's address
     startupProbe ----> /healthz answers: the program has been loaded, and from now on livenessProbe counts
@@ -47,7 +47,7 @@ def probe_fields(recipe: Recipe, grace: int) -> dict[str, Any]:
 
     Args:
         recipe: recipe with ``tracking.prometheus``.
-        grace: seconds that other processes of the pod have when the first one, which serves, has ended.
+        grace: seconds that the pod has to save.
     """
     assert recipe.tracking.prometheus is not None, "served_recipe has set it"
     return {

@@ -15,7 +15,15 @@ from hlat.hardware import LaunchSettings, load_catalog, parse_cluster
 from hlat.runtime import HardwareError, LaunchError, escape_controls, find_secret
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_OWN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "SLURM_JOB_END_TIME")
+_OWN_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "SLURM_JOB_END_TIME",
+    "HLAT_POD_ADDRESS",
+)
 
 
 def _no_problems(recipe: Recipe) -> list[str]:

@@ -5,6 +5,7 @@ from hlat.launch.preflight.checks import (
     collectives,
     device,
     host,
+    incidents,
     leftovers,
     matmul,
     network,
@@ -14,7 +15,7 @@ from hlat.launch.preflight.checks import (
 )
 from hlat.launch.preflight.checks.base import HealthCheck, Stage
 
-_GROUPS = (presence, host, run_folder, leftovers, network, clocks, software, device, matmul, collectives)
+_GROUPS = (presence, host, run_folder, leftovers, incidents, network, clocks, software, device, matmul, collectives)
 
 
 def _in_order(checks: list[HealthCheck]) -> tuple[HealthCheck, ...]:
