@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HOLE = "\0"
 """What stands for a placeholder in the text of a literal."""
 
-_ENDS = {"&&", "||", ";", "|"}
+_ENDS = {"&&", "||", ";", "|", ">"}
 
 
 def command_lines(page: str) -> list[list[str]]:
