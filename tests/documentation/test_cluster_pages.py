@@ -108,6 +108,9 @@ def test_a_rehearsal_succeeds(page: str, words: list[str], folder: Path) -> None
     write_files(page, folder)
     done = hlat(*words[1:], cwd=folder)
     assert done.returncode == 0, done.stderr
+    quoted = re.search(r"([\d.]+) GiB at\s+the\s+peak", TEXTS[page])
+    peaks = re.findall(r"([\d.]+) GiB at the peak", done.stdout)
+    assert peaks and (quoted is None or f"{float(peaks[0]):.1f}" == quoted[1])
 
 
 PLANS = [pytest.param(*case, marks=[] if "--layout" in case[1] else pytest.mark.slow) for case in of_verb("plan")]
