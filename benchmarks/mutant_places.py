@@ -7,7 +7,7 @@ import ast
 import random
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -22,6 +22,12 @@ FILES: dict[str, tuple[str, ...]] = {
     "training": ("training/**/*.py",),
     "checkpoint": ("checkpoint/**/*.py",),
     "data": ("data/samples/*.py",),
+    "launch": (
+        "launch/hosts/*.py",
+        "launch/preflight/**/*.py",
+        "launch/submission/*.py",
+        "launch/metrics_server/*.py",
+    ),
 }
 _NO_DEVICE = {"adamw_triton.py"}  # kernels that run on a GPU only
 
@@ -181,11 +187,11 @@ def mutants_of(room: str, file: Path) -> Iterator[Mutant]:
         yield Mutant(name, room, str(file), line, operator, start, stop, source[start:stop].decode(), text)
 
 
-def draw(seed: int, count: int) -> list[Mutant]:
+def draw(seed: int, count: int, rooms: Collection[str]) -> list[Mutant]:
     """Draw mutants, alternating between the rooms and, in a room, between the kinds; one per line of a file at most."""
     rng = random.Random(seed)
-    rooms = [list(_of_room(room, patterns, rng)) for room, patterns in FILES.items()]
-    drawn = [mutant for turn in zip(*rooms, strict=False) for mutant in turn]
+    found = [list(_of_room(room, patterns, rng)) for room, patterns in FILES.items() if room in rooms]
+    drawn = [mutant for turn in zip(*found, strict=False) for mutant in turn]
     return drawn[:count]
 
 

@@ -102,6 +102,17 @@ NEAR: dict[str, str] = {
     "checkpoint/format/test_hostile",
     "checkpoint/": "checkpoint/protocol/test_store checkpoint/protocol/test_damage checkpoint/format/test_hostile "
     "checkpoint/test_state",
+    "launch/hosts/": "launch/hosts/test_agreement launch/hosts/test_host_options launch/hosts/test_survival",
+    "launch/preflight/checks/": "launch/preflight/test_checks launch/preflight/test_meeting "
+    "launch/preflight/test_injected launch/preflight/test_hosts",
+    "launch/preflight/": "launch/preflight/test_meeting launch/preflight/test_checks launch/preflight/test_injected "
+    "launch/preflight/test_hosts",
+    "launch/submission/kubernetes": "launch/submission/test_kubernetes",
+    "launch/submission/pod.py": "launch/submission/test_kubernetes",
+    "launch/submission/probes.py": "launch/submission/test_kubernetes",
+    "launch/submission/": "launch/submission/test_slurm launch/submission/test_kubernetes",
+    "launch/metrics_server/": "launch/metrics_server/test_exposition launch/metrics_server/test_run_observer "
+    "launch/metrics_server/test_served_runs",
 }
 
 # room -> tests that run with --wide if those above did not notice
@@ -118,6 +129,7 @@ WIDE: dict[str, str] = {
     "checkpoint": "checkpoint cli/test_checkpoint_verbs training/test_resume training/saving/test_checkpointing "
     "training/saving/test_tiers distributed/state/test_checkpoints distributed/state/test_snapshots "
     "faults/test_corruption",
+    "launch": "launch api/test_train documentation/test_events",
     "data": "data/samples/test_permutation data/samples/test_mixture data/samples/test_training_data "
     "data/samples/test_packing data/samples/test_weights data/sources/test_file_list data/online/test_online "
     "data/tokenizers/test_safe_cuts training/test_mixed_runs training/batches/test_prefetch cli/test_data_verbs "

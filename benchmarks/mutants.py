@@ -51,15 +51,15 @@ class Book:
         self.content = json.loads(path.read_text()) if path.exists() else {}
         self._lock = threading.Lock()
 
-    def begin(self, seed: int, count: int) -> None:
-        """Draw mutants, or continue with those drawn; more are drawn after those that there are."""
+    def begin(self, seed: int, count: int, rooms: list[str]) -> None:
+        """Draw mutants of rooms, or continue with those drawn; more are drawn after those that there are."""
         if self.content and self.content["seed"] != seed:
             sys.exit(f"{self._path} holds a draw with seed {self.content['seed']}: give that, or another --states")
         known = {mutant["id"] for mutant in self.content.get("mutants", [])}
         if len(known) < count:
             commit = git("rev-parse", "--short=10", "HEAD").strip()
-            new = [asdict(mutant) for mutant in draw(seed, count) if mutant.id not in known][: count - len(known)]
-            drawn = [mutant | {"commit": commit, "status": None} for mutant in new]
+            new = [asdict(mutant) for mutant in draw(seed, count, rooms) if mutant.id not in known]
+            drawn = [mutant | {"commit": commit, "status": None} for mutant in new[: count - len(known)]]
             self.content = {"seed": seed, "mutants": [*self.content.get("mutants", []), *drawn]}
             self.save()
 
@@ -136,7 +136,7 @@ def main() -> None:
     elif given.judge:
         book.note(book.of(given.judge[0]), equivalent=given.judge[1])
     else:
-        book.begin(given.seed, given.count)
+        book.begin(given.seed, given.count, given.rooms)
         wanted = [book.of(given.only)] if given.only else [
             mutant
             for mutant in book.content["mutants"]
