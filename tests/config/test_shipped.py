@@ -15,7 +15,8 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 @pytest.mark.parametrize("name", NAMES)
 def test_a_shipped_recipe_is_valid_by_name_and_by_path(name):
     text = (FOLDER / f"{name}.yaml").read_text()
-    corpus = [] if "  path:" in text or "  sources:" in text else ["data.path=corpus.txt"]
+    has_text = any(key in text for key in ("  path:", "  sources:", "include:"))
+    corpus = [] if has_text else ["data.path=corpus.txt"]
     assert load_recipe(name, corpus) == load_recipe(FOLDER / f"{name}.yaml", corpus)
 
 
@@ -39,3 +40,11 @@ def test_hlat_recipes_have_the_published_budget(name):
     assert recipe.tokens_per_step == 1024 * 4096
     assert recipe.total_steps == 429_154, "1.8 T tokens"
     assert recipe.horizon_steps == 500_000, "the cosine is longer than the run"
+
+
+@pytest.mark.parametrize(("name", "published", "world"), [("trn2-7b", "hlat-7b", 64), ("trn2-70b", "hlat-70b", 512)])
+def test_recipes_for_trainium2_are_the_published_runs_in_a_layout_without_a_pipeline(name, published, world):
+    recipe, original = load_recipe(name, world=world), load_recipe(published)
+    kept = ("model", "data", "batch", "optimizer", "schedule", "training", "precision")
+    assert [getattr(recipe, section) for section in kept] == [getattr(original, section) for section in kept]
+    assert recipe.parallel.pipeline == 1 and recipe.run.device == "neuron"

@@ -161,7 +161,7 @@ def test_the_image_for_cpus_is_built_and_trains(builder, tmp_path):
     assert run("python", "-c", "import torch; print(torch.__version__)").startswith("2.13.")
     assert "report" in run("hlat", "quickstart", "--to", "/data/q", "--steps", "5")
     loaded = (
-        "from transformers import AutoModelForCausalLM as A; print(A.from_pretrained('/data/q/model').num_parameters())"
+        "from transformers import AutoModelForCausalLM as A; print(A.from_pretrained('/data/q/hf').num_parameters())"
     )
     assert int(run("python", "-c", loaded).splitlines()[-1]) > 1e5
     assert not run("sh", "-c", "ls /build /root 2>/dev/null || true"), "the sources are not in the image"

@@ -1,16 +1,7 @@
 """Manifests: valid by the published schemas, and the commands in their pods make one run with its own exit code."""
 
-import json
 import os
-import shutil
-import signal
-import socket
-import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
-from pathlib import Path
 
 import pytest
 import yaml
@@ -19,37 +10,13 @@ from hlat.config import load_recipe
 from hlat.hardware import load_catalog
 from hlat.launch import HostOptions
 from hlat.launch.hosts import HostPlace
-from hlat.launch.submission import KubernetesOptions, RunRequest, manifests, manifests_yaml
 from hlat.launch.unsupervised import watching_itself
 from hlat.runtime import LaunchError
 from tests.support.commands import hlat
-from tests.support.launch.launching import wait_until
-from tests.support.same_runs import assert_same_run, events_of
+from tests.support.launch.pods import DATA, job_of, pod_of, start_pod, write
 
 KINDS = ("job", "jobset", "trainjob")
 INSTANCES = [None, *(one.name for one in load_catalog().instances if one.launch.kubernetes)]
-DATA = ("data.path=/data/text", "run.dir=/data/run", "batch.micro_batch=1")
-
-
-def write(recipe_file, kind="job", *, overrides=(), volumes=("shared:/data",), options=None, **request):
-    """Manifests of the tiny recipe, as kubectl would read them."""
-    request = {"nodes": 2, "nproc": 2, **request}
-    asked = RunRequest(str(recipe_file), (*DATA, *overrides), **request)
-    chosen = KubernetesOptions("registry/hlat:1", kind, volumes=volumes, **(options or {}))
-    return list(yaml.safe_load_all(manifests_yaml(manifests(asked, chosen))))
-
-
-def job_of(found):
-    """The Job in the last manifest or the one before."""
-    by_kind = {manifest["kind"]: manifest.get("spec", {}) for manifest in found}
-    runtime = by_kind.get("TrainingRuntime", {}).get("template", {}).get("spec")
-    sets = by_kind.get("JobSet", runtime)
-    return by_kind["Job"] if sets is None else sets["replicatedJobs"][0]["template"]["spec"]
-
-
-def pod_of(found):
-    """The pod in the manifests."""
-    return job_of(found)["template"]["spec"]
 
 
 @pytest.mark.parametrize("instance", INSTANCES)
@@ -186,38 +153,6 @@ def test_the_manifests_are_given_to_kubectl(recipe_file, tmp_path, monkeypatch):
     assert failed.returncode == 2 and failed.stderr.startswith("error: kubectl failed")
 
 
-def start_pod(found, folder, index, program, address="127.0.0.1", transport=(), **environment):
-    """Start the container of a pod as a process, with its files and variables.
-
-    Args:
-        found: the manifests.
-        folder: folder in which its ConfigMap is mounted.
-        index: index that Kubernetes gives the pod.
-        program: words of the command that stands for `hlat`.
-        address: address of the pod.
-        transport: words of a command that runs another one as the first process of a container.
-        environment: further variables.
-    """
-    for name, text in found[0]["data"].items():
-        (folder / name).write_text(text)
-    container = pod_of(found)["containers"][0]
-    variables = {}
-    for one in container["env"]:
-        field = one.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
-        variables[one["name"]] = {"status.podIP": address}[field] if field else one["value"].replace("$$", "$")
-    command = [word.replace("/etc/hlat", str(folder)) for word in container["command"]]
-    for name, value in variables.items():  # as Kubernetes does in commands
-        command = [word.replace(f"$({name})", value) for word in command]
-    assert command[0] == "hlat"
-    return subprocess.Popen(
-        [*transport, *program, *command[1:]],
-        env={**os.environ, **variables, "JOB_COMPLETION_INDEX": str(index), **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
 @pytest.mark.parametrize("least", [None, 2])
 def test_pods_supervise_the_run_together(recipe_file, tmp_path, least):
     """The options in the command, as `hlat train` reads them in each pod: its number is the index of the pod."""
@@ -271,51 +206,6 @@ def test_probes_that_would_get_no_answer_are_refused(recipe_file):
         assert served == ({"port": 0, "address": "127.0.0.1"} if overrides else None)
 
 
-def answer(port, path):
-    """Status of an answer, as a probe gets it; None if there is none."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as got:
-            return got.status
-    except urllib.error.HTTPError as error:
-        return error.code
-    except OSError:
-        return None
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
-
-
-PROGRAM = [sys.executable, "-m", "hlat"]
-CONTAINER = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]  # the command is process 1, as in a pod
-
-
-@pytest.fixture
-def container():
-    """Words of a command that runs another one as the first process of a container."""
-    if os.geteuid() or shutil.which("unshare") is None:
-        pytest.skip("needs root and unshare (util-linux)")
-    return CONTAINER
-
-
-@pytest.mark.slow
-def test_a_pod_answers_its_probes_while_it_runs(recipe_file, corpus, tmp_path, container):
-    port = free_port()
-    served = f"tracking.prometheus={{port: {port}, address: 0.0.0.0}}"
-    overrides = (f"data.path={corpus}", f"run.dir={tmp_path / 'run'}", "training.steps=20", served)
-    found = write(recipe_file, overrides=overrides, volumes=(f"shared:{tmp_path}",), nodes=1)
-    process = start_pod(found, tmp_path, 0, PROGRAM, transport=container, OMP_NUM_THREADS="1")
-    seen = {"/healthz": set(), "/readyz": set()}
-    while process.poll() is None:
-        for path, answers in seen.items():
-            answers.add(answer(port, path))
-        time.sleep(0.05)
-    assert process.returncode == 0, process.communicate()[0]
-    assert seen["/healthz"] == {None, 200}, "never unhealthy, from the first answer to the last"
-    assert {200, 503} <= seen["/readyz"], "not ready before it trains"
-
-
 @pytest.mark.parametrize(("rank", "local", "is_served"), [(0, 0, True), (1, 1, False), (2, 0, True), (3, 1, False)])
 def test_the_first_rank_of_each_machine_serves(recipe_file, tmp_path, monkeypatch, rank, local, is_served):
     place = {"RANK": rank, "WORLD_SIZE": 4, "LOCAL_RANK": local, "GROUP_RANK": rank // 2, "MASTER_PORT": 1}
@@ -326,68 +216,3 @@ def test_the_first_rank_of_each_machine_serves(recipe_file, tmp_path, monkeypatc
     with watching_itself(load_recipe(recipe_file, overrides), said.append):
         pass
     assert bool(said) == is_served
-
-
-class Pods:
-    """Two pods of a run as containers of this machine, each with a process of the run and a loopback address.
-
-    Only the first has a metrics server: they would ask for the same port, which pods have for themselves.
-    """
-
-    def __init__(self, recipe_file, corpus, folder, container, steps):
-        self.run, self.port, self._container = folder / "run", free_port(), container
-        served = f"tracking.prometheus={{port: {self.port}, address: 127.0.0.1}}"
-        options = (f"data.path={corpus}", f"run.dir={self.run}", f"training.steps={steps}", "tracking.console=plain")
-        more = ("recovery.hang_seconds=20", "recovery.backoff_seconds=0.1", "checkpoint.every_steps=5")
-        volumes, self._folder = (f"shared:{folder}",), folder
-        self._found = [
-            write(recipe_file, overrides=(*options, *more, *extra), volumes=volumes, nproc=1, options={"probes": False})
-            for extra in ((served,), ())
-        ]
-
-    def start(self, index):
-        files = self._folder / f"pod-{index}"
-        files.mkdir(exist_ok=True)
-        own = {"OMP_NUM_THREADS": "1", "SLURMD_NODENAME": f"pod-{index}"}
-        address = f"127.0.0.{index + 1}"
-        return start_pod(self._found[index], files, index, PROGRAM, address, self._container, **own)
-
-    def steps(self):
-        """Steps that have been logged."""
-        path = self.run / "metrics.jsonl"
-        return [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.exists() else [0]
-
-
-@pytest.mark.slow
-def test_a_pod_that_is_lost_is_replaced_while_the_other_stays_healthy(recipe_file, corpus, tmp_path, container):
-    """Same bits as two processes of one machine; the pod that is left answers its probes while it waits."""
-    pods = Pods(recipe_file, corpus, tmp_path, container, 200)
-    first, other = pods.start(0), pods.start(1)
-    wait_until(lambda: pods.steps()[-1] >= 20)
-    other.kill()  # with everything in the container
-    other.wait()
-    wait_until(lambda: events_of(pods.run, "incident") != [])
-    time.sleep(25)  # longer than hang_seconds: the ranks that have ended are no hang
-    assert (answer(pods.port, "/healthz"), answer(pods.port, "/readyz")) == (200, 503)
-    new = pods.start(1)
-    printed = [process.communicate(timeout=300)[0] for process in (first, new)]
-    assert [first.returncode, new.returncode] == [0, 0], printed
-    [incident] = events_of(pods.run, "incident")
-    assert incident["host"] == "pod-1"
-    one = tmp_path / "one"
-    words = [str(tmp_path / "pod-1/recipe.yaml"), f"run.dir={one}", "--nproc", "2"]
-    subprocess.run([*PROGRAM, "train", *words], check=True, stdout=subprocess.DEVNULL)
-    assert_same_run(one, pods.run)
-
-
-@pytest.mark.slow
-def test_a_pod_that_is_drained_lets_the_run_save(recipe_file, corpus, tmp_path, container):
-    """Every pod ends with 75, which counts as no failure."""
-    pods = Pods(recipe_file, corpus, tmp_path, container, 100_000)
-    processes = [pods.start(0), pods.start(1)]
-    wait_until(lambda: pods.steps()[-1] >= 20)
-    (inner,) = Path(f"/proc/{processes[1].pid}/task/{processes[1].pid}/children").read_text().split()
-    os.kill(int(inner), signal.SIGTERM)  # to process 1 of the container, as the kubelet does
-    printed = [process.communicate(timeout=120)[0] for process in processes]
-    assert [process.returncode for process in processes] == [75, 75], printed
-    assert events_of(pods.run, "checkpoint")[-1]["step"] >= pods.steps()[-1]
