@@ -144,7 +144,7 @@ class Copy:
         self.folder = folder
         self._written = 1_000_000_000  # seconds of a file's time: compiled files are distinguished by it
         for name in git("ls-files", "-co", "--exclude-standard").splitlines():
-            if (ROOT / name).is_file() and not name.startswith(("docs/", "benchmarks/results/", "benchmarks/raw/")):
+            if (ROOT / name).is_file() and not name.startswith(("benchmarks/results/", "benchmarks/raw/")):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(ROOT / name, folder / name)
 
