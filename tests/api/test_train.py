@@ -22,7 +22,8 @@ import torch.distributed as dist
 import hlat
 import hlat.api  # its first import draws a number from Python's generator, in rich
 from hlat.checkpoint.protocol import verify_checkpoint
-from hlat.runtime import PersistentCorruptionError, error_class
+from hlat.runtime import MissingHostsError, PersistentCorruptionError, error_class
+from hlat.runtime.process import REQUEUE_CODE
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
@@ -173,6 +174,10 @@ def test_an_error_in_other_processes_has_its_class(recipe_file: Path, overrides:
     (tmp_path / "empty").mkdir()
     with pytest.raises(hlat.DataError, match="empty"):
         hlat.train(recipe_file, overrides | {"data.path": str(tmp_path / "empty")}, nproc=2)
+
+
+def test_missing_hosts_end_with_the_code_that_schedulers_queue_again():
+    assert MissingHostsError.exit_code == REQUEUE_CODE
 
 
 def test_the_class_of_a_reported_error():

@@ -18,7 +18,9 @@ from tests.optim.test_kernels import GRADIENTS, KEYS, operands
 from tests.support.optim.compiled import compiling
 
 ROOT = Path(__file__).resolve().parents[2]
-LENGTHS = (1, 1500)  # a block for a short line, and blocks of the usual size
+# A block for a short line; blocks of the usual size, for a length that 16 does not divide and for one that it does,
+# which Triton specialises.
+LENGTHS = (1, 1500, 4096)
 CASES = [(rounding, gradient, length) for rounding in ROUNDINGS for gradient in GRADIENTS for length in LENGTHS]
 
 

@@ -167,11 +167,6 @@ class PreparedRun:
         """Name of the job."""
         return self.request.name or self.recipe.run.name
 
-    @property
-    def world(self) -> int:
-        """Number of processes of the run."""
-        return self.request.nodes * self.nproc
-
 
 def problems_error(problems: Sequence[str]) -> LaunchError:
     """Make one error of all problems."""
