@@ -13,7 +13,7 @@ from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 import hlat
 from hlat.runtime import LaunchError, RankInfo
-from hlat.runtime.backend import BACKENDS, backend_of, choose_device, interface_variables, sum_dtype, types_with
+from hlat.runtime.backend import BACKENDS, backend_of, choose_device, interface_variables, types_with
 from hlat.runtime.backend.base import Backend
 
 CPU = torch.device("cpu")
@@ -70,7 +70,7 @@ def test_torch_lists_the_devices_with_fused_adamw() -> None:
 
 
 def test_a_cpu_computes_in_float64() -> None:
-    assert backend_of(CPU).float64 and sum_dtype(CPU) == torch.float64
+    assert backend_of(CPU).float64
     third = torch.full((2, 2), 1 / 3, dtype=torch.float64)
     assert (third @ third).tolist() == [[2 / 9] * 2] * 2
 
@@ -140,7 +140,7 @@ def test_an_unknown_accelerator_gets_conservative_answers() -> None:
     assert not any(getattr(unknown, name) for name in facts)
     assert unknown.rounding_kernel == "torch"
     assert "some-npu" in unknown.fp8_refusal(torch.device("meta"))
-    assert unknown.compile_refusal(torch.bfloat16, 1e30, 1) == (
+    assert unknown.compile_refusal(torch.bfloat16, 1e30, 1, CPU) == (
         "no known benefit on some-npu; run.compile=blocks forces it"
     )
     assert types_with(lambda backend: backend.fused_adamw) == ("cpu", "cuda")

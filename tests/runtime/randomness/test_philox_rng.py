@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hlat.runtime.randomness import philox, stream_key
 from hlat.runtime.randomness import philox_rng as module
-from hlat.runtime.randomness.philox_rng import normal_range
+from hlat.runtime.randomness.philox_rng import normal_block, normal_range
 
 KEYS = st.integers(0, 2**64 - 1)
 COUNTERS = st.integers(0, 2**63 - 1)
@@ -50,6 +50,17 @@ def test_a_range_equals_the_slice_of_a_longer_range(data: st.DataObject) -> None
     stop = data.draw(st.integers(start, 300))
     full = normal_range(key, origin, origin + 300)
     assert torch.equal(normal_range(key, origin + start, origin + stop), full[start:stop])
+
+
+@pytest.mark.parametrize("first_row", [0, 140_000])
+@pytest.mark.parametrize("columns", [16_384, 700])
+def test_a_block_of_a_matrix_with_more_than_two_to_the_31_elements_is_its_rows(first_row: int, columns: int) -> None:
+    """Row 140,000 begins at element 2.3e9, past 2^31."""
+    size, first = 16_384, 16_384 - columns
+    block = normal_block(7, first_row, 3, size, first, columns)
+    for row, values in enumerate(block):
+        begin = (first_row + row) * size + first
+        assert torch.equal(values, normal_range(7, begin, begin + columns))
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 64])

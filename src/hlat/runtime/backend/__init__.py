@@ -6,37 +6,52 @@ from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
     from hlat.runtime.backend.allocator import keep_freed_memory
+    from hlat.runtime.backend.base import AttentionHeads, Backend
+    from hlat.runtime.backend.compile_cache import compile_cache_folders, use_compile_cache
     from hlat.runtime.backend.device import (
         accelerator_in_use,
         choose_device,
         configure_numerics,
+        find_device_type,
         has_fast_bf16,
         is_on_host,
         nondeterministic_kernel_error,
         peak_memory_bytes,
-        sum_dtype,
+        select_device,
         synchronize,
     )
+    from hlat.runtime.backend.device_faults import DeviceFault, fault_tables, find_fault, find_kernel_faults
     from hlat.runtime.backend.openmp import ProcessorTime, set_spin_count
     from hlat.runtime.backend.settings import restored_settings
-    from hlat.runtime.backend.table import BACKENDS, backend_of, interface_variables, types_with
+    from hlat.runtime.backend.table import (
+        BACKENDS,
+        backend_of,
+        interface_variables,
+        is_simulated,
+        simulated_backend,
+        types_with,
+    )
     from hlat.runtime.backend.torch_private import untested_torch_warning
 
 __getattr__ = lazily(
     __name__,
     {
         "allocator": ("keep_freed_memory",),
+        "compile_cache": ("compile_cache_folders", "use_compile_cache"),
+        "base": ("AttentionHeads", "Backend"),
         "device": (
             "accelerator_in_use",
             "choose_device",
             "configure_numerics",
+            "find_device_type",
             "has_fast_bf16",
             "is_on_host",
             "nondeterministic_kernel_error",
             "peak_memory_bytes",
-            "sum_dtype",
+            "select_device",
             "synchronize",
         ),
+        "device_faults": ("DeviceFault", "fault_tables", "find_fault", "find_kernel_faults"),
         "openmp": (
             "ProcessorTime",
             "set_spin_count",
@@ -46,6 +61,8 @@ __getattr__ = lazily(
             "BACKENDS",
             "backend_of",
             "interface_variables",
+            "is_simulated",
+            "simulated_backend",
             "types_with",
         ),
         "torch_private": ("untested_torch_warning",),
@@ -54,21 +71,32 @@ __getattr__ = lazily(
 
 __all__ = [
     "BACKENDS",
+    "AttentionHeads",
+    "Backend",
+    "DeviceFault",
     "ProcessorTime",
     "accelerator_in_use",
     "backend_of",
     "choose_device",
+    "compile_cache_folders",
     "configure_numerics",
+    "fault_tables",
+    "find_device_type",
+    "find_fault",
+    "find_kernel_faults",
     "has_fast_bf16",
     "interface_variables",
     "is_on_host",
+    "is_simulated",
     "keep_freed_memory",
     "nondeterministic_kernel_error",
     "peak_memory_bytes",
     "restored_settings",
+    "select_device",
     "set_spin_count",
-    "sum_dtype",
+    "simulated_backend",
     "synchronize",
     "types_with",
     "untested_torch_warning",
+    "use_compile_cache",
 ]

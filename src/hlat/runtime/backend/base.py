@@ -8,13 +8,17 @@ the backend gives (``rounding_kernel``, ``document_kernel``).
 """
 
 import os
+import platform
 import shutil
 import sysconfig
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch.distributed import ProcessGroup
+
+from hlat.runtime.errors import LaunchError
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,12 @@ class Compiler:
         """Return True if this machine has such a compiler, and the header files if they are needed."""
         if self.needs_headers and not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
             return False
+        return self.find() is not None
+
+    def find(self) -> str | None:
+        """Return the compiler that this machine has; None if it has none."""
         chosen = os.environ.get(self.variable)
-        return any(shutil.which(name) is not None for name in ((chosen,) if chosen else self.names))
+        return next((name for name in ((chosen,) if chosen else self.names) if shutil.which(name) is not None), None)
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,27 @@ class DocumentKernel:
 
 FLEX = DocumentKernel("flex", "flex_attention", is_compiled=True)
 """torch's flex attention. Uncompiled, it would build all scores."""
+
+
+@dataclass(frozen=True)
+class AttentionHeads:
+    """Heads of attention in training, as far as torch's choice of a kernel depends on them.
+
+    Attributes:
+        dtype: dtype of queries, keys and values.
+        head_dim: elements of a head.
+        grouped: True if several query heads share a kv head.
+    """
+
+    dtype: torch.dtype
+    head_dim: int
+    grouped: bool
+
+    @property
+    def is_16_bit(self) -> bool:
+        """True for fp16 and bf16."""
+        return self.dtype in (torch.float16, torch.bfloat16)
+
 
 _FLEX_HAS_BACKWARD = ("xpu",)  # device types without a backend of their own
 
@@ -103,10 +132,28 @@ class Backend:
     """True if torch's AdamW has a fused kernel."""
     rounding_kernel: str = "torch"
     """Key of the AdamW kernel for bf16 weights, in the table of ``hlat.optim.adamw_bf16``; torch runs everywhere."""
+    rounds_in_hardware: bool = False
+    """True if the device can round every conversion to fewer bits stochastically."""
     materialises_masks: bool = False
     """True if attention with a mask of queries x keys builds it in memory."""
-    compiler: Compiler = Compiler("C", ("gcc", "clang", "cc"), "CC", "gcc")
-    """Compiler that ``torch.compile`` needs: Triton compiles its launchers in C."""
+    group_before_device: bool = False
+    """True if a process of several may use its device only after it has joined the default process group."""
+    group_differs: bool = False
+    """True if releases differ in what the process group can do, so that it is tried before training."""
+    sends: bool = True
+    """False if the process group of the known releases has no send and receive; a run asks its own group."""
+    unequal_all_to_all: bool = True
+    """True if an all-to-all may send each rank another number of elements."""
+    deterministic_mode: bool = True
+    """True if torch's deterministic mode is used; on some devices it turns fused execution off."""
+    compile_backend: str = "inductor"
+    """Name of the compiler that ``torch.compile`` uses for the device."""
+    compiler: Compiler | None = Compiler("C", ("gcc", "clang", "cc"), "CC", "gcc")
+    """Program that ``torch.compile`` needs: Triton compiles its launchers in C. None if it needs no other program."""
+    compile_cache: Mapping[str, str] = {"TORCHINDUCTOR_CACHE_DIR": "inductor"}
+    """Environment variables that tell compilers the folder of compiled code: name of that folder in a cache."""
+    compile_cache_per_rank: bool = False
+    """True if processes that compile at once disturb each other in a common cache, so that each has its own."""
     float64: bool = False
     """True if torch computes in float64 on the device."""
     sums_norms_in_order: bool = False
@@ -123,6 +170,15 @@ class Backend:
             device_type: name of the type in torch.
         """
         self.device_type = device_type
+
+    def of_chip(self, vendor: str, capability: tuple[int, int] | None) -> "Backend":
+        """Return a backend that answers as on a chip that is not here, for rehearsals.
+
+        Args:
+            vendor: vendor of the chip, as in the hardware catalog.
+            capability: its compute capability, as in the hardware catalog.
+        """
+        return self
 
     # The device: presence, selection, waiting
 
@@ -150,10 +206,34 @@ class Backend:
         """
         return type(group) is ProcessGroup or type(group).send is not ProcessGroup.send
 
+    def group_refusal(self, ranks: Sequence[int]) -> str:
+        """Return the reason why ranks cannot form a process group, without a full stop; empty if they can.
+
+        Args:
+            ranks: global ranks of the group, ascending.
+        """
+        return ""
+
     # Settings of a process
 
     def configure_process(self) -> None:
         """Make settings of the process that suit the device."""
+
+    def configure_rounding(self, in_hardware: bool, seed: int) -> None:
+        """Let the device round conversions to fewer bits stochastically, or see that it rounds to nearest.
+
+        Args:
+            in_hardware: True for stochastic rounding in hardware.
+            seed: seed of the device's random numbers, below 2^31.
+
+        Raises:
+            LaunchError: the device cannot, or the environment asks for the opposite.
+        """
+        if in_hardware:
+            raise LaunchError(
+                f"precision.rounding=hardware: {self.device_type} devices do not round stochastically. Use "
+                "precision.rounding=software, which does so in the optimizer."
+            )
 
     def configure_products(self, deterministic: bool) -> None:
         """Make matrix products accumulate in fp32, and give the same bits each time if asked to."""
@@ -176,15 +256,37 @@ class Backend:
         """Return the reason why the device has no fp8 products, without a full stop; empty if it has them."""
         return f"torch has no fp8 products on a {self.device_type} device"
 
-    def compile_refusal(self, compute: torch.dtype, flops: float, world: int) -> str:
+    def compile_refusal(self, compute: torch.dtype, flops: float, world: int, device: torch.device) -> str:
         """Return the reason why compiling blocks does not pay by default; empty if it does.
 
         Args:
             compute: dtype of matrix products.
             flops: FLOPs of the whole run.
             world: number of processes.
+            device: the device.
         """
         return f"no known benefit on {self.device_type}; run.compile=blocks forces it"
+
+    def compiler_versions(self, device: torch.device) -> dict[str, str]:
+        """Return what compiled code depends on besides the program: versions of compilers and the device, by name."""
+        return {"torch": str(torch.__version__), "Python": _python_version(), "device": self.describe(device)}
+
+    def compile_obstacle(self, device: torch.device) -> str:
+        """Return the reason why ``torch.compile`` cannot build kernels for a device; empty if it can."""
+        return ""
+
+    def attention_kernel(self, heads: AttentionHeads, deterministic: bool, device: torch.device) -> str:
+        """Return the kernel that torch chooses for causal attention in training, for rehearsals.
+
+        Args:
+            heads: heads of the attention.
+            deterministic: ``run.deterministic`` of the recipe.
+            device: the device.
+
+        Returns:
+            A name of ``torch.nn.attention.SDPBackend`` in lower case; "math" keeps all scores.
+        """
+        return "math"
 
     @property
     def document_kernel(self) -> DocumentKernel | None:
@@ -228,10 +330,15 @@ class Backend:
         """Return versions of the driver and of libraries below torch, by name; empty if none are known."""
         return {}
 
-    def instance_type(self) -> str | None:
-        """Return the cloud instance type, for chips that have no name in torch; None if it is not needed."""
+    def instance_type(self, device: torch.device) -> str | None:
+        """Return the cloud instance type, or its family, for chips without a name in torch; None if not needed."""
         return None
 
     def cores_per_device(self) -> int | None:
         """Cores of a chip that form one device, if the environment sets that; None for the catalog's number."""
         return None
+
+
+def _python_version() -> str:
+    """Version of Python as far as compiled code depends on it, such as 3.11."""
+    return ".".join(platform.python_version_tuple()[:2])

@@ -1,20 +1,25 @@
 """The CPU as a device: threads of the host, its memory, and the gloo library."""
 
+import hashlib
 import os
+import platform
 import resource
+import subprocess
 import sys
 from pathlib import Path
 
 import torch
 
 from hlat.runtime.backend.allocator import keep_freed_memory
-from hlat.runtime.backend.base import Backend, Collectives, Compiler, DocumentKernel
+from hlat.runtime.backend.base import AttentionHeads, Backend, Collectives, Compiler, DocumentKernel
 
 LONG_RUN = 1.5e14
 """FLOPs of a run per CPU thread of all its processes from which compiling pays: ten minutes on a core with AMX.
 
 Measured: 5 to 26 s of start-up for 1.18 to 1.30 times the speed (docs/notebook/cpu-settings.md). The decision depends
 on the recipe only, not on a measurement, so that a resumed run decides as the original run did."""
+
+CPUINFO = Path("/proc/cpuinfo")
 
 _BF16_INSTRUCTIONS = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
 
@@ -63,13 +68,25 @@ class CpuBackend(Backend):
         emulated = dtype == torch.bfloat16 and not self.has_fast_bf16(torch.device(self.device_type))
         return torch.float32 if emulated else dtype
 
-    def compile_refusal(self, compute: torch.dtype, flops: float, world: int) -> str:
+    def compile_refusal(self, compute: torch.dtype, flops: float, world: int, device: torch.device) -> str:
         """Return the reason not to compile; empty if bf16 is fast and the run recovers the start-up time."""
         if compute != torch.bfloat16 or not self.has_fast_bf16(torch.device(self.device_type)):
             return "little gain on a CPU without bf16 instructions or in fp32; run.compile=blocks forces it"
         if flops < LONG_RUN * torch.get_num_threads() * world:
             return "the run is too short to recover the compilation time; run.compile=blocks forces it"
         return ""
+
+    def compiler_versions(self, device: torch.device) -> dict[str, str]:
+        """Return torch, Python, the C++ compiler, the processor, and the folder with the header files of torch.
+
+        The number of threads is left out: the compiler finds it in the cache's keys.
+        """
+        versions = super().compiler_versions(device) | {"device": _processor()}
+        return versions | {"C++ compiler": _compiler_version(self.compiler), "torch's folder": torch.__path__[0]}
+
+    def attention_kernel(self, heads: AttentionHeads, deterministic: bool, device: torch.device) -> str:
+        """Return flash attention, which torch has for every dtype and head on a CPU."""
+        return "flash_attention"
 
     def memory_bytes(self, device: torch.device) -> int:
         """Physical memory of the machine, in bytes."""
@@ -92,6 +109,27 @@ class CpuBackend(Backend):
     def chip_name(self, device: torch.device) -> str | None:
         """Return None: the catalog has no CPUs, they are measured."""
         return None
+
+
+def _processor() -> str:
+    """Name of the processor and a hash of its instruction sets, for which code is compiled (``-march=native``)."""
+    found: dict[str, str] = {}
+    if CPUINFO.is_file():
+        for line in CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            found.setdefault(name.strip(), value.strip())
+    features = found.get("flags") or found.get("Features") or platform.machine()
+    digest = hashlib.sha256(" ".join(sorted(features.split())).encode()).hexdigest()[:8]
+    return f"{found.get('model name') or platform.processor() or platform.machine()} (instructions {digest})"
+
+
+def _compiler_version(compiler: Compiler | None) -> str:
+    """First line of what the compiler prints as its version; empty if there is none."""
+    program = None if compiler is None else compiler.find()
+    if program is None:
+        return ""
+    done = subprocess.run([*program.split(), "--version"], capture_output=True, text=True, check=False)
+    return done.stdout.partition("\n")[0].strip()
 
 
 BACKEND = CpuBackend("cpu")

@@ -1,15 +1,15 @@
 """NVIDIA GPUs, and those of AMD, which torch calls cuda too."""
 
 import os
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
-from hlat.runtime.backend.base import FLEX, Backend, Collectives
+from hlat.runtime.backend.base import FLEX, AttentionHeads, Backend, Collectives
+from hlat.runtime.backend.cuda_capabilities import AMD, NVIDIA, GpuCapabilities
 
 DRIVER = Path("/proc/driver/nvidia/version")  # "NVRM version: NVIDIA UNIX ...  550.54.15  Tue ..."
-_FIRST_WITH_BF16 = (8, 0)  # NVIDIA Ampere; AMD GPUs that torch supports report (9, 0) or more
-_FIRST_WITH_FP8 = (8, 9)  # NVIDIA Ada and Hopper have fp8 tensor cores
 
 
 class CudaBackend(Backend):
@@ -22,6 +22,25 @@ class CudaBackend(Backend):
     rounding_kernel = "triton"
     document_kernel = FLEX
     float64 = True
+    # Triton's own variable too: the AdamW kernel of bf16 weights is compiled by Triton, without inductor.
+    compile_cache = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+
+    def __init__(self, device_type: str, chip: GpuCapabilities | None = None) -> None:
+        """Describe GPUs.
+
+        Args:
+            device_type: name of the type in torch.
+            chip: capabilities of a GPU that is not here; None to ask torch about the one that is.
+        """
+        super().__init__(device_type)
+        self._chip = chip
+        if chip is not None:
+            self.compiler = None  # where that GPU is, which is not this machine
+
+    def of_chip(self, vendor: str, capability: tuple[int, int] | None) -> "CudaBackend":
+        """Return a backend that answers for a GPU that is not here."""
+        assert capability is not None, "the catalog has one for every chip of this device type"
+        return CudaBackend(self.device_type, GpuCapabilities(vendor, capability))
 
     def configure_products(self, deterministic: bool) -> None:
         """Forbid cuBLAS to add partial sums in 16 bits, and fix its workspace for the same bits each time."""
@@ -32,9 +51,13 @@ class CudaBackend(Backend):
             # cuBLAS needs a fixed workspace to give the same bits each time (PyTorch notes on reproducibility).
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
+    def _capabilities(self, device: torch.device) -> GpuCapabilities:
+        """Return the capabilities of the chip, if one was given, else of a GPU of this machine."""
+        return self._chip or GpuCapabilities(vendor(), compute_capability(device))
+
     def has_fast_bf16(self, device: torch.device) -> bool:
-        """Return True from NVIDIA Ampere on."""
-        return compute_capability(device) >= _FIRST_WITH_BF16
+        """Return True from NVIDIA Ampere on, and for AMD GPUs with matrix products in bf16."""
+        return self._capabilities(device).has("bf16")
 
     def product_format(self, dtype: torch.dtype) -> str:
         """Return the number format of products: ``tf32`` for float32 if torch is set to use it."""
@@ -48,15 +71,33 @@ class CudaBackend(Backend):
 
     def fp8_refusal(self, device: torch.device) -> str:
         """Return the reason why the device has no fp8 products; empty from NVIDIA Ada on."""
-        capability = compute_capability(device)
-        if capability >= _FIRST_WITH_FP8:
-            return ""
-        needed = "needs an NVIDIA GPU of compute capability 8.9 or later (Ada, Hopper, Blackwell)"
-        return f"{needed}, this one has {'.'.join(map(str, capability))}"
+        return self._capabilities(device).fp8_refusal
 
-    def compile_refusal(self, compute: torch.dtype, flops: float, world: int) -> str:
-        """Return an empty string: compiled blocks are faster on GPUs, whatever the run."""
+    def compile_refusal(self, compute: torch.dtype, flops: float, world: int, device: torch.device) -> str:
+        """Return the reason not to compile; empty where Triton has the dtype: blocks are faster, whatever the run."""
+        found = self._capabilities(device)
+        if found.compile_obstacle:
+            return found.compile_obstacle
+        if compute == torch.bfloat16 and not found.has("bf16"):
+            return f"Triton has no bf16 below compute capability 8.0, and this GPU has {found.number}"
         return ""
+
+    def compiler_versions(self, device: torch.device) -> dict[str, str]:
+        """Return torch, Python, the GPU, CUDA or ROCm, and Triton."""
+        try:
+            triton = version("triton")
+        except PackageNotFoundError:
+            triton = ""
+        toolkit = str(torch.version.cuda or torch.version.hip)
+        return super().compiler_versions(device) | {"CUDA or ROCm": toolkit, "Triton": triton}
+
+    def compile_obstacle(self, device: torch.device) -> str:
+        """Return the reason why Triton does not support the GPU; empty if it does."""
+        return self._capabilities(device).compile_obstacle
+
+    def attention_kernel(self, heads: AttentionHeads, deterministic: bool, device: torch.device) -> str:
+        """Return the kernel that torch's dispatch chooses for such heads."""
+        return self._capabilities(device).attention_kernel(heads, deterministic)
 
     def software(self) -> dict[str, str]:
         """Return the versions of the driver, of CUDA (or ROCm) and of NCCL (or RCCL)."""
@@ -83,8 +124,13 @@ class CudaBackend(Backend):
 
 
 def compute_capability(device: torch.device) -> tuple[int, int]:
-    """Compute capability of an NVIDIA GPU: (8, 9) is Ada, (9, 0) Hopper."""
+    """Compute capability of a GPU as torch reports it: (8, 9) is Ada, (9, 0) Hopper, or MI200 on builds for AMD."""
     return torch.cuda.get_device_capability(device)
+
+
+def vendor() -> str:
+    """Vendor of the GPUs that this build of torch is for."""
+    return AMD if torch.version.hip else NVIDIA
 
 
 BACKEND = CudaBackend("cuda")

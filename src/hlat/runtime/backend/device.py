@@ -1,6 +1,7 @@
 """The device of a process: chosen and configured once, and queries that need the device only.
 
-run.device, local rank --choose_device--> device --configure_numerics--> settings of torch
+run.device --find_device_type--> device type --configure_numerics--> settings of torch
+                                             --select_device(local rank)--> device of this process
 """
 
 import os
@@ -16,14 +17,26 @@ _HOST = "cpu"
 
 
 def choose_device(device: str, here: RankInfo) -> torch.device:
-    """Choose the device of this process; with several accelerators on a machine, the one with the local rank as index.
+    """Choose the device of this process: ``find_device_type``, then ``select_device``.
 
     Args:
-        device: a device type, such as cpu, or auto: the accelerator that torch finds, else the CPU.
+        device: as for ``find_device_type``.
         here: rank of this process.
 
     Raises:
-        LaunchError: the requested type is not present on this machine, or there are fewer devices than processes.
+        LaunchError: as for these two.
+    """
+    return select_device(find_device_type(device), here)
+
+
+def find_device_type(device: str) -> str:
+    """Find the device type of a run on this machine. No device is used.
+
+    Args:
+        device: a device type, such as cpu, or auto: the accelerator that torch finds, else the CPU.
+
+    Raises:
+        LaunchError: the requested type is not present on this machine.
     """
     found = torch.accelerator.current_accelerator(check_available=True)
     present = found.type if found is not None else _HOST
@@ -32,34 +45,52 @@ def choose_device(device: str, here: RankInfo) -> torch.device:
     if chosen != present and not backend.is_everywhere:
         message = f"run.device={device}: torch finds no such device here, only {present}."
         raise LaunchError(f"{message} Use run.device=auto, or install a torch build for {device}.")
+    return chosen
+
+
+def select_device(device_type: str, here: RankInfo) -> torch.device:
+    """Select the device of this process in this thread; of several on a machine, the one with the local rank as index.
+
+    Args:
+        device_type: a type that is present on this machine.
+        here: rank of this process.
+
+    Raises:
+        LaunchError: there are fewer devices than processes.
+    """
+    backend = backend_of(device_type)
     if backend.is_shared or here.world == 1:
-        return torch.device(chosen)
+        return torch.device(device_type)
     count = backend.device_count()
     # Some schedulers make only one device visible to each process: it has index 0 in every process.
     one_visible = count == 1 and bool(os.environ.get(backend.visible_devices_variable or ""))
     index = 0 if one_visible else here.local_rank
     if index >= count:
-        message = f"process {here.local_rank} of this machine has no {chosen} device of its own: there are {count}."
+        message = (
+            f"process {here.local_rank} of this machine has no {device_type} device of its own: there are {count}."
+        )
         raise LaunchError(f"{message} Start at most {count} processes per machine, or use run.device=cpu.")
     torch.accelerator.set_device_index(index)
-    return torch.device(chosen, index)
+    return torch.device(device_type, index)
 
 
 _COMPILER_SETTINGS = "torch._inductor.config"
 
 
-def configure_numerics(device: torch.device, deterministic: bool = True) -> None:
+def configure_numerics(device: torch.device | str, deterministic: bool = True) -> None:
     """Make matrix products accumulate in fp32, and kernels deterministic.
 
     Args:
-        device: device that the process computes on.
+        device: device that the process computes on, or its type.
         deterministic: raise an error for kernels that are not deterministic. A warning would not be enough: torch
             would still use such a kernel for the backward pass of fused attention on CUDA.
     """
-    backend_of(device).configure_products(deterministic)
+    backend = backend_of(device)
+    backend.configure_products(deterministic)
     # use_deterministic_algorithms(True) does the same, but imports the compiler to configure it, which takes over a
     # second at each start. Here the compiler gets the setting from the environment, or directly if it is loaded.
-    torch.set_deterministic_debug_mode("error" if deterministic else "default")
+    if backend.deterministic_mode:
+        torch.set_deterministic_debug_mode("error" if deterministic else "default")
     os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1" if deterministic else "0"
     if _COMPILER_SETTINGS in sys.modules:
         sys.modules[_COMPILER_SETTINGS].deterministic = deterministic  # type: ignore[attr-defined]
@@ -97,11 +128,6 @@ def peak_memory_bytes(device: torch.device) -> int:
 def has_fast_bf16(device: torch.device) -> bool:
     """Return True if bf16 matrix products run in hardware on this device, rather than being emulated."""
     return backend_of(device).has_fast_bf16(device)
-
-
-def sum_dtype(device: torch.device) -> torch.dtype:
-    """Return the widest dtype for sums on a device: float64, or float32 if it has none."""
-    return torch.float64 if backend_of(device).float64 else torch.float32
 
 
 def is_on_host(tensor: torch.Tensor) -> bool:

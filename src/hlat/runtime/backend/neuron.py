@@ -1,37 +1,148 @@
 """AWS Trainium through TorchNeuron, which registers the device type neuron and a process group of that name.
 
 Not verified on a device (docs/limits.md). Facts are those of AWS's documentation and of the public beta's source
-(SDK 2.33): no float64, eager operations without fused AdamW, no flex attention, and send and receive only in some
-releases, so the process group is asked (``Backend.can_send``).
+(torch-neuronx of SDK 2.33): no float64, eager operations without fused AdamW, no flex attention. ``ENVIRONMENT`` lists
+the variables of the runtime that hlat reads or sets, or that a user may want to know.
+
+    join the group: it assigns the process its core and starts the runtime --> select that core --> compute
 """
 
 import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
-from hlat.runtime.backend.base import Backend, Collectives
+from hlat.runtime.backend.base import AttentionHeads, Backend, Collectives
+from hlat.runtime.errors import LaunchError
 
-# The hypervisor of EC2 writes the instance type here; Neuron devices report no chip name of their own.
+# The hypervisor of EC2 writes the instance type here, for releases whose devices do not report it.
 PRODUCT_NAME = Path("/sys/devices/virtual/dmi/id/product_name")
 
 DRIVER = Path("/sys/module/neuron/version")
+
+
+_PACKAGE = "torch_neuronx"
+_VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
+_CORES_PER_DEVICE = "NEURON_LOGICAL_NC_CONFIG"
+_ROUNDING = "NEURON_RT_STOCHASTIC_ROUNDING_EN"
+_ROUNDING_SEED = "NEURON_RT_STOCHASTIC_ROUNDING_SEED"
+_OFF = ("", "0", "false")
+_NEFF_CACHE = "TORCH_NEURONX_NEFF_CACHE_DIR"
+_HLO_CACHE = "TORCH_NEURONX_HLO_CACHE_DIR"
+_COMPILER_PACKAGES = (_PACKAGE, "neuronx-cc")
+
+ENVIRONMENT = {
+    # variable -> purpose. hlat reads the first two, and sets the folders of compiled code; the process group sets the
+    # first and third if nobody has.
+    _VISIBLE_CORES: "cores that a process sees, such as 3 or 0-7",
+    _CORES_PER_DEVICE: "physical cores of a logical core: 1 or 2",
+    "NEURON_RT_ROOT_COMM_ID": "address and port where the runtimes of a run find each other",
+    "NEURON_RT_EXEC_TIMEOUT": "seconds after which the runtime gives an execution up",
+    "NEURON_RT_LOG_LEVEL": "level of the runtime's messages: ERROR, WARNING, INFO or DEBUG",
+    _ROUNDING: "1 rounds every conversion to fewer bits stochastically, in hardware (precision.rounding)",
+    _ROUNDING_SEED: "seed of that; hlat sets both, from the recipe's seed and the rank",
+    "NEURON_CC_FLAGS": "options of the compiler neuronx-cc",
+    _NEFF_CACHE: "folder of compiled operations and graphs; hlat gives each rank its own (run.compile_cache)",
+    _HLO_CACHE: "folder of graphs before they are compiled, likewise",
+    "TORCH_NEURONX_DISABLE_NEFF_CACHE": "1 compiles everything anew in every process",
+    "TORCH_NEURONX_COMPILE_ONLY": "1 compiles without a device and executes nothing, for hlat compile",
+    "COLLECTIVE_BUCKETSIZE_IN_MB": "size from which an all-gather or reduce-scatter is divided",
+    "FI_PROVIDER": "efa between machines; the cluster catalog sets it (hlat doctor, hlat submit)",
+    "FI_EFA_USE_DEVICE_RDMA": "1 between machines, likewise",
+}
+"""Environment variables of TorchNeuron, its runtime, its compiler and its network, with their purpose."""
 
 
 class NeuronBackend(Backend):
     """Logical cores of Trainium chips."""
 
     collectives = Collectives("neuron")
-    visible_devices_variable = "NEURON_RT_VISIBLE_CORES"
+    visible_devices_variable = _VISIBLE_CORES
+    group_before_device = True  # init_process_group asserts that the runtime has not been started
+    group_differs = True  # the beta has no send and receive, the documentation of SDK 2.33 lists pipelines
+    sends = False
+    rounds_in_hardware = True
+    unequal_all_to_all = False
+    materialises_masks = True  # torch.nn.attention.bias aligns a causal mask in kernels of CUDA only
+    deterministic_mode = False  # "Adaptive Eager Execution optimizations are disabled" (pytorch-native-overview)
+    compile_backend = "neuron"
+    compiler = None  # eager operations are compiled too: the compiler is installed with the device
+    compile_cache = {"TORCHINDUCTOR_CACHE_DIR": "inductor", _HLO_CACHE: "hlo", _NEFF_CACHE: "neff"}
+    compile_cache_per_rank = True  # ranks race for a common one (vllm-neuron gives each rank_N/{inductor,hlo,neff})
 
     def is_initialized(self) -> bool:
         """Return True if this process has started the Neuron runtime, under any of its names for the question."""
-        module = torch.get_device_module(self.device_type)
+        modules = (torch.get_device_module(self.device_type), sys.modules.get(_PACKAGE))
         names = ("is_neuron_runtime_initialized", "is_initialized")
-        return any(bool(getattr(module, name, lambda: False)()) for name in names)
+        return any(bool(getattr(module, name, lambda: False)()) for module in modules for name in names)
 
-    def instance_type(self) -> str | None:
-        """Return the EC2 instance type; empty elsewhere."""
+    def configure_rounding(self, in_hardware: bool, seed: int) -> None:
+        """Tell the runtime, which reads it when it loads a program, if it rounds stochastically.
+
+        Args:
+            in_hardware: True for stochastic rounding in hardware.
+            seed: seed of the device's random numbers.
+
+        Raises:
+            LaunchError: the runtime has been started, or the user's environment lets the hardware round.
+        """
+        if not in_hardware:
+            if os.environ.get(_ROUNDING, "").lower() not in _OFF:
+                raise LaunchError(
+                    f"{_ROUNDING}={os.environ[_ROUNDING]} is set, and every conversion would be rounded stochastically "
+                    "by the hardware, also what the optimizer has rounded already. Unset it; or choose it with "
+                    "precision.rounding=hardware (and precision.mode=bf16-sr), which sets it."
+                )
+            return
+        if self.is_initialized():
+            raise LaunchError(
+                "precision.rounding=hardware: this process has started the Neuron runtime already, which rounds as it "
+                "was told then. Train in a new process."
+            )
+        os.environ.update({_ROUNDING: "1", _ROUNDING_SEED: str(seed)})
+
+    def group_refusal(self, ranks: Sequence[int]) -> str:
+        """Return the reason why ranks cannot form a group: it has to be regular, with translations that tile a run."""
+        stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+        regular = list(ranks) == list(range(ranks[0], ranks[0] + stride * len(ranks), stride))
+        if regular and ranks[0] % (stride * len(ranks)) < stride:
+            return ""
+        return (
+            f"ranks {', '.join(map(str, ranks))} are not evenly spaced and aligned, as groups of Neuron cores must be"
+        )
+
+    def compile_refusal(self, compute: torch.dtype, flops: float, world: int, device: torch.device) -> str:
+        """Return an empty string: without compilation every operation is launched alone, at its own cost."""
+        return ""
+
+    def compiler_versions(self, device: torch.device) -> dict[str, str]:
+        """Return torch, Python, the instance type, torch-neuronx and its compiler."""
+        found = super().compiler_versions(device)
+        for package in _COMPILER_PACKAGES:
+            try:
+                found[package] = version(package)
+            except PackageNotFoundError:  # a release that names it otherwise
+                found[package] = ""
+        return found
+
+    def attention_kernel(self, heads: AttentionHeads, deterministic: bool, device: torch.device) -> str:
+        """Return torch's name for a kernel of the device's package: a fused one, by users of the beta, not verified."""
+        return "overrideable"
+
+    def chip_name(self, device: torch.device) -> str | None:
+        """Return the instance type, such as trn2, that names a device; ``get_device_name`` repeats its argument."""
+        return self.instance_type(device) or None
+
+    def instance_type(self, device: torch.device) -> str | None:
+        """Return the EC2 instance type or its family: as the device has it, else as the machine; empty elsewhere."""
+        properties = getattr(torch.get_device_module(device), "get_device_properties", None)
+        try:
+            return str(properties(device).name)  # type: ignore[misc]
+        except (RuntimeError, ValueError, TypeError, AttributeError):  # a release without it, or another argument
+            pass
         try:
             return PRODUCT_NAME.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
@@ -46,7 +157,7 @@ class NeuronBackend(Backend):
 
     def cores_per_device(self) -> int | None:
         """Physical cores of a logical core, if NEURON_LOGICAL_NC_CONFIG sets them."""
-        configured = os.environ.get("NEURON_LOGICAL_NC_CONFIG", "")
+        configured = os.environ.get(_CORES_PER_DEVICE, "")
         return int(configured) if configured.isdecimal() and int(configured) > 0 else None
 
 

@@ -10,7 +10,8 @@ This module does not import torch, because recipes are checked without it.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -30,10 +31,36 @@ BACKENDS = {
 def backend_of(device: "torch.device | str") -> "Backend":
     """Return the backend of a device, or of a device type. Each is created once per process.
 
+    Within ``simulated_backend`` the answer is the simulated one, whatever the device.
+
     Args:
         device: a device of any type that torch knows, or the name of such a type.
     """
+    if _simulated:
+        return _simulated[-1]
     return _backend(device if isinstance(device, str) else device.type)
+
+
+_simulated: list["Backend"] = []  # innermost last
+
+
+@contextmanager
+def simulated_backend(backend: "Backend") -> Iterator[None]:
+    """Let one backend answer every question within the block, for rehearsals of a device that is not here.
+
+    Args:
+        backend: the answers; ``Backend.of_chip`` makes one for a chip that is not here.
+    """
+    _simulated.append(backend)
+    try:
+        yield
+    finally:
+        _simulated.pop()
+
+
+def is_simulated() -> bool:
+    """Return True within ``simulated_backend``."""
+    return bool(_simulated)
 
 
 @functools.cache

@@ -22,10 +22,12 @@ from torch._C._distributed_c10d import Store
 
 from hlat.runtime.backend import (
     backend_of,
-    choose_device,
     configure_numerics,
+    find_device_type,
     interface_variables,
     nondeterministic_kernel_error,
+    select_device,
+    use_compile_cache,
 )
 from hlat.runtime.distributed.host_collectives import HostGroup
 from hlat.runtime.distributed.rendezvous import Rendezvous, rendezvous_helpers, rendezvous_ranks
@@ -65,7 +67,9 @@ class Runtime:
     rendezvous: Rendezvous = field(default_factory=Rendezvous)
 
 
-def join_run(device: str = "auto", deterministic: bool = True, folder: Path | None = None) -> Runtime:
+def join_run(
+    device: str = "auto", deterministic: bool = True, folder: Path | None = None, compile_cache: str | None = None
+) -> Runtime:
     """Choose the device of this process, configure its numerics, and join the other processes if there are any.
 
     Args:
@@ -73,18 +77,21 @@ def join_run(device: str = "auto", deterministic: bool = True, folder: Path | No
         deterministic: raise an error for kernels that are not deterministic.
         folder: folder that all processes share. During the rendezvous it holds the run's secret, if the launcher set
             none. Without either, every process that reaches the store may join.
+        compile_cache: folder of compiled code; None as for ``hlat.runtime.backend.compile_cache_folders``.
 
     Raises:
-        LaunchError: the requested device is not present on this machine, or the rendezvous failed.
+        LaunchError: the requested device is not present on this machine, the rendezvous failed, or there is no safe
+            folder for compiled code.
         StorageError: the folder cannot be written.
     """
     here = rank_info()
-    chosen = choose_device(device, here)
-    configure_numerics(chosen, deterministic)
-    backend_of(chosen).configure_process()
+    device_type = find_device_type(device)
+    configure_numerics(device_type, deterministic)
+    backend_of(device_type).configure_process()
+    use_compile_cache(device_type, compile_cache, here.rank)
     if here.world == 1:
-        return Runtime(chosen)
-    ranks, rendezvous = _join(chosen, here, folder)
+        return Runtime(select_device(device_type, here))
+    chosen, ranks, rendezvous = _join(device_type, here, folder)
     return Runtime(chosen, here.rank, here.world, here.local_rank, ranks, rendezvous)
 
 
@@ -127,13 +134,16 @@ def abandon_run(runtime: Runtime) -> None:
 
 
 @contextmanager
-def joined_run(device: str = "auto", deterministic: bool = True, folder: Path | None = None) -> Iterator[Runtime]:
+def joined_run(
+    device: str = "auto", deterministic: bool = True, folder: Path | None = None, compile_cache: str | None = None
+) -> Iterator[Runtime]:
     """Join the run within the block: ``join_run``, then ``leave_run``, or ``abandon_run`` after an exception.
 
     Args:
         device: as for ``join_run``.
         deterministic: as for ``join_run``.
         folder: as for ``join_run``.
+        compile_cache: as for ``join_run``.
 
     Yields:
         The runtime of this process.
@@ -142,7 +152,7 @@ def joined_run(device: str = "auto", deterministic: bool = True, folder: Path | 
         LaunchError: as for ``join_run``; or torch refused a non-deterministic kernel within the block.
         StorageError: as for ``join_run``.
     """
-    runtime = join_run(device, deterministic, folder)
+    runtime = join_run(device, deterministic, folder, compile_cache)
     try:
         yield runtime
     except BaseException as error:
@@ -153,29 +163,32 @@ def joined_run(device: str = "auto", deterministic: bool = True, folder: Path | 
     leave_run(runtime)
 
 
-def _join(device: torch.device, here: RankInfo, folder: Path | None) -> tuple[HostGroup, Rendezvous]:
+def _join(device_type: str, here: RankInfo, folder: Path | None) -> tuple[torch.device, HostGroup, Rendezvous]:
     if dist.is_initialized():
         raise LaunchError(
             "this process has already joined a run: leave it with hlat.runtime.distributed.join.leave_run first."
         )
-    backend = backend_of(device)
+    backend = backend_of(device_type)
     collectives = backend.collectives
     if collectives is None:
-        message = f"run.device={device.type}: torch has no collective backend for such devices."
+        message = f"run.device={device_type}: torch has no collective backend for such devices."
         raise LaunchError(f"{message} Use run.device=cpu, or one process.")
     signed, rendezvous = rendezvous_ranks(here, folder)
     # Threads of a library access the store even after Python has shut down: they need the plain one.
     store = signed.plain if collectives.has_threads else _keep_store(signed)
 
+    device = None if backend.group_before_device else select_device(device_type, here)
+
     def connect() -> Any:
-        backend.select(device)  # the choice is per thread
+        if device is not None:
+            backend.select(device)  # the choice is per thread
         _connect(collectives.name, store, here)
         return dist.new_group(backend="gloo", timeout=_CONTROL_TIMEOUT)
 
     with _connecting(here):
         control = call_interruptibly(connect)
     assert control is not None, "every rank is in the control group"
-    return HostGroup(here.rank, here.world, control), rendezvous
+    return device or select_device(device_type, here), HostGroup(here.rank, here.world, control), rendezvous
 
 
 def _connect(backend: str, store: Store, here: RankInfo, timeout: timedelta | None = None) -> None:

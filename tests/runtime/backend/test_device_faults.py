@@ -1,0 +1,106 @@
+"""Faults of devices are recognised in logs, kernel messages and reports of monitors, with what to do about each."""
+
+import json
+import time
+
+import pytest
+
+from hlat.launch.preflight.device_reports import device_reports
+from hlat.runtime.backend import find_fault, find_kernel_faults
+from hlat.runtime.backend.neuron_faults import read_monitor
+
+# A line of the driver's log, as AWS's page on troubleshooting has it.
+LINE = (
+    "[ 1234.5] NEURON_HW_ERR=SRAM_UNCORRECTABLE_ERROR instance-id=i-0592464924bd45322 hostname=ip-172-31-61-252 "
+    "nd-id=0 nc-id=0 serial-num=19fcda00f5ff6eb9 action=TERMINATE_INSTANCE"
+)
+
+
+@pytest.mark.parametrize(
+    ("status", "advice", "is_consequence"),
+    [
+        (5, "other workers first", True),
+        (1003, "numbers are wrong", False),
+        (1004, "Replace the instance", False),
+        (1200, "other workers first", True),
+        (1201, "Replace the instance", False),
+        (1202, "Replace the instance", False),
+        (1203, "Replace the instance", False),
+        (1204, "Restart the run", False),
+        (1205, "reboot", False),
+        (1206, "EFA", False),
+    ],
+)
+def test_a_status_is_recognised_by_its_number(status: int, advice: str, is_consequence: bool) -> None:
+    for text in (f"nrt_execute failed: status={status}", f"Neuron runtime error, status_code={status} on nc 3"):
+        fault = find_fault(f"Traceback\n  step 7\nRuntimeError: {text}\nbye")
+        assert fault is not None and advice in str(fault) and fault.is_consequence is is_consequence
+
+
+def test_the_worst_fault_is_reported() -> None:
+    fault = find_fault("NRT_EXEC_HW_ERR_COLLECTIVES\nNRT_EXEC_HW_ERR_HBM_UE\nNRT_TIMEOUT")
+    assert fault is not None and fault.name == "NRT_EXEC_HW_ERR_HBM_UE"
+    hang = find_fault("(FATAL-RT-UNDEFINED-STATE) [ND 0] suspected hang in collectives operation")
+    assert hang is not None and hang.is_consequence
+
+
+@pytest.mark.parametrize("text", ["", "exit status 5", "loss 1202", "HTTP status=1201", "NRT_SUCCESS", "nrt_init 1202"])
+def test_other_texts_are_no_faults(text: str) -> None:
+    assert find_fault(text) is None
+
+
+def test_lines_of_the_kernel_are_recognised() -> None:
+    (found,) = find_kernel_faults(f"usb 1-1: new device\n{LINE}\n")
+    assert LINE in found and "Replace the instance" in found
+    assert find_kernel_faults("NEURON_HW_ERR=SOMETHING_NEW nd-id=0") == []
+
+
+def report(uncorrected: int, hardware: int) -> str:
+    """A report of neuron-monitor, as its guide describes it."""
+    counters = {"neuron_device_index": 3, "mem_ecc_corrected": 9, "mem_ecc_uncorrected": uncorrected}
+    errors = {"generic": 1, "numerical": 2, "transient": 3, "model": 0, "runtime": 0, "hardware": hardware}
+    return json.dumps(
+        {
+            "neuron_runtime_data": [{"pid": 77, "report": {"execution_stats": {"error_summary": errors}}}],
+            "system_data": {"neuron_hw_counters": {"neuron_devices": [counters], "error": ""}},
+        }
+    )
+
+
+def test_a_report_of_the_monitor_is_understood() -> None:
+    assert read_monitor(report(0, 0)) == []
+    first, second = read_monitor(report(2, 1))
+    assert first.startswith("device 3 has 2 uncorrected errors of its memory; Replace the instance")
+    assert second == "process 77 had 1 executions with errors of the hardware"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "neuron-monitor: no devices",
+        "[]",
+        "7",
+        '{"system_data": null}',
+        '{"system_data": {"neuron_hw_counters": 1}}',
+    ],
+)
+def test_a_report_of_another_form_has_no_errors(text: str) -> None:
+    assert read_monitor(text) == []
+
+
+def test_reports_are_read_from_the_programs_of_a_host(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A monitor that never ends is ended after its first line."""
+    for name, script in (
+        ("dmesg", f"echo '{LINE}'"),
+        ("neuron-monitor", f"echo '{report(1, 0)}'; exec sleep 60"),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    began = time.monotonic()
+    kernel, memory = device_reports()
+    assert time.monotonic() - began < 30
+    assert "SRAM_UNCORRECTABLE_ERROR" in kernel and "device 3 has 1 uncorrected" in memory
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    assert device_reports() == []
