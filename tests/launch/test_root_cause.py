@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hlat.launch.error_report import ErrorReport
 from hlat.launch.supervision.root_cause import find_root_cause
 from hlat.launch.supervision.wait import ProcessExit
-from hlat.runtime.process import STOP_EXIT_CODES, STOP_SIGNALS, stop_exit_code
+from hlat.runtime.process import STOP_EXIT_CODES, STOP_SIGNALS, log_path, stop_exit_code
 
 _NOBODY = 65534
 NOWHERE = Path("/no/such/run")
@@ -175,3 +175,33 @@ def test_an_inaccessible_folder_does_not_change_the_explanation(tmp_path, name):
         os.seteuid(before)
         closed.chmod(0o700)
     assert outcome.message == "rank 0 was killed by SIGKILL, which the system sends when memory runs out"
+
+
+def crash(message: str, at: float = NOW) -> ErrorReport:
+    return ErrorReport("own", f"Traceback\nRuntimeError: {message}", True, 1, at)
+
+
+def test_a_broken_device_is_the_cause_and_not_those_that_waited_for_it():
+    waited = crash("nrt_execute failed: status=1200", at=0.5)
+    broken = crash("nrt_execute failed: NRT_EXEC_HW_ERR_NC_UE", at=1.5)
+    exits = [process_exit(0, 1, waited), process_exit(1, 1, broken), process_exit(2, 1, waited)]
+    outcome = find_root_cause(exits, [], NOWHERE)
+    assert outcome.cause is exits[1]
+    assert "NRT_EXEC_HW_ERR_NC_UE: memory of a core has a parity error. Replace the instance" in outcome.message
+
+
+def test_a_worker_that_died_is_the_cause_of_a_hang_in_collectives():
+    waited = crash("suspected hang in collectives operation", at=0.5)
+    exits = [process_exit(0, 1, waited), process_exit(1, -signal.SIGSEGV, noticed=2.0)]
+    assert find_root_cause(exits, [], NOWHERE).cause is exits[1]
+    alone = find_root_cause(exits[:1], [], NOWHERE)
+    assert alone.cause is exits[0] and "Look at the other workers first" in alone.message
+
+
+def test_a_device_fault_is_read_from_the_log_of_a_process_that_left_no_report(tmp_path):
+    log = log_path(tmp_path, 1)
+    log.parent.mkdir(parents=True)
+    log.write_bytes(b"\xff" * 100_000 + b"\nnrt: NRT_EXEC_HW_ERR_HBM_UE\n")
+    exits = [process_exit(0, 1, crash("KeyError: 1", at=0.1)), process_exit(1, -signal.SIGABRT)]
+    outcome = find_root_cause(exits, [], tmp_path)
+    assert outcome.cause is exits[1] and "device memory has an error that cannot be repaired" in outcome.message

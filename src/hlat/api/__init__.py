@@ -3,6 +3,7 @@
     load_recipe -> train -> evaluate, watch, average, generate, load_model, export        metrics, report, runs
                 -> plan, rehearse
                 -> doctor
+                -> compile_cache, unpack_cache
                 -> submit_slurm, submit_kubernetes, launch_local: train on several hosts
 
 Nothing is printed: progress and messages are log records of the logger ``hlat``. Mistakes are ``HlatError``s. What
@@ -13,9 +14,10 @@ when a function returns or raises.
 import logging
 
 from hlat.api.checkpoints import evaluate, evaluate_tasks, generate, load_model, watch
+from hlat.api.compilation import compile_cache, unpack_cache
 from hlat.api.hosts import launch_local
 from hlat.api.models import average, export, import_model
-from hlat.api.planning import compare_plans, plan
+from hlat.api.planning import choose_cluster, compare_plans, plan
 from hlat.api.preflight import doctor
 from hlat.api.recipes import load_recipe
 from hlat.api.records import metrics, report, runs
@@ -25,7 +27,9 @@ from hlat.api.training import TrainingResult, rehearse, train
 __all__ = [
     "TrainingResult",
     "average",
+    "choose_cluster",
     "compare_plans",
+    "compile_cache",
     "doctor",
     "evaluate",
     "evaluate_tasks",
@@ -43,6 +47,7 @@ __all__ = [
     "submit_kubernetes",
     "submit_slurm",
     "train",
+    "unpack_cache",
     "watch",
 ]
 

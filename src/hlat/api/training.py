@@ -108,35 +108,60 @@ def rehearse(
     recipe: Recipe | str | Path,
     overrides: Overrides = (),
     *,
-    world: int = 1,
+    world: int | None = None,
     ranks: Sequence[int] | None = None,
     processes: int = 1,
     on_report: "Callable[[RankReport], None] | None" = None,
+    device: str | None = None,
+    cluster: str | None = None,
+    hardware: str | Path | None = None,
 ) -> "Rehearsal":
     """Run a training step of some ranks on this machine, on tensors that take no memory.
 
     Args:
         recipe: a recipe, a recipe file, or the name of a shipped recipe.
         overrides: changes of the recipe, if it is a file or a name.
-        world: world size of the run: one process per accelerator.
-        ranks: ranks to rehearse; None for the first, the middle, the last and the one that needs most memory.
+        world: world size of the run: one process per accelerator; None for the devices of the cluster, else 1.
+        ranks: ranks to rehearse; None for those that a plan reports: of the first two pipeline ranks, of the last, and
+            of the one that needs most memory.
         processes: processes of this machine to use. More than 1 start new interpreters, which import the program's
             main module: a script then needs ``if __name__ == "__main__":``.
         on_report: called with the report of each rank as soon as there is one.
+        device: device whose decisions are taken, as in "neuron" or "cuda:h100"; None for that of the cluster.
+        cluster: INSTANCE:N, as in "trn2.48xlarge:1", whose chip is simulated, whose memory the ranks are compared
+            with, and which the time of the step is predicted for. Without ``device`` and ``cluster``, the rehearsal
+            decides as on a CPU.
+        hardware: file with a catalog of chips and instances, on top of the one that ships with hlat.
 
     Returns:
-        ``ranks``: a report for each, with ``peak_bytes``, ``messages``, ``flops`` and others; ``layout``; and
-        ``to_dict()`` with everything as JSON values.
+        ``ranks``: a report for each, with ``peak_bytes``, ``messages``, ``flops`` and others; ``layout``; ``decisions``
+        of the simulated device; ``verdict`` with ``fits`` and ``remedies``, of a device or cluster; ``plan`` and
+        ``timelines``, the step in time, of a cluster with as many devices as the run has processes; ``chrome_trace()``;
+        and ``to_dict()`` with everything as JSON values.
 
     Raises:
         RecipeError: every problem of the recipe, also those that only a rank finds.
-        LaunchError: there is no such rank, or the recipe needs something that cannot be rehearsed on a CPU.
+        LaunchError: there is no such rank, or everything that the device cannot do.
+        HardwareError: no such device, chip or cluster, or the catalog is inconsistent.
     """
     with restored(), recipe_job(recipe, overrides) as job:
+        from hlat.hardware import load_catalog, parse_cluster
+        from hlat.rehearsal import parse_device
         from hlat.rehearsal import rehearse as rehearse_world
 
-        show = on_report or (lambda report: None)
-        return rehearse_world(job.load(world), world, ranks, processes=processes, on_report=show)
+        catalog = load_catalog(None if hardware is None else str(hardware))
+        of_cluster = None if cluster is None else parse_cluster(cluster, catalog)
+        simulated = parse_device(device, of_cluster, catalog)
+        count = world or (1 if of_cluster is None else of_cluster.devices)
+        return rehearse_world(
+            job.load(count),
+            count,
+            ranks,
+            processes=processes,
+            on_report=on_report or (lambda report: None),
+            device=simulated,
+            cluster=of_cluster,
+        )
 
 
 def _train_here(job: TrainingJob) -> TrainingResult:
@@ -171,7 +196,8 @@ def _supervise(job: TrainingJob, least: int, most: int, hosts: HostOptions | Non
     from hlat.checkpoint.protocol import step_folder_name
     from hlat.tracking import read_events
 
-    ends = [event for event in read_events(recipe.run_dir / "events.jsonl") if event["event"] == "end"]
+    path = recipe.run_dir / "events.jsonl"
+    ends = [event for event in read_events(path) if event["event"] == "end"] if path.is_file() else []
     if not ends:
         raise LaunchError("the run was stopped before its first step. The same call begins again.")
     step = int(ends[-1]["step"])

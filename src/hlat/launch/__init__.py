@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hlat.runtime import lazily
 
 if TYPE_CHECKING:
+    from hlat.launch.compile_job import CompileJob, ProcessesFailed, is_worker
     from hlat.launch.fork_launcher import launch_forked
     from hlat.launch.hosts_job import HostOptions, supervise_on_hosts
     from hlat.launch.local_hosts import LocalRequest, run_local
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
+        "compile_job": ("CompileJob", "ProcessesFailed", "is_worker"),
         "fork_launcher": ("launch_forked",),
         "hosts_job": ("HostOptions", "supervise_on_hosts"),
         "local_hosts": ("LocalRequest", "run_local"),
@@ -44,11 +46,14 @@ __getattr__ = lazily(
 )
 
 __all__ = [
+    "CompileJob",
     "HostOptions",
     "LocalRequest",
+    "ProcessesFailed",
     "SupervisedRun",
     "SupervisionOptions",
     "TrainingJob",
+    "is_worker",
     "join_slurm_job",
     "launch_forked",
     "launch_multiprocess",

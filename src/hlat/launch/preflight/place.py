@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hlat.launch.preflight.device_reports import device_reports
 from hlat.launch.preflight.host_memory import available_memory
 from hlat.launch.preflight.request import PreflightRequest
 from hlat.runtime.distributed import resolve_addresses
@@ -20,12 +21,14 @@ class HostTools:
         flock: locks an open file, as ``fcntl.flock``.
         available_memory: bytes of memory that processes of this host can still allocate.
         resolve: returns the addresses of a host name.
+        device_reports: returns the faults that devices of this host have reported.
     """
 
     clock: Callable[[], float] = time.time
     flock: Callable[[int, int], None] = fcntl.flock
     available_memory: Callable[[], int] = available_memory
     resolve: Callable[[str], list[str]] = resolve_addresses
+    device_reports: Callable[[], list[str]] = device_reports
 
 
 @dataclass(frozen=True)

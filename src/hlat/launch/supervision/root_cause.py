@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hlat.launch.supervision.wait import ProcessExit
+from hlat.runtime.backend import DeviceFault, find_fault
 from hlat.runtime.process import log_path, stop_exit_code
 
 _BUG = 1
+_TAIL = 1 << 16  # bytes at the end of a log where a device's fault is searched for
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,14 @@ def find_root_cause(exits: Sequence[ProcessExit], forwarded_signals: Sequence[in
         forwarded_signals: signals that asked the run to stop, in the order of arrival.
         run_dir: folder of the run, with the ranks' logs.
     """
-    failures = sorted((end for end in exits if end.failed), key=_order)
+    faults = {end.rank: fault for end in exits if end.failed and (fault := _device_fault(end, run_dir)) is not None}
+    failures = sorted((end for end in exits if end.failed), key=lambda end: _order(end, faults.get(end.rank)))
     if forwarded_signals or any(end.stopped for end in exits):
         # If one rank stops early, the others lose their connection to it: that is no failure of the run.
         failures = [end for end in failures if not _is_consequence(end)]
     if failures:
-        return RunOutcome(_exit_code(failures[0]), _message(failures[0], exits, run_dir), failures[0])
+        cause = failures[0]
+        return RunOutcome(_exit_code(cause), _message(cause, exits, run_dir, faults.get(cause.rank)), cause)
     stopped = [_stop_code_of(end) for end in exits if end.code != 0 and (end.stopped or end.was_signalled)]
     if stopped:
         return RunOutcome(stopped[0])
@@ -57,11 +61,30 @@ def _is_consequence(end: ProcessExit) -> bool:
     return end.was_signalled or (end.report is not None and end.report.kind in ("forwarded", "connection"))
 
 
-def _order(end: ProcessExit) -> tuple[int, float, int]:
+def _device_fault(end: ProcessExit, run_dir: Path) -> DeviceFault | None:
+    """Return the fault of a device that the exception of a process names, or its log if it left no report."""
+    if end.was_signalled or (end.report is not None and not end.report.is_bug):
+        return None
+    return find_fault(end.report.message if end.report is not None else _tail(log_path(run_dir, end.rank)))
+
+
+def _tail(log: Path) -> str:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL))
+            return file.read().decode(errors="replace")
+    except (OSError, ValueError):  # there is none, or it cannot be read: another error is being explained
+        return ""
+
+
+def _order(end: ProcessExit, fault: DeviceFault | None) -> tuple[int, float, int]:
     """Sort key: causes before their consequences, then by time, then by rank."""
     time = end.report.time if end.report is not None else end.noticed
     if end.was_signalled:
         priority = 5
+    elif fault is not None:
+        # A device that waited in vain for another worker says nothing about itself.
+        priority = 4 if fault.is_consequence else 0
     elif end.report is not None:
         # A forwarded error repeats the cause; a lost connection says nothing about it.
         priority = {"lost": 0, "own": 1, "forwarded": 2, "connection": 4}[end.report.kind]
@@ -82,10 +105,11 @@ def _stop_code_of(end: ProcessExit) -> int:
     return end.code if end.code > 0 else stop_exit_code(-end.code)
 
 
-def _message(cause: ProcessExit, exits: Sequence[ProcessExit], run_dir: Path) -> str:
+def _message(cause: ProcessExit, exits: Sequence[ProcessExit], run_dir: Path, fault: DeviceFault | None) -> str:
     log = log_path(run_dir, cause.rank)
     where = [f"each rank's log: {log.parent}/rank-*.log"] if _exists(log.parent) else []
-    return "\n".join([_explanation(cause, exits, log), *where])
+    explained = [] if fault is None else [str(fault)]
+    return "\n".join([_explanation(cause, exits, log), *explained, *where])
 
 
 def _explanation(cause: ProcessExit, exits: Sequence[ProcessExit], log: Path) -> str:

@@ -4,6 +4,7 @@ from hlat.launch.preflight.checks import (
     clocks,
     collectives,
     device,
+    device_faults,
     host,
     incidents,
     leftovers,
@@ -15,7 +16,20 @@ from hlat.launch.preflight.checks import (
 )
 from hlat.launch.preflight.checks.base import HealthCheck, Stage
 
-_GROUPS = (presence, host, run_folder, leftovers, incidents, network, clocks, software, device, matmul, collectives)
+_GROUPS = (
+    presence,
+    host,
+    run_folder,
+    leftovers,
+    incidents,
+    device_faults,
+    network,
+    clocks,
+    software,
+    device,
+    matmul,
+    collectives,
+)
 
 
 def _in_order(checks: list[HealthCheck]) -> tuple[HealthCheck, ...]:

@@ -1,0 +1,229 @@
+"""An archive of compiled code: one tar file, whose first member says what it is for and what is in it.
+
+    manifest.json    device type, versions of compilers, processes, and path, hash and size of each file
+    content/HASH     the files; equal ones, as several ranks compile them, are stored once
+
+Reading takes nothing on trust: a path outside of the cache, a file that is not listed, another size or hash, a link or
+a device refuse the whole archive. Nothing in it is executed here, but the compilers of a run load code from their
+cache: an archive is as trustworthy as whoever made it.
+"""
+
+import hashlib
+import io
+import json
+import os
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, NamedTuple
+
+from hlat.runtime import LaunchError, StorageError, escape_name
+
+FORMAT = 1
+_MANIFEST, _CONTENT = "manifest.json", "content/"
+_LARGEST_MANIFEST = 64 << 20
+_BLOCK = 1 << 20
+
+
+class PackedFile(NamedTuple):
+    """A file of a cache: hash (SHA-256) and size of its content."""
+
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Table of contents of an archive, and the devices and versions that it is for.
+
+    Attributes:
+        device_type: type of the devices that the code is for.
+        versions: everything that the code depends on, by name (``Backend.compiler_versions``).
+        world: processes of the run.
+        files: files by path within the cache, such as ``rank-0/neff/...``.
+    """
+
+    device_type: str
+    versions: Mapping[str, str]
+    world: int
+    files: Mapping[str, PackedFile]
+
+
+def check_archive_path(path: Path) -> None:
+    """Check that an archive can be written, before hours of compilation.
+
+    Raises:
+        StorageError: its folder does not exist or cannot be written, or the path is a folder.
+    """
+    if path.is_dir():
+        raise StorageError(f"{path}: this is a folder; name a file, such as {path / 'compiled.tar'}.")
+    if not path.absolute().parent.is_dir():
+        raise StorageError(f"{path}: the folder {path.absolute().parent} does not exist.")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise StorageError(f"{path}: the folder {path.absolute().parent} cannot be written.")
+
+
+def pack(path: Path, device_type: str, versions: Mapping[str, str], world: int, files: Mapping[str, Path]) -> Manifest:
+    """Write an archive. The file has its name only when it is complete.
+
+    Args:
+        path: file to write; one that exists is replaced.
+        device_type: as in ``Manifest``, like the next two.
+        versions: see there.
+        world: see there.
+        files: files to pack, by their path within the cache.
+
+    Raises:
+        StorageError: the archive cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        packed = {name: _describe(file) for name, file in sorted(files.items())}
+        manifest = Manifest(device_type, dict(versions), world, packed)
+        try:
+            with partial.open("wb") as file:
+                _write(file, manifest, {packed[name].sha256: source for name, source in files.items()})
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageError(f"{path}: the archive cannot be written: {error.strerror or error}.") from error
+    return manifest
+
+
+def _write(file: IO[bytes], manifest: Manifest, contents: Mapping[str, Path]) -> None:
+    head = {
+        "format": FORMAT,
+        "device": manifest.device_type,
+        "versions": dict(manifest.versions),
+        "world": manifest.world,
+        "files": {name: list(packed) for name, packed in manifest.files.items()},
+    }
+    text = json.dumps(head, indent=1).encode()
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        archive.addfile(_member(_MANIFEST, len(text)), io.BytesIO(text))
+        for sha256, source in sorted(contents.items()):
+            with source.open("rb") as content:
+                archive.addfile(_member(_CONTENT + sha256, source.stat().st_size), content)
+
+
+def _member(name: str, size: int) -> tarfile.TarInfo:
+    """Member without owner and time: equal caches give equal archives."""
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = size, 0o644
+    return member
+
+
+def _describe(file: Path) -> PackedFile:
+    with file.open("rb") as content:
+        return PackedFile(hashlib.file_digest(content, "sha256").hexdigest(), file.stat().st_size)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[Manifest, tarfile.TarFile]]:
+    """Open an archive and read its manifest.
+
+    Args:
+        path: the archive.
+
+    Yields:
+        The manifest, and the archive for ``extract``.
+
+    Raises:
+        LaunchError: this is no such archive, or it is damaged.
+        StorageError: it cannot be read.
+    """
+    try:
+        with tarfile.open(path, mode="r:") as archive:
+            yield _read_manifest(path, archive), archive
+    except (tarfile.TarError, EOFError) as error:
+        raise LaunchError(f"{path}: no complete archive of compiled code: {error}. Copy or make it again.") from error
+    except OSError as error:
+        raise StorageError(f"{error.filename or path}: {error.strerror or error}.") from error
+
+
+def _read_manifest(path: Path, archive: tarfile.TarFile) -> Manifest:
+    member = archive.next()
+    if member is None or member.name != _MANIFEST or not member.isreg() or member.size > _LARGEST_MANIFEST:
+        raise LaunchError(f"{path}: no archive of compiled code. `hlat compile RECIPE --out FILE` writes one.")
+    content = archive.extractfile(member)
+    assert content is not None, "a regular file"
+    try:
+        head = json.loads(content.read())
+        if head["format"] != FORMAT:
+            raise LaunchError(
+                f"{path}: format {escape_name(str(head['format']))} of another version of hlat; this one reads "
+                f"{FORMAT}. Make it again here."
+            )
+        return _manifest_of(head)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LaunchError(f"{path}: its manifest is damaged. Copy or make it again.") from error
+
+
+def _manifest_of(head: Any) -> Manifest:
+    files = {str(name): PackedFile(str(sha256), int(size)) for name, (sha256, size) in head["files"].items()}
+    for name in files:
+        if not _is_inside(name):
+            raise ValueError(name)
+    versions = {str(name): str(value) for name, value in head["versions"].items()}
+    return Manifest(str(head["device"]), versions, int(head["world"]), files)
+
+
+def _is_inside(name: str) -> bool:
+    """Return True if a path stays within the folder that it is relative to."""
+    path = PurePosixPath(name)
+    return (
+        not path.is_absolute() and len(path.parts) > 1 and not {"..", "."} & set(name.split("/")) and "\0" not in name
+    )
+
+
+def extract(path: Path, manifest: Manifest, archive: tarfile.TarFile, folder: Path) -> dict[str, Path]:
+    """Write the contents of an archive to a folder and check each of them.
+
+    Args:
+        path: the archive, for messages.
+        manifest: what it has to contain.
+        archive: the open archive, behind its manifest.
+        folder: an empty folder.
+
+    Returns:
+        A file in the folder for each hash of the manifest.
+
+    Raises:
+        LaunchError: something is missing, damaged, or not listed.
+        OSError: a file cannot be read or written.
+    """
+    wanted = {_CONTENT + packed.sha256: packed for packed in manifest.files.values()}
+    found: dict[str, Path] = {}
+    while (member := archive.next()) is not None:
+        packed = wanted.get(member.name)
+        if packed is None or not member.isreg() or member.size != packed.size:
+            raise LaunchError(f"{path}: {escape_name(member.name)} is not what its manifest lists. Make it again.")
+        content = archive.extractfile(member)
+        assert content is not None, "a regular file"
+        target = folder / str(len(found))
+        if _copy(content, target) != packed.sha256:
+            raise LaunchError(f"{path}: {escape_name(member.name)} is damaged. Copy the archive again.")
+        found[packed.sha256] = target
+    _check_complete(path, list(wanted.values()), found)
+    return found
+
+
+def _check_complete(path: Path, wanted: Sequence[PackedFile], found: Mapping[str, Path]) -> None:
+    missing = sum(packed.sha256 not in found for packed in wanted)
+    if missing:
+        raise LaunchError(f"{path}: {missing} of {len(wanted)} files are missing. Copy the archive again.")
+
+
+def _copy(source: IO[bytes], target: Path) -> str:
+    """Copy a file; return the hash of what was copied."""
+    digest = hashlib.sha256()
+    with target.open("xb") as file:
+        while block := source.read(_BLOCK):
+            digest.update(block)
+            file.write(block)
+    return digest.hexdigest()

@@ -1,0 +1,100 @@
+"""Compile the graphs of a run: this process builds its part of the model and computes once what a run computes.
+
+    recipe, rank -> model without weights of its own, optimizer -> a step on dummy tokens -> what a save and a line of
+        metrics compute -> forward passes of an evaluation
+
+Nothing is read or written but the compilers' cache. It is the program of training, not an imitation, so that the
+compilers see the same code, shapes and process groups. Blocks are compiled in one forward and backward pass and in
+one forward pass; on devices that compile single operations too, these are those of a whole step.
+"""
+
+import numpy as np
+import torch
+
+from hlat.checkpoint import collect
+from hlat.config import Recipe
+from hlat.data.samples import Batch
+from hlat.model import next_tokens, row_losses
+from hlat.optim import build_optimizer
+from hlat.parallel import MicroBatch, ParallelModel, build_parallel, decide_compilation
+from hlat.resilience import APPLY
+from hlat.runtime import LaunchError
+from hlat.runtime.distributed import Runtime
+from hlat.training import accumulate_gradients, resolve_precision, update
+from hlat.training.components import StepEnd, requested_components
+
+_MICRO_BATCHES = 2  # the first gradient of a step is stored, every later one is added
+
+
+def compile_graphs(recipe: Recipe, runtime: Runtime) -> None:
+    """Compile everything that the processes of a run compile. Collective.
+
+    Args:
+        recipe: recipe, validated for this number of processes.
+        runtime: rank, device and world of this process.
+
+    Raises:
+        LaunchError: the run compiles nothing, or cannot run here.
+    """
+    recipe, _ = resolve_precision(recipe, runtime, None)
+    decision = decide_compilation(recipe, runtime.device, runtime.world)
+    if not decision.on:
+        raise LaunchError(
+            f"{recipe.run.name}: there is nothing to compile, as the run does not compile its blocks: "
+            f"{decision.reason}. Train without this step, or set run.compile=blocks here and for training."
+        )
+    model = build_parallel(recipe, runtime, seed=None)
+    with torch.no_grad():
+        for parameter in model.stored_parameters():
+            parameter.zero_()
+    _train_once(recipe, model)
+    _evaluate_once(recipe, model)
+
+
+def _train_once(recipe: Recipe, model: ParallelModel) -> None:
+    """Compute a step, and what follows it."""
+    optimizer = build_optimizer(
+        model.local_parameters,
+        recipe.optimizer,
+        recipe.precision.mode,
+        recipe.training.seed,
+        model.matrices,
+        recipe.precision.in_hardware,
+    )
+    components = requested_components(recipe, model.local_parameters)
+    components.reset()
+    loss = accumulate_gradients(model, _training_batch(recipe, model))
+    result = update(model, optimizer, recipe, 1, loss, lambda loss, norm: APPLY)
+    components.after_step(StepEnd(1, result, is_last=False))
+    model.parameter_norm()
+    for chunk in collect(recipe.model, model.local_parameters, optimizer, components.state()):
+        for rows in chunk.rows:  # as they are staged
+            rows.detach().cpu()
+
+
+def _evaluate_once(recipe: Recipe, model: ParallelModel) -> None:
+    """Compute the forward passes of an evaluation of the run."""
+    batch = _micro_batch(recipe, recipe.batch.micro_batch)
+    model.evaluate([batch])
+    if recipe.evaluation.tasks:
+        model.evaluate_rows([batch], row_losses)
+    if recipe.evaluation.prompts:
+        rows = min(recipe.batch.micro_batch, -(-len(recipe.evaluation.prompts) // model.data_ranks))
+        model.evaluate_rows([_micro_batch(recipe, rows)], next_tokens)
+
+
+def _training_batch(recipe: Recipe, model: ParallelModel) -> Batch:
+    """This rank's sequences of a step: all of them in a pipeline, whose schedule depends on their number."""
+    rows = len(model.rows(recipe.batch.global_batch))
+    if model.groups.pipeline is None:
+        rows = min(rows, _MICRO_BATCHES * recipe.batch.micro_batch)
+    batch = _micro_batch(recipe, rows)
+    return Batch(batch.inputs_BS, batch.labels_BS, np.arange(rows), 0, batch.positions_BS)
+
+
+def _micro_batch(recipe: Recipe, rows: int) -> MicroBatch:
+    """Sequences of token 0, one document each."""
+    shape = (rows, recipe.data.sequence_length)
+    tokens = torch.zeros(shape, dtype=torch.int64)
+    positions = torch.arange(shape[1]).expand(shape).contiguous() if recipe.data.isolate else None
+    return MicroBatch(tokens, tokens.clone(), positions)

@@ -1,0 +1,77 @@
+"""After ``hlat compile`` a run on a CPU finds every graph in torch's caches: counted by torch itself."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.commands import hlat
+
+COUNTERS = "HLAT_TEST_COUNTERS"
+
+
+def count() -> None:
+    """Let the command write torch's counters and the number of libraries that it has built, at the end of training."""
+    from hlat.training import loop  # noqa: PLC0415
+
+    plain = loop._train
+
+    def counted(*arguments: Any) -> Any:
+        result = plain(*arguments)
+        from torch._dynamo.utils import counters  # noqa: PLC0415
+
+        found = {key: dict(counters[key]) for key in ("inductor", "aot_autograd", "stats")}
+        Path(os.environ[COUNTERS]).write_text(json.dumps(found))
+        return result
+
+    loop._train = counted
+
+
+def trained(words: list[str], folder: Path, cache: Path, *more: str) -> tuple[int, int, int]:
+    """Train and validate: graphs, hits and misses of torch's cache of compiled graphs."""
+    counters = folder / "counters.json"
+    done = hlat(
+        *("train", *words, f"run.dir={folder}", f"run.compile_cache={cache}", *more),
+        env={**os.environ, COUNTERS: str(counters)},
+        prepare=count,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    found = json.loads(counters.read_text())
+    inductor = found["inductor"]
+    return (
+        found["stats"]["unique_graphs"],
+        inductor.get("fxgraph_cache_hit", 0),
+        inductor.get("fxgraph_cache_miss", 0) + inductor.get("fxgraph_cache_bypass", 0),
+    )
+
+
+def libraries(cache: Path) -> set[Path]:
+    return {path.relative_to(cache) for path in cache.rglob("*.so")}
+
+
+@pytest.mark.slow  # inductor compiles two models in C++: three minutes of CPU
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs g++ on a CPU")
+def test_a_run_on_a_cpu_finds_its_graphs_also_elsewhere_and_another_width_does_not(
+    recipe_file: Path, corpus: Path, tmp_path: Path
+) -> None:
+    words = [str(recipe_file), f"data.path={corpus}", "run.compile=blocks", "run.device=cpu", "training.steps=2"]
+    words += ["model.layers=1", "evaluation.every_steps=1", f"data.prepared_dir={tmp_path / 'data'}"]
+    words += ["schedule.warmup_steps=0", "tracking.tensorboard=false", "memory.activation_checkpointing=full"]
+    cache, elsewhere, archive = tmp_path / "cache", tmp_path / "elsewhere", tmp_path / "code.tar"
+    done = hlat("compile", *words, f"run.compile_cache={cache}", "--out", archive)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not (tmp_path / "run").exists()
+    for name, folder in (("here", cache), ("there", elsewhere)):
+        if folder is elsewhere:
+            unpacked = hlat("compile", *words, f"run.compile_cache={folder}", "--from", archive)
+            assert unpacked.returncode == 0, unpacked.stderr
+        built = libraries(folder)
+        assert built
+        graphs, hits, misses = trained(words, tmp_path / name, folder)
+        assert graphs >= 2 and hits >= 3, "a forward and a backward pass of training, and one of validation"
+        assert misses == 0 and libraries(folder) == built, "nothing is compiled"
+    _, _, misses = trained(words, tmp_path / "wider", elsewhere, "model.intermediate_size=128", "training.steps=1")
+    assert misses >= 3
