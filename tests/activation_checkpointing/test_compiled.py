@@ -117,14 +117,15 @@ def test_graphs_for_accelerators_compute_the_same_gradients(
     wanted = [gradients(plain, positions) for positions in (document_positions(), other_positions())]
     monkeypatch.setattr(torch.nn.attention.flex_attention, "_validate_device", lambda *_: None)
     monkeypatch.setattr(DocumentMask, "from_positions", _for_accelerators)
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager_decomp_partition"))
+    compiler = "aot_eager_decomp_partition"
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=compiler))
     monkeypatch.setattr(
         document_mask_module, "_compiled", cache(document_mask_module._compiled.__wrapped__)
     )  # a new cache
     model = in_float64()
     for block in model.blocks() if compile_blocks else ():
         block.forward = torch.compile(block.forward, dynamic=False)  # type: ignore[method-assign]
-    checkpoint_activations(model, ActivationPlan("as listed", (POLICIES[policy],) * 2, 0, 1, 0))
+    checkpoint_activations(model, ActivationPlan("as listed", (POLICIES[policy],) * 2, 0, 1, 0), compiler)
     for positions, right in zip((document_positions(), other_positions()), wanted, strict=True):
         for ours, theirs in zip(gradients(model, positions), right, strict=True):
             assert (ours - theirs).norm() <= 1e-9 * theirs.norm()

@@ -1,6 +1,8 @@
 """The compiled kernel equals the plain one bit for bit, for any operands."""
 
 import logging
+import math
+import mmap
 from dataclasses import replace
 
 import pytest
@@ -16,6 +18,7 @@ from hlat.optim.element_addresses import ElementAddresses
 GRADIENTS = (torch.bfloat16, torch.float32)
 KEYS = torch.randint(-(1 << 31), 1 << 31, (2, 3), generator=torch.Generator().manual_seed(0)).to(torch.int32)
 CPU = torch.device("cpu")
+WRITTEN = ("weight", "exp_avg", "exp_avg_sq", "compensation")
 
 
 def operands(rounding: str, gradient: torch.dtype, lines: int, length: int, seed: int) -> Operands:
@@ -146,3 +149,33 @@ def test_the_plain_kernel_keeps_its_bits_under_torch_compile(rounding):
         tensors = (other.weight, other.gradient, other.exp_avg, other.exp_avg_sq, other.compensation, other.scalars)
         compiled(*tensors, other.addresses.rows_L, other.addresses.columns_L, other.addresses.names_L, KEYS)
         assert_same(plain, other)
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("gradient", GRADIENTS)
+def test_lines_past_two_to_the_31_elements_are_updated_in_place(rounding, gradient):
+    """The last lines of a tensor whose offsets need 64 bits. Memory that nobody touches takes no room."""
+    lines, length, some = (1 << 19) + 2, 4096, 2
+    last = operands(rounding, gradient, some, length, seed=2)
+    tables = (last.addresses.rows_L, last.addresses.columns_L, last.addresses.names_L)
+    long = {"scalars": last.scalars}
+    for name in ("weight", "gradient", "exp_avg", "exp_avg_sq", "compensation"):
+        values = getattr(last, name)
+        long[name] = None if values is None else _long(values, lines, length)
+    whole = Operands(**long, addresses=ElementAddresses(length, *(_long(table, lines) for table in tables)))
+
+    library = native.native_kernel().args[0]
+    function = getattr(library, f"{native._FUNCTIONS[rounding]}_{native._GRADIENTS[gradient]}")
+    native._update_lines([(function, lines, native._arguments(whole, KEYS))], lines // some - 1, lines // some)
+    update([last], KEYS, rounding)
+    assert_same(
+        last, replace(whole, **{name: long[name] if long[name] is None else long[name][-some:] for name in WRITTEN})
+    )
+
+
+def _long(last: torch.Tensor, *shape: int) -> torch.Tensor:
+    """Tensor of a shape whose last lines have values."""
+    memory = mmap.mmap(-1, math.prod(shape) * last.itemsize)
+    long = torch.frombuffer(memory, dtype=last.dtype).view(shape)
+    long[-len(last) :] = last
+    return long

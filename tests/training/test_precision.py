@@ -12,6 +12,7 @@ from hlat.config import Recipe
 from hlat.config.load import parse_recipe
 from hlat.evaluation import evaluate_checkpoint
 from hlat.runtime import CheckpointError
+from hlat.runtime.backend.cpu import CpuBackend
 from hlat.runtime.distributed import HostGroup, Runtime
 from hlat.runtime.storage import hold_run_folder
 from hlat.training import precision, run
@@ -36,7 +37,7 @@ class _Peers(HostGroup):
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch):
     """Function that sets whether this device has fast bf16."""
-    return lambda answer: monkeypatch.setattr(precision, "has_fast_bf16", lambda device: answer)
+    return lambda answer: monkeypatch.setattr(CpuBackend, "has_fast_bf16", lambda self, device: answer)
 
 
 @pytest.fixture
@@ -96,6 +97,17 @@ def test_a_mode_named_in_the_recipe_is_kept(fast, recipe_in, answer):
     for mode in (*ON_A_CPU, "fp8"):
         recipe = recipe_in(mode)
         assert precision.resolve_precision(recipe, Runtime(torch.device("cpu")), None) == (recipe, None)
+
+
+def test_products_that_a_gpu_emulates_are_warned_of(recipe_in, monkeypatch):
+    """A GPU of compute capability 7.5 multiplies bf16 one by one; a CPU without instructions multiplies in fp32."""
+    device = torch.device("cuda")
+    for capability, warned in (((7, 5), ["mixed", "bf16-sr"]), ((8, 0), [])):
+        monkeypatch.setattr("hlat.runtime.backend.cuda.compute_capability", lambda device, found=capability: found)
+        found = [recipe_in(mode).precision.mode for mode in ("fp32", "mixed", "bf16-sr")]
+        said = {mode: precision.resolve_precision(recipe_in(mode), Runtime(device), None)[1] for mode in found}
+        assert [mode for mode, words in said.items() if words] == warned
+        assert all("precision.mode=fp32 is faster here" in said[mode] for mode in warned)
 
 
 @pytest.mark.parametrize(("began", "mode"), [(True, "mixed"), (False, "fp32")])

@@ -15,21 +15,29 @@ from hlat.activation_checkpointing.recomputation import LastRecomputed, Recomput
 from hlat.model import Decoder, DecoderBlock
 
 
-def checkpoint_activations(model: Decoder, plan: ActivationPlan) -> None:
+def checkpoint_activations(model: Decoder, plan: ActivationPlan, compile_backend: str = "inductor") -> None:
     """Make the blocks of a model or pipeline stage recompute what the plan says.
 
     The forward method is wrapped, not the module: hooks around a block (gathering sharded weights) run once, those
     inside (collectives of tensor parallelism) run again with the step that they belong to. No parameter name changes.
+
+    Args:
+        model: model or pipeline stage.
+        plan: what its blocks recompute.
+        compile_backend: compiler of blocks that are compiled.
     """
     last = LastRecomputed()
     for block, recomputed in zip(model.blocks(), plan.recomputed, strict=True):
         if recomputed:
-            block.forward = _recomputing_forward(block, recomputed, last)  # type: ignore[method-assign]
+            forward = _recomputing_forward(block, recomputed, last, compile_backend)
+            block.forward = forward  # type: ignore[method-assign]
 
 
 def _recomputing_forward(
-    block: DecoderBlock, recomputed: frozenset[str], last: LastRecomputed
+    block: DecoderBlock, recomputed: frozenset[str], last: LastRecomputed, compile_backend: str
 ) -> Callable[..., torch.Tensor]:
     forward: Callable[..., torch.Tensor] = RecomputingForward(block, recomputed, last)
     # If the block is compiled, compile the wrapper: block and recomputation are one graph.
-    return torch.compile(forward, dynamic=False) if hasattr(block.forward, "_torchdynamo_orig_callable") else forward
+    if not hasattr(block.forward, "_torchdynamo_orig_callable"):
+        return forward
+    return torch.compile(forward, dynamic=False, backend=compile_backend)

@@ -5,7 +5,9 @@
 Hooks on saved tensors do not work in a compiled graph. There pointwise operations are fused with their neighbours, so
 recomputing them is nearly free: only matrix products and attention are saved, each unless the plan recomputes it. So a
 block saves what the plan says or less: never the output of a norm, of SwiGLU or of a residual addition; and q, k and v
-as outputs of their product, before rotation. Attention is saved with its log-sum-exp: the kernel returns both.
+as outputs of their product, before rotation. Attention is saved with its log-sum-exp: the kernel returns both. With
+tensor parallelism the sum over ranks is saved in place of the output projection's term of it, which is a complete
+sequence; so no reduction runs again, and gathers do unless their result is saved.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,30 +30,38 @@ _ATTENTION = {
     flex_attention,
 }
 
+_WAIT = torch.ops._c10d_functional.wait_tensor.default  # returns the result of a collective
+
 Contexts = Callable[[], Any]
 
 
 @cache
-def contexts(recomputed: frozenset[str], coalesced: bool) -> Contexts:
+def contexts(recomputed: frozenset[str], coalesced: bool, reduced: bool) -> Contexts:
     """Build the ``context_fn`` of ``torch.utils.checkpoint.checkpoint``; cached, so that equal choices share a graph.
 
     Args:
         recomputed: names of ``hlat.model.derived.RECOMPUTABLE``.
         coalesced: True if q, k, v are one matrix product, and gate, up another.
+        reduced: True if the output of attention is summed over ranks.
     """
 
     def new_contexts() -> Any:
-        return create_selective_checkpoint_contexts(_policy(recomputed, coalesced))
+        return create_selective_checkpoint_contexts(_policy(recomputed, coalesced, reduced))
 
     return new_contexts
 
 
-def _policy(recomputed: frozenset[str], coalesced: bool) -> Callable[..., CheckpointPolicy]:
+def _policy(recomputed: frozenset[str], coalesced: bool, reduced: bool) -> Callable[..., CheckpointPolicy]:
     products = {is_recompute: _product_names(coalesced) for is_recompute in (False, True)}
+    unreduced: dict[bool, str] = {}  # name of a product whose sum over ranks is to follow
 
     def policy(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:
         if operation in _PRODUCTS:
             name = next(products[context.is_recompute])
+            if reduced and name == "residual":
+                unreduced[context.is_recompute], name = name, ""
+        elif operation is _WAIT and context.is_recompute in unreduced:
+            name = unreduced.pop(context.is_recompute)
         elif operation in _ATTENTION:
             name = "attention_output"
         else:

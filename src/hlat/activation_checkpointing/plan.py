@@ -12,6 +12,7 @@ from hlat.activation_checkpointing.budget import BlockPolicy, cheapest
 from hlat.activation_checkpointing.in_flight import passes_in_flight
 from hlat.activation_checkpointing.recompute_cost import RecomputeCosts
 from hlat.config import Fix, Problem, Recipe, RecipeError
+from hlat.config.sections import ParallelConfig
 from hlat.model import ModelShard
 from hlat.model.derived import RECOMPUTABLE, RankWorkload, activation_bytes
 from hlat.runtime.backend import backend_of
@@ -28,6 +29,21 @@ POLICIES: dict[str, frozenset[str]] = {
 }
 """Steps that each block recomputes, by policy: names of RECOMPUTABLE. HLAT's ``selective`` recomputes core attention
 and the SwiGLU product (section 3.4 of the paper, after Korthikanti et al. 2022, section 5)."""
+
+
+_GATHERS = frozenset({"attention_input", "feed_forward_input"})
+"""Steps that end with a gather of the sequence: recomputing them is to gather again (Korthikanti et al. 2022, section
+4.2.2). The norm before the gather runs again too: its result need not be kept, and each rank has a shard of it."""
+
+
+def recomputed_steps(policy: str, parallel: ParallelConfig) -> frozenset[str]:
+    """Return the steps that each block recomputes, in a layout that may gather inputs again.
+
+    Args:
+        policy: a name of ``POLICIES``.
+        parallel: the layout.
+    """
+    return POLICIES[policy] | (_GATHERS if parallel.gathers_again else frozenset())
 
 
 @dataclass(frozen=True)
@@ -107,7 +123,8 @@ class _Planner:
         if memory.activation_checkpointing == "budget":
             recomputed = self._within_budget()
         else:
-            recomputed = (POLICIES[memory.activation_checkpointing],) * len(self._layers)
+            names = recomputed_steps(memory.activation_checkpointing, self.recipe.parallel)
+            recomputed = (names,) * len(self._layers)
         everything = self._layer(frozenset())
         recomputation = max((everything - self._layer(names) for names in set(recomputed)), default=0)
         saved = self._ends + sum(self._layer(names) for names in recomputed)
@@ -122,7 +139,8 @@ class _Planner:
     def _candidates(self) -> Iterator[BlockPolicy]:
         price = RecomputeCosts(self.recipe.model, self._micro_batch, self._length, self._mode, self.workload).by_name()
         subsets = chain.from_iterable(combinations(RECOMPUTABLE, count) for count in range(len(RECOMPUTABLE) + 1))
-        for names in map(frozenset, subsets):
+        always = _GATHERS if self.recipe.parallel.gather_again == "always" else frozenset()
+        for names in (always.union(subset) for subset in subsets):
             if not any(inner in names and outer in names for inner, outer in _INCLUDED_IN.items()):
                 yield BlockPolicy(names, self._layer(names), sum(price[name] for name in names))
 
@@ -185,7 +203,7 @@ class _Planner:
         shards = self.recipe.data_parallel(self.world) // parallel.replicas * parallel.context
         return RankWorkload(
             shard=self.shard,
-            sequence=parallel.sequence and parallel.tensor > 1,
+            sequence=parallel.shards_sequences,
             context=parallel.context,
             weight_copies=parallel.zero == 0 or shards == 1,
             materialised_masks=backend_of(self.device_type).materialises_masks,

@@ -260,7 +260,7 @@ class RecomputingForward:
         self._block, self.recomputed, self._last = block, recomputed, last
         # If the forward method is compiled, use the original: the wrapper is compiled with recomputation inside.
         self._plain = getattr(block.forward, "_torchdynamo_orig_callable", block.forward)
-        self._contexts = contexts(recomputed, block.attention.coalesce)
+        self._contexts = contexts(recomputed, block.attention.coalesce, bool(block.attention.output._forward_hooks))
 
     def __call__(
         self,

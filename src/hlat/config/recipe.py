@@ -120,7 +120,8 @@ class Recipe(Section):
 
     def in_mode(self, mode: str) -> "Recipe":
         """The same recipe with this ``precision.mode``."""
-        return self.model_copy(update={"precision": PrecisionConfig.model_validate({"mode": mode})})
+        precision = PrecisionConfig.model_validate(self.precision.model_dump() | {"mode": mode})
+        return self.model_copy(update={"precision": precision})
 
     def data_parallel(self, world: int) -> int:
         """The data-parallel degree on ``world`` processes; the recipe must have been validated for them."""

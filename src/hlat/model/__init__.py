@@ -8,7 +8,7 @@ from hlat.model.kv_cache import KVCache, LayerCache
 from hlat.model.layers import DecoderBlock
 from hlat.model.local_parameters import LocalParameter, collect_local_parameters, local
 from hlat.model.loss import IGNORED, CrossEntropy, Reduction, head_loss, next_tokens, row_losses
-from hlat.model.matmul import attend, attention_backend
+from hlat.model.matmul import attend, attention_backend, computing_as_simulated
 from hlat.model.model_shard import ModelShard, kv_replication, shard_heads, vocabulary_rows
 from hlat.model.spec import Axis, GradientSum
 
@@ -29,6 +29,7 @@ __all__ = [
     "attention_backend",
     "build",
     "collect_local_parameters",
+    "computing_as_simulated",
     "head_loss",
     "initialise",
     "kv_replication",

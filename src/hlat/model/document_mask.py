@@ -23,7 +23,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from hlat.model.rope import Spans
 from hlat.model.varlen_attention import attend_within_documents
 from hlat.runtime import LaunchError
-from hlat.runtime.backend import backend_of
+from hlat.runtime.backend import backend_of, is_simulated
 
 _BLOCK = 128  # queries, and keys, of a block of scores that flex attention computes or skips
 
@@ -69,7 +69,9 @@ class DocumentMask:
             device_type = positions_Bs.device.type
             field = "data.isolate=true" if window is None else f"model.sliding_window={window}"
             raise LaunchError(f"{field}: attention within documents cannot run on a {device_type} device.")
-        return cls(first_Bs, spans, _MASKS[kernel.name](limited_Bs, offsets_s, spans[-1][1]), window)
+        # Flex attention has to be compiled, which a rehearsal does not: the other kernel keeps the same tensors.
+        blocks = None if is_simulated() else _MASKS[kernel.name](limited_Bs, offsets_s, spans[-1][1])
+        return cls(first_Bs, spans, blocks, window)
 
     def attend(self, q_BHsE: torch.Tensor, k_BGTE: torch.Tensor, v_BGTE: torch.Tensor) -> torch.Tensor:
         """Softmax attention: queries (B, H, s, E), keys and values (B, G, T, E) of complete rows -> (B, H, s, E)."""

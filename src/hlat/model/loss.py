@@ -70,7 +70,9 @@ class CrossEntropy:
         peak_N = self.reduce_max(local_peak_N.clone())
         # max() need not return the first of equal logits.
         local_N = torch.where(logits_Nv == local_peak_N.unsqueeze(1), 1, 0).argmax(1) + self._first_row
-        return self.reduce_min(local_N.masked_fill(local_peak_N != peak_N, torch.iinfo(torch.int64).max))
+        # int32: some devices have no collectives of int64.
+        local_N = local_N.masked_fill(local_peak_N != peak_N, torch.iinfo(torch.int32).max).to(torch.int32)
+        return self.reduce_min(local_N).to(torch.int64)
 
     def __call__(
         self, logits_Nv: torch.Tensor, labels_N: torch.Tensor, gradient: bool

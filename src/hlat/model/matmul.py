@@ -8,7 +8,10 @@ hundred times slower than fp32. There the operands are widened to fp32, and the 
 tensor cores: speed is that of fp32, while the tensors saved for backward stay bf16.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +28,20 @@ if TYPE_CHECKING:
 # Device types, as one text: torch.compile guards it by one comparison, and a tuple by a comparison for each element.
 _EMULATE_BF16 = " ".join(types_with(lambda backend: backend.product_dtype(torch.bfloat16) != torch.bfloat16))
 _ROUND_EMBEDDING_GRADIENTS = types_with(lambda backend: backend.rounds_embedding_gradients)
+
+
+@contextmanager
+def computing_as_simulated(device: torch.device) -> Iterator[None]:
+    """Compute on a device within the block as its simulated backend does: the constants above are of the real one.
+
+    Args:
+        device: device of the tensors of a rehearsal.
+    """
+    backend = backend_of(device)
+    widened = (device.type,) if backend.product_dtype(torch.bfloat16) != torch.bfloat16 else ()
+    rounded = (device.type,) if backend.rounds_embedding_gradients else ()
+    with patch.dict(globals(), _EMULATE_BF16=" ".join(widened), _ROUND_EMBEDDING_GRADIENTS=rounded):
+        yield
 
 
 def needs_widening(x: torch.Tensor) -> bool:

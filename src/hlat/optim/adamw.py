@@ -12,7 +12,7 @@ import torch
 
 from hlat.config.sections import OptimizerConfig
 from hlat.model import LocalParameter
-from hlat.optim.adamw_bf16 import Bf16AdamW
+from hlat.optim.adamw_bf16 import Bf16AdamW, kernel_name
 from hlat.optim.base import STEP, Optimizer, OptimizerSpec, WholeMatrices
 from hlat.precision import MODES
 from hlat.runtime.backend import backend_of
@@ -31,6 +31,13 @@ class AdamWSpec(OptimizerSpec[OptimizerConfig]):
         dtypes = dict.fromkeys(_MOMENTS, mode.moments)
         return dtypes if mode.compensation is None else {**dtypes, "compensation": mode.compensation}
 
+    def kernel(self, device: torch.device) -> str:
+        """Name the kernel: of ``Bf16AdamW`` in modes with bf16 weights, else of torch's AdamW."""
+        backend = backend_of(device)
+        if MODES[self.mode].weights == torch.bfloat16:
+            return f"AdamW over bf16 weights, kernel {kernel_name(device)}"
+        return f"torch's AdamW, {'fused' if backend.fused_adamw else 'foreach'}"
+
     def build(
         self, parameters: Sequence[LocalParameter], seed: int = 0, matrices: WholeMatrices | None = None
     ) -> Optimizer:
@@ -38,13 +45,23 @@ class AdamWSpec(OptimizerSpec[OptimizerConfig]):
         config = self.config
         groups = decay_groups(parameters, config)
         if MODES[self.mode].weights == torch.bfloat16:
-            return Bf16AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, mode=self.mode, seed=seed)
+            return Bf16AdamW(
+                groups,
+                lr=config.lr,
+                betas=config.betas,
+                eps=config.eps,
+                mode=self.mode,
+                seed=seed,
+                in_hardware=self.in_hardware,
+            )
+        fused = all(backend_of(each.parameter.device).fused_adamw for each in parameters)
         return Fp32AdamW(
             [{"params": [each.parameter for each in members], "weight_decay": decay} for members, decay in groups],
             lr=config.lr,
             betas=config.betas,
             eps=config.eps,
-            fused=all(backend_of(each.parameter.device).fused_adamw for each in parameters),
+            fused=fused,
+            foreach=not fused,  # torch's choice on accelerators, and with the same memory in a rehearsal of one
         )
 
 

@@ -4,8 +4,8 @@
 
 The same gradients give the same bits in one process and with any sharding: the update of an element depends on that
 element only, and its random bits on its index in the canonical tensor (``element_addresses.py``,
-``precision/rounding.py``). The host never waits for the device: the step counter is a device tensor. Only where a
-device has no float64, the scalars of a step are computed on the host.
+``precision/rounding.py``). The host never waits for the device: the step counter is a device tensor. Where a device has
+no float64, the scalars of a step are computed on the host, from its own copy of the counters.
 """
 
 import functools
@@ -46,6 +46,7 @@ class Bf16AdamW(Optimizer):
         eps: float,
         mode: str,
         seed: int,
+        in_hardware: bool = False,
     ) -> None:
         """Create the optimizer, without state.
 
@@ -56,13 +57,16 @@ class Bf16AdamW(Optimizer):
             eps: added to the denominator, likewise.
             mode: "bf16-sr", "bf16" or "bf16-kahan".
             seed: seed of the random bits of stochastic rounding.
+            in_hardware: True if the device rounds stochastically; values are then only converted.
         """
+        self._in_hardware = in_hardware
         self._parameters = [each for members, _ in groups for each in members]
         assert all(each.parameter.dtype == torch.bfloat16 for each in self._parameters), (
             f"the weights of {mode} are bf16"
         )
         self._mode, self._streams = mode, RoundingStreams(self._parameters, seed, mode)
         self._squares: dict[float, Squares] = {}  # by beta, where float64 is
+        self._host_steps = _HostSteps()
         self.state_names = ("exp_avg", "exp_avg_sq") + (("compensation",) if mode == "bf16-kahan" else ())
         params = [
             {"params": [each.parameter for each in members], "weight_decay": decay}
@@ -93,14 +97,25 @@ class Bf16AdamW(Optimizer):
         with_gradient = [index for index, each in enumerate(self._parameters) if each.gradient is not None]
         if not with_gradient:
             return loss
-        steps = [self.state[each.parameter]["step"] for each in self._parameters]
-        torch._foreach_add_([steps[index] for index in with_gradient], 1)
-        steps_P = torch.stack(steps)
+        steps_P, wide_steps_P = self._count_step(with_gradient)
         keys_2N = self._streams.keys(steps_P)
-        scalars_P7 = self._scalars(steps_P)
-        rounding = rounding_of(self._mode, self.param_groups[0]["betas"])
+        scalars_P7 = self._scalars(wide_steps_P).to(self._device)
+        rounding = rounding_of(self._mode, self.param_groups[0]["betas"], self._in_hardware)
         self._kernel([self._operands(index, scalars_P7[index]) for index in with_gradient], keys_2N, rounding)
         return loss
+
+    def _count_step(self, with_gradient: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add 1 to the counters of some parameters; return all counters (P,), on the device and where float64 is."""
+        steps = [self.state[each.parameter]["step"] for each in self._parameters]
+        on_host = self._wide_device != self._device
+        host_steps_P = self._host_steps.read(steps) if on_host else None
+        torch._foreach_add_([steps[index] for index in with_gradient], 1)
+        steps_P = torch.stack(steps)
+        if host_steps_P is None:
+            return steps_P, steps_P
+        host_steps_P[list(with_gradient)] += 1
+        self._host_steps.keep(host_steps_P, steps)
+        return steps_P, host_steps_P
 
     def _operands(self, index: int, scalars: torch.Tensor) -> Operands:
         parameter, addresses = self._parameters[index], self._streams.addresses[index]
@@ -119,9 +134,9 @@ class Bf16AdamW(Optimizer):
         )
 
     def _scalars(self, steps_P: torch.Tensor) -> torch.Tensor:
-        """Compute ``reference.SCALARS`` of every parameter in float64: returns fp32 of shape (P, 7), on the device."""
+        """Compute ``reference.SCALARS`` of every parameter in float64, where ``steps_P`` is: fp32 of shape (P, 7)."""
         rows = []
-        for group, steps in zip(self.param_groups, steps_P.to(self._wide_device).split(self._sizes), strict=True):
+        for group, steps in zip(self.param_groups, steps_P.split(self._sizes), strict=True):
             beta1, beta2 = group["betas"]
             ones = torch.ones_like(steps, dtype=torch.float64)
             bias1, bias2 = (1.0 - _power(self._squares_of(beta), steps) for beta in (beta1, beta2))
@@ -135,7 +150,7 @@ class Bf16AdamW(Optimizer):
                 ones * group["eps"],
             ]
             rows.append(torch.stack(columns, dim=1))
-        return torch.cat(rows).to(torch.float32).to(steps_P.device)
+        return torch.cat(rows).to(torch.float32)
 
     def _squares_of(self, base: float) -> Squares:
         if base not in self._squares:
@@ -160,13 +175,41 @@ class Bf16AdamW(Optimizer):
         return _skip_update if in_fake_world() else kernel_for(self._device)
 
 
+class _HostSteps:
+    """Step counters of all parameters on the host, read from the device only after something else has set them."""
+
+    def __init__(self) -> None:
+        self._steps_P = torch.zeros(0)
+        self._known: list[tuple[torch.Tensor, int]] = []  # the device's counters, and the version of each
+
+    def read(self, steps: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the counters (P,), fp32; waits for the device if they are not those of ``keep``."""
+        same = len(steps) == len(self._known) and all(
+            step is known and step._version == version
+            for step, (known, version) in zip(steps, self._known, strict=True)
+        )
+        if not same:
+            self._steps_P = torch.stack(list(steps)).cpu()
+        return self._steps_P
+
+    def keep(self, steps_P: torch.Tensor, steps: Sequence[torch.Tensor]) -> None:
+        """Remember that the device's counters have these values now."""
+        self._steps_P, self._known = steps_P, [(step, step._version) for step in steps]
+
+
 def _skip_update(parameters: Sequence[Operands], keys_2N: torch.Tensor, rounding: str) -> None:
     """Kernel of a rehearsal, whose fake tensors have no data. Real kernels allocate no memory either."""
 
 
 def kernel_for(device: torch.device) -> Kernel:
     """Return the fastest kernel for a device, compiled if necessary. All kernels give the same bits."""
-    return _KERNELS[backend_of(device).rounding_kernel]() or reference.update
+    return _KERNELS[kernel_name(device)]() or reference.update
+
+
+def kernel_name(device: torch.device) -> str:
+    """Name of the kernel for a device, a key of the table: the backend's, unless the device cannot run it."""
+    backend = backend_of(device)
+    return _WITHOUT_COMPILER if backend.compile_obstacle(device) else backend.rounding_kernel
 
 
 def _triton_kernel() -> Kernel | None:
@@ -180,11 +223,12 @@ def _triton_kernel() -> Kernel | None:
     return kernel
 
 
+_WITHOUT_COMPILER = "torch"
 _KERNELS: dict[str, Callable[[], Kernel | None]] = {
     # rounding_kernel of a backend -> the kernel; None if it cannot be built here
     "c": native_kernel,
     "triton": _triton_kernel,
-    "torch": lambda: reference.update,
+    _WITHOUT_COMPILER: lambda: reference.update,
 }
 
 

@@ -84,8 +84,16 @@ Kernel = Callable[[Sequence[Operands], torch.Tensor, str], None]
 """Updates parameters, given operands, int32 keys (2, N) of the canonical tensors in this step, and a scheme."""
 
 
-def rounding_of(mode: str, betas: tuple[float, float]) -> str:
-    """Return the rounding scheme of a precision mode: moments with large betas are never rounded to nearest."""
+def rounding_of(mode: str, betas: tuple[float, float], in_hardware: bool = False) -> str:
+    """Return the rounding scheme of a precision mode: moments with large betas are never rounded to nearest.
+
+    Args:
+        mode: precision mode with bf16 weights.
+        betas: decay rates of the moments.
+        in_hardware: True if the device rounds every conversion stochastically: the update then has plain conversions.
+    """
+    if in_hardware:
+        return "bf16"
     if mode == "bf16-sr" or max(betas) <= _MAX_BETA_TO_NEAREST:
         return mode
     return f"{mode}-long"

@@ -137,14 +137,15 @@ class OptimizerSpec(ABC, Generic[Config]):
 
     update_bytes: float
 
-    def __init__(self, config: Config, mode: str) -> None:
+    def __init__(self, config: Config, mode: str, in_hardware: bool = False) -> None:
         """Describe an optimizer.
 
         Args:
             config: its section of the recipe.
             mode: precision mode.
+            in_hardware: True if the device rounds stochastically in bf16-sr.
         """
-        self.config, self.mode = config, mode
+        self.config, self.mode, self.in_hardware = config, mode, in_hardware
 
     @abstractmethod
     def state_dtypes(self, hidden_matrix: bool) -> dict[str, torch.dtype]:
@@ -165,6 +166,10 @@ class OptimizerSpec(ABC, Generic[Config]):
             seed: seed of stochastic rounding.
             matrices: access to whole matrices; None if the process stores all parameters unsharded.
         """
+
+    @abstractmethod
+    def kernel(self, device: torch.device) -> str:
+        """Name the kernel that updates the parameters on a device, for people."""
 
     @property
     def state_names(self) -> tuple[str, ...]:

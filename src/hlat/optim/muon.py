@@ -75,9 +75,14 @@ class MuonSpec(OptimizerSpec[MuonConfig]):
         """Bytes of fp32 temporaries: of a chunk of bf16 weights, or of a direction that is then rounded."""
         mode = MODES[self.mode]
         if mode.weights == torch.bfloat16:
-            scheme = rounding_of(self.mode, (self.config.momentum, self.config.momentum))
+            scheme = rounding_of(self.mode, (self.config.momentum, self.config.momentum), self.in_hardware)
             return float(min(elements, _CHUNK) * _CHUNK_BYTES.get(scheme, _RANDOM_CHUNK_BYTES))
         return float(elements * mode.weights.itemsize if mode.compute != mode.weights else 0)
+
+    def kernel(self, device: torch.device) -> str:
+        """Name the products of Newton-Schulz, and AdamW's kernel for the other parameters."""
+        dtype = backend_of(device).product_dtype(MODES[self.mode].compute)
+        return f"Newton-Schulz in {str(dtype).removeprefix('torch.')}; else {self._adamw.kernel(device)}"
 
     def build(
         self, parameters: Sequence[LocalParameter], seed: int = 0, matrices: WholeMatrices | None = None
@@ -91,7 +96,7 @@ class MuonSpec(OptimizerSpec[MuonConfig]):
     @property
     def _adamw(self) -> AdamWSpec:
         fields = self.config.model_dump(include=set(AdamWConfig.model_fields) - {"kind"})
-        return AdamWSpec(AdamWConfig(**fields), self.mode)
+        return AdamWSpec(AdamWConfig(**fields), self.mode, self.in_hardware)
 
 
 class Muon(Optimizer):
@@ -122,7 +127,7 @@ class Muon(Optimizer):
         self._own = {id(each.parameter) for each in matrices}
         self._indices = {each.name: index for index, each in enumerate(matrices)}
         self._is_bf16 = self._mode.weights == torch.bfloat16
-        self._rounding = rounding_of(mode, (config.momentum, config.momentum))
+        self._rounding = rounding_of(mode, (config.momentum, config.momentum), spec.in_hardware)
         self._streams = RoundingStreams(matrices, seed, mode)
         group = {"params": [each.parameter for each in matrices], "weight_decay": config.weight_decay}
         super().__init__([group], {"lr": config.lr})

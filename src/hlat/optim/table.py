@@ -20,14 +20,15 @@ _SPECS: dict[type[OptimizerConfig], type[OptimizerSpec[Any]]] = {
 }
 
 
-def optimizer_spec(config: OptimizerConfig, mode: str) -> OptimizerSpec[Any]:
+def optimizer_spec(config: OptimizerConfig, mode: str, in_hardware: bool = False) -> OptimizerSpec[Any]:
     """Return the description of a recipe's optimizer.
 
     Args:
         config: optimizer section.
         mode: precision mode.
+        in_hardware: True if the device rounds stochastically (``precision.rounding``).
     """
-    return _SPECS[type(config)](config, mode)
+    return _SPECS[type(config)](config, mode, in_hardware)
 
 
 def build_optimizer(
@@ -36,6 +37,7 @@ def build_optimizer(
     mode: str = "fp32",
     seed: int = 0,
     matrices: WholeMatrices | None = None,
+    in_hardware: bool = False,
 ) -> Optimizer:
     """Build a recipe's optimizer; its state does not exist before the first step.
 
@@ -46,5 +48,6 @@ def build_optimizer(
         seed: seed of stochastic rounding.
         matrices: access to whole matrices (``ParallelModel.matrices``); None if this process stores all parameters
             unsharded.
+        in_hardware: True if the device rounds stochastically (``precision.rounding``).
     """
-    return optimizer_spec(config, mode).build(parameters, seed, matrices)
+    return optimizer_spec(config, mode, in_hardware).build(parameters, seed, matrices)

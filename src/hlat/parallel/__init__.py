@@ -1,7 +1,9 @@
 """Tensor, sequence, pipeline, context and data parallelism, composed and applied to a model."""
 
 from hlat.parallel.compile import decide_compilation
+from hlat.parallel.device_check import device_problems, needs_whole_matrices
 from hlat.parallel.forward_model import ForwardModel, build_forward_model
+from hlat.parallel.host_sum import sum_on_host
 from hlat.parallel.micro_batch import MicroBatch
 from hlat.parallel.parallel_model import ParallelModel, build_parallel
 
@@ -12,4 +14,7 @@ __all__ = [
     "build_forward_model",
     "build_parallel",
     "decide_compilation",
+    "device_problems",
+    "needs_whole_matrices",
+    "sum_on_host",
 ]

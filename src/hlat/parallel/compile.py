@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from hlat.config import Recipe
-from hlat.config.sections import compile_obstacles
+from hlat.config.sections import compile_obstacle
 from hlat.model import Decoder
 from hlat.model.derived import flops_per_token
 from hlat.precision import MODES
@@ -44,9 +44,11 @@ def decide_compilation(recipe: Recipe, device: torch.device, world: int = 1) -> 
         world: number of processes of the run.
 
     Raises:
-        LaunchError: run.compile=blocks, but there is no compiler.
+        LaunchError: run.compile=blocks, but there is no compiler, or it does not support the device.
     """
     if recipe.run.compile == "blocks":
+        if obstacle := backend_of(device).compile_obstacle(device):
+            raise LaunchError(f"run.compile=blocks: {obstacle}. Use run.compile=auto, which does not compile then.")
         if not _has_compiler(device):
             raise LaunchError(_missing_compiler(device))
         return Compilation(True)
@@ -57,18 +59,20 @@ def decide_compilation(recipe: Recipe, device: torch.device, world: int = 1) -> 
 def _reason_against(recipe: Recipe, device: torch.device, world: int) -> str:
     """Give the reason not to compile; empty if compiling pays."""
     layout = recipe.parallel
-    for name, reason in compile_obstacles(layout.tensor, layout.context, layout.pipeline, layout.schedule):
-        return f"parallel.{name}={getattr(layout, name)} {reason}"
+    if reason := compile_obstacle(layout.pipeline, layout.schedule):
+        return f"parallel.schedule={layout.schedule} {reason}"
     backend = backend_of(device)
     flops = flops_per_token(recipe.model, recipe.data.sequence_length) * recipe.total_tokens
-    refusal = backend.compile_refusal(MODES[recipe.precision.mode].compute, flops, world)
+    refusal = backend.compile_refusal(MODES[recipe.precision.mode].compute, flops, world, device)
     if refusal:
         return refusal
-    return "" if _has_compiler(device) else f"no {backend.compiler.language} compiler found"
+    compiler = backend.compiler
+    return "" if compiler is None or compiler.is_available() else f"no {compiler.language} compiler found"
 
 
 def _missing_compiler(device: torch.device) -> str:
     compiler = backend_of(device).compiler
+    assert compiler is not None, "a compiler is missing"
     headers, package = (" and Python's header files", " and python3-dev") if compiler.needs_headers else ("", "")
     return (
         f"run.compile=blocks: torch.compile needs a {compiler.language} compiler{headers}, and finds none. "
@@ -93,7 +97,9 @@ def check_isolation(device: torch.device, window: int | None = None) -> None:
         remedy = f"Use data.sequence_length={window}, which fits into the window, or run.device=cpu."
     if kernel is None:
         reason = f"torch's flex attention does not support the device {device.type}"
-    elif kernel.is_compiled and not _has_compiler(device):
+    elif kernel.is_compiled and (obstacle := backend_of(device).compile_obstacle(device)):
+        reason = f"on an accelerator, attention within documents is compiled, and {obstacle}"
+    elif kernel.is_compiled and compiler is not None and not compiler.is_available():
         needed = f"is compiled, but torch.compile finds no {compiler.language} compiler"
         reason = f"on an accelerator, attention within documents {needed}"
         remedy = f"Install {compiler.package} (or name a compiler in {compiler.variable}). Else: {remedy}"
@@ -104,10 +110,12 @@ def check_isolation(device: torch.device, window: int | None = None) -> None:
 
 def _has_compiler(device: torch.device) -> bool:
     """Return True if torch.compile can build code for a device."""
-    return backend_of(device).compiler.is_available()
+    compiler = backend_of(device).compiler
+    return compiler is None or compiler.is_available()
 
 
-def compile_blocks(model: Decoder) -> None:
+def compile_blocks(model: Decoder, device: torch.device) -> None:
     """Compile the forward methods of all blocks, for static shapes."""
+    name = backend_of(device).compile_backend
     for block in model.blocks():
-        block.forward = torch.compile(block.forward, dynamic=False)  # type: ignore[method-assign]
+        block.forward = torch.compile(block.forward, dynamic=False, backend=name)  # type: ignore[method-assign]

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
-from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.bias import CausalBias, causal_lower_right
 from torch.utils._python_dispatch import _disable_current_modes
 
 from hlat.model import DocumentMask, LayerCache, attend
@@ -42,10 +42,19 @@ class _AllGather(torch.autograd.Function):
 class ContextParallelCore:
     """Causal attention of this rank's two chunks to all earlier positions, or to those of the same documents."""
 
-    def __init__(self, group: ProcessGroup) -> None:
+    def __init__(self, group: ProcessGroup, length: int) -> None:
+        """Prepare for rows of a length, and for the masks of other lengths when they come.
+
+        Args:
+            group: ranks that share a row.
+            length: positions of the rows that a compiled block takes. Its masks cannot be built while it is compiled.
+        """
         self._group = group
         last = 2 * group.size() - 1
         self._chunks = (group.rank(), last - group.rank())
+        self._masks: dict[tuple[int, int], CausalBias] = {}
+        for chunk in self._chunks:
+            self._mask(length // (last + 1), chunk)
 
     def __call__(
         self,
@@ -61,7 +70,7 @@ class ContextParallelCore:
         if document_mask is not None:
             return document_mask.attend(q_BHsE, k_BGTE, v_BGTE)
         outs = [
-            _attend_to_prefix(q_BHCE, k_BGTE, v_BGTE, chunk)
+            self._attend_to_prefix(q_BHCE, k_BGTE, v_BGTE, chunk)
             for q_BHCE, chunk in zip(q_BHsE.chunk(2, dim=2), self._chunks, strict=True)
         ]
         return torch.cat(outs, dim=2)
@@ -75,14 +84,17 @@ class ContextParallelCore:
         k_BGTE, v_BGTE = in_order.permute(1, 2, 3, 0, 4, 5).flatten(3, 4)
         return k_BGTE, v_BGTE
 
+    def _attend_to_prefix(
+        self, q_BHCE: torch.Tensor, k_BGTE: torch.Tensor, v_BGTE: torch.Tensor, chunk: int
+    ) -> torch.Tensor:
+        size = q_BHCE.shape[2]
+        stop = (chunk + 1) * size
+        k, v = k_BGTE[:, :, :stop], v_BGTE[:, :, :stop]
+        return attend(q_BHCE, k, v) if chunk == 0 else attend(q_BHCE, k, v, self._mask(size, chunk))
 
-def _attend_to_prefix(q_BHCE: torch.Tensor, k_BGTE: torch.Tensor, v_BGTE: torch.Tensor, chunk: int) -> torch.Tensor:
-    size = q_BHCE.shape[2]
-    stop = (chunk + 1) * size
-    k, v = k_BGTE[:, :, :stop], v_BGTE[:, :, :stop]
-    if chunk == 0:
-        return attend(q_BHCE, k, v)
-    # The queries are the last positions of the prefix; kernels that support this alignment build no mask.
-    with _disable_current_modes():  # dispatch modes cannot handle this tensor subclass during construction
-        mask = causal_lower_right(size, stop)
-    return attend(q_BHCE, k, v, mask)
+    def _mask(self, size: int, chunk: int) -> CausalBias:
+        """Return the mask of a chunk's queries, the last positions of its prefix; kernels that align so build none."""
+        if (size, chunk) not in self._masks:
+            with _disable_current_modes():  # dispatch modes cannot handle this tensor subclass during construction
+                self._masks[size, chunk] = causal_lower_right(size, (chunk + 1) * size)
+        return self._masks[size, chunk]

@@ -103,7 +103,7 @@ class ForwardModel:
         sums_2N = torch.stack(((logits_Nv - peak_N[:, None]).exp().sum(1), (target_N - peak_N).masked_fill(~here_N, 0)))
         total_N, shifted_N = self._reduce(sums_2N, dist.ReduceOp.SUM)
         best_N = (local_best_N + first).masked_fill(local_peak_N != peak_N, self.config.vocab_size)
-        best_N = self._reduce(best_N, dist.ReduceOp.MIN)
+        best_N = self._reduce(best_N.to(torch.int32), dist.ReduceOp.MIN)  # some devices have no collectives of int64
         return shifted_N - total_N.log(), best_N == targets_N
 
     @torch.no_grad()

@@ -13,6 +13,7 @@ Gradients are summed, never averaged: the loss is divided by the tokens of the g
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -44,12 +45,26 @@ def shard_model(model: Decoder, mesh: DeviceMesh, zero: int, mode: Mode) -> None
         fully_shard(block, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy)
     # Embedding, norm and head are used at the start and end of a step: gathered once per step at ZeRO 3 too.
     fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
+    _prefetch_in_order([module for module in (model, *model.blocks()) if isinstance(module, FSDPModule)])
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(
                 True
             )  # a factor of 1.0 would use a scaled sum, which gloo does not have
+
+
+def _prefetch_in_order(modules: Sequence[FSDPModule]) -> None:
+    """Request the parameters of each module before the module in front of it computes.
+
+    In backward FSDP2 does so by itself. In forward its default is to request them when the host arrives at the module,
+    which overlaps only as long as the host is ahead of the device.
+
+    Args:
+        modules: modules that gather parameters, in order of execution.
+    """
+    for module, following in pairwise(modules):
+        module.set_modules_to_forward_prefetch([following])
 
 
 def configure_micro_batch(model: Decoder, zero: int, last: bool) -> None:

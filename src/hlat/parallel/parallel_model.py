@@ -28,8 +28,9 @@ from hlat.model import (
     replace_parameters,
     row_losses,
 )
-from hlat.optim import LocalMatrices, WholeMatrices, optimizer_spec
-from hlat.parallel.compile import check_isolation, compile_blocks, decide_compilation
+from hlat.optim import LocalMatrices, WholeMatrices
+from hlat.parallel.compile import compile_blocks, decide_compilation
+from hlat.parallel.device_check import device_problems, needs_whole_matrices
 from hlat.parallel.fsdp import (
     all_reduce_gradients,
     configure_micro_batch,
@@ -40,17 +41,18 @@ from hlat.parallel.fsdp import (
     unsharded_gradients,
 )
 from hlat.parallel.gradient_sync import ReplicatedGradients, owned_rows, sum_over_world
+from hlat.parallel.host_sum import sum_on_host
 from hlat.parallel.matrix_exchange import MatrixExchange
-from hlat.parallel.mesh import Layout, ProcessGroups, create_process_groups
+from hlat.parallel.mesh import Layout, ProcessGroups, create_process_groups, try_groups
 from hlat.parallel.micro_batch import MicroBatch
 from hlat.parallel.norms import clip, sum_of_squares
-from hlat.parallel.stages import MatrixPlan, StepShape, rank_model_shards
+from hlat.parallel.stages import MatrixPlan, StepShape, pass_label, rank_model_shards
 from hlat.parallel.tensor_parallel import parallelize_block
 from hlat.parallel.vocab_parallel import parallelize_embedding_and_head
-from hlat.precision import MODES, Mode, check_fp8, convert_to_fp8
+from hlat.precision import MODES, Mode, convert_to_fp8
 from hlat.runtime import LaunchError
-from hlat.runtime.backend import backend_of, sum_dtype
-from hlat.runtime.distributed import Runtime, host_values
+from hlat.runtime.backend import backend_of
+from hlat.runtime.distributed import Runtime, host_values, in_fake_world
 from hlat.runtime.process import enter_phase
 
 if TYPE_CHECKING:
@@ -72,7 +74,7 @@ class ParallelModel:
     ) -> None:
         self.layout, self.groups, self.stages = layout, groups, stages
         self.config = recipe.model
-        self._recipe, self._device, self._rank = recipe, runtime.device, runtime.rank
+        self._recipe, self._device, self._rank, self._ranks = recipe, runtime.device, runtime.rank, runtime.ranks
         here = layout.coordinates(runtime.rank)
         self._coordinates = here
         # FSDP2 itself decides which rank owns a shard; replicated parameters are owned by the first rank that has them.
@@ -191,7 +193,8 @@ class ParallelModel:
             count = int((labels_BS != IGNORED).sum())
         if self.groups.data is None:
             return count
-        tokens = torch.tensor(count, device=self._device)
+        # int32: some devices have no collectives of int64. Recipes with 2^31 tokens per step are refused.
+        tokens = torch.tensor(count, dtype=torch.int32, device=self._device)
         dist.all_reduce(tokens, group=self.groups.data)
         return tokens
 
@@ -209,25 +212,25 @@ class ParallelModel:
         for number, (inputs, labels, positions) in enumerate(batches, start=1):
             enter_phase("forward")
             configure_micro_batch(model, self.layout.zero, last=number == len(batches))
-            term = model(inputs, labels, positions=positions) / tokens
+            with pass_label("forward", 0, number - 1):
+                term = model(inputs, labels, positions=positions) / tokens
             enter_phase("backward")
-            term.backward()
+            with pass_label("backward", 0, number - 1):
+                term.backward()
             loss += term.detach()
         return loss
 
     @torch.no_grad()
     def evaluate(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
-        """Compute this rank's term of the summed loss over some micro-batches, forward only, in nats.
+        """Compute this rank's term of the summed loss over some micro-batches, forward only: a float64 scalar in nats.
 
-        The sum has the widest dtype of the device, float64 where there is one.
+        The losses are summed on the CPU, with one rounding, because some devices have no float64.
 
         Args:
             batches: complete sequences on the CPU for this rank's data-parallel index; the same number on every rank.
         """
-        nats = torch.zeros((), dtype=sum_dtype(self._device), device=self._device)
-        for loss in self._losses(batches):
-            nats += loss.to(nats.dtype)
-        return nats if self._coordinates.tp == 0 else torch.zeros_like(nats)
+        losses = list(self._losses(batches))
+        return sum_on_host(losses if self._coordinates.tp == 0 else [])
 
     @torch.no_grad()
     def evaluate_rows(self, batches: Sequence[MicroBatch], reduction: Reduction = row_losses) -> torch.Tensor:
@@ -240,15 +243,15 @@ class ParallelModel:
             reduction: computes the number: ``row_losses``, or ``next_tokens``.
 
         Returns:
-            (rows of all micro-batches,), losses in nats, in the widest dtype of the device; their sum over the ranks of
-            the same data-parallel index is the number.
+            (rows of all micro-batches,), losses in nats, float64 on the CPU; their sum over the ranks of the same
+            data-parallel index is the number.
         """
         rows = [len(batch.labels_BS) for batch in batches]
-        values = torch.zeros(sum(rows), dtype=sum_dtype(self._device), device=self._device)
+        values = torch.zeros(sum(rows), dtype=torch.float64)
         with self._row_length(batches[0].labels_BS.shape[1] if batches else self._recipe.data.sequence_length):
             found = list(self._losses(batches, reduction))
         if found and self._coordinates.tp == 0:
-            values.copy_(torch.cat(found))
+            values.copy_(torch.cat(found).cpu())
         return values
 
     @property
@@ -306,10 +309,9 @@ class ParallelModel:
         rows = [row for each in self.local_parameters for row in owned_rows(each, each.tensor)]
         return sum_over_world(sum_of_squares(rows, self._zero).reshape(1), self.layout.world)[0].sqrt()
 
-    @torch.no_grad()
     def sum_over_world(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum a tensor over all ranks, in place."""
-        return sum_over_world(values, self.layout.world)
+        """Sum a CPU tensor over all ranks, in place."""
+        return self._ranks.all_reduce_sum(values)
 
     @torch.no_grad()
     def clip_gradients(self, norm: torch.Tensor, limit: float) -> None:
@@ -334,21 +336,15 @@ def build_parallel(
     mode = MODES[recipe.precision.mode]
     if dtype is not None:
         mode = replace(mode, weights=dtype, compute=dtype if mode.compute == mode.weights else mode.compute)
-    if recipe.precision.mode == "fp8":
-        check_fp8(runtime.device)
-    window = recipe.model.window(recipe.data.sequence_length)
-    if recipe.data.isolate or window is not None:
-        check_isolation(runtime.device, None if recipe.data.isolate else window)
     step = StepShape.of(recipe, runtime.world)
     layout = step.layout
     with host_values():  # a device mesh reads the values of its rank tensor
-        whole_matrices = optimizer_spec(recipe.optimizer, recipe.precision.mode).matrix_dtype is not None
-        groups = create_process_groups(layout, runtime.rank, recipe.model, runtime.device, whole_matrices)
-    if groups.pipeline is not None and not backend_of(runtime.device).can_send(groups.pipeline):
-        raise LaunchError(
-            f"parallel.pipeline={layout.pipeline}: the process group of {runtime.device.type} devices has no send and "
-            "receive here. Use parallel.pipeline=1 with a larger parallel.tensor or parallel.zero, or a newer release."
-        )
+        groups = create_process_groups(layout, runtime.rank, recipe.model, runtime.device, needs_whole_matrices(recipe))
+    can_send = groups.pipeline is None or backend_of(runtime.device).can_send(groups.pipeline)
+    if problems := device_problems(recipe, runtime.world, runtime.device, can_send):
+        raise LaunchError("\n".join(problems))
+    if backend_of(runtime.device).group_differs and not in_fake_world():
+        try_groups(groups, runtime.device)
     shards = rank_model_shards(step, runtime.rank)
     stages = [_build_stage(recipe, layout, groups, runtime, shard, mode) for shard in shards]
     model = ParallelModel(recipe, runtime, layout, groups, stages)
@@ -380,13 +376,14 @@ def _build_stage(
             from hlat.parallel.context_parallel import ContextParallelCore  # noqa: PLC0415
 
         for block in model.blocks():
-            block.attention.core = ContextParallelCore(groups.context)
+            block.attention.core = ContextParallelCore(groups.context, recipe.data.sequence_length)
     if runtime.world > 1:
         model.spans = layout.spans(runtime.rank, recipe.data.sequence_length)
     if decide_compilation(recipe, runtime.device, runtime.world).on:
-        compile_blocks(model)
+        compile_blocks(model, runtime.device)
     pipeline_rank = layout.coordinates(runtime.rank).pp
-    checkpoint_activations(model, plan_activations(recipe, shard, runtime.world, pipeline_rank, runtime.device.type))
+    plan = plan_activations(recipe, shard, runtime.world, pipeline_rank, runtime.device.type)
+    checkpoint_activations(model, plan, backend_of(runtime.device).compile_backend)
     if groups.shard_mesh is not None:
         shard_model(model, groups.shard_mesh, layout.zero, mode)
         model.to_empty(device=runtime.device)

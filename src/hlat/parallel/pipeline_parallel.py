@@ -26,6 +26,7 @@ from hlat.model import Decoder, Reduction, head_loss
 from hlat.parallel.fsdp import reshard_after_every_backward
 from hlat.parallel.mesh import Layout
 from hlat.parallel.micro_batch import MicroBatch
+from hlat.parallel.stages import pass_label
 from hlat.runtime.distributed import in_fake_world
 from hlat.runtime.process import enter_phase
 
@@ -40,19 +41,24 @@ _AGREEMENT: Any = np.int32(1)  # instead of a tensor, which has no value in a re
 
 
 class _ReportingStage(PipelineStage):
-    """Torch's pipeline stage; also reports the phase (forward or backward) of this process."""
+    """Torch's pipeline stage; also reports the phase of this process, and labels each pass for profilers."""
+
+    # The first argument of each is the micro-batch; torch names the others.
 
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         enter_phase("forward")
-        return super().forward_one_chunk(*args, **kwargs)
+        with pass_label("forward", self.stage_index, args[0]):
+            return super().forward_one_chunk(*args, **kwargs)
 
     def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         enter_phase("backward")
-        return super().backward_one_chunk(*args, **kwargs)
+        with pass_label("backward" if kwargs.get("full_backward", True) else "input", self.stage_index, args[0]):
+            return super().backward_one_chunk(*args, **kwargs)
 
     def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         enter_phase("backward")
-        return super().backward_weight_one_chunk(*args, **kwargs)
+        with pass_label("weight", self.stage_index, args[0]):
+            return super().backward_weight_one_chunk(*args, **kwargs)
 
     # Before the first step torch's stages vote whether all know the shapes of their messages. They do; in a rehearsal,
     # which has no other ranks, the result is given.

@@ -37,6 +37,7 @@ from hlat.training.components import (
 from hlat.training.divergence import report_anomaly
 from hlat.training.fault_injection import FaultInjection
 from hlat.training.metrics_line import MetricsCollection, MetricsLines
+from hlat.training.precision import configure_rounding
 from hlat.training.process import Deadline, PhaseTimer, StopRequest, run_lock
 from hlat.training.run_state import DataProgress, RunState, build_run_state, no_progress
 from hlat.training.saving import (
@@ -101,11 +102,12 @@ def run(
     installed_components(recipe)
     if this_rank.rank == 0:
         check_installed(recipe.tracking)
+    configure_rounding(recipe, this_rank)
     open_run_folder(recipe.run_dir, earlier)
     with (
         rank_log(recipe.run_dir, this_rank.rank, this_rank.world),
         saver_process(recipe, this_rank) as saver,  # first: a fork is cheap and safe only before threads start
-        joined_run(recipe.run.device, recipe.run.deterministic, recipe.run_dir) as runtime,
+        joined_run(recipe.run.device, recipe.run.deterministic, recipe.run_dir, recipe.run.compile_cache) as runtime,
         ExitStack() as stack,
     ):
         folder = _lock_run_folder(stack, recipe, runtime, stream)

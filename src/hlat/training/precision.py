@@ -1,8 +1,9 @@
-"""Resolution of ``precision.mode=auto``, once, before anything that depends on the precision is built.
+"""Precision of a run, settled once, before anything that depends on it is built.
 
+    precision.rounding, seed, rank -> the device is told how to round, before its runtime starts
     precision.mode=auto, devices of all ranks, checkpoint -> recipe with a concrete precision mode
 
-A checkpoint records the resolved mode. A resumed run keeps it, on any device.
+A checkpoint records the resolved mode. A resumed run keeps it, on any device. Rounding may change: it is no state.
 """
 
 from collections.abc import Mapping
@@ -13,8 +14,27 @@ import torch
 from hlat.checkpoint import saved_precision_mode
 from hlat.config import Recipe
 from hlat.precision import AUTO, MODES, resolve_mode
-from hlat.runtime.backend import has_fast_bf16
+from hlat.runtime import RankInfo
+from hlat.runtime.backend import backend_of, find_device_type, has_fast_bf16
 from hlat.runtime.distributed import Runtime
+from hlat.runtime.randomness import stream_key
+
+
+def configure_rounding(recipe: Recipe, here: RankInfo) -> None:
+    """Let the device of this process round as the recipe says; to be called before the process joins its run.
+
+    Every rank has a seed of its own: errors of ranks that compute the same positions of different sequences are then
+    independent, and cancel in sums. No element is stored by two ranks, which the rules of a recipe see to.
+
+    Args:
+        recipe: recipe of the run.
+        here: rank of this process.
+
+    Raises:
+        LaunchError: the device cannot, or the environment asks for the opposite.
+    """
+    seed = stream_key(recipe.training.seed, "hardware rounding", here.rank) >> 33  # 31 bits
+    backend_of(find_device_type(recipe.run.device)).configure_rounding(recipe.precision.in_hardware, seed)
 
 
 def resolve_precision(
@@ -28,15 +48,32 @@ def resolve_precision(
         saved_recipe: the ``recipe`` entry of the metadata of the checkpoint to resume from; None for a new run.
 
     Returns:
-        The recipe, and a line that explains the choice; None instead of the line if the recipe names a mode itself.
+        The recipe, and a line that explains the choice, or warns of one that is slow here; None instead of the line
+        if there is nothing to say.
     """
-    if recipe.precision.mode != AUTO:
-        return recipe, None
     fast = all(runtime.ranks.all_gather(has_fast_bf16(runtime.device)))
+    if recipe.precision.mode != AUTO:
+        return recipe, None if fast else emulation_warning(recipe.precision.mode, runtime.device)
     mode = resolve_mode(AUTO, fast) if saved_recipe is None else saved_precision_mode(saved_recipe)
     if mode not in MODES:  # no version has written such a mode
         return recipe.in_mode(resolve_mode(AUTO, fast)), None
     return recipe.in_mode(mode), f"precision.mode=auto: {_reason(mode, fast, new=saved_recipe is None)}"
+
+
+def emulation_warning(mode: str, device: torch.device) -> str | None:
+    """Return a warning if products in the dtype of a mode would be emulated by a device without fast bf16.
+
+    Args:
+        mode: one of ``MODES``.
+        device: device of this rank. Where hlat itself multiplies bf16 as fp32, there is nothing to warn of.
+    """
+    compute = MODES[mode].compute
+    if compute != torch.bfloat16 or backend_of(device).product_dtype(compute) != compute:
+        return None
+    return (
+        f"precision.mode={mode}: not every device multiplies bf16 in hardware (NVIDIA GPUs do from compute capability "
+        "8.0 on); emulated products are slower than fp32. precision.mode=fp32 is faster here"
+    )
 
 
 def _reason(mode: str, fast: bool, new: bool) -> str:

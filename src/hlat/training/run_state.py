@@ -77,7 +77,7 @@ class RunState:
     anomalies: AnomalyPolicy
     components: ComponentList  # those that the recipe asks for; their state is part of every checkpoint
     component_changes: StateChanges  # components without state in the loaded checkpoint, and state without a component
-    precision_note: str | None  # explains the choice of precision.mode=auto; None if the recipe names a mode
+    precision_note: str | None  # explains the choice of precision.mode=auto, or warns of a mode that is slow here
     unwritten_metrics: dict[str, Any] | None = (
         None  # of the step just done, for its line of metrics, until that is written
     )
@@ -238,7 +238,10 @@ def build_run_state(
         recipe_changes = check_resume(*read_saved_run(newest), recipe, prepared.fingerprint)
     fresh = newest is None and recipe.checkpoint.init_from is None
     model = build_parallel(recipe, runtime, seed if fresh else None)
-    optimizer = build_optimizer(model.local_parameters, recipe.optimizer, recipe.precision.mode, seed, model.matrices)
+    precision = recipe.precision
+    optimizer = build_optimizer(
+        model.local_parameters, recipe.optimizer, precision.mode, seed, model.matrices, precision.in_hardware
+    )
     components = requested_components(recipe, model.local_parameters)
     changes = StateChanges()
     if newest is not None:

@@ -44,6 +44,11 @@ def announce(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
             "precision.mode=bf16 rounds small updates away: training stalls as the learning rate falls. "
             "It is here for comparison; bf16-sr costs the same memory."
         )
+    if recipe.precision.in_hardware:
+        tracker.message(
+            "precision.rounding=hardware: the device rounds every conversion to bf16 stochastically, with random "
+            "numbers that no checkpoint has: a resumed run is not bitwise the one that was not interrupted"
+        )
     if state.runtime.world > 1:
         tracker.message(f"layout: {recipe.parallel.describe(state.model.layout.data)}")
     training = "" if recipe.data.mode == "online" else f"{prepared.train_tokens:,} training tokens, "

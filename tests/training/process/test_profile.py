@@ -13,7 +13,9 @@ def test_a_profiled_run_writes_a_trace_and_a_table(cli, recipe_file, tiny, tmp_p
     folder = tmp_path / "run" / "profile"
     events = json.loads((folder / "rank-0.json").read_text())["traceEvents"]
     assert {f"ProfilerStep#{step}" for step in (3, 4, 5)} <= {event.get("name") for event in events}
+    assert "hlat::backward stage 0 micro-batch 0" in {event.get("name") for event in events}
     text = (folder / "rank-0.txt").read_text()
+    assert "micro-batch" not in text, "a label is no operator"
     assert text.splitlines()[0].split() == ["kind", "s", "per", "step", "share"]
     shares = [float(line.split()[-1].rstrip("%")) for line in text.split("\n\n")[0].splitlines()[1:]]
     # each is rounded to 0.1 %

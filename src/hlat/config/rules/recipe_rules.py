@@ -10,10 +10,13 @@ from typing import Any
 from hlat.config.errors import Problem
 from hlat.config.rules.data_rules import DATA_RULES
 from hlat.config.rules.layout_rules import LAYOUT_RULES
+from hlat.config.rules.rounding_rules import ROUNDING_RULES
 from hlat.config.rules.rule_context import Rule, Unavailable, Values, batches, divisors
-from hlat.config.sections import ARCHITECTURES, OPTIONS, FaultConfig, ModelConfig, compile_obstacles
+from hlat.config.sections import ARCHITECTURES, OPTIONS, ZERO_BUBBLE, FaultConfig, ModelConfig, compile_obstacle
 from hlat.runtime import is_url
 from hlat.runtime.storage import protocol_of
+
+_MOST_TOKENS = 1 << 31  # of a step
 
 
 def _wrong(v: Values, path: str, reason: str, remedy: str = "") -> Problem:
@@ -38,6 +41,14 @@ def _architecture(v: Values) -> Iterator[Problem]:
         ]
         reason = f"models of the architecture {name} {'always have' if option in family.fixed else 'do not have'} it."
         yield _wrong(v, path, reason, f"Remove it, or use model.architecture={' or '.join(having)}.")
+
+
+def _step_tokens(v: Values) -> Iterator[Problem]:
+    """Tokens of a step are counted in 32 bits: some devices have no collectives of 64."""
+    batch, length = v("batch.global_batch"), v("data.sequence_length")
+    if batch * length >= _MOST_TOKENS:
+        reason = f"a step would have {batch * length:,} tokens, and at most {_MOST_TOKENS - 1:,} are possible."
+        yield _wrong(v, "batch.global_batch", reason, f"Use at most {(_MOST_TOKENS - 1) // length}.")
 
 
 def _heads(v: Values) -> Iterator[Problem]:
@@ -140,10 +151,10 @@ def _wsd(v: Values) -> Iterator[Problem]:
 def _compile(v: Values) -> Iterator[Problem]:
     if v("run.compile") != "blocks":
         return
-    layout = [v(f"parallel.{name}") for name in ("tensor", "context", "pipeline", "schedule")]
-    for name, reason in compile_obstacles(*layout):
-        remedy = "Use none or auto, or the schedule 1f1b." if name == "schedule" else "Use none or auto."
-        yield _wrong(v, "run.compile", f"parallel.{name} = {v(f'parallel.{name}')} {reason}.", remedy)
+    schedule = v("parallel.schedule")
+    if reason := compile_obstacle(v("parallel.pipeline"), schedule):
+        remedy = "Use none or auto, or the schedule 1f1b."
+        yield _wrong(v, "run.compile", f"parallel.schedule = {schedule} {reason}.", remedy)
 
 
 def _memory_budget(v: Values) -> Iterator[Problem]:
@@ -154,6 +165,16 @@ def _memory_budget(v: Values) -> Iterator[Problem]:
     elif policy != "budget" and budget is not None:
         reason = f"activation_checkpointing={policy} keeps what it keeps, whatever the budget."
         yield _wrong(v, "memory.budget_gib", reason, "Remove it, or set memory.activation_checkpointing=budget.")
+
+
+def _gather_again(v: Values) -> Iterator[Problem]:
+    if v("parallel.gather_again") == "always" and v("parallel.tensor") > 1 and not v("parallel.sequence"):
+        reason = "without sequence parallelism nothing is gathered: every tensor rank has the complete inputs."
+        yield _wrong(v, "parallel.gather_again", reason, "Use auto, or parallel.sequence=true.")
+    schedule = v("parallel.schedule")
+    if v("parallel.gather_again") == "always" and v("parallel.pipeline") > 1 and schedule in ZERO_BUBBLE:
+        reason = f"parallel.schedule = {schedule} would keep them from one half of a backward pass to the other."
+        yield _wrong(v, "parallel.gather_again", reason, "Use auto, or the schedule 1f1b.")
 
 
 def _faults(v: Values) -> Iterator[Problem]:
@@ -201,6 +222,7 @@ MODEL_RULES: tuple[Rule, ...] = (_architecture, _heads, _kv_heads, _rope_scaling
 RULES: tuple[Rule, ...] = (
     *MODEL_RULES,
     *DATA_RULES,
+    _step_tokens,
     _validation,
     _context,
     _vocabulary,
@@ -208,7 +230,9 @@ RULES: tuple[Rule, ...] = (
     _warmup,
     _wsd,
     _compile,
+    *ROUNDING_RULES,
     _memory_budget,
+    _gather_again,
     _faults,
     _remote,
     _export,

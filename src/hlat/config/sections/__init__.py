@@ -25,7 +25,7 @@ from hlat.config.sections.parallel import (
     MemoryConfig,
     ParallelConfig,
     Schedule,
-    compile_obstacles,
+    compile_obstacle,
     default_virtual_stages,
     resolved_virtual_stages,
 )
@@ -82,7 +82,7 @@ __all__ = [
     "Section",
     "TrackingConfig",
     "TrainingConfig",
-    "compile_obstacles",
+    "compile_obstacle",
     "default_virtual_stages",
     "exported_family",
     "refuse_faults",

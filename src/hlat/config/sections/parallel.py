@@ -6,7 +6,6 @@ The data-parallel degree is what is left: world / (tensor * pipeline * context).
 are pipeline, data, context, tensor. No field is fixed: a run may go on in another layout.
 """
 
-from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field
@@ -19,13 +18,9 @@ ZERO_BUBBLE: tuple[Schedule, ...] = ("interleaved-zero-bubble", "zbv")
 INTERLEAVED: tuple[Schedule, ...] = ("interleaved-1f1b", "interleaved-zero-bubble")
 
 
-def compile_obstacles(tensor: int, context: int, pipeline: int, schedule: Schedule) -> Iterator[tuple[str, str]]:
-    """Yield the fields of a layout that keep blocks from being compiled, each with the reason."""
-    for name, degree in (("tensor", tensor), ("context", context)):
-        if degree > 1:
-            yield name, "communicates inside of blocks, which is not compiled"
-    if pipeline > 1 and schedule in ZERO_BUBBLE:
-        yield "schedule", "takes the backward pass of a block apart"
+def compile_obstacle(pipeline: int, schedule: Schedule) -> str:
+    """Return the reason why the schedule of a layout keeps blocks from being compiled; empty if they can be."""
+    return "takes the backward pass of a block apart" if pipeline > 1 and schedule in ZERO_BUBBLE else ""
 
 
 def default_virtual_stages(schedule: Schedule) -> int:
@@ -47,6 +42,9 @@ class ParallelConfig(Section):
     """Tensor-parallel degree: ranks that share the heads and the inner columns of every layer."""
     sequence: bool = True
     """Sequence parallelism: shard activations between blocks over the tensor group; no effect at tensor 1."""
+    gather_again: Literal["auto", "always", "never"] = "auto"
+    """With sequence parallelism, gather the inputs of attention and feed-forward again in backward instead of keeping
+    them. never keeps them; auto keeps them with zero-bubble schedules, and within the budget of memory.budget_gib."""
     pipeline: Positive = 1
     """Pipeline-parallel degree: ranks that the layers are cut over."""
     virtual_stages: Positive | None = None
@@ -67,6 +65,20 @@ class ParallelConfig(Section):
     def stages_per_rank(self) -> int:
         """Stages that one pipeline rank runs, with the default resolved."""
         return resolved_virtual_stages(self.pipeline, self.schedule, self.virtual_stages)
+
+    @property
+    def shards_sequences(self) -> bool:
+        """True if activations between blocks are sharded over a tensor group."""
+        return self.sequence and self.tensor > 1
+
+    @property
+    def gathers_again(self) -> bool:
+        """True if gathered inputs are not kept for backward, whatever else is recomputed.
+
+        A split backward pass would keep what its first half has gathered until its second half.
+        """
+        split = self.pipeline > 1 and self.schedule in ZERO_BUBBLE
+        return self.shards_sequences and self.gather_again != "never" and not split
 
     @property
     def stages(self) -> int:

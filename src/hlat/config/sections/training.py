@@ -30,6 +30,9 @@ class RunConfig(Section):
     compile: Literal["auto", "blocks", "none"] = "auto"
     """Scope of torch.compile: blocks, none, or auto: blocks on GPUs, and in long bf16 runs on CPUs with bf16
     instructions."""
+    compile_cache: str | None = None
+    """Folder of compiled code on each machine, which hlat compile fills; null means a folder of this user, unless
+    variables of the compilers name others."""
     deterministic: bool = True
     """Use deterministic kernels only, which bitwise resume requires. false allows other GPU kernels, which may be
     faster; a resumed run is then close to one that was not interrupted, but not bitwise equal."""
@@ -147,3 +150,11 @@ class PrecisionConfig(Section):
     """auto (mixed where every device has fast bf16, else fp32; a resumed run keeps what it began with); fp32; mixed
     (bf16 products over fp32 weights and optimizer); bf16-sr (everything bf16, updates rounded stochastically); bf16
     (rounded to nearest: known to stall); bf16-kahan (rounding errors are kept and added later); fp8."""
+    rounding: Literal["software", "hardware"] = "software"
+    """Rounding of bf16-sr: software rounds updates, alike in every layout and after a resume; hardware is that of
+    Trainium, which rounds every conversion to bf16, and needs run.deterministic=false."""
+
+    @property
+    def in_hardware(self) -> bool:
+        """True if the device rounds stochastically, instead of the optimizer."""
+        return self.rounding == "hardware"

@@ -7,6 +7,7 @@ rank does not grow with the world size, nor does the time to create them, apart 
 creates every group, the total is quadratic; HLAT had to patch that.)
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from hlat.config.sections import ModelConfig
 from hlat.model import kv_replication
 from hlat.parallel.mesh.mesh_layout import AXES, Layout
+from hlat.runtime import LaunchError
+from hlat.runtime.backend import backend_of
 from hlat.runtime.distributed import call_interruptibly
 
 
@@ -63,8 +66,42 @@ class _GroupFactory:
             self._groups[ranks] = group
         return self._groups[ranks]
 
-    def unless_single(self, ranks: tuple[int, ...]) -> ProcessGroup | None:
-        return self(ranks) if len(ranks) > 1 else None
+
+def rank_groups(
+    layout: Layout, rank: int, model: ModelConfig, whole_matrices: bool = False
+) -> dict[str, tuple[int, ...]]:
+    """Return the ranks of every process group that a rank belongs to, by purpose, in the order of their creation.
+
+    Args:
+        layout: layout of all ranks.
+        rank: the rank.
+        model: decides how many tensor-parallel ranks share a kv head, and if the embedding is tied.
+        whole_matrices: True if the optimizer updates matrices as a whole.
+    """
+    groups: dict[str, tuple[int, ...]] = {axis: layout.group(rank, axis) for axis in AXES}
+    groups["gradients"] = layout.group(rank, "dp", "cp")
+    if layout.zero and len(layout.state_shards(rank)) > 1:
+        groups |= {"replicas": layout.state_replicas(rank), "shards": layout.state_shards(rank)}
+    groups["kv"] = layout.tensor_subgroup(rank, kv_replication(model, layout.tensor))
+    if whole_matrices:
+        groups["matrices"] = layout.group(rank, "dp", "cp", "tp")
+    embedding = layout.embedding_ranks(rank)
+    if model.tie_embeddings and layout.pipeline > 1 and rank in embedding:
+        groups["embedding"] = embedding
+    return groups
+
+
+def group_problems(groups: Mapping[str, tuple[int, ...]], device: torch.device) -> list[str]:
+    """Return a sentence for each set of ranks that cannot form a process group on a device.
+
+    Args:
+        groups: result of ``rank_groups``.
+        device: the device.
+    """
+    refusals = dict.fromkeys(backend_of(device).group_refusal(ranks) for ranks in groups.values() if len(ranks) > 1)
+    return [
+        f"parallel: {refusal}. Use other degrees, or model.tie_embeddings=false." for refusal in refusals if refusal
+    ]
 
 
 def create_process_groups(
@@ -78,38 +115,46 @@ def create_process_groups(
         model: decides how many tensor-parallel ranks share a kv head, and if the embedding is tied.
         device: decides the backend of the meshes.
         whole_matrices: True if the optimizer updates matrices as a whole.
+
+    Raises:
+        LaunchError: the device cannot form such groups.
     """
     if layout.world == 1:
         return SINGLE_PROCESS
+    ranks = rank_groups(layout, rank, model, whole_matrices)
+    if problems := group_problems(ranks, device):
+        raise LaunchError("\n".join(problems))
     create = _GroupFactory(layout.world)
+
+    def unless_single(purpose: str) -> ProcessGroup | None:
+        return create(ranks[purpose]) if len(ranks.get(purpose, ())) > 1 else None
+
     # All ranks create groups in the same order, since the members of a group wait for each other. And torch names a
     # group by the number of groups its members created before, so a group of only some ranks (embedding) comes last.
-    axes = [create(layout.group(rank, axis)) for axis in AXES]
+    axes = [create(ranks[axis]) for axis in AXES]
     grid = torch.arange(layout.world).view(layout.sizes)
     mesh = DeviceMesh.from_group(axes, device.type, mesh=grid, mesh_dim_names=AXES)
     pipeline, data, context, tensor = (
         mesh.get_group(axis) if size > 1 else None for axis, size in zip(AXES, layout.sizes, strict=True)
     )
-    tied = model.tie_embeddings and layout.pipeline > 1
-    embedding_ranks = layout.embedding_ranks(rank)
     return ProcessGroups(
         mesh=mesh,
         pipeline=pipeline,
         tensor=tensor,
         context=context,
         data=data,
-        gradients=create.unless_single(layout.group(rank, "dp", "cp")),
-        shard_mesh=_build_shard_mesh(layout, rank, create, device) if layout.zero else None,
-        kv=create.unless_single(layout.tensor_subgroup(rank, kv_replication(model, layout.tensor))),
-        matrices=create.unless_single(layout.group(rank, "dp", "cp", "tp")) if whole_matrices else None,
-        embedding=create.unless_single(embedding_ranks) if tied and rank in embedding_ranks else None,
+        gradients=unless_single("gradients"),
+        shard_mesh=_build_shard_mesh(layout, ranks, create, device) if "shards" in ranks else None,
+        kv=unless_single("kv"),
+        matrices=unless_single("matrices"),
+        embedding=unless_single("embedding"),
     )
 
 
-def _build_shard_mesh(layout: Layout, rank: int, create: _GroupFactory, device: torch.device) -> DeviceMesh | None:
-    shards, replicas = layout.state_shards(rank), layout.state_replicas(rank)
-    if len(shards) == 1:
-        return None
+def _build_shard_mesh(
+    layout: Layout, ranks: Mapping[str, tuple[int, ...]], create: _GroupFactory, device: torch.device
+) -> DeviceMesh:
+    shards, replicas = ranks["shards"], ranks["replicas"]
     if len(replicas) == 1:
         return DeviceMesh.from_group(create(shards), device.type, mesh_dim_names=("shards",))
     grid = torch.tensor([layout.state_shards(replica) for replica in replicas])

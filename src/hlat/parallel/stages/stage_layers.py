@@ -6,6 +6,7 @@
 The result is a pure function of recipe and world size, so that training, rehearsal and planner get the same stages.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from hlat.config.sections import INTERLEAVED, ZERO_BUBBLE
@@ -49,8 +50,28 @@ def stage_layer_counts(step: StepShape) -> list[tuple[int, ...]]:
 
 def peak_memory_rank(step: StepShape) -> int:
     """Return the pipeline rank with the highest peak memory; the first if several are equal."""
-    needs = [rank_bytes(step, rank, sizes).total for rank, sizes in enumerate(stage_layer_counts(step))]
+    needs = _needs(step)
     return needs.index(max(needs))
+
+
+def representative_ranks(step: StepShape, needs: Sequence[float] | None = None) -> list[int]:
+    """Return the pipeline ranks that stand for all: the first two, the last, and the one that needs most memory.
+
+    The second has buffers of messages on both sides and, of the ranks that do, the most micro-batches in flight. Plans
+    report these ranks, and rehearsals run them.
+
+    Args:
+        step: the step.
+        needs: bytes that each pipeline rank needs; None to count them without a device.
+    """
+    needs = _needs(step) if needs is None else needs
+    last = step.layout.pipeline - 1
+    return sorted({0, min(1, last), needs.index(max(needs)), last})
+
+
+def _needs(step: StepShape) -> list[float]:
+    """Count the bytes that each pipeline rank needs."""
+    return [rank_bytes(step, rank, sizes).total for rank, sizes in enumerate(stage_layer_counts(step))]
 
 
 @lru_cache(maxsize=1024)

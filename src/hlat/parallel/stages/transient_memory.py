@@ -10,7 +10,7 @@ by rehearsals, and tests compare them with rehearsals and real processes (tests/
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from hlat.activation_checkpointing import POLICIES
+from hlat.activation_checkpointing import recomputed_steps
 from hlat.config.sections import ModelConfig, ParallelConfig, Schedule
 from hlat.model import Axis, CrossEntropy, GradientSum, ModelShard, vocabulary_rows
 from hlat.model.architectures import model_spec
@@ -99,14 +99,15 @@ def _rank(
     inner = tokens * item * axis_share(model, Axis.INNER, layout.tensor)
     block = block_share(model, layout.tensor)
     message = tokens * item * model.hidden_size / (layout.tensor if layout.sequence_parallel else 1)
-    recomputes = step.policy == "full"
+    recomputes, gathered = step.policy == "full", tokens * item * model.hidden_size
+    gathers_again = step.parallel.gathers_again and not recomputes
     # FSDP2 reduces a block's gradients as soon as they exist; in a pipeline at the end of the step.
     reduced = block * mode.reduction.itemsize if step.sharded and layout.pipeline == 1 else 0.0
     return _Rank(
         per_pass=(layers * saved.per_layer + saved.at_entry) / step.virtual,
         per_layer=saved.per_layer,
         at_ends=saved.at_ends - saved.at_entry,
-        recomputed=float(saved.without_policy - saved.per_layer) if recomputes else 0.0,
+        recomputed=float(saved.without_policy - saved.per_layer) if recomputes else gathered * gathers_again,
         # The widest activations: gradients by the outputs of the feed-forward layer, and their terms.
         working=(3 if recomputes else 4) * inner,
         split_backward=layers / step.virtual * _split_backward_bytes(step, tokens * item) + 2 * message,
@@ -226,7 +227,8 @@ def _saved_bytes(step: StepShape, ends: tuple[bool, bool], on_cpu: bool) -> _Sav
         step.micro_batch,
         ModelShard(0, layout.tensor, range(1), embedding=ends[0], head=ends[1]),
         (layout.sequence_parallel, layout.context, not step.sharded, on_cpu, step.isolated),
-        step.policy,
+        # With a budget the caller limits these bytes; here nothing is recomputed.
+        recomputed_steps(step.policy, step.parallel) if step.budget is None else frozenset(),
     )
 
 
@@ -251,11 +253,9 @@ def _cached_saved_bytes(
     micro_batch: int,
     shard: ModelShard,
     shared: tuple[bool, int, bool, bool, bool],
-    policy: str,
+    recomputed: frozenset[str],
 ) -> _SavedBytes:
     workload = RankWorkload(shard, *shared)
-    # With a budget the caller limits these bytes; here nothing is recomputed.
-    recomputed = POLICIES.get(policy, frozenset())
     saved = activation_bytes(model.model, micro_batch, sequence, mode, recomputed, workload)
     everything = activation_bytes(model.model, micro_batch, sequence, mode, (), workload)
     entry = sum(size for name, size in saved.ends.items() if name not in _HEAD_TENSORS)

@@ -13,6 +13,8 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from hlat.parallel.stages import parse_pass_label
+
 _SKIPPED, _STEPS = 3, 3  # the first steps allocate and compile
 _LISTED = 12  # operators in the table
 
@@ -89,7 +91,8 @@ def profile_steps(wanted: bool, folder: Path, rank: int, say: Callable[[str], No
 
 def _operator_times(finished: profile) -> list[OperatorTime]:
     """Return the times of the device's kernels if it reports them, else of the operators on the CPU."""
-    events = finished.key_averages()
+    # A label of a pass is no operator: its own time is that of the host between operators.
+    events = [event for event in finished.key_averages() if parse_pass_label(event.key) is None]
     on_device = [OperatorTime(event.key, event.self_device_time_total) for event in events]
     if sum(kernel.microseconds for kernel in on_device) > 0:
         return [kernel for kernel in on_device if kernel.microseconds > 0]

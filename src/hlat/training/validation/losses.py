@@ -10,8 +10,7 @@ import torch.nn.functional as F
 
 from hlat.data.samples import Batch, ValidationData
 from hlat.model import IGNORED, Decoder, Reduction, row_losses
-from hlat.parallel import MicroBatch
-from hlat.runtime.backend import sum_dtype
+from hlat.parallel import MicroBatch, sum_on_host
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class LossEvaluator(Protocol):
         """True if rows come with the positions of their tokens within documents."""
 
     def evaluate(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
-        """Return this rank's term of the summed loss: a scalar in nats, float64 if the device has it.
+        """Return this rank's term of the summed loss: a float64 scalar on the CPU, in nats.
 
         Args:
             batches: complete sequences, on the CPU.
@@ -62,7 +61,7 @@ class LossEvaluator(Protocol):
         """
 
     def sum_over_world(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the sum of a tensor over all ranks."""
+        """Return the sum of a CPU tensor over all ranks."""
 
 
 class SingleProcessModel:
@@ -77,20 +76,20 @@ class SingleProcessModel:
 
     @torch.no_grad()
     def evaluate(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
-        """Return the summed loss: a scalar in the widest dtype of the device, in nats."""
-        nats = torch.zeros((), dtype=sum_dtype(self._device), device=self._device)
+        """Return the summed loss: a float64 scalar on the CPU, in nats."""
+        losses = []
         for batch in batches:
             inputs_BS, labels_BS, positions_BS = batch.local(((0, batch.inputs_BS.shape[1]),), self._device)
-            nats += self._model(inputs_BS, labels_BS, positions=positions_BS).to(nats.dtype)
-        return nats
+            losses.append(self._model(inputs_BS, labels_BS, positions=positions_BS))
+        return sum_on_host(losses)
 
     @torch.no_grad()
     def evaluate_rows(self, batches: Sequence[MicroBatch], reduction: Reduction = row_losses) -> torch.Tensor:
-        """Return the summed loss of each row in nats, or another number: (rows of all batches,) in the widest dtype."""
-        nats = [torch.zeros(0, dtype=sum_dtype(self._device), device=self._device)]
+        """Return the summed loss of each row in nats, or another number: (rows of all batches,), float64 on the CPU."""
+        nats = [torch.zeros(0, dtype=torch.float64)]
         for batch in batches:
             inputs_BS, labels_BS, _ = batch.local(((0, batch.inputs_BS.shape[1]),), self._device)
-            nats.append(self._model(inputs_BS, labels_BS, reduction=reduction).to(nats[0].dtype))
+            nats.append(self._model(inputs_BS, labels_BS, reduction=reduction).cpu().double())
         return torch.cat(nats)
 
     def sum_over_world(self, values: torch.Tensor) -> torch.Tensor:
@@ -111,7 +110,7 @@ def validate(model: LossEvaluator, data: ValidationData, batch_size: int) -> Val
 
 
 def _averages(model: LossEvaluator, batches: Sequence[Batch], counted: bool) -> ValidationResult:
-    """Average over all tokens and bytes; sums are float64 (if possible), so that the batch size does not matter."""
+    """Average over all tokens and bytes; sums are float64, so that the batch size does not matter."""
     nats = model.evaluate([MicroBatch(batch.inputs_BS, batch.labels_BS, batch.positions_BS) for batch in batches])
     tokens = sum(int((batch.labels_BS != IGNORED).sum()) for batch in batches) if counted else 0
     text_bytes = sum(batch.target_bytes for batch in batches) if counted else 0

@@ -104,7 +104,7 @@ def continue_rows(
 def _choose_next(model: LossEvaluator, rows: Sequence[Sequence[int]], longest: int, batch_size: int) -> list[int]:
     """Return the most likely next token of each row. Collective.
 
-    Ids are summed over the ranks as floats: exact up to 16.7 million tokens in fp32, 9e15 in fp64.
+    Ids are summed over the ranks as float64, which is exact.
     """
     lengths = row_lengths(longest, model.row_multiple)
     length = next(length for length in lengths if length >= max(len(row) for row in rows))
