@@ -34,13 +34,16 @@ def test_tf32_peaks_are_half_of_bf16_peaks(chip: Chip) -> None:
     [
         ("NVIDIA A100-SXM4-40GB", "A100 40GB", 312),
         ("A100-SXM4-80GB", "A100 80GB", 312),  # drivers before 460 omit the maker's name
-        ("NVIDIA A100 80GB PCIe", "A100 80GB", 312),
+        ("NVIDIA A100 80GB PCIe", "A100 PCIe 80GB", 312),
         ("NVIDIA H100 80GB HBM3", "H100 SXM", 989.4),
         ("NVIDIA H100 PCIe", "H100 PCIe", 756),
         ("NVIDIA H100 NVL", "H100 NVL", 835.5),
         ("NVIDIA H200", "H200 SXM", 989.5),
         ("NVIDIA B300 SXM6 AC", "B300", 2250),
         ("NVIDIA GeForce RTX 4090", "RTX 4090", 165.2),
+        ("NVIDIA GeForce RTX 5090", "RTX 5090", 209.5),
+        ("AMD Instinct MI300X", "MI300X", 1307.4),
+        ("AMD Instinct MI250X", "MI250X", 191.5),  # torch names the package, and means one of its two dies
     ],
 )
 def test_a_chip_is_found_by_the_name_that_torch_reports(torch_name: str, chip: str, tflops: float) -> None:
@@ -58,7 +61,7 @@ def test_a_chip_is_found_by_the_name_that_torch_reports(torch_name: str, chip: s
         "NVIDIA GeForce RTX 4090 D",
         "NVIDIA A100-SXM-64GB",  # a custom chip with more cores
         "NVIDIA H100",
-        "AMD Instinct MI355X",
+        "AMD Instinct MI455X",
         "",
     ],
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hlat.hardware import load_catalog, parse_cluster
-from hlat.runtime import HlatError
+from hlat.runtime import HardwareError, HlatError
 
 
 def test_hlats_cluster_is_2048_devices_of_16_gib() -> None:
@@ -117,3 +117,36 @@ def test_rates_of_a_core_are_its_share_of_the_chip() -> None:
     """Trainium 1: two cores; 880 GB/s of memory, 192 GB/s of NeuronLink per chip, 100 GB/s of network per instance."""
     core = parse_cluster("trn1.32xlarge:1", load_catalog())
     assert (core.memory_rate, core.link_rate, core.network_rate) == (440e9, 96e9, 100e9)
+
+
+@pytest.mark.parametrize(
+    ("text", "per", "chips", "devices", "domain"),
+    [
+        ("8xrtx4090:1", "instance", 8, 8, 8),
+        ("8xrtx4090:2", "instance", 16, 16, 8),
+        ("rtx4090:4", "chip", 4, 4, 4),
+        ("rtx4090:16", "chip", 16, 16, 8),
+        ("rtx4090:1", "instance", 1, 1, 1),
+        ("4xh100:1", "instance", 4, 4, 4),
+        ("2xmi250x:1", "instance", 2, 4, 4),
+    ],
+)
+def test_machines_with_another_number_of_chips(text, per, chips, devices, domain):
+    cluster = parse_cluster(text, load_catalog(), per)
+    assert (cluster.chips, cluster.devices, cluster.domain) == (chips, devices, domain)
+
+
+def test_a_machine_of_several_cards_fails_as_often_as_they_do():
+    one, eight = (parse_cluster(text, load_catalog()).instance for text in ("l40s:1", "8xl40s:1"))
+    assert eight.failures.per_day == pytest.approx(8 * one.failures.per_day) and eight.link == one.link
+
+
+@pytest.mark.parametrize("text", ["9xrtx4090:1", "0xrtx4090:1", "16xh100:1", "8xnothing:1"])
+def test_a_machine_that_cannot_have_so_many_chips_is_refused(text):
+    with pytest.raises(HardwareError):
+        parse_cluster(text, load_catalog())
+
+
+def test_cards_that_fill_no_machines_are_refused():
+    with pytest.raises(HardwareError, match="up to 8"):
+        parse_cluster("rtx4090:12", load_catalog(), "chip")

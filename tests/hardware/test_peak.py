@@ -50,7 +50,7 @@ def test_a_known_gpu_has_its_published_peak(as_gpu: Callable[[str], list[torch.d
     assert measured == []
 
 
-@pytest.mark.parametrize("name", ["AMD Instinct MI355X", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "A chip of next year"])
+@pytest.mark.parametrize("name", ["AMD Instinct MI455X", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "A chip of next year"])
 def test_an_unknown_gpu_is_measured(name: str, as_gpu: Callable[[str], list[torch.dtype]]) -> None:
     """Assuming the A100's peak led to a reported utilization of 563 % (AMD Primus, PR 772)."""
     measured = as_gpu(name)

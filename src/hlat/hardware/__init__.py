@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hlat.hardware.catalog import Catalog, Chip, Instance, LaunchSettings, PriceKind
 from hlat.hardware.cluster import Cluster, parse_cluster
 from hlat.hardware.loading import load_catalog
+from hlat.hardware.quotes import OWN, Per, parse_quote, with_prices_of, with_quote
 from hlat.runtime import lazily
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ __getattr__ = lazily(
 
 
 __all__ = [
+    "OWN",
     "Catalog",
     "Chip",
     "Cluster",
@@ -33,11 +35,15 @@ __all__ = [
     "LaunchSettings",
     "MeasuredMachine",
     "PeakFlops",
+    "Per",
     "PriceKind",
     "load_catalog",
     "measure_machine",
     "measure_matmul",
     "parse_cluster",
+    "parse_quote",
     "peak_flops",
     "published_flops",
+    "with_prices_of",
+    "with_quote",
 ]

@@ -42,6 +42,13 @@ class ChipMemory(_Entry):
     source: str
 
 
+class PowerLimit(_Entry):
+    """Power limit of a whole chip in W, as the maker rates it."""
+
+    watts: Rate
+    source: str
+
+
 class ReachedShare(_Entry):
     """Share of the peak, 0 to 1, that the best of many large matrix products reaches, by dtype."""
 
@@ -57,23 +64,31 @@ class Chip(_Entry):
         name: name in the catalog.
         names: names that torch reports.
         ec2_families: EC2 instance families with this chip.
+        device: device type in torch; None if hlat has no backend for the chip, which can only be planned for.
+        vendor: vendor of a GPU, on which the meaning of its capability depends.
+        capability: compute capability of a GPU, as torch reports it; None for other chips.
         cores: physical cores per chip.
         cores_per_device: physical cores per torch device, by default.
         family: chip family for the planner's constants; None if the planner has none.
         units: processors over which the tiles of a product are distributed.
         memory: capacity and bandwidth.
+        power: power limit; None if none is published.
         reached: attainable share of the peak.
-        tflops: peak rates by dtype: bfloat16, tf32, float32, float8.
+        tflops: peak rates by dtype: bfloat16, float16, tf32, float32, float8.
     """
 
     name: str
     names: list[str] = []
     ec2_families: list[str] = []
+    device: str | None = None
+    vendor: Literal["nvidia", "amd"] = "nvidia"
+    capability: tuple[int, int] | None = None
     cores: Positive = 1
     cores_per_device: Positive = 1
     family: str | None = None
     units: Positive = 1
     memory: ChipMemory | None = None
+    power: PowerLimit | None = None
     reached: ReachedShare | None = None
     tflops: dict[str, PeakFigure] = Field(min_length=1)
 
@@ -81,6 +96,16 @@ class Chip(_Entry):
     def devices(self) -> int:
         """Torch devices per chip."""
         return self.cores // self.cores_per_device
+
+    @property
+    def sixteen_bit(self) -> str | None:
+        """The 16-bit format that the chip multiplies in, bfloat16 if it can; None if the catalog has no rate of it."""
+        return next((dtype for dtype in ("bfloat16", "float16") if dtype in self.tflops), None)
+
+    @property
+    def can_be_planned(self) -> bool:
+        """True if the catalog has what a prediction needs: memory, a 16-bit rate and a family."""
+        return self.memory is not None and self.sixteen_bit is not None and self.family is not None
 
     def flops(self, dtype: str, cores_per_device: int | None = None) -> float | None:
         """Dense peak FLOP/s of one torch device for ``dtype``; None if the catalog has no figure."""
@@ -92,14 +117,39 @@ class Chip(_Entry):
     def source_keys(self) -> Iterator[str]:
         """Keys of the sources of its figures."""
         yield from (figure.source for figure in self.tflops.values())
-        yield from (figure.source for figure in (self.memory, self.reached) if figure is not None)
+        yield from (figure.source for figure in (self.memory, self.power, self.reached) if figure is not None)
 
 
 class InstancePrice(_Entry):
-    """Price of an instance, in USD per hour, seen on a day."""
+    """Price of an instance.
+
+    Attributes:
+        usd_per_hour: USD per hour.
+        seen: day on which it was seen.
+        since: day since which it holds, as far as is known; None for the day on which it was seen.
+        source: key in ``Catalog.sources``.
+    """
 
     usd_per_hour: Rate
     seen: date
+    since: date | None = None
+    source: str
+
+
+class PastPrice(_Entry):
+    """Former price of an instance.
+
+    Attributes:
+        kind: kind of the price.
+        usd_per_hour: USD per hour.
+        since, until: first day on which it is known to have held, and the day from which it held no more.
+        source: key in ``Catalog.sources``.
+    """
+
+    kind: PriceKind
+    usd_per_hour: Rate
+    since: date
+    until: date
     source: str
 
 
@@ -128,6 +178,24 @@ class LaunchSettings(_Entry):
     sources: list[str] = []
 
 
+class CollectiveSteps(_Entry):
+    """Steps of a machine's collectives, where the library chooses an algorithm by the size of the message.
+
+    Attributes:
+        hop_us: latency of a step inside the machine, in microseconds.
+        network_hop_us: latency of a step between machines.
+        direct_mb: 10^6 bytes below which every rank sends to every other at once, by way of the other chips.
+        doubling_mb: 10^6 bytes below which distances double; larger messages travel in a ring.
+        source: key in ``Catalog.sources``.
+    """
+
+    hop_us: Rate
+    network_hop_us: Rate
+    direct_mb: Rate
+    doubling_mb: Rate
+    source: str
+
+
 class Instance(_Entry):
     """One kind of machine.
 
@@ -136,11 +204,14 @@ class Instance(_Entry):
         chip: name of its chip.
         chips: chips per instance.
         domain: chips that share fast links.
+        up_to: chips that such a machine can have at most; None if it is sold with ``chips`` of them only.
         groups: sizes of tensor-parallel groups that the links support; empty for any.
         link: 10^9 bytes per second and chip over the fast links, in one direction.
         network: 10^9 bytes per second and instance to other instances, in one direction.
+        collectives: steps of its collectives; None for rings with the latencies that the cost model has for the family.
         source: key in ``Catalog.sources``.
         prices: prices by kind.
+        past_prices: former prices.
         failures: failure rate.
         launch: settings of jobs.
     """
@@ -149,18 +220,37 @@ class Instance(_Entry):
     chip: str
     chips: Positive
     domain: Positive
+    up_to: Positive | None = None
     groups: list[Positive] = []
     link: Rate
     network: Rate
+    collectives: CollectiveSteps | None = None
     source: str
     prices: dict[PriceKind, InstancePrice] = {}
+    past_prices: list[PastPrice] = []
     failures: FailureRate
     launch: LaunchSettings = LaunchSettings()
+
+    def with_chips(self, chips: int) -> "Instance":
+        """The machine with another number of its chips: a part of it, or more cards in the same machine."""
+        share = chips / self.chips
+        prices = {
+            kind: price.model_copy(update={"usd_per_hour": share * price.usd_per_hour})
+            for kind, price in self.prices.items()
+        }
+        update: dict[str, object] = {"chips": chips, "domain": chips, "prices": prices}
+        if share > 1:
+            update["failures"] = self.failures.model_copy(update={"per_day": share * self.failures.per_day})
+        else:
+            update["domain"] = min(self.domain, chips)
+        return self.model_copy(update=update)
 
     def source_keys(self) -> Iterator[str]:
         """Keys of the sources of its figures."""
         yield from (self.source, self.failures.source, *self.launch.sources)
         yield from (price.source for price in self.prices.values())
+        yield from (price.source for price in self.past_prices)
+        yield from () if self.collectives is None else (self.collectives.source,)
 
 
 class Catalog(_Entry):

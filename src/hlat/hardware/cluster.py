@@ -6,10 +6,12 @@ A device is what torch calls a device: a GPU, one NeuronCore of Trainium 1, or t
 core). All rates are per device or per instance, in bytes and FLOP per second.
 """
 
+import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 
 from hlat.hardware.catalog import Catalog, Chip, Instance, PriceKind
+from hlat.hardware.quotes import Per
 from hlat.runtime import HardwareError
 
 _GIB = 1 << 30
@@ -88,11 +90,17 @@ class Cluster:
         return None if found is None else (found, prices[found].usd_per_hour * self.count)
 
 
-def parse_cluster(text: str, catalog: Catalog) -> Cluster:
-    """Parse ``INSTANCE:N``.
+def parse_cluster(text: str, catalog: Catalog, per: Per = "instance") -> Cluster:
+    """Parse ``INSTANCE:N``, or ``KxINSTANCE:N`` for machines with K of its chips: 8xrtx4090:1, 4xh100:1.
+
+    Args:
+        text: the cluster.
+        catalog: chips and instances.
+        per: unit of N. Chips are complete instances, or a part of one, which has the share of its price.
 
     Raises:
-        HardwareError: malformed text, an instance that the catalog does not have, or a count below one.
+        HardwareError: malformed text, an instance that the catalog does not have, a count below one, or chips that are
+            not complete instances.
     """
     name, colon, number = text.strip().rpartition(":")
     if not colon or not name:
@@ -101,14 +109,65 @@ def parse_cluster(text: str, catalog: Catalog) -> Cluster:
         raise HardwareError(f"cluster {text!r}: {number!r} is not a number of instances; write {name}:8")
     if int(number) < 1:
         raise HardwareError(f"cluster {text!r}: a cluster has at least one instance; write {name}:1 or more")
-    instance = catalog.instance(name)
-    if instance is None:
-        raise HardwareError(_unknown_instance(name, catalog))
+    instance = _find_instance(name, catalog)
     chip = catalog.chip(instance.chip)
     assert chip is not None, "the catalog has been validated"
-    if chip.memory is None or "bfloat16" not in chip.tflops or chip.family is None:
-        raise HardwareError(f"cluster {text!r}: {chip.name} has no memory, family or bfloat16 figure in the catalog")
-    return Cluster(instance, chip, int(number))
+    if not chip.can_be_planned:
+        raise HardwareError(f"cluster {text!r}: {chip.name} has no memory, family or 16-bit figure in the catalog")
+    if per == "instance":
+        return Cluster(instance, chip, int(number))
+    return _of_chips(instance, chip, int(number))
+
+
+def _of_chips(instance: Instance, chip: Chip, chips: int) -> Cluster:
+    """Return a cluster of a number of chips."""
+    if instance.up_to is not None and instance.chips == 1 < chips:
+        return _of_cards(instance, chip, chips, instance.up_to)
+    count, rest = divmod(chips, instance.chips)
+    if not rest:
+        return Cluster(instance, chip, count)
+    if count:
+        lower, upper = count * instance.chips, (count + 1) * instance.chips
+        raise HardwareError(
+            f"cluster {instance.name}:{chips}: {chips} chips are not complete instances of {instance.chips}; write "
+            f"{instance.name}:{lower} or {instance.name}:{upper}, or a part of one instance, {instance.name}:1 to "
+            f"{instance.name}:{instance.chips - 1}"
+        )
+    name = f"{instance.name}[{chips} of {instance.chips} chips]"
+    return Cluster(instance.with_chips(chips).model_copy(update={"name": name}), chip, 1)
+
+
+def _of_cards(instance: Instance, chip: Chip, chips: int, most: int) -> Cluster:
+    """Return full machines of cards, or one with fewer."""
+    count, rest = divmod(chips, most)
+    if count and rest:
+        raise HardwareError(
+            f"cluster {instance.name}:{chips}: a machine has up to {most} of these cards; write "
+            f"{instance.name}:{count * most} or {instance.name}:{(count + 1) * most}, or machines of fewer, as in "
+            f"4x{instance.name}:N without --per chip"
+        )
+    each = most if count else chips
+    name = f"{each}x{instance.name}"
+    return Cluster(instance.with_chips(each).model_copy(update={"name": name}), chip, max(1, count))
+
+
+def _find_instance(name: str, catalog: Catalog) -> Instance:
+    """Return the instance of a name, or of a name after a number of chips.
+
+    Raises:
+        HardwareError: the catalog does not have it, or such a machine cannot have so many chips.
+    """
+    found = catalog.instance(name)
+    if found is not None:
+        return found
+    counted = re.fullmatch(r"(\d{1,4})\s*x\s*(\S+)", name.strip().lower())
+    found = None if counted is None else catalog.instance(counted[2])
+    if counted is None or found is None:
+        raise HardwareError(_unknown_instance(name, catalog))
+    chips, most = int(counted[1]), found.up_to or found.chips
+    if not 1 <= chips <= most:
+        raise HardwareError(f"{name}: a machine {found.name} has 1 to {most} chips; more machines are {found.name}:2")
+    return found.with_chips(chips).model_copy(update={"name": f"{chips}x{found.name}"})
 
 
 def _unknown_instance(name: str, catalog: Catalog) -> str:

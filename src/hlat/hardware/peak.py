@@ -51,7 +51,7 @@ def _identify(device: torch.device, catalog: Catalog) -> Chip | None:
     backend = backend_of(device)
     name = backend.chip_name(device)
     chip = catalog.chip_by_torch_name(name) if name is not None else None
-    instance = backend.instance_type() if chip is None else None
+    instance = backend.instance_type(device) if chip is None else None
     return chip if instance is None else catalog.chip_by_instance_type(instance)
 
 
