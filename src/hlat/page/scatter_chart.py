@@ -26,7 +26,9 @@ class Dot:
         filled: True for a filled dot, drawn above the others.
         group: index of its group, which selects the colour.
         label: text of the tooltip.
-        chosen: True to mark it with a ring and with whiskers for the errors.
+        chosen: True to mark it with a ring and with whiskers.
+        x_ends: ends of the whisker across, as shares of x.
+        y_ends: ends of the whisker upwards, as shares of y.
     """
 
     x: float
@@ -35,6 +37,8 @@ class Dot:
     group: int
     label: str
     chosen: bool = False
+    x_ends: tuple[float, float] = (1.0, 1.0)
+    y_ends: tuple[float, float] = (1.0, 1.0)
 
 
 def scatter_chart(
@@ -43,8 +47,6 @@ def scatter_chart(
     groups: Sequence[str],
     across: str,
     up: str,
-    *,
-    errors: tuple[float, float] = (0.0, 0.0),
 ) -> Html:
     """Draw dots over logarithmic axes.
 
@@ -54,13 +56,12 @@ def scatter_chart(
         groups: names of the groups.
         across: quantity and unit of the horizontal axis.
         up: quantity and unit of the vertical axis.
-        errors: expected relative errors across and up, drawn as whiskers of the chosen dots.
     """
-    x = _axis([dot.x for dot in dots], errors[0])
-    y = _axis([dot.y for dot in dots], errors[1])
+    x = _axis([dot.x * end for dot in dots for end in dot.x_ends])
+    y = _axis([dot.y * end for dot in dots for end in dot.y_ends])
     shapes = [*_axes(x, y, across, up)]
     for dot in sorted(dots, key=lambda dot: (dot.chosen, dot.filled)):
-        shapes += _dot(dot, x, y, errors)
+        shapes += _dot(dot, x, y)
     chosen = [dot for dot in dots if dot.chosen]
     words = [f"{dot.label}: {format_value(dot.x)} {across}, {format_value(dot.y)} {up}" for dot in chosen]
     summary = f"{title}: {len(dots)} layouts. Chosen: {'; '.join(words) or 'none'}."
@@ -71,7 +72,9 @@ def scatter_chart(
     ]
     if chosen:
         ring = '<circle cx="8" cy="4" r="3" class="halo"/>'
-        legend.append(f'<li><svg viewBox="0 0 16 8" aria-hidden="true">{ring}</svg> chosen, with expected error</li>')
+        legend.append(
+            f'<li><svg viewBox="0 0 16 8" aria-hidden="true">{ring}</svg> chosen; whiskers: expected range</li>'
+        )
     return (
         f'<figure class="scatter"><figcaption>{text(title)}</figcaption>'
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{text(summary)}"><title>{text(title)}</title>'
@@ -79,9 +82,8 @@ def scatter_chart(
     )
 
 
-def _axis(values: Sequence[float], error: float) -> ChartAxis:
-    margin = max(_MARGIN, 1 + error)
-    return make_axis((min(values) / margin, max(values) * margin), log=True)
+def _axis(values: Sequence[float]) -> ChartAxis:
+    return make_axis((min(values) / _MARGIN, max(values) * _MARGIN), log=True)
 
 
 def _x(axis: ChartAxis, value: float) -> float:
@@ -107,13 +109,11 @@ def _axes(x: ChartAxis, y: ChartAxis, across: str, up: str) -> Iterator[Html]:
     yield f'<text x="2" y="10">{text(up)}, logarithmic</text>'
 
 
-def _dot(dot: Dot, x: ChartAxis, y: ChartAxis, errors: tuple[float, float]) -> Iterator[Html]:
+def _dot(dot: Dot, x: ChartAxis, y: ChartAxis) -> Iterator[Html]:
     a, b = _x(x, dot.x), _y(y, dot.y)
     if dot.chosen:
-        (left, right), (low, high) = (
-            (_x(x, dot.x * (1 - errors[0])), _x(x, dot.x * (1 + errors[0]))),
-            (_y(y, dot.y * (1 - errors[1])), _y(y, dot.y * (1 + errors[1]))),
-        )
+        left, right = (_x(x, dot.x * end) for end in dot.x_ends)
+        low, high = (_y(y, dot.y * end) for end in dot.y_ends)
         yield f'<path class="spread axis" d="M{left:.1f},{b:.1f}H{right:.1f}M{a:.1f},{low:.1f}V{high:.1f}"/>'
         yield f'<circle class="halo" cx="{a:.1f}" cy="{b:.1f}" r="{_RING}"><title>chosen</title></circle>'
     shade = colour(dot.group)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from hlat.hardware import load_catalog
 from hlat.planner.calibration import prediction_errors
 from hlat.planner.calibration.published_runs import read_published_runs
 from hlat.runtime import PlanError
@@ -60,7 +61,11 @@ def test_missing_fields_are_filled_in_and_reported(tmp_path: Path) -> None:
     row = GOOD.replace(",256,1,H100", ",256,,H100").replace(",3,1,none,", ",3,,,")
     (run,), _ = read_published_runs(write(tmp_path, row))
     assert run.workload.layout.micro_batch == 8
-    assert run.assumed == ("micro-batch 8", "no activation checkpointing")
+    assert run.assumed == ("micro-batch 8", "no activation checkpointing", "FlashAttention 2")
+    (complete,), _ = read_published_runs(write(tmp_path, GOOD))
+    assert run.spread > complete.spread
+    said = {reading.column: reading.sure for reading in run.readings}
+    assert said["n_chips"] == said["zero_stage"] == "stated"
 
 
 @pytest.mark.parametrize(
@@ -149,3 +154,61 @@ def test_statistics_are_of_absolute_errors(tmp_path: Path) -> None:
         "overall"
     ]
     assert overall == {"n": 5, "mean": pytest.approx(0.3), "median": pytest.approx(0.3), "p90": pytest.approx(0.46)}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        (",none,bf16,", ",xyzzy,bf16,", "activation checkpointing not understood"),
+        (",bf16,,", ",quux,,", "precision not understood"),
+        (",8,3,1,none", ",8,maybe,1,none", "sharding not understood"),
+        ("dense,32,", "dense,30-34,", "layers not one number"),
+        (",9000,", ",fast,", "tok_s_chip_norm not one number"),
+        (",bf16,,", ",fp8,,", None),
+        ("H100-SXM-80GB", "A100-SXM-80GB", None),
+    ],
+)
+def test_texts_that_are_not_understood_are_refused(tmp_path: Path, old: str, new: str, reason: str | None) -> None:
+    assert GOOD.count(old) == 1
+    runs, skipped = read_published_runs(write(tmp_path, GOOD.replace(old, new)))
+    assert [row.reason.startswith(reason) for row in skipped] == [True] if reason else len(runs) == 1
+    both = GOOD.replace("H100-SXM-80GB", "A100-SXM-80GB").replace(",bf16,,", ",fp8,,")
+    assert "no 8-bit" in read_published_runs(write(tmp_path, both))[1][0].reason
+
+
+def test_an_unknown_network_widens_the_interval_of_several_machines_only(tmp_path: Path) -> None:
+    several = GOOD.replace("H100-SXM-80GB,8,", "H100-SXM-80GB,64,").replace("1,1,8,3", "1,1,64,3")
+    (stated,), _ = read_published_runs(write(tmp_path, several.replace(",bf16,,", ",bf16,8x NDR per node,")))
+    for text in ("", "very fast"):
+        (unknown,), _ = read_published_runs(write(tmp_path, several.replace(",bf16,,", f",bf16,{text},")))
+        (single,), _ = read_published_runs(write(tmp_path, GOOD.replace(",bf16,,", f",bf16,{text},")))
+        assert single.spread < stated.spread < unknown.spread
+        assert any("the catalog's network" in reason for reason in unknown.assumed)
+
+
+def test_a_chip_of_the_users_catalog_is_read(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(
+        "sources: {me: measured}\n"
+        "chips: [{name: Z900, names: [ACME Z900], family: hopper, memory: {gib: 80, gb_per_second: 3000, source: me},"
+        " tflops: {bfloat16: {dense: 500, source: me}}}]\n"
+        "instances: [{name: z-box, chip: Z900, chips: 4, domain: 4, link: 100, network: 50, source: me,"
+        " failures: {per_day: 0.01, source: me}}]\n",
+        encoding="utf-8",
+    )
+    catalog = load_catalog(str(mine))
+    for name in ("Z900", "z-box", "acme z900"):
+        (run,), _ = read_published_runs(write(tmp_path, GOOD.replace("H100-SXM-80GB", name)), catalog)
+        device = run.workload.device
+        assert (device.per_instance, device.link_rate, device.peak) == (4, 100e9, 500e12)
+
+
+def test_devices_of_another_number_per_chip_have_the_same_total(tmp_path: Path) -> None:
+    """Trainium2 as 8 cores per chip instead of the catalog's 4 devices of two cores: half the rate each."""
+    row = GOOD.replace("H100-SXM-80GB,8,1,", "Trainium2,16,4,").replace("1,1,8,3", "1,1,64,3")
+    (four,), _ = read_published_runs(write(tmp_path, row))
+    (eight,), _ = read_published_runs(
+        write(tmp_path, row.replace("Trainium2,16,4,", "Trainium2,16,8,").replace("1,1,64,3", "1,1,128,3"))
+    )
+    assert eight.workload.device.peak == four.workload.device.peak / 2
+    assert eight.workload.device.per_instance == four.workload.device.per_instance * 2

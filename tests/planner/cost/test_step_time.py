@@ -8,13 +8,19 @@ import pytest
 from hlat.config import PRESETS
 from hlat.config.sections import ModelConfig
 from hlat.model.derived import count_parameters, forward_flops_per_token
-from hlat.planner.cost import STEP_COMPONENTS, exchanged_bytes, executed_flops, load_constants, step_times
+from hlat.planner.cost import (
+    STEP_COMPONENTS,
+    exchanged_bytes,
+    executed_flops,
+    hlat_profile,
+    load_constants,
+    step_times,
+)
 from hlat.planner.cost.comm_time import comm_times
 from hlat.planner.cost.compute_time import compute_times
 from hlat.planner.cost.constants import load_priors, meanings
 from hlat.planner.problem import (
     FLASH_ATTENTION_1,
-    FLASH_ATTENTION_2,
     MATERIALIZED_SCORES,
     DeviceSpec,
     ModelShape,
@@ -124,9 +130,10 @@ def test_formula_and_simulation_agree_on_a_pipeline():
     """The search ranks by the formula and reports the simulation, so they must agree."""
     request = request_for("llama-2-70b", "h100:16")
     shape = ModelShape(80, 8192, 64, 8, 128, 28672, 32000)
-    software, device = SoftwareProfile(attention=FLASH_ATTENTION_2), cluster_device(request.cluster)
+    device = cluster_device(request.cluster)
     for text in ("tp=8,pp=4,recompute=full", "tp=8,pp=8,recompute=full", "tp=8,pp=4,vpp=5,recompute=full"):
         prediction = predict_layout(request, parse_layout(text, request))
+        software = hlat_profile(request, prediction.candidate)
         workload = Workload(shape, prediction.candidate.step_layout(request), software, device)
         by_formula = float(step_times(WorkloadColumns([workload])).step[0])
         assert prediction.step_seconds == pytest.approx(by_formula, rel=0.05)
@@ -200,6 +207,16 @@ def test_context_ranks_exchange_keys_and_values():
     assert step_times(workloads).context[0] == pytest.approx(3 * 32 * workloads.micro_batches[0] * once)
 
 
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_gathering_inputs_again_takes_the_time_of_two_more_messages(recompute):
+    """A layer has eight gathers and scatters; full recomputation repeats gathers anyway."""
+    kept, again = (columns(tensor=8, data=1, recompute=recompute, gathers_again=each) for each in (False, True))
+    found, more = step_times(kept), step_times(again)
+    expected = 1.0 if recompute == "full" else 10 / 8
+    assert more.tensor == pytest.approx(expected * found.tensor)
+    assert (more.step > found.step) == (recompute != "full")
+
+
 def test_zero_divides_the_optimizer_step_over_the_ranks():
     whole, shared = (step_times(columns(zero=zero)).optimizer[0] for zero in (0, 1))
     assert whole == pytest.approx(8 * shared)
@@ -212,3 +229,17 @@ def test_backward_casts_twice_as_much_as_forward():
         for share in (1e-9, 1.0)
     )
     assert (some.backward - none.backward)[0] == pytest.approx(2 * (some.forward - none.forward)[0])
+
+
+def test_hidden_communication_slows_what_hides_it_and_the_ends_are_exposed():
+    """Exposed are at least embedding, head and a block, once gathered and once reduced, and a share of all others."""
+    shape = columns(zero=3, data=8)
+    comm = comm_times(shape, load_constants())
+    weights, block = rank_weights(shape)[0], layer_weights(shape)[0]
+    share = (weights - 31 * block) / weights
+    free, slowed = (load_constants().with_values({("contention", "all"): value}) for value in (0.0, 0.25))
+    least, found = (step_times(shape, one).data[0] for one in (free, slowed))
+    gather, reduce = float(comm.gather[0]), float(comm.reduce[0])
+    ends, sent = share * (gather + reduce), float(shape.micro_batches[0]) * (2 * gather + reduce)
+    assert ends <= least < 1.1 * ends  # what is not hidden of the passes is short
+    assert found - least == pytest.approx(0.25 * (sent - least))

@@ -1,5 +1,6 @@
 """Reports of a plan: consistent numbers, sentences, charts and trace."""
 
+import math
 import re
 from dataclasses import replace
 from itertools import pairwise
@@ -9,10 +10,11 @@ import yaml
 
 from hlat.hardware import load_catalog, parse_cluster
 from hlat.model.derived import count_parameters, flops_per_token
+from hlat.planner.cost import shipped_interval, undecided_ratio
 from hlat.planner.problem import parse_layout
 from hlat.planner.problem.request import resolve_request
-from hlat.planner.report import chrome_trace, explain, html_page, pareto_front_of_plans
-from hlat.planner.report.comparison import plans_as_json, rank_plans
+from hlat.planner.report import chrome_trace, comparison_lines, expectation, explain, html_page
+from hlat.planner.report.comparison import pareto_front_of_plans, plans_as_json, rank_plans, told_apart
 from hlat.planner.report.explain import compare
 from hlat.planner.report.trace import step_timeline
 from hlat.planner.search import fits, layout_json
@@ -93,7 +95,9 @@ def test_sentences_agree_with_the_numbers():
     fast, slow = (predict_layout(request, parse_layout(text, request)) for text in ("tp=2", "tp=2,recompute=full"))
     share = slow.step_seconds / fast.step_seconds - 1
     assert f": {share:.1%} slower (recomputation +" in compare(fast, slow)
-    assert f": {1 - 1 / (1 + share):.1%} faster (recomputation -" in compare(slow, fast)
+    # With no recomputation the inputs are gathered again, which costs some communication.
+    text = compare(slow, fast)
+    assert f": {1 - 1 / (1 + share):.1%} faster (" in text and "; recomputation -" in text
 
 
 def attributes(text, tag):
@@ -144,6 +148,39 @@ def test_the_chosen_layout_is_marked_with_its_expected_error(hlat_7b):
     assert f'<tr class="marked"><th scope="row">{hlat_7b.chosen.candidate} (chosen)' in text
     assert 'name="viewport"' in text and scatter.count('class="tick"') >= 4
     assert all("aria-label" in found for found in charts(text))
+
+
+def test_the_interval_of_the_family_is_told_everywhere(hlat_7b):
+    """Trainium's factors of the shipped table, times the prediction: JSON, sentence, table of the page, whiskers."""
+    one = shipped_interval("trainium", eight_bit=False)
+    content, chosen = hlat_7b.to_dict()["chosen"], hlat_7b.chosen
+    for name in ("step_seconds", "days", "cost_usd"):
+        assert content[f"{name}_interval"] == [content[name] * one.low, content[name] * one.high]
+    low, high = f"{chosen.days * one.low:.2f}", f"{chosen.days * one.high:.1f}"  # two digits: about 0.9 and 1.3 days
+    assert f"{low} to {high} days" in expectation(hlat_7b)
+    text = html_page([hlat_7b])
+    assert f"{low}-{high}" in text and expectation(hlat_7b) in text
+
+
+def test_clusters_that_are_too_close_are_named():
+    """By hand: deviations of the logarithm from the table, 0.84 of them beyond 0 in four of five cases."""
+    plans = [
+        make_plan(request_for("llama-2-7b", name, global_batch=1024)) for name in ("p5.48xlarge:4", "p4d.24xlarge:9")
+    ]
+    days = [plan.chosen.days for plan in plans]
+    deviations = [math.log(plan.chosen.interval.high / plan.chosen.interval.low) / 2 / 1.2816 for plan in plans]
+    least = math.exp(0.8416 * math.hypot(*deviations))
+    assert told_apart(*plans, "time") is (max(days) >= least * min(days))
+    far = [
+        replace(plans[0], chosen=replace(plans[0].chosen, days=days[1] * factor))
+        for factor in (least * 1.01, least * 0.99)
+    ]
+    assert [told_apart(one, plans[1], "time") for one in far] == [True, False]
+    assert "Too close to tell apart: p4d.24xlarge:9." not in comparison_lines([far[0], plans[1]])[0]
+    assert comparison_lines([far[1], plans[1]])[0].endswith("Too close to tell apart: p5.48xlarge:4.")
+    # One family shares its errors: the ratio of layouts of one job decides.
+    twin = replace(plans[0], chosen=replace(plans[0].chosen, days=days[0] * undecided_ratio() * 1.01))
+    assert told_apart(plans[0], twin, "time")
 
 
 def test_a_trace_is_as_long_as_its_step():

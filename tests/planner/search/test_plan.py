@@ -14,8 +14,8 @@ from hlat.config import load_recipe
 from hlat.hardware.catalog import FailureRate
 from hlat.planner.problem import candidates, parse_layout
 from hlat.planner.problem.layouts import layout_violations
-from hlat.planner.report import chrome_trace, comparison_with, explain, html_page, pareto_front_of_plans
-from hlat.planner.report.comparison import comparison_lines, plans_as_json, rank_plans
+from hlat.planner.report import chrome_trace, comparison_with, explain, html_page
+from hlat.planner.report.comparison import comparison_lines, pareto_front_of_plans, plans_as_json, rank_plans
 from hlat.planner.search import fits, layout_json, recipe_fragment
 from hlat.planner.search.plan import make_plan
 from hlat.planner.search.search import predict_layout, search
@@ -25,8 +25,8 @@ from tests.support.planner.requests import request_for
 
 CHOSEN = {
     "tensor", "pipeline", "data", "context", "virtual_stages", "zero", "micro_batch", "accumulation",
-    "sequence_parallel", "activation_checkpointing", "precision", "memory_gib", "step_seconds", "tokens_per_second",
-    "tokens_per_second_per_chip", "mfu", "cost_usd", "days", "goodput",
+    "sequence_parallel", "gather_again", "activation_checkpointing", "precision", "memory_gib", "step_seconds",
+    "tokens_per_second", "tokens_per_second_per_chip", "mfu", "cost_usd", "days", "goodput",
 }  # fmt: skip
 
 

@@ -6,11 +6,11 @@ import pytest
 
 from hlat.parallel.stages import stage_layers
 from hlat.planner.memory import estimate_rank_memory, rank_memory
-from hlat.planner.problem import candidates, parse_layout
+from hlat.planner.problem import candidates, layout_text, parse_layout
 from hlat.planner.report.trace import step_timeline
 from hlat.planner.search import fits
 from hlat.planner.search.plan import make_plan
-from hlat.planner.search.search import _finalists, predict_layout, search
+from hlat.planner.search.search import finalists, predict_layout, search
 from hlat.planner.search.tie_break import break_tie
 from tests.support.planner.requests import request_for
 
@@ -55,7 +55,7 @@ def test_at_most_three_alternatives_have_the_same_degrees():
     request = request_for("llama-2-70b", "h100:4")
     same, other = (parse_layout(text, request) for text in ("tp=8,pp=2", "tp=4,pp=2"))
     layouts = [*(replace(same, micro_batch=size) for size in (1, 2, 4, 8, 16)), other]
-    assert _finalists(layouts, list(range(6))) == [0, 1, 2, 5]
+    assert finalists(layouts, list(range(6))) == [0, 1, 2, 5]
 
 
 def test_a_tie_goes_to_the_layout_with_tensor_parallelism_on_fast_links():
@@ -75,6 +75,20 @@ def test_all_schedules_and_zero_stages_are_tried_but_on_trainium_only_calibrated
     assert {candidate.tensor for candidate in on_trainium} <= {1, 2, 8, 32}, (
         "group sizes that the NeuronLink collectives support"
     )
+
+
+def test_hybrid_sharding_is_tried_in_replicas_of_whole_domains():
+    request = request_for("llama-2-70b", "h100:8")
+    hybrid = [candidate for candidate in candidates(request) if candidate.replicas > 1]
+    assert {candidate.zero for candidate in hybrid} == {3}
+    assert {candidate.tensor * candidate.shards for candidate in hybrid} == {8, 16, 32}
+    fewer = [candidate for candidate in hybrid if candidate.tensor == 2][::7]
+    whole = [replace(one, parallel=one.parallel.model_copy(update={"replicas": 1})) for one in fewer]
+    for one, all_in_one in zip(fewer, whole, strict=True):
+        assert parse_layout(layout_text(one), request) == one
+        assert estimate_rank_memory(request, one, 0).total > estimate_rank_memory(request, all_in_one, 0).total
+    data = [predict_layout(request, layouts[0]).components["data"] for layouts in (fewer, whole)]
+    assert data[0] < data[1]
 
 
 def test_backward_of_the_head_costs_two_forward_passes():

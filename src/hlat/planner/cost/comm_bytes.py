@@ -50,14 +50,18 @@ def _layers(request: PlanRequest, stages: list[ModelShard]) -> int:
 
 
 def _tensor(request: PlanRequest, candidate: Candidate, stages: list[ModelShard]) -> float:
-    """Tensor-parallel bytes: each half of a block gathers its input and scatters its output, forward and backward."""
+    """Tensor-parallel bytes: each half of a block gathers its input and scatters its output, forward and backward.
+
+    What backward repeats comes on top: the gathers, and if the block is recomputed, its first scatter.
+    """
     if candidate.tensor == 1:
         return 0.0
-    recomputed = 3 if candidate.recompute == "full" else 0  # of four: the output of the block is not recomputed
-    messages = float(_layers(request, stages) * (8 + recomputed))
+    # Of four messages: the output of the block is not recomputed.
+    repeated = 3 if candidate.recompute == "full" else 2 * candidate.parallel.gathers_again
+    messages = float(_layers(request, stages) * (8 + repeated))
     # Both halves of a split backward pass recompute; the first stage has only one half.
     if candidate.schedule in ZERO_BUBBLE:
-        messages += _layers(request, [stage for stage in stages if not stage.embedding]) * recomputed
+        messages += _layers(request, [stage for stage in stages if not stage.embedding]) * repeated
     messages += sum(2 * stage.head for stage in stages)
     # The embedding's output has the dtype of its weights. FSDP2 gathers these in the compute dtype.
     mode = MODES[request.mode]
@@ -87,7 +91,10 @@ def _pipeline(request: PlanRequest, candidate: Candidate, pipeline_rank: int) ->
 
 
 def _data(request: PlanRequest, candidate: Candidate, rank: int, stages: list[ModelShard]) -> float:
-    """Data-parallel bytes: ZeRO 0 all-reduces all gradients once; FSDP2 gathers weights and scatters gradients."""
+    """Data-parallel bytes: ZeRO 0 all-reduces all gradients once; FSDP2 gathers weights and scatters gradients.
+
+    Replicas of a hybrid layout sum their shards of the gradients once.
+    """
     if candidate.data * candidate.context == 1:
         return 0.0
     mode = MODES[request.mode]
@@ -105,4 +112,5 @@ def _data(request: PlanRequest, candidate: Candidate, rank: int, stages: list[Mo
     gathers = {1: gathered, 2: gathered, 3: micro_batches * (2 * (gathered - ends) + ends)}[candidate.zero]
     reductions = micro_batches if candidate.zero > 1 and candidate.pipeline == 1 else 1
     reduced = mode.reduction if mode.compute != mode.weights else mode.gradients
-    return gathers * mode.compute.itemsize + reductions * gathered * reduced.itemsize
+    summed = gathered / candidate.shards if candidate.replicas > 1 else 0.0
+    return gathers * mode.compute.itemsize + (reductions * gathered + summed) * reduced.itemsize

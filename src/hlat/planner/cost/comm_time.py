@@ -14,6 +14,7 @@ instance it has the network shares of as many devices as it has members there.
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hlat.planner.cost.constants import Constants
 from hlat.planner.problem import Column, WorkloadColumns, rank_weights
@@ -31,6 +32,7 @@ class CommTimes:
         stage: one message between neighbouring stages, one way.
         gather: all-gather of all weights of a rank, in 16 bits.
         reduce: reduce-scatter of their gradients.
+        across: all-reduce of the gradients' shards across replicas; 0 without hybrid sharding.
         members: ranks of a data-parallel group that share fast links.
     """
 
@@ -39,6 +41,7 @@ class CommTimes:
     stage: Column
     gather: Column
     reduce: Column
+    across: Column
     members: Column
 
 
@@ -51,10 +54,15 @@ def comm_times(columns: WorkloadColumns, constants: Constants) -> CommTimes:
     hidden = 2 * columns.tokens * columns.hidden
 
     inside = columns.tensor <= columns.domain
-    half = _ring(hidden, columns.tensor, np.where(inside, fast, np.minimum(fast, net)), hop)
+    near_hop, far_hop = (np.where(own > 0, own, hop) for own in (columns.hop, columns.network_hop))
+    whole_chips = columns.tensor % columns.per_chip == 0
+    rate = np.where(inside, fast, np.minimum(fast, net))
+    steps = _steps(columns, columns.tensor, hidden, whole_chips) * np.where(inside, near_hop, far_hop)
+    half = np.where(columns.tensor > 1, steps + (columns.tensor - 1) / columns.tensor * hidden / rate, 0.0)
     passage = columns.memory_rate * constants.column("passage", columns)
     start = constants.column("collective", columns)
-    tensor = 2 * (half + np.where(columns.tensor > 1, start + hidden / passage, 0.0))
+    passages = _passages(columns, hidden, whole_chips) * hidden / passage
+    tensor = 2 * (half + np.where(columns.tensor > 1, start + passages, 0.0))
 
     keys = 4 * columns.tokens * np.maximum(columns.kv_heads / columns.tensor, 1.0) * columns.head_dim
     near = columns.tensor * columns.context <= columns.domain
@@ -72,13 +80,86 @@ def comm_times(columns: WorkloadColumns, constants: Constants) -> CommTimes:
     members = np.minimum(np.maximum(1.0, neighbours), shards)
     rate = np.where(shards > members, np.minimum(fast, share * members), fast)
     weights = rank_weights(columns)
-    calls = np.where(columns.zero == 3, 1 + np.ceil(columns.layers / columns.pipeline), 1.0)
-    steps = np.minimum(shards - 1, _TREE_STEPS * np.log2(np.maximum(shards, 2)))
-    latency = np.where(shards > 1, calls * (start + steps * hop), 0.0)
+    calls = _data_calls(columns, weights)
+    far = constants.column("network_hop", columns)
+    latency = start + _data_latency(columns, members, 2 * weights / calls, hop, far)
+    latency = np.where(shards > 1, calls * latency, 0.0)
     once = np.where(shards > 1, (shards - 1) / shards / rate + 1 / passage, 0.0) * weights
-    return CommTimes(tensor, context, stage, 2 * once + latency, columns.gradient_bytes * once + latency, members)
+    gather, reduce = 2 * once + latency, columns.gradient_bytes * once + latency
+
+    # Ranks of an instance that store the same shard share its network for their sum.
+    copies = np.minimum(columns.replicas, np.maximum(1.0, np.floor(neighbours / shards)))
+    rate = np.where(columns.replicas > copies, np.minimum(fast, share * copies), fast)
+    once = (columns.replicas - 1) / columns.replicas / rate + 1 / passage
+    half = columns.gradient_bytes * weights / shards * once + calls * (start + _tree(columns.replicas) * far)
+    across = np.where(columns.replicas > 1, 2 * half, 0.0)
+    return CommTimes(tensor, context, stage, gather, reduce, across, members)
 
 
-def _ring(message: Column, ranks: Column, rate: Column, hop: Column) -> Column:
-    """Seconds of a ring gather or scatter of a message of so many bytes; zero for a single rank."""
-    return np.where(ranks > 1, (ranks - 1) * hop + (ranks - 1) / ranks * message / rate, 0.0)
+def _steps(columns: WorkloadColumns, ranks: Column, message: Column, whole_chips: NDArray[np.bool_]) -> Column:
+    """Steps of a gather or scatter between the devices of an instance.
+
+    A ring has ranks - 1. Where the algorithm is chosen by size: small messages go to all chips at once, and are then
+    exchanged inside a chip; the distance between the chips of middle ones doubles; in the ring of large ones every
+    second device of a chip takes part, if the group has complete chips (the documentation's KangaRing).
+
+    Args:
+        columns: the workloads.
+        ranks: members of the group.
+        message: bytes of the complete message.
+        whole_chips: true where a group has all devices of its chips.
+    """
+    ring = ranks - 1
+    chips = np.maximum(ranks / np.where(whole_chips, columns.per_chip, 1), 1)
+    large = np.where(whole_chips & (columns.per_chip > 1), ranks / 2, ring)
+    middle = np.ceil(np.log2(chips)) + 1
+    by_size = np.where(message < columns.direct_bytes, 2.0, np.where(message < columns.doubling_bytes, middle, large))
+    return np.where(columns.doubling_bytes > 0, np.minimum(by_size, ring), ring)
+
+
+def _passages(columns: WorkloadColumns, message: Column, whole_chips: NDArray[np.bool_]) -> Column:
+    """Passages of a message through the memory, relative to a ring's; the mean of a gather and a scatter.
+
+    A device of the ring of large messages reads once for two writes: 3 accesses instead of 4, and 4 instead of 6.
+    """
+    halved = whole_chips & (columns.per_chip > 1) & (columns.doubling_bytes > 0) & (message >= columns.doubling_bytes)
+    return np.where(halved, (3 / 4 + 4 / 6) / 2, 1.0)
+
+
+def _data_calls(columns: WorkloadColumns, weights: Column) -> Column:
+    """Gathers (or scatters) of all weights of a rank.
+
+    FSDP has one per block, and one for embedding and head. Megatron-LM fills buckets of 40 million weights, or of one
+    million for each rank if that is more, so that steps stay long. Gradients that are summed whole are one message.
+    """
+    blocks = 1 + np.ceil(columns.layers / columns.pipeline)
+    buckets = np.ceil(weights / np.maximum(40e6, 1e6 * columns.shards))
+    by_block = (columns.zero >= 2) | (columns.gathers_blocks > 0)
+    return np.select([columns.zero == 0, by_block], [1.0, blocks], buckets)
+
+
+def _data_latency(columns: WorkloadColumns, members: Column, message: Column, hop: Column, far: Column) -> Column:
+    """Seconds of the steps of a data-parallel gather or scatter, ``members`` of whose ranks share an instance.
+
+    Libraries have trees for sums, but only rings for gathers and scatters: n - 1 steps, of which instances - 1 over the
+    network (NCCL's tuner). Where the algorithm is chosen by size, it is first one between instances, then one inside.
+
+    Args:
+        columns: the workloads.
+        members: ranks of a group that share an instance.
+        message: bytes of the complete message.
+        hop: seconds of a step inside an instance.
+        far: seconds of a step between instances.
+    """
+    instances = np.ceil(columns.shards / members)
+    # Slices of several instances (TPU, NVL72) gather on their own fast links first.
+    flat = (instances > 1) & (columns.domain <= columns.per_instance)
+    near = np.where(flat, instances * (members - 1), _tree(members))
+    ring = near * hop + (instances - 1) * far
+    inside = _steps(columns, members, message, columns.tensor == 1) * columns.hop
+    return np.where(columns.doubling_bytes > 0, inside + _tree(instances) * columns.network_hop, ring)
+
+
+def _tree(ranks: Column) -> Column:
+    """Steps of a ring, or of trees where these are fewer."""
+    return np.minimum(ranks - 1, _TREE_STEPS * np.log2(np.maximum(ranks, 2)))

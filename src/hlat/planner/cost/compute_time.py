@@ -16,6 +16,7 @@ import numpy as np
 
 from hlat.planner.cost.constants import Constants
 from hlat.planner.problem import (
+    CHIP_FAMILIES,
     FLASH_ATTENTION_1,
     FLASH_ATTENTION_2,
     MATERIALIZED_SCORES,
@@ -63,7 +64,7 @@ class ComputeTimes:
 
 def compute_times(columns: WorkloadColumns, constants: Constants) -> ComputeTimes:
     """Computation time of the slowest rank."""
-    product = _Products.of(columns, constants)
+    product = Products.of(columns, constants)
     forward_products, input_products, weight_products = _layer_products(columns, constants, product)
     backward_products = input_products + weight_products
     attention_forward, attention_backward = _attention(columns, constants, product)
@@ -90,7 +91,7 @@ def compute_times(columns: WorkloadColumns, constants: Constants) -> ComputeTime
 
 
 @dataclass(frozen=True)
-class _Products:
+class Products:
     """Time of matrix products.
 
     Attributes:
@@ -107,7 +108,8 @@ class _Products:
     misaligned: Column
 
     @classmethod
-    def of(cls, columns: WorkloadColumns, constants: Constants) -> "_Products":
+    def of(cls, columns: WorkloadColumns, constants: Constants) -> "Products":
+        """Take the rates of the workloads' devices."""
         sustained = constants.column("products", columns)
         rate = columns.peak * columns.reached * sustained
         eight = columns.peak_eight_bit * columns.reached_eight_bit * sustained * constants.column("eight_bit", columns)
@@ -141,9 +143,7 @@ class _Products:
         )
 
 
-def _layer_products(
-    columns: WorkloadColumns, constants: Constants, product: _Products
-) -> tuple[Column, Column, Column]:
+def _layer_products(columns: WorkloadColumns, constants: Constants, product: Products) -> tuple[Column, Column, Column]:
     """Seconds of one layer's products: forward, gradients of inputs, gradients of weights."""
     shapes = [(columns.tokens, rows, width) for rows, width in block_products(columns)]
     forward, by_input, by_weight = (
@@ -161,7 +161,7 @@ def _layer_products(
     return forward + casts, by_input + 2 * casts, by_weight + accumulated
 
 
-def _attention(columns: WorkloadColumns, constants: Constants, product: _Products) -> tuple[Column, Column]:
+def _attention(columns: WorkloadColumns, constants: Constants, product: Products) -> tuple[Column, Column]:
     """Seconds of the attention core, forward and backward: scores, softmax, and their product with the values."""
     length, head = columns.sequence, columns.head_dim
     heads = columns.heads / columns.tensor
@@ -203,10 +203,10 @@ def _pointwise(columns: WorkloadColumns, constants: Constants) -> Column:
     return seconds
 
 
-_COMPILED = (3.0, 4.0)  # families whose programs are always compiled completely: trainium, tpu
+_COMPILED = tuple(float(code) for code, family in enumerate(CHIP_FAMILIES.values()) if family.compiled)
 
 
-def _head(columns: WorkloadColumns, constants: Constants, product: _Products) -> Column:
+def _head(columns: WorkloadColumns, constants: Constants, product: Products) -> Column:
     """Seconds of the output projection in 16 bits and of the loss, which reads or writes fp32 logits five times."""
     rows = columns.vocab / columns.tensor
     products = sum(product.forward_and_backward(columns.tokens, rows, columns.hidden))

@@ -7,17 +7,16 @@ A data sheet does not state these numbers; benchmarks/planner_accuracy.py fits t
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib.resources import files
 from typing import Any
 
 import numpy as np
 import yaml
 
-from hlat.planner.problem import FAMILIES, Column, WorkloadColumns
+from hlat.planner.problem import CHIP_FAMILIES, FAMILIES, Column, WorkloadColumns
 
 ALL = "all"
-_GROUPS = {"ampere": "gpu", "hopper": "gpu", "blackwell": "gpu"}  # families that may share a value
 
 
 @dataclass(frozen=True)
@@ -27,12 +26,18 @@ class Constants:
     values: Mapping[tuple[str, str], float]
 
     def column(self, name: str, columns: WorkloadColumns) -> Column:
-        """The value for each workload: of its family, else of the family's group, else of ``all``."""
-        table = np.array([self._for(name, family) for family in FAMILIES])
-        return table[columns.family.astype(np.intp)]
+        """The value for each workload: of its family, else of its nearest relative's."""
+        if name not in self._tables:
+            self._tables[name] = np.array([self._for(name, family) for family in FAMILIES])
+        return self._tables[name][columns.family.astype(np.intp)]
+
+    @cached_property
+    def _tables(self) -> dict[str, Column]:
+        """Values by position of the family, for each constant asked for so far."""
+        return {}
 
     def _for(self, name: str, family: str) -> float:
-        for key in (family, _GROUPS.get(family, ALL), ALL):
+        for key in CHIP_FAMILIES[family].lookup:
             if (name, key) in self.values:
                 return self.values[name, key]
         raise KeyError(f"{name} has no value for {family}")

@@ -2,18 +2,24 @@
 
 from functools import lru_cache
 
-from hlat.config.sections import compile_obstacles
-from hlat.planner.problem import FLASH_ATTENTION_2, FLASH_ATTENTION_3, Candidate, PlanRequest, SoftwareProfile
+from hlat.config.sections import compile_obstacle
+from hlat.planner.problem import (
+    CHIP_FAMILIES,
+    FLASH_ATTENTION_1,
+    FLASH_ATTENTION_2,
+    FLASH_ATTENTION_3,
+    Candidate,
+    PlanRequest,
+    SoftwareProfile,
+)
 from hlat.precision import MODES
-
-_ALWAYS_COMPILED = ("trainium", "tpu")
 
 
 def hlat_profile(request: PlanRequest, candidate: Candidate) -> SoftwareProfile:
     """Profile of hlat on the request's cluster in this layout (docs/limits.md, docs/parallelism.md)."""
     return _software(
         request.cluster.chip.family or "measured",
-        not any(compile_obstacles(candidate.tensor, candidate.context, candidate.pipeline, candidate.schedule)),
+        not compile_obstacle(candidate.pipeline, candidate.schedule),
         candidate.zero > 0,
         request.mode == "fp8",
         # In units of 16-bit products: for 32-bit products, rates are halved instead (devices.py).
@@ -23,9 +29,10 @@ def hlat_profile(request: PlanRequest, candidate: Candidate) -> SoftwareProfile:
 
 @lru_cache
 def _software(family: str, compilable: bool, zero: bool, eight_bit: bool, gradient_bytes: int) -> SoftwareProfile:
-    compiled = family in _ALWAYS_COMPILED
+    compiled = CHIP_FAMILIES[family].compiled
+    eager_kernel = FLASH_ATTENTION_1 if CHIP_FAMILIES[family].first_kernels else FLASH_ATTENTION_2
     return SoftwareProfile(
-        attention=FLASH_ATTENTION_3 if compiled else FLASH_ATTENTION_2,
+        attention=FLASH_ATTENTION_3 if compiled else eager_kernel,
         fused=compiled or compilable,
         eager=not compiled and not compilable,
         # Tensor-parallel collectives, and the all-reduce of ZeRO 0, do not overlap with computation.
@@ -35,4 +42,6 @@ def _software(family: str, compilable: bool, zero: bool, eight_bit: bool, gradie
         # As torch.utils.checkpoint does. Compilers remove more: see the constant `recomputed` of their families.
         early_stop=not compiled,
         gradient_bytes=gradient_bytes,
+        gathers_blocks=True,
+        balances_stages=True,
     )

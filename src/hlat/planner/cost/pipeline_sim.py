@@ -16,7 +16,10 @@ from hlat.parallel.stages import PassKind, PassOrder, pass_order
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass of a micro-batch through a stage; ``start`` and ``stop`` in seconds from the start of the step."""
+    """One pass of a micro-batch through a stage; times in seconds from the start of the step.
+
+    ``arrived`` is the arrival of its input from another stage; 0 without one.
+    """
 
     rank: int
     stage: int
@@ -24,6 +27,7 @@ class Pass:
     kind: PassKind
     start: float
     stop: float
+    arrived: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ def _run(orders: list[PassOrder], rank_of_stage: dict[int, int], times: StageTim
                     arrived = finished[needed] + (times.message if rank_of_stage[needed[1]] != rank else 0.0)
                 start = max(free_at[rank], arrived)
                 stop = start + times.duration(kind, stage)
-                timeline[rank].append(Pass(rank, stage, batch, kind, start, stop))
+                timeline[rank].append(Pass(rank, stage, batch, kind, start, stop, arrived))
                 finished[kind, stage, batch] = free_at[rank] = stop
                 position[rank] += 1
                 advanced = True

@@ -19,7 +19,7 @@ import numpy as np
 from hlat.planner.cost.comm_time import comm_times
 from hlat.planner.cost.compute_time import compute_times
 from hlat.planner.cost.constants import Constants, load_constants
-from hlat.planner.problem import RECOMPUTE_POLICIES, Column, WorkloadColumns, rank_weights
+from hlat.planner.problem import RECOMPUTE_POLICIES, Column, WorkloadColumns, layer_weights, rank_weights
 
 _SELECTIVE, _FULL = float(RECOMPUTE_POLICIES.index("selective")), float(RECOMPUTE_POLICIES.index("full"))
 _INTERLEAVED_EXPOSED = 0.3  # share of the messages between stages; the rank's other stages hide the rest
@@ -108,6 +108,29 @@ def stage_layers(columns: WorkloadColumns) -> tuple[Column, Column]:
     return largest, last
 
 
+def balanced_layers(columns: WorkloadColumns, head: Column) -> tuple[Column, Column]:
+    """Layers of the ranks before the last one, and of the last one, whose longest time is least.
+
+    ``hlat.parallel.stages`` also looks at memory, and at each stage of a rank; the simulation uses its split.
+
+    Args:
+        columns: the workloads.
+        head: time of the head, in layers.
+    """
+    ranks, fewest = columns.pipeline, columns.virtual
+
+    def split(most: Column) -> tuple[Column, Column, Column]:
+        last = np.maximum(fewest, columns.layers - (ranks - 1) * most)
+        return most, last, np.maximum(most, last + head)
+
+    mean = np.maximum(1.0, (columns.layers + head) / ranks)
+    (few, last_of_few, longest), (many, last_of_many, other) = split(np.floor(mean)), split(np.ceil(mean))
+    # Fewer layers than the mean leave the rest to the last rank; more than all of them are not there.
+    many = np.minimum(many, np.ceil((columns.layers - fewest) / np.maximum(ranks - 1, 1)))
+    better = longest <= other
+    return np.where(better, few, many), np.where(better, last_of_few, last_of_many)
+
+
 def step_times(columns: WorkloadColumns, constants: Constants | None = None) -> StepTimes:
     """Predict the step time of each workload."""
     known = constants or load_constants()
@@ -119,8 +142,10 @@ def step_times(columns: WorkloadColumns, constants: Constants | None = None) -> 
     overlaps = columns.overlaps_context
     context = _exposed(comm.context, overlaps * compute.attention_forward)
     context = context + _exposed(2 * comm.context, overlaps * compute.attention_backward)
+    # Two gathers, half of what a pass sends; full recomputation repeats them with everything else.
+    again = np.where((columns.gathers_again > 0) & (columns.recompute != _FULL), exposed * comm.tensor, 0.0)
     forward = _device_and_host(compute.forward + tensor_one_way, compute.host_forward, blend)
-    backward = _device_and_host(compute.backward + tensor_one_way, compute.host_backward, blend)
+    backward = _device_and_host(compute.backward + tensor_one_way + again, compute.host_backward, blend)
     # Recomputation skips the last all-reduce of a layer's forward pass.
     repeated = forward - tensor_one_way / 2 - columns.early_stop * compute.last
     recomputed = np.select(
@@ -135,7 +160,9 @@ def step_times(columns: WorkloadColumns, constants: Constants | None = None) -> 
     weight = compute.weight + twice
     layer = forward + backward + recomputed + context
 
-    largest, last = stage_layers(columns)
+    balanced = (columns.balances_stages > 0) & (columns.pipeline > 1)
+    pairs = zip(balanced_layers(columns, compute.head / layer), stage_layers(columns), strict=True)
+    largest, last = (np.where(balanced, ours, even) for ours, even in pairs)
     slowest = np.maximum(largest * layer, last * layer + compute.head)
     mean = (columns.layers * layer + compute.head) / columns.pipeline
     count = columns.micro_batches
@@ -147,9 +174,14 @@ def step_times(columns: WorkloadColumns, constants: Constants | None = None) -> 
 
     rank_compute = layer * columns.layers / columns.pipeline + compute.head / columns.pipeline
     each, once = _data_comm(columns, comm.gather, comm.reduce)
+    once = once + comm.across
+    contention = known.column("contention", columns)
     per_pass = _exposed_smooth(each, rank_compute * columns.overlaps_data, blend)
     hideable = np.where(columns.overlaps_data > 0, known.column("hiding", columns) * rank_compute, 0.0)
-    data = per_pass * count + _exposed_smooth(once, hideable, blend)
+    exposed_once = _exposed_smooth(once, hideable, blend)
+    exposed_once = np.maximum(exposed_once, _ends(columns) * (comm.gather + comm.reduce + comm.across))
+    data = per_pass * count + exposed_once
+    data = data + contention * ((each - per_pass) * count + once - exposed_once)
 
     stored = rank_weights(columns) / np.where(columns.zero > 0, columns.shards, 1.0)
     optimizer = stored * columns.update_bytes / (columns.memory_rate * known.column("memory", columns))
@@ -161,7 +193,8 @@ def step_times(columns: WorkloadColumns, constants: Constants | None = None) -> 
     step = count * slowest + bubble + messages + data + optimizer + stragglers
 
     scale = largest * count
-    bare = compute.forward + compute.backward + 2 * tensor_one_way
+    tensor = 2 * tensor_one_way + again
+    bare = compute.forward + compute.backward + tensor
     return StepTimes(
         step=step,
         products=scale * compute.products,
@@ -170,7 +203,7 @@ def step_times(columns: WorkloadColumns, constants: Constants | None = None) -> 
         gaps=scale * compute.gaps,
         recomputed=scale * recomputed,
         host=scale * (forward + backward - bare),
-        tensor=scale * 2 * tensor_one_way,
+        tensor=scale * tensor,
         context=scale * context,
         head=count * (slowest - largest * layer),
         bubble=bubble,
@@ -202,6 +235,16 @@ def matrix_time(columns: WorkloadColumns, known: Constants) -> Column:
     exchange = np.where(ranks > 1, (ranks - 1) / ranks * sent / link, 0.0)
     seconds: Column = layers * (columns.matrix_flops / ranks / rate + exchange)
     return seconds
+
+
+def _ends(columns: WorkloadColumns) -> Column:
+    """Share of sharded weights that travel with nothing to hide them, once per step: embedding, head and one block.
+
+    They are gathered before the first block computes, and reduced after the last has.
+    """
+    weights, layers = rank_weights(columns), np.ceil(columns.layers / columns.pipeline)
+    share: Column = 1 - (layers - 1) * layer_weights(columns) / weights
+    return np.where((columns.zero > 0) & (columns.overlaps_data > 0), share, 0.0)
 
 
 def _data_comm(columns: WorkloadColumns, gather: Column, reduce: Column) -> tuple[Column, Column]:

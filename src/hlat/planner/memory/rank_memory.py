@@ -9,6 +9,7 @@ result with rehearsals and real runs.
 
 from dataclasses import dataclass, fields
 
+from hlat.hardware import Chip
 from hlat.model.derived import block_share, hidden_share
 from hlat.optim import optimizer_spec
 from hlat.parallel.stages import (
@@ -17,6 +18,7 @@ from hlat.parallel.stages import (
     peak_rank_bytes,
     rank_bytes,
     rank_model_shards,
+    representative_ranks,
     stage_layer_counts,
     state_bytes_in_mode,
     state_sizes,
@@ -96,9 +98,8 @@ def estimate_rank_memory(request: PlanRequest, candidate: Candidate, pipeline_ra
         layers -= 1
     ends = (first + last) * model.vocab_size * model.hidden_size / candidate.tensor
     elements = layers * block_share(model, candidate.tensor) + ends
-    shards = candidate.data * candidate.context
-    sharded = candidate.zero > 0 and shards > 1
-    stored_elements = elements / shards if sharded else elements
+    sharded = candidate.zero > 0 and candidate.shards > 1
+    stored_elements = elements / candidate.shards if sharded else elements
     gathered = 0.0
     if sharded:
         gathered = ends if candidate.zero == 3 else elements
@@ -130,11 +131,11 @@ def _state_bytes(request: PlanRequest, candidate: Candidate, layers: float, ends
 
 
 def ranks_of_interest(request: PlanRequest, candidate: Candidate) -> list[int]:
-    """Pipeline ranks to report: the first two, the last, and the one that needs most memory."""
+    """Pipeline ranks to report: those of ``representative_ranks``, with the memory that the device adds."""
     step = candidate.step_shape(request)
     counts = [rank_bytes(step, rank, sizes) for rank, sizes in enumerate(stage_layer_counts(step))]
     needs = [_on_device(request, counted).total for counted in counts]
-    return sorted({0, min(1, candidate.pipeline - 1), needs.index(max(needs)), candidate.pipeline - 1})
+    return representative_ranks(step, needs)
 
 
 def _on_cpu(request: PlanRequest) -> bool:
@@ -143,14 +144,23 @@ def _on_cpu(request: PlanRequest) -> bool:
 
 def _on_device(request: PlanRequest, counted: RankBytes) -> RankMemory:
     """Add the memory of the device's runtime and allocator."""
-    family = request.cluster.chip.family or "measured"
-    runtime = _RUNTIME_BYTES.get(family, _OTHER_RUNTIME_BYTES)
-    share = 0.0 if family == "measured" else _ALLOCATOR_SHARE
     transient = {
         **dict.fromkeys(("gradients", "activations", "recomputing", "logits", "working", "buffers"), 0.0),
         **counted.transient,
     }
-    slack = share * (sum(transient.values()) - transient["gradients"])
+    runtime, slack = device_overhead(request.cluster.chip, sum(transient.values()) - transient["gradients"])
     return RankMemory(
         parameters=counted.parameters, optimizer=counted.optimizer, **transient, runtime=runtime, slack=slack
     )
+
+
+def device_overhead(chip: Chip, transient: float) -> tuple[float, float]:
+    """Memory that a device adds to the tensors of a rank, in bytes: its runtime, and the slack of its allocator.
+
+    Args:
+        chip: the chip.
+        transient: bytes of activations and buffers at the peak.
+    """
+    family = chip.family or "measured"
+    share = 0.0 if family == "measured" else _ALLOCATOR_SHARE
+    return _RUNTIME_BYTES.get(family, _OTHER_RUNTIME_BYTES), share * transient

@@ -1,10 +1,13 @@
 """Inputs of a plan: the request (model, cluster, training budget) and the candidate layouts."""
 
 from hlat.planner.problem.devices import instance_device, request_device
-from hlat.planner.problem.layouts import Candidate, candidates, parse_layout
+from hlat.planner.problem.families import CHIP_FAMILIES, FAMILIES, borrowed_constants
+from hlat.planner.problem.layout_text import layout_text
+from hlat.planner.problem.layouts import Candidate, candidates, layout_violations, parse_layout
+from hlat.planner.problem.recipe_step import recipe_step
 from hlat.planner.problem.request import PlanRequest, resolve_request
+from hlat.planner.problem.runnable import comparison_note, why_not_runnable
 from hlat.planner.problem.workload import (
-    FAMILIES,
     FLASH_ATTENTION_1,
     FLASH_ATTENTION_2,
     FLASH_ATTENTION_3,
@@ -25,6 +28,7 @@ from hlat.planner.problem.workload import (
 )
 
 __all__ = [
+    "CHIP_FAMILIES",
     "FAMILIES",
     "FLASH_ATTENTION_1",
     "FLASH_ATTENTION_2",
@@ -43,11 +47,17 @@ __all__ = [
     "Workload",
     "WorkloadColumns",
     "block_products",
+    "borrowed_constants",
     "candidates",
+    "comparison_note",
     "instance_device",
     "layer_weights",
+    "layout_text",
+    "layout_violations",
     "parse_layout",
     "rank_weights",
+    "recipe_step",
     "request_device",
     "resolve_request",
+    "why_not_runnable",
 ]

@@ -6,13 +6,23 @@ Chip, Instance -> DeviceSpec: figures per torch device; where none is published,
 from dataclasses import replace
 
 from hlat.hardware import Chip, Cluster, Instance
+from hlat.planner.problem.families import CHIP_FAMILIES
 from hlat.planner.problem.request import PlanRequest
-from hlat.planner.problem.workload import FAMILIES, DeviceSpec
+from hlat.planner.problem.workload import DeviceSpec
 from hlat.precision import MODES
 
 # Share of the peak that large matrix products reach, for chips of which it was never measured. NVIDIA: the nearest chip
 # of the family. Others: nothing is published, and the constant `products` already contains the sustained share.
-_REACHED = {"ampere": 0.869, "hopper": 0.803, "blackwell": 0.776, "trainium": 0.9, "tpu": 0.9, "measured": 1.0}
+# Other families: that of the chips whose constants they take; AMD's, of an MI300X.
+_REACHED = {
+    "ampere": 0.869,
+    "hopper": 0.803,
+    "blackwell": 0.776,
+    "trainium": 0.9,
+    "tpu": 0.9,
+    "measured": 1.0,
+    "cdna": 0.511,
+}
 _REACHED_EIGHT_BIT = {
     "ampere": 0.869,
     "hopper": 0.709,
@@ -20,6 +30,7 @@ _REACHED_EIGHT_BIT = {
     "trainium": 0.9,
     "tpu": 0.9,
     "measured": 1.0,
+    "cdna": 0.487,  # 1,273 of 2,615 TFLOP/s, AMD's own measurement of an MI300X
 }
 
 
@@ -45,14 +56,15 @@ def instance_device(chip: Chip, instance: Instance) -> DeviceSpec:
 def cluster_device(cluster: Cluster) -> DeviceSpec:
     """One torch device of a cluster. Its fast-link domain may be larger than the cluster."""
     chip, instance = cluster.chip, cluster.instance
-    family = chip.family if chip.family in FAMILIES else "measured"
-    reached = chip.reached
+    family = chip.family if chip.family in CHIP_FAMILIES else "measured"
+    nearest = CHIP_FAMILIES[family].like or family
+    reached, steps = chip.reached, instance.collectives
     return DeviceSpec(
         family=family,
-        peak=chip.flops("bfloat16") or 0.0,
+        peak=chip.flops(chip.sixteen_bit or "") or 0.0,
         peak_eight_bit=chip.flops("float8") or 0.0,
-        reached=(reached and reached.bfloat16) or _REACHED[family],
-        reached_eight_bit=(reached and reached.float8) or _REACHED_EIGHT_BIT[family],
+        reached=(reached and reached.bfloat16) or _REACHED.get(family, _REACHED[nearest]),
+        reached_eight_bit=(reached and reached.float8) or _REACHED_EIGHT_BIT.get(family, _REACHED_EIGHT_BIT[nearest]),
         units=chip.units,
         memory_bytes=cluster.memory_bytes,
         memory_rate=cluster.memory_rate,
@@ -60,4 +72,9 @@ def cluster_device(cluster: Cluster) -> DeviceSpec:
         domain=instance.domain * chip.devices,
         network_rate=cluster.network_rate,
         per_instance=cluster.devices_per_instance,
+        per_chip=chip.devices,
+        hop=1e-6 * steps.hop_us if steps else 0.0,
+        network_hop=1e-6 * steps.network_hop_us if steps else 0.0,
+        direct_bytes=1e6 * steps.direct_mb if steps else 0.0,
+        doubling_bytes=1e6 * steps.doubling_mb if steps else 0.0,
     )

@@ -12,7 +12,13 @@ from itertools import product
 from typing import Any, Literal, get_args
 
 from hlat.config.rules import LAYOUT_CHECKS, Check, Values, divisors, holds
-from hlat.config.sections import INTERLEAVED, ZERO_BUBBLE, ParallelConfig, Schedule, default_virtual_stages
+from hlat.config.sections import (
+    INTERLEAVED,
+    ZERO_BUBBLE,
+    ParallelConfig,
+    Schedule,
+    default_virtual_stages,
+)
 from hlat.parallel.stages import StepShape
 from hlat.planner.problem.request import PlanRequest
 from hlat.planner.problem.workload import RECOMPUTE_POLICIES, RecomputePolicy, StepLayout
@@ -70,6 +76,16 @@ class Candidate:
         return self.parallel.zero
 
     @property
+    def replicas(self) -> int:
+        """Copies of the sharded state; more than one is hybrid sharding."""
+        return self.parallel.replicas
+
+    @property
+    def shards(self) -> int:
+        """Ranks that state is sharded over: those of one replica, context-parallel ones included."""
+        return self.data // self.replicas * self.context
+
+    @property
     def schedule(self) -> Schedule:
         """Pipeline schedule."""
         return self.parallel.schedule
@@ -114,9 +130,11 @@ class Candidate:
             self.micro_batch,
             request.global_batch,
             request.sequence,
-            sequence_parallel=self.parallel.sequence and self.tensor > 1,
+            sequence_parallel=self.parallel.shards_sequences,
             recompute=self.recompute,
             split_backward=self.schedule in ZERO_BUBBLE,
+            gathers_again=self.parallel.gathers_again,
+            replicas=self.replicas,
         )
 
     def __str__(self) -> str:
@@ -124,13 +142,22 @@ class Candidate:
         words += [f"context {self.context}"] * (self.context > 1)
         words += [f"{self.virtual} stages per rank"] * (self.virtual > 1)
         words += [self.schedule] * (self.pipeline > 1 and self.schedule not in ("1f1b", "interleaved-1f1b"))
-        words += [f"ZeRO {self.zero}", f"micro-batch {self.micro_batch}", f"recompute {self.recompute}"]
+        words += [f"ZeRO {self.zero}"] + [f"{self.replicas} replicas"] * (self.replicas > 1)
+        words += [f"micro-batch {self.micro_batch}", f"recompute {self.recompute}"]
+        words += ["gather again"] * (self.parallel.gathers_again and self.recompute != "full")
         return ", ".join(words)
 
 
 @lru_cache(maxsize=1024)
 def _parallel(
-    tensor: int, pipeline: int, context: int, virtual: int, schedule: Schedule, zero: Literal[0, 1, 2, 3]
+    tensor: int,
+    pipeline: int,
+    context: int,
+    virtual: int,
+    schedule: Schedule,
+    zero: Literal[0, 1, 2, 3],
+    replicas: int = 1,
+    gather_again: Literal["auto", "never"] = "auto",
 ) -> ParallelConfig:
     """Build a ``parallel`` section, cached: validating one takes as long as counting the bytes of its layout."""
     return ParallelConfig(
@@ -140,6 +167,8 @@ def _parallel(
         virtual_stages=virtual if virtual > 1 else None,
         schedule=schedule,
         zero=zero,
+        replicas=replicas,
+        gather_again=gather_again,
     )
 
 
@@ -150,22 +179,38 @@ def candidates(request: PlanRequest) -> Iterator[Candidate]:
         if request.global_batch % data:
             continue
         sequences_per_rank = request.global_batch // data
-        for (virtual, schedule), zero, micro in product(
-            _schedules(request, pipeline), _zero_stages(request, pipeline, data * context), _MICRO_BATCHES
+        sharding = [(zero, 1) for zero in _zero_stages(request, pipeline, data * context)]
+        if pipeline == 1 and data > 1:
+            sharding += [(3, count) for count in _replicas(request, tensor * context, data)]
+        for (virtual, schedule), (zero, count), micro in product(
+            _schedules(request, pipeline), sharding, _MICRO_BATCHES
         ):
             if sequences_per_rank % micro:
                 continue
-            parallel = _parallel(tensor, pipeline, context, virtual, schedule, zero)
+            parallel = _parallel(tensor, pipeline, context, virtual, schedule, zero, count)
             candidate = Candidate(parallel, data, micro, "none")
             if all(holds(check, _values(request, candidate)) for check in LAYOUT_CHECKS):
-                for recompute in RECOMPUTE_POLICIES:
-                    yield replace(candidate, recompute=recompute)
+                yield from _kept_activations(candidate)
+
+
+def _kept_activations(candidate: Candidate) -> Iterator[Candidate]:
+    """Yield a layout with every choice of what is kept for backward.
+
+    Gathered inputs are kept only where everything is: to gather them again frees more memory in less time than to
+    recompute attention.
+    """
+    if candidate.parallel.gathers_again:
+        keeping = candidate.parallel.model_copy(update={"gather_again": "never"})
+        yield replace(candidate, parallel=keeping)
+    for recompute in RECOMPUTE_POLICIES:
+        yield replace(candidate, recompute=recompute)
 
 
 def parse_layout(text: str, request: PlanRequest, option: str = "--layout") -> Candidate:
     """Parse a layout such as ``tp=8,pp=1``.
 
-    Defaults: degrees 1, data parallelism over the remaining devices, ZeRO 1, micro-batch 1, 1F1B, no recomputation.
+    Defaults: degrees 1, data parallelism over the remaining devices, ZeRO 1, micro-batch 1, 1F1B, no recomputation, but
+    inputs that sequence parallelism gathers are gathered again in backward.
 
     Args:
         text: comma-separated ``name=value`` pairs.
@@ -187,7 +232,8 @@ def parse_layout(text: str, request: PlanRequest, option: str = "--layout") -> C
     recompute: RecomputePolicy = values.get("recompute", "none")
     schedule: Schedule = values.get("schedule", "interleaved-1f1b" if values.get("virtual", 1) > 1 else "1f1b")
     virtual, zero = values.get("virtual", default_virtual_stages(schedule)), values.get("zero", 1)
-    parallel = _parallel(*degrees, virtual, schedule, zero)
+    gather_again = values.get("gather_again", "auto")
+    parallel = _parallel(*degrees, virtual, schedule, zero, values.get("replicas", 1), gather_again)
     candidate = Candidate(parallel, data, values.get("micro_batch", 1), recompute)
     reasons = layout_violations(request, candidate)
     if reasons:
@@ -205,10 +251,28 @@ _NAMES = {
     "mbs": "micro_batch",
     "micro": "micro_batch",
     "ckpt": "recompute",
+    "rep": "replicas",
+    "gather": "gather_again",
 }
-_FIELDS = ("tensor", "pipeline", "context", "data", "virtual", "zero", "micro_batch", "recompute", "schedule")
+_FIELDS = (
+    "tensor",
+    "pipeline",
+    "context",
+    "data",
+    "virtual",
+    "zero",
+    "replicas",
+    "micro_batch",
+    "recompute",
+    "gather_again",
+    "schedule",
+)
 _SHORT = {"interleaved": "interleaved-1f1b", "zero-bubble": "interleaved-zero-bubble"}
-_CHOICES = {"recompute": RECOMPUTE_POLICIES, "schedule": get_args(Schedule)}
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "recompute": RECOMPUTE_POLICIES,
+    "gather_again": ("auto", "never"),
+    "schedule": get_args(Schedule),
+}
 
 
 def _parse_pairs(text: str, option: str) -> dict[str, Any]:
@@ -298,3 +362,21 @@ def _zero_stages(request: PlanRequest, pipeline: int, shards: int) -> list[Liter
     if request.cluster.chip.family in _UNCALIBRATED_FAMILIES:
         return [0, 1]
     return [0, 1, 2, 3] if pipeline == 1 else [0, 1, 3]
+
+
+def _replicas(request: PlanRequest, model_ranks: int, data: int) -> list[int]:
+    """Numbers of replicas for hybrid sharding: each of 1, 2, 4, ... whole domains of fast links.
+
+    Weights are then gathered over few hops, for every micro-batch, and only sums of gradients go to other replicas.
+    Smaller replicas would only need more memory.
+    """
+    if request.cluster.chip.family in _UNCALIBRATED_FAMILIES:
+        return []
+    ranks = request.cluster.domain
+    found = []
+    while ranks < model_ranks * data:
+        shards, rest = divmod(ranks, model_ranks)
+        if not rest and data % shards == 0:
+            found.append(data // shards)
+        ranks *= 2
+    return found

@@ -16,6 +16,7 @@ from hlat.config.sections import ModelConfig, OptimizerConfig, RampStage
 from hlat.config.sections.optimizers import AdamWConfig
 from hlat.hardware import Chip, Cluster, PriceKind
 from hlat.model.derived import count_parameters
+from hlat.planner.problem.families import borrowed_constants
 from hlat.precision import AUTO, MODES, resolve_mode
 from hlat.runtime import HardwareError, PlanError
 
@@ -125,6 +126,8 @@ def resolve_request(
     mode = resolve_mode(requested, _has_fast_bf16(cluster.chip))
     if requested == AUTO:
         assumed.append(f"precision {mode}, which is what precision.mode=auto is on {cluster.chip.name} (--precision)")
+    borrowed = borrowed_constants(cluster.chip.family or "measured")
+    assumed += [borrowed] if borrowed else []
     if mode == "fp8" and cluster.chip.flops("float8") is None:  # from a recipe; _problems checks the option
         raise PlanError(f"precision.mode fp8: {cluster.chip.name} does not support fp8 products; use --precision mixed")
     if ramp:

@@ -14,12 +14,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from hlat.planner.problem.families import FAMILIES
+
 Column = NDArray[np.float64]
 RecomputePolicy = Literal["none", "selective", "full"]
 RECOMPUTE_POLICIES: tuple[RecomputePolicy, ...] = ("none", "selective", "full")
-
-FAMILIES = ("ampere", "hopper", "blackwell", "trainium", "tpu", "measured")
-"""Chip families, each with constants of its own; ``measured`` is a machine measured by the user."""
 
 MATERIALIZED_SCORES, FLASH_ATTENTION_1, FLASH_ATTENTION_2, FLASH_ATTENTION_3 = range(4)
 """Attention kernels: scores written to memory; FlashAttention 1; 2; 3 and its equals (cuDNN, XLA, NKI)."""
@@ -57,6 +56,9 @@ class StepLayout:
         sequence_parallel: True if activations between blocks are sharded over the tensor group.
         recompute: activation checkpointing policy.
         split_backward: True if the schedule computes gradients of inputs and weights in separate passes (zero bubble).
+        gathers_again: True if backward waits for the inputs of attention and feed-forward to be gathered again. False
+            for programs that hide this gather behind a product; the constants of the time model include theirs.
+        replicas: copies of the sharded state (hybrid sharding); gradients are summed across them once per step.
     """
 
     tensor: int
@@ -71,6 +73,8 @@ class StepLayout:
     sequence_parallel: bool
     recompute: RecomputePolicy
     split_backward: bool = False
+    gathers_again: bool = False
+    replicas: int = 1
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,8 @@ class SoftwareProfile:
         eight_bit: True if the matrix products of decoder blocks run in fp8.
         early_stop: True if recomputation of a block stops before its last product, whose result is not needed.
         gradient_bytes: bytes per gradient element in a reduction.
+        gathers_blocks: True if weights are gathered block by block at every ZeRO stage; else in large buckets below 2.
+        balances_stages: True if the last stages of a pipeline have fewer layers, since they have the head.
     """
 
     attention: int = FLASH_ATTENTION_2
@@ -98,6 +104,8 @@ class SoftwareProfile:
     eight_bit: bool = False
     early_stop: bool = False
     gradient_bytes: int = 4
+    gathers_blocks: bool = False
+    balances_stages: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,6 +122,11 @@ class DeviceSpec:
         domain: devices that share fast links.
         network_rate: bytes per second that an instance sends to other instances.
         per_instance: devices per instance.
+        per_chip: devices per chip.
+        hop, network_hop: latency in seconds of a step of a collective inside an instance and between instances; 0 for
+            the constant of the family.
+        direct_bytes, doubling_bytes: sizes of messages below which a collective sends to all ranks at once, and below
+            which its distances double; 0 if it is always a ring.
     """
 
     family: str
@@ -128,6 +141,11 @@ class DeviceSpec:
     domain: int
     network_rate: float
     per_instance: int
+    per_chip: int = 1
+    hop: float = 0.0
+    network_hop: float = 0.0
+    direct_bytes: float = 0.0
+    doubling_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -195,6 +213,12 @@ class WorkloadColumns:
         taken._columns = {name: column[rows] for name, column in self._columns.items()}
         return taken
 
+    def varied(self, name: str, values: Column) -> "WorkloadColumns":
+        """The first workload, once for each value of one of its fields."""
+        varied = self.take(np.zeros(len(values), dtype=np.intp))
+        varied._columns[name] = values
+        return varied
+
     @property
     def micro_batches(self) -> Column:
         """Micro-batches per step of a data-parallel rank, at least 1."""
@@ -207,8 +231,8 @@ class WorkloadColumns:
 
     @property
     def shards(self) -> Column:
-        """Ranks that parameters, gradients and optimizer state may be sharded over."""
-        return self.data * self.context
+        """Ranks that parameters, gradients and optimizer state may be sharded over: those of one replica."""
+        return self.data * self.context / self.replicas
 
     @property
     def world(self) -> Column:

@@ -8,7 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from hlat.hardware import Cluster, PriceKind, load_catalog, parse_cluster
+from hlat.hardware import (
+    OWN,
+    Cluster,
+    Per,
+    PriceKind,
+    load_catalog,
+    parse_cluster,
+    parse_quote,
+    with_prices_of,
+    with_quote,
+)
 from hlat.planner.problem import parse_layout, resolve_request
 from hlat.planner.report.comparison import RankBy, common_price_kind, plans_as_json, rank_plans
 from hlat.planner.search import LayoutPrediction, TrainingPlan, make_plan, predict_layout
@@ -48,6 +58,9 @@ def compare_clusters(
     layout: str | None = None,
     against: str | None = None,
     hardware: Path | None = None,
+    per: str | None = None,
+    interruptions: float | None = None,
+    prices_of: str | None = None,
 ) -> ClusterComparison:
     """Plan a run on each of some clusters.
 
@@ -58,11 +71,14 @@ def compare_clusters(
         sequence: tokens per sequence.
         global_batch: sequences per step.
         precision: precision mode, as in a recipe.
-        price: kind of price; None for the first one that all clusters have.
+        price: kind of price, or a quote such as 2.10/h; None for the first kind that all clusters have.
         rank_by: "time" or "cost" orders the plans; None keeps the order of the clusters.
         layout: layout to predict, as in tp=8,pp=1,zero=1; None searches for the best one.
         against: layout whose prediction is to be compared.
         hardware: a catalog of chips and instances, on top of the one that ships with hlat.
+        per: unit of N, "instance" (the default) or "chip".
+        interruptions: per instance and day, instead of the catalog's failures.
+        prices_of: month whose prices are used, as in 2024-04; None for today's.
 
     Raises:
         PlanError: no cluster can be planned for, or an argument is wrong.
@@ -70,9 +86,11 @@ def compare_clusters(
         RecipeError: a recipe or config.json with mistakes.
     """
     by = parse_rank_by(rank_by)
-    catalog = load_catalog(None if hardware is None else str(hardware))
-    parsed = [parse_cluster(name, catalog) for name in clusters]
-    kind = price_kind(price, parsed)
+    quote, unit = parse_quote(price), parse_per(per)
+    priced = with_prices_of(load_catalog(None if hardware is None else str(hardware)), prices_of)
+    catalog = with_quote(priced, quote, interruptions)
+    parsed = [parse_cluster(name, catalog, unit) for name in clusters]
+    kind = price_kind(price if quote is None else OWN, parsed)
     plans: list[TrainingPlan] = []
     refused: dict[str, str] = {}
     others: dict[str, LayoutPrediction] = {}
@@ -97,6 +115,17 @@ def compare_clusters(
     return ClusterComparison(tuple(rank_plans(plans, by) if by else plans), refused, others)
 
 
+def parse_per(text: str | None) -> Per:
+    """Return the unit of numbers of machines that a text names. Raises PlanError if there is no such unit."""
+    choices: tuple[Per, ...] = get_args(Per)
+    for known in choices:
+        if text == known:
+            return known
+    if text is None:
+        return "instance"
+    raise PlanError(f"--per {text}: the N of INSTANCE:N counts instances or chips: --per instance or --per chip")
+
+
 def parse_rank_by(text: str | None) -> RankBy | None:
     """Return the order of clusters that a text names. Raises PlanError if clusters are not ordered by this."""
     choices: tuple[RankBy, ...] = get_args(RankBy)
@@ -119,5 +148,8 @@ def price_kind(text: str | None, clusters: Sequence[Cluster]) -> PriceKind | Non
         if text == known:
             return known
     if text is not None:
-        raise PlanError(f"--price {text}: a price is one of {', '.join(kinds)}")
+        raise PlanError(
+            f"--price {text}: a price is one of {', '.join(kinds)}, or a quote in USD per hour: 2.10/h (of a chip) or "
+            "16.80/instance-h"
+        )
     return common_price_kind(clusters) if len(clusters) > 1 else None

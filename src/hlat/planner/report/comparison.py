@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from hlat.hardware import Cluster, PriceKind
+from hlat.planner.cost import ratio_between, undecided_ratio
 from hlat.planner.search import LayoutPrediction, TrainingPlan, fits
 
 RankBy = Literal["time", "cost"]
@@ -80,17 +81,36 @@ def comparison_lines(plans: Sequence[TrainingPlan]) -> list[str]:
     if len(plans) < 2:
         return []
     fastest = rank_plans(plans, "time")[0]
-    lines = [f"Fastest: {fastest.request.cluster.name}, {_terms(fastest)}."]
+    lines = [f"Fastest: {fastest.request.cluster.name}, {_terms(fastest)}.{_close(fastest, plans, 'time')}"]
     priced = [plan for plan in plans if plan.chosen.cost_usd is not None]
     if priced:
         cheapest = rank_plans(priced, "cost")[0]
-        lines.append(f"Cheapest: {cheapest.request.cluster.name}, {_terms(cheapest)}.")
+        lines.append(
+            f"Cheapest: {cheapest.request.cluster.name}, {_terms(cheapest)}.{_close(cheapest, priced, 'cost')}"
+        )
     kinds = {price[0] for plan in priced if (price := plan.request.cluster.price(plan.request.price)) is not None}
     if len(kinds) > 1:
         lines.append(f"Prices of different kinds are compared: {', '.join(sorted(kinds))}. Choose one with --price.")
     if unpriced := [plan.request.cluster.name for plan in plans if plan not in priced]:
         lines.append(f"No price is known for {', '.join(unpriced)}.")
     return lines
+
+
+def told_apart(one: TrainingPlan, other: TrainingPlan, by: RankBy) -> bool:
+    """True if the better of two plans is so in at least four of five cases, by what is known of the model's errors.
+
+    Plans on chips of one family share the errors of that family; those of two families are taken as independent.
+    """
+    values = [plan.chosen.days if by == "time" else plan.chosen.cost_usd or 0.0 for plan in (one, other)]
+    same = one.request.cluster.chip.family == other.request.cluster.chip.family
+    least = undecided_ratio() if same else ratio_between(one.chosen.interval, other.chosen.interval)
+    return max(values) >= min(values) * least
+
+
+def _close(best: TrainingPlan, plans: Sequence[TrainingPlan], by: RankBy) -> str:
+    """Words that name the plans too close to the best to be told apart from it."""
+    close = [plan.request.cluster.name for plan in plans if plan is not best and not told_apart(best, plan, by)]
+    return f" Too close to tell apart: {', '.join(close)}." if close else ""
 
 
 def _terms(plan: TrainingPlan) -> str:

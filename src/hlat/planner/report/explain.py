@@ -35,13 +35,37 @@ def explain(plan: TrainingPlan) -> list[str]:
         fastest = plan.ranked[0]
         behind = chosen.step_seconds / fastest.step_seconds - 1
         lines.append(
-            f"The fastest predicted layout, {fastest.candidate}, is {behind:.1%} faster, within the "
-            f"prediction error of {TIE_TOLERANCE:.0%}; the chosen layout recomputes less, or splits the "
+            f"The fastest predicted layout, {fastest.candidate}, is {behind:.1%} faster, less than the "
+            f"{TIE_TOLERANCE:.0%} that decide; the chosen layout recomputes less, or splits the "
             f"model over fewer ranks."
         )
     runners_up = [other for other in plan.alternatives[:3] if other is not plan.ranked[0]]
     lines += [f"Runner-up: {compare(chosen, other)}" for other in runners_up]
     return lines
+
+
+def expectation(plan: TrainingPlan) -> str:
+    """The 80 % interval of the run's duration and cost, and the evidence that it rests on."""
+    chosen = plan.chosen
+    low, high = map(_two_digits, chosen.interval.of(chosen.days))
+    money = ""
+    if chosen.cost_usd is not None:
+        money = " and {} to {} USD".format(*map(_two_digits, chosen.interval.of(chosen.cost_usd)))
+    sources = chosen.interval.sources
+    evidence = (
+        f"{sources} published source{'s' if sources > 1 else ''} of these chips" if sources else "other chips only"
+    )
+    return f"{low} to {high} days{money} in 4 of 5 runs, by {evidence}"
+
+
+def interval_text(planned: LayoutPrediction, value: float) -> str:
+    """The 80 % interval of a predicted duration or cost."""
+    return "-".join(map(_two_digits, planned.interval.of(value)))
+
+
+def _two_digits(value: float) -> str:
+    """A number rounded to two significant digits, as 64,000."""
+    return f"{float(f'{value:.2g}'):,.0f}" if value >= 10 else f"{value:#.2g}"
 
 
 def compare(chosen: LayoutPrediction, other: LayoutPrediction) -> str:
@@ -100,7 +124,7 @@ def _communication_sentences(request: PlanRequest, prediction: LayoutPrediction)
             f"{sent['pipeline']} and device."
         )
     if layout.data > 1:
-        crosses = layout.data * layout.tensor * layout.context > cluster.domain
+        crosses = layout.shards * layout.tensor > cluster.domain
         where = (
             f"over the network ({slow:.1f} GB/s per device), overlapped with passes" if crosses else "on the fast links"
         )
@@ -108,5 +132,10 @@ def _communication_sentences(request: PlanRequest, prediction: LayoutPrediction)
         often = "for each micro-batch" if per_micro_batch else "once per step"
         sentences.append(
             f"Data parallelism over {layout.data} replicas communicates {often}, {where}: {sent['data']} and device."
+        )
+    if layout.replicas > 1:
+        sentences.append(
+            f"Weights are sharded over {layout.shards} devices, in {layout.replicas} replicas: only sums of gradients "
+            "go from replica to replica, once per step."
         )
     return sentences

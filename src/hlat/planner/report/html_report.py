@@ -6,14 +6,14 @@ plans -> charts (hlat.page, svg.py) -> text of one page, which a browser opens f
 from collections.abc import Callable, Sequence
 
 from hlat.page import Dot, Html, bar_chart, duration, grid, page, paragraph, scatter_chart, section, table
+from hlat.planner.problem import comparison_note
 from hlat.planner.report.comparison import comparison_lines, pareto_front_of_plans
-from hlat.planner.report.explain import explain
+from hlat.planner.report.explain import expectation, explain, interval_text
 from hlat.planner.report.svg import timeline_chart
 from hlat.planner.report.trace import step_timeline
 from hlat.planner.search import LayoutPrediction, TrainingPlan, layout_json
 
 _GIB = 1 << 30
-_TIME_ERROR = 0.081  # mean error on A100 and H100, each source left out of its fit: docs/notebook/planner.md
 _MEMORY_ERROR = 0.052  # mean error over 69 readings of published runs: docs/notebook/planner.md
 
 
@@ -29,20 +29,21 @@ def html_page(plans: Sequence[TrainingPlan]) -> Html:
 
 def _sections(plan: TrainingPlan) -> list[Html]:
     """HTML elements of one plan."""
-    chosen, spread = plan.chosen, (1 - _TIME_ERROR, 1 + _TIME_ERROR)
+    chosen = plan.chosen
     step = bar_chart(
         f"A step of {duration(chosen.step_seconds)}",
         chosen.components,
         duration,
-        unit="seconds; the whisker is the expected error",
-        spread=(chosen.step_seconds * spread[0], chosen.step_seconds * spread[1]),
+        unit="seconds; the whisker is where 4 of 5 runs are expected",
+        spread=chosen.interval.of(chosen.step_seconds),
     )
+    note = comparison_note(plan.request)
     elements = [
+        *([paragraph(f"This plan is {note}.")] if note else []),
         *map(paragraph, explain(plan)),
         paragraph(
-            f"Expect the time within {_TIME_ERROR:.0%} and memory within {_MEMORY_ERROR:.0%} of the prediction: the "
-            f"mean errors on published runs. That is {chosen.days * spread[0]:,.1f} to {chosen.days * spread[1]:,.1f} "
-            "days."
+            f"Expect {expectation(plan)}; and memory within {_MEMORY_ERROR:.0%} of the prediction, the mean error on "
+            "published runs."
         ),
         section("Layouts", [_table(plan)], level=3),
         section("Memory of a device, by pipeline rank", [_memory(plan)], level=3),
@@ -66,7 +67,7 @@ def _front(plans: Sequence[TrainingPlan]) -> Html:
         return ""
     clusters = [plan.request.cluster.name for plan in plans]
 
-    def dots(height: Callable[[LayoutPrediction], float]) -> list[Dot]:
+    def dots(height: Callable[[LayoutPrediction], float], ends: tuple[float, float] | None = None) -> list[Dot]:
         return [
             Dot(
                 prediction.days,
@@ -75,25 +76,34 @@ def _front(plans: Sequence[TrainingPlan]) -> Html:
                 cluster,
                 f"{plan.request.cluster.name}: {prediction.candidate}",
                 prediction is plan.chosen,
+                prediction.interval.of(1),
+                ends or prediction.interval.of(1),
             )
             for cluster, plan, prediction in every
         ]
 
-    memory = dots(lambda prediction: prediction.peak_memory / _GIB)
-    charts = [
-        scatter_chart(
-            "Time and memory", memory, clusters, "days", "GiB per device", errors=(_TIME_ERROR, _MEMORY_ERROR)
-        )
-    ]
+    memory = dots(lambda prediction: prediction.peak_memory / _GIB, (1 - _MEMORY_ERROR, 1 + _MEMORY_ERROR))
+    charts = [scatter_chart("Time and memory", memory, clusters, "days", "GiB per device")]
     if len(plans) > 1 and all(prediction.cost_usd is not None for *_, prediction in every):
         cost = dots(lambda prediction: prediction.cost_usd or 0.0)
-        charts.append(scatter_chart("Time and cost", cost, clusters, "days", "USD", errors=(_TIME_ERROR, _TIME_ERROR)))
+        charts.append(scatter_chart("Time and cost", cost, clusters, "days", "USD"))
     note = "One dot per layout. Filled: no other is better in time, cost and memory at once. Ring: chosen."
     return section("Time, cost, memory", [paragraph(note), grid(charts)])
 
 
 def _table(plan: TrainingPlan) -> Html:
-    names = ("layout", "step, s", "tokens/s per chip", "MFU", "GiB", "days", "USD", "goodput")
+    names = (
+        "layout",
+        "step, s",
+        "tokens/s per chip",
+        "MFU",
+        "GiB",
+        "days",
+        "4 of 5 runs",
+        "USD",
+        "goodput",
+        "may be fastest",
+    )
     rows = [_row(plan, prediction) for prediction in (plan.chosen, *plan.alternatives)]
     rows[0] = (f"{rows[0][0]} (chosen)", *rows[0][1:])
     return table(names, rows, caption="Layouts, the chosen one first", marked=0)
@@ -101,6 +111,7 @@ def _table(plan: TrainingPlan) -> Html:
 
 def _row(plan: TrainingPlan, prediction: LayoutPrediction) -> tuple[str, ...]:
     content = layout_json(plan.request, prediction)
+    tied = len(plan.ranked) > 1 and plan.may_be_fastest(prediction)
     return (
         str(prediction.candidate),
         f"{prediction.step_seconds:.2f}",
@@ -108,8 +119,10 @@ def _row(plan: TrainingPlan, prediction: LayoutPrediction) -> tuple[str, ...]:
         f"{prediction.mfu:.1%}",
         f"{content['memory_gib']:.1f}",
         f"{prediction.days:,.1f}",
+        interval_text(prediction, prediction.days),
         "" if prediction.cost_usd is None else f"{prediction.cost_usd:,.0f}",
         f"{prediction.goodput:.1%}",
+        "yes" if tied else "",
     )
 
 

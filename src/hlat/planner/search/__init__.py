@@ -1,13 +1,22 @@
 """The search for the best layout, the tie rule, and suggestions when nothing fits."""
 
 from hlat.planner.search.plan import TrainingPlan, fits, format_number, layout_json, make_plan, recipe_fragment
-from hlat.planner.search.search import LayoutPrediction, predict_layout, timeline
+from hlat.planner.search.quick_search import best_layout
+from hlat.planner.search.search import (
+    USABLE_MEMORY_SHARE,
+    LayoutPrediction,
+    predict_layout,
+    timeline,
+    workload_columns,
+)
 from hlat.planner.search.tie_break import TIE_TOLERANCE
 
 __all__ = [
     "TIE_TOLERANCE",
+    "USABLE_MEMORY_SHARE",
     "LayoutPrediction",
     "TrainingPlan",
+    "best_layout",
     "fits",
     "format_number",
     "layout_json",
@@ -15,4 +24,5 @@ __all__ = [
     "predict_layout",
     "recipe_fragment",
     "timeline",
+    "workload_columns",
 ]

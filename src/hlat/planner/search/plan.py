@@ -10,6 +10,7 @@ from typing import Any
 
 from hlat.planner.cost import (
     HOST_COPY_RATE,
+    INTERVAL_SHARE,
     SOFTWARE_FAILURES_PER_DAY,
     STORE_RATE_LIMIT,
     STORE_RATE_PER_INSTANCE,
@@ -17,8 +18,9 @@ from hlat.planner.cost import (
     executed_flops,
     load_constants,
     simulate_goodput,
+    undecided_ratio,
 )
-from hlat.planner.problem import Candidate, PlanRequest, parse_layout
+from hlat.planner.problem import Candidate, PlanRequest, comparison_note, parse_layout, why_not_runnable
 from hlat.planner.search.search import USABLE_MEMORY_SHARE, LayoutPrediction, SearchResult, predict_layout, search
 from hlat.planner.search.suggestions import suggestions
 from hlat.planner.search.tie_break import TIE_TOLERANCE, break_tie
@@ -52,15 +54,24 @@ class TrainingPlan:
         """The other layouts that fit, fastest first."""
         return [prediction for prediction in self.ranked if prediction is not self.chosen]
 
+    def may_be_fastest(self, prediction: LayoutPrediction) -> bool:
+        """True if the prediction is the fastest, or too close to it for the model to tell which is faster."""
+        fastest = min(one.step_seconds for one in (self.chosen, *self.ranked))
+        return prediction.step_seconds < fastest * undecided_ratio()
+
     def to_dict(self) -> dict[str, Any]:
         """The plan under its documented keys (docs/planning.md), as JSON values."""
         return {
             "model": self.request.name,
             "cluster": self.request.cluster.name,
-            "chosen": layout_json(self.request, self.chosen),
-            "alternatives": [layout_json(self.request, other) for other in self.alternatives],
+            "for_comparison": why_not_runnable(self.request.cluster.chip, self.request.mode) or None,
+            "chosen": self._layout(self.chosen),
+            "alternatives": [self._layout(other) for other in self.alternatives],
             "assumptions": self.assumptions(),
         }
+
+    def _layout(self, prediction: LayoutPrediction) -> dict[str, Any]:
+        return layout_json(self.request, prediction) | {"may_be_fastest": self.may_be_fastest(prediction)}
 
     def assumptions(self) -> dict[str, Any]:
         """Assumptions and inputs of the prediction, under their documented keys."""
@@ -97,6 +108,9 @@ class TrainingPlan:
             "goodput_simulated": round(self.goodput_simulated[0], 4),
             "goodput_simulated_worst_tenth": round(self.goodput_simulated[1], 4),
             "tie": TIE_TOLERANCE,
+            "interval_share": INTERVAL_SHARE,
+            "interval_sources": self.chosen.interval.sources,
+            "undecided_ratio": undecided_ratio(),
             "constants": {"/".join(key): value for key, value in load_constants().values.items()},
             **search_statistics,
         }
@@ -113,9 +127,11 @@ def layout_json(request: PlanRequest, prediction: LayoutPrediction) -> dict[str,
         "virtual_stages": layout.virtual,
         "schedule": layout.schedule,
         "zero": layout.zero,
+        "replicas": layout.replicas,
         "micro_batch": layout.micro_batch,
         "accumulation": layout.accumulation(request.global_batch),
         "sequence_parallel": layout.tensor > 1,
+        "gather_again": layout.parallel.gathers_again,
         "activation_checkpointing": layout.recompute,
         "precision": request.mode,
         "memory_gib": round(prediction.peak_memory / _GIB, 3),
@@ -132,13 +148,16 @@ def layout_json(request: PlanRequest, prediction: LayoutPrediction) -> dict[str,
             str(rank): round(executed_flops(request, layout, rank) / 1e12, 3) for rank in prediction.memory
         },
         "step_seconds": prediction.step_seconds,
+        "step_seconds_interval": list(prediction.interval.of(prediction.step_seconds)),
         "step_parts_seconds": prediction.components,
         "tokens_per_second": prediction.tokens_per_second,
         "tokens_per_second_per_chip": prediction.tokens_per_second / request.cluster.chips,
         "mfu": prediction.mfu,
         "cost_usd": prediction.cost_usd,
         "usd_per_billion_tokens": None if prediction.cost_usd is None else prediction.cost_usd / request.tokens * 1e9,
+        "cost_usd_interval": None if prediction.cost_usd is None else list(prediction.interval.of(prediction.cost_usd)),
         "days": prediction.days,
+        "days_interval": list(prediction.interval.of(prediction.days)),
         "goodput": prediction.goodput,
     }
 
@@ -210,16 +229,20 @@ def _nothing_fits(request: PlanRequest, found: SearchResult) -> str:
 def recipe_fragment(request: PlanRequest, candidate: Candidate, *, fits_in: bool = True) -> str:
     """The layout as sections of a recipe, for a recipe to include."""
     virtual = f"\n  virtual_stages: {candidate.virtual}" if candidate.virtual > 1 else ""
+    gather = f"  gather_again: {candidate.parallel.gather_again}\n" if candidate.tensor > 1 else ""
+    copies = f"  replicas: {candidate.replicas}\n" if candidate.replicas > 1 else ""
     note = "" if fits_in else "# It does not fit into the memory of these devices.\n"
+    if compared := comparison_note(request):
+        note += f"# Does not run as planned, {compared}.\n"
     return (
         f"# {request.name} on {request.cluster.name}, by hlat plan: {request.cluster.devices} processes.\n{note}"
         f"parallel:\n"
         f"  tensor: {candidate.tensor}\n"
-        f"  sequence: true\n"
+        f"  sequence: true\n{gather}"
         f"  pipeline: {candidate.pipeline}\n"
         f"  schedule: {candidate.schedule}{virtual}\n"
         f"  context: {candidate.context}\n"
-        f"  zero: {candidate.zero}\n"
+        f"  zero: {candidate.zero}\n{copies}"
         f"batch:\n"
         f"  global_batch: {request.global_batch}\n"
         f"  micro_batch: {candidate.micro_batch}\n"

@@ -8,7 +8,7 @@ is counted from the shape of every parameter; these results decide.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -19,12 +19,14 @@ from hlat.optim import optimizer_spec
 from hlat.parallel.stages import matrix_shapes, stage_layers
 from hlat.planner.cost import (
     STEP_COMPONENTS,
+    RatioInterval,
     Reliability,
     StageTimes,
     StepTimes,
     Timeline,
     hlat_profile,
     predict_reliability,
+    shipped_interval,
     simulate_pipeline,
     step_times,
 )
@@ -65,6 +67,7 @@ class LayoutPrediction:
         days: duration of the run, with saves and failures.
         cost_usd: cost of the run, with saves and failures; None if no price is known.
         stage_times: seconds of each kind of pass, by stage, and of a message.
+        interval: 80 % interval of the measured over the predicted step time.
     """
 
     candidate: Candidate
@@ -77,6 +80,7 @@ class LayoutPrediction:
     days: float
     cost_usd: float | None
     stage_times: StageTimes
+    interval: RatioInterval
 
     @property
     def peak_memory(self) -> float:
@@ -112,7 +116,7 @@ def search(request: PlanRequest, *, clock: Callable[[], float] = time.perf_count
     begin = clock()
     tried = list(candidates(request))
     limit = USABLE_MEMORY_SHARE * request.cluster.memory_bytes
-    peaks = [_estimated_peak(request, candidate) for candidate in tried]
+    peaks = [estimated_peak(request, candidate) for candidate in tried]
     least = min(zip(peaks, range(len(tried)), strict=True), default=None)
     fitting = [(candidate, peak) for candidate, peak in zip(tried, peaks, strict=True) if peak <= limit]
     ranked = _best(request, fitting, limit)
@@ -122,11 +126,12 @@ def search(request: PlanRequest, *, clock: Callable[[], float] = time.perf_count
 
 def predict_layout(request: PlanRequest, candidate: Candidate) -> LayoutPrediction:
     """Predict one layout, even if it does not fit."""
-    times = step_times(_columns(request, [candidate]))
-    return _complete(request, candidate, times, 0)
+    times = step_times(workload_columns(request, [candidate]))
+    return complete_prediction(request, candidate, times, 0)
 
 
-def _estimated_peak(request: PlanRequest, candidate: Candidate) -> float:
+def estimated_peak(request: PlanRequest, candidate: Candidate) -> float:
+    """Estimate the memory of the rank that needs most, in bytes, without counting every parameter."""
     return max(estimate_rank_memory(request, candidate, rank).total for rank in possible_peak_ranks(candidate))
 
 
@@ -143,16 +148,16 @@ def _best(request: PlanRequest, fitting: list[tuple[Candidate, float]], limit: f
     if not fitting:
         return []
     layouts, peaks = zip(*fitting, strict=True)
-    columns = _columns(request, layouts)
+    columns = workload_columns(request, layouts)
     times = step_times(columns)
     order = [int(index) for index in np.argsort(times.step, kind="stable")]
-    indices = {**dict.fromkeys(_finalists(layouts, order)), **dict.fromkeys(_memory_finalists(peaks, order))}
-    finished = [_complete(request, layouts[index], times, index) for index in indices]
+    indices = {**dict.fromkeys(finalists(layouts, order)), **dict.fromkeys(_memory_finalists(peaks, order))}
+    finished = [complete_prediction(request, layouts[index], times, index) for index in indices]
     fitting_exactly = [prediction for prediction in finished if prediction.peak_memory <= limit]
     return sorted(fitting_exactly, key=lambda prediction: prediction.step_seconds)
 
 
-def _finalists(layouts: Sequence[Candidate], order: list[int]) -> list[int]:
+def finalists(layouts: Sequence[Candidate], order: Iterable[int]) -> list[int]:
     """Indices of the fastest candidates, at most three with the same degrees, so that alternatives differ."""
     chosen: list[int] = []
     chosen_by_degrees: Counter[tuple[int, ...]] = Counter()
@@ -177,7 +182,8 @@ def _memory_finalists(peaks: Sequence[float], order: list[int]) -> list[int]:
     return front[::-1][::stride]
 
 
-def _columns(request: PlanRequest, layouts: Sequence[Candidate]) -> WorkloadColumns:
+def workload_columns(request: PlanRequest, layouts: Sequence[Candidate]) -> WorkloadColumns:
+    """Describe a step in each of some layouts, for the formulas."""
     model, device = request.model, request_device(request)
     shape = ModelShape(
         model.layers,
@@ -210,7 +216,7 @@ def _optimizer_cost(request: PlanRequest) -> OptimizerCost:
     )
 
 
-def _complete(request: PlanRequest, candidate: Candidate, times: StepTimes, index: int) -> LayoutPrediction:
+def complete_prediction(request: PlanRequest, candidate: Candidate, times: StepTimes, index: int) -> LayoutPrediction:
     """Complete the prediction of a layout from row ``index`` of the step times: simulation, memory, cost."""
     components, stage_times = _step(request, candidate, times.row(index))
     step = sum(components.values())
@@ -232,6 +238,7 @@ def _complete(request: PlanRequest, candidate: Candidate, times: StepTimes, inde
         days=days,
         cost_usd=None if price is None else days * 24 * price[1],
         stage_times=stage_times,
+        interval=shipped_interval(device.family, eight_bit=request.mode == "fp8"),
     )
 
 
@@ -240,7 +247,7 @@ def _ramp_delay(request: PlanRequest, candidate: Candidate, speed: float) -> flo
     delay = 0.0
     for count, size in request.batches.in_steps(request.steps)[: len(request.ramp)]:
         at_stage = replace(request, global_batch=size, ramp=())
-        components, _ = _step(at_stage, candidate, step_times(_columns(at_stage, [candidate])).row(0))
+        components, _ = _step(at_stage, candidate, step_times(workload_columns(at_stage, [candidate])).row(0))
         delay += count * (sum(components.values()) - at_stage.tokens_per_step / speed)
     return delay
 

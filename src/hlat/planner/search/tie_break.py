@@ -1,8 +1,9 @@
 """The choice between layouts whose predicted times are too close to tell apart.
 
 Differences below the model's own error decide nothing. Among the layouts within that error of the fastest, the plan
-takes the plainest: tensor parallelism on fast links, no pipeline, least recomputation, smallest tensor degree, fewest
-stages, then the fastest. (In published sweeps, trading pipeline stages for a larger tensor degree lost.)
+takes the plainest: tensor parallelism on fast links, no pipeline, least recomputation, fewest gathers, smallest tensor
+degree, fewest stages and replicas, then the fastest. (In published sweeps, trading pipeline stages for a larger tensor
+degree lost.)
 """
 
 from hlat.config.sections import ZERO_BUBBLE
@@ -29,11 +30,13 @@ def break_tie(ranked: list[LayoutPrediction], domain: int) -> LayoutPrediction:
             layout.tensor > domain,
             layout.pipeline > 1,
             RECOMPUTE_POLICIES.index(layout.recompute),
+            layout.parallel.gathers_again,
             layout.tensor,
             layout.pipeline,
             layout.context,
             layout.schedule in ZERO_BUBBLE,
             layout.virtual,
+            layout.replicas,
             prediction.step_seconds,
         )
 

@@ -1,0 +1,54 @@
+"""Reading of published rows: one parser per kind of column, each with a value or a refusal that says why.
+
+    spellings, numbers -> interconnects, chips, frameworks, batches, policies -> Reading(value, sure, reason, spread)
+
+``published_runs.py`` puts the readings of a row together.
+"""
+
+from hlat.planner.calibration.reader.batches import (
+    read_accumulation,
+    read_global_batch,
+    read_micro_batch,
+    read_sequence,
+)
+from hlat.planner.calibration.reader.chips import RunChip, read_chip
+from hlat.planner.calibration.reader.frameworks import (
+    OTHER,
+    Framework,
+    find_date,
+    find_framework,
+    is_async_tensor,
+    is_compiled,
+    read_attention,
+)
+from hlat.planner.calibration.reader.interconnects import Network, read_network
+from hlat.planner.calibration.reader.policies import read_eight_bit, read_recompute, read_zero
+from hlat.planner.calibration.reader.reading import Reading, UnreadableError
+from hlat.planner.calibration.reader.texts import is_unstated, lower, parse_count, parse_number
+
+__all__ = [
+    "OTHER",
+    "Framework",
+    "Network",
+    "Reading",
+    "RunChip",
+    "UnreadableError",
+    "find_date",
+    "find_framework",
+    "is_async_tensor",
+    "is_compiled",
+    "is_unstated",
+    "lower",
+    "parse_count",
+    "parse_number",
+    "read_accumulation",
+    "read_attention",
+    "read_chip",
+    "read_eight_bit",
+    "read_global_batch",
+    "read_micro_batch",
+    "read_network",
+    "read_recompute",
+    "read_sequence",
+    "read_zero",
+]

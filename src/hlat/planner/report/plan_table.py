@@ -1,0 +1,118 @@
+"""Plans as a table for a terminal: the choice of each cluster first and marked, its alternatives below.
+
+A wide terminal shows each degree of a layout in a column of its own; a narrow one, 80 columns, the layout as
+``--layout`` takes it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from hlat.planner.cost import undecided_ratio
+from hlat.planner.problem import comparison_note, layout_text
+from hlat.planner.report.comparison import pareto_front_of_plans
+from hlat.planner.report.explain import interval_text
+from hlat.planner.search import TIE_TOLERANCE, LayoutPrediction, TrainingPlan, format_number, layout_json
+
+WIDE = 140
+"""Columns of a terminal from which on the wide table is printed."""
+
+_SCHEDULES = {
+    "gpipe": "gpipe",
+    "1f1b": "1f1b",
+    "interleaved-1f1b": "interleaved",
+    "interleaved-zero-bubble": "zero bubble",
+    "zbv": "zbv",
+}
+
+Cell = Callable[[LayoutPrediction, dict[str, Any]], str]
+
+
+def _of(key: str) -> Cell:
+    return lambda planned, said: str(said[key])
+
+
+_LAYOUT: dict[str, Cell] = {
+    "tp": _of("tensor"),
+    "pp": _of("pipeline"),
+    "dp": _of("data"),
+    "cp": _of("context"),
+    "v": _of("virtual_stages"),
+    "schedule": lambda planned, said: _SCHEDULES[said["schedule"]] if said["pipeline"] > 1 else "",
+    "zero": lambda planned, said: f"{said['zero']}" + (f" x{said['replicas']}" if said["replicas"] > 1 else ""),
+    "mbs": _of("micro_batch"),
+    "acc": _of("accumulation"),
+    "recompute": _of("activation_checkpointing"),
+}
+_GIB: dict[str, Cell] = {"GiB": lambda planned, said: f"{said['memory_gib']:.1f}"}
+_STEP: dict[str, Cell] = {"step s": lambda planned, said: format_number(planned.step_seconds)}
+_SPEED: dict[str, Cell] = {"tok/s/chip": lambda planned, said: f"{said['tokens_per_second_per_chip']:,.0f}"}
+_RUN: dict[str, Cell] = {
+    "MFU": lambda planned, said: f"{planned.mfu:.1%}",
+    "days": lambda planned, said: format_number(planned.days),
+    "USD": lambda planned, said: "" if planned.cost_usd is None else format_number(planned.cost_usd, 0),
+}
+_LIKELY: dict[str, Cell] = {"days, 4 of 5": lambda planned, said: interval_text(planned, planned.days)}
+_GOODPUT: dict[str, Cell] = {"goodput": lambda planned, said: f"{planned.goodput:.1%}"}
+_SHORT: dict[str, Cell] = {"layout": lambda planned, said: layout_text(planned.candidate)}
+
+_WIDE = _LAYOUT | _GIB | _STEP | _SPEED | _RUN | _LIKELY | _GOODPUT
+_NARROW = _GIB | _STEP | _RUN | _SHORT
+_LEFT = ("cluster", "schedule", "recompute", "layout")
+
+
+def plan_lines(plans: Sequence[TrainingPlan], columns: int) -> Iterator[str]:
+    """Yield the table of some plans, and the meaning of its marks.
+
+    Args:
+        plans: the plans.
+        columns: width of the terminal.
+    """
+    front = {id(planned) for _, planned in pareto_front_of_plans(list(plans))}
+    if columns >= WIDE:
+        rows = [row for plan in plans for row in _rows(plan, _WIDE, front, named=True)]
+        yield from _aligned([["", "cluster", *_WIDE], *rows])
+    else:
+        for plan in plans:
+            yield plan.request.cluster.name
+            yield from _aligned([["", *_NARROW], *_rows(plan, _NARROW, front, named=False)])
+    yield ""
+    yield from _marks(plans, len(front))
+
+
+def _rows(plan: TrainingPlan, cells: dict[str, Cell], front: set[int], *, named: bool) -> Iterator[list[str]]:
+    """Yield the rows of a plan; with the cluster's name in the second column of its first one if it is named."""
+    for planned in (plan.chosen, *plan.alternatives):
+        chosen = planned is plan.chosen
+        tied = len(plan.ranked) > 1 and plan.may_be_fastest(planned)
+        marks = f"{'>' if chosen else ' '}{'*' if id(planned) in front else ' '}{'~' if tied else ' '}"
+        name = [plan.request.cluster.name if chosen else ""] if named else []
+        said = layout_json(plan.request, planned)
+        yield [marks, *name, *(cell(planned, said) for cell in cells.values())]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield rows in columns as wide as their widest text: words to the left, numbers to the right."""
+    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
+    for row in rows:
+        cells = [
+            text.ljust(width) if head in _LEFT else text.rjust(width)
+            for head, text, width in zip(rows[0], row, widths, strict=True)
+        ]
+        yield " ".join(cells).rstrip()
+
+
+def _marks(plans: Sequence[TrainingPlan], front: int) -> Iterator[str]:
+    for plan in plans:
+        if note := comparison_note(plan.request):
+            yield f"! {plan.request.cluster.name}: {note}"
+    searched = [plan for plan in plans if plan.ranked]
+    tied = [plan for plan in searched if plan.chosen is not plan.ranked[0]]
+    if tied:
+        yield f"> the choice: the plainest layout that is within {TIE_TOLERANCE:.0%} of the fastest"
+    elif searched:
+        yield "> the choice: the fastest layout"
+    if searched:
+        apart = undecided_ratio() - 1
+        yield f"~ may be the fastest: below {apart:.0%}, the model often names the wrong one"
+    if front > 1:
+        yield "* no other row is better in time, cost and memory at once"

@@ -1,0 +1,132 @@
+"""The choice of a cluster: against a plan of every number of instances, and against what a buyer knows."""
+
+import pytest
+
+import hlat
+from hlat.planner.problem import PlanRequest
+from hlat.planner.purchase import Purchase
+from hlat.planner.purchase.goal import KNEE, parse_goal
+from hlat.planner.search import TIE_TOLERANCE, best_layout, make_plan
+from hlat.runtime import HardwareError, PlanError
+from tests.support.planner.requests import request_for
+
+MODEL = {"tokens": 10**11, "sequence": 4096, "global_batch": 512, "precision": "mixed"}
+
+
+def chosen(chips: str = "p4d.24xlarge", **more: str) -> Purchase:
+    return hlat.choose_cluster("llama-3.2-1b", chips=chips, **MODEL, **more)
+
+
+@pytest.fixture(scope="module")
+def planned() -> dict:
+    """Plans for every number of p4d instances up to 12 that has one."""
+    found = {}
+    for number in range(1, 13):
+        try:
+            found[number] = hlat.plan("llama-3.2-1b", f"p4d.24xlarge:{number}", **MODEL)
+        except PlanError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("days", [2.0, 4.0, 9.0])
+def test_the_smallest_number_that_meets_a_deadline(planned: dict, days: float) -> None:
+    """As by a plan of each number. A tie between layouts may be broken otherwise: see ``best_layout``."""
+    offer = chosen(deadline=f"{days}d").chosen
+    slower = [number for number, plan in planned.items() if plan.chosen.days > days * (1 + TIE_TOLERANCE)]
+    assert offer.days <= days and all(number < offer.cluster.count for number in slower)
+    assert offer.days == pytest.approx(planned[offer.cluster.count].chosen.days, rel=TIE_TOLERANCE)
+
+
+def test_the_fastest_within_a_budget(planned: dict) -> None:
+    costs = {number: plan.chosen.cost_usd for number, plan in planned.items()}
+    budget = max(costs.values()) * 1.01
+    offer = chosen(budget=f"{budget:.0f}").chosen
+    assert offer.usd <= budget and offer.cluster.count >= max(planned)
+    assert all(other.usd > budget or other.days >= offer.days for other in chosen(budget=f"{budget:.0f}").sizes)
+
+
+def test_without_a_goal_the_cost_is_on_the_flat_part() -> None:
+    found = chosen()
+    cheapest = min(offer.usd for offer in found.sizes)
+    assert found.chosen.usd <= KNEE * cheapest
+    assert all(offer.usd > KNEE * cheapest for offer in found.sizes if offer.days < found.chosen.days)
+
+
+def test_more_time_never_costs_more_and_more_money_is_never_slower() -> None:
+    by_time = [chosen(deadline=f"{days}d").chosen.usd for days in (1, 2, 4, 8, 16)]
+    assert by_time == sorted(by_time, reverse=True)
+    by_money = [chosen(budget=f"{thousands}k").chosen.days for thousands in (12, 15, 20)]
+    assert by_money == sorted(by_money, reverse=True)
+
+
+def test_of_several_kinds_the_cheapest_comes_first_and_those_that_miss_are_named() -> None:
+    found = chosen("p4d.24xlarge,p5.48xlarge,trn2.48xlarge", deadline="3d")
+    assert [offer.usd for offer in found.rows] == sorted(offer.usd for offer in found.rows)
+    assert found.missed == {} or all(found.missed.values())
+    assert {offer.cluster.instance.name for offer in found.rows} | found.missed.keys() == {
+        "p4d.24xlarge",
+        "p5.48xlarge",
+        "trn2.48xlarge",
+    }
+
+
+def test_a_quote_counts_for_every_chip_and_changes_nothing_else() -> None:
+    one, two = (chosen("h100", deadline="3d", price=price).chosen for price in ("2.10/h", "4.20/gpu-h"))
+    assert (one.cluster.name, one.days) == (two.cluster.name, two.days)
+    assert two.usd == pytest.approx(2 * one.usd)
+    assert one.usd == pytest.approx(one.days * 24 * 2.10 * one.cluster.chips)
+    of_instances = chosen("h100", deadline="3d", price="16.80/instance-h").chosen
+    assert of_instances.usd == pytest.approx(one.usd)
+
+
+def test_interruptions_of_spot_instances_cost_time() -> None:
+    """Each costs a restart and half an interval of work; more of them never help."""
+    days = [hlat.plan("llama-3.2-1b", "h100:8", interruptions=rate, **MODEL).chosen.days for rate in (0.0, 0.5, 5.0)]
+    assert days[0] < days[1] < days[2]
+
+
+def test_an_impossible_goal_says_how_close_each_kind_comes() -> None:
+    with pytest.raises(PlanError, match=r"p4d.24xlarge: the fastest is p4d.24xlarge:\d+ with 0\.\d+ days"):
+        chosen(deadline="0.01h")
+    with pytest.raises(PlanError, match=r"the cheapest is p4d.24xlarge:\d+ with [\d,]+ USD"):
+        chosen(budget="10")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"deadline": "5"}, "--deadline 5: must be a positive time"),
+        ({"budget": "0"}, "--budget 0: must be a positive number"),
+        ({"price": "0/h"}, "--price 0/h: must be a positive number"),
+        ({"price": "cheap"}, "--price cheap: a price is one of"),
+    ],
+)
+def test_bad_goals_are_refused(arguments: dict[str, str], says: str) -> None:
+    with pytest.raises((PlanError, HardwareError), match=says):
+        chosen(**arguments)
+
+
+def test_goals_are_read_in_the_spellings_that_people_use() -> None:
+    assert [parse_goal(text, None).days for text in ("36h", "14d", "2w", "1.5 D")] == [1.5, 14.0, 14.0, 1.5]
+    assert [parse_goal(None, text).usd for text in ("50000", "50,000", "$50k", "0.05M", "50_000 USD")] == [50_000.0] * 5
+
+
+def test_chips_instead_of_instances() -> None:
+    """Sixteen chips are two instances of eight; one chip is an eighth of the price of eight."""
+    assert hlat.plan("llama-3.2-1b", "p4d.24xlarge:16", per="chip", **MODEL).request.cluster.count == 2
+    part = hlat.plan("llama-3.2-1b", "p4d.24xlarge:1", per="chip", **MODEL).request.cluster
+    whole = hlat.plan("llama-3.2-1b", "p4d.24xlarge:1", **MODEL).request.cluster
+    assert (part.devices, whole.devices) == (1, 8)
+    assert part.price()[1] == pytest.approx(whole.price()[1] / 8)
+    with pytest.raises(HardwareError, match=r"17 chips are not complete instances of 8; write p4d\.24xlarge:16"):
+        hlat.plan("llama-3.2-1b", "p4d.24xlarge:17", per="chip", **MODEL)
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster"), [("llama-2-7b", "trn1.32xlarge:8"), ("llama-2-70b", "h100:8"), ("llama-3.2-1b", "h100:2")]
+)
+def test_the_quick_search_takes_the_layout_of_the_plan(model: str, cluster: str) -> None:
+    request: PlanRequest = request_for(model, cluster)
+    plan, quick = make_plan(request), best_layout(request)
+    assert quick is not None and quick.step_seconds == pytest.approx(plan.chosen.step_seconds, rel=TIE_TOLERANCE)
