@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import IO
@@ -33,12 +33,19 @@ def forking() -> "multiprocessing.context.ForkServerContext":
 
 
 def hlat(
-    *arguments: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout: float = _TIMEOUT
+    *arguments: str | Path,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    timeout: float = _TIMEOUT,
+    prepare: Callable[[], None] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command: what ``subprocess.run`` would return for it, with its output as text."""
+    """Run the command: what ``subprocess.run`` would return for it, with its output as text.
+
+    ``prepare`` is called in the new process before the command, whose ranks are forked from it.
+    """
     words = [str(argument) for argument in arguments]
     with tempfile.TemporaryFile("w+b") as out, tempfile.TemporaryFile("w+b") as err:
-        process = _fork(words, out.fileno(), err.fileno(), env, cwd)
+        process = _fork(words, out.fileno(), err.fileno(), env, cwd, prepare)
         process.join(timeout)
         if process.exitcode is None:
             process.kill()
@@ -118,10 +125,15 @@ class StartedCommand:
 
 
 def _fork(
-    words: list[str], out: int, err: int, env: Mapping[str, str] | None, cwd: Path | None
+    words: list[str],
+    out: int,
+    err: int,
+    env: Mapping[str, str] | None,
+    cwd: Path | None,
+    prepare: Callable[[], None] | None = None,
 ) -> "multiprocessing.context.ForkServerProcess":
     streams, variables = (_Inherited(out), _Inherited(err)), dict(os.environ if env is None else env)
-    process = forking().Process(target=_command, args=(words, streams, variables, str(cwd or Path.cwd())))
+    process = forking().Process(target=_command, args=(words, streams, variables, str(cwd or Path.cwd()), prepare))
     process.start()
     return process
 
@@ -140,7 +152,13 @@ def _receive(duplicate: "multiprocessing.resource_sharer.DupFd") -> int:
     return duplicate.detach()
 
 
-def _command(words: list[str], streams: tuple[int, int], environment: dict[str, str], folder: str) -> None:
+def _command(
+    words: list[str],
+    streams: tuple[int, int],
+    environment: dict[str, str],
+    folder: str,
+    prepare: Callable[[], None] | None,
+) -> None:
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
@@ -153,4 +171,6 @@ def _command(words: list[str], streams: tuple[int, int], environment: dict[str, 
     from tests.support import forked_ranks  # noqa: PLC0415
 
     forked_ranks.install()
+    if prepare is not None:
+        prepare()
     main()

@@ -11,8 +11,13 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-_FORWARD = (torch.ops.aten._scaled_dot_product_flash_attention_for_cpu, torch.ops.hlat.attend_within_documents)
+_FORWARD = (
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,
+    torch.ops.aten._scaled_dot_product_fused_attention_overrideable,
+    torch.ops.hlat.attend_within_documents,
+)
 _BACKWARD = (
+    torch.ops.aten._scaled_dot_product_fused_attention_overrideable_backward,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward,
     torch.ops.hlat.attend_within_documents_backward,
 )

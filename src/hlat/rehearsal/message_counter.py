@@ -59,14 +59,14 @@ class MessageCounter:
         """Observe one operation (an ``Observer``)."""
         if func.namespace != "c10d":
             return
-        name = func._schema.name.partition("::")[2]
         tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
-        axis = self._axis(args)
-        self.messages[Message(axis, _KINDS.get(name, name), max((tensor.nbytes for tensor in tensors), default=0))] += 1
+        axis = self.axis_of(args)
+        self.messages[Message(axis, message_kind(func), max((tensor.nbytes for tensor in tensors), default=0))] += 1
         for tensor in tensors:
             self._on_buffer(tensor, axis)
 
-    def _axis(self, args: Iterable[Any]) -> str:
+    def axis_of(self, args: Iterable[Any]) -> str:
+        """Return the mesh axes along which the ranks of an operation's group differ."""
         (group,) = (ProcessGroup.unbox(value) for value in args if _is_group(value))
         if group.group_name not in self._axes:
             positions = [self._layout.coordinates(rank) for rank in dist.get_process_group_ranks(group)]
@@ -75,6 +75,12 @@ class MessageCounter:
             ]
             self._axes[group.group_name] = "+".join(names)
         return self._axes[group.group_name]
+
+
+def message_kind(func: Any) -> str:
+    """Return the kind of message of an operation of torch.distributed, as in ``Message``."""
+    name: str = func._schema.name.partition("::")[2]
+    return _KINDS.get(name, name)
 
 
 def _is_group(value: Any) -> bool:

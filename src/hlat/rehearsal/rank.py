@@ -24,6 +24,7 @@ from hlat.rehearsal.flop_counter import FlopCounter
 from hlat.rehearsal.memory import MemoryTracker, storage_key
 from hlat.rehearsal.message_counter import Message, MessageCounter
 from hlat.rehearsal.operations import OperationObserver
+from hlat.rehearsal.trace import Trace, TraceEvent
 from hlat.runtime.distributed import Runtime, host_values
 from hlat.runtime.process import enter_phase
 from hlat.training import accumulate_gradients, update
@@ -47,6 +48,7 @@ class RankReport:
         flops: FLOPs of matrix products and attention.
         checkpoint_blocks: number of tensor chunks that the rank writes to a checkpoint.
         checkpoint_bytes: their bytes.
+        trace: messages and operations in the order of issue.
     """
 
     rank: int
@@ -60,6 +62,7 @@ class RankReport:
     flops: int
     checkpoint_blocks: int
     checkpoint_bytes: int
+    trace: tuple[TraceEvent, ...]
 
 
 def rehearse_rank(recipe: Recipe, runtime: Runtime) -> RankReport:
@@ -77,18 +80,27 @@ def rehearse_rank(recipe: Recipe, runtime: Runtime) -> RankReport:
     storages = _StateStorages()
     memory, flops = MemoryTracker(storages.categories), FlopCounter()
     counter = MessageCounter(layout, lambda tensor, axis: _mark_message(memory, tensor, axis))
+    trace = Trace(counter.axis_of)
     with memory.resizing(), scheduled_gc():
         with OperationObserver(memory.observe):
             model = build_parallel(recipe, runtime, seed=None)
             optimizer = build_optimizer(
-                model.local_parameters, recipe.optimizer, recipe.precision.mode, recipe.training.seed, model.matrices
+                model.local_parameters,
+                recipe.optimizer,
+                recipe.precision.mode,
+                recipe.training.seed,
+                model.matrices,
+                recipe.precision.in_hardware,
             )
             optimizer.allocate_state()
             components = requested_components(recipe, model.local_parameters)
             components.reset()
         storages.follow(model, optimizer, components.state())
         batch = _batch(recipe, model)
-        with OperationObserver(memory.observe, counter.observe, flops.observe), _loss_marked(model, memory):
+        with (
+            OperationObserver(memory.observe, counter.observe, flops.observe, trace.observe),
+            _loss_marked(model, memory),
+        ):
             # The complete batch counts as memory on the device, like its micro-batches.
             whole = [tokens.view_as(tokens) for tokens in (batch.inputs_BS, batch.labels_BS)]
             result = update(model, optimizer, recipe, 1, accumulate_gradients(model, batch))
@@ -110,6 +122,7 @@ def rehearse_rank(recipe: Recipe, runtime: Runtime) -> RankReport:
         flops=flops.total,
         checkpoint_blocks=len(blocks),
         checkpoint_bytes=sum(blocks),
+        trace=tuple(trace.events),
     )
 
 

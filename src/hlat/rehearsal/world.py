@@ -1,25 +1,41 @@
 """Rehearsal of a run: some of its ranks, and every recipe problem that they find.
 
-recipe, world -> first, middle, last and fullest pipeline rank -> one or more processes on this machine -> Rehearsal
+recipe, world -> the pipeline ranks that a plan reports -> one or more processes on this machine -> Rehearsal
+               -> cluster: plan of the same step -> verdict on memory, operations in time
 """
 
+import logging
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 
 from hlat.config import Problem, Recipe, RecipeError
-from hlat.parallel.mesh import Coordinates, Layout
-from hlat.parallel.stages import StepShape, peak_memory_rank
+from hlat.hardware import Cluster
+from hlat.parallel import device_problems, needs_whole_matrices
+from hlat.parallel.mesh import Layout, group_problems, rank_groups
+from hlat.parallel.stages import StepShape, representative_ranks
 from hlat.precision import resolve_mode
+from hlat.rehearsal.decisions import Decision, decide
+from hlat.rehearsal.planned_step import PlannedStep, plan_step
 from hlat.rehearsal.rank import RankReport, rehearse_rank
+from hlat.rehearsal.repeated import extended, shortened
 from hlat.rehearsal.report import rehearsal_json
-from hlat.runtime import LaunchError
-from hlat.runtime.backend import backend_of, has_fast_bf16
+from hlat.rehearsal.simulated_device import SimulatedDevice, simulating
+from hlat.rehearsal.timeline import RankTimeline, place_in_time, timeline_events
+from hlat.rehearsal.trace import chrome_events
+from hlat.rehearsal.verdict import FitVerdict, judge
+from hlat.runtime import LaunchError, PlanError
+from hlat.runtime.backend import backend_of, has_fast_bf16, simulated_backend
 from hlat.runtime.distributed import fake_rank
+
+_LOG = logging.getLogger("hlat")
+_SECONDS_PER_LAYER = 0.15  # of CPU, for one micro-batch (docs/notebook/rehearsal.md)
+_LONG = 1000  # layers times micro-batches
 
 
 @dataclass(frozen=True)
@@ -30,26 +46,52 @@ class Rehearsal:
         recipe: rehearsed recipe, with its precision mode resolved.
         layout: layout of all ranks.
         ranks: reports of the rehearsed ranks, in ascending order.
+        device: simulated device; None for the CPU of this machine.
+        decisions: decisions that the program takes on that device.
+        verdict: memory of the fullest rehearsed rank on the device or the cluster; None without either.
+        plan: prediction of the same step on the cluster; None without one.
+        not_planned: the reason why there is a cluster but no plan.
     """
 
     recipe: Recipe
     layout: Layout
     ranks: tuple[RankReport, ...]
+    device: SimulatedDevice | None
+    decisions: tuple[Decision, ...]
+    verdict: FitVerdict | None = None
+    plan: PlannedStep | None = None
+    not_planned: str = ""
+
+    @cached_property
+    def timelines(self) -> tuple[RankTimeline, ...]:
+        """The step of every rehearsed rank in time; empty without a plan."""
+        return () if self.plan is None else tuple(place_in_time(report, self.plan) for report in self.ranks)
+
+    def chrome_trace(self) -> dict[str, Any]:
+        """Messages and operations of every rehearsed rank as a Chrome trace: in time, or in the order of issue.
+
+        With a plan, times are those of the cost model, in microseconds. Without one, the unit is a place in the order.
+        """
+        placed = zip(self.ranks, self.timelines, strict=self.plan is not None)
+        events = [event for report, timeline in placed for event in timeline_events(report, timeline)]
+        if self.plan is None:
+            events = [event for report in self.ranks for event in chrome_events(report.rank, report.trace)]
+        return {"traceEvents": events, "displayTimeUnit": "ms"}
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers under their documented keys (docs/planning.md), as JSON values."""
         return rehearsal_json(self)
 
 
-def default_ranks(recipe: Recipe, world: int) -> list[int]:
-    """Global ranks rehearsed by default: first, middle and last pipeline rank, and the one that needs most memory.
+def default_ranks(recipe: Recipe, world: int, plan: PlannedStep | None = None) -> list[int]:
+    """Global ranks rehearsed by default: the first rank of each pipeline rank that a plan reports.
 
-    The latter is found by the count that also splits the stages (``hlat.parallel.stages.peak_memory_rank``).
+    Without a plan they are chosen by the same rule (``representative_ranks``), by bytes without those that a device
+    adds.
     """
     step = StepShape.of(recipe, world)
-    layout = step.layout
-    pipeline_ranks = {0, layout.pipeline // 2, layout.pipeline - 1, peak_memory_rank(step)}
-    return sorted(layout.rank(Coordinates(pipeline_rank, 0, 0, 0)) for pipeline_rank in pipeline_ranks)
+    pipeline_ranks = representative_ranks(step) if plan is None else list(plan.prediction.memory)
+    return sorted(step.first_rank(pipeline_rank) for pipeline_rank in pipeline_ranks)
 
 
 def rehearse(
@@ -58,6 +100,8 @@ def rehearse(
     ranks: Sequence[int] | None = None,
     processes: int = 1,
     on_report: Callable[[RankReport], None] = lambda report: None,
+    device: SimulatedDevice | None = None,
+    cluster: Cluster | None = None,
 ) -> Rehearsal:
     """Run one step of some ranks on this machine, with fake tensors and fake collectives.
 
@@ -67,53 +111,120 @@ def rehearse(
         ranks: ranks to rehearse; None for ``default_ranks``.
         processes: processes of this machine to use; 1 for the current one.
         on_report: called with each report, in the order of ranks.
+        device: device whose decisions are taken; None for the CPU of this machine.
+        cluster: cluster whose memory the ranks are compared with, and which their step is predicted for.
 
     Raises:
-        LaunchError: no such rank, or the recipe needs something that cannot be rehearsed on a CPU.
+        LaunchError: no such rank, or everything that the device cannot do.
         RecipeError: every problem of the recipe on any of these ranks.
     """
-    recipe = _resolved(recipe)
+    recipe = _resolved(recipe, device)
     layout = Layout.of(recipe.parallel, world)
-    chosen = default_ranks(recipe, world) if ranks is None else sorted(set(ranks))
+    plan, not_planned = _plan(recipe, cluster, world)
+    chosen = default_ranks(recipe, world, plan) if ranks is None else sorted(set(ranks))
     unknown = [rank for rank in chosen if not 0 <= rank < world]
     if unknown:
         raise LaunchError(f"no rank {unknown[0]} in a world of {world}. The ranks are 0 to {world - 1}.")
-    eager = recipe.model_copy(update={"run": recipe.run.model_copy(update={"compile": "none"})})
+    decisions = _decide(recipe, layout, chosen, device)
+    short, left_out = shortened(recipe, world)
+    _warn_if_long(short, layout)
+    eager = short.model_copy(update={"run": recipe.run.model_copy(update={"compile": "none"})})
     reports: list[RankReport] = []
     problems: dict[str, Problem] = {}
-    for outcome in _outcomes(eager, world, chosen, processes):
+    for outcome in _outcomes(eager, world, chosen, processes, device):
         if isinstance(outcome, RankReport):
-            reports.append(outcome)
-            on_report(outcome)
+            reports.append(extended(outcome, left_out, recipe))
+            on_report(reports[-1])
         else:
             problems |= {str(problem): problem for problem in outcome}
     if problems:
         raise RecipeError(list(problems.values()))
-    return Rehearsal(recipe, layout, tuple(reports))
+    verdict = _judge(reports, device, cluster, plan)
+    return Rehearsal(recipe, layout, tuple(reports), device, decisions, verdict, plan, not_planned)
 
 
-def _resolved(recipe: Recipe) -> Recipe:
-    """Resolve ``precision.mode``: ``auto`` as on an accelerator, unless the recipe names the CPU, which is here."""
+def _warn_if_long(recipe: Recipe, layout: Layout) -> None:
+    """Say what a rehearsal of many micro-batches through a pipeline costs, and how to rehearse fewer."""
+    count, stages = recipe.micro_batches(layout.world), layout.config.stages
+    layers = -(-recipe.model.layers // layout.pipeline)
+    if layers * count > _LONG and count > 2 * stages:
+        fewer = recipe.batch.global_batch // count * 2 * stages
+        _LOG.warning(
+            "rehearsing %s micro-batches through %s layers takes about %s minutes of CPU per rank. "
+            "batch.global_batch=%s rehearses %s, which fill the pipeline too.",
+            f"{count:,}", layers, round(layers * count * _SECONDS_PER_LAYER / 60), fewer, 2 * stages,
+        )  # fmt: skip
+
+
+def _plan(recipe: Recipe, cluster: Cluster | None, world: int) -> tuple[PlannedStep | None, str]:
+    """Predict the step; or say why it is not predicted."""
+    if cluster is None:
+        return None, ""
+    try:
+        return plan_step(recipe, cluster, world), ""
+    except PlanError as error:
+        return None, str(error)
+
+
+def _judge(
+    reports: Sequence[RankReport], device: SimulatedDevice | None, cluster: Cluster | None, plan: PlannedStep | None
+) -> FitVerdict | None:
+    """Compare the fullest rank with the memory of the cluster's devices, or of the simulated one; None without both."""
+    can_send = device is None or device.backend.sends
+    if cluster is not None:
+        return judge(reports, cluster.chip, cluster.memory_bytes, plan, can_send)
+    if device is None or device.memory_bytes is None:
+        return None
+    return judge(reports, device.chip, device.memory_bytes, None, can_send)
+
+
+def _resolved(recipe: Recipe, device: SimulatedDevice | None) -> Recipe:
+    """Resolve ``precision.mode=auto`` as the device would.
+
+    Without one: as on an accelerator, unless the recipe names the CPU, which is here.
+    """
     named = recipe.run.device
-    fast = not backend_of(named).is_everywhere or has_fast_bf16(torch.device(named))
+    if device is not None:
+        fast = device.backend.has_fast_bf16(torch.device("cpu"))
+    else:
+        fast = not backend_of(named).is_everywhere or has_fast_bf16(torch.device(named))
     return recipe.in_mode(resolve_mode(recipe.precision.mode, fast))
+
+
+def _decide(
+    recipe: Recipe, layout: Layout, ranks: Sequence[int], device: SimulatedDevice | None
+) -> tuple[Decision, ...]:
+    """Take the decisions of a simulated device, which may refuse the recipe; none for the CPU of this machine."""
+    if device is None:
+        return ()
+    here = torch.device("cpu")
+    with simulated_backend(device.backend):
+        problems = device_problems(recipe, layout.world, here, can_send=device.backend.sends)
+        for rank in ranks:
+            groups = rank_groups(layout, rank, recipe.model, needs_whole_matrices(recipe))
+            problems += group_problems(groups, here)
+        if problems:
+            raise LaunchError("\n".join(dict.fromkeys(problems)))
+        return tuple(decide(recipe, layout.world, here))
 
 
 Outcome = RankReport | tuple[Problem, ...]
 
 
-def _outcomes(recipe: Recipe, world: int, ranks: Sequence[int], processes: int) -> Iterator[Outcome]:
+def _outcomes(
+    recipe: Recipe, world: int, ranks: Sequence[int], processes: int, device: SimulatedDevice | None
+) -> Iterator[Outcome]:
     if min(processes, len(ranks)) == 1:
-        yield from (_outcome(recipe, world, rank) for rank in ranks)
+        yield from (_outcome(recipe, world, rank, device) for rank in ranks)
         return
     with ProcessPoolExecutor(min(processes, len(ranks)), multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(_outcome, [recipe] * len(ranks), [world] * len(ranks), ranks)
+        yield from pool.map(partial(_outcome, recipe, world, device=device), ranks)
 
 
-def _outcome(recipe: Recipe, world: int, rank: int) -> Outcome:
+def _outcome(recipe: Recipe, world: int, rank: int, device: SimulatedDevice | None) -> Outcome:
     """The report of a rank, or the problems of the recipe there."""
     try:
-        with fake_rank(rank, world) as runtime:
+        with simulating(device, recipe.run.deterministic), fake_rank(rank, world) as runtime:
             return rehearse_rank(recipe, runtime)
     except RecipeError as error:
         return error.problems

@@ -45,8 +45,10 @@ LAYOUTS = (
     (4, "pp=2,schedule=zbv,zero=1,mbs=2", "mixed"),
     (4, "pp=2,zero=3,mbs=2", "mixed"),
     (4, "tp=2,pp=2,zero=0,mbs=2", "mixed"),
+    (2, "tp=2,zero=0,mbs=4,gather=never", "bf16-kahan"),
     (4, "cp=2,zero=1,mbs=2,ckpt=selective", "fp32"),
     (8, "tp=2,pp=2,zero=1,mbs=2,ckpt=selective", "mixed"),
+    (4, "zero=3,rep=2,mbs=2,ckpt=selective", "mixed"),
 )
 _QUICK = (1, 6)
 MUON_LAYOUTS = (
@@ -199,8 +201,8 @@ def compare_with_rehearsal(question: PlanRequest, candidate: Candidate, stage: i
 def unplanned_bytes(question: PlanRequest, candidate: Candidate, stage: int) -> Counter[str]:
     """Bytes of messages that a plan does not count, by the first axis of the message."""
     found: Counter[str] = Counter()
-    # Token count, summed over the data axis; loss and norm, over all axes: two fp32 numbers each.
-    found["data"] += 8 * (candidate.data > 1)
+    # Token count, one int32, summed over the data axis; loss and norm, two fp32 numbers, over all axes.
+    found["data"] += 4 * (candidate.data > 1)
     first = [axis for axis in ("pipeline", "data", "tensor") if getattr(candidate, axis) > 1][:1]
     found.update(dict.fromkeys(first, 8))
     if candidate.tensor > 1:

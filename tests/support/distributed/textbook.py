@@ -18,7 +18,8 @@ from tests.support.distributed.traffic import MICRO_BATCHES as M
 from tests.support.distributed.traffic import Traffic
 
 _FP32 = 4
-_PAIR = 8  # bytes of two fp32 scalars, or of one int64
+_PAIR = 8  # bytes of two fp32 scalars
+_COUNT = 4  # of an int32
 
 MEGATRON = "Shoeybi et al. 2019, section 3; Korthikanti et al. 2022, section 4.2"
 PIPELINE = "Narayanan et al. 2021, section 3.2"
@@ -82,7 +83,7 @@ def _bookkeeping(layout: Layout) -> Iterator[Messages]:
     yield Messages("loss and gradient norm, over the world", "all_reduce", 1, _PAIR, None)
     if layout.data > 1:
         # Sequences have different numbers of labels, so the mean loss is not the mean of the ranks' means.
-        yield Messages("labels of the global batch", "all_reduce", 1, _PAIR, None)
+        yield Messages("labels of the global batch", "all_reduce", 1, _COUNT, None)
 
 
 def _tensor(recipe: Recipe, layout: Layout, stage: _RankLayers) -> Iterator[Messages]:
@@ -90,10 +91,11 @@ def _tensor(recipe: Recipe, layout: Layout, stage: _RankLayers) -> Iterator[Mess
     bsh = tokens * h * _FP32
     twice = recipe.memory.activation_checkpointing == "full"
     if layout.sequence_parallel:
-        # g and g-bar of attention and feed-forward: each once forward, and as the other one backward. (Section 4.2.2
-        # adds a gather per column-parallel layer in backward, in exchange for keeping only a shard of the layer's
-        # input; here the gathered input is kept.)
+        # g and g-bar of attention and feed-forward: each once forward, and as the other one backward. Section 4.2.2
+        # adds a gather per column-parallel layer in backward, in exchange for not keeping the gathered input.
         yield Messages("blocks", "all_gather", 4 * L * M, bsh, MEGATRON)
+        if not twice:
+            yield Messages("inputs again", "all_gather", 2 * L * M, bsh, MEGATRON)
         yield Messages("blocks", "reduce_scatter", 4 * L * M, bsh, MEGATRON)
         if twice:
             # A recomputed forward pass has 2 + 2, but torch stops it when backward has all it needs: before the last.

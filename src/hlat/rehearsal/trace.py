@@ -1,0 +1,182 @@
+"""Order of a rank's work in a step: the messages that it issues, and the operations that it computes.
+
+    operation --> message, matrix product, attention or other operations --> TraceEvent, in the order of issue
+
+FSDP2 names the module that it gathers or reduces by labels for profilers (``torch.profiler.record_function``), which
+are operations too; so does hlat with every pass of a micro-batch. Consecutive pointwise operations of a module are one
+event. The order is all that a rehearsal itself knows of time; ``timeline`` adds the rates of the cost model.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from hlat.parallel.stages import LabelledPass, parse_pass_label
+from hlat.rehearsal.flop_counter import FlopCounter
+from hlat.rehearsal.message_counter import message_kind
+from hlat.runtime.process import current_phase
+
+ENDS = "embedding, norm and head"
+"""Name of the FSDP module with everything outside of blocks."""
+
+PRODUCT, FP8_PRODUCT = "product", "fp8 product"
+ATTENTION, ATTENTION_BACKWARD = "attention", "attention backward"
+OTHERS = "other kernels"
+"""Kinds of events that are no messages; the last one is of operations without products: pointwise ones and copies."""
+
+_LABEL = re.compile(r"FSDP::(\w+)(?: \((.+)\))?")
+_MESSAGES = ("all_gather", "post_backward_reduce")  # labels around messages
+_STARTS = ("pre_forward", "pre_backward")  # labels at the start of a module
+_WITH_BIAS = ("aten::addmm", "aten::baddbmm")
+_TO_ONE = ("send", "receive")
+_PASSES = ("forward", "backward")  # phases in which passes run
+
+
+@dataclass(frozen=True)
+class TraceEvent:
+    """A message, or operations of one module.
+
+    Attributes:
+        phase: phase of the step.
+        kind: kind of the message ("all_gather"), or of the operation ("product").
+        module: FSDP module whose parameters or operations they are; empty for others.
+        axis: mesh axis of a message, or several, as in "data+context"; empty for operations.
+        size: bytes of a message, or those that an operation without FLOPs reads and writes.
+        flops: FLOPs of a product or of attention.
+        shape: of a product: number in a batch, rows, columns, width that is summed over; empty for others.
+        of_pass: pass of a micro-batch that it belongs to; None outside of passes.
+        recomputed: True if it runs a second time, in backward.
+    """
+
+    phase: str
+    kind: str
+    module: str
+    axis: str = ""
+    size: int = 0
+    flops: int = 0
+    shape: tuple[int, ...] = ()
+    of_pass: LabelledPass | None = None
+    recomputed: bool = False
+
+    @property
+    def is_message(self) -> bool:
+        """True for a message, False for work of the device itself."""
+        return bool(self.axis)
+
+    @property
+    def is_between_stages(self) -> bool:
+        """True for a message from one rank to another, which only pipelines have."""
+        return self.kind in _TO_ONE
+
+
+class Trace:
+    """Collects the events of a step in ``events``.
+
+    Args:
+        axis_of: returns the mesh axes of a message from the arguments of its operation.
+    """
+
+    def __init__(self, axis_of: Callable[[Iterable[Any]], str]) -> None:
+        self.events: list[TraceEvent] = []
+        self._axis_of = axis_of
+        self._flops = FlopCounter()
+        self._computed = self._exchanged = ""  # module whose operations, or whose message, are next
+        self._pass: LabelledPass | None = None
+
+    def observe(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
+        """Observe one operation (an ``Observer``)."""
+        name = func._schema.name
+        if name == "profiler::_record_function_enter_new":
+            self._read_label(str(args[0]))
+        elif func.namespace == "c10d":
+            tensors = (leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor))
+            size = max((tensor.nbytes for tensor in tensors), default=0)
+            # A message of one rank to itself goes along no axis.
+            axis = self._axis_of(args) or "self"
+            self.events.append(self._event(message_kind(func), self._exchanged, axis=axis, size=size))
+            self._exchanged = ""
+        elif not func.is_view:
+            self._add_operation(name, func, args, result)
+
+    def _read_label(self, label: str) -> None:
+        self._pass = parse_pass_label(label) or self._pass
+        found = _LABEL.fullmatch(label)
+        if found is None:
+            return
+        module = found[2] or ENDS
+        if found[1] in _MESSAGES:
+            self._exchanged = module
+        elif found[1] in _STARTS:
+            self._computed = module
+        elif found[1] == "post_forward":
+            self._computed = ENDS
+
+    def _event(self, kind: str, module: str, **values: Any) -> TraceEvent:
+        phase = current_phase()
+        return TraceEvent(phase, kind, module, of_pass=self._pass if phase in _PASSES else None, **values)
+
+    def _add_operation(self, name: str, func: Any, args: tuple[Any, ...], result: Any) -> None:
+        before = self._flops.total
+        self._flops.observe(func, args, result)
+        # Autograd runs backward with gradients disabled; recomputation enables them.
+        again = current_phase() == "backward" and torch.is_grad_enabled()
+        if flops := self._flops.total - before:
+            kind, shape = _product(name, args)
+            self.events.append(self._event(kind, self._computed, flops=flops, shape=shape, recomputed=again))
+        elif moved := _moved_bytes(name, args, result):
+            event = self._event(OTHERS, self._computed, size=moved, recomputed=again)
+            if self.events and replace(self.events[-1], size=moved) == event:
+                event = replace(event, size=moved + self.events.pop().size)
+            self.events.append(event)
+
+
+def _product(name: str, args: tuple[Any, ...]) -> tuple[str, tuple[int, ...]]:
+    """Kind of an operation with FLOPs, and the shape of a product."""
+    if "atten" in name:
+        return ATTENTION_BACKWARD if name.endswith("backward") else ATTENTION, ()
+    left, right = args[1:3] if name in _WITH_BIAS else args[:2]
+    count = left.shape[0] if left.dim() == 3 else 1
+    kind = FP8_PRODUCT if name == "aten::_scaled_mm" else PRODUCT
+    return kind, (count, left.shape[-2], right.shape[-1], left.shape[-1])
+
+
+def _moved_bytes(name: str, args: tuple[Any, ...], result: Any) -> int:
+    """Bytes of the tensors that an operation reads and writes; none for one that only reserves memory."""
+    if "::empty" in name or "::new_empty" in name:
+        return 0
+    return sum(leaf.nbytes for leaf in tree_leaves((args, result)) if isinstance(leaf, torch.Tensor))
+
+
+def chrome_events(rank: int, events: Iterable[TraceEvent]) -> Iterator[dict[str, Any]]:
+    """Events of a rank in the trace event format; a unit of time is a place in the order of issue.
+
+    Args:
+        rank: the rank, shown as a process.
+        events: its events.
+    """
+    for place, event in enumerate(events):
+        yield {
+            "ph": "X",
+            "pid": rank,
+            "tid": "messages" if event.is_message else "compute",
+            "ts": place,
+            "dur": 1,
+            **described(event),
+        }
+
+
+def described(event: TraceEvent) -> dict[str, Any]:
+    """Name, category and arguments of an event in the trace event format."""
+    shape = "x".join(map(str, event.shape))
+    found: dict[str, Any] = {"bytes": event.size} if event.size else {}
+    found |= {"FLOPs": event.flops} if event.flops else {}
+    found |= {"shape": shape} if shape else {}
+    found |= {"axis": event.axis} if event.axis else {}
+    if event.of_pass is not None:
+        found |= {"stage": event.of_pass.stage, "micro-batch": event.of_pass.micro_batch}
+    name = f"{event.kind} {event.module}".strip()
+    return {"name": f"{name}, recomputed" if event.recomputed else name, "cat": event.phase, "args": found}
