@@ -8,7 +8,9 @@ TYPE_CHECKING = False  # typing.TYPE_CHECKING, without the import
 if TYPE_CHECKING:
     from hlat.api import TrainingResult as TrainingResult
     from hlat.api import average as average
+    from hlat.api import choose_cluster as choose_cluster
     from hlat.api import compare_plans as compare_plans
+    from hlat.api import compile_cache as compile_cache
     from hlat.api import doctor as doctor
     from hlat.api import evaluate as evaluate
     from hlat.api import evaluate_tasks as evaluate_tasks
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from hlat.api import submit_kubernetes as submit_kubernetes
     from hlat.api import submit_slurm as submit_slurm
     from hlat.api import train as train
+    from hlat.api import unpack_cache as unpack_cache
     from hlat.api import watch as watch
     from hlat.config import Recipe as Recipe
     from hlat.config import RecipeError as RecipeError
@@ -50,8 +53,19 @@ __version__: str
 _API = {
     "api": (
         *("launch_local", "submit_kubernetes", "submit_slurm"),
-        *("TrainingResult", "average", "compare_plans", "doctor", "evaluate", "evaluate_tasks", "export", "generate"),
         *(
+            "TrainingResult",
+            "average",
+            "choose_cluster",
+            "compare_plans",
+            "doctor",
+            "evaluate",
+            "evaluate_tasks",
+            "export",
+            "generate",
+        ),
+        *(
+            "compile_cache",
             "import_model",
             "load_model",
             "load_recipe",
@@ -61,6 +75,7 @@ _API = {
             "report",
             "runs",
             "train",
+            "unpack_cache",
             "watch",
         ),
     ),

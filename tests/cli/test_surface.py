@@ -31,12 +31,17 @@ SURFACE = {
         "--require-step",
         *("--nodes", "--node", "--address"),
     },
+    "compile": {"recipe", "overrides", "--nproc", "--device", "--out", "--from"},
     "report": {"runs", "--to", "--serve", "--port", "--cluster", "--price", "--hardware"},
     "runs": {"folder", "--json"},
-    "rehearse": {"recipe", "overrides", "--world-size", "--rank", "--json"},
+    "rehearse": {
+        *("recipe", "overrides", "--world-size", "--rank", "--json"),
+        *("--device", "--cluster", "--hardware", "--trace"),
+    },
     "plan": {
         "--model",
         "--cluster",
+        *("--per", "--chips", "--deadline", "--budget", "--interruptions", "--prices-of"),
         "--tokens",
         "--seq",
         "--global-batch",

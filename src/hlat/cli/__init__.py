@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from hlat.cli import (
     checkpoint,
+    compile,
     doctor,
     evaluate,
     hardware,
@@ -89,7 +90,7 @@ def _options(
     """Pre-train LLaMA-class language models on the hardware you have, from one recipe file."""
 
 
-for module in (quickstart, recipe, plan, rehearse, doctor, train, report, evaluate, model):
+for module in (quickstart, recipe, plan, rehearse, doctor, compile, train, report, evaluate, model):
     module.register(app)
 app.add_typer(data_app, name="data")
 app.add_typer(checkpoint.app, name="checkpoint")

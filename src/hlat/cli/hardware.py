@@ -36,14 +36,14 @@ def list_command(hardware: HardwareOption = None) -> None:
     """List the instances that plans can be made for."""
     ready()
     catalog = catalog_of(hardware)
-    say(f"{'instance':18} {'chips':>5}  {'chip':12} {'bf16 TFLOP/s':>12} {'GiB':>5} {'USD/h':>8}  price")
+    say(f"{'instance':19} {'chips':>5}  {'chip':14} {'16-bit TFLOP':>12} {'GiB':>5} {'USD/h':>8}  price")
     for one in catalog.instances:
         chip = catalog.chip(one.chip)
         assert chip is not None, "the catalog has been validated"
         kind, price = next(((kind, f"{p.usd_per_hour:.2f}") for kind, p in one.prices.items()), ("not known", ""))
-        bf16 = chip.tflops.get("bfloat16")
+        rate = chip.tflops.get(chip.sixteen_bit or "")
         gib = "" if chip.memory is None else f"{chip.memory.gib:g}"
-        say(f"{one.name:18} {one.chips:5}  {chip.name:12} {bf16.dense if bf16 else 0:12g} {gib:>5} {price:>8}  {kind}")
+        say(f"{one.name:19} {one.chips:5}  {chip.name:14} {rate.dense if rate else 0:12g} {gib:>5} {price:>8}  {kind}")
 
 
 @app.command("show")
@@ -70,6 +70,8 @@ def show_command(
 def _say_instance(one: "Instance", catalog: "Catalog") -> None:
     say(f"instance {one.name}: {one.chips} x {one.chip}")
     say(f"  fast links  {one.link:g} GB/s per chip and direction, among {one.domain} chips")
+    if one.up_to is not None:
+        say(f"  chips       up to {one.up_to}: {one.up_to}x{one.name}:1 is one machine of so many")
     say(f"  network     {one.network:g} GB/s per instance and direction")
     say(f"              {catalog.sources[one.source]}")
     for kind, price in one.prices.items():
@@ -86,6 +88,10 @@ def _say_chip(chip: "Chip", catalog: "Catalog") -> None:
     if chip.memory is not None:
         memory = chip.memory
         say(f"  memory      {memory.gib:g} GiB at {memory.gb_per_second:g} GB/s: {catalog.sources[memory.source]}")
+    if chip.power is not None:
+        say(f"  power       {chip.power.watts:g} W: {catalog.sources[chip.power.source]}")
+    if chip.device is None and chip.family != "measured":
+        say("  backend     none in hlat: plans are for comparison only")
     if chip.reached is not None:
         shares = ", ".join(f"{d} {v:.1%}" for d, v in chip.reached.model_dump().items() if d != "source" and v)
         say(f"  reached     {shares} of the peak by large products: {catalog.sources[chip.reached.source]}")

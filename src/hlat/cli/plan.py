@@ -1,29 +1,27 @@
 """``hlat plan``: layout, time, memory and cost of a run, before anything is started."""
 
 import json
+import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hlat.cli.common import ready, say
-from hlat.cli.hardware import HardwareOption
-from hlat.cli.plan_options import check_outputs, parse_tokens
+from hlat.cli.hardware import HardwareOption, catalog_of
+from hlat.cli.plan_options import check_outputs, check_question, parse_tokens
 from hlat.runtime import escape_name
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hlat.hardware import Cluster
+    from hlat.planner.purchase import Purchase
     from hlat.planner.report import ClusterComparison
     from hlat.planner.search import LayoutPrediction, TrainingPlan
 
 _GIB = 1 << 30
-_SCHEDULES = {
-    "gpipe": "gpipe",
-    "1f1b": "1f1b",
-    "interleaved-1f1b": "interleaved",
-    "interleaved-zero-bubble": "zero bubble",
-    "zbv": "zbv",
-}
-"""Short names of schedules, for the table."""
 
 
 def register(app: typer.Typer) -> None:
@@ -38,11 +36,24 @@ def plan_command(
     cluster: Annotated[
         list[str] | None, typer.Option(help="INSTANCE:N, as in trn1.32xlarge:64; several are compared.")
     ] = None,
+    per: Annotated[str | None, typer.Option(help="What N counts: instance (the default) or chip.")] = None,
+    chips: Annotated[
+        str | None, typer.Option(help="Instead of --cluster: choose the number of these instances or chips; or any.")
+    ] = None,
+    deadline: Annotated[str | None, typer.Option(help="With --chips: longest duration, as in 36h, 14d or 2w.")] = None,
+    budget: Annotated[str | None, typer.Option(help="With --chips: highest cost in USD, as in 50000 or 50k.")] = None,
     tokens: Annotated[str | None, typer.Option(help="Tokens of the whole run, as in 300B or 3e11.")] = None,
     seq: Annotated[int | None, typer.Option(help="Tokens per sequence.")] = None,
     global_batch: Annotated[int | None, typer.Option(help="Sequences per step.")] = None,
     precision: Annotated[str | None, typer.Option(help="Precision mode, as in a recipe.")] = None,
-    price: Annotated[str | None, typer.Option(help="on-demand, capacity-block, reserved, spot or own.")] = None,
+    price: Annotated[
+        str | None,
+        typer.Option(help="on-demand, capacity-block, reserved, spot or own; or USD per hour of a chip, as in 2.10/h."),
+    ] = None,
+    interruptions: Annotated[
+        float | None, typer.Option(help="Interruptions per instance and day, as of spot instances.")
+    ] = None,
+    prices_of: Annotated[str | None, typer.Option(help="Month whose prices are used, as in 2024-04.")] = None,
     rank_by: Annotated[str | None, typer.Option(help="Order several clusters by time or by cost.")] = None,
     layout: Annotated[str | None, typer.Option(help="Predict this layout only, as in tp=8,pp=1,zero=1.")] = None,
     against: Annotated[str | None, typer.Option(help="Compare the choice with this layout.")] = None,
@@ -62,113 +73,102 @@ def plan_command(
     if validate is not None:
         if model is not None or cluster:
             raise PlanError("--validate predicts the runs of a file; it takes no --model and no --cluster")
-        _validate(validate, as_json)
+        check_outputs((html,))
+        _validate(validate, hardware, html, as_json=as_json)
         return
-    if model is None or not cluster:
-        raise PlanError("hlat plan needs --model and --cluster, or --validate FILE")
+    check_question(model, cluster, chips, (deadline, budget), (per, rank_by, layout, against, html, trace, fragment))
+    assert model is not None, "checked"
+    numbers = {"tokens": parse_tokens(tokens), "sequence": seq, "global_batch": global_batch}
+    if chips is not None:
+        say_purchase(
+            hlat.choose_cluster(
+                model,
+                chips=chips,
+                deadline=deadline,
+                budget=budget,
+                precision=precision,
+                price=price,
+                interruptions=interruptions,
+                prices_of=prices_of,
+                hardware=hardware,
+                **numbers,
+            ),
+            as_json=as_json,
+        )
+        return
     check_outputs((html, trace, fragment))
     found = hlat.compare_plans(
         model,
-        cluster,
-        tokens=parse_tokens(tokens),
-        sequence=seq,
-        global_batch=global_batch,
+        cluster or [],
         precision=precision,
         price=price,
         rank_by=rank_by,
         layout=layout,
         against=against,
         hardware=hardware,
+        per=per,
+        interruptions=interruptions,
+        prices_of=prices_of,
+        **numbers,
     )
     _say(found, as_json=as_json, words=explain)
+    if per is None and not as_json:
+        say_units(plan.request.cluster for plan in found.plans)
     _write(list(found.plans), html, trace, fragment)
 
 
+def say_purchase(found: "Purchase", *, as_json: bool) -> None:
+    """Print the choice of a cluster."""
+    from hlat.planner.purchase import purchase_json, purchase_lines
+
+    if as_json:
+        say(json.dumps(purchase_json(found), indent=2))
+        return
+    for line in purchase_lines(found):
+        say(line)
+    cluster = found.chosen.cluster.name
+    say(f"\n* the choice. Its plan: hlat plan --model {found.chosen.request.name} --cluster {cluster} --explain")
+
+
+def say_units(clusters: "Iterable[Cluster]") -> None:
+    """Say what N counts, where the name of an instance is that of a chip."""
+    for cluster in clusters:
+        if cluster.count > 1 and cluster.instance.chips > 1 and "." not in cluster.instance.name:
+            say(f"{cluster.name} means {cluster.count:,} instances, {cluster.chips:,} chips; --per chip counts chips")
+        elif cluster.count > 1 and cluster.instance.up_to and cluster.instance.chips == 1:
+            several = f"8x{cluster.instance.name}:1"
+            say(f"{cluster.name} means {cluster.count:,} machines of one chip; one machine of several is {several}")
+
+
 def _say(found: "ClusterComparison", *, as_json: bool, words: bool) -> None:
-    from hlat.planner.report import comparison_lines
+    from hlat.planner.report import WIDE, comparison_lines, plan_lines
 
     if as_json:
         content = found.to_dict()
         say(json.dumps(content[0] if len(content) == 1 else content, indent=2))
         return
     plans = list(found.plans)
-    _say_table(plans)
+    for line in plan_lines(plans, shutil.get_terminal_size((WIDE, 24)).columns if sys.stdout.isatty() else WIDE):
+        say(escape_name(line))
     for plan in plans:
         _say_words(plan, words, found.against.get(plan.request.cluster.name))
     for line in [*comparison_lines(plans), *found.refused.values()]:
         say(line)
 
 
-def _say_table(plans: list["TrainingPlan"]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from hlat.planner.report import pareto_front_of_plans
-    from hlat.planner.search import format_number, layout_json
-
-    front = {id(one) for _, one in pareto_front_of_plans(plans)}
-    table = Table(box=None, pad_edge=False)
-    names = (
-        "cluster",
-        "tp",
-        "pp",
-        "dp",
-        "cp",
-        "v",
-        "schedule",
-        "zero",
-        "mbs",
-        "acc",
-        "recompute",
-        "GiB",
-        "step s",
-        "tok/s/chip",
-    )
-    for name in (*names, "MFU", "days", "USD", "goodput", "front"):
-        table.add_column(name, justify="right" if name not in ("cluster", "schedule", "recompute") else "left")
-    for one in plans:
-        for index, planned in enumerate([one.chosen, *one.alternatives]):
-            said = layout_json(one.request, planned)
-            cost = "" if planned.cost_usd is None else format_number(planned.cost_usd, 0)
-            table.add_row(
-                Text(
-                    escape_name(one.request.cluster.name) if index == 0 else ""
-                ),  # as plain text: rich markup in it has no effect
-                *(str(said[name]) for name in ("tensor", "pipeline", "data", "context", "virtual_stages")),
-                _SCHEDULES[said["schedule"]] if said["pipeline"] > 1 else "",
-                str(said["zero"]),
-                str(said["micro_batch"]),
-                str(said["accumulation"]),
-                said["activation_checkpointing"],
-                f"{said['memory_gib']:.1f}",
-                format_number(planned.step_seconds),
-                f"{said['tokens_per_second_per_chip']:,.0f}",
-                f"{planned.mfu:.1%}",
-                format_number(planned.days),
-                cost,
-                f"{planned.goodput:.1%}",
-                "*" if id(planned) in front else "",
-                style="bold" if index == 0 else "",
-            )
-    console = Console(width=None if Console().is_terminal else 160)
-    with console.capture() as capture:
-        console.print(table)
-    for line in capture.get().rstrip("\n").split("\n"):
-        say(line.rstrip())
-    say("* no other row is better in time, cost and memory at once" if len(front) > 1 else "")
-
-
 def _say_words(plan: "TrainingPlan", words: bool, other: "LayoutPrediction | None") -> None:
-    from hlat.planner.report import comparison_with, explain
+    from hlat.planner.report import comparison_with, expectation, explain
     from hlat.planner.search import fits
 
     request, said = plan.request, plan.assumptions()
     say()
-    devices, steps = f"{request.cluster.devices:,} devices", f"{request.steps:,} steps"
-    say(f"{request.name} on {request.cluster.name}: {devices}, {steps}, precision {request.mode}")
+    cluster, steps = request.cluster, f"{request.steps:,} steps"
+    machines = f"{cluster.count:,} instances of {cluster.instance.chips} chips, " if cluster.count > 1 else ""
+    devices = f"{cluster.devices:,} device{'s' if cluster.devices > 1 else ''}"
+    say(f"{request.name} on {cluster.name}: {machines}{devices}, {steps}, precision {request.mode}")
     for one in request.assumed:
         say(f"  assumed    {one}")
+    say(f"  expect     {expectation(plan)}")
     price = (
         "not known"
         if said["usd_per_hour"] is None
@@ -210,17 +210,18 @@ def _write(plans: list["TrainingPlan"], html: Path | None, trace: Path | None, r
             raise StorageError(f"{path} cannot be written: {error}") from error
 
 
-def _validate(path: Path, as_json: bool) -> None:
-    from hlat.planner.calibration import prediction_errors
+def _validate(path: Path, hardware: Path | None, html: Path | None, *, as_json: bool) -> None:
+    from hlat.planner.calibration import accuracy_lines, accuracy_page, prediction_errors
+    from hlat.runtime import StorageError
 
-    result = prediction_errors(path)
+    result = prediction_errors(path, catalog_of(hardware))
     if as_json:
         say(json.dumps(result, indent=2))
-        return
-    for title, errors in (("tokens per second, by source", result), ("memory, by source", result["memory"])):
-        say(f"{title:60} {'n':>5} {'mean':>7} {'median':>7} {'90%':>7}")
-        for name, one in (*errors["groups"].items(), ("all", errors["overall"])):
-            if one["n"]:
-                say(f"{name[:60]:60} {one['n']:5} {one['mean']:7.1%} {one['median']:7.1%} {one['p90']:7.1%}")
-    for reason, count in result["skipped"]["reasons"].items():
-        say(f"skipped {count:5}: {reason}")
+    else:
+        for line in accuracy_lines(result):
+            say(escape_name(line))
+    if html is not None:
+        try:
+            html.write_text(accuracy_page(path.name, result), encoding="utf-8")
+        except OSError as error:
+            raise StorageError(f"{html} cannot be written: {error}") from error

@@ -24,6 +24,41 @@ def parse_tokens(text: str | None) -> int | None:
     return int(float(found[1].replace("_", "").replace(",", "")) * _TIMES[found[2].upper()])
 
 
+def check_question(
+    model: str | None,
+    cluster: Sequence[str] | None,
+    chips: str | None,
+    goals: Sequence[str | None],
+    of_clusters: Sequence[object],
+) -> None:
+    """Check that a plan is asked for on clusters, or for a number of chips.
+
+    Args:
+        model: value of --model.
+        cluster: values of --cluster.
+        chips: value of --chips.
+        goals: values of --deadline and --budget.
+        of_clusters: values of options that a choice of the number does not take.
+
+    Raises:
+        PlanError: it is neither, or both, or an option belongs to the other.
+    """
+    from hlat.runtime import PlanError
+
+    problems = []
+    if model is None or not (cluster or chips):
+        problems.append("hlat plan needs --model and --cluster (or --chips, to choose the number), or --validate FILE")
+    elif cluster and chips:
+        problems.append("--cluster plans for a number of instances, --chips chooses it: give one of them")
+    elif chips and any(of_clusters):
+        others = "--per, --rank-by, --layout, --against, --html, --trace and --fragment"
+        problems.append(f"{others} go with --cluster: choose the number with --chips first, then plan on that cluster")
+    if any(goals) and not chips:
+        problems.append("--deadline and --budget go with --chips, as in --chips any --deadline 14d")
+    if problems:
+        raise PlanError("\n".join(problems))
+
+
 def check_outputs(paths: Sequence[Path | None]) -> None:
     """Raises: StorageError: a file could not be written where it is asked for."""
     from hlat.runtime import StorageError
