@@ -131,7 +131,8 @@ def test_a_plan_succeeds_and_its_predictions_are_those_of_the_page(page: str, wo
 def predictions(plan: dict) -> list[str]:
     """Rows of a table of predictions, as pages have them."""
     one = plan["chosen"]
-    layout = ", ".join(f"{name} {one[name]}" for name in ("tensor", "pipeline", "data", "zero", "replicas", "micro_batch"))
+    parts = ("tensor", "pipeline", "data", "zero", "replicas", "micro_batch")
+    layout = ", ".join(f"{name} {one[name]}" for name in parts)
     cost = "not known" if one["cost_usd"] is None else f"{one['cost_usd']:,.0f} USD"
     memory = plan["assumptions"]["memory_gib_per_device"]
     every = plan["assumptions"]["checkpoint_every_steps"]
