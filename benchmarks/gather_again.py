@@ -6,6 +6,7 @@ Two processes with tensor and sequence parallelism on this machine; eager blocks
 """
 
 import argparse
+import math
 import os
 import statistics
 import sys
@@ -35,7 +36,7 @@ def content_of(width, sequence, gather_again):
             "max_sequence_length": sequence,
         },
         "data": {"path": "none", "sequence_length": sequence, "tokenizer": {"train": "char"}},
-        "batch": {"global_batch": 1, "micro_batch": 1},
+        "batch": {"global_batch": 2, "micro_batch": 1},  # one of ``batch_of``'s sequences has no labels
         "training": {"steps": 10, "seed": 3},
         "precision": {"mode": "fp32"},
         "parallel": {"tensor": RANKS, "gather_again": gather_again},
@@ -58,7 +59,8 @@ def measure(runtime, contents, turns):
     batches = [batch_of(model, recipe, 1) for model, recipe in zip(models, recipes, strict=True)]
     bytes_, counted, seconds, losses = [], [], [[] for _ in recipes], []
     for model, recipe, batch in zip(models, recipes, batches, strict=True):
-        losses.append(float(accumulate_gradients(model, batch)))
+        losses.append(float(accumulate_gradients(model, batch).detach()))
+        assert math.isfinite(losses[-1]), "products of NaN are no measure of time"
         (stage,) = model.stages
         ids = torch.zeros((1, recipe.data.sequence_length), dtype=torch.int64)
         with Allocated() as allocated:
