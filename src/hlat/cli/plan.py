@@ -1,6 +1,7 @@
 """``hlat plan``: layout, time, memory and cost of a run, before anything is started."""
 
 import json
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from hlat.cli.plan_options import check_outputs, check_question, parse_tokens
 from hlat.runtime import escape_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from hlat.hardware import Cluster
     from hlat.planner.purchase import Purchase
@@ -93,6 +94,17 @@ def plan_command(
                 hardware=hardware,
                 **numbers,
             ),
+            {
+                "--model": model,
+                "--tokens": tokens,
+                "--seq": seq,
+                "--global-batch": global_batch,
+                "--precision": precision,
+                "--price": price,
+                "--interruptions": interruptions,
+                "--prices-of": prices_of,
+                "--hardware": hardware,
+            },
             as_json=as_json,
         )
         return
@@ -117,8 +129,14 @@ def plan_command(
     _write(list(found.plans), html, trace, fragment)
 
 
-def say_purchase(found: "Purchase", *, as_json: bool) -> None:
-    """Print the choice of a cluster."""
+def say_purchase(found: "Purchase", asked: "Mapping[str, object]", *, as_json: bool) -> None:
+    """Print the choice of a cluster.
+
+    Args:
+        found: the choice.
+        asked: options that the question had, by name; None for those it had not.
+        as_json: True for JSON.
+    """
     from hlat.planner.purchase import purchase_json, purchase_lines
 
     if as_json:
@@ -127,7 +145,9 @@ def say_purchase(found: "Purchase", *, as_json: bool) -> None:
     for line in purchase_lines(found):
         say(line)
     cluster = found.chosen.cluster.name
-    say(f"\n* the choice. Its plan: hlat plan --model {found.chosen.request.name} --cluster {cluster} --explain")
+    given = {**asked, "--price": asked["--price"] or found.price}
+    options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    say(f"\n* the choice. Its plan: {shlex.join(['hlat', 'plan', *options, '--cluster', cluster, '--explain'])}")
 
 
 def say_units(clusters: "Iterable[Cluster]") -> None:

@@ -1,5 +1,8 @@
 """The choice of a cluster: against a plan of every number of instances, and against what a buyer knows."""
 
+import json
+import shlex
+
 import pytest
 
 import hlat
@@ -8,6 +11,7 @@ from hlat.planner.purchase import Purchase
 from hlat.planner.purchase.goal import KNEE, parse_goal
 from hlat.planner.search import TIE_TOLERANCE, best_layout, make_plan
 from hlat.runtime import HardwareError, PlanError
+from tests.support.commands import hlat as hlat_command
 from tests.support.planner.requests import request_for
 
 MODEL = {"tokens": 10**11, "sequence": 4096, "global_batch": 512, "precision": "mixed"}
@@ -130,3 +134,22 @@ def test_the_quick_search_takes_the_layout_of_the_plan(model: str, cluster: str)
     request: PlanRequest = request_for(model, cluster)
     plan, quick = make_plan(request), best_layout(request)
     assert quick is not None and quick.step_seconds == pytest.approx(plan.chosen.step_seconds, rel=TIE_TOLERANCE)
+
+
+@pytest.mark.parametrize("price", [[], ["--price", "2.10/h"]], ids=["of the catalog", "quoted"])
+def test_the_command_that_is_suggested_plans_what_was_chosen(price: list[str]) -> None:
+    """With the tokens, lengths and prices of the question; a tie may be broken otherwise: see ``best_layout``."""
+    words = ["--tokens", "20B", "--seq", "1024", "--global-batch", "256", "--precision", "mixed"]
+    words += ["--interruptions", "2"]
+    question = ["plan", "--model", "llama-3.2-1b", "--chips", "p4d.24xlarge", *words, *price]
+    chosen_one = json.loads(hlat_command(*question, "--json").stdout)["chosen"]
+    suggested = shlex.split(hlat_command(*question).stdout.partition("Its plan: ")[2])
+    planned_one = json.loads(hlat_command(*suggested[1:], "--json").stdout)["chosen"]
+    assert planned_one["days"] == pytest.approx(chosen_one["days"], rel=TIE_TOLERANCE)
+    assert planned_one["cost_usd"] == pytest.approx(chosen_one["cost_usd"], rel=TIE_TOLERANCE)
+
+
+def test_chips_that_multiply_in_fp16_only_can_be_bought() -> None:
+    """A chip is offered if it can be planned for, as by ``--cluster v100:1``."""
+    found = hlat.choose_cluster("tinyllama-1.1b", chips="V100 16GB", tokens=10**9, deadline="20d")
+    assert found.chosen.cluster.chip.name == "V100 16GB"

@@ -109,10 +109,7 @@ def _instances(chips: str, catalog: Catalog) -> list[tuple[Instance, Chip]]:
     usable = [
         (instance, chip)
         for instance in catalog.instances
-        if (chip := catalog.chip(instance.chip)) is not None
-        and chip.memory is not None
-        and chip.family is not None
-        and "bfloat16" in chip.tflops
+        if (chip := catalog.chip(instance.chip)) is not None and chip.can_be_planned
     ]
     if chips.strip().lower() == ANY:
         return [(instance, chip) for instance, chip in usable if instance.prices]
