@@ -49,9 +49,10 @@ def compile_cache(
 
 
 def unpack_cache(recipe: Recipe | str | Path, archive: str | Path, overrides: Overrides = ()) -> "CompiledCache":
-    """Fill the cache of this machine from an archive of ``compile_cache``: with everything in it, or with nothing.
+    """Fill the cache of this machine from an archive of ``compile_cache``.
 
-    Compilers load code from their cache: unpack only archives of people whose programs you would run.
+    The whole archive is checked before any file is placed. Compilers load code from their cache: unpack only archives
+    of people whose programs you would run.
 
     Args:
         recipe: as for ``compile_cache``; it names the device and the folder of the cache.

@@ -100,7 +100,7 @@ def working_folder(device_type: str, base: str | None) -> Iterator[Path]:
 
 
 def unpack(archive: Path, device_type: str, versions: Mapping[str, str], base: str | None) -> CompiledCache:
-    """Fill the cache of a run on this machine from an archive: with everything in it, or with nothing.
+    """Fill the cache of a run on this machine from an archive. All of it is checked before any file is placed.
 
     Args:
         archive: the archive.
