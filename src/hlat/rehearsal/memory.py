@@ -48,7 +48,7 @@ class MemoryTracker:
     """Live storages, their total and its peak.
 
     Args:
-        state_categories: categories of parameters, gradients and optimizer state; called at every new peak.
+        state_categories: categories of parameters, gradients and optimizer state; called after every new peak.
 
     Attributes:
         total: bytes alive.
@@ -65,22 +65,25 @@ class MemoryTracker:
         self._peak_is_open = False
         self.total = self.peak = 0
         self.phase = ""
+        self._closed_peak: tuple[dict[int, int], dict[int, str]] | None = None
         self._at_peak: Counter[str] = Counter()
 
     def observe(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
         """Observe one operation (an ``Observer``): track the storages of its results."""
+        self._count_closed_peak()
         for tensor in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
                 self._add(tensor)
 
     def at_peak(self) -> dict[str, int]:
         """Bytes of each category at the peak; they add up to ``peak``."""
-        self._record_peak()
+        self._close_peak()
+        self._count_closed_peak()
         return {name: self._at_peak[name] for name in CATEGORIES}
 
     def now(self) -> dict[str, int]:
         """Bytes of each category now; they add up to ``total``."""
-        found = self._by_category()
+        found = self._by_category(self._bytes, self._category)
         return {name: found[name] for name in CATEGORIES}
 
     def assign(self, tensor: torch.Tensor, category: str) -> None:
@@ -127,7 +130,7 @@ class MemoryTracker:
     def _resize(self, key: int, size: int) -> None:
         change = size - self._bytes[key]
         if change < 0:
-            self._record_peak()
+            self._close_peak()
         self._bytes[key] = size
         self.total += change
         if self.total > self.peak:
@@ -137,15 +140,25 @@ class MemoryTracker:
         self._resize(key, 0)
         del self._bytes[key], self._category[key], self._finalizers[key]
 
-    def _record_peak(self) -> None:
-        """Record the categories of an open peak, before memory shrinks."""
+    def _close_peak(self) -> None:
+        """Note what is alive at an open peak, before memory shrinks.
+
+        Memory often shrinks in the finalizer of a storage, while a gradient that has it is being replaced. To read
+        gradients then is a use after free, so the categories of state are asked for later.
+        """
         if self._peak_is_open:
             self._peak_is_open = False
-            self._at_peak = self._by_category()
+            self._closed_peak = dict(self._bytes), dict(self._category)
 
-    def _by_category(self) -> Counter[str]:
+    def _count_closed_peak(self) -> None:
+        """Count a closed peak by category. What was freed since then has the category of its phase."""
+        if self._closed_peak is not None:
+            self._at_peak = self._by_category(*self._closed_peak)
+            self._closed_peak = None
+
+    def _by_category(self, sizes: Mapping[int, int], categories: Mapping[int, str]) -> Counter[str]:
         known = self._state_categories()
         found: Counter[str] = Counter()
-        for key, size in self._bytes.items():
-            found[known.get(key) or self._category[key]] += size
+        for key, size in sizes.items():
+            found[known.get(key) or categories[key]] += size
         return found
