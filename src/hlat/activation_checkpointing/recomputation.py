@@ -239,10 +239,10 @@ class _Forward:
         inside.internals += 1
         return _Placeholder(inside, True, inside.internals - 1, tensor)
 
-    def forget_all_but(self, tensor: torch.Tensor) -> None:
-        """Forget all tracked storages but that of ``tensor``: others may be freed and their identities reused."""
-        storage = _storage(tensor)
-        self._results = {key: result for key, result in self._results.items() if key == storage}
+    def forget_all_but(self, *tensors: torch.Tensor) -> None:
+        """Forget all tracked storages but those of ``tensors``: others may be freed and their identities reused."""
+        storages = {_storage(tensor) for tensor in tensors}
+        self._results = {key: result for key, result in self._results.items() if key in storages}
 
 
 class RecomputingForward:
@@ -287,7 +287,10 @@ class RecomputingForward:
         with saved_tensors_hooks(forward.pack, _unpack):
             residual_BSD = _attention(self._block, forward, x_BSD, tables, document_mask)
             forward.forget_all_but(residual_BSD)
-            return _feed_forward(self._block, forward, residual_BSD)
+            out_BSD = _feed_forward(self._block, forward, residual_BSD)
+        # Autograd keeps the hooks, and so this object, with every saved tensor of the block. Its steps hold tensors.
+        forward.forget_all_but()
+        return out_BSD
 
 
 def _attention(

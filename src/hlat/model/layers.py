@@ -262,6 +262,6 @@ class DecoderBlock(nn.Module):
         document_mask: DocumentMask | None = None,
     ) -> torch.Tensor:
         """(B, S, D) -> (B, S, D)."""
-        attended_BSD = self.attention(self.before_attention(x_BSD), tables, cache, document_mask)
-        x_BSD = self.after_attention(x_BSD, attended_BSD)
+        # In one expression, so that no variable keeps the output of attention alive during the feed-forward layer.
+        x_BSD = self.after_attention(x_BSD, self.attention(self.before_attention(x_BSD), tables, cache, document_mask))
         return self.after_feed_forward(x_BSD, self.feed_forward(self.before_feed_forward(x_BSD)))

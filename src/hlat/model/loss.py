@@ -212,6 +212,8 @@ class _HeadLoss(torch.autograd.Function):
                 term_vD = matmul(grad_nv.T, hidden_nD)
                 # Accumulated in fp32, as a single product over all tokens would be.
                 grad_weight_vD = term_vD.to(loss.dtype) if grad_weight_vD is None else grad_weight_vD.add_(term_vD)
+                del term_vD
+            del grad_nv  # the next chunk's gradient needs as much memory
         ctx.save_for_backward(grad_hidden_ND, None if grad_weight_vD is None else grad_weight_vD.to(weight_vD.dtype))
         return loss
 
