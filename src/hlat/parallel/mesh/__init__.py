@@ -1,12 +1,13 @@
 """The mesh: coordinates of ranks on the axes of a parallel layout, process groups, and collectives."""
 
-from hlat.parallel.mesh.collectives import all_gather, all_reduce_together, reduce_scatter
+from hlat.parallel.mesh.collectives import BUCKET_BYTES, all_gather, all_reduce_together, reduce_scatter
 from hlat.parallel.mesh.group_trial import try_groups
 from hlat.parallel.mesh.mesh_layout import AXES, Coordinates, Layout
 from hlat.parallel.mesh.process_groups import ProcessGroups, create_process_groups, group_problems, rank_groups
 
 __all__ = [
     "AXES",
+    "BUCKET_BYTES",
     "Coordinates",
     "Layout",
     "ProcessGroups",

@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-_BUCKET_BYTES = 64 << 20  # about the size of a bucket; bounds the memory of the flat copy
+BUCKET_BYTES = 64 << 20
+"""Largest size of a bucket of tensors that are sent together; a larger tensor is sent alone."""
 
 # called all_gather_into_tensor and reduce_scatter_tensor up to torch 2.12
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -42,11 +43,11 @@ def all_reduce_together(tensors: Sequence[torch.Tensor], group: ProcessGroup) ->
 
 
 def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Split a list of tensors into buckets of about ``_BUCKET_BYTES`` and a single dtype."""
+    """Split a list of tensors into buckets of about ``BUCKET_BYTES`` and a single dtype."""
     bucket: list[torch.Tensor] = []
     size = 0
     for tensor in tensors:
-        if bucket and (size + tensor.nbytes > _BUCKET_BYTES or tensor.dtype != bucket[0].dtype):
+        if bucket and (size + tensor.nbytes > BUCKET_BYTES or tensor.dtype != bucket[0].dtype):
             yield bucket
             bucket, size = [], 0
         bucket.append(tensor)

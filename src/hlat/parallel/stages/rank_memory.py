@@ -1,6 +1,6 @@
 """Peak memory of a pipeline rank, for any number of layers.
 
-    step shape, pipeline rank, layers -> state (state_bytes.py) + transient memory (transient_memory.py) -> RankBytes
+    step shape, pipeline rank, layers -> state (state_bytes.py) + transient memory (memory) -> RankBytes
 
 The state of a rank is a linear function of its number of layers, so two counts determine it for any number.
 """
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from hlat.model import ModelShard
+from hlat.parallel.stages.memory import transient_bytes
 from hlat.parallel.stages.state_bytes import StateBytes, state_bytes_of_shards
 from hlat.parallel.stages.step_shape import StepShape
-from hlat.parallel.stages.transient_memory import transient_bytes
 from hlat.precision import MODES
 
 
@@ -54,7 +54,9 @@ def peak_rank_bytes(
     """
     parameters, gradients, optimizer = state
     found = transient_bytes(step, pipeline_rank, sizes, has_embedding_and_head(step, pipeline_rank), gradients, on_cpu)
-    return RankBytes(parameters, optimizer, max(found, key=lambda instant: sum(instant.values())))
+    peak = max(found, key=lambda instant: sum(instant.values()))
+    transient = {name: size for name, size in peak.items() if name != "parameters"}
+    return RankBytes(parameters + peak.get("parameters", 0.0), optimizer, transient)
 
 
 def rank_bytes(step: StepShape, pipeline_rank: int, sizes: tuple[float, ...]) -> RankBytes:

@@ -2,7 +2,7 @@
 
     PlanRequest, Candidate, pipeline rank -> parallel.peak_rank_bytes -> plus runtime and allocator -> RankMemory
 
-State and transient memory are counted by ``hlat.parallel.stages`` (state_bytes.py, transient_memory.py), which also
+State and transient memory are counted by ``hlat.parallel.stages`` (state_bytes.py, memory), which also
 splits the layers into stages. This module adds the memory of the device's runtime and allocator. A test compares the
 result with rehearsals and real runs.
 """

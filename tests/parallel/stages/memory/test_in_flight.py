@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from hlat.config.sections import Schedule
-from hlat.parallel.stages.in_flight import _numbers, _replay, peak_instants
+from hlat.parallel.stages.memory.in_flight import _numbers, _replay, peak_instants
 
 CASES: tuple[tuple[Schedule, int], ...] = (
     ("gpipe", 1),
@@ -29,7 +29,7 @@ def test_the_largest_bytes_of_a_schedule_are_at_a_peak_instant(schedule: Schedul
         kept = [each for each in peak_instants(schedule, rank, ranks, count, sends, sizes) if each.forward == forward]
         assert all_instants and kept and set(kept) <= set(all_instants)
         for _ in range(20):
-            cost = [rng.choice((0.0, rng.random())) for _ in range(5)]
+            cost = [rng.choice((0.0, rng.random())) for _ in _numbers(all_instants[0])]
             need = [
                 max(sum(c * n for c, n in zip(cost, _numbers(each), strict=True)) for each in instants)
                 for instants in (all_instants, kept)

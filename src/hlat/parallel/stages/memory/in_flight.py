@@ -2,7 +2,7 @@
 
     schedule, rank, ranks, micro-batches -> after each pass: number of forward passes alive, of backward passes whose
         weight gradients are not computed yet, of messages sent, of stages with gradients
-        -> the instants that no other instant exceeds in all of these numbers
+        -> the instants that no other instant of the same kind of pass exceeds in all of these numbers
 
 The messages that a rank with several stages has sent are kept until the step ends, when torch waits for them; with one
 stage, until the backward pass of the message's micro-batch.
@@ -26,19 +26,27 @@ class Instant:
 
     Attributes:
         forward: True after a forward pass, False during a backward pass.
+        stage: index of the pass's stage among those of the rank.
         alive: forward passes whose weight gradients are not computed yet, over all stages.
         waiting: those of ``alive`` whose input gradients are computed; none for the first stage, which has no inputs.
         earlier: those of ``waiting`` except for the current pass.
         sent: messages sent whose buffers are still kept.
         stages: stages that have gradients from earlier passes.
+        received: forward passes alive whose input came from another rank; not weighted.
+        waiting_received: those of ``waiting`` whose gradient by the output came from another rank; not weighted.
+        last: forward passes alive of the rank's last stage; not weighted.
     """
 
     forward: bool
+    stage: int
     alive: float
     waiting: float
     earlier: float
     sent: int
     stages: float
+    received: int
+    waiting_received: int
+    last: int
 
 
 @lru_cache(maxsize=4096)
@@ -95,7 +103,18 @@ def _replay(
         kept = sent if each > 1 else passes[0] * activations
         waiting = weighted(waits)
         earlier = waiting - (sizes[index] * each / total if waits[index] else 0.0)
-        yield Instant(kind == "forward", weighted(passes), waiting, earlier, kept, weighted(has_gradients))
+        yield Instant(
+            forward=kind == "forward",
+            stage=index,
+            alive=weighted(passes),
+            waiting=waiting,
+            earlier=earlier,
+            sent=kept,
+            stages=weighted(has_gradients),
+            received=sum(number for number, (_, remote) in zip(passes, sends, strict=True) if remote),
+            waiting_received=sum(number for number, (remote, _) in zip(waits, sends, strict=True) if remote),
+            last=passes[-1],
+        )
         if kind in ("backward", "weight"):
             has_gradients[index] = 1
             passes[index] -= 1
@@ -103,16 +122,22 @@ def _replay(
 
 
 def _pareto_front(instants: Iterable[Instant]) -> Iterator[Instant]:
-    """Select the instants that no other exceeds in all numbers."""
+    """Select the instants that no other of a pass of the same kind and stage exceeds in all numbers."""
     front: list[Instant] = []
     for instant in sorted(set(instants), key=_numbers, reverse=True):
-        if not any(other.forward == instant.forward and _exceeds(other, instant) for other in front):
+        if not any(_kind(other) == _kind(instant) and _exceeds(other, instant) for other in front):
             front.append(instant)
     return iter(front)
 
 
+def _kind(instant: Instant) -> tuple[bool, int]:
+    return instant.forward, instant.stage
+
+
 def _numbers(instant: Instant) -> tuple[float, ...]:
-    return instant.alive, instant.waiting, instant.earlier, instant.sent, instant.stages
+    """Numbers of an instant of which each needs memory, or with a minus saves some."""
+    need = (instant.alive, instant.waiting, instant.earlier, instant.sent, instant.stages, instant.last)
+    return *need, -instant.received, -instant.waiting_received
 
 
 def _exceeds(first: Instant, second: Instant) -> bool:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hlat.parallel.stages.in_flight import peak_instants
-from hlat.parallel.stages.transient_memory import transient_bytes
+from hlat.parallel.stages.memory import peak_instants
+from hlat.parallel.stages.memory.transient_memory import transient_bytes
 from hlat.planner.memory import estimate_rank_memory, rank_memory
 from hlat.planner.problem import parse_layout
 from tests.support.planner.requests import request_for
@@ -18,26 +18,36 @@ def test_several_stages_per_rank_keep_sent_messages_until_the_step_ends_and_one_
     assert max(instant.sent for instant in peak_instants("1f1b", 0, 4, 16, ((True, False),), (1.0,))) == 4
 
 
-def test_bytes_of_the_logits_of_a_chunk():
-    """64 MiB in fp32 (model/loss.py), two copies in 16 bits, and fp32 sums of the head's gradient."""
+def test_bytes_at_the_loss():
+    """While a chunk's gradient by the head is added to that of the chunks before, in fp32.
+
+    Alive in 16 bits: the head, that gradient, the logits' gradient (a chunk has 64 MiB of logits in fp32,
+    model/loss.py), the hidden states and their gradient.
+    """
     request = request_for("llama-2-7b", "a100-80gb:1", sequence=4096, global_batch=8)
-    rows = 2**26 // (4 * 32000)
+    rows, head, hidden = 2**26 // (4 * 32000), 32000 * 4096, 4096 * 4096
     found = transient_bytes(parse_layout("zero=0,mbs=1,tp=1", request).step_shape(request), 0, (32,), (True, True), 1.0)
-    assert max(moment.get("logits", 0) for moment in found) == rows * 32000 * (2 + 2 + 4) + 32000 * 4096 * 4
+    at_loss = head * 4 + (2 * head + rows * 32000 + 2 * hidden) * 2
+    assert max(moment.get("logits", 0) for moment in found) == at_loss
 
 
-@pytest.mark.parametrize(("policy", "times"), [("none", 4), ("full", 3)])
-def test_bytes_of_a_block_that_runs_backward(policy, times):
+@pytest.mark.parametrize(("policy", "recomputed"), [("none", 0), ("full", 1)])
+def test_bytes_of_a_sharded_block_that_runs_backward(policy, recomputed):
+    """While SwiGLU runs: its input's gradient (2 inner), that of its output, a temporary one, and the stream's."""
     request = request_for("llama-2-7b", "a100-80gb:1", sequence=4096, global_batch=8)
     candidate = parse_layout(f"zero=3,mbs=1,ckpt={policy}", request)
-    found = [
-        moment
-        for moment in transient_bytes(candidate.step_shape(request), 0, (32,), (True, True), 1.0)
-        if "recomputing" in moment
-    ]
-    assert {moment["working"] for moment in found} == {times * 4096 * 2 * 11008}
+    found = transient_bytes(candidate.step_shape(request), 0, (32,), (True, True), 1.0)
+    blocks = [moment for moment in found if "recomputing" in moment and moment["working"]]
+    inner, stream = 4096 * 2 * 11008, 4096 * 2 * 4096
+    down = 2 * 4096 * 11008  # the gradient of a weight stays until the block is reduced
+    freed = 0 if recomputed else inner  # the saved input of the last product is gone
+    assert {moment["working"] for moment in blocks} == {4 * inner + stream + down - freed}
+    # All that a block saves but x and the feed-forward activation (freed by then): norms 2, q, k, v, output, residual,
+    # gate and up; and numbers per token in fp32: a log-sum-exp for each of 32 heads, two scales.
+    again = 7 * stream + 2 * inner + 4096 * 4 * (32 + 2)
+    assert {moment["recomputing"] for moment in blocks} == {recomputed * again}
     block = 4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096
-    assert min(moment["buffers"] for moment in found) == 2 * 2 * block, "two blocks gathered in 16 bits"
+    assert min(moment["buffers"] for moment in blocks) == 2 * 2 * block, "two blocks gathered in 16 bits"
 
 
 def test_in_a_zbv_schedule_the_first_rank_has_embedding_and_head():

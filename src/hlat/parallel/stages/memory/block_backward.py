@@ -1,0 +1,310 @@
+"""Memory of the backward pass of one block, operation by operation.
+
+    gradient by the block's output
+      -> (gather) -> down product -> SwiGLU -> gate and up product -> (scatter) -> norm -> +
+      -> (gather) -> output product -> core attention -> rotation -> query, key, value product -> (scatter) -> norm -> +
+      -> gradient by the block's input
+
+Each step allocates gradients and temporary tensors, and frees what the forward pass saved for it. The list follows the
+operations of ``model/layers.py``, ``model/pointwise.py`` and ``parallel/tensor_parallel.py`` in eager mode. Steps that
+are recomputed allocate their results when backward first needs one of them (``activation_checkpointing``).
+
+Architectures with norms in other places are counted alike: their norms run elsewhere, with the same tensors.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+_FP32 = 4
+_CHAIN = (  # steps of RECOMPUTABLE in order of execution: a recomputed step needs the one before it
+    "attention_input",
+    "qkv",
+    "attention_output",
+    "residual",
+    "feed_forward_input",
+    "gate_up",
+    "inner",
+)
+CORE_STEPS = frozenset({"attention_log_sum", "attention_output"})
+"""Steps that run core attention again."""
+CONTEXT_TENSORS = frozenset({"gathered_keys_values", "attention_chunks", "attention_masks"})
+"""Tensors that core attention saves with context parallelism."""
+
+
+@dataclass(frozen=True)
+class BlockTensors:
+    """Bytes of the tensors of a block's backward pass, for one micro-batch on one rank.
+
+    Attributes:
+        saved: tensors saved by the forward pass, by name (``model.derived.activation_bytes``).
+        recomputed: tensors of each recomputed step, which backward allocates, by step and name.
+        stream: the residual stream between attention and feed-forward; sharded with sequence parallelism.
+        inside: the input of attention and of the feed-forward layer, (B, S, D).
+        queries, keys: queries, and keys (or values).
+        inner: the intermediate activation of the feed-forward layer.
+        item: bytes of an element.
+        weights: elements of the weights of each matrix product: "qkv", "output", "gate_up", "down".
+        products: number of matrix products that the gradients by an input come from: (of attention, of feed-forward).
+        gathers: True with sequence parallelism.
+        reduces: True with tensor parallelism without sequence parallelism.
+        reorders: True if gathered sequences are copied into another order: of several rows.
+        cast: bytes per element of gradients by weights that are cast to another dtype; 0 if they are not.
+        kept: bytes per element of gradients by weights after that, until the end of the block.
+    """
+
+    saved: Mapping[str, float]
+    recomputed: Mapping[str, Mapping[str, float]]
+    stream: float
+    inside: float
+    queries: float
+    keys: float
+    inner: float
+    item: int
+    weights: Mapping[str, float]
+    products: tuple[int, int]
+    gathers: bool
+    reduces: bool
+    reorders: bool
+    cast: float
+    kept: float
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Most bytes that a pass has beyond what the forward pass saved.
+
+    Attributes:
+        total: all of them.
+        recomputed: those of recomputed tensors.
+    """
+
+    total: float
+    recomputed: float = 0.0
+
+
+def forward_bytes(block: BlockTensors) -> float:
+    """Compute the bytes that a block's forward pass has beyond what it saves, when it computes its last product.
+
+    The input of the feed-forward layer and the activations between its products live until the layer returns.
+    """
+    recomputed: dict[str, float] = {}
+    for tensors in block.recomputed.values():
+        recomputed |= tensors
+    alive = sum(recomputed.get(name, 0.0) for name in ("residual", "feed_forward_input", "gate_up", "inner"))
+    cast = recomputed.get("down_weight_copy", 0.0)
+    # The product before needs its own weights.
+    wide = alive - recomputed.get("inner", 0.0) + recomputed.get("gate_up_weight_copy", 0.0) / block.products[1]
+    if block.gathers:  # the shard of that input; the product's output, in another order; the shard of its sum
+        summed = block.inside * (1 + block.reorders) + block.stream
+        return block.stream + max(alive + max(cast + block.inside, summed), wide)
+    # The product's output; then its sum over the ranks, or with the residual stream.
+    return max(alive + max(cast + block.inside, 2 * block.inside), wide)
+
+
+def backward_peak(block: BlockTensors) -> Peak:
+    """Compute the most bytes that the backward pass of a block has beyond what its forward pass saved.
+
+    The gradient by the block's output is included, and so are gradients by weights with ``kept`` bytes per element.
+    """
+    return _peak(_Tape(block), block)
+
+
+def input_peak(block: BlockTensors) -> Peak:
+    """Compute the same for the first half of a split backward pass: gradients by inputs; all that was saved is kept."""
+    without = replace(block, weights=dict.fromkeys(block.weights, 0.0))
+    return _peak(_Tape(without, split=True), without)
+
+
+def weight_peak(block: BlockTensors) -> Peak:
+    """Compute the same for the second half: gradients by weights, one after the other.
+
+    Norms are differentiated again. What was recomputed for one weight is kept for the others of the block.
+    """
+    steps = {step: sum(tensors.values()) for step, tensors in block.recomputed.items()}
+    before_last_norm = sum(size for step, size in steps.items() if step in _CHAIN[: _CHAIN.index("feed_forward_input")])
+    product = max(block.weights.values()) * (block.item + block.cast)
+    recomputed = sum(steps.values())
+    return max(
+        Peak(recomputed + product, recomputed),
+        Peak(before_last_norm + sum(_norm_tensors(block)), before_last_norm),
+        key=lambda peak: peak.total,
+    )
+
+
+def _peak(tape: "_Tape", block: BlockTensors) -> Peak:
+    tape.add(block.stream)
+    _feed_forward(tape, block)
+    _attention(tape, block)
+    return tape.peak
+
+
+class _Tape:
+    """Bytes beyond those that the forward pass saved: now, and at the peak.
+
+    Args:
+        block: the block.
+        split: True for the first half of a split backward pass: what gradients by weights need stays.
+    """
+
+    def __init__(self, block: BlockTensors, split: bool = False) -> None:
+        self.now, self.peak = 0.0, Peak(0.0)
+        self.split = split
+        self._block, self._saved, self._alive = block, block.saved, dict(block.saved)
+        self._steps = dict(block.recomputed)  # not run again yet
+        self._waiting: dict[str, set[str]] = {}  # by step that ran again: its tensors that are still to be unpacked
+
+    def add(self, *sizes: float) -> None:
+        """Allocate tensors."""
+        self.now += sum(sizes)
+        if self.now > self.peak.total:
+            recomputed = sum(size for name, size in self._alive.items() if name not in self._saved)
+            self.peak = Peak(self.now, recomputed)
+
+    def free(self, *tensors: float | str) -> None:
+        """Free tensors: by size, or by name those that the forward pass saved or that were recomputed.
+
+        All tensors of a recomputed step are freed with the last of them.
+        """
+        for tensor in tensors:
+            if not isinstance(tensor, str):
+                self.now -= tensor
+            elif tensor in self._saved:
+                self.now -= 0.0 if self.split else self._alive.pop(tensor, 0.0)
+            else:
+                self._unpack(tensor)
+
+    def _unpack(self, name: str) -> None:
+        for step, names in list(self._waiting.items()):
+            names.discard(name)
+            if not names:
+                del self._waiting[step]
+                self.now -= sum(self._alive.pop(tensor) for tensor in self._block.recomputed[step])
+
+    def briefly(self, *sizes: float) -> None:
+        """Allocate tensors together, and free them."""
+        self.add(*sizes)
+        self.free(*sizes)
+
+    def need(self, step: str) -> None:
+        """Recompute a step unless its results are alive, from the last step before it whose results are alive."""
+        if step not in self._steps:
+            return
+        if step in _CHAIN[1:]:
+            self.need(_CHAIN[_CHAIN.index(step) - 1])
+        tensors = self._steps.pop(step)
+        if tensors:
+            self._waiting[step] = set(tensors)
+            self._alive |= tensors
+            self.add(*tensors.values())
+
+
+def _feed_forward(tape: _Tape, block: BlockTensors) -> None:
+    _enter(tape, block)
+    tape.need("inner")
+    tape.need("down_weight_copy")
+    _product(tape, block, "down", block.inner, "inner", _gathered(block))
+    tape.need("gate_up")
+    tape.add(2 * block.inner)
+    tape.briefly(block.inner)  # silu(gate), then grad * up
+    tape.free(block.inner, "gate_up")
+    tape.need("feed_forward_input")
+    _product(tape, block, "gate_up", block.inside, "feed_forward_input", 2 * block.inner, block.products[1])
+    _scatter(tape, block)
+    tape.need("residual")
+    _norm(tape, block, "residual", "feed_forward_norm_scale", "feed_forward_norm_weight_copy")
+
+
+def _attention(tape: _Tape, block: BlockTensors) -> None:
+    _enter(tape, block)
+    tape.need("attention_output")
+    _product(tape, block, "output", block.queries, "", _gathered(block))
+    tape.need("qkv")
+    tape.need("attention_log_sum")
+    again = block.queries if "attention_log_sum" in block.recomputed else 0.0  # the core's output, a second time
+    tape.add(block.queries, 2 * block.keys)
+    tape.briefly(again)
+    tape.free(block.queries, "q", "k", "v", "attention_output", "attention_log_sum")
+    tape.free(*CONTEXT_TENSORS)
+    wide = block.queries * _FP32 / block.item
+    tape.briefly(*((wide, wide, block.queries) if block.item < _FP32 else (wide,)))  # rotation of the queries, in fp32
+    if block.products[0] == 1:  # the gradient by the fused projection is assembled
+        tape.briefly(block.queries + 2 * block.keys)
+    tape.free("qk_norm_input", "qk_norm_scale", "qk_norm_weight_copy")
+    tape.need("attention_input")
+    by_output = block.queries + 2 * block.keys
+    _product(tape, block, "qkv", block.inside, "attention_input", by_output, block.products[0])
+    _scatter(tape, block)
+    _norm(tape, block, "x", "attention_norm_scale", "attention_norm_weight_copy")
+
+
+def _enter(tape: _Tape, block: BlockTensors) -> None:
+    """Gather the gradient by the output of a half of the block."""
+    if block.gathers:
+        tape.add(block.inside)
+        if block.reorders:
+            tape.briefly(block.inside)
+
+
+def _gathered(block: BlockTensors) -> float:
+    """Bytes of the gathered gradient by the output; 0 if it is the stream's own."""
+    return block.inside if block.gathers else 0.0
+
+
+def _product(
+    tape: _Tape, block: BlockTensors, name: str, by_input: float, saved: str, by_output: float, count: int = 1
+) -> None:
+    """Compute gradients of a matrix product: by the weights first, then by the input; of several, these are added.
+
+    Args:
+        tape: the tape.
+        block: the block.
+        name: the product's name among the weights.
+        by_input: bytes of the gradient by its input.
+        saved: name of its saved input, freed by it; "" if something else needs it.
+        by_output: bytes of the gradient by its output, freed by it.
+        count: number of products with this input.
+    """
+    for index in range(count):
+        size = block.weights[name] / count
+        tape.add(size * block.item)
+        tape.add(by_input)
+        if index == count - 1:
+            tape.free(f"{name}_weight_copy", saved)
+        if index > 0:
+            tape.free(by_input)  # added to that of the products before
+        if not tape.split:
+            tape.free(by_output / count)
+        if block.cast:
+            tape.add(size * block.cast)
+            tape.free(size * block.item)
+        tape.free(size * ((block.cast or block.item) - block.kept))
+
+
+def _scatter(tape: _Tape, block: BlockTensors) -> None:
+    """Sum the gradient by the input of a half over the tensor ranks: ``inside`` becomes ``stream``."""
+    if block.gathers:
+        if block.reorders:
+            tape.add(block.inside)
+            tape.free(block.inside)
+        tape.add(block.stream)
+        tape.free(block.inside)
+    elif block.reduces:
+        tape.briefly(block.inside)
+
+
+def _norm(tape: _Tape, block: BlockTensors, source: str, scale: str, weight: str) -> None:
+    """Differentiate a norm and add the gradients of both branches of the residual stream."""
+    tape.briefly(*_norm_tensors(block))
+    tape.free(source, scale, weight)
+    if tape.split:  # the gradient by its output stays, and that of the stream unless a gathered copy does
+        tape.add(block.stream, block.stream)
+        tape.free(block.stream * (2 if block.gathers else 1))
+    else:  # the gradient by its output becomes that by its input
+        tape.add(block.stream)
+        tape.free(2 * block.stream)
+
+
+def _norm_tensors(block: BlockTensors) -> tuple[float, ...]:
+    """Bytes of the tensors of a norm's backward pass, in fp32: grad, normal, product, grad_x; and grad_x rounded."""
+    wide = block.stream * _FP32 / block.item
+    return (wide,) * 4 + (block.stream,) if block.item < _FP32 else (wide,) * 3

@@ -1,0 +1,221 @@
+"""Transient memory of a rank (gradients, activations, logits, buffers) at the instants of a step where it can peak.
+
+    loss | backward of the loss | of the first block | of the last | of the embedding | communication | optimizer
+        -> bytes of gradients, activations, recomputing, logits, working, buffers
+
+Saved activations are counted by saved_activations.py, the backward pass of a block operation by operation by
+block_backward.py, head, loss and embedding by model_ends.py, passes in flight by in_flight.py. Tests compare the
+result with rehearsals and real processes (tests/distributed/memory/test_planned.py).
+"""
+
+from dataclasses import replace
+from functools import lru_cache
+
+from hlat.config.sections import ParallelConfig, Schedule
+from hlat.parallel.mesh import BUCKET_BYTES, Layout
+from hlat.parallel.stages.memory.block_backward import Peak
+from hlat.parallel.stages.memory.in_flight import Instant, peak_instants
+from hlat.parallel.stages.memory.optimizer_memory import optimizer_instant
+from hlat.parallel.stages.memory.transient_sizes import TransientSizes, transient_sizes
+from hlat.parallel.stages.step_shape import StepShape
+
+Bytes = dict[str, float]
+"""Bytes by name; missing names are 0. "parameters" is negative: those within a step that are freed by then."""
+
+
+def transient_bytes(
+    step: StepShape,
+    pipeline_rank: int,
+    sizes: tuple[float, ...],
+    ends: tuple[bool, bool],
+    gradients: float,
+    on_cpu: bool = False,
+) -> list[Bytes]:
+    """Compute transient bytes by name, for each instant at which memory can peak.
+
+    Args:
+        step: model, layout and batch of a training step.
+        pipeline_rank: index on the pipeline axis.
+        sizes: layers of each stage of the rank.
+        ends: (True if it has the embedding, True if it has the head).
+        gradients: bytes of accumulated gradients.
+        on_cpu: True if context-parallel attention builds masks.
+    """
+    received, instants = _messages(step, pipeline_rank, sizes)
+    rank = transient_sizes(step, sum(sizes), ends, gradients, received, on_cpu)
+    if step.budget is not None:
+        alive = max((now.alive for now in instants if now.alive), default=1)
+        rank = replace(rank, per_pass=min(rank.per_pass, step.budget / alive))
+    if step.layout.pipeline == 1:
+        found = _single_stage(step, rank, sum(sizes))
+    else:
+        found = [each for now in instants for each in _at(rank, now)] + _reduction_in_pipeline(step, rank)
+    if not step.sharded and step.layout.data * step.layout.context > 1:
+        found.append({"gradients": gradients, "buffers": min(gradients, max(BUCKET_BYTES, rank.largest_gradient))})
+    return found + optimizer_instant(step, sum(sizes), ends)
+
+
+def _single_stage(step: StepShape, rank: TransientSizes, layers: float) -> list[Bytes]:
+    """List the transient bytes by name at the instants of a step without a pipeline.
+
+    The first of several micro-batches leaves its gradients to the last, whose blocks begin with all of them.
+    """
+    several = step.micro_batches > 1
+    before = rank.gradients if several else 0.0
+    blocks, norm = layers * rank.per_layer + rank.at_entry, rank.final_norm
+    # FSDP2 keeps the buffer of its last gather until the next, and gathers the next block in advance.
+    last_gather = rank.block_gather if step.layout.zero == 3 or not several else 0.0
+    ahead = 2 * rank.gathered
+    first = {
+        "gradients": before + rank.head_gradient,
+        "activations": blocks,
+        **_in_block(rank.block.whole),
+        "buffers": ahead,
+    }
+    found: list[Bytes] = [
+        {"gradients": before, "activations": blocks, "working": rank.block.forward, "buffers": ahead},
+        {"gradients": before, "activations": blocks + norm, "logits": rank.loss or 0.0, "buffers": last_gather},
+        {"gradients": before, "activations": blocks + norm + rank.by_loss, "logits": rank.loss_backward},
+        {"gradients": before + rank.head_gradient, "activations": blocks + norm, "working": rank.norm},
+        first,
+    ]
+    if step.sharded:
+        second = {**first, "activations": blocks - rank.per_layer, "buffers": ahead + rank.block_reduced}
+        kept = rank.head_gradient + rank.block_kept
+        found += [second, {**second, "gradients": before + kept, "working": 0.0, "recomputing": 0.0}]
+    if not several:
+        found += _last_block(step, rank, layers)
+    if step.sharded:
+        accumulated = layers * rank.block_gradient if step.layout.zero == 1 and several else 0.0
+        freed = rank.end_kept + (0.0 if step.layout.zero == 3 else layers * rank.block_gather)
+        found.append(
+            {
+                "parameters": -freed,
+                "gradients": rank.gradients - accumulated + rank.end_kept,
+                "buffers": rank.end_reduced,
+            }
+        )
+    return found
+
+
+def _last_block(step: StepShape, rank: TransientSizes, layers: float) -> list[Bytes]:
+    """List the transient bytes by name when the first block runs backward, with all gradients but its own."""
+    made = rank.gradients - rank.end_gradient - rank.block_gradient
+    freed = (layers - 1) * rank.block_gather if step.sharded and step.layout.zero < 3 else 0.0
+    head = rank.head_gradient if step.sharded else 0.0  # if not sharded, it is among the others
+    return [
+        {
+            "parameters": -freed,
+            "gradients": made + head,
+            "activations": rank.per_layer + rank.at_entry,
+            **_in_block(rank.block.whole),
+            "buffers": rank.gathered + rank.block_reduced,
+        },
+        {
+            "parameters": -freed,
+            "gradients": made + rank.block_gradient + head,
+            "activations": rank.at_entry,
+            "working": rank.embedding or 0.0,
+            "buffers": rank.block_reduced,
+        },
+    ]
+
+
+def _at(rank: TransientSizes, now: Instant) -> list[Bytes]:
+    """List the transient bytes by name at an instant of a pipeline; several sets if any may be largest."""
+    # The input of a stage that another rank has sent is its receive buffer.
+    blocks = now.alive * rank.per_pass - now.received * rank.message
+    buffers = rank.message * (rank.received + now.sent)
+    common: Bytes = {"gradients": now.stages * rank.gradients, "activations": blocks, "buffers": buffers}
+    if now.alive == 0:
+        return [common]
+    if not now.forward:
+        return _in_backward(rank, now, common)
+    saved = blocks + now.last * (rank.final_norm + rank.by_loss)
+    running = {**common, "activations": saved, "working": _waiting(rank, now) + rank.block.forward}
+    return [running, *(_at_loss(rank, now, common) if now.stage == rank.virtual - 1 else [])]
+
+
+def _in_backward(rank: TransientSizes, now: Instant, common: Bytes) -> list[Bytes]:
+    """List the transient bytes by name in a backward pass of a pipeline stage."""
+    waiting, split = _waiting(rank, now), now.waiting > now.earlier
+    # Gradients of the loss stay for the second half of a split pass; an unsplit pass has freed its own.
+    heads = now.last if now.waiting else now.last - (now.stage == rank.virtual - 1)
+    saved = common["activations"] + max(0, heads) * (rank.final_norm + rank.by_loss)
+    running = {**common, "gradients": common["gradients"] + _head_gradient(rank, now), "activations": saved}
+    in_block = (
+        _in_block(rank.block.by_inputs, waiting - rank.split_layer) if split else _in_block(rank.block.whole, waiting)
+    )
+    found = [{**running, **in_block, "buffers": common["buffers"] + 2 * rank.gathered}]
+    if now.waiting:
+        found.append({**running, **_in_block(rank.block.by_weights, waiting)})
+    if rank.embedding is not None and now.stage == 0:
+        found.append({**common, "activations": saved - rank.per_pass, "working": waiting + rank.embedding})
+    return found
+
+
+def _in_block(peak: Peak, others: float = 0.0) -> Bytes:
+    """Temporary bytes by name while a block runs backward; ``others`` are kept from earlier passes."""
+    return {"working": others + peak.total - peak.recomputed, "recomputing": peak.recomputed}
+
+
+def _head_gradient(rank: TransientSizes, now: Instant) -> float:
+    return rank.head_gradient if now.stages else rank.first_head_gradient
+
+
+def _waiting(rank: TransientSizes, now: Instant) -> float:
+    """Bytes kept for weight gradients that are not computed yet."""
+    return now.waiting * rank.split_pass - now.waiting_received * rank.split_received
+
+
+def _at_loss(rank: TransientSizes, now: Instant, common: Bytes) -> list[Bytes]:
+    """List the transient bytes by name at the loss of a micro-batch in a pipeline, and in the loss's backward pass."""
+    if rank.loss is None:
+        return []
+    waiting, saved = _waiting(rank, now), common["activations"] + now.last * rank.final_norm
+    others = saved + (now.last - 1) * rank.by_loss
+    return [
+        {
+            **common,
+            "activations": others,
+            "logits": rank.loss,
+            "working": waiting,
+            "buffers": common["buffers"] + rank.last_gather,
+        },
+        {**common, "activations": others + rank.by_loss, "logits": rank.loss_backward, "working": waiting},
+        {
+            **common,
+            "gradients": common["gradients"] + _head_gradient(rank, now),
+            "activations": others,
+            "working": waiting + rank.norm,
+        },
+    ]
+
+
+def _reduction_in_pipeline(step: StepShape, rank: TransientSizes) -> list[Bytes]:
+    """List the transient bytes by name while FSDP2 reduces the gradients of a pipeline rank, at the end of a step."""
+    if not step.sharded:
+        return []
+    total = rank.gradients * step.virtual
+    buffers = rank.message * rank.received
+    return [{"gradients": total, "buffers": buffers + max(rank.block_reduced, rank.end_reduced)}]
+
+
+def _messages(step: StepShape, pipeline_rank: int, sizes: tuple[float, ...]) -> tuple[int, tuple[Instant, ...]]:
+    """Count the messages that a rank receives in a step, and find the instants at which its memory can peak."""
+    layout, micro_batches = step.layout, step.micro_batches
+    if layout.pipeline == 1:
+        return 0, ()
+    sends = _sends(step.parallel.schedule, layout.pipeline, step.virtual, pipeline_rank)
+    received = micro_batches * sum(map(sum, sends))
+    even = (1.0,) * len(sizes) if len(set(sizes)) == 1 else sizes
+    instants = peak_instants(step.parallel.schedule, pipeline_rank, layout.pipeline, micro_batches, sends, even)
+    return received, instants
+
+
+@lru_cache(maxsize=4096)
+def _sends(schedule: Schedule, ranks: int, each: int, pipeline_rank: int) -> tuple[tuple[bool, bool], ...]:
+    """Return for each stage of a rank if it sends activations, and if it sends gradients, to another rank."""
+    config = ParallelConfig(pipeline=ranks, schedule=schedule, virtual_stages=each)
+    stages = Layout.of(config, ranks).remote_neighbour_stages(pipeline_rank)
+    return tuple((stage + 1 in others, stage - 1 in others) for stage, others in stages)

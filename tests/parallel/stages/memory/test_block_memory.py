@@ -1,0 +1,97 @@
+"""Bytes counted for a pass of a block, and for head and loss, are those that real tensors take.
+
+The witness runs real modules on a CPU and adds up the storages that are alive after each operation.
+"""
+
+import pytest
+import torch
+
+from hlat.activation_checkpointing.plan import POLICIES
+from hlat.activation_checkpointing.recomputation import LastRecomputed, RecomputingForward
+from hlat.config.sections import ModelConfig, ParallelConfig
+from hlat.model import CrossEntropy, head_loss
+from hlat.model.layers import DecoderBlock
+from hlat.model.rope import Rope
+from hlat.parallel.stages import StepShape
+from hlat.parallel.stages.memory.model_ends import EndTensors, loss_peak
+from hlat.parallel.stages.memory.saved_activations import block_bytes, saved_bytes
+from hlat.precision import MODES
+from hlat.rehearsal.memory import MemoryTracker
+from hlat.rehearsal.operations import OperationObserver
+
+ROWS, LENGTH = 2, 64
+MODEL = ModelConfig(
+    vocab_size=4096,
+    layers=1,
+    hidden_size=256,
+    intermediate_size=704,
+    heads=8,
+    kv_heads=4,
+    max_sequence_length=LENGTH,
+)
+
+
+def tracking(*existing: torch.Tensor) -> MemoryTracker:
+    """Bytes of live tensors; these exist already (a view of one would count as new)."""
+    tracker = MemoryTracker(dict)
+    for tensor in existing:
+        tracker.assign(tensor, "other")
+    return tracker
+
+
+@pytest.mark.parametrize("policy", ["none", "selective", "full"])
+@pytest.mark.parametrize("mode", ["fp32", "mixed", "bf16-sr"])
+@pytest.mark.parametrize("coalesce", [True, False])
+def test_bytes_of_a_blocks_passes_are_those_of_real_tensors(mode: str, policy: str, coalesce: bool) -> None:
+    model = MODEL.model_copy(update={"coalesce": coalesce})
+    dtypes = MODES[mode]
+    step = StepShape(model, ParallelConfig(), 1, LENGTH, ROWS, ROWS, mode, policy)
+    cast = dtypes.weights.itemsize if dtypes.weights != dtypes.compute else 0
+    counted = block_bytes(step, False, cast, kept=dtypes.gradients.itemsize)
+    saved = saved_bytes(step, (False, False), False).per_layer
+
+    block = DecoderBlock(model).to(dtypes.weights)
+    torch.manual_seed(0)
+    for parameter in block.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    if POLICIES[policy]:
+        block.forward = RecomputingForward(block, POLICIES[policy], LastRecomputed())  # type: ignore[method-assign]
+    tables = Rope(model).tables([(0, LENGTH)], torch.device("cpu"))
+    x = torch.randn(ROWS, LENGTH, model.hidden_size, dtype=dtypes.compute, requires_grad=True)
+    gradient = torch.randn_like(x)
+    tracker = tracking(*block.parameters(), *tables, x, gradient)
+    before = tracker.total
+    with OperationObserver(tracker.observe):
+        out = block(x, tables)
+        forward, tracker.peak = tracker.peak - before, tracker.total
+        out.backward(gradient)
+    backward = tracker.peak - before
+    stream = x.numel() * dtypes.compute.itemsize
+    # Not listed: numbers per token and head or per column, in fp32 (scales, sums, log-sum-exps), at most 16 of each.
+    small = 16 * 4 * (ROWS * LENGTH * model.heads + model.hidden_size)
+    # The input and the gradient by the output are not new; the output is, and lives.
+    assert abs(forward - (saved - stream + counted.forward)) < small
+    assert abs(backward - (saved - stream + counted.whole.total)) < small
+
+
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens", [128, 256, 1024])
+def test_bytes_of_head_and_loss_are_those_of_real_tensors(
+    weights: torch.dtype, compute: torch.dtype, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One chunk of 256 tokens, half of one, and four, whose gradients by the head are added."""
+    if weights.itemsize < compute.itemsize:
+        pytest.skip("no mode computes in a wider dtype than its weights have")
+    monkeypatch.setattr(CrossEntropy, "chunk", lambda _, columns: 256)
+    width, item = MODEL.hidden_size, compute.itemsize
+    weight = torch.randn(MODEL.vocab_size, width, dtype=weights, requires_grad=True)
+    labels = torch.randint(MODEL.vocab_size, (tokens,))
+    tracker = tracking(weight, labels)
+    before = tracker.total
+    with OperationObserver(tracker.observe):
+        hidden = torch.randn(tokens, width, dtype=compute).requires_grad_()
+        head_loss(hidden, weight, labels, CrossEntropy())
+    ends = EndTensors(MODEL, 1, tokens, item, weights.itemsize, gathers=False, reorders=False, rounds=True)
+    small = 16 * 8 * 256  # numbers per token of a chunk: labels, rows, sums, losses
+    assert abs(tracker.peak - before - loss_peak(ends)) < small
