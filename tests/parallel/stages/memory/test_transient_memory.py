@@ -2,7 +2,7 @@
 
 import pytest
 
-from hlat.parallel.stages.memory import peak_instants
+from hlat.parallel.stages.memory.in_flight import peak_instants
 from hlat.parallel.stages.memory.transient_memory import transient_bytes
 from hlat.planner.memory import estimate_rank_memory, rank_memory
 from hlat.planner.problem import parse_layout
