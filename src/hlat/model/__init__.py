@@ -7,8 +7,8 @@ from hlat.model.init import initialise
 from hlat.model.kv_cache import KVCache, LayerCache
 from hlat.model.layers import DecoderBlock
 from hlat.model.local_parameters import LocalParameter, collect_local_parameters, local
-from hlat.model.loss import IGNORED, CrossEntropy, Reduction, head_loss, next_tokens, row_losses
-from hlat.model.matmul import attend, attention_backend, computing_as_simulated
+from hlat.model.loss import IGNORED, CrossEntropy, Head, Reduction, head_loss, next_tokens, row_losses
+from hlat.model.matmul import Linear, attend, attention_backend, computing_as_simulated
 from hlat.model.model_shard import ModelShard, kv_replication, shard_heads, vocabulary_rows
 from hlat.model.spec import Axis, GradientSum
 
@@ -20,8 +20,10 @@ __all__ = [
     "DecoderBlock",
     "DocumentMask",
     "GradientSum",
+    "Head",
     "KVCache",
     "LayerCache",
+    "Linear",
     "LocalParameter",
     "ModelShard",
     "Reduction",
