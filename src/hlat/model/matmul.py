@@ -87,7 +87,10 @@ class _WideLinear(torch.autograd.Function):
 
 
 class Linear(nn.Linear):
-    """A linear layer whose weight follows the dtype of its input."""
+    """A linear layer whose weight follows the dtype of its input; ``hlat.model.initialise`` fills it."""
+
+    def reset_parameters(self) -> None:
+        """Leave the weight as it is: on the meta device, torch's initialisation imports its compiler."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., in) -> (..., out)."""
@@ -197,7 +200,10 @@ class _WideEmbedding(torch.autograd.Function):
 
 
 class Embedding(nn.Embedding):
-    """An embedding whose gradient is accumulated in fp32."""
+    """An embedding whose gradient is accumulated in fp32; ``hlat.model.initialise`` fills it."""
+
+    def reset_parameters(self) -> None:
+        """Leave the weight as it is, as in ``Linear``."""
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Token ids (...), int64 -> (..., width), in the dtype of the weights."""
