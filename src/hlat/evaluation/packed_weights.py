@@ -8,7 +8,7 @@ product by packed weights at two thirds (docs/notebook/evaluation.md). It sums i
 once. Where the backend has no such kernels, and in other dtypes, products stay as they are.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -24,8 +24,6 @@ _LARGEST_SHARE = 0.25  # of the machine's memory, for packed copies beside the w
 _MOST_ROWS = 8192  # of a packed matrix: for one row of x, oneDNN computes a larger one in a single thread
 _DTYPES = (torch.float32, torch.bfloat16)
 
-Product = Callable[[torch.Tensor], torch.Tensor]
-
 
 def pack_weights(decoder: Decoder) -> None:
     """Pack the weights of a model for good: its matrices give up their memory, one after the other.
@@ -33,7 +31,7 @@ def pack_weights(decoder: Decoder) -> None:
     Afterwards the model computes hidden states and logits, and can no longer be saved or trained.
     """
     for module in _modules(decoder):
-        module.forward = _product(module, decoder)  # type: ignore[method-assign]  # hooks are called as before
+        vars(module)["forward"] = _product(module, decoder)  # of this object: hooks are called as before
         for name, matrix in module.named_parameters(recurse=False):  # a tied head has none: the embedding keeps its own
             setattr(module, name, nn.Parameter(matrix.detach().new_empty(0), requires_grad=False))
 
@@ -49,11 +47,11 @@ def packed_weights(decoder: Decoder, tokens: int) -> Iterator[None]:
     modules = _modules(decoder) if tokens >= FEWEST_TOKENS and _fits(decoder) else []
     try:
         for module in modules:
-            module.forward = _product(module, decoder)  # type: ignore[method-assign]
+            vars(module)["forward"] = _product(module, decoder)
         yield
     finally:
         for module in modules:
-            module.__dict__.pop("forward", None)
+            vars(module).pop("forward", None)
 
 
 def _modules(decoder: Decoder) -> list[Linear | Head]:
@@ -76,7 +74,7 @@ def _fits(decoder: Decoder) -> bool:
     return count * torch.float32.itemsize <= _LARGEST_SHARE * memory
 
 
-def _product(module: Linear | Head, decoder: Decoder) -> Product:
+def _product(module: Linear | Head, decoder: Decoder) -> "PackedProduct":
     """Return the product by a module's weights, packed in the dtype in which the model computes."""
     if isinstance(module, Head):
         return PackedProduct(module.matrix, None, _compute(decoder))
@@ -103,8 +101,9 @@ class PackedProduct:
             for index, part in enumerate(parts)
         ]
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply."""
+    def __call__(self, x: torch.Tensor, labels: None = None, *, reduction: object = None) -> torch.Tensor:
+        """Multiply; ``labels`` and ``reduction`` are those of ``Head.forward``, which computes no loss here."""
+        assert labels is None, "a model with packed weights computes hidden states and logits"
         wide = x.to(self._dtype)
         multiply = torch.ops.mkldnn._linear_pointwise
         outs = [multiply(wide, weight, bias, "none", [], "") for weight, bias in self._parts]
