@@ -7,6 +7,9 @@ Both sides run in one process and alternate. A measurement is a complete call, w
 ``generate`` of transformers with its defaults (sdpa, dynamic cache), greedy, on models with random weights. Texts are
 compared; in bf16 they differ, because each side rounds at other places. Scoring: log-probabilities of 8 continuations
 of 512 tokens each, against the forward pass of training on as many tokens (loss without gradient, one process).
+
+With ``--one-thread`` seconds are processor time of a single thread: where other programs keep the machine busy, threads
+wait for each other most of the time, and the clock says how busy the machine is.
 """
 
 import argparse
@@ -80,16 +83,20 @@ def generate_theirs(model: Any, prompts: list[list[int]], new: int) -> list[list
     return [list(row) for row in out[:, PROMPT:].tolist()]
 
 
+def clock() -> float:
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
 def alternate(sides: dict[str, Callable[[], Any]], rounds: int) -> tuple[dict[str, list[float]], dict[str, Any]]:
     """Seconds of each side in each round, after one that does not count, and their last results."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     results = {}
     for number in range(rounds + 1):
         for name, call in sides.items():
-            begin = time.perf_counter()
+            begin = clock()
             results[name] = call()
             if number:
-                seconds[name].append(time.perf_counter() - begin)
+                seconds[name].append(clock() - begin)
     return seconds, results
 
 
@@ -154,11 +161,15 @@ def main() -> None:
     parser.add_argument("--models", default="34M,125M")
     parser.add_argument("--dtypes", default="fp32,bf16")
     parser.add_argument("--batches", default="1,8")
+    parser.add_argument("--one-thread", action="store_true", help="measure the processor time of a single thread")
     options = parser.parse_args()
+    if options.one_thread:
+        torch.set_num_threads(1)
     record = Recorder(__file__, "evaluation.md", packages=("transformers",))
     for model in options.models.split(","):
         for dtype in options.dtypes.split(","):
-            models, title = make_models(model, DTYPES[dtype]), f"{model} {dtype}"
+            models = make_models(model, DTYPES[dtype])
+            title = f"{model} {dtype}{', processor time of one thread' if options.one_thread else ''}"
             for batch in map(int, options.batches.split(",")):
                 measure_generation(record, title, models, batch, options.new, options.rounds)
             measure_scoring(record, title, models, options.rounds)
