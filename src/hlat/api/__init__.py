@@ -12,17 +12,65 @@ when a function returns or raises.
 """
 
 import logging
+from typing import TYPE_CHECKING
 
-from hlat.api.checkpoints import evaluate, evaluate_tasks, generate, load_model, watch
-from hlat.api.compilation import compile_cache, unpack_cache
-from hlat.api.hosts import launch_local
-from hlat.api.models import average, export, import_model
-from hlat.api.planning import choose_cluster, compare_plans, plan
-from hlat.api.preflight import doctor
-from hlat.api.recipes import load_recipe
-from hlat.api.records import metrics, report, runs
-from hlat.api.submission import submit_kubernetes, submit_slurm
-from hlat.api.training import TrainingResult, rehearse, train
+from hlat.runtime import lazily
+
+if TYPE_CHECKING:
+    from hlat.api.checkpoints import evaluate, evaluate_tasks, generate, load_model, watch
+    from hlat.api.compilation import compile_cache, unpack_cache
+    from hlat.api.hosts import launch_local
+    from hlat.api.models import average, export, import_model
+    from hlat.api.planning import choose_cluster, compare_plans, plan
+    from hlat.api.preflight import doctor
+    from hlat.api.recipes import load_recipe
+    from hlat.api.records import metrics, report, runs
+    from hlat.api.submission import submit_kubernetes, submit_slurm
+    from hlat.api.training import TrainingResult, rehearse, train
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "checkpoints": (
+            "evaluate",
+            "evaluate_tasks",
+            "generate",
+            "load_model",
+            "watch",
+        ),
+        "compilation": (
+            "compile_cache",
+            "unpack_cache",
+        ),
+        "hosts": ("launch_local",),
+        "models": (
+            "average",
+            "export",
+            "import_model",
+        ),
+        "planning": (
+            "choose_cluster",
+            "compare_plans",
+            "plan",
+        ),
+        "preflight": ("doctor",),
+        "recipes": ("load_recipe",),
+        "records": (
+            "metrics",
+            "report",
+            "runs",
+        ),
+        "submission": (
+            "submit_kubernetes",
+            "submit_slurm",
+        ),
+        "training": (
+            "TrainingResult",
+            "rehearse",
+            "train",
+        ),
+    },
+)
 
 __all__ = [
     "TrainingResult",

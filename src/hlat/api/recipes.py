@@ -8,11 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from hlat.config import Recipe
 from hlat.config import load_recipe as read_recipe
-from hlat.launch import TrainingJob
 from hlat.runtime import LaunchError
+
+if TYPE_CHECKING:
+    from hlat.launch import TrainingJob
 
 Overrides = Sequence[str] | Mapping[str, object]
 """Changes of a recipe: ``["training.steps=100"]``, or ``{"training.steps": 100}``."""
@@ -42,8 +45,10 @@ def recipe_job(
     profile: bool = False,
     allow_faults: bool = False,
     require_step: int | None = None,
-) -> Iterator[TrainingJob]:
+) -> Iterator["TrainingJob"]:
     """Make a job of a recipe; one that is not a file is written to a temporary file, which processes can load."""
+    from hlat.launch import TrainingJob
+
     options = (profile, allow_faults, require_step)
     if not isinstance(recipe, Recipe):
         yield TrainingJob(str(recipe), tuple(override_words(overrides)), *options)

@@ -3,15 +3,16 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import hlat
 from hlat.cli.common import OverridesArgument, RecipeArgument, ready, say
 from hlat.cli.plan_options import check_outputs
-from hlat.config import Recipe, recipe_schema
-from hlat.config.rules import recipe_notes
+
+if TYPE_CHECKING:
+    from hlat.config import Recipe
 
 translations = typer.Typer(help="Make recipes from the configurations of other programs.", no_args_is_help=True)
 
@@ -37,6 +38,7 @@ def check(
     if as_json:
         say(json.dumps(resolved.model_dump(mode="json"), indent=2))
         return
+    from hlat.config.rules import recipe_notes
     from hlat.model.derived import count_parameters
 
     say(f"{recipe}: good")
@@ -50,12 +52,12 @@ def check(
         say(f"note: {note}")
 
 
-def _precision(recipe: Recipe) -> str:
+def _precision(recipe: "Recipe") -> str:
     mode = recipe.precision.mode
     return "auto: mixed where every device has fast bf16, else fp32" if mode == "auto" else mode
 
 
-def _layout(recipe: Recipe, world: int | None) -> str:
+def _layout(recipe: "Recipe", world: int | None) -> str:
     if world is None:
         return recipe.parallel.describe()
     count = recipe.micro_batches(world)
@@ -66,6 +68,8 @@ def _layout(recipe: Recipe, world: int | None) -> str:
 
 def schema() -> None:
     """Print the JSON schema of recipes, for editors."""
+    from hlat.config import recipe_schema
+
     say(json.dumps(recipe_schema(), indent=2))
 
 

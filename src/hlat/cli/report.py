@@ -11,7 +11,6 @@ import hlat
 from hlat.cli.common import ready, say
 from hlat.cli.hardware import HardwareOption
 from hlat.runtime import LaunchError, escape_name
-from hlat.tracking import to_json_value
 
 if TYPE_CHECKING:
     from hlat.reporting import RunSummary
@@ -89,5 +88,7 @@ def _cells(run: "RunSummary") -> tuple[str, ...]:
 
 
 def _plain(run: "RunSummary") -> dict[str, object]:
+    from hlat.tracking import to_json_value
+
     plain = {**asdict(run), "path": str(run.path), "updated": None if run.updated is None else run.updated.isoformat()}
     return dict(to_json_value(plain))

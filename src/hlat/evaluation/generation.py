@@ -10,6 +10,7 @@ import torch
 
 from hlat.checkpoint import end_token_ids, load_model, read_tokenizer
 from hlat.checkpoint.protocol import open_checkpoint, resolve
+from hlat.evaluation.packed_weights import packed_weights
 from hlat.evaluation.sampling import Sampling, choose_token
 from hlat.model import Decoder, KVCache
 from hlat.runtime import DataError
@@ -48,15 +49,17 @@ def generate(
     device = next(model.parameters()).device
     dtype = next(model.parameters()).dtype
     cache = KVCache(model.config, 1, total, device, dtype) if use_cache else None
+    assert model.head is not None, "the model is complete"
     tokens = list(prompt)
     new = torch.tensor([tokens], device=device)
-    for index in range(total - len(prompt)):
-        logits_V = model(new, cache=cache)[0, -1]
-        token = choose_token(logits_V, sampling, index)
-        if token in end_ids:
-            break
-        tokens.append(token)
-        new = torch.tensor([[token] if use_cache else tokens], device=device)
+    with packed_weights(model, total - len(prompt)):
+        for index in range(total - len(prompt)):
+            logits_V = model.head(model.hidden(new, cache=cache)[0, -1])
+            token = choose_token(logits_V, sampling, index)
+            if token in end_ids:
+                break
+            tokens.append(token)
+            new = torch.tensor([[token] if use_cache else tokens], device=device)
     return tokens[len(prompt) :]
 
 

@@ -5,6 +5,7 @@ seed, names of the text, position in it -> a number in [0, 1)        logits, num
 Tensor suffix: V vocabulary, K most likely tokens.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +49,16 @@ def choose_token(logits_V: torch.Tensor, sampling: Sampling, index: int, *names:
     below = probabilities.cumsum(0) / probabilities.sum()
     draw = _uniform(sampling.seed, index, names)
     return int(ids_K[min(int((below <= draw).sum()), len(probabilities) - 1)])
+
+
+def choose_tokens(
+    logits_BV: torch.Tensor, sampling: Sampling, index: int, names: Sequence[tuple[str | int, ...]]
+) -> list[int]:
+    """Choose a token for each of several texts at the same position; see ``choose_token``."""
+    if sampling.temperature == 0.0:
+        return [int(token) for token in logits_BV.argmax(1).tolist()]
+    logits = logits_BV.cpu()  # once: each copy from a device waits for it
+    return [choose_token(logits_V, sampling, index, *each) for logits_V, each in zip(logits, names, strict=True)]
 
 
 def _most_likely(scores_V: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

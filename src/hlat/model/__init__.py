@@ -1,16 +1,69 @@
 """The LLaMA-family decoder: modules, initial weights, parameter layout, counts and Hugging Face import and export."""
 
-from hlat.model.build import build, replace_parameters
-from hlat.model.decoder import Decoder
-from hlat.model.document_mask import DocumentMask
-from hlat.model.init import initialise
-from hlat.model.kv_cache import KVCache, LayerCache
-from hlat.model.layers import DecoderBlock
-from hlat.model.local_parameters import LocalParameter, collect_local_parameters, local
-from hlat.model.loss import IGNORED, CrossEntropy, Reduction, head_loss, next_tokens, row_losses
-from hlat.model.matmul import attend, attention_backend, computing_as_simulated
-from hlat.model.model_shard import ModelShard, kv_replication, shard_heads, vocabulary_rows
-from hlat.model.spec import Axis, GradientSum
+from typing import TYPE_CHECKING
+
+from hlat.runtime import lazily
+
+if TYPE_CHECKING:
+    from hlat.model.builder import build, replace_parameters
+    from hlat.model.decoder import Decoder
+    from hlat.model.document_mask import DocumentMask
+    from hlat.model.init import initialise
+    from hlat.model.kv_cache import KVCache, LayerCache
+    from hlat.model.layers import DecoderBlock
+    from hlat.model.local_parameters import LocalParameter, collect_local_parameters, local
+    from hlat.model.loss import IGNORED, CrossEntropy, Head, Reduction, head_loss, next_tokens, row_losses
+    from hlat.model.matmul import Linear, attend, attention_backend, computing_as_simulated
+    from hlat.model.model_shard import ModelShard, kv_replication, shard_heads, vocabulary_rows
+    from hlat.model.spec import Axis, GradientSum
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "builder": (
+            "build",
+            "replace_parameters",
+        ),
+        "decoder": ("Decoder",),
+        "document_mask": ("DocumentMask",),
+        "init": ("initialise",),
+        "kv_cache": (
+            "KVCache",
+            "LayerCache",
+        ),
+        "layers": ("DecoderBlock",),
+        "local_parameters": (
+            "LocalParameter",
+            "collect_local_parameters",
+            "local",
+        ),
+        "loss": (
+            "IGNORED",
+            "CrossEntropy",
+            "Head",
+            "Reduction",
+            "head_loss",
+            "next_tokens",
+            "row_losses",
+        ),
+        "matmul": (
+            "Linear",
+            "attend",
+            "attention_backend",
+            "computing_as_simulated",
+        ),
+        "model_shard": (
+            "ModelShard",
+            "kv_replication",
+            "shard_heads",
+            "vocabulary_rows",
+        ),
+        "spec": (
+            "Axis",
+            "GradientSum",
+        ),
+    },
+)
 
 __all__ = [
     "IGNORED",
@@ -20,8 +73,10 @@ __all__ = [
     "DecoderBlock",
     "DocumentMask",
     "GradientSum",
+    "Head",
     "KVCache",
     "LayerCache",
+    "Linear",
     "LocalParameter",
     "ModelShard",
     "Reduction",

@@ -118,10 +118,15 @@ class LayerCache:
         """True if the new positions are the first ones, and attend to all before them."""
         return self.length == 0 and self.mask_B1ST is None
 
-    def mask(self, new: int, window: int | None) -> torch.Tensor:
-        """Positions that ``new`` tokens attend to: bool, broadcast over (B, heads, new, all positions so far)."""
+    def mask(self, new: int, window: int | None) -> torch.Tensor | None:
+        """Positions that ``new`` tokens attend to: bool, broadcast over (B, heads, new, all positions so far).
+
+        None for a single token that attends to all of them.
+        """
         if self.mask_B1ST is not None:
             return self.mask_B1ST
+        if new == 1 and (window is None or self.length < window):
+            return None
         # Position length + i attends to every position up to itself, or to the last of them.
         shape = (new, self.length + new)
         mask_ST = torch.ones(shape, dtype=torch.bool, device=self.keys_BKTE.device).tril(self.length)

@@ -87,7 +87,10 @@ class _WideLinear(torch.autograd.Function):
 
 
 class Linear(nn.Linear):
-    """A linear layer whose weight follows the dtype of its input."""
+    """A linear layer whose weight follows the dtype of its input; ``hlat.model.initialise`` fills it."""
+
+    def reset_parameters(self) -> None:
+        """Leave the weight as it is: on the meta device, torch's initialisation imports its compiler."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., in) -> (..., out)."""
@@ -103,11 +106,13 @@ def attend(
         q: (B, H, S, E).
         k: keys (B, G, T, E), H a multiple of G.
         v: values (B, G, T, E).
-        mask: the T positions that each query attends to; None for the causal mask of S = T.
+        mask: the T positions that each query attends to; None for the causal mask of S = T, or S = 1: the last one.
 
     Returns:
         (B, H, S, E), in the dtype of ``q``; softmax in fp32.
     """
+    if q.shape[2] == 1:
+        return _attend_one(q, k, v, mask)
     if not needs_widening(q):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
     if mask is not None:
@@ -115,6 +120,19 @@ def attend(
         return out.to(q.dtype)
     causal: torch.Tensor = _WideCausalAttention.apply(q, k, v)  # type: ignore[no-untyped-call]
     return causal
+
+
+def _attend_one(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: "torch.Tensor | CausalBias | None"
+) -> torch.Tensor:
+    """Attend from one position: the query heads of a group are computed as positions of one head.
+
+    torch's kernel on a CPU reads (and in bf16 repacks) keys and values once for each query head, here once for a group.
+    """
+    grouped = q.view(*k.shape[:2], -1, q.shape[-1])  # consecutive query heads share a kv head
+    if needs_widening(q):
+        grouped, k, v = grouped.float(), k.float(), v.float()
+    return F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask).to(q.dtype).view(q.shape)
 
 
 class _WideCausalAttention(torch.autograd.Function):
@@ -182,7 +200,10 @@ class _WideEmbedding(torch.autograd.Function):
 
 
 class Embedding(nn.Embedding):
-    """An embedding whose gradient is accumulated in fp32."""
+    """An embedding whose gradient is accumulated in fp32; ``hlat.model.initialise`` fills it."""
+
+    def reset_parameters(self) -> None:
+        """Leave the weight as it is, as in ``Linear``."""
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Token ids (...), int64 -> (..., width), in the dtype of the weights."""

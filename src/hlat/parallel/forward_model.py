@@ -93,14 +93,15 @@ class ForwardModel:
         logits_Nv = self._local_logits(hidden_ND)
         logits_Nv = logits_Nv.to(torch.promote_types(logits_Nv.dtype, torch.float32))
         first, width = vocabulary_rows(self.config, self.decoder.shard).start, logits_Nv.shape[1]
-        local_peak_N, local_best_N = logits_Nv.max(1)
-        # max() need not return the first of equal logits.
-        local_best_N = torch.where(logits_Nv == local_peak_N[:, None], 1, 0).argmax(1)
+        local_best_N = logits_Nv.argmax(1)  # the first of equal logits; max() may return another
+        local_peak_N = logits_Nv.gather(1, local_best_N[:, None])[:, 0]
         peak_N = self._reduce(local_peak_N.clone(), dist.ReduceOp.MAX)
         row_N = targets_N - first
         here_N = (row_N >= 0) & (row_N < width)
         target_N = logits_Nv.gather(1, row_N.masked_fill(~here_N, 0)[:, None])[:, 0]
-        sums_2N = torch.stack(((logits_Nv - peak_N[:, None]).exp().sum(1), (target_N - peak_N).masked_fill(~here_N, 0)))
+        sums_2N = torch.stack(
+            (logits_Nv.sub_(peak_N[:, None]).exp_().sum(1), (target_N - peak_N).masked_fill(~here_N, 0))
+        )
         total_N, shifted_N = self._reduce(sums_2N, dist.ReduceOp.SUM)
         best_N = (local_best_N + first).masked_fill(local_peak_N != peak_N, self.config.vocab_size)
         best_N = self._reduce(best_N.to(torch.int32), dist.ReduceOp.MIN)  # some devices have no collectives of int64

@@ -14,9 +14,36 @@ moments and compensation. Matrix products accumulate in fp32; norm statistics, s
 RoPE tables and the loss are fp32 in all modes. Within a step, mixed has a bf16 copy of the weights too (18 bytes).
 """
 
-from hlat.precision.fp8 import check_fp8, convert_to_fp8
-from hlat.precision.modes import AUTO, MODES, Mode, resolve_mode
-from hlat.precision.rounding import element_bits, step_keys, stochastic_round, stream_keys
+from typing import TYPE_CHECKING
+
+from hlat.runtime import lazily
+
+if TYPE_CHECKING:
+    from hlat.precision.fp8 import check_fp8, convert_to_fp8
+    from hlat.precision.modes import AUTO, MODES, Mode, resolve_mode
+    from hlat.precision.rounding import element_bits, step_keys, stochastic_round, stream_keys
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "fp8": (
+            "check_fp8",
+            "convert_to_fp8",
+        ),
+        "modes": (
+            "AUTO",
+            "MODES",
+            "Mode",
+            "resolve_mode",
+        ),
+        "rounding": (
+            "element_bits",
+            "step_keys",
+            "stochastic_round",
+            "stream_keys",
+        ),
+    },
+)
 
 __all__ = [
     "AUTO",

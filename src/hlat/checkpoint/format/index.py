@@ -21,15 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 
 from hlat.checkpoint.format.covering import Box, cover_problem
 from hlat.checkpoint.format.filesystem import Disk, FileRecord, write_file
@@ -99,6 +90,17 @@ def write_index(disk: Disk, folder: Path, chunks: Iterable[StoredChunk]) -> File
     Raises:
         OSError: a file-system operation failed.
     """
+    # Imported by the process that writes, not at the start of a run: with DTensor and sympy it takes half a second.
+    from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo  # noqa: PLC0415
+    from torch.distributed.checkpoint.metadata import (  # noqa: PLC0415
+        ChunkStorageMetadata,
+        Metadata,
+        MetadataIndex,
+        StorageMeta,
+        TensorProperties,
+        TensorStorageMetadata,
+    )
+
     tensors: dict[str, TensorStorageMetadata] = {}
     storage: dict[MetadataIndex, _StorageInfo] = {}
     boxes: dict[str, list[Box]] = {}

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import hlat
 from hlat.cli.common import OverridesArgument, RecipeArgument, data_progress, ready, say
 from hlat.cli.data import show
-from hlat.config import Recipe, load_recipe
 from hlat.runtime import DataError
 
 if TYPE_CHECKING:
+    from hlat.config import Recipe
     from hlat.data.prepared import PreparedData
 
 app = typer.Typer(help="Prepare text for training, and inspect it.", no_args_is_help=True)
@@ -41,7 +42,7 @@ def prepare_command(
     machines, each prepares a part of the files with --part 1/3, --part 2/3 and so on, and hlat data merge puts them
     together.
     """
-    resolved = load_recipe(recipe, overrides or [])
+    resolved = hlat.load_recipe(recipe, overrides or [])
     if part is not None:
         _prepare_part(resolved, part, workers)
         return
@@ -59,7 +60,7 @@ def prepare_command(
     say(f"prepared in {resolved.prepared_dir}")
 
 
-def _prepare_part(recipe: Recipe, part: str, workers: int | None) -> None:
+def _prepare_part(recipe: "Recipe", part: str, workers: int | None) -> None:
     from hlat.data.prepare import partition_folder, prepare_partition
     from hlat.data.prepared import check_tokenizer
 
@@ -99,7 +100,7 @@ def merge_command(
     """
     overrides = [word for word in words or [] if re.match(r"[a-z_]\w*(\.\w+)*=", word)]
     folders = [Path(word) for word in words or [] if word not in overrides]
-    resolved = load_recipe(recipe, overrides)
+    resolved = hlat.load_recipe(recipe, overrides)
     from hlat.data.prepare import find_partition_folders, merge_partition_folders, verify_and_seal
     from hlat.data.prepared import check_tokenizer, check_vocabulary
 
@@ -121,7 +122,7 @@ def tokenizer_command(
     overrides: OverridesArgument = None,
 ) -> None:
     """Train the recipe's tokenizer and nothing else, for machines that prepare parts."""
-    resolved = load_recipe(recipe, overrides or [])
+    resolved = hlat.load_recipe(recipe, overrides or [])
     from hlat.data.prepare import train_tokenizer
 
     ready()

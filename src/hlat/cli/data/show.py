@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import hlat
 from hlat.cli.common import OverridesArgument, data_progress, ready, say
-from hlat.config import load_recipe
-from hlat.config.sections import DataConfig
 from hlat.runtime import escape_controls, escape_name
 
 if TYPE_CHECKING:
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from hlat.config.sections import DataConfig
     from hlat.data.prepared import LengthStatistics, Summary, TextSample
 
 DataArgument = Annotated[
@@ -74,13 +74,13 @@ def verify_command(source: DataArgument, overrides: OverridesArgument = None) ->
     say("\n".join([f"{folder} is whole: {files:,} shards, {tokens:,} tokens", *prepared.advice]))
 
 
-def _find(source: str, overrides: list[str] | None) -> tuple[Path, DataConfig | None]:
+def _find(source: str, overrides: list[str] | None) -> "tuple[Path, DataConfig | None]":
     """Return the folder of prepared data, and the data section if a recipe was named."""
     folder = Path(source)
     if folder.is_dir() and not overrides:
         below = folder / "data"
         return (below if (below / "manifest.json").exists() else folder), None
-    recipe = load_recipe(source, overrides or [])
+    recipe = hlat.load_recipe(source, overrides or [])
     return recipe.prepared_dir, recipe.data
 
 

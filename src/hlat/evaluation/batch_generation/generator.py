@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from hlat.evaluation.batch_generation.requests import GenerationBatch, GenerationRequest
-from hlat.evaluation.sampling import choose_token
+from hlat.evaluation.sampling import choose_tokens
 from hlat.evaluation.scoring import StemCache
 from hlat.parallel import ForwardModel
 
@@ -51,15 +51,11 @@ class BatchGenerator:
             rows.cache.start_with(self._stems.get(batch.requests[0].context[: batch.stem]))
         logits_BV = self._model.logits(rows.read_contexts())
         self._tokens += sum(len(request.context) - batch.stem for request in batch.requests)
+        sampling = batch.requests[0].sampling
         texts: list[list[int]] = [[] for _ in batch.requests]
         ended = [False] * len(texts)
         for step in range(batch.requests[0].max_tokens):
-            chosen = [
-                choose_token(logits_V, batch.requests[row].sampling, step, *batch.requests[row].names)
-                if not ended[row]
-                else 0
-                for row, logits_V in zip(rows.members, logits_BV, strict=True)
-            ]
+            chosen = choose_tokens(logits_BV, sampling, step, [batch.requests[row].names for row in rows.members])
             for row, token in zip(rows.members, chosen, strict=True):
                 if not ended[row]:
                     ended[row] = self._append(batch.requests[row], texts[row], token)

@@ -3,6 +3,8 @@
 ``docs/architectures.md`` says how to add one. ``config/sections/architectures.py`` has their names in config.json.
 """
 
+from typing import TYPE_CHECKING
+
 from hlat.config.sections import ModelConfig
 from hlat.model.architectures.base import Architecture
 from hlat.model.architectures.llama import LLAMA
@@ -10,9 +12,11 @@ from hlat.model.architectures.mistral import MISTRAL
 from hlat.model.architectures.olmo2 import OLMO2
 from hlat.model.architectures.qwen2 import QWEN2
 from hlat.model.architectures.qwen3 import QWEN3
-from hlat.model.layers import DecoderBlock
 from hlat.model.model_shard import ModelShard
 from hlat.model.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from hlat.model.layers import DecoderBlock
 
 __all__ = ["build_block", "model_spec"]
 
@@ -30,6 +34,6 @@ def model_spec(config: ModelConfig) -> ModelSpec:
     return _ARCHITECTURES[config.architecture].describe(config)
 
 
-def build_block(config: ModelConfig, shard: ModelShard) -> DecoderBlock:
+def build_block(config: ModelConfig, shard: ModelShard) -> "DecoderBlock":
     """Build a decoder block of a model's architecture."""
-    return _ARCHITECTURES[config.architecture].block(config, shard)
+    return _ARCHITECTURES[config.architecture].block()(config, shard)

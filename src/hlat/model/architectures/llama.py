@@ -10,8 +10,7 @@ from functools import lru_cache
 
 from hlat.config.sections import ModelConfig
 from hlat.model.architectures import parameters as parts
-from hlat.model.architectures.base import Architecture
-from hlat.model.layers import DecoderBlock
+from hlat.model.architectures.base import Architecture, decoder_block
 from hlat.model.spec import Axis, ModelSpec, SavedTensor
 
 
@@ -57,4 +56,4 @@ def _saved(coalesce: bool, qk_norm: bool) -> tuple[SavedTensor, ...]:
     )
 
 
-LLAMA = Architecture(llama_spec, DecoderBlock)
+LLAMA = Architecture(llama_spec, decoder_block)

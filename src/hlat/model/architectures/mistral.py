@@ -4,8 +4,7 @@ The window is part of the mask of attention within documents (``hlat.model.docum
 parallelism and generation use.
 """
 
-from hlat.model.architectures.base import Architecture
+from hlat.model.architectures.base import Architecture, decoder_block
 from hlat.model.architectures.llama import llama_spec
-from hlat.model.layers import DecoderBlock
 
-MISTRAL = Architecture(llama_spec, DecoderBlock)
+MISTRAL = Architecture(llama_spec, decoder_block)

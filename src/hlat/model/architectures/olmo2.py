@@ -7,50 +7,15 @@ The norms of queries and keys extend over the complete width of all heads.
 """
 
 from functools import lru_cache
-
-import torch
+from typing import TYPE_CHECKING
 
 from hlat.config.sections import ModelConfig
 from hlat.model.architectures import parameters as parts
 from hlat.model.architectures.base import Architecture
-from hlat.model.layers import Attention, DecoderBlock, ShardedRMSNorm
-from hlat.model.model_shard import FULL_MODEL, ModelShard, kv_replication, shard_heads
 from hlat.model.spec import Axis, Component, GradientSum, Initial, ModelSpec, ParameterSpec, SavedTensor, TensorSpec
 
-
-class Olmo2Attention(Attention):
-    """Attention with norms over all queries and over all keys."""
-
-    def __init__(self, config: ModelConfig, shard: ModelShard = FULL_MODEL) -> None:
-        super().__init__(config, shard)
-        here, size = shard_heads(config, shard), config.n_head_dim
-        copies = kv_replication(config, shard.tensor_count)
-        self.q_norm = ShardedRMSNorm(here.queries * size, config.heads * size, 1, config.norm_eps)
-        self.k_norm = ShardedRMSNorm(here.kvs * size, config.n_kv_heads * size, copies, config.norm_eps)
-
-
-class Olmo2Block(DecoderBlock):
-    """One decoder block, with norms of what attention and the feed-forward layer add to the residual stream."""
-
-    attention_class = Olmo2Attention
-
-    def before_attention(self, x_BSD: torch.Tensor) -> torch.Tensor:
-        """Return the residual stream itself."""
-        return x_BSD
-
-    def after_attention(self, x_BSD: torch.Tensor, out_BSD: torch.Tensor) -> torch.Tensor:
-        """Add the normalised output of attention to the residual stream."""
-        added: torch.Tensor = self.attention_norm(out_BSD)
-        return x_BSD + added
-
-    def before_feed_forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
-        """Return the residual stream itself."""
-        return x_BSD
-
-    def after_feed_forward(self, x_BSD: torch.Tensor, out_BSD: torch.Tensor) -> torch.Tensor:
-        """Add the normalised output of the feed-forward layer to the residual stream."""
-        added: torch.Tensor = self.feed_forward_norm(out_BSD)
-        return x_BSD + added
+if TYPE_CHECKING:
+    from hlat.model.layers import DecoderBlock
 
 
 def olmo2_spec(config: ModelConfig) -> ModelSpec:
@@ -104,4 +69,10 @@ def _saved() -> tuple[SavedTensor, ...]:
     )
 
 
-OLMO2 = Architecture(olmo2_spec, Olmo2Block)
+def _block() -> type["DecoderBlock"]:
+    from hlat.model.architectures.olmo2_block import Olmo2Block  # noqa: PLC0415  (imports torch)
+
+    return Olmo2Block
+
+
+OLMO2 = Architecture(olmo2_spec, _block)

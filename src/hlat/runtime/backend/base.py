@@ -162,6 +162,8 @@ class Backend:
     """True if torch multiplies an int64 matrix by a vector."""
     rounds_embedding_gradients: bool = False
     """True if torch accumulates the gradient of an embedding in the dtype of its weight, even in bf16."""
+    packs_weights: bool = False
+    """True if products by packed weights are faster for few rows (``hlat.evaluation.packed_weights``)."""
 
     def __init__(self, device_type: str) -> None:
         """Describe a device type.

@@ -40,6 +40,7 @@ class CpuBackend(Backend):
     sums_norms_in_order = True
     has_integer_mv = True
     rounds_embedding_gradients = True
+    packs_weights = torch.backends.mkldnn.is_available()  # oneDNN
 
     def device_count(self) -> int:
         """All processors count as one device."""

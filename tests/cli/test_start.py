@@ -1,0 +1,56 @@
+"""The command starts fast because it imports little: which packages, not how long, so that no machine is too slow."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "numpy", "pyarrow", "tokenizers", "tensorboard")
+PROGRAM = """
+import sys
+from hlat.cli import app
+try:
+    app(sys.argv[1:])
+finally:
+    print("IMPORTED", *sorted(set(sys.modules) & set({packages})))
+"""
+
+
+def imported_by(*arguments: str, packages: tuple[str, ...]) -> list[str]:
+    """Those of the packages that a command imports."""
+    program = PROGRAM.format(packages=packages)
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1].split()[1:]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["train", "--help"], ["plan", "--help"], ["data", "prepare", "--help"]]
+)
+def test_help_imports_neither_torch_nor_the_recipe(arguments):
+    assert not imported_by(*arguments, packages=(*HEAVY, "yaml", "hlat.config", "hlat.launch"))
+
+
+@pytest.mark.parametrize("family", ["llama", "olmo2"])
+def test_check_of_a_good_recipe_does_not_import_torch(recipe_file, tiny, family):
+    """It counts parameters by the description of the architecture, which knows no modules."""
+    arguments = ["check", str(recipe_file), *tiny, f"model.architecture={family}"]
+    assert not imported_by(*arguments, packages=(*HEAVY, "hlat.launch"))
+
+
+def test_this_test_would_see_torch(recipe_file, tiny):
+    assert imported_by("data", "prepare", str(recipe_file), *tiny, packages=("tokenizers", "numpy"))
+
+
+def test_a_model_is_built_without_torchs_compiler_and_checkpoint_format():
+    """Torch's initialisation on the meta device imports its compiler, 0.8 s; DCP DTensor and sympy, 0.5 s."""
+    program = (
+        "import sys, torch, hlat.training\n"
+        "from hlat.config.sections import ModelConfig\n"
+        "from hlat.model import build\n"
+        "config = ModelConfig(vocab_size=64, layers=1, hidden_size=16, intermediate_size=32, heads=2)\n"
+        "build(config, device='cpu', seed=1)\n"
+        "print(*sorted(set(sys.modules) & {'torch._dynamo', 'torch._inductor.utils', 'torch.distributed.checkpoint'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
