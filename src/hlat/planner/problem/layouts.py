@@ -189,7 +189,8 @@ def candidates(request: PlanRequest) -> Iterator[Candidate]:
                 continue
             parallel = _parallel(tensor, pipeline, context, virtual, schedule, zero, count)
             candidate = Candidate(parallel, data, micro, "none")
-            if all(holds(check, _values(request, candidate)) for check in LAYOUT_CHECKS):
+            values = _values(request, candidate)
+            if all(holds(check, values) for check in LAYOUT_CHECKS):
                 yield from _kept_activations(candidate)
 
 
@@ -323,9 +324,14 @@ def _values(request: PlanRequest, candidate: Candidate) -> Values:
             "batch.global_batch": request.global_batch,
             "batch.micro_batch": candidate.micro_batch,
             "batch.ramp": request.ramp,
-            **{f"parallel.{name}": getattr(candidate.parallel, name) for name in ParallelConfig.model_fields},
+            **_parallel_values(candidate.parallel),
         }
     )
+
+
+@lru_cache(maxsize=1024)
+def _parallel_values(parallel: ParallelConfig) -> dict[str, Any]:
+    return {f"parallel.{name}": getattr(parallel, name) for name in ParallelConfig.model_fields}
 
 
 def _degrees(request: PlanRequest) -> Iterator[tuple[int, int, int]]:
