@@ -5,13 +5,13 @@
 The checks are those of recipes (config/rules/layout_checks.py), so that every candidate makes a valid recipe.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from typing import Any, Literal, get_args
 
-from hlat.config.rules import LAYOUT_CHECKS, Check, Values, divisors, holds
+from hlat.config.rules import LAYOUT_CHECKS, Check, TracedValues, Values, divisors, holds
 from hlat.config.sections import (
     INTERLEAVED,
     ZERO_BUBBLE,
@@ -182,29 +182,56 @@ def candidates(request: PlanRequest) -> Iterator[Candidate]:
         sharding = [(zero, 1) for zero in _zero_stages(request, pipeline, data * context)]
         if pipeline == 1 and data > 1:
             sharding += [(3, count) for count in _replicas(request, tensor * context, data)]
-        for (virtual, schedule), (zero, count), micro in product(
-            _schedules(request, pipeline), sharding, _MICRO_BATCHES
-        ):
-            if sequences_per_rank % micro:
-                continue
+        micros = [micro for micro in _MICRO_BATCHES if sequences_per_rank % micro == 0]
+        for (virtual, schedule), (zero, count) in product(_schedules(request, pipeline), sharding):
             parallel = _parallel(tensor, pipeline, context, virtual, schedule, zero, count)
-            candidate = Candidate(parallel, data, micro, "none")
-            values = _values(request, candidate)
-            if all(holds(check, values) for check in LAYOUT_CHECKS):
-                yield from _kept_activations(candidate)
+            keeping = None
+            if parallel.gathers_again:
+                keeping = _parallel(tensor, pipeline, context, virtual, schedule, zero, count, "never")
+            for candidate in _valid(request, [Candidate(parallel, data, micro, "none") for micro in micros]):
+                yield from _kept_activations(candidate, keeping)
 
 
-def _kept_activations(candidate: Candidate) -> Iterator[Candidate]:
+def _valid(request: PlanRequest, layouts: Sequence[Candidate]) -> Iterator[Candidate]:
+    """Yield those that pass all checks, of some layouts that differ in their micro-batches only.
+
+    A check that did not read the micro-batch has one result for all of them.
+    """
+    checks: list[Check] = []
+    for position, candidate in enumerate(layouts):
+        values = _values(request, candidate)
+        if position:
+            if all(holds(check, values) for check in checks):
+                yield candidate
+            continue
+        passed = True
+        for check in LAYOUT_CHECKS:
+            traced = TracedValues(values)
+            held = holds(check, traced)
+            if "batch.micro_batch" in traced.read:
+                checks.append(check)
+                passed = passed and held
+            elif not held:
+                return
+        if passed:
+            yield candidate
+
+
+def _kept_activations(candidate: Candidate, keeping: ParallelConfig | None) -> Iterator[Candidate]:
     """Yield a layout with every choice of what is kept for backward.
 
     Gathered inputs are kept only where everything is: to gather them again frees more memory in less time than to
     recompute attention.
+
+    Args:
+        candidate: the layout.
+        keeping: its ``parallel`` section with gathered inputs kept; None if it gathers none.
     """
-    if candidate.parallel.gathers_again:
-        keeping = candidate.parallel.model_copy(update={"gather_again": "never"})
-        yield replace(candidate, parallel=keeping)
+    parallel, data, micro = candidate.parallel, candidate.data, candidate.micro_batch
+    if keeping is not None:
+        yield Candidate(keeping, data, micro, candidate.recompute)
     for recompute in RECOMPUTE_POLICIES:
-        yield replace(candidate, recompute=recompute)
+        yield Candidate(parallel, data, micro, recompute)
 
 
 def parse_layout(text: str, request: PlanRequest, option: str = "--layout") -> Candidate:

@@ -8,6 +8,8 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+import yaml
+
 from hlat.planner.cost import (
     HOST_COPY_RATE,
     INTERVAL_SHARE,
@@ -20,7 +22,7 @@ from hlat.planner.cost import (
     simulate_goodput,
     undecided_ratio,
 )
-from hlat.planner.problem import Candidate, PlanRequest, comparison_note, parse_layout, why_not_runnable
+from hlat.planner.problem import Candidate, PlanRequest, comparison_note, llama_class, parse_layout, why_not_runnable
 from hlat.planner.search.search import USABLE_MEMORY_SHARE, LayoutPrediction, SearchResult, predict_layout, search
 from hlat.planner.search.suggestions import suggestions
 from hlat.planner.search.tie_break import TIE_TOLERANCE, break_tie
@@ -226,6 +228,12 @@ def _nothing_fits(request: PlanRequest, found: SearchResult) -> str:
     return "\n".join(lines)
 
 
+def _model_section(request: PlanRequest) -> str:
+    """The model as a section, for one that no preset or recipe has."""
+    section = llama_class(request.name)
+    return "" if section is None else yaml.safe_dump({"model": section}, sort_keys=False)
+
+
 def recipe_fragment(request: PlanRequest, candidate: Candidate, *, fits_in: bool = True) -> str:
     """The layout as sections of a recipe, for a recipe to include."""
     virtual = f"\n  virtual_stages: {candidate.virtual}" if candidate.virtual > 1 else ""
@@ -236,7 +244,7 @@ def recipe_fragment(request: PlanRequest, candidate: Candidate, *, fits_in: bool
         note += f"# Does not run as planned, {compared}.\n"
     return (
         f"# {request.name} on {request.cluster.name}, by hlat plan: {request.cluster.devices} processes.\n{note}"
-        f"parallel:\n"
+        f"{_model_section(request)}parallel:\n"
         f"  tensor: {candidate.tensor}\n"
         f"  sequence: true\n{gather}"
         f"  pipeline: {candidate.pipeline}\n"
