@@ -17,7 +17,7 @@ from hlat.api.checkpoints import evaluate, evaluate_tasks, generate, load_model,
 from hlat.api.compilation import compile_cache, unpack_cache
 from hlat.api.hosts import launch_local
 from hlat.api.models import average, export, import_model
-from hlat.api.planning import choose_cluster, compare_plans, plan
+from hlat.api.planning import choose_cluster, choose_model_size, compare_plans, plan
 from hlat.api.preflight import doctor
 from hlat.api.recipes import load_recipe
 from hlat.api.records import metrics, report, runs
@@ -28,6 +28,7 @@ __all__ = [
     "TrainingResult",
     "average",
     "choose_cluster",
+    "choose_model_size",
     "compare_plans",
     "compile_cache",
     "doctor",

@@ -1,9 +1,9 @@
 """``hlat plan``: layout, time, memory and cost of a run, before anything is started."""
 
+import gc
 import json
 import shlex
 import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,14 +11,15 @@ import typer
 
 from hlat.cli.common import ready, say
 from hlat.cli.hardware import HardwareOption, catalog_of
-from hlat.cli.plan_options import check_outputs, check_question, parse_tokens
+from hlat.cli.plan_options import check_outputs, check_question, parse_amount
 from hlat.runtime import escape_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from hlat.hardware import Cluster
-    from hlat.planner.purchase import Purchase
+    from hlat.hardware import Cluster, PriceKind
+    from hlat.planner.purchase import ModelSize, Purchase
+    from hlat.planner.purchase.offers import Offer
     from hlat.planner.report import ClusterComparison
     from hlat.planner.search import LayoutPrediction, TrainingPlan
 
@@ -55,6 +56,16 @@ def plan_command(
         float | None, typer.Option(help="Interruptions per instance and day, as of spot instances.")
     ] = None,
     prices_of: Annotated[str | None, typer.Option(help="Month whose prices are used, as in 2024-04.")] = None,
+    storage: Annotated[
+        str | None, typer.Option(help="Rate of the shared file system, as in 5GB/s (whole cluster) or 2GB/s/instance.")
+    ] = None,
+    pue: Annotated[float | None, typer.Option(help="Power usage effectiveness, for the energy, as in 1.2.")] = None,
+    flops: Annotated[
+        str | None, typer.Option(help="With --chips and no model: size of a model for so many FLOPs, as in 1e22.")
+    ] = None,
+    inference_tokens: Annotated[
+        str | None, typer.Option(help="Without a model: tokens that it will generate, as in 1T.")
+    ] = None,
     rank_by: Annotated[str | None, typer.Option(help="Order several clusters by time or by cost.")] = None,
     layout: Annotated[str | None, typer.Option(help="Predict this layout only, as in tp=8,pp=1,zero=1.")] = None,
     against: Annotated[str | None, typer.Option(help="Compare the choice with this layout.")] = None,
@@ -77,56 +88,68 @@ def plan_command(
         check_outputs((html,))
         _validate(validate, hardware, html, as_json=as_json)
         return
-    check_question(model, cluster, chips, (deadline, budget), (per, rank_by, layout, against, html, trace, fragment))
-    assert model is not None, "checked"
-    numbers = {"tokens": parse_tokens(tokens), "sequence": seq, "global_batch": global_batch}
+    check_question(
+        model,
+        cluster,
+        chips,
+        {"--deadline": deadline, "--budget": budget},
+        {"--flops": flops, "--inference-tokens": inference_tokens},
+        (per, rank_by, layout, against, html, trace, fragment),
+        tokens,
+    )
+    run = {"sequence": seq, "global_batch": global_batch, "precision": precision}
+    terms = {"price": price, "interruptions": interruptions, "prices_of": prices_of, "hardware": hardware}
+    place = {"storage": storage, "pue": pue}
+    asked = {
+        "--seq": seq,
+        "--global-batch": global_batch,
+        "--precision": precision,
+        "--price": price,
+        "--interruptions": interruptions,
+        "--prices-of": prices_of,
+        "--storage": storage,
+        "--pue": pue,
+        "--hardware": hardware,
+    }
     if chips is not None:
-        say_purchase(
-            hlat.choose_cluster(
-                model,
-                chips=chips,
-                deadline=deadline,
-                budget=budget,
-                precision=precision,
-                price=price,
-                interruptions=interruptions,
-                prices_of=prices_of,
-                hardware=hardware,
-                **numbers,
-            ),
-            {
-                "--model": model,
-                "--tokens": tokens,
-                "--seq": seq,
-                "--global-batch": global_batch,
-                "--precision": precision,
-                "--price": price,
-                "--interruptions": interruptions,
-                "--prices-of": prices_of,
-                "--hardware": hardware,
-            },
-            as_json=as_json,
-        )
+        gc.freeze()  # what was imported stays; a question makes many small objects
+        limits = {"chips": chips, "deadline": deadline, "budget": budget}
+        if model is None:
+            compute = None if flops is None else float(parse_amount(flops, "--flops") or 0)
+            say_model_size(
+                hlat.choose_model_size(
+                    **limits,
+                    flops=compute,
+                    inference_tokens=parse_amount(inference_tokens, "--inference-tokens"),
+                    **run,
+                    **terms,
+                    **place,
+                ),
+                asked,
+                as_json=as_json,
+            )
+            return
+        found = hlat.choose_cluster(model, **limits, tokens=parse_amount(tokens), **run, **terms, **place)
+        say_purchase(found, {"--model": model, "--tokens": tokens, **asked}, as_json=as_json)
         return
+    assert model is not None, "checked"
     check_outputs((html, trace, fragment))
-    found = hlat.compare_plans(
+    compared = hlat.compare_plans(
         model,
         cluster or [],
-        precision=precision,
-        price=price,
+        tokens=parse_amount(tokens),
         rank_by=rank_by,
         layout=layout,
         against=against,
-        hardware=hardware,
         per=per,
-        interruptions=interruptions,
-        prices_of=prices_of,
-        **numbers,
+        **run,
+        **terms,
+        **place,
     )
-    _say(found, as_json=as_json, words=explain)
+    _say(compared, as_json=as_json, words=explain)
     if per is None and not as_json:
-        say_units(plan.request.cluster for plan in found.plans)
-    _write(list(found.plans), html, trace, fragment)
+        say_units(plan.request.cluster for plan in compared.plans)
+    _write(list(compared.plans), html, trace, fragment)
 
 
 def say_purchase(found: "Purchase", asked: "Mapping[str, object]", *, as_json: bool) -> None:
@@ -142,12 +165,48 @@ def say_purchase(found: "Purchase", asked: "Mapping[str, object]", *, as_json: b
     if as_json:
         say(json.dumps(purchase_json(found), indent=2))
         return
-    for line in purchase_lines(found):
+    for line in purchase_lines(found, _columns()):
+        say(escape_name(line))
+    _say_command(found.chosen, {**asked, "--tokens": asked["--tokens"] or _tokens_of(found)}, found.price)
+
+
+def say_model_size(found: "ModelSize", asked: "Mapping[str, object]", *, as_json: bool) -> None:
+    """Print the choice of a model's size.
+
+    Args:
+        found: the choice.
+        asked: options that the question had, by name; None for those it had not.
+        as_json: True for JSON.
+    """
+    from hlat.planner.purchase import model_size_json, model_size_lines
+
+    if as_json:
+        say(json.dumps(model_size_json(found), indent=2))
+        return
+    for line in model_size_lines(found, _columns()):
         say(line)
-    cluster = found.chosen.cluster.name
-    given = {**asked, "--price": asked["--price"] or found.price}
+    offer = found.runs[0].offer
+    _say_command(offer, {"--model": offer.request.name, "--tokens": offer.request.tokens, **asked}, found.price)
+
+
+def _tokens_of(found: "Purchase") -> int | None:
+    """The tokens that a budget affords, if the question had none."""
+    return found.chosen.request.tokens if found.affords else None
+
+
+def _say_command(offer: "Offer", asked: "Mapping[str, object]", price: "PriceKind | None") -> None:
+    """Print the command that plans the run of an offer."""
+    given = {**asked, "--price": asked["--price"] or price}
     options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
-    say(f"\n* the choice. Its plan: {shlex.join(['hlat', 'plan', *options, '--cluster', cluster, '--explain'])}")
+    command = shlex.join(["hlat", "plan", *options, "--cluster", offer.cluster.name, "--explain"])
+    say(f"\n* the choice. Its plan: {command}")
+
+
+def _columns() -> int:
+    """Width of the terminal, or of COLUMNS; that of a wide one where the output is not a terminal."""
+    from hlat.planner.report import WIDE
+
+    return shutil.get_terminal_size((WIDE, 24)).columns
 
 
 def say_units(clusters: "Iterable[Cluster]") -> None:
@@ -161,52 +220,62 @@ def say_units(clusters: "Iterable[Cluster]") -> None:
 
 
 def _say(found: "ClusterComparison", *, as_json: bool, words: bool) -> None:
-    from hlat.planner.report import WIDE, comparison_lines, plan_lines
+    from hlat.planner.report import comparison_lines, plan_lines, wrapped
 
     if as_json:
         content = found.to_dict()
         say(json.dumps(content[0] if len(content) == 1 else content, indent=2))
         return
     plans = list(found.plans)
-    for line in plan_lines(plans, shutil.get_terminal_size((WIDE, 24)).columns if sys.stdout.isatty() else WIDE):
+    columns = _columns()
+    for line in plan_lines(plans, columns):
         say(escape_name(line))
     for plan in plans:
-        _say_words(plan, words, found.against.get(plan.request.cluster.name))
-    for line in [*comparison_lines(plans), *found.refused.values()]:
+        say()
+        for sentence, indent in _words(plan, words, found.against.get(plan.request.cluster.name)):
+            for line in wrapped(sentence, columns, indent):
+                say(line)
+    for sentence in comparison_lines(plans):
+        for line in wrapped(sentence, columns, 2):
+            say(line)
+    for line in found.refused.values():
         say(line)
 
 
-def _say_words(plan: "TrainingPlan", words: bool, other: "LayoutPrediction | None") -> None:
-    from hlat.planner.report import comparison_with, expectation, explain
+def _words(plan: "TrainingPlan", explained: bool, other: "LayoutPrediction | None") -> "Iterator[tuple[str, int]]":
+    """Yield the sentences about a plan, each with the indentation of its further lines."""
+    from hlat.planner.report import comparison_with, energy_sentence, expectation, explain, storage_sentence
     from hlat.planner.search import fits
 
     request, said = plan.request, plan.assumptions()
-    say()
     cluster, steps = request.cluster, f"{request.steps:,} steps"
     machines = f"{cluster.count:,} instances of {cluster.instance.chips} chips, " if cluster.count > 1 else ""
     devices = f"{cluster.devices:,} device{'s' if cluster.devices > 1 else ''}"
-    say(f"{request.name} on {cluster.name}: {machines}{devices}, {steps}, precision {request.mode}")
+    yield f"{request.name} on {cluster.name}: {machines}{devices}, {steps}, precision {request.mode}", 2
     for one in request.assumed:
-        say(f"  assumed    {one}")
-    say(f"  expect     {expectation(plan)}")
+        yield f"  assumed    {one}", 13
+    yield f"  expect     {expectation(plan.chosen)}", 13
     price = (
         "not known"
         if said["usd_per_hour"] is None
         else f"{said['usd_per_hour']:,.2f} USD per hour, {said['price_kind']}"
     )
-    say(f"  price      {price}")
-    say(
+    yield f"  price      {price}", 13
+    yield f"  energy     {energy_sentence(request, plan.chosen)}", 13
+    yield (
         f"  failures   one in {said['mean_hours_between_failures']:.1f} hours; save every "
         f"{said['checkpoint_every_steps']:,} steps; goodput {plan.chosen.goodput:.1%} by Daly's formula, "
-        f"{plan.goodput_simulated[0]:.1%} simulated, {plan.goodput_simulated[1]:.1%} in the worst tenth of runs"
+        f"{plan.goodput_simulated[0]:.1%} simulated, {plan.goodput_simulated[1]:.1%} in the worst tenth of runs",
+        13,
     )
+    yield f"  saves      {storage_sentence(request, plan.chosen)}", 13
     if not fits(request, plan.chosen):
         need = plan.chosen.peak_memory / _GIB
-        say(f"  memory     DOES NOT FIT: {need:.1f} GiB of {said['memory_gib_per_device']} GiB")
-    for line in explain(plan) if words else []:
-        say(f"  {line}")
+        yield f"  memory     DOES NOT FIT: {need:.1f} GiB of {said['memory_gib_per_device']} GiB", 13
+    for line in explain(plan) if explained else []:
+        yield f"  {line}", 4
     if other is not None:
-        say(f"  {comparison_with(plan, other)}")
+        yield f"  {comparison_with(plan, other)}", 4
 
 
 def _write(plans: list["TrainingPlan"], html: Path | None, trace: Path | None, recipe: Path | None) -> None:

@@ -3,7 +3,7 @@
 "llama-class-5.1b" -> the nearest of some shapes like those of Llama 3 -> fields of a recipe's model section
 
 The shapes follow Llama 3 (arXiv 2407.21783, table 3) and the config.json files of Llama 3.2: heads of 128 (of 64 up to
-a width of 2,048), 8 kv heads, feed-forward layers 3.5 times as wide, 128,256 words, embeddings shared with the head up
+a width of 2,048), 8 kv heads (4 where 8 do not divide the heads), feed-forward layers 3.5 times as wide, 128,256 words, embeddings shared with the head up
 to a width of 3,072; and about 115 of width per layer, as theirs have 102 to 130.
 """
 
@@ -16,7 +16,7 @@ from hlat.model.derived import count_parameters
 
 _NAME = re.compile(r"llama-class-(\d+(?:\.\d+)?)([mb])", re.IGNORECASE)
 _UNITS = {"m": 1e6, "b": 1e9}
-_WIDTHS = (512, 1024, 1536, 2048, 3072, 4096, 5120, 6144, 7168, 8192, 10240, 12288, 14336, 16384)
+_WIDTHS = (512, 1024, 1536, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192, 10240, 12288, 14336, 16384)
 _WIDTH_PER_LAYER = (90, 150)  # of the shapes; between those of Llama 3, and a little beyond
 _USUAL_WIDTH_PER_LAYER = 115
 _APART = 1.02  # two shapes closer than that are one: the one of the usual proportions
@@ -60,13 +60,14 @@ def _shapes() -> list[tuple[int, dict[str, Any]]]:
 
 
 def _section(width: int, layers: int) -> dict[str, Any]:
+    heads = width // (64 if width <= 2048 else 128)
     return {
         "vocab_size": 128256,
         "layers": layers,
         "hidden_size": width,
         "intermediate_size": 7 * width // 2,
-        "heads": width // (64 if width <= 2048 else 128),
-        "kv_heads": 8,
+        "heads": heads,
+        "kv_heads": 8 if heads % 8 == 0 else 4,
         "tie_embeddings": width <= 3072,
         "rope": {"theta": 500000.0},
         "norm_eps": 1e-5,

@@ -59,9 +59,7 @@ class Offer:
         """Return the run with another number of tokens, to which days, cost and energy are proportional."""
         share, one = tokens / self.request.tokens, self.prediction
         cost, kwh = (None if value is None else share * value for value in (one.cost_usd, one.kwh))
-        return Offer(
-            replace(self.request, tokens=tokens), replace(one, days=share * one.days, cost_usd=cost, kwh=kwh)
-        )
+        return Offer(replace(self.request, tokens=tokens), replace(one, days=share * one.days, cost_usd=cost, kwh=kwh))
 
 
 @dataclass

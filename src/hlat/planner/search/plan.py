@@ -10,7 +10,9 @@ from typing import Any
 
 import yaml
 
+from hlat.hardware import HOST_SHARE
 from hlat.planner.cost import (
+    DETECTION_SECONDS,
     HOST_COPY_RATE,
     INTERVAL_SHARE,
     SOFTWARE_FAILURES_PER_DAY,
@@ -20,6 +22,7 @@ from hlat.planner.cost import (
     executed_flops,
     load_constants,
     simulate_goodput,
+    storage_rate,
     undecided_ratio,
 )
 from hlat.planner.problem import Candidate, PlanRequest, comparison_note, llama_class, parse_layout, why_not_runnable
@@ -98,8 +101,16 @@ class TrainingPlan:
             "failures_per_instance_and_day": request.cluster.instance.failures.per_day,
             "interruptions_by_software_per_day": SOFTWARE_FAILURES_PER_DAY,
             "copy_bytes_per_second_per_device": HOST_COPY_RATE,
-            "store_bytes_per_second_per_instance": STORE_RATE_PER_INSTANCE,
-            "store_bytes_per_second": STORE_RATE_LIMIT,
+            "store_bytes_per_second_per_instance": None if request.site.storage else STORE_RATE_PER_INSTANCE,
+            "store_bytes_per_second": None if request.site.storage else STORE_RATE_LIMIT,
+            "storage": None if request.site.storage is None else str(request.site.storage),
+            "storage_bytes_per_second": storage_rate(request.cluster, request.site.storage),
+            "checkpoint_bytes": round(reliability.saved_bytes),
+            "failure_noticed_after_seconds": DETECTION_SECONDS,
+            "start_up_seconds": reliability.start_up,
+            "chip_watts": None if request.cluster.chip.power is None else request.cluster.chip.power.watts,
+            "host_share_of_power": HOST_SHARE,
+            "pue": request.site.pue,
             "save_stall_seconds": round(reliability.stall, 2),
             "save_durable_after_seconds": round(reliability.writing, 1),
             "restart_seconds": round(reliability.restart, 1),
@@ -158,6 +169,7 @@ def layout_json(request: PlanRequest, prediction: LayoutPrediction) -> dict[str,
         "cost_usd": prediction.cost_usd,
         "usd_per_billion_tokens": None if prediction.cost_usd is None else prediction.cost_usd / request.tokens * 1e9,
         "cost_usd_interval": None if prediction.cost_usd is None else list(prediction.interval.of(prediction.cost_usd)),
+        "energy_kwh": prediction.kwh,
         "days": prediction.days,
         "days_interval": list(prediction.interval.of(prediction.days)),
         "goodput": prediction.goodput,
