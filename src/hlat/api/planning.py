@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hlat.hardware import Catalog, Cluster, PriceKind
     from hlat.planner.problem import PlanRequest
-    from hlat.planner.purchase import ModelSize, Purchase
-    from hlat.planner.purchase.model_size import RequestOf
+    from hlat.planner.purchase import ModelSize, Purchase, RequestOf
     from hlat.planner.report import ClusterComparison
     from hlat.planner.search import TrainingPlan
 

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from hlat.hardware import Cluster, PriceKind
-    from hlat.planner.purchase import ModelSize, Purchase
-    from hlat.planner.purchase.offers import Offer
+    from hlat.planner.purchase import ModelSize, Offer, Purchase
     from hlat.planner.report import ClusterComparison
     from hlat.planner.search import LayoutPrediction, TrainingPlan
 
@@ -97,9 +96,6 @@ def plan_command(
         (per, rank_by, layout, against, html, trace, fragment),
         tokens,
     )
-    run = {"sequence": seq, "global_batch": global_batch, "precision": precision}
-    terms = {"price": price, "interruptions": interruptions, "prices_of": prices_of, "hardware": hardware}
-    place = {"storage": storage, "pue": pue}
     asked = {
         "--seq": seq,
         "--global-batch": global_batch,
@@ -113,23 +109,41 @@ def plan_command(
     }
     if chips is not None:
         gc.freeze()  # what was imported stays; a question makes many small objects
-        limits = {"chips": chips, "deadline": deadline, "budget": budget}
         if model is None:
-            compute = None if flops is None else float(parse_amount(flops, "--flops") or 0)
-            say_model_size(
-                hlat.choose_model_size(
-                    **limits,
-                    flops=compute,
-                    inference_tokens=parse_amount(inference_tokens, "--inference-tokens"),
-                    **run,
-                    **terms,
-                    **place,
-                ),
-                asked,
-                as_json=as_json,
+            size = hlat.choose_model_size(
+                chips=chips,
+                budget=budget,
+                flops=parse_amount(flops, "--flops"),
+                inference_tokens=parse_amount(inference_tokens, "--inference-tokens"),
+                deadline=deadline,
+                sequence=seq,
+                global_batch=global_batch,
+                precision=precision,
+                price=price,
+                hardware=hardware,
+                interruptions=interruptions,
+                prices_of=prices_of,
+                storage=storage,
+                pue=pue,
             )
+            say_model_size(size, asked, as_json=as_json)
             return
-        found = hlat.choose_cluster(model, **limits, tokens=parse_amount(tokens), **run, **terms, **place)
+        found = hlat.choose_cluster(
+            model,
+            chips=chips,
+            deadline=deadline,
+            budget=budget,
+            tokens=parse_amount(tokens),
+            sequence=seq,
+            global_batch=global_batch,
+            precision=precision,
+            price=price,
+            hardware=hardware,
+            interruptions=interruptions,
+            prices_of=prices_of,
+            storage=storage,
+            pue=pue,
+        )
         say_purchase(found, {"--model": model, "--tokens": tokens, **asked}, as_json=as_json)
         return
     assert model is not None, "checked"
@@ -138,13 +152,19 @@ def plan_command(
         model,
         cluster or [],
         tokens=parse_amount(tokens),
+        sequence=seq,
+        global_batch=global_batch,
+        precision=precision,
+        price=price,
         rank_by=rank_by,
         layout=layout,
         against=against,
+        hardware=hardware,
         per=per,
-        **run,
-        **terms,
-        **place,
+        interruptions=interruptions,
+        prices_of=prices_of,
+        storage=storage,
+        pue=pue,
     )
     _say(compared, as_json=as_json, words=explain)
     if per is None and not as_json:
@@ -228,7 +248,7 @@ def _say(found: "ClusterComparison", *, as_json: bool, words: bool) -> None:
         return
     plans = list(found.plans)
     columns = _columns()
-    for line in plan_lines(plans, columns):
+    for line in plan_lines(plans, columns, layouts=words or len(plans) == 1):
         say(escape_name(line))
     for plan in plans:
         say()

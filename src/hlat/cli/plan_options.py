@@ -49,14 +49,14 @@ def check_question(
     """
     from hlat.runtime import PlanError
 
-    problems = []
+    problems: list[str] = []
     sized = any(value is not None for value in (goals["--budget"], *sizes.values()))
     if model is None and chips and sized:
         problems += _size_problems(goals["--budget"], sizes["--flops"], tokens)
     elif model is None or not (cluster or chips):
         problems.append(
-            "hlat plan needs --model and --cluster (or --chips, to choose the number; or --chips and --budget or --flops, "
-            "to choose the model), or --validate FILE"
+            "hlat plan needs --model and --cluster (or --chips, to choose the number; or --chips and --budget or "
+            "--flops, to choose the model), or --validate FILE"
         )
     elif cluster and chips:
         problems.append("--cluster plans for a number of instances, --chips chooses it: give one of them")

@@ -1,7 +1,7 @@
 """The cost model: time of compute, communication, pipeline and step, and the goodput of a run."""
 
 from hlat.planner.cost.comm_bytes import exchanged_bytes
-from hlat.planner.cost.comm_time import CommTimes, comm_times
+from hlat.planner.cost.comm_time import comm_times
 from hlat.planner.cost.constants import Constants, load_constants, load_priors
 from hlat.planner.cost.executed_flops import executed_flops
 from hlat.planner.cost.framework_profile import hlat_profile
@@ -35,7 +35,6 @@ __all__ = [
     "STEP_COMPONENTS",
     "STORE_RATE_LIMIT",
     "STORE_RATE_PER_INSTANCE",
-    "CommTimes",
     "Constants",
     "OperationTimes",
     "RatioInterval",

@@ -95,8 +95,8 @@ def predict_reliability(cluster: Cluster, state_bytes: float, storage: StorageRa
     if restart + writing + interval > _MAX_CYCLE * mtbf:
         raise PlanError(
             f"{cluster.name} fails every {mtbf:,.0f} seconds, and a restart takes {restart:,.0f}: a run would make no "
-            f"progress. {writing:,.0f} seconds of the restart load the checkpoint (--storage); the failures per day are "
-            f"those of {cluster.instance.name} in the catalog, or of --interruptions."
+            f"progress. {writing:,.0f} seconds of the restart load the checkpoint (--storage); the failures per day "
+            f"are those of {cluster.instance.name} in the catalog, or of --interruptions."
         )
 
     def goodput(seconds: float) -> float:

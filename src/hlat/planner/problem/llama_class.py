@@ -3,8 +3,8 @@
 "llama-class-5.1b" -> the nearest of some shapes like those of Llama 3 -> fields of a recipe's model section
 
 The shapes follow Llama 3 (arXiv 2407.21783, table 3) and the config.json files of Llama 3.2: heads of 128 (of 64 up to
-a width of 2,048), 8 kv heads (4 where 8 do not divide the heads), feed-forward layers 3.5 times as wide, 128,256 words, embeddings shared with the head up
-to a width of 3,072; and about 115 of width per layer, as theirs have 102 to 130.
+a width of 2,048), 8 kv heads (4 where 8 do not divide the heads), feed-forward layers 3.5 times as wide, 128,256 words,
+embeddings shared with the head up to a width of 3,072; and about 115 of width per layer, as theirs have 102 to 130.
 """
 
 import re

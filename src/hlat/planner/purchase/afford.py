@@ -1,6 +1,6 @@
 """Tokens that a budget affords, of a model whose tokens nobody has fixed.
 
-    model, budget, deadline or none --afford--> Purchase: the run of each kind of instance with as many tokens as possible
+    model, budget, deadline or none --afford--> Purchase: the run of each kind of instance with most tokens
 
 A run costs and takes as much per token with few tokens as with many. Without a deadline the number of instances is that
 of a plan without a goal (the bend of the cost), and the budget says how many tokens. With one, all instances for the

@@ -2,9 +2,9 @@
 
     goal, kinds --explore--> the best offer of each kind that can be the best of all, and why the others cannot
 
-A run on more instances takes fewer days and costs more, apart from small steps. So a deadline and a budget each have one
-number from which on they are met, or no more met, which is found in a few predictions. Kinds that cannot be the best
-are left as soon as that is certain, and say why.
+A run on more instances takes fewer days and costs more, apart from small steps. So a deadline and a budget each have
+one number from which on they are met, or no more met, which is found in a few predictions. Kinds that cannot be the
+best are left as soon as that is certain, and say why.
 """
 
 from collections.abc import Sequence

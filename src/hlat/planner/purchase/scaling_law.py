@@ -6,8 +6,8 @@
 Hoffmann et al. 2022 (arXiv 2203.15556), approach 3, with the constants that Besiroglu et al. 2024 (arXiv 2404.10102)
 fitted to the same runs: the published ones were rounded, and their fit had not converged. N counts all parameters. The
 runs had up to 16 billion parameters, and MassiveText as data: the loss of other data is another one, but the best size
-for an amount of compute changes little. With tokens to be generated: Sardana et al. 2023 (arXiv 2401.00448), equation 2,
-whose own fits at high numbers of tokens per parameter find that further tokens help less than this law says.
+for an amount of compute changes little. With tokens to be generated: Sardana et al. 2023 (arXiv 2401.00448), equation
+2, who also find that at high numbers of tokens per parameter further tokens help less than such a law says.
 """
 
 from dataclasses import dataclass
@@ -30,14 +30,15 @@ class ScalingLaw:
 
     def loss(self, parameters: float, tokens: float) -> float:
         """Return the loss in nats per token."""
-        return self.irreducible + self.a / parameters**self.alpha + self.b / tokens**self.beta
+        loss: float = self.irreducible + self.a / parameters**self.alpha + self.b / tokens**self.beta
+        return loss
 
     def optimal_size(self, flops: float, generated: float = 0.0) -> tuple[float, float]:
         """Return the parameters and training tokens that are best for some FLOPs of training.
 
-        Without tokens to be generated, they have the least loss. With them, no other size of that loss takes fewer FLOPs
-        for training and generating together. That is where alpha A / N^alpha = (1 + I / (3 D)) beta B / D^beta, I being
-        the generated tokens.
+        Without tokens to be generated, they have the least loss. With them, no other size of that loss takes fewer
+        FLOPs for training and generating together. That is where alpha A / N^alpha = (1 + I / (3 D)) beta B / D^beta,
+        I being the generated tokens.
 
         Args:
             flops: FLOPs of the training, 6 N D.

@@ -19,7 +19,7 @@ from hlat.planner.report import (
 )
 from hlat.planner.search import format_number, layout_json
 
-LAW = "law: Hoffmann 2022, approach 3, constants of Besiroglu 2024; N counts all parameters"
+LAW = "law: Hoffmann 2022, approach 3, constants of Besiroglu 2024; D tokens, N parameters, all counted"
 
 
 def purchase_lines(purchase: Purchase, columns: int) -> Iterator[str]:
@@ -48,7 +48,7 @@ def model_size_lines(found: ModelSize, columns: int) -> Iterator[str]:
     until = "" if found.goal.days is None else f", done in {found.goal.days:g} days"
     yield f"Which model for {what}{until}, {_prices(found.price)}"
     yield ""
-    heads = ["", "model", "tokens", "per par.", "loss", "cluster", "days", "4 of 5", "USD", "best for"]
+    heads = ["", "model", "tokens", "D/N", "loss", "cluster", "days", "4 of 5", "USD", "best for"]
     rows = [_size_row(run, run is chosen) for run in found.runs]
     yield from table_lines([heads, *rows], columns)
     yield ""
@@ -80,8 +80,8 @@ def _shape(run: SizedRun, generated: float) -> str:
     life = f"; with generating, {run.lifetime_flops(generated):.3g} FLOPs" if generated else ""
     return (
         f"{run.offer.request.name}: {model.layers} layers of {model.hidden_size:,}, {model.heads} heads, "
-        f"{model.n_kv_heads} kv heads, {model.intermediate_size:,} wide, {model.vocab_size:,} words; {run.flops:.3g} FLOPs, "
-        f"for which the law wants {number(run.best[0])} parameters{life}"
+        f"{model.n_kv_heads} kv heads, {model.intermediate_size:,} wide, {model.vocab_size:,} words; "
+        f"{run.flops:.3g} FLOPs, for which the law wants {number(run.best[0])} parameters{life}"
     )
 
 
@@ -93,9 +93,9 @@ def _beside_the_optimum(offer: Offer) -> str:
     best = CHINCHILLA.optimal_size(flops)
     share, loss, least = request.tokens / wanted, CHINCHILLA.loss(size, request.tokens), CHINCHILLA.loss(*best)
     return (
-        f"{number(request.tokens)} tokens are {request.tokens / size:.3g} per parameter, {share:.2g} times those for which "
-        f"this size is compute-optimal ({number(wanted)}). The same compute is best spent on {number(best[0])} parameters "
-        f"and {number(best[1])} tokens: loss {least:.3f} instead of {loss:.3f} ({LAW})."
+        f"{number(request.tokens)} tokens are {request.tokens / size:.3g} per parameter, {share:.2g} times those for "
+        f"which this size is compute-optimal ({number(wanted)}). The same compute is best spent on {number(best[0])} "
+        f"parameters and {number(best[1])} tokens: loss {least:.3f} instead of {loss:.3f} ({LAW})."
     )
 
 
@@ -118,8 +118,7 @@ def _assumed(offer: Offer, columns: int) -> Iterator[str]:
 
 
 def _tokens(purchase: Purchase) -> str:
-    tokens = "tokens as the budget affords" if purchase.affords else f"{number(purchase.chosen.request.tokens)} tokens"
-    return tokens
+    return "tokens as the budget affords" if purchase.affords else f"{number(purchase.chosen.request.tokens)} tokens"
 
 
 def _prices(kind: str | None) -> str:

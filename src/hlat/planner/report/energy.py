@@ -22,6 +22,6 @@ def energy_sentence(request: PlanRequest, prediction: LayoutPrediction) -> str:
         return f"not known: no power limit of {chip.name} is published"
     building = f"PUE {site.pue:g}" + ("" if site.pue_given else ", Amazon's mean of 2025 (--pue)")
     return (
-        f"at most about {energy_text(prediction.kwh)}: every chip at its limit of {chip.power.watts:,.0f} W all the time, "
-        f"{HOST_SHARE:.0%} more for hosts and network, {building}"
+        f"at most about {energy_text(prediction.kwh)}: every chip at its limit of {chip.power.watts:,.0f} W all the "
+        f"time, {HOST_SHARE:.0%} more for hosts and network, {building}"
     )

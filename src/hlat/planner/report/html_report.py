@@ -46,9 +46,9 @@ def _sections(plan: TrainingPlan) -> list[Html]:
         *map(paragraph, explain(plan)),
         paragraph(
             f"Expect {expectation(chosen)}. Energy: {energy_sentence(plan.request, chosen)}. Saves: "
-            f"{storage_sentence(plan.request, chosen)}. Memory: published readings of other programs, which nothing was fitted to, "
-            f"are {_MEMORY_ERROR:.0%} off in the median; hlat's own processes are within 8 % on CPUs, and were never "
-            "measured on accelerators."
+            f"{storage_sentence(plan.request, chosen)}. Memory: published readings of other programs, which nothing "
+            f"was fitted to, are {_MEMORY_ERROR:.0%} off in the median; hlat's own processes are within 8 % on CPUs, "
+            "and were never measured on accelerators."
         ),
         section("Layouts", [_table(plan)], level=3),
         section("Memory of a device, by pipeline rank", [_memory(plan)], level=3),

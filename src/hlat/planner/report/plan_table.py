@@ -1,7 +1,7 @@
 """Plans as a table for a terminal: the choice of each cluster first and marked, its alternatives below.
 
-Several clusters have a table of their choices first, a row each. A wide terminal shows each degree of a layout in a column of its own; a narrow one, 80 columns, the layout as
-``--layout`` takes it.
+Several clusters have a table of their choices first, a row each. A wide terminal shows each degree of a layout in a
+column of its own; a narrow one, 80 columns, the layout as ``--layout`` takes it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -69,17 +69,22 @@ _SUMMARY: dict[str, Cell] = {
 }
 
 
-def plan_lines(plans: Sequence[TrainingPlan], columns: int) -> Iterator[str]:
+def plan_lines(plans: Sequence[TrainingPlan], columns: int, *, layouts: bool = True) -> Iterator[str]:
     """Yield the table of some plans, and the meaning of its marks.
 
     Args:
         plans: the plans.
         columns: width of the terminal.
+        layouts: False for the table of clusters alone.
     """
     front = {id(planned) for _, planned in pareto_front_of_plans(list(plans))}
     if len(plans) > 1:
         yield from table_lines(list(_summary(plans)), columns)
-        yield ""
+        yield from [""] if layouts else []
+    if not layouts:
+        for mark in _notes(plans):
+            yield from wrapped(mark, columns, 2)
+        return
     if columns >= WIDE:
         rows = [row for plan in plans for row in _rows(plan, _WIDE, front, named=True)]
         yield from table_lines([["", "cluster", *_WIDE], *rows], columns)
@@ -88,7 +93,7 @@ def plan_lines(plans: Sequence[TrainingPlan], columns: int) -> Iterator[str]:
             yield plan.request.cluster.name
             yield from table_lines([["", *_NARROW], *_rows(plan, _NARROW, front, named=False)], columns)
     yield ""
-    for mark in _marks(plans, len(front)):
+    for mark in [*_notes(plans), *_marks(plans, len(front))]:
         yield from wrapped(mark, columns, 2)
 
 
@@ -112,10 +117,13 @@ def _rows(plan: TrainingPlan, cells: dict[str, Cell], front: set[int], *, named:
         yield [marks, *name, *(cell(planned, said) for cell in cells.values())]
 
 
-def _marks(plans: Sequence[TrainingPlan], front: int) -> Iterator[str]:
+def _notes(plans: Sequence[TrainingPlan]) -> Iterator[str]:
     for plan in plans:
         if note := comparison_note(plan.request):
             yield f"! {plan.request.cluster.name}: {note}"
+
+
+def _marks(plans: Sequence[TrainingPlan], front: int) -> Iterator[str]:
     searched = [plan for plan in plans if plan.ranked]
     tied = [plan for plan in searched if plan.chosen is not plan.ranked[0]]
     if tied:

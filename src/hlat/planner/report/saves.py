@@ -25,9 +25,10 @@ def storage_sentence(request: PlanRequest, prediction: LayoutPrediction) -> str:
     """Return how long a save and a restart take, and what they lose."""
     one = prediction.reliability
     return (
-        f"{one.saved_bytes / _GB:,.3g} GB at {storage_text(request)}: a save is durable after {_seconds(one.writing)} and "
-        f"stalls {_seconds(one.stall)}; a restart takes {_seconds(one.restart)} ({_seconds(DETECTION_SECONDS)} to be "
-        f"noticed, {_seconds(one.start_up)} to start, {_seconds(one.writing)} to load); goodput {prediction.goodput:.1%}"
+        f"{one.saved_bytes / _GB:,.3g} GB at {storage_text(request)}: a save is durable after "
+        f"{_seconds(one.writing)} and stalls {_seconds(one.stall)}; a restart takes {_seconds(one.restart)} "
+        f"({_seconds(DETECTION_SECONDS)} to be noticed, {_seconds(one.start_up)} to start, {_seconds(one.writing)} to "
+        f"load); goodput {prediction.goodput:.1%}"
     )
 
 

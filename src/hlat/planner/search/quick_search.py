@@ -3,8 +3,8 @@
 Layouts are ordered by the formulas of step_time.py, and memory is counted only until enough of them fit. ``search``
 counts the memory of all, because it also reports layouts that need little of it.
 
-Of the layouts that differ only in what they keep for backward, the one that recomputes everything needs least memory. It
-is counted first: where it does not fit, none of them does.
+Of the layouts that differ only in what they keep for backward, the one that recomputes everything needs least memory.
+It is counted first: where it does not fit, none of them does.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
