@@ -10,7 +10,9 @@ import pytest
 from tests.support.commands import hlat
 
 PAGE = Path(__file__).parents[2] / "docs" / "buying.md"
-ASKED = re.findall(r"^```console\n\$ (hlat plan .*)\n(.*?)\n```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.M)
+ASKED = re.findall(
+    r"^```console\n\$ (hlat plan [^\n]*)\n(.*?)\n```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.M
+)
 
 
 @pytest.mark.parametrize(("command", "output"), ASKED, ids=[str(number) for number in range(1, len(ASKED) + 1)])

@@ -15,14 +15,12 @@ from hlat.cli.plan_options import check_outputs, check_question, parse_amount
 from hlat.runtime import escape_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     from hlat.hardware import Cluster, PriceKind
     from hlat.planner.purchase import ModelSize, Offer, Purchase
     from hlat.planner.report import ClusterComparison
-    from hlat.planner.search import LayoutPrediction, TrainingPlan
-
-_GIB = 1 << 30
+    from hlat.planner.search import TrainingPlan
 
 
 def register(app: typer.Typer) -> None:
@@ -240,7 +238,7 @@ def say_units(clusters: "Iterable[Cluster]") -> None:
 
 
 def _say(found: "ClusterComparison", *, as_json: bool, words: bool) -> None:
-    from hlat.planner.report import comparison_lines, plan_lines, wrapped
+    from hlat.planner.report import comparison_lines, plan_lines, plan_words, wrapped
 
     if as_json:
         content = found.to_dict()
@@ -252,7 +250,7 @@ def _say(found: "ClusterComparison", *, as_json: bool, words: bool) -> None:
         say(escape_name(line))
     for plan in plans:
         say()
-        for sentence, indent in _words(plan, words, found.against.get(plan.request.cluster.name)):
+        for sentence, indent in plan_words(plan, words, found.against.get(plan.request.cluster.name)):
             for line in wrapped(sentence, columns, indent):
                 say(line)
     for sentence in comparison_lines(plans):
@@ -260,42 +258,6 @@ def _say(found: "ClusterComparison", *, as_json: bool, words: bool) -> None:
             say(line)
     for line in found.refused.values():
         say(line)
-
-
-def _words(plan: "TrainingPlan", explained: bool, other: "LayoutPrediction | None") -> "Iterator[tuple[str, int]]":
-    """Yield the sentences about a plan, each with the indentation of its further lines."""
-    from hlat.planner.report import comparison_with, energy_sentence, expectation, explain, storage_sentence
-    from hlat.planner.search import fits
-
-    request, said = plan.request, plan.assumptions()
-    cluster, steps = request.cluster, f"{request.steps:,} steps"
-    machines = f"{cluster.count:,} instances of {cluster.instance.chips} chips, " if cluster.count > 1 else ""
-    devices = f"{cluster.devices:,} device{'s' if cluster.devices > 1 else ''}"
-    yield f"{request.name} on {cluster.name}: {machines}{devices}, {steps}, precision {request.mode}", 2
-    for one in request.assumed:
-        yield f"  assumed    {one}", 13
-    yield f"  expect     {expectation(plan.chosen)}", 13
-    price = (
-        "not known"
-        if said["usd_per_hour"] is None
-        else f"{said['usd_per_hour']:,.2f} USD per hour, {said['price_kind']}"
-    )
-    yield f"  price      {price}", 13
-    yield f"  energy     {energy_sentence(request, plan.chosen)}", 13
-    yield (
-        f"  failures   one in {said['mean_hours_between_failures']:.1f} hours; save every "
-        f"{said['checkpoint_every_steps']:,} steps; goodput {plan.chosen.goodput:.1%} by Daly's formula, "
-        f"{plan.goodput_simulated[0]:.1%} simulated, {plan.goodput_simulated[1]:.1%} in the worst tenth of runs",
-        13,
-    )
-    yield f"  saves      {storage_sentence(request, plan.chosen)}", 13
-    if not fits(request, plan.chosen):
-        need = plan.chosen.peak_memory / _GIB
-        yield f"  memory     DOES NOT FIT: {need:.1f} GiB of {said['memory_gib_per_device']} GiB", 13
-    for line in explain(plan) if explained else []:
-        yield f"  {line}", 4
-    if other is not None:
-        yield f"  {comparison_with(plan, other)}", 4
 
 
 def _write(plans: list["TrainingPlan"], html: Path | None, trace: Path | None, recipe: Path | None) -> None:

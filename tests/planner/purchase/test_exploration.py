@@ -7,7 +7,7 @@ from hlat.hardware import load_catalog
 from hlat.planner.problem import PlanRequest, candidates
 from hlat.planner.problem.request import resolve_request
 from hlat.planner.purchase.goal import KNEE, Goal
-from hlat.planner.purchase.offers import Kind, Offer, _numbers
+from hlat.planner.purchase.offers import Kind, Offer, numbers_tried
 from hlat.planner.search.quick_search import fitting
 from hlat.planner.search.search import USABLE_MEMORY_SHARE, estimated_peak
 from tests.support.planner.requests import request_for
@@ -24,7 +24,7 @@ def every_offer(name: str, most: int) -> list[Offer]:
     kind = Kind(
         instance, chip, lambda one: resolve_request("llama-3.2-1b", one, mode="mixed", price="on-demand", **RUN)
     )
-    return [offer for number in _numbers() if number <= most and (offer := kind.at(number)) is not None]
+    return [offer for number in numbers_tried(most) if (offer := kind.at(number)) is not None]
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +39,8 @@ def best_of_all(goal: Goal, offers: dict[str, list[Offer]]) -> Offer:
     for of_kind in offers.values():
         if goal.days is not None:
             enough = [offer for offer in of_kind if offer.days <= goal.days]
-            smallest = min((offer.cluster.count for offer in enough), default=0)
-            power = 1 << (smallest - 1).bit_length() if smallest else 0
-            rows += [offer for offer in enough if offer.cluster.count in (smallest, power) and goal.meets(offer)]
+            power = min((one.cluster.count for one in enough if one.cluster.count.bit_count() == 1), default=0)
+            rows += [one for one in enough if power / 2 < one.cluster.count <= power and goal.meets(one)]
         elif goal.usd is not None:
             rows += [offer for offer in of_kind if goal.meets(offer)]
         else:

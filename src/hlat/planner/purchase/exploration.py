@@ -2,18 +2,22 @@
 
     goal, kinds --explore--> the best offer of each kind that can be the best of all, and why the others cannot
 
-A run on more instances takes fewer days and costs more, apart from small steps. So a deadline and a budget each have
-one number from which on they are met, or no more met, which is found in a few predictions. Kinds that cannot be the
-best are left as soon as that is certain, and say why.
+A run on twice the instances takes fewer days and costs more, apart from small steps. So a deadline and a budget each
+have a power of two from which on they are met, or no more met, which is found in a few predictions. Kinds that cannot
+be the best are left as soon as that is likely enough, and say why.
 """
 
 from collections.abc import Sequence
+from math import ceil
 
 from hlat.planner.purchase.goal import KNEE, Goal
 from hlat.planner.purchase.offers import Kind, Offer
 
 _FAR = 1.15
 """Without a goal, a kind is left if its run costs so many times the best one where it was tried first."""
+
+_DEAR = 3.0
+"""With a deadline, a kind is left if a run that is too slow costs so many times the best: a faster one costs more."""
 
 _FIRST = 8  # instances of that first try
 
@@ -33,26 +37,31 @@ def explore(goal: Goal, kinds: Sequence[Kind]) -> tuple[list[tuple[Offer, Kind]]
         if hopeless:
             missed[kind.instance.name] = hopeless
             continue
-        compute(goal, kind)
+        compute(goal, kind, best)
         offer = goal.best(kind.offers)
         if offer is None:
-            missed[kind.instance.name] = _how_close(goal, kind.offers)
+            missed[kind.instance.name] = _dear(kind.offers, best) or _how_close(goal, kind.offers)
         else:
             found.append((offer, kind))
     return sorted(found, key=lambda pair: goal.order(pair[0])), missed
 
 
-def compute(goal: Goal, kind: Kind) -> None:
-    """Compute the offers of a kind among which the best one for a goal is."""
+def compute(goal: Goal, kind: Kind, best: Offer | None = None) -> None:
+    """Compute the offers of a kind among which the best one for a goal is.
+
+    Args:
+        goal: limits of the run.
+        kind: kind of instance.
+        best: the best offer of other kinds so far.
+    """
     days, usd = goal.days, goal.usd
     if days is not None:
-        in_time = kind.first(
+        kind.first(
             lambda offer: offer.days <= days,
             kind.number_for(days),
             lambda offer: offer.cluster.count * offer.days / days,
+            lambda offer: bool(_dear([offer], best)),
         )
-        if in_time is not None:
-            kind.at(1 << (in_time.cluster.count - 1).bit_length())  # a power of two, which layouts divide best
     elif usd is not None:
         kind.first(lambda offer: offer.price > usd, _FIRST)
     else:
@@ -92,11 +101,26 @@ def _hopeless(goal: Goal, kind: Kind, best: Offer | None) -> str:
             return ""
         return f"{_cost(first)} on {first.cluster.count:,}, too far from the best to be explored"
     # To be as fast as the best, it needs so many instances at least; if they are too expensive, so are more of them.
-    needed = first.cluster.count * first.days / best.days
-    offer = kind.at(max(first.cluster.count, round(needed)))
-    if needed <= first.cluster.count or offer is None or offer.price <= goal.usd:
+    needed = ceil(first.cluster.count * first.days / best.days)
+    if needed <= first.cluster.count:
         return ""
-    return f"{_cost(offer)} on {offer.cluster.count:,}, the fewest that might be as fast as the best"
+    offers = [offer for offer in map(kind.at, (needed, 1 << (needed - 1).bit_length())) if offer is not None]
+    if not offers or any(offer.price <= goal.usd for offer in offers):
+        return ""
+    cheapest = min(offers, key=lambda offer: offer.price)
+    return f"{_cost(cheapest)} on {cheapest.cluster.count:,}, about the fewest that might be as fast as the best"
+
+
+def _dear(offers: Sequence[Offer], best: Offer | None) -> str:
+    """Say that the last of some offers is far more expensive than the best one of other kinds; empty if it is not."""
+    if best is None or not offers:
+        return ""
+    last = offers[-1]
+    if last.usd is None or best.usd is None or last.usd <= _DEAR * best.usd:
+        return ""
+    return (
+        f"{_cost(last)} in {last.days:,.3g} days on {last.cluster.count:,}, far from the best and not explored further"
+    )
 
 
 def _how_close(goal: Goal, offers: Sequence[Offer]) -> str:

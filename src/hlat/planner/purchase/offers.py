@@ -108,47 +108,62 @@ class Kind:
         return flops / (_FIRST_GUESS * rate * days * _DAY)
 
     def first(
-        self, enough: Callable[[Offer], bool], begin: float, estimate: Callable[[Offer], float] | None = None
+        self,
+        enough: Callable[[Offer], bool],
+        begin: float,
+        estimate: Callable[[Offer], float] | None = None,
+        hopeless: Callable[[Offer], bool] = lambda offer: False,
     ) -> Offer | None:
-        """Find the offer of the smallest number that is enough; None if there is none.
+        """Find the offer of the smallest number that is enough; None if there is none, or it is hopeless.
 
-        Few numbers are computed: between one that is not enough and one that is, the next is extrapolated from an
-        offer, or in the middle.
+        Powers of two come first, since layouts and batches divide by them; then the numbers between the first that is
+        enough and its half.
 
         Args:
-            enough: true for a cluster that is at least as large as wanted. It stays true for larger ones.
+            enough: true for a cluster that is at least as large as wanted. It stays true for larger powers of two.
             begin: number to begin with.
             estimate: number that might just be enough, from any offer; None to double and halve.
+            hopeless: true for an offer after which no larger number is of interest.
         """
-        numbers = list(_numbers())
+        powers = [1 << power for power in range(_MAX_INSTANCES.bit_length())]
+        found = self._first_of(powers, enough, begin, estimate, hopeless)
+        if found is None:
+            return None
+        most = found.cluster.count
+        between = [number for number in numbers_tried(most) if most // 2 < number < most]
+        return self._first_of(between, enough, estimate(found) if estimate else 0.75 * most, estimate) or found
+
+    def _first_of(
+        self,
+        numbers: list[int],
+        enough: Callable[[Offer], bool],
+        begin: float,
+        estimate: Callable[[Offer], float] | None,
+        hopeless: Callable[[Offer], bool] = lambda offer: False,
+    ) -> Offer | None:
+        """Find the first of some numbers that is enough, as ``first`` does, in few predictions."""
         low, high, found = -1, len(numbers), None
-        position, tried = min(bisect_left(numbers, begin), len(numbers) - 1), 0
+        position, tried = max(0, min(bisect_left(numbers, begin), high - 1)), 0
         while low + 1 < high:
             offer = self.at(numbers[position])
             if offer is None:  # impossible: for lack of memory below what is possible, or of sequences above it
                 large = any(one.cluster.count < numbers[position] for one in self.offers)
                 del numbers[position]
                 high -= 1
-                position = position - 1 if large or position >= high else self._doubled(numbers, position, high)
-                position = max(low + 1, min(position, high - 1))
+                position = max(low + 1, min(position - large, high - 1))
                 continue
             tried += 1
             if enough(offer):
                 high, found = position, offer
+            elif hopeless(offer):
+                return None
             else:
                 low = position
-            position = (low + high) // 2
+            guess = (low + high) // 2 if high < len(numbers) else low + 1
             if estimate is not None and tried <= _GUESSES:
-                position = bisect_left(numbers, estimate(offer))
-            elif high == len(numbers):
-                position = self._doubled(numbers, low, high)
-            position = max(low + 1, min(position, high - 1))
+                guess = bisect_left(numbers, estimate(offer))
+            position = max(low + 1, min(guess, high - 1))
         return found
-
-    @staticmethod
-    def _doubled(numbers: list[int], position: int, high: int) -> int:
-        """Return the position of twice the number at a position, below ``high``."""
-        return min(bisect_left(numbers, 2 * numbers[max(position, 0)]), high - 1)
 
     def doublings(self, largest: int = _MAX_INSTANCES) -> Iterator[Offer]:
         """Yield the offers of 1, 2, 4, ... instances, up to the first that is too large for the run's batch."""
@@ -163,9 +178,9 @@ class Kind:
             number *= 2
 
 
-def _numbers() -> Iterator[int]:
-    """Yield the numbers of instances that are tried."""
+def numbers_tried(most: int) -> Iterator[int]:
+    """Yield the numbers of instances that are tried, up to one."""
     number = 1
-    while number <= _MAX_INSTANCES:
+    while number <= most:
         yield number
         number += max(1, (1 << (number.bit_length() - 1)) // _PER_DOUBLING)

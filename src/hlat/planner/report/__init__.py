@@ -6,6 +6,7 @@ from hlat.planner.report.energy import energy_sentence, energy_text
 from hlat.planner.report.explain import comparison_with, expectation, explain, interval_text
 from hlat.planner.report.html_report import html_page
 from hlat.planner.report.plan_table import WIDE, plan_lines
+from hlat.planner.report.plan_words import plan_words
 from hlat.planner.report.saves import storage_sentence
 from hlat.planner.report.text_table import table_lines, wrapped
 from hlat.planner.report.trace import chrome_trace
@@ -24,6 +25,7 @@ __all__ = [
     "html_page",
     "interval_text",
     "plan_lines",
+    "plan_words",
     "price_kind",
     "storage_sentence",
     "table_lines",
