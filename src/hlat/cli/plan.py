@@ -2,7 +2,6 @@
 
 import gc
 import json
-import shlex
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -214,10 +213,14 @@ def _tokens_of(found: "Purchase") -> int | None:
 
 def _say_command(offer: "Offer", asked: "Mapping[str, object]", price: "PriceKind | None") -> None:
     """Print the command that plans the run of an offer."""
+    from hlat.planner.report import command_lines
+
     given = {**asked, "--price": asked["--price"] or price}
     options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
-    command = shlex.join(["hlat", "plan", *options, "--cluster", offer.cluster.name, "--explain"])
-    say(f"\n* the choice. Its plan: {command}")
+    say("\n* the choice. Its plan:")
+    command = ["hlat", "plan", *options, "--cluster", offer.cluster.name, "--explain"]
+    for line in command_lines(command, _columns()):
+        say(line)
 
 
 def _columns() -> int:

@@ -88,7 +88,7 @@ def test_the_suggested_command_plans_the_chosen_model_and_writes_its_shape(tmp_p
     words = ["--seq", "4096", "--global-batch", "512", "--precision", "mixed", "--storage", "1GB/s", "--pue", "1.3"]
     question = ["plan", "--flops", "3e19", "--chips", "p5.48xlarge", *words]
     run = json.loads(hlat_command(*question, "--json").stdout)["runs"][0]
-    suggested = shlex.split(hlat_command(*question).stdout.partition("Its plan: ")[2])
+    suggested = shlex.split(hlat_command(*question).stdout.partition("Its plan:")[2].replace("\\\n", " "))
     fragment = tmp_path / "layout.yaml"
     planned = json.loads(hlat_command(*suggested[1:], "--json", "--fragment", fragment).stdout)
     for name in ("days", "cost_usd", "energy_kwh"):

@@ -48,7 +48,7 @@ def model_size_lines(found: ModelSize, columns: int) -> Iterator[str]:
     until = "" if found.goal.days is None else f", done in {found.goal.days:g} days"
     yield f"Which model for {what}{until}, {_prices(found.price)}"
     yield ""
-    heads = ["", "model", "tokens", "D/N", "loss", "cluster", "days", "4 of 5", "USD", "best for"]
+    heads = ["", "size", "tokens", "D/N", "loss", "cluster", "days", "4 of 5", "USD", "best for"]
     rows = [_size_row(run, run is chosen) for run in found.runs]
     yield from table_lines([heads, *rows], columns)
     yield ""
@@ -63,7 +63,7 @@ def _size_row(run: SizedRun, chosen: bool) -> list[str]:
     offer = run.offer
     return [
         "*" if chosen else "",
-        offer.request.name,
+        number(run.parameters),
         number(run.tokens),
         f"{run.tokens / run.parameters:,.0f}",
         f"{run.loss:.3f}",

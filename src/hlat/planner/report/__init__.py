@@ -8,13 +8,14 @@ from hlat.planner.report.html_report import html_page
 from hlat.planner.report.plan_table import WIDE, plan_lines
 from hlat.planner.report.plan_words import plan_words
 from hlat.planner.report.saves import storage_sentence
-from hlat.planner.report.text_table import table_lines, wrapped
+from hlat.planner.report.text_table import command_lines, table_lines, wrapped
 from hlat.planner.report.trace import chrome_trace
 
 __all__ = [
     "WIDE",
     "ClusterComparison",
     "chrome_trace",
+    "command_lines",
     "compare_clusters",
     "comparison_lines",
     "comparison_with",
