@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from hlat.api import TrainingResult as TrainingResult
     from hlat.api import average as average
     from hlat.api import choose_cluster as choose_cluster
+    from hlat.api import choose_model_size as choose_model_size
     from hlat.api import compare_plans as compare_plans
     from hlat.api import compile_cache as compile_cache
     from hlat.api import doctor as doctor
@@ -57,6 +58,7 @@ _API = {
             "TrainingResult",
             "average",
             "choose_cluster",
+            "choose_model_size",
             "compare_plans",
             "doctor",
             "evaluate",

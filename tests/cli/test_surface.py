@@ -42,6 +42,7 @@ SURFACE = {
         "--model",
         "--cluster",
         *("--per", "--chips", "--deadline", "--budget", "--interruptions", "--prices-of"),
+        *("--storage", "--pue", "--flops", "--inference-tokens"),
         "--tokens",
         "--seq",
         "--global-batch",

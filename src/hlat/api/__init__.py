@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hlat.api.compilation import compile_cache, unpack_cache
     from hlat.api.hosts import launch_local
     from hlat.api.models import average, export, import_model
-    from hlat.api.planning import choose_cluster, compare_plans, plan
+    from hlat.api.planning import choose_cluster, choose_model_size, compare_plans, plan
     from hlat.api.preflight import doctor
     from hlat.api.recipes import load_recipe
     from hlat.api.records import metrics, report, runs
@@ -50,6 +50,7 @@ __getattr__ = lazily(
         ),
         "planning": (
             "choose_cluster",
+            "choose_model_size",
             "compare_plans",
             "plan",
         ),
@@ -76,6 +77,7 @@ __all__ = [
     "TrainingResult",
     "average",
     "choose_cluster",
+    "choose_model_size",
     "compare_plans",
     "compile_cache",
     "doctor",

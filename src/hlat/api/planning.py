@@ -1,11 +1,13 @@
 """Plans: layout, time, memory and cost of a run before anything is started."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hlat.planner.purchase import Purchase
+    from hlat.hardware import Catalog, Cluster, PriceKind
+    from hlat.planner.problem import PlanRequest
+    from hlat.planner.purchase import ModelSize, Purchase, RequestOf
     from hlat.planner.report import ClusterComparison
     from hlat.planner.search import TrainingPlan
 
@@ -24,6 +26,8 @@ def plan(
     per: str | None = None,
     interruptions: float | None = None,
     prices_of: str | None = None,
+    storage: str | None = None,
+    pue: float | None = None,
 ) -> "TrainingPlan":
     """Choose the layout of a run on a cluster, and predict its time, memory, cost and goodput.
 
@@ -41,6 +45,9 @@ def plan(
         per: unit of N in ``cluster``: "instance" (None too) or "chip", which also takes a part of one instance.
         interruptions: interruptions per instance and day, as of spot instances; None for the catalog's failures.
         prices_of: month whose prices are used, as in "2024-04"; None for today's.
+        storage: rate of the shared file system, "5GB/s" of the whole cluster or "2GB/s/instance"; None for 2 GB/s of
+            each instance. Saves and restarts take as long as it needs.
+        pue: power usage effectiveness of the data centre, for the energy; None for Amazon's mean.
 
     Returns:
         The plan: ``chosen`` and ``alternatives`` (each with ``candidate``, ``step_seconds``, ``peak_memory`` in bytes,
@@ -64,6 +71,8 @@ def plan(
         per=per,
         interruptions=interruptions,
         prices_of=prices_of,
+        storage=storage,
+        pue=pue,
     )
     return found.plans[0]
 
@@ -84,6 +93,8 @@ def compare_plans(
     per: str | None = None,
     interruptions: float | None = None,
     prices_of: str | None = None,
+    storage: str | None = None,
+    pue: float | None = None,
 ) -> "ClusterComparison":
     """Plan a run on each of several clusters; ``plan`` explains the arguments that both have.
 
@@ -102,6 +113,8 @@ def compare_plans(
         per: as for ``plan``.
         interruptions: as for ``plan``.
         prices_of: as for ``plan``.
+        storage: as for ``plan``.
+        pue: as for ``plan``.
 
     Returns:
         ``plans``, ``refused`` (the reason, by cluster without a plan), ``against`` (a prediction by cluster), and
@@ -129,6 +142,8 @@ def compare_plans(
         per=per,
         interruptions=interruptions,
         prices_of=prices_of,
+        storage=storage,
+        pue=pue,
     )
 
 
@@ -146,18 +161,22 @@ def choose_cluster(
     hardware: str | Path | None = None,
     interruptions: float | None = None,
     prices_of: str | None = None,
+    storage: str | None = None,
+    pue: float | None = None,
 ) -> "Purchase":
     """Choose kind and number of instances for a run, by a deadline, a budget, or both.
 
     With a deadline it is the cheapest cluster that meets it, with a budget alone the fastest within it, without either
-    the largest one whose run costs at most 10 % more than the cheapest of its kind.
+    the largest one whose run costs at most 10 % more than the cheapest of its kind. With a budget for a model whose
+    number of tokens is not given, neither here nor by a recipe, it is the cluster that trains on most tokens.
 
     Args:
         model: as for ``plan``.
         chips: instances or chips of the catalog, separated by commas, or "any" for all instances with a price.
         deadline: longest duration of the run, failures and saves included, as in "36h", "14d" or "2w".
         budget: highest cost of the run in USD, as in "50000" or "50k".
-        tokens: as for ``plan``.
+        tokens: tokens of the whole run; None for the recipe's, else with a budget as many as it affords, else 20 per
+            parameter.
         sequence: as for ``plan``.
         global_batch: as for ``plan``.
         precision: as for ``plan``.
@@ -165,6 +184,8 @@ def choose_cluster(
         hardware: as for ``plan``.
         interruptions: as for ``plan``.
         prices_of: as for ``plan``.
+        storage: as for ``plan``.
+        pue: as for ``plan``.
 
     Returns:
         ``rows``, the best offer of each kind of instance that meets the goal, the ``chosen`` one first; ``sizes``, the
@@ -176,21 +197,122 @@ def choose_cluster(
         HardwareError: an instance is unknown, or the catalog is inconsistent.
         RecipeError: the recipe or config.json has mistakes.
     """
-    from hlat.hardware import OWN, load_catalog, parse_quote, with_prices_of, with_quote
-    from hlat.planner.problem import resolve_request
+    from hlat.planner.purchase import afford, parse_goal
     from hlat.planner.purchase import choose_cluster as choose
+
+    goal = parse_goal(deadline, budget)
+    of_model, catalog, kind = _question(
+        sequence, global_batch, precision, price, hardware, interruptions, prices_of, storage, pue
+    )
+    request_on = of_model(str(model), tokens)
+    free = goal.usd is not None and tokens is None and _says_no_tokens(str(model), request_on, catalog)
+    return (afford if free else choose)(chips, goal, request_on, catalog, kind)
+
+
+def choose_model_size(
+    *,
+    chips: str = "any",
+    budget: str | None = None,
+    flops: float | None = None,
+    inference_tokens: int | None = None,
+    deadline: str | None = None,
+    sequence: int | None = None,
+    global_batch: int | None = None,
+    precision: str | None = None,
+    price: str | None = None,
+    hardware: str | Path | None = None,
+    interruptions: float | None = None,
+    prices_of: str | None = None,
+    storage: str | None = None,
+    pue: float | None = None,
+) -> "ModelSize":
+    """Choose the size of a LLaMA-class model and its tokens, for a budget or an amount of compute, and plan its run.
+
+    The size is that of least loss by the scaling law of Hoffmann et al. 2022 with the constants of Besiroglu et al.
+    2024; with tokens to be generated, that which trains and generates for the fewest FLOPs (Sardana et al. 2023). The
+    shape is the nearest of some that follow Llama 3.
+
+    Args:
+        chips: as for ``choose_cluster``.
+        budget: cost of the run in USD, as in "50000" or "50k".
+        flops: FLOPs of the run, 6 per parameter and token, instead of a budget.
+        inference_tokens: tokens to be generated over the model's life, prompts included.
+        deadline: as for ``choose_cluster``.
+        sequence: as for ``plan``.
+        global_batch: as for ``plan``.
+        precision: as for ``plan``.
+        price: as for ``choose_cluster``.
+        hardware: as for ``plan``.
+        interruptions: as for ``plan``.
+        prices_of: as for ``plan``.
+        storage: as for ``plan``.
+        pue: as for ``plan``.
+
+    Returns:
+        ``runs``: the run of the best size (with ``inference_tokens`` that for them, then the one of least loss), each
+        with ``parameters``, ``tokens``, ``loss`` and ``offer``, which has ``cluster``, ``days``, ``usd`` and
+        ``request``.
+
+    Raises:
+        PlanError: neither a budget nor FLOPs, or both; nothing fits; or no price is known.
+        HardwareError: an instance is unknown, or the catalog is inconsistent.
+    """
+    from hlat.planner.purchase import choose_model_size as choose
     from hlat.planner.purchase import parse_goal
+    from hlat.runtime import PlanError
+
+    if (budget is None) == (flops is None):
+        raise PlanError("the size of a model follows from a budget in USD or from FLOPs: give one of them")
+    if any(value is not None and not 0 < value < 1e32 for value in (flops, inference_tokens)):
+        raise PlanError("--flops and --inference-tokens must be positive numbers below 1e32")
+    goal = parse_goal(deadline, budget)
+    of_model, catalog, kind = _question(
+        sequence, global_batch, precision, price, hardware, interruptions, prices_of, storage, pue
+    )
+    return choose(chips, goal, of_model, catalog, kind, flops=flops, generated=float(inference_tokens or 0))
+
+
+def _question(
+    sequence: int | None,
+    global_batch: int | None,
+    precision: str | None,
+    price: str | None,
+    hardware: str | Path | None,
+    interruptions: float | None,
+    prices_of: str | None,
+    storage: str | None,
+    pue: float | None,
+) -> "tuple[RequestOf, Catalog, PriceKind | None]":
+    """Return the requests of a model by its name and tokens, the catalog with the prices asked for, and their kind."""
+    from hlat.hardware import OWN, load_catalog, parse_quote, parse_site, with_prices_of, with_quote
+    from hlat.planner.problem import resolve_request
     from hlat.planner.report import price_kind
 
-    goal, quote = parse_goal(deadline, budget), parse_quote(price)
+    quote, site = parse_quote(price), parse_site(storage, pue)
     priced = with_prices_of(load_catalog(None if hardware is None else str(hardware)), prices_of)
     catalog = with_quote(priced, quote, interruptions)
-    kind = price_kind(price if quote is None else OWN, [])
-    numbers = {"tokens": tokens, "sequence": sequence, "global_batch": global_batch}
-    return choose(
-        chips,
-        goal,
-        lambda cluster, of: resolve_request(str(model), cluster, mode=precision, price=of, **numbers),
-        catalog,
-        kind,
-    )
+
+    def of_model(model: str, tokens: int | None) -> "Callable[[Cluster, PriceKind | None], PlanRequest]":
+        return lambda cluster, of: resolve_request(
+            model,
+            cluster,
+            mode=precision,
+            price=of,
+            tokens=tokens,
+            sequence=sequence,
+            global_batch=global_batch,
+            site=site,
+        )
+
+    return of_model, catalog, price_kind(price if quote is None else OWN, [])
+
+
+def _says_no_tokens(
+    model: str, request_on: "Callable[[Cluster, PriceKind | None], PlanRequest]", catalog: "Catalog"
+) -> bool:
+    """Return True if the number of tokens of a request would be a default of the planner, not that of a recipe."""
+    from hlat.hardware import Cluster
+
+    usable = ((one, catalog.chip(one.chip)) for one in catalog.instances)
+    instance, chip = next((one, chip) for one, chip in usable if chip is not None and chip.can_be_planned)
+    return request_on(Cluster(instance, chip, 1), None).tokens_assumed

@@ -1,9 +1,8 @@
 """``hlat plan``: layout, time, memory and cost of a run, before anything is started."""
 
+import gc
 import json
-import shlex
 import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,18 +10,16 @@ import typer
 
 from hlat.cli.common import ready, say
 from hlat.cli.hardware import HardwareOption, catalog_of
-from hlat.cli.plan_options import check_outputs, check_question, parse_tokens
+from hlat.cli.plan_options import check_outputs, check_question, parse_amount
 from hlat.runtime import escape_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from hlat.hardware import Cluster
-    from hlat.planner.purchase import Purchase
+    from hlat.hardware import Cluster, PriceKind
+    from hlat.planner.purchase import ModelSize, Offer, Purchase
     from hlat.planner.report import ClusterComparison
-    from hlat.planner.search import LayoutPrediction, TrainingPlan
-
-_GIB = 1 << 30
+    from hlat.planner.search import TrainingPlan
 
 
 def register(app: typer.Typer) -> None:
@@ -55,6 +52,16 @@ def plan_command(
         float | None, typer.Option(help="Interruptions per instance and day, as of spot instances.")
     ] = None,
     prices_of: Annotated[str | None, typer.Option(help="Month whose prices are used, as in 2024-04.")] = None,
+    storage: Annotated[
+        str | None, typer.Option(help="Rate of the shared file system, as in 5GB/s (whole cluster) or 2GB/s/instance.")
+    ] = None,
+    pue: Annotated[float | None, typer.Option(help="Power usage effectiveness, for the energy, as in 1.2.")] = None,
+    flops: Annotated[
+        str | None, typer.Option(help="With --chips and no model: size of a model for so many FLOPs, as in 1e22.")
+    ] = None,
+    inference_tokens: Annotated[
+        str | None, typer.Option(help="Without a model: tokens that it will generate, as in 1T.")
+    ] = None,
     rank_by: Annotated[str | None, typer.Option(help="Order several clusters by time or by cost.")] = None,
     layout: Annotated[str | None, typer.Option(help="Predict this layout only, as in tp=8,pp=1,zero=1.")] = None,
     against: Annotated[str | None, typer.Option(help="Compare the choice with this layout.")] = None,
@@ -77,41 +84,73 @@ def plan_command(
         check_outputs((html,))
         _validate(validate, hardware, html, as_json=as_json)
         return
-    check_question(model, cluster, chips, (deadline, budget), (per, rank_by, layout, against, html, trace, fragment))
-    assert model is not None, "checked"
-    numbers = {"tokens": parse_tokens(tokens), "sequence": seq, "global_batch": global_batch}
+    check_question(
+        model,
+        cluster,
+        chips,
+        {"--deadline": deadline, "--budget": budget},
+        {"--flops": flops, "--inference-tokens": inference_tokens},
+        (per, rank_by, layout, against, html, trace, fragment),
+        tokens,
+    )
+    asked = {
+        "--seq": seq,
+        "--global-batch": global_batch,
+        "--precision": precision,
+        "--price": price,
+        "--interruptions": interruptions,
+        "--prices-of": prices_of,
+        "--storage": storage,
+        "--pue": pue,
+        "--hardware": hardware,
+    }
     if chips is not None:
-        say_purchase(
-            hlat.choose_cluster(
-                model,
+        gc.freeze()  # what was imported stays; a question makes many small objects
+        if model is None:
+            size = hlat.choose_model_size(
                 chips=chips,
-                deadline=deadline,
                 budget=budget,
+                flops=parse_amount(flops, "--flops"),
+                inference_tokens=parse_amount(inference_tokens, "--inference-tokens"),
+                deadline=deadline,
+                sequence=seq,
+                global_batch=global_batch,
                 precision=precision,
                 price=price,
+                hardware=hardware,
                 interruptions=interruptions,
                 prices_of=prices_of,
-                hardware=hardware,
-                **numbers,
-            ),
-            {
-                "--model": model,
-                "--tokens": tokens,
-                "--seq": seq,
-                "--global-batch": global_batch,
-                "--precision": precision,
-                "--price": price,
-                "--interruptions": interruptions,
-                "--prices-of": prices_of,
-                "--hardware": hardware,
-            },
-            as_json=as_json,
+                storage=storage,
+                pue=pue,
+            )
+            say_model_size(size, asked, as_json=as_json)
+            return
+        found = hlat.choose_cluster(
+            model,
+            chips=chips,
+            deadline=deadline,
+            budget=budget,
+            tokens=parse_amount(tokens),
+            sequence=seq,
+            global_batch=global_batch,
+            precision=precision,
+            price=price,
+            hardware=hardware,
+            interruptions=interruptions,
+            prices_of=prices_of,
+            storage=storage,
+            pue=pue,
         )
+        say_purchase(found, {"--model": model, "--tokens": tokens, **asked}, as_json=as_json)
         return
+    assert model is not None, "checked"
     check_outputs((html, trace, fragment))
-    found = hlat.compare_plans(
+    compared = hlat.compare_plans(
         model,
         cluster or [],
+        tokens=parse_amount(tokens),
+        sequence=seq,
+        global_batch=global_batch,
         precision=precision,
         price=price,
         rank_by=rank_by,
@@ -121,12 +160,13 @@ def plan_command(
         per=per,
         interruptions=interruptions,
         prices_of=prices_of,
-        **numbers,
+        storage=storage,
+        pue=pue,
     )
-    _say(found, as_json=as_json, words=explain)
+    _say(compared, as_json=as_json, words=explain)
     if per is None and not as_json:
-        say_units(plan.request.cluster for plan in found.plans)
-    _write(list(found.plans), html, trace, fragment)
+        say_units(plan.request.cluster for plan in compared.plans)
+    _write(list(compared.plans), html, trace, fragment)
 
 
 def say_purchase(found: "Purchase", asked: "Mapping[str, object]", *, as_json: bool) -> None:
@@ -142,12 +182,52 @@ def say_purchase(found: "Purchase", asked: "Mapping[str, object]", *, as_json: b
     if as_json:
         say(json.dumps(purchase_json(found), indent=2))
         return
-    for line in purchase_lines(found):
+    for line in purchase_lines(found, _columns()):
+        say(escape_name(line))
+    _say_command(found.chosen, {**asked, "--tokens": asked["--tokens"] or _tokens_of(found)}, found.price)
+
+
+def say_model_size(found: "ModelSize", asked: "Mapping[str, object]", *, as_json: bool) -> None:
+    """Print the choice of a model's size.
+
+    Args:
+        found: the choice.
+        asked: options that the question had, by name; None for those it had not.
+        as_json: True for JSON.
+    """
+    from hlat.planner.purchase import model_size_json, model_size_lines
+
+    if as_json:
+        say(json.dumps(model_size_json(found), indent=2))
+        return
+    for line in model_size_lines(found, _columns()):
         say(line)
-    cluster = found.chosen.cluster.name
-    given = {**asked, "--price": asked["--price"] or found.price}
+    offer = found.runs[0].offer
+    _say_command(offer, {"--model": offer.request.name, "--tokens": offer.request.tokens, **asked}, found.price)
+
+
+def _tokens_of(found: "Purchase") -> int | None:
+    """The tokens that a budget affords, if the question had none."""
+    return found.chosen.request.tokens if found.affords else None
+
+
+def _say_command(offer: "Offer", asked: "Mapping[str, object]", price: "PriceKind | None") -> None:
+    """Print the command that plans the run of an offer."""
+    from hlat.planner.report import command_lines
+
+    given = {**asked, "--price": asked["--price"] or price}
     options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
-    say(f"\n* the choice. Its plan: {shlex.join(['hlat', 'plan', *options, '--cluster', cluster, '--explain'])}")
+    say("\n* the choice. Its plan:")
+    command = ["hlat", "plan", *options, "--cluster", offer.cluster.name, "--explain"]
+    for line in command_lines(command, _columns()):
+        say(line)
+
+
+def _columns() -> int:
+    """Width of the terminal, or of COLUMNS; that of a wide one where the output is not a terminal."""
+    from hlat.planner.report import WIDE
+
+    return shutil.get_terminal_size((WIDE, 24)).columns
 
 
 def say_units(clusters: "Iterable[Cluster]") -> None:
@@ -161,52 +241,26 @@ def say_units(clusters: "Iterable[Cluster]") -> None:
 
 
 def _say(found: "ClusterComparison", *, as_json: bool, words: bool) -> None:
-    from hlat.planner.report import WIDE, comparison_lines, plan_lines
+    from hlat.planner.report import comparison_lines, plan_lines, plan_words, wrapped
 
     if as_json:
         content = found.to_dict()
         say(json.dumps(content[0] if len(content) == 1 else content, indent=2))
         return
     plans = list(found.plans)
-    for line in plan_lines(plans, shutil.get_terminal_size((WIDE, 24)).columns if sys.stdout.isatty() else WIDE):
+    columns = _columns()
+    for line in plan_lines(plans, columns, layouts=words or len(plans) == 1):
         say(escape_name(line))
     for plan in plans:
-        _say_words(plan, words, found.against.get(plan.request.cluster.name))
-    for line in [*comparison_lines(plans), *found.refused.values()]:
+        say()
+        for sentence, indent in plan_words(plan, words, found.against.get(plan.request.cluster.name)):
+            for line in wrapped(sentence, columns, indent):
+                say(line)
+    for sentence in comparison_lines(plans):
+        for line in wrapped(sentence, columns, 2):
+            say(line)
+    for line in found.refused.values():
         say(line)
-
-
-def _say_words(plan: "TrainingPlan", words: bool, other: "LayoutPrediction | None") -> None:
-    from hlat.planner.report import comparison_with, expectation, explain
-    from hlat.planner.search import fits
-
-    request, said = plan.request, plan.assumptions()
-    say()
-    cluster, steps = request.cluster, f"{request.steps:,} steps"
-    machines = f"{cluster.count:,} instances of {cluster.instance.chips} chips, " if cluster.count > 1 else ""
-    devices = f"{cluster.devices:,} device{'s' if cluster.devices > 1 else ''}"
-    say(f"{request.name} on {cluster.name}: {machines}{devices}, {steps}, precision {request.mode}")
-    for one in request.assumed:
-        say(f"  assumed    {one}")
-    say(f"  expect     {expectation(plan)}")
-    price = (
-        "not known"
-        if said["usd_per_hour"] is None
-        else f"{said['usd_per_hour']:,.2f} USD per hour, {said['price_kind']}"
-    )
-    say(f"  price      {price}")
-    say(
-        f"  failures   one in {said['mean_hours_between_failures']:.1f} hours; save every "
-        f"{said['checkpoint_every_steps']:,} steps; goodput {plan.chosen.goodput:.1%} by Daly's formula, "
-        f"{plan.goodput_simulated[0]:.1%} simulated, {plan.goodput_simulated[1]:.1%} in the worst tenth of runs"
-    )
-    if not fits(request, plan.chosen):
-        need = plan.chosen.peak_memory / _GIB
-        say(f"  memory     DOES NOT FIT: {need:.1f} GiB of {said['memory_gib_per_device']} GiB")
-    for line in explain(plan) if words else []:
-        say(f"  {line}")
-    if other is not None:
-        say(f"  {comparison_with(plan, other)}")
 
 
 def _write(plans: list["TrainingPlan"], html: Path | None, trace: Path | None, recipe: Path | None) -> None:

@@ -1,15 +1,15 @@
 """Parsing and checking of the options of ``hlat plan``, before anything is computed."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 _NUMBER = re.compile(r"(\d[\d_,]*(?:\.\d*)?(?:e\d+)?)([KMBT]?)", re.IGNORECASE)
 _TIMES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
-def parse_tokens(text: str | None) -> int | None:
-    """A number of tokens: 300000000000, 3e11, 300B.
+def parse_amount(text: str | None, option: str = "--tokens") -> int | None:
+    """A large number, of tokens or FLOPs: 300000000000, 3e11, 300B.
 
     Raises:
         PlanError: not a number.
@@ -20,7 +20,7 @@ def parse_tokens(text: str | None) -> int | None:
         return None
     found = _NUMBER.fullmatch(text.strip())
     if found is None:
-        raise PlanError(f"--tokens {text}: must be a positive number, as in 300B, 3e11 or 300_000_000_000")
+        raise PlanError(f"{option} {text}: must be a positive number, as in 300B, 3e11 or 300_000_000_000")
     return int(float(found[1].replace("_", "").replace(",", "")) * _TIMES[found[2].upper()])
 
 
@@ -28,35 +28,55 @@ def check_question(
     model: str | None,
     cluster: Sequence[str] | None,
     chips: str | None,
-    goals: Sequence[str | None],
+    goals: Mapping[str, str | None],
+    sizes: Mapping[str, str | None],
     of_clusters: Sequence[object],
+    tokens: str | None,
 ) -> None:
-    """Check that a plan is asked for on clusters, or for a number of chips.
+    """Check that a plan is asked for on clusters, for a number of chips, or for the size of a model.
 
     Args:
         model: value of --model.
         cluster: values of --cluster.
         chips: value of --chips.
         goals: values of --deadline and --budget.
+        sizes: values of options that only the size of a model takes.
         of_clusters: values of options that a choice of the number does not take.
+        tokens: value of --tokens.
 
     Raises:
-        PlanError: it is neither, or both, or an option belongs to the other.
+        PlanError: it is none of them, or several, or an option belongs to another.
     """
     from hlat.runtime import PlanError
 
-    problems = []
-    if model is None or not (cluster or chips):
-        problems.append("hlat plan needs --model and --cluster (or --chips, to choose the number), or --validate FILE")
+    problems: list[str] = []
+    sized = any(value is not None for value in (goals["--budget"], *sizes.values()))
+    if model is None and chips and sized:
+        problems += _size_problems(goals["--budget"], sizes["--flops"], tokens)
+    elif model is None or not (cluster or chips):
+        problems.append(
+            "hlat plan needs --model and --cluster (or --chips, to choose the number; or --chips and --budget or "
+            "--flops, to choose the model), or --validate FILE"
+        )
     elif cluster and chips:
         problems.append("--cluster plans for a number of instances, --chips chooses it: give one of them")
-    elif chips and any(of_clusters):
+    if chips and any(of_clusters):
         others = "--per, --rank-by, --layout, --against, --html, --trace and --fragment"
         problems.append(f"{others} go with --cluster: choose the number with --chips first, then plan on that cluster")
-    if any(goals) and not chips:
+    if any(goals.values()) and not chips:
         problems.append("--deadline and --budget go with --chips, as in --chips any --deadline 14d")
+    if model is not None and any(sizes.values()):
+        problems.append("--flops and --inference-tokens choose the size of a model: leave --model out")
     if problems:
         raise PlanError("\n".join(problems))
+
+
+def _size_problems(budget: str | None, flops: str | None, tokens: str | None) -> Iterator[str]:
+    """Yield what is wrong with a question for the size of a model."""
+    if (budget is None) == (flops is None):
+        yield "without --model, the size of a model follows from --budget or --flops: give one of them"
+    if tokens is not None:
+        yield "--tokens needs --model: without one, size and tokens are chosen together"
 
 
 def check_outputs(paths: Sequence[Path | None]) -> None:

@@ -9,6 +9,7 @@ from hlat.hardware.catalog import Catalog, Chip, Instance, LaunchSettings, Price
 from hlat.hardware.cluster import Cluster, parse_cluster
 from hlat.hardware.loading import load_catalog
 from hlat.hardware.quotes import OWN, Per, parse_quote, with_prices_of, with_quote
+from hlat.hardware.site import HOST_SHARE, Site, StorageRate, parse_site
 from hlat.runtime import lazily
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ __getattr__ = lazily(
 
 
 __all__ = [
+    "HOST_SHARE",
     "OWN",
     "Catalog",
     "Chip",
@@ -37,11 +39,14 @@ __all__ = [
     "PeakFlops",
     "Per",
     "PriceKind",
+    "Site",
+    "StorageRate",
     "load_catalog",
     "measure_machine",
     "measure_matmul",
     "parse_cluster",
     "parse_quote",
+    "parse_site",
     "peak_flops",
     "published_flops",
     "with_prices_of",

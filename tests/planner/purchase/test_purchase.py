@@ -143,7 +143,7 @@ def test_the_command_that_is_suggested_plans_what_was_chosen(price: list[str]) -
     words += ["--interruptions", "2"]
     question = ["plan", "--model", "llama-3.2-1b", "--chips", "p4d.24xlarge", *words, *price]
     chosen_one = json.loads(hlat_command(*question, "--json").stdout)["chosen"]
-    suggested = shlex.split(hlat_command(*question).stdout.partition("Its plan: ")[2])
+    suggested = shlex.split(hlat_command(*question).stdout.partition("Its plan:")[2].replace("\\\n", " "))
     planned_one = json.loads(hlat_command(*suggested[1:], "--json").stdout)["chosen"]
     assert planned_one["days"] == pytest.approx(chosen_one["days"], rel=TIE_TOLERANCE)
     assert planned_one["cost_usd"] == pytest.approx(chosen_one["cost_usd"], rel=TIE_TOLERANCE)

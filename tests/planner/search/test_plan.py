@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hlat.cli.plan_options import parse_tokens
+from hlat.cli.plan_options import parse_amount
 from hlat.config import load_recipe
 from hlat.hardware.catalog import FailureRate
 from hlat.planner.problem import candidates, parse_layout
@@ -332,13 +332,13 @@ def test_a_cluster_that_fails_constantly_is_refused(tmp_path: Path):
     ("text", "tokens"), [("300B", 3 * 10**11), ("1.5T", 15 * 10**11), ("3e11", 3 * 10**11), ("1_000", 1000), ("7", 7)]
 )
 def test_token_counts_are_parsed_in_common_notations(text, tokens):
-    assert parse_tokens(text) == tokens
+    assert parse_amount(text) == tokens
 
 
 @pytest.mark.parametrize("text", ["-5", "many", "3X", ""])
 def test_invalid_token_counts_are_refused(text):
     with pytest.raises(HlatError, match="--tokens"):
-        parse_tokens(text)
+        parse_amount(text)
 
 
 def test_rank_by_orders_clusters():

@@ -10,7 +10,7 @@ assumptions are weak, and shows how much runs differ.
 import random
 from dataclasses import dataclass
 
-from hlat.hardware import Cluster
+from hlat.hardware import Cluster, StorageRate
 from hlat.resilience import best_interval, expected_goodput
 from hlat.runtime import PlanError
 
@@ -45,6 +45,8 @@ class Reliability:
         restart: time from an interruption until steps resume.
         interval: training time between two saves: Daly's optimum, doubled as long as that costs almost no goodput.
         goodput: share of time spent on steps that count, by Daly's formula.
+        saved_bytes: bytes of a checkpoint.
+        start_up: seconds of ``restart`` from the start of processes to the first step, without loading.
     """
 
     mtbf: float
@@ -53,14 +55,32 @@ class Reliability:
     restart: float
     interval: float
     goodput: float
+    saved_bytes: float = 0.0
+    start_up: float = 0.0
 
 
-def predict_reliability(cluster: Cluster, state_bytes: float) -> Reliability:
+def storage_rate(cluster: Cluster, storage: StorageRate | None) -> float:
+    """Return the bytes per second in which the instances of a cluster save or load a checkpoint, all together.
+
+    Args:
+        cluster: the cluster.
+        storage: the stated rate; None for ``STORE_RATE_PER_INSTANCE``, up to ``STORE_RATE_LIMIT``.
+    """
+    if storage is not None:
+        return storage.of(cluster)
+    return min(STORE_RATE_PER_INSTANCE * cluster.count, STORE_RATE_LIMIT)
+
+
+def predict_reliability(cluster: Cluster, state_bytes: float, storage: StorageRate | None = None) -> Reliability:
     """Predict the reliability of a run.
+
+    A save copies the state to the hosts while training stalls, then writes it to the file system beside the training. A
+    restart loads it at the same rate.
 
     Args:
         cluster: devices of the run.
         state_bytes: bytes of weights and optimizer state, each element counted once over all devices.
+        storage: rate of the file system; None for the assumed one.
 
     Raises:
         PlanError: failures are so frequent that the run would make no progress.
@@ -68,14 +88,15 @@ def predict_reliability(cluster: Cluster, state_bytes: float) -> Reliability:
     per_day = cluster.instance.failures.per_day * cluster.count + SOFTWARE_FAILURES_PER_DAY
     mtbf = _DAY / per_day
     stall = state_bytes / cluster.devices / HOST_COPY_RATE
-    writing = state_bytes / min(STORE_RATE_PER_INSTANCE * cluster.count, STORE_RATE_LIMIT)
+    writing = state_bytes / storage_rate(cluster, storage)
     start_up = START_UP_SECONDS.get(cluster.chip.family or "", DEFAULT_START_UP_SECONDS)
     restart = DETECTION_SECONDS + start_up + writing
     interval = max(best_interval(max(stall, 1e-3), mtbf), writing)
     if restart + writing + interval > _MAX_CYCLE * mtbf:
         raise PlanError(
             f"{cluster.name} fails every {mtbf:,.0f} seconds, and a restart takes {restart:,.0f}: a run would make no "
-            f"progress. The failures per day are those of {cluster.instance.name} in the catalog."
+            f"progress. {writing:,.0f} seconds of the restart load the checkpoint (--storage); the failures per day "
+            f"are those of {cluster.instance.name} in the catalog, or of --interruptions."
         )
 
     def goodput(seconds: float) -> float:
@@ -86,7 +107,7 @@ def predict_reliability(cluster: Cluster, state_bytes: float) -> Reliability:
     best = goodput(interval)
     while goodput(2 * interval) >= best - _GOODPUT_TRADE:
         interval *= 2
-    return Reliability(mtbf, stall, writing, restart, interval, goodput(interval))
+    return Reliability(mtbf, stall, writing, restart, interval, goodput(interval), state_bytes, start_up)
 
 
 @dataclass(frozen=True)

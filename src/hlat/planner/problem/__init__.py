@@ -2,8 +2,9 @@
 
 from hlat.planner.problem.devices import instance_device, request_device
 from hlat.planner.problem.families import CHIP_FAMILIES, FAMILIES, borrowed_constants
-from hlat.planner.problem.layout_text import layout_text
-from hlat.planner.problem.layouts import Candidate, candidates, layout_violations, parse_layout
+from hlat.planner.problem.layout_text import layout_text, parse_layout
+from hlat.planner.problem.layouts import Candidate, candidates, layout_violations
+from hlat.planner.problem.llama_class import llama_class, nearest_shape
 from hlat.planner.problem.recipe_step import recipe_step
 from hlat.planner.problem.request import PlanRequest, resolve_request
 from hlat.planner.problem.runnable import comparison_note, why_not_runnable
@@ -54,6 +55,8 @@ __all__ = [
     "layer_weights",
     "layout_text",
     "layout_violations",
+    "llama_class",
+    "nearest_shape",
     "parse_layout",
     "rank_weights",
     "recipe_step",

@@ -5,24 +5,22 @@
 The checks are those of recipes (config/rules/layout_checks.py), so that every candidate makes a valid recipe.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from hlat.config.rules import LAYOUT_CHECKS, Check, Values, divisors, holds
+from hlat.config.rules import LAYOUT_CHECKS, Check, TracedValues, Values, divisors, holds
 from hlat.config.sections import (
     INTERLEAVED,
     ZERO_BUBBLE,
     ParallelConfig,
     Schedule,
-    default_virtual_stages,
 )
 from hlat.parallel.stages import StepShape
 from hlat.planner.problem.request import PlanRequest
 from hlat.planner.problem.workload import RECOMPUTE_POLICIES, RecomputePolicy, StepLayout
-from hlat.runtime import PlanError
 
 _MAX_CONTEXT = 16
 _MIN_CONTEXT_TOKENS = 4096  # per context rank; below, other axes divide the work with less communication
@@ -149,7 +147,7 @@ class Candidate:
 
 
 @lru_cache(maxsize=1024)
-def _parallel(
+def parallel_section(
     tensor: int,
     pipeline: int,
     context: int,
@@ -182,119 +180,56 @@ def candidates(request: PlanRequest) -> Iterator[Candidate]:
         sharding = [(zero, 1) for zero in _zero_stages(request, pipeline, data * context)]
         if pipeline == 1 and data > 1:
             sharding += [(3, count) for count in _replicas(request, tensor * context, data)]
-        for (virtual, schedule), (zero, count), micro in product(
-            _schedules(request, pipeline), sharding, _MICRO_BATCHES
-        ):
-            if sequences_per_rank % micro:
-                continue
-            parallel = _parallel(tensor, pipeline, context, virtual, schedule, zero, count)
-            candidate = Candidate(parallel, data, micro, "none")
-            if all(holds(check, _values(request, candidate)) for check in LAYOUT_CHECKS):
-                yield from _kept_activations(candidate)
+        micros = [micro for micro in _MICRO_BATCHES if sequences_per_rank % micro == 0]
+        for (virtual, schedule), (zero, count) in product(_schedules(request, pipeline), sharding):
+            parallel = parallel_section(tensor, pipeline, context, virtual, schedule, zero, count)
+            keeping = None
+            if parallel.gathers_again:
+                keeping = parallel_section(tensor, pipeline, context, virtual, schedule, zero, count, "never")
+            for candidate in _valid(request, [Candidate(parallel, data, micro, "none") for micro in micros]):
+                yield from _kept_activations(candidate, keeping)
 
 
-def _kept_activations(candidate: Candidate) -> Iterator[Candidate]:
+def _valid(request: PlanRequest, layouts: Sequence[Candidate]) -> Iterator[Candidate]:
+    """Yield those that pass all checks, of some layouts that differ in their micro-batches only.
+
+    A check that did not read the micro-batch has one result for all of them.
+    """
+    checks: list[Check] = []
+    for position, candidate in enumerate(layouts):
+        values = _values(request, candidate)
+        if position:
+            if all(holds(check, values) for check in checks):
+                yield candidate
+            continue
+        passed = True
+        for check in LAYOUT_CHECKS:
+            traced = TracedValues(values)
+            held = holds(check, traced)
+            if "batch.micro_batch" in traced.read:
+                checks.append(check)
+                passed = passed and held
+            elif not held:
+                return
+        if passed:
+            yield candidate
+
+
+def _kept_activations(candidate: Candidate, keeping: ParallelConfig | None) -> Iterator[Candidate]:
     """Yield a layout with every choice of what is kept for backward.
 
     Gathered inputs are kept only where everything is: to gather them again frees more memory in less time than to
     recompute attention.
-    """
-    if candidate.parallel.gathers_again:
-        keeping = candidate.parallel.model_copy(update={"gather_again": "never"})
-        yield replace(candidate, parallel=keeping)
-    for recompute in RECOMPUTE_POLICIES:
-        yield replace(candidate, recompute=recompute)
-
-
-def parse_layout(text: str, request: PlanRequest, option: str = "--layout") -> Candidate:
-    """Parse a layout such as ``tp=8,pp=1``.
-
-    Defaults: degrees 1, data parallelism over the remaining devices, ZeRO 1, micro-batch 1, 1F1B, no recomputation, but
-    inputs that sequence parallelism gathers are gathered again in backward.
 
     Args:
-        text: comma-separated ``name=value`` pairs.
-        request: model and cluster that the layout is for.
-        option: command-line option to name in errors.
-
-    Raises:
-        PlanError: malformed text, an unknown name or value, or a layout that fails a check.
+        candidate: the layout.
+        keeping: its ``parallel`` section with gathered inputs kept; None if it gathers none.
     """
-    values = _parse_pairs(text, option)
-    degrees = (values.get("tensor", 1), values.get("pipeline", 1), values.get("context", 1))
-    data, rest = divmod(request.cluster.devices, degrees[0] * degrees[1] * degrees[2])
-    stated = values.get("data", data)
-    if rest or stated != data:
-        raise PlanError(
-            f"{option} {text}: tensor {degrees[0]} x pipeline {degrees[1]} x context {degrees[2]} x data {stated} is "
-            f"not the number of devices of {request.cluster.name}, {request.cluster.devices}"
-        )
-    recompute: RecomputePolicy = values.get("recompute", "none")
-    schedule: Schedule = values.get("schedule", "interleaved-1f1b" if values.get("virtual", 1) > 1 else "1f1b")
-    virtual, zero = values.get("virtual", default_virtual_stages(schedule)), values.get("zero", 1)
-    gather_again = values.get("gather_again", "auto")
-    parallel = _parallel(*degrees, virtual, schedule, zero, values.get("replicas", 1), gather_again)
-    candidate = Candidate(parallel, data, values.get("micro_batch", 1), recompute)
-    reasons = layout_violations(request, candidate)
-    if reasons:
-        listed = "\n".join(f"  {reason}" for reason in reasons)
-        raise PlanError(f"{option} {text}: this layout is not possible:\n{listed}")
-    return candidate
-
-
-_NAMES = {
-    "tp": "tensor",
-    "pp": "pipeline",
-    "cp": "context",
-    "dp": "data",
-    "vpp": "virtual",
-    "mbs": "micro_batch",
-    "micro": "micro_batch",
-    "ckpt": "recompute",
-    "rep": "replicas",
-    "gather": "gather_again",
-}
-_FIELDS = (
-    "tensor",
-    "pipeline",
-    "context",
-    "data",
-    "virtual",
-    "zero",
-    "replicas",
-    "micro_batch",
-    "recompute",
-    "gather_again",
-    "schedule",
-)
-_SHORT = {"interleaved": "interleaved-1f1b", "zero-bubble": "interleaved-zero-bubble"}
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "recompute": RECOMPUTE_POLICIES,
-    "gather_again": ("auto", "never"),
-    "schedule": get_args(Schedule),
-}
-
-
-def _parse_pairs(text: str, option: str) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for pair in filter(None, (pair.strip() for pair in text.split(","))):
-        name, equals, value = pair.partition("=")
-        name = _NAMES.get(name.strip(), name.strip())
-        if not equals or name not in _FIELDS:
-            known = ", ".join((*_NAMES, *_FIELDS))
-            raise PlanError(f"{option}: {pair!r} is not NAME=VALUE; the names are {known}")
-        if name in _CHOICES:
-            value = _SHORT.get(value, value)
-            if value not in _CHOICES[name]:
-                raise PlanError(f"{option}: {pair}: {name} is one of {', '.join(_CHOICES[name])}")
-            values[name] = value
-        elif (
-            not value.strip().isdecimal() or (int(value) < 1 and name != "zero") or (name == "zero" and int(value) > 3)
-        ):
-            raise PlanError(f"{option}: {pair}: must be an integer of at least 1 (zero: 0 to 3)")
-        else:
-            values[name] = int(value)
-    return values
+    parallel, data, micro = candidate.parallel, candidate.data, candidate.micro_batch
+    if keeping is not None:
+        yield Candidate(keeping, data, micro, candidate.recompute)
+    for recompute in RECOMPUTE_POLICIES:
+        yield Candidate(parallel, data, micro, recompute)
 
 
 def layout_violations(request: PlanRequest, candidate: Candidate) -> list[str]:
@@ -323,9 +258,14 @@ def _values(request: PlanRequest, candidate: Candidate) -> Values:
             "batch.global_batch": request.global_batch,
             "batch.micro_batch": candidate.micro_batch,
             "batch.ramp": request.ramp,
-            **{f"parallel.{name}": getattr(candidate.parallel, name) for name in ParallelConfig.model_fields},
+            **_parallel_values(candidate.parallel),
         }
     )
+
+
+@lru_cache(maxsize=1024)
+def _parallel_values(parallel: ParallelConfig) -> dict[str, Any]:
+    return {f"parallel.{name}": getattr(parallel, name) for name in ParallelConfig.model_fields}
 
 
 def _degrees(request: PlanRequest) -> Iterator[tuple[int, int, int]]:

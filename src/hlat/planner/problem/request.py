@@ -14,13 +14,15 @@ from hlat.config import PRESETS, BatchSchedule, Recipe, RecipeError, load_recipe
 from hlat.config.files import hf_to_model, read_config_json
 from hlat.config.sections import ModelConfig, OptimizerConfig, RampStage
 from hlat.config.sections.optimizers import AdamWConfig
-from hlat.hardware import Chip, Cluster, PriceKind
+from hlat.hardware import Chip, Cluster, PriceKind, Site
 from hlat.model.derived import count_parameters
 from hlat.planner.problem.families import borrowed_constants
+from hlat.planner.problem.llama_class import llama_class
 from hlat.precision import AUTO, MODES, resolve_mode
 from hlat.runtime import HardwareError, PlanError
 
 _ADAMW = AdamWConfig()
+_SITE = Site()
 _TOKENS_PER_PARAMETER = 20  # default budget: Hoffmann et al. 2022, table 3
 _DEFAULT_TOKENS_PER_STEP = 4 << 20  # as in HLAT and LLaMA
 
@@ -42,6 +44,8 @@ class PlanRequest:
         assumed: defaults that were filled in, one sentence each.
         optimizer: optimizer section of the recipe; AdamW without one.
         ramp: stages with smaller batches at the beginning of the run.
+        site: file system and power overhead of the place of the cluster.
+        tokens_assumed: True if neither options nor a recipe say how many tokens.
     """
 
     name: str
@@ -56,6 +60,8 @@ class PlanRequest:
     assumed: tuple[str, ...] = ()
     optimizer: OptimizerConfig = _ADAMW
     ramp: tuple[RampStage, ...] = ()
+    site: Site = _SITE
+    tokens_assumed: bool = False
 
     @property
     def tokens_per_step(self) -> int:
@@ -82,17 +88,20 @@ def resolve_request(
     global_batch: int | None = None,
     mode: str | None = None,
     price: PriceKind | None = None,
+    site: Site = _SITE,
 ) -> PlanRequest:
     """Resolve every field of a request: option, else recipe, else model, else a default.
 
     Args:
-        model: a preset, a config.json or its folder, a recipe file, or the name of a shipped recipe.
+        model: a preset, a config.json or its folder, a recipe file, the name of a shipped recipe, or a size such as
+            llama-class-5b.
         cluster: devices to train on.
         tokens: training budget in tokens; by default the recipe's, or 20 per parameter.
         sequence: tokens per sequence; by default the recipe's, or the model's maximum up to 8,192.
         global_batch: sequences per step; by default the recipe's, or about 4 million tokens.
         mode: precision mode; by default the recipe's, or ``auto``.
         price: kind of price; None for the first kind in the catalog.
+        site: file system and power overhead.
 
     Raises:
         PlanError: invalid numbers, an unknown model or an unknown price; lists every problem.
@@ -116,6 +125,7 @@ def resolve_request(
     if global_batch is None:
         global_batch = recipe.batch.global_batch if recipe else _default_batch(sequence, cluster.devices)
         assumed += [] if recipe else [f"steps of {global_batch:,} sequences, about 4 million tokens (--global-batch)"]
+    tokens_assumed = tokens is None and recipe is None
     if tokens is None:
         if recipe is not None:
             tokens = recipe.total_tokens
@@ -149,6 +159,8 @@ def resolve_request(
         tuple(assumed),
         optimizer,
         tuple(ramp),
+        site,
+        tokens_assumed,
     )
 
 
@@ -187,6 +199,8 @@ def _problems(cluster: Cluster, numbers: dict[str, int | None], mode: str | None
 def _load_model(name: str) -> tuple[ModelConfig, Recipe | None]:
     if name in PRESETS:
         return ModelConfig.model_validate({**PRESETS[name], "preset": name}), None
+    if (section := llama_class(name)) is not None:
+        return ModelConfig.model_validate(section), None
     path = Path(name)
     if path.is_dir() and (path / "config.json").is_file():
         path = path / "config.json"
@@ -199,7 +213,7 @@ def _load_model(name: str) -> tuple[ModelConfig, Recipe | None]:
             raise
         close = get_close_matches(name, PRESETS, n=3, cutoff=0.5)
         hint = f" Did you mean {' or '.join(close)}?" if close else ""
-        known = f"presets {', '.join(PRESETS)}; a config.json; or a recipe"
+        known = f"presets {', '.join(PRESETS)}; a config.json; a recipe; or a size, as in llama-class-5b"
         raise PlanError(f"unknown model {name!r}.{hint} Give one of the {known}.") from error
     return recipe.model, recipe
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from hlat.hardware import Catalog, Chip, Cluster, Instance, PriceKind
 from hlat.planner.problem import PlanRequest
+from hlat.planner.purchase.exploration import explore
 from hlat.planner.purchase.goal import Goal
 from hlat.planner.purchase.offers import Kind, Offer
 from hlat.runtime import HardwareError, PlanError
@@ -23,6 +24,7 @@ class Purchase:
         rows: the best offer of each kind of instance that meets the goal, the one to choose first.
         sizes: offers of the chosen kind, by number of instances.
         missed: reason, by kind without an offer.
+        affords: True if the number of tokens is what the budget affords, False if it was given.
     """
 
     goal: Goal
@@ -30,6 +32,7 @@ class Purchase:
     rows: tuple[Offer, ...]
     sizes: tuple[Offer, ...]
     missed: dict[str, str]
+    affords: bool = False
 
     @property
     def chosen(self) -> Offer:
@@ -57,55 +60,63 @@ def choose_cluster(
         HardwareError: an unknown instance or chip; names all of them.
         PlanError: no cluster meets the goal; says how close each kind comes.
     """
-    instances = _instances(chips, catalog)
-    kind_of_price = price or _commonest_price([instance for instance, _ in instances])
-    missed: dict[str, str] = {}
-    found: list[tuple[Offer, Kind]] = []
-    for instance, chip in instances:
-        if kind_of_price is not None and kind_of_price not in instance.prices:
-            missed[instance.name] = f"no {kind_of_price} price is known"
-            continue
-        kind = Kind(instance, chip, lambda cluster: request_on(cluster, kind_of_price))
-        kind.explore(_enough(goal))
-        best = goal.best(kind.offers)
-        if best is None:
-            missed[instance.name] = _how_close(goal, kind.offers)
-        else:
-            found.append((best, kind))
+    kinds, of, missed = kinds_of(chips, goal, request_on, catalog, price)
+    found, others = explore(goal, kinds)
+    missed |= others
     if not found:
-        reasons = "\n".join(f"  {name}: {reason}" for name, reason in missed.items())
-        raise PlanError(f"no cluster meets the goal, {goal}:\n{reasons}")
-    by_days = goal.days is None and goal.usd is not None
-    found.sort(key=lambda pair: (pair[0].days, pair[0].price) if by_days else (pair[0].price, pair[0].days))
-    rows = tuple(offer for offer, _ in found)
-    return Purchase(goal, kind_of_price, rows, tuple(found[0][1].offers), missed)
+        raise PlanError(f"no cluster meets the goal, {goal}:\n{reasons(missed)}")
+    chosen, kind = found[0]
+    list(kind.doublings(chosen.cluster.count))
+    return Purchase(goal, of, tuple(offer for offer, _ in found), tuple(kind.offers), missed)
 
 
-def _enough(goal: Goal) -> Callable[[Offer], bool]:
-    """Return the test of clusters that are as large as the goal needs: in time, or already too expensive."""
-
-    def enough(offer: Offer) -> bool:
-        if goal.days is not None:
-            return offer.days <= goal.days
-        return goal.usd is not None and offer.price > goal.usd
-
-    return enough
+def reasons(missed: dict[str, str]) -> str:
+    """Return the reasons by kind as lines."""
+    return "\n".join(f"  {name}: {reason}" for name, reason in missed.items())
 
 
-def _how_close(goal: Goal, offers: Sequence[Offer]) -> str:
-    if not offers:
-        return "no layout of the model fits"
-    fastest = min(offers, key=lambda offer: offer.days)
-    cheapest = min(offers, key=lambda offer: offer.price)
-    words = [f"the fastest is {fastest.cluster.name} with {fastest.days:,.3g} days"] if goal.days is not None else []
-    if goal.usd is not None:
-        cost = "no known price" if cheapest.usd is None else f"{cheapest.usd:,.0f} USD in {cheapest.days:,.3g} days"
-        words.append(f"the cheapest is {cheapest.cluster.name} with {cost}")
-    return "; ".join(words)
+def kinds_of(
+    chips: str,
+    goal: Goal,
+    request_on: Callable[[Cluster, PriceKind | None], PlanRequest],
+    catalog: Catalog,
+    price: PriceKind | None,
+) -> tuple[list[Kind], PriceKind | None, dict[str, str]]:
+    """Find the kinds of instances of a question, the kind of their prices, and reasons by kind that has none.
+
+    Args:
+        chips: instances or chips of the catalog, separated by commas, or ``any``.
+        goal: limits of the run. With a budget, an instance without a price stands for all of its chip.
+        request_on: the request on a cluster, with prices of a kind.
+        catalog: chips, instances and prices.
+        price: kind of price; None for the one that most of the instances have.
+
+    Raises:
+        HardwareError: an unknown instance or chip; names all of them.
+        PlanError: there is a budget, and none of the instances has a price.
+    """
+    instances = _instances(chips, catalog, priced=goal.usd is not None)
+    of = price or _commonest_price([instance for instance, _ in instances])
+    known = {instance.name for instance, _ in instances if of is None or of in instance.prices}
+    missed = {one.name: f"no {of} price is known" for one, _ in instances if one.name not in known}
+    if goal.usd is not None and of is None:
+        names = ", ".join(instance.name for instance, _ in instances)
+        raise PlanError(f"--budget: no price is known of {names}; give one, as in --price 2.10/h (of a chip)")
+
+    def request(cluster: Cluster) -> PlanRequest:
+        return request_on(cluster, of)
+
+    return [Kind(instance, chip, request) for instance, chip in instances if instance.name in known], of, missed
 
 
-def _instances(chips: str, catalog: Catalog) -> list[tuple[Instance, Chip]]:
-    """Return the named instances; those of a chip for the name of a chip."""
+def _instances(chips: str, catalog: Catalog, *, priced: bool) -> list[tuple[Instance, Chip]]:
+    """Return the named instances; those of a chip for the name of a chip.
+
+    Args:
+        chips: names, or ``any``.
+        catalog: chips and instances.
+        priced: True if prices are needed: an instance without one then stands for all with its chip that have one.
+    """
     usable = [
         (instance, chip)
         for instance in catalog.instances
@@ -119,6 +130,8 @@ def _instances(chips: str, catalog: Catalog) -> list[tuple[Instance, Chip]]:
         named = catalog.instance(word)
         of_chip = catalog.chip(word)
         found = [pair for pair in usable if pair[0] is named] or [pair for pair in usable if pair[1] is of_chip]
+        if priced and found and not any(instance.prices for instance, _ in found):
+            found += [(one, chip) for one, chip in usable if chip is found[0][1] and one.prices]
         chosen += [pair for pair in found if pair not in chosen]
         problems += [] if found else [f"--chips: {word!r} is neither an instance nor a chip with instances"]
     if not chosen:

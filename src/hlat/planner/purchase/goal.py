@@ -31,10 +31,19 @@ class Goal:
     days: float | None = None
     usd: float | None = None
 
+    @property
+    def by_time(self) -> bool:
+        """True if the fastest offer is the best: there is a budget, and no deadline."""
+        return self.days is None and self.usd is not None
+
     def meets(self, offer: Offer) -> bool:
         """Return True if a run on the offered cluster is within the limits."""
         in_time = self.days is None or offer.days <= self.days
         return in_time and (self.usd is None or (offer.usd is not None and offer.usd <= self.usd))
+
+    def order(self, offer: Offer) -> tuple[float, float]:
+        """Return the key that orders offers of several kinds, the best first."""
+        return (offer.days, offer.price) if self.by_time else (offer.price, offer.days)
 
     def best(self, offers: Sequence[Offer]) -> Offer | None:
         """Return the best of some offers of one kind that meet the goal; None if there is none.
@@ -45,11 +54,9 @@ class Goal:
         meeting = [offer for offer in offers if self.meets(offer)]
         if not meeting:
             return None
-        if self.days is None and self.usd is not None:
-            return min(meeting, key=lambda offer: offer.days)
-        cheapest = min(meeting, key=lambda offer: (offer.price, offer.days))
-        if self.days is not None:
-            return cheapest
+        if self.by_time or self.days is not None:
+            return min(meeting, key=self.order)
+        cheapest = min(meeting, key=self.order)
         flat = [offer for offer in meeting if offer.price <= KNEE * cheapest.price]
         return min(flat, key=lambda offer: offer.days)
 

@@ -1,45 +1,152 @@
-"""A purchase as lines for a terminal of 80 columns, and as JSON values."""
+"""A purchase as lines for a terminal, and as JSON values."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hlat.planner.problem import comparison_note, layout_text, why_not_runnable
 from hlat.planner.purchase.choice import Purchase
+from hlat.planner.purchase.model_size import ModelSize, SizedRun, optimal_tokens
 from hlat.planner.purchase.offers import Offer
+from hlat.planner.purchase.scaling_law import CHINCHILLA
+from hlat.planner.report import (
+    energy_sentence,
+    energy_text,
+    expectation,
+    interval_text,
+    storage_sentence,
+    table_lines,
+    wrapped,
+)
 from hlat.planner.search import format_number, layout_json
 
-_HEADER = f"  {'cluster':20} {'chips':>6} {'days':>7} {'USD':>11} {'goodput':>7}  layout"
+LAW = "law: Hoffmann 2022, approach 3, constants of Besiroglu 2024; D tokens, N parameters, all counted"
 
 
-def purchase_lines(purchase: Purchase) -> Iterator[str]:
+def purchase_lines(purchase: Purchase, columns: int) -> Iterator[str]:
     """Yield the table of kinds, that of numbers of the chosen kind, and the kinds that miss the goal."""
     request = purchase.chosen.request
-    prices = "prices unknown" if purchase.price is None else f"{purchase.price} prices"
-    yield f"{request.name}, {request.tokens:.3g} tokens, precision {request.mode}, {prices}"
+    yield f"{request.name}, {_tokens(purchase)}, precision {request.mode}, {_prices(purchase.price)}"
     yield f"goal: {purchase.goal}"
     yield ""
-    yield from _rows(purchase.rows, purchase.chosen)
+    yield from table_lines(list(_rows(purchase.rows, purchase.chosen, purchase.affords)), columns)
     if len(purchase.sizes) > 1:
         yield ""
         yield f"{purchase.chosen.cluster.instance.name} by number of instances:"
-        yield from _rows(purchase.sizes, purchase.chosen)
-    for name, note in {offer.cluster.instance.name: comparison_note(offer.request) for offer in purchase.rows}.items():
+        first = [purchase.chosen, *(offer for offer in purchase.sizes if offer is not purchase.chosen)]
+        yield from table_lines(list(_rows(first, purchase.chosen, purchase.affords)), columns)
+    yield ""
+    yield from _marks(purchase.rows, purchase.missed, columns)
+    if purchase.affords:
+        yield from wrapped(_beside_the_optimum(purchase.chosen), columns, 2)
+    yield from _assumed(purchase.chosen, columns)
+
+
+def model_size_lines(found: ModelSize, columns: int) -> Iterator[str]:
+    """Yield the table of sizes and what it rests on."""
+    chosen = found.runs[0]
+    what = f"{found.flops:.3g} FLOPs" if found.flops is not None else f"{found.goal.usd:,.0f} USD"
+    until = "" if found.goal.days is None else f", done in {found.goal.days:g} days"
+    yield f"Which model for {what}{until}, {_prices(found.price)}"
+    yield ""
+    heads = ["", "size", "tokens", "D/N", "loss", "cluster", "days", "4 of 5", "USD", "best for"]
+    rows = [_size_row(run, run is chosen) for run in found.runs]
+    yield from table_lines([heads, *rows], columns)
+    yield ""
+    for run in found.runs:
+        yield from wrapped(_shape(run, found.generated), columns, 2)
+    yield from wrapped(LAW, columns, 2)
+    yield from _marks([chosen.offer], found.missed, columns)
+    yield from _assumed(chosen.offer, columns)
+
+
+def _size_row(run: SizedRun, chosen: bool) -> list[str]:
+    offer = run.offer
+    return [
+        "*" if chosen else "",
+        number(run.parameters),
+        number(run.tokens),
+        f"{run.tokens / run.parameters:,.0f}",
+        f"{run.loss:.3f}",
+        offer.cluster.name,
+        format_number(offer.days, 1),
+        interval_text(offer.prediction, offer.days),
+        "" if offer.usd is None else f"{offer.usd:,.0f}",
+        run.purpose,
+    ]
+
+
+def _shape(run: SizedRun, generated: float) -> str:
+    model = run.offer.request.model
+    life = f"; with generating, {run.lifetime_flops(generated):.3g} FLOPs" if generated else ""
+    return (
+        f"{run.offer.request.name}: {model.layers} layers of {model.hidden_size:,}, {model.heads} heads, "
+        f"{model.n_kv_heads} kv heads, {model.intermediate_size:,} wide, {model.vocab_size:,} words; "
+        f"{run.flops:.3g} FLOPs, for which the law wants {number(run.best[0])} parameters{life}"
+    )
+
+
+def _beside_the_optimum(offer: Offer) -> str:
+    """Return how the tokens of a run compare with those for which its model has the best size."""
+    request = offer.request
+    size, wanted = optimal_tokens(request)
+    flops = 6.0 * size * request.tokens
+    best = CHINCHILLA.optimal_size(flops)
+    share, loss, least = request.tokens / wanted, CHINCHILLA.loss(size, request.tokens), CHINCHILLA.loss(*best)
+    return (
+        f"{number(request.tokens)} tokens are {request.tokens / size:.3g} per parameter, {share:.2g} times those for "
+        f"which this size is compute-optimal ({number(wanted)}). The same compute is best spent on {number(best[0])} "
+        f"parameters and {number(best[1])} tokens: loss {least:.3f} instead of {loss:.3f} ({LAW})."
+    )
+
+
+def _marks(offers: Sequence[Offer], missed: dict[str, str], columns: int) -> Iterator[str]:
+    for name, note in {offer.cluster.instance.name: comparison_note(offer.request) for offer in offers}.items():
         if note:
-            yield f"! {name}: {note}"
-    if purchase.missed:
-        yield ""
-    yield from (f"not {name}: {reason}" for name, reason in purchase.missed.items())
+            yield from wrapped(f"! {name}: {note}", columns, 2)
+    for name, reason in missed.items():
+        yield from wrapped(f"not {name}: {reason}", columns, 4)
 
 
-def _rows(offers: Sequence[Offer], chosen: Offer) -> Iterator[str]:
-    yield _HEADER
+def _assumed(offer: Offer, columns: int) -> Iterator[str]:
+    """Yield what the choice assumes."""
+    for one in offer.request.assumed:
+        if not (offer.request.tokens_assumed and "(--tokens)" in one):
+            yield from wrapped(f"assumed  {one}", columns, 9)
+    yield from wrapped(f"expect   {expectation(offer.prediction)}", columns, 9)
+    yield from wrapped(f"energy   {energy_sentence(offer.request, offer.prediction)}", columns, 9)
+    yield from wrapped(f"saves    {storage_sentence(offer.request, offer.prediction)}", columns, 9)
+
+
+def _tokens(purchase: Purchase) -> str:
+    return "tokens as the budget affords" if purchase.affords else f"{number(purchase.chosen.request.tokens)} tokens"
+
+
+def _prices(kind: str | None) -> str:
+    return "prices unknown" if kind is None else f"{kind} prices"
+
+
+def number(value: float) -> str:
+    """Write a large number in three digits, as 1.2T, 300B or 350M."""
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
+        if value >= 0.9995 * size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:,.0f}"
+
+
+def _rows(offers: Sequence[Offer], chosen: Offer, affords: bool) -> Iterator[list[str]]:
+    yield ["", "cluster", "chips", *(["tokens"] * affords), "days", "4 of 5", "USD", "energy", "layout"]
     for offer in offers:
-        cost = "" if offer.usd is None else f"{offer.usd:,.0f}"
-        yield (
-            f"{'*' if offer is chosen else ' '} {offer.cluster.name:20} {offer.cluster.chips:6,} "
-            f"{format_number(offer.days, 1):>7} {cost:>11} {offer.prediction.goodput:7.1%}  "
-            f"{layout_text(offer.prediction.candidate)}"
-        )
+        yield [
+            "*" if offer is chosen else "",
+            offer.cluster.name,
+            f"{offer.cluster.chips:,}",
+            *([number(offer.request.tokens)] * affords),
+            format_number(offer.days, 1),
+            interval_text(offer.prediction, offer.days),
+            "" if offer.usd is None else f"{offer.usd:,.0f}",
+            energy_text(offer.prediction.kwh),
+            layout_text(offer.prediction.candidate),
+        ]
 
 
 def purchase_json(purchase: Purchase) -> dict[str, Any]:
@@ -47,6 +154,7 @@ def purchase_json(purchase: Purchase) -> dict[str, Any]:
     return {
         "model": purchase.chosen.request.name,
         "tokens": purchase.chosen.request.tokens,
+        "tokens_affordable": purchase.affords,
         "deadline_days": purchase.goal.days,
         "budget_usd": purchase.goal.usd,
         "price_kind": purchase.price,
@@ -57,11 +165,39 @@ def purchase_json(purchase: Purchase) -> dict[str, Any]:
     }
 
 
+def model_size_json(found: ModelSize) -> dict[str, Any]:
+    """Return the answer under its documented keys (docs/planning.md), as JSON values."""
+    return {
+        "deadline_days": found.goal.days,
+        "budget_usd": found.goal.usd,
+        "flops": found.flops,
+        "generated_tokens": found.generated,
+        "price_kind": found.price,
+        "runs": [
+            {
+                "best_for": run.purpose,
+                "model": run.offer.request.name,
+                "shape": run.offer.request.model.model_dump(mode="json", exclude_defaults=True),
+                "parameters": run.parameters,
+                "tokens": run.tokens,
+                "loss": run.loss,
+                "flops": run.flops,
+                "law_parameters": run.best[0],
+                "law_tokens": run.best[1],
+                "run": _json(run.offer),
+            }
+            for run in found.runs
+        ],
+        "missed": found.missed,
+    }
+
+
 def _json(offer: Offer) -> dict[str, Any]:
     return {
         "cluster": offer.cluster.name,
         "instances": offer.cluster.count,
         "chips": offer.cluster.chips,
+        "tokens": offer.request.tokens,
         "for_comparison": why_not_runnable(offer.cluster.chip, offer.request.mode) or None,
         **layout_json(offer.request, offer.prediction),
     }

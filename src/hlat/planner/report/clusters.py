@@ -16,6 +16,7 @@ from hlat.hardware import (
     load_catalog,
     parse_cluster,
     parse_quote,
+    parse_site,
     with_prices_of,
     with_quote,
 )
@@ -61,6 +62,8 @@ def compare_clusters(
     per: str | None = None,
     interruptions: float | None = None,
     prices_of: str | None = None,
+    storage: str | None = None,
+    pue: float | None = None,
 ) -> ClusterComparison:
     """Plan a run on each of some clusters.
 
@@ -79,13 +82,15 @@ def compare_clusters(
         per: unit of N, "instance" (the default) or "chip".
         interruptions: per instance and day, instead of the catalog's failures.
         prices_of: month whose prices are used, as in 2024-04; None for today's.
+        storage: rate of the file system, as in 5GB/s; None for an assumed one.
+        pue: power usage effectiveness; None for a usual one.
 
     Raises:
         PlanError: no cluster can be planned for, or an argument is wrong.
         HardwareError: a cluster is unknown, or the catalog is inconsistent.
         RecipeError: a recipe or config.json with mistakes.
     """
-    by = parse_rank_by(rank_by)
+    by, site = parse_rank_by(rank_by), parse_site(storage, pue)
     quote, unit = parse_quote(price), parse_per(per)
     priced = with_prices_of(load_catalog(None if hardware is None else str(hardware)), prices_of)
     catalog = with_quote(priced, quote, interruptions)
@@ -104,6 +109,7 @@ def compare_clusters(
                 tokens=tokens,
                 sequence=sequence,
                 global_batch=global_batch,
+                site=site,
             )
             if against:
                 others[cluster.name] = predict_layout(request, parse_layout(against, request, "--against"))

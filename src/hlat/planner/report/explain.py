@@ -5,6 +5,7 @@ TrainingPlan -> sentences
 
 from hlat.planner.cost import exchanged_bytes
 from hlat.planner.problem import PlanRequest
+from hlat.planner.report.message_times import message_times
 from hlat.planner.search import TIE_TOLERANCE, LayoutPrediction, TrainingPlan, fits, format_number
 
 _GIB = 1 << 30
@@ -44,9 +45,8 @@ def explain(plan: TrainingPlan) -> list[str]:
     return lines
 
 
-def expectation(plan: TrainingPlan) -> str:
+def expectation(chosen: LayoutPrediction) -> str:
     """The 80 % interval of the run's duration and cost, and the evidence that it rests on."""
-    chosen = plan.chosen
     low, high = map(_two_digits, chosen.interval.of(chosen.days))
     money = ""
     if chosen.cost_usd is not None:
@@ -105,37 +105,45 @@ def _step_sentence(prediction: LayoutPrediction) -> str:
 
 
 def _communication_sentences(request: PlanRequest, prediction: LayoutPrediction) -> list[str]:
-    """Volume and links of each parallel axis, one sentence each."""
+    """Volume and links of each parallel axis, one sentence each.
+
+    Seconds are those that the cost model has for a message before anything hides it, latencies and passages through
+    memory included; rates follow from them and the bytes of the message.
+    """
     cluster, layout = request.cluster, prediction.candidate
-    fast, slow = cluster.link_rate / 1e9, cluster.network_rate / cluster.devices_per_instance / 1e9
+    times = message_times(request, layout)
     sent = {axis: f"{size / _GIB:,.1f} GiB per step" for axis, size in exchanged_bytes(request, layout, 0).items()}
     sentences = []
     if layout.tensor > 1:
         inside = layout.tensor <= cluster.domain
-        where = (
-            f"on the fast links ({fast:.0f} GB/s per device)" if inside else "over the network, beyond the fast links"
+        where = "on the fast links" if inside else "over the network, beyond the fast links"
+        sentences.append(
+            f"Tensor parallelism communicates four times per layer, {where}: {sent['tensor']} and device, "
+            f"{times['tensor']} per all-reduce."
         )
-        sentences.append(f"Tensor parallelism communicates four times per layer, {where}: {sent['tensor']} and device.")
+    if layout.context > 1:
+        sentences.append(
+            f"Context parallelism exchanges keys and values in every layer: {sent['context']} and device, "
+            f"{times['context']} per exchange forward."
+        )
     if layout.pipeline > 1:
         location = "span several instances" if cluster.devices > cluster.devices_per_instance else "share an instance"
-        speed = f" ({slow:.1f} GB/s per device)" if cluster.devices > cluster.devices_per_instance else ""
         sentences.append(
-            f"The {layout.pipeline} pipeline ranks communicate least, one message per pass, and {location}{speed}: "
-            f"{sent['pipeline']} and device."
+            f"The {layout.pipeline} pipeline ranks communicate least, one message per pass, and {location}: "
+            f"{sent['pipeline']} and device, {times['stage']} per message."
         )
     if layout.data > 1:
         crosses = layout.shards * layout.tensor > cluster.domain
-        where = (
-            f"over the network ({slow:.1f} GB/s per device), overlapped with passes" if crosses else "on the fast links"
-        )
+        where = "over the network, overlapped with passes" if crosses else "on the fast links"
         per_micro_batch = layout.zero == 3 or (layout.zero == 2 and layout.pipeline == 1)
         often = "for each micro-batch" if per_micro_batch else "once per step"
         sentences.append(
-            f"Data parallelism over {layout.data} replicas communicates {often}, {where}: {sent['data']} and device."
+            f"Data parallelism over {layout.data} replicas communicates {often}, {where}: {sent['data']} and device, "
+            f"{times['gather']} for all weights of a device, {times['reduce']} for their gradients."
         )
     if layout.replicas > 1:
         sentences.append(
             f"Weights are sharded over {layout.shards} devices, in {layout.replicas} replicas: only sums of gradients "
-            "go from replica to replica, once per step."
+            f"go from replica to replica, once per step, {times['across']}."
         )
     return sentences

@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from hlat.page import Dot, Html, bar_chart, duration, grid, page, paragraph, scatter_chart, section, table
 from hlat.planner.problem import comparison_note
 from hlat.planner.report.comparison import comparison_lines, pareto_front_of_plans
+from hlat.planner.report.energy import energy_sentence, energy_text
 from hlat.planner.report.explain import expectation, explain, interval_text
+from hlat.planner.report.saves import storage_sentence
 from hlat.planner.report.svg import timeline_chart
 from hlat.planner.report.trace import step_timeline
 from hlat.planner.search import LayoutPrediction, TrainingPlan, layout_json
@@ -43,9 +45,10 @@ def _sections(plan: TrainingPlan) -> list[Html]:
         *([paragraph(f"This plan is {note}.")] if note else []),
         *map(paragraph, explain(plan)),
         paragraph(
-            f"Expect {expectation(plan)}. Memory: published readings of other programs, which nothing was fitted to, "
-            f"are {_MEMORY_ERROR:.0%} off in the median; hlat's own processes are within 8 % on CPUs, and were never "
-            "measured on accelerators."
+            f"Expect {expectation(chosen)}. Energy: {energy_sentence(plan.request, chosen)}. Saves: "
+            f"{storage_sentence(plan.request, chosen)}. Memory: published readings of other programs, which nothing "
+            f"was fitted to, are {_MEMORY_ERROR:.0%} off in the median; hlat's own processes are within 8 % on CPUs, "
+            "and were never measured on accelerators."
         ),
         section("Layouts", [_table(plan)], level=3),
         section("Memory of a device, by pipeline rank", [_memory(plan)], level=3),
@@ -103,6 +106,7 @@ def _table(plan: TrainingPlan) -> Html:
         "days",
         "4 of 5 runs",
         "USD",
+        "energy",
         "goodput",
         "may be fastest",
     )
@@ -123,6 +127,7 @@ def _row(plan: TrainingPlan, prediction: LayoutPrediction) -> tuple[str, ...]:
         f"{prediction.days:,.1f}",
         interval_text(prediction, prediction.days),
         "" if prediction.cost_usd is None else f"{prediction.cost_usd:,.0f}",
+        energy_text(prediction.kwh),
         f"{prediction.goodput:.1%}",
         "yes" if tied else "",
     )

@@ -1,7 +1,7 @@
 """Plans as a table for a terminal: the choice of each cluster first and marked, its alternatives below.
 
-A wide terminal shows each degree of a layout in a column of its own; a narrow one, 80 columns, the layout as
-``--layout`` takes it.
+Several clusters have a table of their choices first, a row each. A wide terminal shows each degree of a layout in a
+column of its own; a narrow one, 80 columns, the layout as ``--layout`` takes it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,9 @@ from typing import Any
 from hlat.planner.cost import undecided_ratio
 from hlat.planner.problem import comparison_note, layout_text
 from hlat.planner.report.comparison import pareto_front_of_plans
+from hlat.planner.report.energy import energy_text
 from hlat.planner.report.explain import interval_text
+from hlat.planner.report.text_table import table_lines, wrapped
 from hlat.planner.search import TIE_TOLERANCE, LayoutPrediction, TrainingPlan, format_number, layout_json
 
 WIDE = 140
@@ -53,30 +55,55 @@ _RUN: dict[str, Cell] = {
 }
 _LIKELY: dict[str, Cell] = {"days, 4 of 5": lambda planned, said: interval_text(planned, planned.days)}
 _GOODPUT: dict[str, Cell] = {"goodput": lambda planned, said: f"{planned.goodput:.1%}"}
+_ENERGY: dict[str, Cell] = {"energy": lambda planned, said: energy_text(planned.kwh)}
 _SHORT: dict[str, Cell] = {"layout": lambda planned, said: layout_text(planned.candidate)}
 
 _WIDE = _LAYOUT | _GIB | _STEP | _SPEED | _RUN | _LIKELY | _GOODPUT
 _NARROW = _GIB | _STEP | _RUN | _SHORT
-_LEFT = ("cluster", "schedule", "recompute", "layout")
+_SUMMARY: dict[str, Cell] = {
+    "days": _RUN["days"],
+    "4 of 5": _LIKELY["days, 4 of 5"],
+    "USD": _RUN["USD"],
+    **_ENERGY,
+    **_SHORT,
+}
 
 
-def plan_lines(plans: Sequence[TrainingPlan], columns: int) -> Iterator[str]:
+def plan_lines(plans: Sequence[TrainingPlan], columns: int, *, layouts: bool = True) -> Iterator[str]:
     """Yield the table of some plans, and the meaning of its marks.
 
     Args:
         plans: the plans.
         columns: width of the terminal.
+        layouts: False for the table of clusters alone.
     """
     front = {id(planned) for _, planned in pareto_front_of_plans(list(plans))}
+    if len(plans) > 1:
+        yield from table_lines(list(_summary(plans)), columns)
+        yield from [""] if layouts else []
+    if not layouts:
+        for mark in _notes(plans):
+            yield from wrapped(mark, columns, 2)
+        return
     if columns >= WIDE:
         rows = [row for plan in plans for row in _rows(plan, _WIDE, front, named=True)]
-        yield from _aligned([["", "cluster", *_WIDE], *rows])
+        yield from table_lines([["", "cluster", *_WIDE], *rows], columns)
     else:
         for plan in plans:
             yield plan.request.cluster.name
-            yield from _aligned([["", *_NARROW], *_rows(plan, _NARROW, front, named=False)])
+            yield from table_lines([["", *_NARROW], *_rows(plan, _NARROW, front, named=False)], columns)
     yield ""
-    yield from _marks(plans, len(front))
+    for mark in [*_notes(plans), *_marks(plans, len(front))]:
+        yield from wrapped(mark, columns, 2)
+
+
+def _summary(plans: Sequence[TrainingPlan]) -> Iterator[list[str]]:
+    """Yield the heads and a row for each cluster: its choice."""
+    yield ["cluster", "chips", *_SUMMARY]
+    for plan in plans:
+        planned, said = plan.chosen, layout_json(plan.request, plan.chosen)
+        cells = [cell(planned, said) for cell in _SUMMARY.values()]
+        yield [plan.request.cluster.name, f"{plan.request.cluster.chips:,}", *cells]
 
 
 def _rows(plan: TrainingPlan, cells: dict[str, Cell], front: set[int], *, named: bool) -> Iterator[list[str]]:
@@ -90,21 +117,13 @@ def _rows(plan: TrainingPlan, cells: dict[str, Cell], front: set[int], *, named:
         yield [marks, *name, *(cell(planned, said) for cell in cells.values())]
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield rows in columns as wide as their widest text: words to the left, numbers to the right."""
-    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
-    for row in rows:
-        cells = [
-            text.ljust(width) if head in _LEFT else text.rjust(width)
-            for head, text, width in zip(rows[0], row, widths, strict=True)
-        ]
-        yield " ".join(cells).rstrip()
-
-
-def _marks(plans: Sequence[TrainingPlan], front: int) -> Iterator[str]:
+def _notes(plans: Sequence[TrainingPlan]) -> Iterator[str]:
     for plan in plans:
         if note := comparison_note(plan.request):
             yield f"! {plan.request.cluster.name}: {note}"
+
+
+def _marks(plans: Sequence[TrainingPlan], front: int) -> Iterator[str]:
     searched = [plan for plan in plans if plan.ranked]
     tied = [plan for plan in searched if plan.chosen is not plan.ranked[0]]
     if tied:

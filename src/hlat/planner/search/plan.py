@@ -8,7 +8,11 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+import yaml
+
+from hlat.hardware import HOST_SHARE
 from hlat.planner.cost import (
+    DETECTION_SECONDS,
     HOST_COPY_RATE,
     INTERVAL_SHARE,
     SOFTWARE_FAILURES_PER_DAY,
@@ -18,9 +22,10 @@ from hlat.planner.cost import (
     executed_flops,
     load_constants,
     simulate_goodput,
+    storage_rate,
     undecided_ratio,
 )
-from hlat.planner.problem import Candidate, PlanRequest, comparison_note, parse_layout, why_not_runnable
+from hlat.planner.problem import Candidate, PlanRequest, comparison_note, llama_class, parse_layout, why_not_runnable
 from hlat.planner.search.search import USABLE_MEMORY_SHARE, LayoutPrediction, SearchResult, predict_layout, search
 from hlat.planner.search.suggestions import suggestions
 from hlat.planner.search.tie_break import TIE_TOLERANCE, break_tie
@@ -96,8 +101,16 @@ class TrainingPlan:
             "failures_per_instance_and_day": request.cluster.instance.failures.per_day,
             "interruptions_by_software_per_day": SOFTWARE_FAILURES_PER_DAY,
             "copy_bytes_per_second_per_device": HOST_COPY_RATE,
-            "store_bytes_per_second_per_instance": STORE_RATE_PER_INSTANCE,
-            "store_bytes_per_second": STORE_RATE_LIMIT,
+            "store_bytes_per_second_per_instance": None if request.site.storage else STORE_RATE_PER_INSTANCE,
+            "store_bytes_per_second": None if request.site.storage else STORE_RATE_LIMIT,
+            "storage": None if request.site.storage is None else str(request.site.storage),
+            "storage_bytes_per_second": storage_rate(request.cluster, request.site.storage),
+            "checkpoint_bytes": round(reliability.saved_bytes),
+            "failure_noticed_after_seconds": DETECTION_SECONDS,
+            "start_up_seconds": reliability.start_up,
+            "chip_watts": None if request.cluster.chip.power is None else request.cluster.chip.power.watts,
+            "host_share_of_power": HOST_SHARE,
+            "pue": request.site.pue,
             "save_stall_seconds": round(reliability.stall, 2),
             "save_durable_after_seconds": round(reliability.writing, 1),
             "restart_seconds": round(reliability.restart, 1),
@@ -156,6 +169,7 @@ def layout_json(request: PlanRequest, prediction: LayoutPrediction) -> dict[str,
         "cost_usd": prediction.cost_usd,
         "usd_per_billion_tokens": None if prediction.cost_usd is None else prediction.cost_usd / request.tokens * 1e9,
         "cost_usd_interval": None if prediction.cost_usd is None else list(prediction.interval.of(prediction.cost_usd)),
+        "energy_kwh": prediction.kwh,
         "days": prediction.days,
         "days_interval": list(prediction.interval.of(prediction.days)),
         "goodput": prediction.goodput,
@@ -226,6 +240,12 @@ def _nothing_fits(request: PlanRequest, found: SearchResult) -> str:
     return "\n".join(lines)
 
 
+def _model_section(request: PlanRequest) -> str:
+    """The model as a section, for one that no preset or recipe has."""
+    section = llama_class(request.name)
+    return "" if section is None else yaml.safe_dump({"model": section}, sort_keys=False)
+
+
 def recipe_fragment(request: PlanRequest, candidate: Candidate, *, fits_in: bool = True) -> str:
     """The layout as sections of a recipe, for a recipe to include."""
     virtual = f"\n  virtual_stages: {candidate.virtual}" if candidate.virtual > 1 else ""
@@ -236,7 +256,7 @@ def recipe_fragment(request: PlanRequest, candidate: Candidate, *, fits_in: bool
         note += f"# Does not run as planned, {compared}.\n"
     return (
         f"# {request.name} on {request.cluster.name}, by hlat plan: {request.cluster.devices} processes.\n{note}"
-        f"parallel:\n"
+        f"{_model_section(request)}parallel:\n"
         f"  tensor: {candidate.tensor}\n"
         f"  sequence: true\n{gather}"
         f"  pipeline: {candidate.pipeline}\n"

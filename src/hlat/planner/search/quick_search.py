@@ -2,18 +2,24 @@
 
 Layouts are ordered by the formulas of step_time.py, and memory is counted only until enough of them fit. ``search``
 counts the memory of all, because it also reports layouts that need little of it.
+
+Of the layouts that differ only in what they keep for backward, the one that recomputes everything needs least memory.
+It is counted first: where it does not fit, none of them does.
 """
+
+from collections.abc import Hashable, Iterator, Sequence
 
 import numpy as np
 
 from hlat.planner.cost import step_times
-from hlat.planner.problem import PlanRequest, candidates
+from hlat.planner.memory import estimate_rank_memory
+from hlat.planner.problem import RECOMPUTE_POLICIES, Candidate, PlanRequest, candidates
 from hlat.planner.search.search import (
     USABLE_MEMORY_SHARE,
     LayoutPrediction,
     complete_prediction,
-    estimated_peak,
     finalists,
+    possible_peak_ranks,
     workload_columns,
 )
 from hlat.planner.search.tie_break import break_tie
@@ -36,7 +42,38 @@ def fastest_layouts(request: PlanRequest) -> list[LayoutPrediction]:
         return []
     times = step_times(workload_columns(request, tried))
     limit = USABLE_MEMORY_SHARE * request.cluster.memory_bytes
-    fastest_first = (int(index) for index in np.argsort(times.step, kind="stable"))
-    fitting = (index for index in fastest_first if estimated_peak(request, tried[index]) <= limit)
-    found = [complete_prediction(request, tried[index], times, index) for index in finalists(tried, fitting)]
+    fastest_first = [int(index) for index in np.argsort(times.step, kind="stable")]
+    indices = finalists(tried, fitting(request, tried, fastest_first, limit))
+    found = [complete_prediction(request, tried[index], times, index) for index in indices]
     return sorted((one for one in found if one.peak_memory <= limit), key=lambda one: one.step_seconds)
+
+
+def fitting(request: PlanRequest, tried: Sequence[Candidate], order: Sequence[int], limit: float) -> Iterator[int]:
+    """Yield the positions of the layouts whose estimated memory is within a limit.
+
+    Args:
+        request: the run.
+        tried: layouts, with every choice of what is kept for backward.
+        order: positions in ``tried``, in the order in which they are wanted.
+        limit: bytes of a device.
+    """
+    smallest = {_but_for_recomputation(one): one for one in tried if one.recompute == RECOMPUTE_POLICIES[-1]}
+    possible: dict[Hashable, bool] = {}
+    for index in order:
+        key = _but_for_recomputation(tried[index])
+        if key not in possible:
+            possible[key] = _within(request, smallest[key], limit)
+        if possible[key] and _within(request, tried[index], limit):
+            yield index
+
+
+def _but_for_recomputation(layout: Candidate) -> Hashable:
+    """Return what layouts have in common that differ only in what is kept for backward."""
+    parallel = layout.parallel
+    degrees = (parallel.tensor, parallel.pipeline, parallel.context, parallel.virtual_stages, parallel.schedule)
+    return (*degrees, parallel.zero, parallel.replicas, layout.micro_batch)
+
+
+def _within(request: PlanRequest, layout: Candidate, limit: float) -> bool:
+    """Return True if no rank's estimated memory is beyond a limit."""
+    return all(estimate_rank_memory(request, layout, rank).total <= limit for rank in possible_peak_ranks(layout))

@@ -68,6 +68,7 @@ class LayoutPrediction:
         cost_usd: cost of the run, with saves and failures; None if no price is known.
         stage_times: seconds of each kind of pass, by stage, and of a message.
         interval: 80 % interval of the measured over the predicted step time.
+        kwh: upper estimate of the energy of the run; None if no power limit of the chips is published.
     """
 
     candidate: Candidate
@@ -81,6 +82,7 @@ class LayoutPrediction:
     cost_usd: float | None
     stage_times: StageTimes
     interval: RatioInterval
+    kwh: float | None
 
     @property
     def peak_memory(self) -> float:
@@ -224,9 +226,9 @@ def complete_prediction(request: PlanRequest, candidate: Candidate, times: StepT
     speed = request.tokens_per_step / step
     device = request_device(request)
     flops = flops_per_token(request.model, request.sequence, "causal")
-    reliability = predict_reliability(request.cluster, _saved_bytes(request))
+    reliability = predict_reliability(request.cluster, _saved_bytes(request), request.site.storage)
     days = (request.tokens / speed + _ramp_delay(request, candidate, speed)) / reliability.goodput / _DAY
-    price = request.cluster.price(request.price)
+    price, watts = request.cluster.price(request.price), request.site.watts(request.cluster)
     return LayoutPrediction(
         candidate=candidate,
         step_seconds=step,
@@ -237,6 +239,7 @@ def complete_prediction(request: PlanRequest, candidate: Candidate, times: StepT
         reliability=reliability,
         days=days,
         cost_usd=None if price is None else days * 24 * price[1],
+        kwh=None if watts is None else days * 24 * watts / 1000,
         stage_times=stage_times,
         interval=shipped_interval(device.family, eight_bit=request.mode == "fp8"),
     )
