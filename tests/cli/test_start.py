@@ -17,7 +17,7 @@ finally:
 
 
 def imported_by(*arguments: str, packages: tuple[str, ...]) -> list[str]:
-    """Those of the packages that a command imports."""
+    """Return those of the packages that a command imports."""
     program = PROGRAM.format(packages=packages)
     done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
