@@ -150,7 +150,7 @@ def step_times(columns: WorkloadColumns, constants: Constants | None = None) -> 
     repeated = forward - tensor_one_way / 2 - columns.early_stop * compute.last
     recomputed = np.select(
         [columns.recompute == _FULL, columns.recompute == _SELECTIVE],
-        [known.column("recomputed", columns) * repeated, compute.attention_forward],
+        [columns.recomputed_share * known.column("recomputed", columns) * repeated, compute.attention_forward],
         0.0,
     )
     # The pass for gradients of weights needs the inputs of products and norms again, but not attention.
@@ -160,10 +160,7 @@ def step_times(columns: WorkloadColumns, constants: Constants | None = None) -> 
     weight = compute.weight + twice
     layer = forward + backward + recomputed + context
 
-    balanced = (columns.balances_stages > 0) & (columns.pipeline > 1)
-    pairs = zip(balanced_layers(columns, compute.head / layer), stage_layers(columns), strict=True)
-    largest, last = (np.where(balanced, ours, even) for ours, even in pairs)
-    slowest = np.maximum(largest * layer, last * layer + compute.head)
+    largest, slowest = _slowest_stage(columns, layer, compute.head)
     mean = (columns.layers * layer + compute.head) / columns.pipeline
     count = columns.micro_batches
     fill = (columns.pipeline - 1) / columns.virtual
@@ -218,6 +215,23 @@ def step_times(columns: WorkloadColumns, constants: Constants | None = None) -> 
         head_pass=compute.head,
         message=comm.stage * exposed_messages,
     )
+
+
+def _slowest_stage(columns: WorkloadColumns, layer: Column, head: Column) -> tuple[Column, Column]:
+    """Layers of the rank with the most, and seconds of the slowest one for a micro-batch.
+
+    Args:
+        columns: the workloads.
+        layer: seconds of a layer.
+        head: seconds of the head.
+    """
+    balanced = (columns.balances_stages > 0) & (columns.pipeline > 1)
+    pairs = zip(balanced_layers(columns, head / layer), stage_layers(columns), strict=True)
+    largest, last = (np.where(balanced, ours, even) for ours, even in pairs)
+    # A head that is divided over the stages is a share of every stage.
+    divided = np.where(columns.divides_head > 0, head / columns.pipeline, 0.0)
+    slowest = np.maximum(largest * layer + divided, np.where(divided > 0, 0.0, last * layer + head))
+    return largest, slowest
 
 
 def matrix_time(columns: WorkloadColumns, known: Constants) -> Column:

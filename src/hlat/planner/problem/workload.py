@@ -59,6 +59,8 @@ class StepLayout:
         gathers_again: True if backward waits for the inputs of attention and feed-forward to be gathered again. False
             for programs that hide this gather behind a product; the constants of the time model include theirs.
         replicas: copies of the sharded state (hybrid sharding); gradients are summed across them once per step.
+        recomputed_share: share of a forward pass that ``full`` recomputation repeats; less than 1 if results of
+            products are kept.
     """
 
     tensor: int
@@ -75,6 +77,7 @@ class StepLayout:
     split_backward: bool = False
     gathers_again: bool = False
     replicas: int = 1
+    recomputed_share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ class SoftwareProfile:
         gradient_bytes: bytes per gradient element in a reduction.
         gathers_blocks: True if weights are gathered block by block at every ZeRO stage; else in large buckets below 2.
         balances_stages: True if the last stages of a pipeline have fewer layers, since they have the head.
+        divides_head: True if the head is divided over all stages of a pipeline (vocabulary parallelism).
     """
 
     attention: int = FLASH_ATTENTION_2
@@ -106,6 +110,7 @@ class SoftwareProfile:
     gradient_bytes: int = 4
     gathers_blocks: bool = False
     balances_stages: bool = False
+    divides_head: bool = False
 
 
 @dataclass(frozen=True)

@@ -107,6 +107,7 @@ _SECOND_KERNELS = r"sdpa|flex-?attention|scaled dot product attention"
 _COMPILED = r"torch\.compile|compiled?|inductor"
 _UNCOMPILED = r"no[- ]compile|not compiled|without compil\S*|eager"
 _ASYNC_TENSOR = r"async[- ]?tp|asynctp|async tensor\S*|tp[- ]?(?:comm[- ]?)?overlap\S*|overlap\S* tp|userbuffers"
+_FUSED = r"transformer[- ]?engine"
 _ARXIV = re.compile(r"(?<!\d)(2[0-6])(0[1-9]|1[0-2])\.\d{5}(?!\d)")
 _MONTH = re.compile(r"(?<!\d)(20[12]\d)[-./](0[1-9]|1[0-2])(?!\d)")
 _CALENDAR = re.compile(r"(?:nemo|bridge|pytorch|release|nemo megatron)\D{0,14}?(2[1-9])\.(0[1-9]|1[0-2])(?!\d)")
@@ -195,6 +196,11 @@ def is_compiled(text: str) -> bool:
     """True if torch compiles the blocks."""
     folded = lower(text)
     return has_word(_COMPILED, folded) and not has_word(_UNCOMPILED, folded)
+
+
+def is_fused(text: str) -> bool:
+    """True if pointwise operations are said to run in fused kernels."""
+    return has_word(_FUSED, lower(text))
 
 
 def is_async_tensor(text: str) -> bool:
