@@ -170,7 +170,7 @@ def _attention(columns: WorkloadColumns, constants: Constants, product: Products
         [constants.column("first_flash", columns), constants.column("second_flash", columns)],
         constants.column("fused_flash", columns),
     )
-    rate = columns.peak * share * length / (length + constants.column("half_length", columns))
+    rate = columns.peak * columns.attention_rate * share * length / (length + constants.column("half_length", columns))
     window = np.minimum(columns.window, length)
     attended = window * (2 - window / length)  # twice the mean number of positions: for a causal mask their number
     causal = 2 * columns.tokens * attended * heads * head / rate  # half of 4 T S E H, for a causal mask

@@ -121,6 +121,8 @@ class DeviceSpec:
         family: chip family, one of ``FAMILIES``.
         peak, peak_eight_bit: peak rate of matrix products in 16 and 8 bits; the latter is 0 if not supported.
         reached, reached_eight_bit: share of that peak that large products reach.
+        attention: rate of attention kernels, relative to what the constants of the family say; other than 1 where these
+            are a relative's, of which large products reach another share of the peak.
         units: processors (streaming multiprocessors) over which the tiles of a product are distributed.
         memory_bytes, memory_rate: capacity and bandwidth of the device's memory.
         link_rate: bytes per second that the device sends over the fast links.
@@ -147,6 +149,7 @@ class DeviceSpec:
     network_rate: float
     per_instance: int
     per_chip: int = 1
+    attention_rate: float = 1.0
     hop: float = 0.0
     network_hop: float = 0.0
     direct_bytes: float = 0.0
