@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from hlat.planner.cost.comm_time import comm_times
-from hlat.planner.cost.compute_time import compute_times
+from hlat.planner.cost.compute_time import ComputeTimes, compute_times
 from hlat.planner.cost.constants import Constants, load_constants
 from hlat.planner.problem import RECOMPUTE_POLICIES, Column, WorkloadColumns, layer_weights, rank_weights
 
@@ -139,9 +139,8 @@ def step_times(columns: WorkloadColumns, constants: Constants | None = None) -> 
 
     exposed = np.where(columns.overlaps_tensor > 0, known.column("exposed_tensor", columns), 1.0)
     tensor_one_way = 2 * exposed * comm.tensor
-    overlaps = columns.overlaps_context
-    context = _exposed(comm.context, overlaps * compute.attention_forward)
-    context = context + _exposed(2 * comm.context, overlaps * compute.attention_backward)
+    context_forward, context_backward = _context_comm(columns, comm.context, compute)
+    context = context_forward + context_backward
     # Two gathers, half of what a pass sends; full recomputation repeats them with everything else.
     again = np.where((columns.gathers_again > 0) & (columns.recompute != _FULL), exposed * comm.tensor, 0.0)
     forward = _device_and_host(compute.forward + tensor_one_way, compute.host_forward, blend)
@@ -208,8 +207,8 @@ def step_times(columns: WorkloadColumns, constants: Constants | None = None) -> 
         data=data,
         optimizer=optimizer,
         stragglers=stragglers,
-        forward=forward + context / 3,
-        backward=backward + recomputed + context * 2 / 3,
+        forward=forward + context_forward,
+        backward=backward + recomputed + context_backward,
         weight=weight,
         twice=twice,
         head_pass=compute.head,
@@ -273,9 +272,23 @@ def _data_comm(columns: WorkloadColumns, gather: Column, reduce: Column) -> tupl
     return each, gathered + np.where(per_micro_batch, 0.0, reduce)
 
 
-def _exposed(comm: Column, work: Column) -> Column:
-    """Communication time that remains after overlap with work."""
-    return np.maximum(0.0, comm - work)
+def _context_comm(columns: WorkloadColumns, once: Column, compute: ComputeTimes) -> tuple[Column, Column]:
+    """Exposed time of exchanging keys and values in a layer, forward and backward.
+
+    A ring (Liu et al. 2023, arXiv 2310.01889) hides each of its c - 1 messages behind one of c pieces of attention; its
+    backward pass carries keys, values and their gradients. A gather (Llama 3 herd, arXiv 2407.21783, section 3.3.2) is
+    waited for; its backward pass scatters the gradients, and gathers again what recomputation has freed.
+
+    Args:
+        columns: the workloads.
+        once: seconds of one exchange.
+        compute: computation times.
+    """
+    hidden = columns.overlaps_context * (columns.context - 1) / columns.context
+    forward = np.maximum(0.0, once - hidden * compute.attention_forward)
+    ring = np.maximum(0.0, 2 * once - hidden * compute.attention_backward)
+    gathers = np.where(columns.recompute > 0, 2.0, 1.0)
+    return forward, np.where(columns.overlaps_context > 0, ring, gathers * once)
 
 
 def _smooth_maximum(a: Column, b: Column, blend: float) -> Column:
