@@ -13,6 +13,7 @@ its scores: 5 products against 2. Notation as in model/derived/counts.py; T is t
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hlat.planner.cost.constants import Constants
 from hlat.planner.problem import (
@@ -43,6 +44,7 @@ class ComputeTimes:
         attention_forward, attention_backward: the attention core alone.
         host_forward, host_backward: time the host takes to launch the kernels of a pass.
         head: output projection and loss, forward and backward; per model, not per layer.
+        embedding: rows looked up, and the gradient of the table; per model.
         weight: the share of backward that computes gradients of weights.
         last: the last product of the block's forward pass.
     """
@@ -58,6 +60,7 @@ class ComputeTimes:
     host_forward: Column
     host_backward: Column
     head: Column
+    embedding: Column
     weight: Column
     last: Column
 
@@ -85,6 +88,7 @@ def compute_times(columns: WorkloadColumns, constants: Constants) -> ComputeTime
         host_forward=host,
         host_backward=_BACKWARD_KERNELS * host,
         head=_head(columns, constants, product),
+        embedding=_embedding(columns, constants),
         weight=weight_products,
         last=product.seconds(columns.tokens, columns.hidden, intermediate, in_blocks=True),
     )
@@ -211,5 +215,27 @@ def _head(columns: WorkloadColumns, constants: Constants, product: Products) -> 
     rows = columns.vocab / columns.tensor
     products = sum(product.forward_and_backward(columns.tokens, rows, columns.hidden))
     loss = columns.tokens * rows * 20 / (columns.memory_rate * constants.column("memory", columns))
-    seconds: Column = products + loss
+    sums = np.where(_accumulates(columns), 2 * columns.gradient_bytes, 0.0)
+    seconds: Column = products + loss + product.unhidden * sums * rows * columns.hidden / columns.memory_rate
+    return seconds
+
+
+def _accumulates(columns: WorkloadColumns) -> NDArray[np.bool_]:
+    """True where every micro-batch adds whole gradients to those of the step."""
+    found: NDArray[np.bool_] = (columns.zero < 3) & (columns.micro_batches > 1)
+    return found
+
+
+def _embedding(columns: WorkloadColumns, constants: Constants) -> Column:
+    """Seconds of the embedding, forward and backward.
+
+    Rows are copied, and their gradients added to those of the table, in 16 bits. The gradient of the table is dense
+    (torch.nn.Embedding without ``sparse``; jax.numpy.take): it is set to zero, written, and added to the sums of the
+    step if there are several micro-batches and these sums are not sharded.
+    """
+    table = columns.vocab / columns.tensor * columns.hidden
+    traffic = 8 * columns.tokens * columns.hidden + table * np.where(
+        _accumulates(columns), 6 + 2 * columns.gradient_bytes, 4
+    )
+    seconds: Column = traffic / (columns.memory_rate * constants.column("memory", columns))
     return seconds

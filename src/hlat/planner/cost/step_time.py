@@ -35,7 +35,7 @@ class StepTimes:
         recomputed: recomputation.
         host: the device waits for the host.
         tensor, context: exposed communication of tensor and context parallelism.
-        head: output projection and loss, if they delay the slowest rank.
+        head: output projection, loss and embedding, if they delay the slowest rank.
         bubble: waiting for other stages.
         messages: messages between stages.
         data: exposed data-parallel communication.
@@ -44,7 +44,7 @@ class StepTimes:
         forward, backward: one micro-batch in one layer, with communication and recomputation; not per step.
         weight: the share of that backward that computes gradients of weights, ``twice`` included.
         twice: what a split backward pass computes twice; the first stage's is not split.
-        head_pass: one micro-batch through the head; not per step.
+        head_pass, embedding_pass: one micro-batch through the head and the embedding; not per step.
         message: one message between stages; not per step.
     """
 
@@ -68,6 +68,7 @@ class StepTimes:
     weight: Column
     twice: Column
     head_pass: Column
+    embedding_pass: Column
     message: Column
 
     def row(self, index: int) -> dict[str, float]:
@@ -159,8 +160,9 @@ def step_times(columns: WorkloadColumns, constants: Constants | None = None) -> 
     weight = compute.weight + twice
     layer = forward + backward + recomputed + context
 
-    largest, slowest = _slowest_stage(columns, layer, compute.head)
-    mean = (columns.layers * layer + compute.head) / columns.pipeline
+    largest, slowest = _slowest_stage(columns, layer, compute.head, compute.embedding)
+    ends = compute.head + compute.embedding
+    mean = (columns.layers * layer + ends) / columns.pipeline
     count = columns.micro_batches
     fill = (columns.pipeline - 1) / columns.virtual
 
@@ -168,7 +170,7 @@ def step_times(columns: WorkloadColumns, constants: Constants | None = None) -> 
     message = 2 * comm.stage * columns.virtual * exposed_messages
     messages = np.where(columns.pipeline > 1, count * message + fill * message, 0.0)
 
-    rank_compute = layer * columns.layers / columns.pipeline + compute.head / columns.pipeline
+    rank_compute = mean
     each, once = _data_comm(columns, comm.gather, comm.reduce)
     once = once + comm.across
     contention = known.column("contention", columns)
@@ -183,7 +185,7 @@ def step_times(columns: WorkloadColumns, constants: Constants | None = None) -> 
     optimizer = stored * columns.update_bytes / (columns.memory_rate * known.column("memory", columns))
     optimizer = optimizer + matrix_time(columns, known)
     delayed = np.maximum(0.0, backward + recomputed - 2 * weight)
-    unfilled = (columns.layers * (forward + delayed) + compute.head / 3) / columns.pipeline
+    unfilled = (columns.layers * (forward + delayed) + ends / 3) / columns.pipeline
     bubble = fill * np.where(columns.split_backward > 0, unfilled, mean)
     stragglers = known.column("straggling", columns) * np.log2(columns.world) * count * slowest
     step = count * slowest + bubble + messages + data + optimizer + stragglers
@@ -212,25 +214,30 @@ def step_times(columns: WorkloadColumns, constants: Constants | None = None) -> 
         weight=weight,
         twice=twice,
         head_pass=compute.head,
+        embedding_pass=compute.embedding,
         message=comm.stage * exposed_messages,
     )
 
 
-def _slowest_stage(columns: WorkloadColumns, layer: Column, head: Column) -> tuple[Column, Column]:
+def _slowest_stage(columns: WorkloadColumns, layer: Column, head: Column, embedding: Column) -> tuple[Column, Column]:
     """Layers of the rank with the most, and seconds of the slowest one for a micro-batch.
 
     Args:
         columns: the workloads.
         layer: seconds of a layer.
         head: seconds of the head.
+        embedding: seconds of the embedding.
     """
     balanced = (columns.balances_stages > 0) & (columns.pipeline > 1)
     pairs = zip(balanced_layers(columns, head / layer), stage_layers(columns), strict=True)
     largest, last = (np.where(balanced, ours, even) for ours, even in pairs)
-    # A head that is divided over the stages is a share of every stage.
-    divided = np.where(columns.divides_head > 0, head / columns.pipeline, 0.0)
-    slowest = np.maximum(largest * layer + divided, np.where(divided > 0, 0.0, last * layer + head))
-    return largest, slowest
+    # Where the last rank has fewer layers because of the head, so has the first; balanced stages look at the head only.
+    first = np.where(balanced, largest, last) * layer + embedding
+    others = np.maximum(np.maximum(first, last * layer + head), largest * layer)
+    # Vocabulary parallelism divides both over the stages.
+    divided = largest * layer + (head + embedding) / columns.pipeline
+    several = np.where(columns.divides_head > 0, divided, others)
+    return largest, np.where(columns.pipeline > 1, several, largest * layer + head + embedding)
 
 
 def matrix_time(columns: WorkloadColumns, known: Constants) -> Column:
