@@ -304,7 +304,7 @@ class _RowReader:
         named = f"{name} {version} {kernel} {row.get('notes') or ''}"
         attention = self._keep(read_attention(known, named, precision, date, family))
         compiled = self._compiled(name)
-        materialized = attention == MATERIALIZED_SCORES
+        materialized = attention == MATERIALIZED_SCORES and not xla  # a sign of programs before 2022
         eight_bit = self._keep(read_eight_bit(precision))
         sixteen = framework.sixteen_bit_sums or materialized or _SIXTEEN_BIT_SUMS.search(lower(precision)) is not None
         return SoftwareProfile(

@@ -13,6 +13,7 @@ from typing import Literal
 from hlat.planner.calibration.reader.reading import Reading
 from hlat.planner.calibration.reader.texts import has_word, lower
 from hlat.planner.problem import (
+    CHIP_FAMILIES,
     FLASH_ATTENTION_1,
     FLASH_ATTENTION_2,
     FLASH_ATTENTION_3,
@@ -101,6 +102,9 @@ _NO_FLASH = (
 _NUMBERED = re.compile(
     r"flash attn ([12])(?=\.\d)|(?:flash[- ]?attention|flash[- ]?attn|flash|fa)[- ]?v?([1-4])(?![\d.])"
 )
+_FLASH = re.compile(r"(?<![a-z0-9])flash(?:[- ]?att(?:entio)?n)?(?![a-z0-9])")
+_XLA_CUDNN = 202408
+"""Month of JAX 0.4.31, whose ``jax.nn.dot_product_attention`` can take cuDNN's kernel."""
 _FIRST_KERNELS = r"xformers|memory[- ]efficient attention|triton (?:flash )?attention|attn_impl[=: ]*triton"
 _THIRD_KERNELS = r"cudnn\S*(?: \w+)* attention|cudnn\S*|fused[- ]attention|splash\S*|transformer[- ]?engine"
 _SECOND_KERNELS = r"sdpa|flex-?attention|scaled dot product attention"
@@ -145,21 +149,24 @@ def read_attention(framework: Framework, row_text: str, precision: str, date: in
         date: year x 100 + month; 0 if unknown.
         family: chip family.
     """
-    said = _named_kernel(framework, lower(row_text))
+    compiled = framework.xla and CHIP_FAMILIES[family].compiled
+    said = _named_kernel(compiled, lower(row_text))
     if said is not None:
         return Reading("attention", row_text, said)
+    if framework.xla and not compiled and not _FLASH.search(lower(row_text)) and 0 < date < _XLA_CUDNN:
+        reason = f"{framework.name} on a GPU before cuDNN's attention in JAX: scores in memory"
+        return Reading("attention", row_text, MATERIALIZED_SCORES, "implied", reason, 0.05)
     if framework.xla or framework.third:
         newest = FLASH_ATTENTION_2 if family == "ampere" else FLASH_ATTENTION_3
         kernel = FLASH_ATTENTION_3 if framework.xla or framework.overlaps_tensor else newest
         return Reading("attention", row_text, kernel, "implied", f"kernel of {framework.name}")
-    flash = has_word(r"flash[- ]?attention|flash[- ]?attn|flash", lower(row_text))
-    before = None if flash else _before_flash(framework, row_text, precision, date)
+    before = None if _FLASH.search(lower(row_text)) else _before_flash(framework, row_text, precision, date)
     return before or _flash_by_date(framework, row_text, date)
 
 
-def _named_kernel(framework: Framework, words: str) -> int | None:
-    """The kernel that a row names; None if it names none."""
-    if has_word(_NO_FLASH, words) and not framework.xla:
+def _named_kernel(compiled: bool, words: str) -> int | None:
+    """The kernel that a row names; None if it names none. A ``compiled`` chip's compiler has its own."""
+    if has_word(_NO_FLASH, words) and not compiled:
         return MATERIALIZED_SCORES
     if (numbered := _NUMBERED.search(words)) is not None:
         return min(int(numbered[1] or numbered[2]), FLASH_ATTENTION_3)
