@@ -82,10 +82,11 @@ FRAMEWORKS = (
     Framework("litgpt", r"lit-?gpt|lightning|tinyllama", shards=True),
     Framework("InternEvo", r"interne?vo|internlm", flash_since=202306),
     Framework("Colossal-AI", r"colossal-?ai|hetu\S*|alpa|galvatron", sixteen_bit_sums=True, flash_since=202303),
+    Framework("PyTorch FSDP", r"fsdp2?", shards=True),
     Framework("DeepSpeed", r"deepspeed|accelerate|transformers|axolotl|hf trainer", sixteen_bit_sums=True,
               flash_since=202307),
     Framework("xformers", r"xformers|fair internal|metaseq", flash_since=202211),
-    Framework("PyTorch FSDP", r"fsdp2?|pytorch|torch|nanogpt|nanochat", shards=True),
+    Framework("PyTorch FSDP", r"pytorch|torch|nanogpt|nanochat", shards=True),
     Framework("PaddlePaddle", r"paddle\w*", flash_since=202307),
     Framework("OneFlow", r"oneflow\S*|libai", fused=True, flash_since=202212),
     Framework("ATorch", r"atorch", shards=True),
@@ -99,6 +100,7 @@ _NO_FLASH = (
     r"none \([^)]*flash\S*|no[- ](?:flash[- ]?attention|flash|fa)|without flash\S*|"
     r"(?:naive|standard|materialized|eager) attention"
 )
+_SWITCH = re.compile(r"use flash[- ]?att(?:entio)?n\s*[=:]?\s*(1|0|true|false|yes|no)(?![\w.])")
 _NUMBERED = re.compile(
     r"flash attn ([12])(?=\.\d)|(?:flash[- ]?attention|flash[- ]?attn|flash|fa)[- ]?v?([1-4])(?![\d.])"
 )
@@ -166,7 +168,10 @@ def read_attention(framework: Framework, row_text: str, precision: str, date: in
 
 def _named_kernel(compiled: bool, words: str) -> int | None:
     """The kernel that a row names; None if it names none. A ``compiled`` chip's compiler has its own."""
-    if has_word(_NO_FLASH, words) and not compiled:
+    switch = _SWITCH.search(words)  # "use_flash_attention 1" is no version
+    words = _SWITCH.sub("flash attention", words)
+    off = switch is not None and switch[1] in ("0", "false", "no")
+    if (off or has_word(_NO_FLASH, words)) and not compiled:
         return MATERIALIZED_SCORES
     if (numbered := _NUMBERED.search(words)) is not None:
         return min(int(numbered[1] or numbered[2]), FLASH_ATTENTION_3)
