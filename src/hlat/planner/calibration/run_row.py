@@ -131,6 +131,8 @@ class _RowReader:
         layout = self._layout(degrees, chips, framework, shape)
         layout = replace(layout, split_backward=schedule.splits_backward)
         software = self._software(framework, chip, schedule)
+        composed = framework.composes and shape.gated and software.eager and not software.fused
+        software = replace(software, composed=composed)
         device = self._device(chip, chips, chips_per_node, scale)
         if software.eight_bit and not device.peak_eight_bit:
             raise UnreadableError(f"{chip.chip.name} has no 8-bit products, precision {row.get('precision')}")

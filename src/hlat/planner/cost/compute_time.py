@@ -30,6 +30,11 @@ from hlat.planner.problem import (
 _TILE = 128  # rows and columns of a tile; about this many in the libraries of all makers
 _ALIGNED = 64  # elements
 _KERNELS = (30, 24)  # per layer forward, copies and collective launches included: materialized scores, flash attention
+# transformers, modeling_llama.py. LlamaRMSNorm: to fp32, square, mean, add, root, product, to 16 bits, product;
+# apply_rotary_pos_emb: two products, a negation, a concatenation and a sum for queries and for keys.
+_COMPOSED_KERNELS = 2 * 7 + 8  # more than those of fused norms and rotations
+_COMPOSED_NORMS = 2 * (36 - 4)  # bytes per element more, of both norms
+_COMPOSED_ROTATION = 22 - 4
 _BACKWARD_KERNELS = 1.7  # per forward kernel
 _POINTWISE_BACKWARD = 1.5  # bytes per byte of forward
 
@@ -74,6 +79,7 @@ def compute_times(columns: WorkloadColumns, constants: Constants) -> ComputeTime
     pointwise = _pointwise(columns, constants)
     intermediate = columns.intermediate / columns.tensor
     kernels = np.where(columns.attention == MATERIALIZED_SCORES, _KERNELS[0], _KERNELS[1])
+    kernels = kernels + _COMPOSED_KERNELS * columns.composed
     gaps = kernels * constants.column("kernel", columns)
     host = kernels * constants.column("host", columns) * columns.eager
     return ComputeTimes(
@@ -199,9 +205,10 @@ def _pointwise(columns: WorkloadColumns, constants: Constants) -> Column:
     fused = np.where((columns.fused > 0) | compiled, constants.column("fused_traffic", columns), 1.0)
     # XLA shards activations between blocks over the tensor axis by itself.
     shards = np.where((columns.sequence_parallel > 0) | compiled, columns.tensor, 1.0)
-    between = 22 * columns.hidden / shards
+    between = (22 + _COMPOSED_NORMS * columns.composed) * columns.hidden / shards
     inside = columns.intermediate * (4 + 2 * columns.gated) / columns.tensor
-    rotation = 4 * (columns.heads + columns.kv_heads) * columns.head_dim / columns.tensor
+    rotated = (columns.heads + columns.kv_heads) * columns.head_dim / columns.tensor
+    rotation = (4 + _COMPOSED_ROTATION * columns.composed) * rotated
     traffic = columns.tokens * (between + inside + rotation)
     seconds: Column = fused * traffic / (columns.memory_rate * constants.column("memory", columns))
     return seconds

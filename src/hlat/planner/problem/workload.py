@@ -87,6 +87,7 @@ class SoftwareProfile:
     Attributes:
         attention: attention kernel, one of the four above.
         fused: True if pointwise operations run in fused kernels (a compiler, Transformer Engine).
+        composed: True if norms and rotations are composed of separate operations, as in eager code in Python.
         eager: True if the host launches every kernel itself, and may be too slow for small ones.
         overlaps_tensor: True if tensor-parallel communication overlaps with its matrix products.
         overlaps_data: True if data-parallel communication overlaps with passes.
@@ -101,6 +102,7 @@ class SoftwareProfile:
 
     attention: int = FLASH_ATTENTION_2
     fused: bool = False
+    composed: bool = False
     eager: bool = True
     overlaps_tensor: bool = False
     overlaps_data: bool = True

@@ -8,7 +8,8 @@ import pytest
 from hlat.hardware import load_catalog
 from hlat.planner.calibration.reader import UnreadableError, keeps_projections, read_recompute, read_schedule
 from hlat.planner.calibration.run_row import read_run
-from hlat.planner.cost import step_times
+from hlat.planner.cost import load_constants, step_times
+from hlat.planner.cost.compute_time import compute_times
 from hlat.planner.problem import WorkloadColumns
 
 ROW = {
@@ -103,6 +104,32 @@ def test_gradients_in_sixteen_bits_and_fused_kernels():
     plain, halved = read(), read(precision="bf16 (main gradients bf16)")
     assert (plain.workload.software.gradient_bytes, halved.workload.software.gradient_bytes) == (4, 2)
     assert read(framework="Megatron-LM, Transformer Engine").workload.software.fused
+
+
+def test_eager_code_composes_norms_and_rotations():
+    names = ("PyTorch FSDP (transformers)", "PyTorch FSDP + torch.compile", "Megatron-LM", "PaddlePaddle (PaddleNLP)")
+    eager, compiled, megatron, paddle = (read(framework=name).workload.software.composed for name in names)
+    assert eager and paddle and not compiled and not megatron
+    assert not read(gated_mlp="0").workload.software.composed, "blocks of GPT have torch's layer norm, one kernel"
+
+
+def test_composed_norms_cost_their_memory_traffic():
+    run = read()
+    layout = replace(run.workload.layout, recompute="none")
+    composed, fused = (
+        compute_times(
+            WorkloadColumns(
+                [replace(run.workload, layout=layout, software=replace(run.workload.software, composed=one))]
+            ),
+            load_constants(),
+        )
+        for one in (True, False)
+    )
+    # transformers' LlamaRMSNorm reads or writes 36 bytes per element and not 4, twice; rotations 22 and not 4; forward
+    # once, backward half as much again.
+    extra = 4096 * (2 * 32 * 4096 + 18 * (32 + 8) * 128)
+    rate = run.workload.device.memory_rate * load_constants().values["memory", "all"]
+    assert composed.pointwise - fused.pointwise == pytest.approx(2.5 * extra / rate)
 
 
 def test_completed_cells_of_the_new_rows_say_where_they_are_from(published):

@@ -41,6 +41,7 @@ class Framework:
         interleaves: True if its recipes interleave pipeline stages.
         flash_since: first month, as year x 100 + month, in which it had a flash kernel; 0 for always.
         first_until: month until which that was FlashAttention 1 (or Triton's, or xformers').
+        composes: True if its Llama models are eager code whose norms and rotations are separate operations.
         third: True if it takes cuDNN's or a comparable kernel where the hardware has one.
     """
 
@@ -55,6 +56,7 @@ class Framework:
     interleaves: bool = False
     flash_since: int = 0
     first_until: int = 202307
+    composes: bool = False
     third: bool = False
 
 
@@ -74,7 +76,7 @@ FRAMEWORKS = (
               xla=True, fused=True, shards=True, third=True),
     Framework("PyTorch/XLA", r"torch[- _]?xla|pytorch/xla|torchprime|pytorch-tpu", "accelerator", xla=True, fused=True,
               shards=True, third=True),
-    Framework("torchtitan", r"torchtitan", "one", shards=True),
+    Framework("torchtitan", r"torchtitan", "one", shards=True, composes=True),
     Framework("fms-fsdp", r"fms-?fsdp|foundation[- ]model[- ]stack", "one", shards=True, flash_since=202303),
     Framework("LLM Foundry", r"composer|llm[- ]?foundry|mosaicml\S*|mpt", shards=True, first_until=202401),
     Framework("OLMo", r"olmo(?:-core)?", shards=True),
@@ -82,14 +84,14 @@ FRAMEWORKS = (
     Framework("litgpt", r"lit-?gpt|lightning|tinyllama", shards=True),
     Framework("InternEvo", r"interne?vo|internlm", flash_since=202306),
     Framework("Colossal-AI", r"colossal-?ai|hetu\S*|alpa|galvatron", sixteen_bit_sums=True, flash_since=202303),
-    Framework("PyTorch FSDP", r"fsdp2?", shards=True),
+    Framework("PyTorch FSDP", r"fsdp2?", shards=True, composes=True),
     Framework("DeepSpeed", r"deepspeed|accelerate|transformers|axolotl|hf trainer", sixteen_bit_sums=True,
-              flash_since=202307),
+              flash_since=202307, composes=True),
     Framework("xformers", r"xformers|fair internal|metaseq", flash_since=202211),
-    Framework("PyTorch FSDP", r"pytorch|torch|nanogpt|nanochat", shards=True),
-    Framework("PaddlePaddle", r"paddle\w*", flash_since=202307),
+    Framework("PyTorch FSDP", r"pytorch|torch|nanogpt|nanochat", shards=True, composes=True),
+    Framework("PaddlePaddle", r"paddle\w*", flash_since=202307, composes=True),
     Framework("OneFlow", r"oneflow\S*|libai", fused=True, flash_since=202212),
-    Framework("ATorch", r"atorch", shards=True),
+    Framework("ATorch", r"atorch", shards=True, composes=True),
     Framework("Primus", r"primus", flash_since=202301),
     Framework("Meta", r"meta internal", third=True),
     Framework("Transformer Engine", r"transformer[- ]?engine|te", fused=True, third=True),
