@@ -197,14 +197,58 @@ def columns(software=None, device=A100, **layout):
 
 
 def test_context_ranks_exchange_keys_and_values():
-    """Two tensors in 16 bits, of the tokens of the other ranks, at full link rate; backward takes twice as long."""
-    constants = load_constants().with_values({("link", "ampere"): 1.0})
+    """Two tensors in 16 bits, of the tokens of the other ranks, at full link rate, with a latency per message."""
+    free = {("link", "ampere"): 1.0, ("hop", "all"): 0.0, ("collective", "all"): 0.0, ("passage", "all"): 1e30}
+    constants = load_constants().with_values(free)
+    hop, start = 3e-6, 20e-6
+    late = constants.with_values({("hop", "all"): hop, ("collective", "all"): start})
     for context in (2, 4):
-        found = comm_times(columns(context=context, data=1), constants).context[0]
-        assert found == pytest.approx((context - 1) * 2 * 2 * 4 * 4096 / context * 32 * 128 / 300e9)
-    workloads = columns(context=2, data=4)
+        sent = (context - 1) * 2 * 2 * 4 * 4096 / context * 32 * 128 / 300e9
+        for overlaps, started in ((False, 1), (True, context - 1)):  # one gather, or a message in each step of a ring
+            workload = columns(SoftwareProfile(overlaps_context=overlaps), context=context, data=1)
+            assert comm_times(workload, constants).context[0] == pytest.approx(sent)
+            expected = sent + (context - 1) * hop + started * start
+            assert comm_times(workload, late).context[0] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("recompute", "exchanges"), [("none", 2), ("selective", 3), ("full", 3)])
+def test_gathered_keys_and_values_are_waited_for(recompute, exchanges):
+    """As many as a rehearsal counts (planner/cost/comm_bytes.py): forward, backward, and again if freed."""
+    workloads = columns(context=2, data=4, recompute=recompute)
     once = comm_times(workloads, load_constants()).context[0]
-    assert step_times(workloads).context[0] == pytest.approx(3 * 32 * workloads.micro_batches[0] * once)
+    assert step_times(workloads).context[0] == pytest.approx(exchanges * 32 * workloads.micro_batches[0] * once)
+
+
+def test_a_ring_hides_behind_the_pieces_of_attention_that_it_does_not_feed():
+    """The last of c pieces of attention has no message beside it; backward carries twice as much."""
+    context = 4
+    slow = replace(A100, link_rate=A100.link_rate / 200)
+    workloads = columns(SoftwareProfile(overlaps_context=True), slow, context=context, data=2)
+    once = comm_times(workloads, load_constants()).context[0]
+    work = compute_times(workloads, load_constants())
+    forward, backward = (
+        times * once - (context - 1) / context * attention[0]
+        for times, attention in ((1, work.attention_forward), (2, work.attention_backward))
+    )
+    assert forward > 0 and backward > 0
+    found = step_times(workloads).context[0]
+    assert found == pytest.approx((forward + backward) * 32 * workloads.micro_batches[0])
+    fast = columns(SoftwareProfile(overlaps_context=True), context=2, data=4)
+    assert step_times(fast).context[0] == 0
+
+
+def test_the_embedding_delays_the_first_stage():
+    """The gradient of the whole table is zeroed and written for each micro-batch, and added to the sums."""
+    one, large = (columns(pipeline=8, data=1, virtual=1), replace(SHAPE, vocab=512_000))
+    more = WorkloadColumns([Workload(large, replace(LAYOUT, pipeline=8, data=1), SoftwareProfile(), A100)])
+    rate = A100.memory_rate * load_constants().values["memory", "all"]
+    extra = compute_times(more, load_constants()).embedding[0] - compute_times(one, load_constants()).embedding[0]
+    assert extra == pytest.approx((512_000 - 32_000) * 4096 * (4 + 2 + 2 * 4) / rate)
+    sharded = columns(zero=3)
+    tokens = 4 * 4096
+    assert compute_times(sharded, load_constants()).embedding[0] == pytest.approx(
+        (8 * tokens * 4096 + 4 * 32_000 * 4096) / rate
+    )
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])

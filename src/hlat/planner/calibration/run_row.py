@@ -11,11 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+import numpy as np
+
 from hlat.hardware import Catalog
+from hlat.planner.calibration.counted_memory import OTHER_GIB, counted_bytes
 from hlat.planner.calibration.reader import (
     OTHER,
     Framework,
     Network,
+    PipelineWords,
     Reading,
     RunChip,
     UnreadableError,
@@ -23,8 +27,11 @@ from hlat.planner.calibration.reader import (
     find_framework,
     is_async_tensor,
     is_compiled,
+    is_fused,
     is_unstated,
+    keeps_projections,
     lower,
+    micro_batches_assumed,
     parse_count,
     parse_number,
     read_accumulation,
@@ -35,6 +42,7 @@ from hlat.planner.calibration.reader import (
     read_micro_batch,
     read_network,
     read_recompute,
+    read_schedule,
     read_sequence,
     read_zero,
 )
@@ -46,9 +54,14 @@ from hlat.planner.problem import (
     SoftwareProfile,
     StepLayout,
     Workload,
+    WorkloadColumns,
     borrowed_constants,
     instance_device,
 )
+
+_VOCABULARIES = (16_000, 400_000)
+"""Vocabularies that a number of parameters may leave; others follow from rounding, or it counts something else."""
+_SIXTEEN_BIT_SUMS = re.compile(r"pure|(?:main )?grad(?:ient)?s? (?:in )?(?:bf16|fp16)")
 
 Row = Mapping[str, str]
 Value = TypeVar("Value")
@@ -113,13 +126,37 @@ class _RowReader:
         else:
             self._keep(Reading("framework", name, framework.name))
         degrees, scale = self._degrees(chips, chip)
-        layout = self._layout(degrees, chips, framework)
-        software = self._software(framework, chip)
+        schedule = self._keep(read_schedule(row.get("pipeline_schedule")))
+        shape = self._shape()
+        layout = self._layout(degrees, chips, framework, shape)
+        layout = replace(layout, split_backward=schedule.splits_backward)
+        software = self._software(framework, chip, schedule)
+        composed = framework.composes and shape.gated and software.eager and not software.fused
+        software = replace(software, composed=composed)
         device = self._device(chip, chips, chips_per_node, scale)
         if software.eight_bit and not device.peak_eight_bit:
             raise UnreadableError(f"{chip.chip.name} has no 8-bit products, precision {row.get('precision')}")
-        workload = Workload(self._shape(), layout, software, device)
+        workload = self._fitting(Workload(shape, layout, software, device))
         return RunReading(workload, chips, chip, framework, tuple(self._readings))
+
+    def _fitting(self, workload: Workload) -> Workload:
+        """The workload; with a smaller micro-batch, if one was assumed that does not fit into the memory."""
+        layout = workload.layout
+        position = [one.column for one in self._readings].index("micro_batch")
+        assumed = self._readings[position]
+        if assumed.sure != "assumed":
+            return workload
+        likely = micro_batches_assumed(layout.pipeline, layout.global_batch / layout.data)
+        workloads = [replace(workload, layout=replace(layout, micro_batch=float(count))) for count in likely]
+        gradients = np.full(len(likely), float(max(2, workload.software.gradient_bytes)))
+        needed = counted_bytes(WorkloadColumns(workloads), gradients) + OTHER_GIB * 2**30
+        fits = np.flatnonzero(needed <= workload.device.memory_bytes)
+        chosen = int(fits[0]) if len(fits) else len(likely) - 1
+        if chosen:
+            reason = f"micro-batch {likely[chosen]}, the largest that fits into the memory"
+            value = float(likely[chosen])
+            self._readings[position] = replace(assumed, value=value, reason=reason)
+        return workloads[chosen]
 
     def _keep(self, reading: Reading[Value]) -> Value:
         self._readings.append(reading)
@@ -169,13 +206,22 @@ class _RowReader:
         if not inner:
             inner = round(8 * hidden / 3) if gated else 4 * hidden
             self._keep(Reading("ffn", "", inner, "assumed", f"feed-forward width {inner}", 0.05))
-        if not vocab:
-            vocab = self._keep(Reading("vocab", "", 50304, "assumed", "vocabulary of 50,304", 0.02))
         kv_heads = self._optional("kv_heads")
         if not kv_heads:
             kv_heads = self._keep(Reading("kv_heads", "", heads, "assumed", "as many kv heads as heads", 0.02))
         head_dim = self._optional("head_dim") or hidden // heads
-        return ModelShape(layers, hidden, heads, kv_heads, head_dim, inner, vocab, gated)
+        shape = ModelShape(layers, hidden, heads, kv_heads, head_dim, inner, vocab, gated)
+        return shape if vocab else replace(shape, vocab=self._vocabulary(shape))
+
+    def _vocabulary(self, shape: ModelShape) -> int:
+        """A vocabulary that is not stated: what the stated number of parameters leaves, else a usual one."""
+        parameters = self._optional("n_params")
+        matrices = 1 if self._flag("tied_embeddings") else 2
+        rest = (parameters - shape.layers * _block_weights(shape)) / (matrices * shape.hidden)
+        if _VOCABULARIES[0] <= rest <= _VOCABULARIES[1]:
+            reason = f"vocabulary of {rest:,.0f}, from the number of parameters"
+            return self._keep(Reading("vocab", "", round(rest), "implied", reason, 0.03))
+        return self._keep(Reading("vocab", "", 50304, "assumed", "vocabulary of 50,304", 0.02))
 
     def _degrees(self, chips: int, chip: RunChip) -> tuple[tuple[int, int, int, int], float]:
         """Tensor, pipeline, context and data degrees; and the catalog's devices per device of the row."""
@@ -196,7 +242,9 @@ class _RowReader:
             self._keep(Reading("dp", self._row["dp"], data, "assumed", reason, 0.05))
         return (tensor, pipeline, context, data), ours / per_chip
 
-    def _layout(self, degrees: tuple[int, int, int, int], chips: int, framework: Framework) -> StepLayout:
+    def _layout(
+        self, degrees: tuple[int, int, int, int], chips: int, framework: Framework, shape: ModelShape
+    ) -> StepLayout:
         row, (tensor, pipeline, context, data) = self._row, degrees
         sequence = self._keep(read_sequence(row.get("seq_len")))
         accumulation = read_accumulation(row.get("notes") or "")
@@ -218,9 +266,24 @@ class _RowReader:
                 self._keep(Reading("sp", "", True, "assumed", "sequence parallelism", 0.03))
         recompute = self._keep(read_recompute(row.get("activation_ckpt")))
         zero = self._keep(read_zero(row.get("zero_stage"), row.get("framework") or "", framework.shards))
-        return StepLayout(
+        layout = StepLayout(
             tensor, pipeline, context, data, virtual, zero, micro, batch, sequence, sequence_parallel, recompute
         )
+        up = (1 + shape.gated) * shape.hidden * shape.intermediate
+        kept = recompute == "full" and keeps_projections(row.get("activation_ckpt"))
+        share = up / _block_weights(shape) if kept else 1.0
+        return replace(layout, replicas=self._replicas(zero, data * context), recomputed_share=share)
+
+    def _replicas(self, zero: int, ranks: int) -> int:
+        """Copies of the sharded state; 1 where nothing is sharded.
+
+        Raises:
+            UnreadableError: they do not divide the data-parallel ranks.
+        """
+        stated = self._optional("replicas") or 1
+        if ranks % stated:
+            raise UnreadableError(f"{stated} replicas do not divide {ranks} data-parallel ranks")
+        return self._keep(Reading("replicas", self._row.get("replicas") or "", stated if zero else 1))
 
     def _virtual(self, pipeline: int, framework: Framework) -> int:
         stated = self._optional("vpp")
@@ -232,7 +295,7 @@ class _RowReader:
         reason = f"{virtual} stages per pipeline rank"
         return self._keep(Reading("vpp", "", virtual, "assumed", reason, 0.05))
 
-    def _software(self, framework: Framework, chip: RunChip) -> SoftwareProfile:
+    def _software(self, framework: Framework, chip: RunChip, schedule: PipelineWords) -> SoftwareProfile:
         row, family = self._row, chip.chip.family or "measured"
         name, precision = row.get("framework") or "", row.get("precision") or ""
         xla_chip = CHIP_FAMILIES[family if family in CHIP_FAMILIES else "measured"].compiled
@@ -243,12 +306,12 @@ class _RowReader:
         named = f"{name} {version} {kernel} {row.get('notes') or ''}"
         attention = self._keep(read_attention(known, named, precision, date, family))
         compiled = self._compiled(name)
-        materialized = attention == MATERIALIZED_SCORES
+        materialized = attention == MATERIALIZED_SCORES and not xla  # a sign of programs before 2022
         eight_bit = self._keep(read_eight_bit(precision))
-        sixteen = framework.sixteen_bit_sums or materialized or "pure" in lower(precision)
+        sixteen = framework.sixteen_bit_sums or materialized or _SIXTEEN_BIT_SUMS.search(lower(precision)) is not None
         return SoftwareProfile(
             attention=attention,
-            fused=framework.fused or xla or compiled,
+            fused=framework.fused or xla or compiled or is_fused(name),
             eager=not (xla or compiled),
             # A chip's compiler schedules collectives of TPUs beside their products; others need a framework that does.
             overlaps_tensor=framework.overlaps_tensor or family == "tpu" or is_async_tensor(name),
@@ -257,6 +320,8 @@ class _RowReader:
             overlaps_context=True,
             eight_bit=eight_bit,
             gradient_bytes=2 if sixteen else 4,
+            balances_stages=schedule.balances_stages,
+            divides_head=schedule.divides_head,
         )
 
     def _compiled(self, framework: str) -> bool:
@@ -305,6 +370,12 @@ class _RowReader:
             return self._keep(Reading("interconnect", text or "", Network(), "assumed", reason, spread))
         spread = 0.03 if network.sure != "stated" and not single else 0.0
         return self._keep(Reading("interconnect", text or "", network, network.sure, network.reason, spread))
+
+
+def _block_weights(shape: ModelShape) -> int:
+    """Elements of the weight matrices of one layer."""
+    attention = 2 * shape.hidden * shape.head_dim * (shape.heads + shape.kv_heads)
+    return attention + (2 + shape.gated) * shape.hidden * shape.intermediate
 
 
 def _interleaving(layers: int, pipeline: int) -> int:

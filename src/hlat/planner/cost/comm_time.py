@@ -28,7 +28,7 @@ class CommTimes:
 
     Attributes:
         tensor: one all-reduce of a layer (or a scatter and a gather); there are two forward and two backward.
-        context: forward exchange of keys and values in a layer; the backward one takes twice as long.
+        context: keys and values of a layer exchanged once, in a ring of messages or in one gather.
         stage: one message between neighbouring stages, one way.
         gather: all-gather of all weights of a rank, in 16 bits.
         reduce: reduce-scatter of their gradients.
@@ -66,7 +66,7 @@ def comm_times(columns: WorkloadColumns, constants: Constants) -> CommTimes:
 
     keys = 4 * columns.tokens * np.maximum(columns.kv_heads / columns.tensor, 1.0) * columns.head_dim
     near = columns.tensor * columns.context <= columns.domain
-    context = (columns.context - 1) * keys / np.where(near, fast, np.minimum(fast, share))
+    context = _context(columns, keys, np.where(near, fast, np.minimum(fast, share)), passage, constants)
 
     one_domain = columns.world <= np.maximum(columns.per_instance, columns.domain)
     stage = hidden / columns.tensor / np.where(one_domain, fast, np.minimum(fast, share))
@@ -94,6 +94,30 @@ def comm_times(columns: WorkloadColumns, constants: Constants) -> CommTimes:
     half = columns.gradient_bytes * weights / shards * once + calls * (start + _tree(columns.replicas) * far)
     across = np.where(columns.replicas > 1, 2 * half, 0.0)
     return CommTimes(tensor, context, stage, gather, reduce, across, members)
+
+
+def _context(columns: WorkloadColumns, keys: Column, rate: Column, passage: Column, constants: Constants) -> Column:
+    """Seconds of one exchange of keys and values between context ranks.
+
+    A ring that hides behind attention has a message to the next rank in each of its steps. A gather starts once, and
+    passes everything through the memory.
+
+    Args:
+        columns: the workloads.
+        keys: bytes of keys and values of one rank.
+        rate: bytes per second of the slowest link of a group.
+        passage: bytes per second through the memory.
+        constants: constants of the time model.
+    """
+    start, others = constants.column("collective", columns), columns.context - 1
+    near = columns.tensor * columns.context <= columns.domain
+    inside = np.where(columns.hop > 0, columns.hop, constants.column("hop", columns))
+    outside = np.where(columns.network_hop > 0, columns.network_hop, constants.column("network_hop", columns))
+    hop = np.where(near, inside, outside)
+    step = keys / rate + hop
+    ring = others * (step + start)
+    gather = start + others * step + columns.context * keys / passage
+    return np.where(columns.context > 1, np.where(columns.overlaps_context > 0, ring, gather), 0.0)
 
 
 def _steps(columns: WorkloadColumns, ranks: Column, message: Column, whole_chips: NDArray[np.bool_]) -> Column:

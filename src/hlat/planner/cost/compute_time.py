@@ -13,6 +13,7 @@ its scores: 5 products against 2. Notation as in model/derived/counts.py; T is t
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hlat.planner.cost.constants import Constants
 from hlat.planner.problem import (
@@ -29,6 +30,11 @@ from hlat.planner.problem import (
 _TILE = 128  # rows and columns of a tile; about this many in the libraries of all makers
 _ALIGNED = 64  # elements
 _KERNELS = (30, 24)  # per layer forward, copies and collective launches included: materialized scores, flash attention
+# transformers, modeling_llama.py. LlamaRMSNorm: to fp32, square, mean, add, root, product, to 16 bits, product;
+# apply_rotary_pos_emb: two products, a negation, a concatenation and a sum for queries and for keys.
+_COMPOSED_KERNELS = 2 * 7 + 8  # more than those of fused norms and rotations
+_COMPOSED_NORMS = 2 * (36 - 4)  # bytes per element more, of both norms
+_COMPOSED_ROTATION = 22 - 4
 _BACKWARD_KERNELS = 1.7  # per forward kernel
 _POINTWISE_BACKWARD = 1.5  # bytes per byte of forward
 
@@ -43,6 +49,7 @@ class ComputeTimes:
         attention_forward, attention_backward: the attention core alone.
         host_forward, host_backward: time the host takes to launch the kernels of a pass.
         head: output projection and loss, forward and backward; per model, not per layer.
+        embedding: rows looked up, and the gradient of the table; per model.
         weight: the share of backward that computes gradients of weights.
         last: the last product of the block's forward pass.
     """
@@ -58,6 +65,7 @@ class ComputeTimes:
     host_forward: Column
     host_backward: Column
     head: Column
+    embedding: Column
     weight: Column
     last: Column
 
@@ -71,6 +79,7 @@ def compute_times(columns: WorkloadColumns, constants: Constants) -> ComputeTime
     pointwise = _pointwise(columns, constants)
     intermediate = columns.intermediate / columns.tensor
     kernels = np.where(columns.attention == MATERIALIZED_SCORES, _KERNELS[0], _KERNELS[1])
+    kernels = kernels + _COMPOSED_KERNELS * columns.composed
     gaps = kernels * constants.column("kernel", columns)
     host = kernels * constants.column("host", columns) * columns.eager
     return ComputeTimes(
@@ -85,6 +94,7 @@ def compute_times(columns: WorkloadColumns, constants: Constants) -> ComputeTime
         host_forward=host,
         host_backward=_BACKWARD_KERNELS * host,
         head=_head(columns, constants, product),
+        embedding=_embedding(columns, constants),
         weight=weight_products,
         last=product.seconds(columns.tokens, columns.hidden, intermediate, in_blocks=True),
     )
@@ -170,7 +180,7 @@ def _attention(columns: WorkloadColumns, constants: Constants, product: Products
         [constants.column("first_flash", columns), constants.column("second_flash", columns)],
         constants.column("fused_flash", columns),
     )
-    rate = columns.peak * share * length / (length + constants.column("half_length", columns))
+    rate = columns.peak * columns.attention_rate * share * length / (length + constants.column("half_length", columns))
     window = np.minimum(columns.window, length)
     attended = window * (2 - window / length)  # twice the mean number of positions: for a causal mask their number
     causal = 2 * columns.tokens * attended * heads * head / rate  # half of 4 T S E H, for a causal mask
@@ -195,9 +205,10 @@ def _pointwise(columns: WorkloadColumns, constants: Constants) -> Column:
     fused = np.where((columns.fused > 0) | compiled, constants.column("fused_traffic", columns), 1.0)
     # XLA shards activations between blocks over the tensor axis by itself.
     shards = np.where((columns.sequence_parallel > 0) | compiled, columns.tensor, 1.0)
-    between = 22 * columns.hidden / shards
+    between = (22 + _COMPOSED_NORMS * columns.composed) * columns.hidden / shards
     inside = columns.intermediate * (4 + 2 * columns.gated) / columns.tensor
-    rotation = 4 * (columns.heads + columns.kv_heads) * columns.head_dim / columns.tensor
+    rotated = (columns.heads + columns.kv_heads) * columns.head_dim / columns.tensor
+    rotation = (4 + _COMPOSED_ROTATION * columns.composed) * rotated
     traffic = columns.tokens * (between + inside + rotation)
     seconds: Column = fused * traffic / (columns.memory_rate * constants.column("memory", columns))
     return seconds
@@ -211,5 +222,27 @@ def _head(columns: WorkloadColumns, constants: Constants, product: Products) -> 
     rows = columns.vocab / columns.tensor
     products = sum(product.forward_and_backward(columns.tokens, rows, columns.hidden))
     loss = columns.tokens * rows * 20 / (columns.memory_rate * constants.column("memory", columns))
-    seconds: Column = products + loss
+    sums = np.where(_accumulates(columns), 2 * columns.gradient_bytes, 0.0)
+    seconds: Column = products + loss + product.unhidden * sums * rows * columns.hidden / columns.memory_rate
+    return seconds
+
+
+def _accumulates(columns: WorkloadColumns) -> NDArray[np.bool_]:
+    """True where every micro-batch adds whole gradients to those of the step."""
+    found: NDArray[np.bool_] = (columns.zero < 3) & (columns.micro_batches > 1)
+    return found
+
+
+def _embedding(columns: WorkloadColumns, constants: Constants) -> Column:
+    """Seconds of the embedding, forward and backward.
+
+    Rows are copied, and their gradients added to those of the table, in 16 bits. The gradient of the table is dense
+    (torch.nn.Embedding without ``sparse``; jax.numpy.take): it is set to zero, written, and added to the sums of the
+    step if there are several micro-batches and these sums are not sharded.
+    """
+    table = columns.vocab / columns.tensor * columns.hidden
+    traffic = 8 * columns.tokens * columns.hidden + table * np.where(
+        _accumulates(columns), 6 + 2 * columns.gradient_bytes, 4
+    )
+    seconds: Column = traffic / (columns.memory_rate * constants.column("memory", columns))
     return seconds

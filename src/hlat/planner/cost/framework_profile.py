@@ -34,6 +34,8 @@ def _software(family: str, compilable: bool, zero: bool, eight_bit: bool, gradie
     return SoftwareProfile(
         attention=FLASH_ATTENTION_3 if compiled else eager_kernel,
         fused=compiled or compilable,
+        # Norms and rotations are sequences of torch's operations (model/pointwise.py), which a compiler fuses.
+        composed=not compiled and not compilable,
         eager=not compiled and not compilable,
         # Tensor-parallel collectives, and the all-reduce of ZeRO 0, do not overlap with computation.
         overlaps_tensor=False,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from hlat.planner.cost.comm_time import comm_times
-from hlat.planner.cost.compute_time import compute_times
+from hlat.planner.cost.compute_time import ComputeTimes, compute_times
 from hlat.planner.cost.constants import Constants, load_constants
 from hlat.planner.problem import RECOMPUTE_POLICIES, Column, WorkloadColumns, layer_weights, rank_weights
 
@@ -35,7 +35,7 @@ class StepTimes:
         recomputed: recomputation.
         host: the device waits for the host.
         tensor, context: exposed communication of tensor and context parallelism.
-        head: output projection and loss, if they delay the slowest rank.
+        head: output projection, loss and embedding, if they delay the slowest rank.
         bubble: waiting for other stages.
         messages: messages between stages.
         data: exposed data-parallel communication.
@@ -44,7 +44,7 @@ class StepTimes:
         forward, backward: one micro-batch in one layer, with communication and recomputation; not per step.
         weight: the share of that backward that computes gradients of weights, ``twice`` included.
         twice: what a split backward pass computes twice; the first stage's is not split.
-        head_pass: one micro-batch through the head; not per step.
+        head_pass, embedding_pass: one micro-batch through the head and the embedding; not per step.
         message: one message between stages; not per step.
     """
 
@@ -68,6 +68,7 @@ class StepTimes:
     weight: Column
     twice: Column
     head_pass: Column
+    embedding_pass: Column
     message: Column
 
     def row(self, index: int) -> dict[str, float]:
@@ -139,9 +140,8 @@ def step_times(columns: WorkloadColumns, constants: Constants | None = None) -> 
 
     exposed = np.where(columns.overlaps_tensor > 0, known.column("exposed_tensor", columns), 1.0)
     tensor_one_way = 2 * exposed * comm.tensor
-    overlaps = columns.overlaps_context
-    context = _exposed(comm.context, overlaps * compute.attention_forward)
-    context = context + _exposed(2 * comm.context, overlaps * compute.attention_backward)
+    context_forward, context_backward = _context_comm(columns, comm.context, compute)
+    context = context_forward + context_backward
     # Two gathers, half of what a pass sends; full recomputation repeats them with everything else.
     again = np.where((columns.gathers_again > 0) & (columns.recompute != _FULL), exposed * comm.tensor, 0.0)
     forward = _device_and_host(compute.forward + tensor_one_way, compute.host_forward, blend)
@@ -150,7 +150,7 @@ def step_times(columns: WorkloadColumns, constants: Constants | None = None) -> 
     repeated = forward - tensor_one_way / 2 - columns.early_stop * compute.last
     recomputed = np.select(
         [columns.recompute == _FULL, columns.recompute == _SELECTIVE],
-        [known.column("recomputed", columns) * repeated, compute.attention_forward],
+        [columns.recomputed_share * known.column("recomputed", columns) * repeated, compute.attention_forward],
         0.0,
     )
     # The pass for gradients of weights needs the inputs of products and norms again, but not attention.
@@ -160,11 +160,9 @@ def step_times(columns: WorkloadColumns, constants: Constants | None = None) -> 
     weight = compute.weight + twice
     layer = forward + backward + recomputed + context
 
-    balanced = (columns.balances_stages > 0) & (columns.pipeline > 1)
-    pairs = zip(balanced_layers(columns, compute.head / layer), stage_layers(columns), strict=True)
-    largest, last = (np.where(balanced, ours, even) for ours, even in pairs)
-    slowest = np.maximum(largest * layer, last * layer + compute.head)
-    mean = (columns.layers * layer + compute.head) / columns.pipeline
+    largest, slowest = _slowest_stage(columns, layer, compute.head, compute.embedding)
+    ends = compute.head + compute.embedding
+    mean = (columns.layers * layer + ends) / columns.pipeline
     count = columns.micro_batches
     fill = (columns.pipeline - 1) / columns.virtual
 
@@ -172,7 +170,7 @@ def step_times(columns: WorkloadColumns, constants: Constants | None = None) -> 
     message = 2 * comm.stage * columns.virtual * exposed_messages
     messages = np.where(columns.pipeline > 1, count * message + fill * message, 0.0)
 
-    rank_compute = layer * columns.layers / columns.pipeline + compute.head / columns.pipeline
+    rank_compute = mean
     each, once = _data_comm(columns, comm.gather, comm.reduce)
     once = once + comm.across
     contention = known.column("contention", columns)
@@ -187,7 +185,7 @@ def step_times(columns: WorkloadColumns, constants: Constants | None = None) -> 
     optimizer = stored * columns.update_bytes / (columns.memory_rate * known.column("memory", columns))
     optimizer = optimizer + matrix_time(columns, known)
     delayed = np.maximum(0.0, backward + recomputed - 2 * weight)
-    unfilled = (columns.layers * (forward + delayed) + compute.head / 3) / columns.pipeline
+    unfilled = (columns.layers * (forward + delayed) + ends / 3) / columns.pipeline
     bubble = fill * np.where(columns.split_backward > 0, unfilled, mean)
     stragglers = known.column("straggling", columns) * np.log2(columns.world) * count * slowest
     step = count * slowest + bubble + messages + data + optimizer + stragglers
@@ -211,13 +209,35 @@ def step_times(columns: WorkloadColumns, constants: Constants | None = None) -> 
         data=data,
         optimizer=optimizer,
         stragglers=stragglers,
-        forward=forward + context / 3,
-        backward=backward + recomputed + context * 2 / 3,
+        forward=forward + context_forward,
+        backward=backward + recomputed + context_backward,
         weight=weight,
         twice=twice,
         head_pass=compute.head,
+        embedding_pass=compute.embedding,
         message=comm.stage * exposed_messages,
     )
+
+
+def _slowest_stage(columns: WorkloadColumns, layer: Column, head: Column, embedding: Column) -> tuple[Column, Column]:
+    """Layers of the rank with the most, and seconds of the slowest one for a micro-batch.
+
+    Args:
+        columns: the workloads.
+        layer: seconds of a layer.
+        head: seconds of the head.
+        embedding: seconds of the embedding.
+    """
+    balanced = (columns.balances_stages > 0) & (columns.pipeline > 1)
+    pairs = zip(balanced_layers(columns, head / layer), stage_layers(columns), strict=True)
+    largest, last = (np.where(balanced, ours, even) for ours, even in pairs)
+    # Where the last rank has fewer layers because of the head, so has the first; balanced stages look at the head only.
+    first = np.where(balanced, largest, last) * layer + embedding
+    others = np.maximum(np.maximum(first, last * layer + head), largest * layer)
+    # Vocabulary parallelism divides both over the stages.
+    divided = largest * layer + (head + embedding) / columns.pipeline
+    several = np.where(columns.divides_head > 0, divided, others)
+    return largest, np.where(columns.pipeline > 1, several, largest * layer + head + embedding)
 
 
 def matrix_time(columns: WorkloadColumns, known: Constants) -> Column:
@@ -259,9 +279,23 @@ def _data_comm(columns: WorkloadColumns, gather: Column, reduce: Column) -> tupl
     return each, gathered + np.where(per_micro_batch, 0.0, reduce)
 
 
-def _exposed(comm: Column, work: Column) -> Column:
-    """Communication time that remains after overlap with work."""
-    return np.maximum(0.0, comm - work)
+def _context_comm(columns: WorkloadColumns, once: Column, compute: ComputeTimes) -> tuple[Column, Column]:
+    """Exposed time of exchanging keys and values in a layer, forward and backward.
+
+    A ring (Liu et al. 2023, arXiv 2310.01889) hides each of its c - 1 messages behind one of c pieces of attention; its
+    backward pass carries keys, values and their gradients. A gather (Llama 3 herd, arXiv 2407.21783, section 3.3.2) is
+    waited for; its backward pass scatters the gradients, and gathers again what recomputation has freed.
+
+    Args:
+        columns: the workloads.
+        once: seconds of one exchange.
+        compute: computation times.
+    """
+    hidden = columns.overlaps_context * (columns.context - 1) / columns.context
+    forward = np.maximum(0.0, once - hidden * compute.attention_forward)
+    ring = np.maximum(0.0, 2 * once - hidden * compute.attention_backward)
+    gathers = np.where(columns.recompute > 0, 2.0, 1.0)
+    return forward, np.where(columns.overlaps_context > 0, ring, gathers * once)
 
 
 def _smooth_maximum(a: Column, b: Column, blend: float) -> Column:

@@ -59,6 +59,8 @@ class StepLayout:
         gathers_again: True if backward waits for the inputs of attention and feed-forward to be gathered again. False
             for programs that hide this gather behind a product; the constants of the time model include theirs.
         replicas: copies of the sharded state (hybrid sharding); gradients are summed across them once per step.
+        recomputed_share: share of a forward pass that ``full`` recomputation repeats; less than 1 if results of
+            products are kept.
     """
 
     tensor: int
@@ -75,6 +77,7 @@ class StepLayout:
     split_backward: bool = False
     gathers_again: bool = False
     replicas: int = 1
+    recomputed_share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ class SoftwareProfile:
     Attributes:
         attention: attention kernel, one of the four above.
         fused: True if pointwise operations run in fused kernels (a compiler, Transformer Engine).
+        composed: True if norms and rotations are composed of separate operations, as in eager code in Python.
         eager: True if the host launches every kernel itself, and may be too slow for small ones.
         overlaps_tensor: True if tensor-parallel communication overlaps with its matrix products.
         overlaps_data: True if data-parallel communication overlaps with passes.
@@ -93,10 +97,12 @@ class SoftwareProfile:
         gradient_bytes: bytes per gradient element in a reduction.
         gathers_blocks: True if weights are gathered block by block at every ZeRO stage; else in large buckets below 2.
         balances_stages: True if the last stages of a pipeline have fewer layers, since they have the head.
+        divides_head: True if the head is divided over all stages of a pipeline (vocabulary parallelism).
     """
 
     attention: int = FLASH_ATTENTION_2
     fused: bool = False
+    composed: bool = False
     eager: bool = True
     overlaps_tensor: bool = False
     overlaps_data: bool = True
@@ -106,6 +112,7 @@ class SoftwareProfile:
     gradient_bytes: int = 4
     gathers_blocks: bool = False
     balances_stages: bool = False
+    divides_head: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,6 +123,8 @@ class DeviceSpec:
         family: chip family, one of ``FAMILIES``.
         peak, peak_eight_bit: peak rate of matrix products in 16 and 8 bits; the latter is 0 if not supported.
         reached, reached_eight_bit: share of that peak that large products reach.
+        attention: rate of attention kernels, relative to what the constants of the family say; other than 1 where these
+            are a relative's, of which large products reach another share of the peak.
         units: processors (streaming multiprocessors) over which the tiles of a product are distributed.
         memory_bytes, memory_rate: capacity and bandwidth of the device's memory.
         link_rate: bytes per second that the device sends over the fast links.
@@ -142,6 +151,7 @@ class DeviceSpec:
     network_rate: float
     per_instance: int
     per_chip: int = 1
+    attention_rate: float = 1.0
     hop: float = 0.0
     network_hop: float = 0.0
     direct_bytes: float = 0.0

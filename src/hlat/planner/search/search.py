@@ -278,7 +278,8 @@ def timeline(candidate: Candidate, micro_batches: int, stage_times: StageTimes) 
 def _stage_times(request: PlanRequest, candidate: Candidate, row: dict[str, float]) -> StageTimes:
     """Seconds of a pass by stage, for the layers that the model is split into.
 
-    A third each of the head's time is its forward pass, the gradient of its input and the gradient of its weights.
+    A third each of the head's time is its forward pass, the gradient of its input and the gradient of its weights. The
+    embedding's is nearly all the gradient of its weights.
     """
     layers = list(map(len, stage_layers(candidate.step_shape(request))))
 
@@ -288,6 +289,7 @@ def _stage_times(request: PlanRequest, candidate: Candidate, row: dict[str, floa
         return seconds
 
     backward, weight = by_stage("backward", 2 / 3), by_stage("weight", 1 / 3)
+    backward[0] += row["embedding_pass"]
     # The first stage sends no gradients: torch runs its backward pass unsplit, as the pass for gradients of weights.
     backward[0] -= layers[0] * row["twice"]
     weight[0] = backward[0]

@@ -21,6 +21,8 @@ from hlat.planner.calibration.reader import (
         ("NeMo Megatron 22.08/22.09", "NeMo Megatron"), ("MaxText (JAX)", "MaxText"), ("torchtitan", "torchtitan"),
         ("Composer FSDP + FlashAttention", "LLM Foundry"), ("NeuronX Distributed", "NxDT"), ("OLMo-core", "OLMo"),
         ("Levanter FSDP (JAX)", "MaxText"), ("something new", "other"), ("PyTorch FSDP", "PyTorch FSDP"),
+        ("PyTorch FSDP (transformers)", "PyTorch FSDP"),
+        ("transformers", "DeepSpeed"), ("Composer FSDP", "LLM Foundry"),
     ],
 )  # fmt: skip
 def test_names_of_frameworks(text, name):
@@ -47,7 +49,15 @@ def test_dates_are_those_of_versions_papers_and_months():
         ("Megatron-Core", "", "bf16", 202402, "hopper", 3),  # cuDNN
         ("torchtitan", "SDPA", "bf16", 0, "hopper", 2),
         ("MaxText", "", "bf16", 0, "tpu", 3),
+        ("MaxText", "", "bf16", 202404, "tpu", 3),  # the compiler of the chip has its own
+        ("AXLearn (JAX), XLA", "", "bf16", 202404, "hopper", 0),  # XLA has no flash kernel for GPUs
+        ("AXLearn (JAX), XLA", "", "bf16", 202501, "hopper", 3),  # cuDNN's, in JAX since 2024-08
+        ("Paxml (JAX), XLA + TransformerEngine", "", "BF16", 202310, "hopper", 3),
+        ("Paxml (JAX), XLA", "no flash attention", "BF16", 202501, "hopper", 0),
+        ("MaxText", "no flash attention", "bf16", 202501, "tpu", 3),
         ("own code", "", "fp16", 0, "ampere", 0),
+        ("own code", "use flash attention 1", "bf16", 202404, "ampere", 2),  # a switch, not a version
+        ("own code", "use flash attention = false", "bf16", 202404, "ampere", 0),
         ("own code", "cuDNN attention", "bf16", 0, "hopper", 3),
         ("metaseq", "", "fp16", 202205, "ampere", 0),
     ],

@@ -6,6 +6,7 @@
 """
 
 from hlat.planner.calibration.reader.batches import (
+    micro_batches_assumed,
     read_accumulation,
     read_global_batch,
     read_micro_batch,
@@ -19,17 +20,20 @@ from hlat.planner.calibration.reader.frameworks import (
     find_framework,
     is_async_tensor,
     is_compiled,
+    is_fused,
     read_attention,
 )
 from hlat.planner.calibration.reader.interconnects import Network, read_network
-from hlat.planner.calibration.reader.policies import read_eight_bit, read_recompute, read_zero
+from hlat.planner.calibration.reader.policies import keeps_projections, read_eight_bit, read_recompute, read_zero
 from hlat.planner.calibration.reader.reading import Reading, UnreadableError
+from hlat.planner.calibration.reader.schedules import PipelineWords, read_schedule
 from hlat.planner.calibration.reader.texts import is_unstated, lower, parse_count, parse_number
 
 __all__ = [
     "OTHER",
     "Framework",
     "Network",
+    "PipelineWords",
     "Reading",
     "RunChip",
     "UnreadableError",
@@ -37,8 +41,11 @@ __all__ = [
     "find_framework",
     "is_async_tensor",
     "is_compiled",
+    "is_fused",
     "is_unstated",
+    "keeps_projections",
     "lower",
+    "micro_batches_assumed",
     "parse_count",
     "parse_number",
     "read_accumulation",
@@ -49,6 +56,7 @@ __all__ = [
     "read_micro_batch",
     "read_network",
     "read_recompute",
+    "read_schedule",
     "read_sequence",
     "read_zero",
 ]

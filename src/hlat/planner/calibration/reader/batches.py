@@ -123,11 +123,22 @@ def _replica(framework: Framework, stated: float, pipeline: int, sequences: floa
         return stated, "stated", "", 0.0
     if accumulation:
         return sequences / accumulation, "implied", "batch over accumulation steps", 0.0
-    # Pipelines need many micro-batches. Without one, only memory limits the micro-batch.
-    complete = max(1, int(sequences))
-    divisors = [count for count in range(1, _MAX_MICRO_BATCH + 1) if complete % count == 0]
-    usual = 1 if pipeline > 1 else max(divisors)
+    usual = micro_batches_assumed(pipeline, sequences)[0]
     return float(usual), "assumed", f"micro-batch {usual}", 0.05
+
+
+def micro_batches_assumed(pipeline: int, sequences: float) -> list[int]:
+    """Micro-batches that a run without a stated one may have had, the likeliest first.
+
+    Pipelines need many micro-batches. Without one, only memory limits the micro-batch.
+
+    Args:
+        pipeline: pipeline stages.
+        sequences: sequences of a replica per step.
+    """
+    complete = max(1, int(sequences))
+    divisors = [count for count in range(_MAX_MICRO_BATCH, 0, -1) if complete % count == 0]
+    return [1] if pipeline > 1 else divisors
 
 
 _CONVENTIONS = {"accelerator": _accelerator, "one": _one, "replica": _replica}

@@ -13,6 +13,7 @@ from typing import Literal
 from hlat.planner.calibration.reader.reading import Reading
 from hlat.planner.calibration.reader.texts import has_word, lower
 from hlat.planner.problem import (
+    CHIP_FAMILIES,
     FLASH_ATTENTION_1,
     FLASH_ATTENTION_2,
     FLASH_ATTENTION_3,
@@ -40,6 +41,7 @@ class Framework:
         interleaves: True if its recipes interleave pipeline stages.
         flash_since: first month, as year x 100 + month, in which it had a flash kernel; 0 for always.
         first_until: month until which that was FlashAttention 1 (or Triton's, or xformers').
+        composes: True if its Llama models are eager code whose norms and rotations are separate operations.
         third: True if it takes cuDNN's or a comparable kernel where the hardware has one.
     """
 
@@ -54,6 +56,7 @@ class Framework:
     interleaves: bool = False
     flash_since: int = 0
     first_until: int = 202307
+    composes: bool = False
     third: bool = False
 
 
@@ -73,7 +76,7 @@ FRAMEWORKS = (
               xla=True, fused=True, shards=True, third=True),
     Framework("PyTorch/XLA", r"torch[- _]?xla|pytorch/xla|torchprime|pytorch-tpu", "accelerator", xla=True, fused=True,
               shards=True, third=True),
-    Framework("torchtitan", r"torchtitan", "one", shards=True),
+    Framework("torchtitan", r"torchtitan", "one", shards=True, composes=True),
     Framework("fms-fsdp", r"fms-?fsdp|foundation[- ]model[- ]stack", "one", shards=True, flash_since=202303),
     Framework("LLM Foundry", r"composer|llm[- ]?foundry|mosaicml\S*|mpt", shards=True, first_until=202401),
     Framework("OLMo", r"olmo(?:-core)?", shards=True),
@@ -81,13 +84,14 @@ FRAMEWORKS = (
     Framework("litgpt", r"lit-?gpt|lightning|tinyllama", shards=True),
     Framework("InternEvo", r"interne?vo|internlm", flash_since=202306),
     Framework("Colossal-AI", r"colossal-?ai|hetu\S*|alpa|galvatron", sixteen_bit_sums=True, flash_since=202303),
+    Framework("PyTorch FSDP", r"fsdp2?", shards=True, composes=True),
     Framework("DeepSpeed", r"deepspeed|accelerate|transformers|axolotl|hf trainer", sixteen_bit_sums=True,
-              flash_since=202307),
+              flash_since=202307, composes=True),
     Framework("xformers", r"xformers|fair internal|metaseq", flash_since=202211),
-    Framework("PyTorch FSDP", r"fsdp2?|pytorch|torch|nanogpt|nanochat", shards=True),
-    Framework("PaddlePaddle", r"paddle\w*", flash_since=202307),
+    Framework("PyTorch FSDP", r"pytorch|torch|nanogpt|nanochat", shards=True, composes=True),
+    Framework("PaddlePaddle", r"paddle\w*", flash_since=202307, composes=True),
     Framework("OneFlow", r"oneflow\S*|libai", fused=True, flash_since=202212),
-    Framework("ATorch", r"atorch", shards=True),
+    Framework("ATorch", r"atorch", shards=True, composes=True),
     Framework("Primus", r"primus", flash_since=202301),
     Framework("Meta", r"meta internal", third=True),
     Framework("Transformer Engine", r"transformer[- ]?engine|te", fused=True, third=True),
@@ -98,15 +102,20 @@ _NO_FLASH = (
     r"none \([^)]*flash\S*|no[- ](?:flash[- ]?attention|flash|fa)|without flash\S*|"
     r"(?:naive|standard|materialized|eager) attention"
 )
+_SWITCH = re.compile(r"use flash[- ]?att(?:entio)?n\s*[=:]?\s*(1|0|true|false|yes|no)(?![\w.])")
 _NUMBERED = re.compile(
     r"flash attn ([12])(?=\.\d)|(?:flash[- ]?attention|flash[- ]?attn|flash|fa)[- ]?v?([1-4])(?![\d.])"
 )
+_FLASH = re.compile(r"(?<![a-z0-9])flash(?:[- ]?att(?:entio)?n)?(?![a-z0-9])")
+_XLA_CUDNN = 202408
+"""Month of JAX 0.4.31, whose ``jax.nn.dot_product_attention`` can take cuDNN's kernel."""
 _FIRST_KERNELS = r"xformers|memory[- ]efficient attention|triton (?:flash )?attention|attn_impl[=: ]*triton"
 _THIRD_KERNELS = r"cudnn\S*(?: \w+)* attention|cudnn\S*|fused[- ]attention|splash\S*|transformer[- ]?engine"
 _SECOND_KERNELS = r"sdpa|flex-?attention|scaled dot product attention"
 _COMPILED = r"torch\.compile|compiled?|inductor"
 _UNCOMPILED = r"no[- ]compile|not compiled|without compil\S*|eager"
 _ASYNC_TENSOR = r"async[- ]?tp|asynctp|async tensor\S*|tp[- ]?(?:comm[- ]?)?overlap\S*|overlap\S* tp|userbuffers"
+_FUSED = r"transformer[- ]?engine"
 _ARXIV = re.compile(r"(?<!\d)(2[0-6])(0[1-9]|1[0-2])\.\d{5}(?!\d)")
 _MONTH = re.compile(r"(?<!\d)(20[12]\d)[-./](0[1-9]|1[0-2])(?!\d)")
 _CALENDAR = re.compile(r"(?:nemo|bridge|pytorch|release|nemo megatron)\D{0,14}?(2[1-9])\.(0[1-9]|1[0-2])(?!\d)")
@@ -144,21 +153,27 @@ def read_attention(framework: Framework, row_text: str, precision: str, date: in
         date: year x 100 + month; 0 if unknown.
         family: chip family.
     """
-    said = _named_kernel(framework, lower(row_text))
+    compiled = framework.xla and CHIP_FAMILIES[family].compiled
+    said = _named_kernel(compiled, lower(row_text))
     if said is not None:
         return Reading("attention", row_text, said)
+    if framework.xla and not compiled and not _FLASH.search(lower(row_text)) and 0 < date < _XLA_CUDNN:
+        reason = f"{framework.name} on a GPU before cuDNN's attention in JAX: scores in memory"
+        return Reading("attention", row_text, MATERIALIZED_SCORES, "implied", reason, 0.05)
     if framework.xla or framework.third:
         newest = FLASH_ATTENTION_2 if family == "ampere" else FLASH_ATTENTION_3
         kernel = FLASH_ATTENTION_3 if framework.xla or framework.overlaps_tensor else newest
         return Reading("attention", row_text, kernel, "implied", f"kernel of {framework.name}")
-    flash = has_word(r"flash[- ]?attention|flash[- ]?attn|flash", lower(row_text))
-    before = None if flash else _before_flash(framework, row_text, precision, date)
+    before = None if _FLASH.search(lower(row_text)) else _before_flash(framework, row_text, precision, date)
     return before or _flash_by_date(framework, row_text, date)
 
 
-def _named_kernel(framework: Framework, words: str) -> int | None:
-    """The kernel that a row names; None if it names none."""
-    if has_word(_NO_FLASH, words) and not framework.xla:
+def _named_kernel(compiled: bool, words: str) -> int | None:
+    """The kernel that a row names; None if it names none. A ``compiled`` chip's compiler has its own."""
+    switch = _SWITCH.search(words)  # "use_flash_attention 1" is no version
+    words = _SWITCH.sub("flash attention", words)
+    off = switch is not None and switch[1] in ("0", "false", "no")
+    if (off or has_word(_NO_FLASH, words)) and not compiled:
         return MATERIALIZED_SCORES
     if (numbered := _NUMBERED.search(words)) is not None:
         return min(int(numbered[1] or numbered[2]), FLASH_ATTENTION_3)
@@ -195,6 +210,11 @@ def is_compiled(text: str) -> bool:
     """True if torch compiles the blocks."""
     folded = lower(text)
     return has_word(_COMPILED, folded) and not has_word(_UNCOMPILED, folded)
+
+
+def is_fused(text: str) -> bool:
+    """True if pointwise operations are said to run in fused kernels."""
+    return has_word(_FUSED, lower(text))
 
 
 def is_async_tensor(text: str) -> bool:

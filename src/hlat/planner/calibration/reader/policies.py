@@ -11,6 +11,7 @@ UNKNOWN_RECOMPUTE = 0.1
 """Spread of a step whose recomputation is not stated: none and full differ by a third."""
 
 # In this order: the first pattern that occurs decides.
+_PROJECTIONS = r"(?:q?kv?o?|qkvo?|attention)[ _]?proj\w*|native_attention"
 _RECOMPUTE: tuple[tuple[str, RecomputePolicy, float, str], ...] = (
     (r"partial|\d+ ?%|(?:\d+|some) (?:of|out of) \d+ layers?|block-?\d+|first \d+ layers", "full", 0.1,
      "some of the layers; read as all"),
@@ -27,6 +28,9 @@ _RECOMPUTE: tuple[tuple[str, RecomputePolicy, float, str], ...] = (
      "torchtitan's operator policy saves every second product and attention; read as none"),
     (r"selective.*(?:layer|block)|every (?:2nd|second|other|\d)|selective[ _-]?\d", "full", 0.1,
      "whole layers, some of them; read as all"),
+    (rf"saves? (?:{_PROJECTIONS}).*", "full", 0.05,
+     "keeps the projections of attention, and recomputes the rest"),
+    (r"save_nothing", "full", 0.0, "JAX: recomputes everything"),
     (r"selective|attention|core[- _]?attn|attn", "selective", 0.0, ""),
     (r"qkv_proj\w*|save_\w+|custom\S*|decoder_layer_input\w*", "full", 0.05,
      "saves or moves to the host some named tensors, and recomputes the rest"),
@@ -49,6 +53,11 @@ def read_recompute(text: str | None) -> Reading[RecomputePolicy]:
         if has_word(pattern, folded):
             return Reading("activation_ckpt", text or "", policy, "implied" if reason else "stated", reason, spread)
     raise UnreadableError(f"activation checkpointing not understood: {text}")
+
+
+def keeps_projections(text: str | None) -> bool:
+    """True if recomputation is said to spare the projections of attention, so that the feed-forward block is left."""
+    return has_word(_PROJECTIONS, lower(text))
 
 
 _ZERO = (
