@@ -1,4 +1,4 @@
-"""Speed of a CPU process by its settings: how threads wait, whether freed memory is kept, compiled blocks.
+"""Speed of a CPU process by its settings: waiting threads, kept memory, compiled blocks, pointwise kernels.
 
 Each side is a process that trains one model with its own settings. All of them stay alive and alternate every few
 steps, so that a slow minute of the machine affects all. The median of the turns is reported, with its spread, relative
@@ -32,6 +32,7 @@ def settings(side):
 
     spin=N is GOMP_SPINCOUNT, policy=P OMP_WAIT_POLICY; isa=AVX2 hides bf16 instructions and AVX-512 from torch;
     src=PATH takes hlat from another checkout. keep: freed memory stays in the process. compiled: run.compile=blocks.
+    torch: norms, RoPE, SwiGLU and loss in torch rather than in hlat's kernels.
     """
     words = side.split(",")
     environment = dict(os.environ)
@@ -45,6 +46,7 @@ def settings(side):
         elif name == "isa":
             environment["DNNL_MAX_CPU_ISA"] = value
             environment["ATEN_CPU_CAPABILITY"] = "avx2"
+            environment["CC"] = "gcc -mno-avx512f"
         elif name == "src":
             environment["PYTHONPATH"] = value
     return environment, {word for word in words if "=" not in word}
@@ -69,6 +71,10 @@ def worker(model_name, mode, options):
         from hlat.runtime.backend import keep_freed_memory
 
         assert keep_freed_memory()
+    if "torch" in options:
+        from hlat.runtime.backend.cpu import CpuBackend
+
+        CpuBackend.fused_pointwise = False
     shape, length, batch_size = MODELS[model_name]
     recipe = parse_recipe(
         {
@@ -147,6 +153,7 @@ def main():
     parser.add_argument("--busy", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--others", type=float, default=0.05, help="cores that a turn may leave to other programs")
     parser.add_argument("--sides", nargs="+", default=["spin=300000", "spin=20000"])
     parser.add_argument("--worker", nargs="*", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -165,7 +172,7 @@ def main():
     before = stolen()
     for _ in range(arguments.rounds):
         for side, process in workers.items():
-            results[side].append(turn(process, arguments.seconds, arguments.busy + 0.05))
+            results[side].append(turn(process, arguments.seconds, arguments.busy + arguments.others))
     after = stolen()
     for process in [*neighbours, *workers.values()]:
         process.terminate()

@@ -132,6 +132,8 @@ class Backend:
     """True if torch's AdamW has a fused kernel."""
     rounding_kernel: str = "torch"
     """Key of the AdamW kernel for bf16 weights, in the table of ``hlat.optim.adamw_bf16``; torch runs everywhere."""
+    fused_pointwise: bool = False
+    """True if norms, RoPE, SwiGLU and the loss have fused kernels (``hlat.model.kernels``)."""
     rounds_in_hardware: bool = False
     """True if the device can round every conversion to fewer bits stochastically."""
     materialises_masks: bool = False

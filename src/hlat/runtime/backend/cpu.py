@@ -33,6 +33,7 @@ class CpuBackend(Backend):
     uses_host_threads = True
     fused_adamw = True
     rounding_kernel = "c"
+    fused_pointwise = True
     document_kernel = DocumentKernel("varlen", "flash_attention", is_compiled=False)
     materialises_masks = True
     compiler = Compiler("C++", ("g++", "clang++", "c++"), "CXX", "g++", needs_headers=True)
