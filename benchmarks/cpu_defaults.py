@@ -31,6 +31,7 @@ def settings(side):
     """Environment and options of a side.
 
     spin=N is GOMP_SPINCOUNT, policy=P OMP_WAIT_POLICY; isa=AVX2 hides bf16 instructions and AVX-512 from torch;
+    threads=N is OMP_NUM_THREADS: processor time of one thread is comparable on a busy machine too, as none waits.
     src=PATH takes hlat from another checkout. keep: freed memory stays in the process. compiled: run.compile=blocks.
     torch: norms, RoPE, SwiGLU and loss in torch rather than in hlat's kernels.
     """
@@ -41,6 +42,8 @@ def settings(side):
         name, _, value = word.partition("=")
         if name == "spin":
             environment["GOMP_SPINCOUNT"] = value
+        elif name == "threads":
+            environment["OMP_NUM_THREADS"] = value
         elif name == "policy":
             environment["OMP_WAIT_POLICY"] = value
         elif name == "isa":
@@ -114,6 +117,7 @@ def worker(model_name, mode, options):
         used = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
         answer = {
             "rate": steps * batch_size * length / spent,
+            "cpu_rate": steps * batch_size * length / (time.process_time() - cpu),
             "cpu": (time.process_time() - cpu) / spent,
             "others": (busy() - others) / spent - (time.process_time() - cpu) / spent,
             "faults": used / (steps + 1),
@@ -178,14 +182,28 @@ def main():
         process.terminate()
     share = (after[0] - before[0]) / (after[1] - before[1])
     print(f"{arguments.model}, {arguments.mode}, busy neighbours: {arguments.busy}, steal {share:.1%}")
-    columns = ("side", "tokens/s", "min to max", "of the first", "cores used", "by others", "page faults a step")
+    columns = (
+        "side",
+        "tokens/s",
+        "min to max",
+        "of the first",
+        "tokens per CPU s",
+        "of the first",
+        "cores used",
+        "by others",
+        "page faults a step",
+    )
     print(f"| {' | '.join((*columns, 'peak MiB', 'start-up s'))} |\n{'|---' * (len(columns) + 2)}|")
     first = [row["rate"] for row in results[arguments.sides[0]]]
     for side, rounds in results.items():
         rates = [row["rate"] for row in rounds]
         ratio = statistics.median(mine / theirs for mine, theirs in zip(rates, first, strict=True))
+        cpu_rates = [row["cpu_rate"] for row in rounds]
+        first_cpu = [row["cpu_rate"] for row in results[arguments.sides[0]]]
+        cpu_ratio = statistics.median(mine / theirs for mine, theirs in zip(cpu_rates, first_cpu, strict=True))
         print(
             f"| {side} | {statistics.median(rates):,.0f} | {min(rates):,.0f} to {max(rates):,.0f} | {ratio:.3f} | "
+            f"{statistics.median(cpu_rates):,.0f} | {cpu_ratio:.3f} | "
             f"{statistics.median(row['cpu'] for row in rounds):.2f} | {max(row['others'] for row in rounds):.2f} | "
             f"{statistics.median(row['faults'] for row in rounds):,.0f} | {rounds[-1]['memory'] / 2**20:,.0f} | "
             f"{workers[side].start_up:.1f} |"
@@ -193,6 +211,9 @@ def main():
         claim = f"training speed, {arguments.model} model, {arguments.mode}, {side}, busy neighbours: {arguments.busy}"
         peer = {} if side == arguments.sides[0] else {"peer": f"hlat, {arguments.sides[0]}", "peer_values": first}
         record.add(claim, "tokens/s", rates, note=f"{ratio:.2f} of the first side; steal {share:.1%}", **peer)
+        peer = {} if side == arguments.sides[0] else {"peer": f"hlat, {arguments.sides[0]}", "peer_values": first_cpu}
+        note = f"{cpu_ratio:.2f} of the first side"
+        record.add(f"{claim}, by processor time", "tokens per CPU s", cpu_rates, note=note, **peer)
     record.write()
 
 

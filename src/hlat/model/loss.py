@@ -233,11 +233,13 @@ class _HeadLoss(torch.autograd.Function):
             del logits_nv
             loss += losses_n.sum()
             if grad_hidden_ND is not None and grad_nv is not None:
-                grad_hidden_ND[begin : begin + rows] = matmul(grad_nv, matrix_vD)
+                matmul(grad_nv, matrix_vD, out=grad_hidden_ND[begin : begin + rows])
             if by_weight and grad_nv is not None:
                 term_vD = matmul(grad_nv.T, hidden_nD)
+                del grad_nv
                 # Accumulated in fp32, as a single product over all tokens would be.
-                grad_weight_vD = term_vD.to(loss.dtype) if grad_weight_vD is None else grad_weight_vD.add_(term_vD)
+                wide_vD = term_vD if len(hidden_ND) <= rows else term_vD.to(loss.dtype)
+                grad_weight_vD = wide_vD if grad_weight_vD is None else grad_weight_vD.add_(wide_vD)
         ctx.save_for_backward(grad_hidden_ND, None if grad_weight_vD is None else grad_weight_vD.to(weight_vD.dtype))
         return loss
 

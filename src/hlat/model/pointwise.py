@@ -52,6 +52,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        out: torch.Tensor
         if has_kernels(x):
             out, scale = torch.ops.hlat.rms_norm(x, weight, eps)
         else:
@@ -173,7 +174,7 @@ def _rotated(x: torch.Tensor, cos_F: torch.Tensor, sin_F: torch.Tensor, directio
 
 
 def _is_by_position(x: torch.Tensor, table: torch.Tensor) -> bool:
-    """Return True for a tensor (B, S, G, R, E) with one angle per position and pair, in a table (B or 1, S, 1, 1, F)."""
+    """Return True for a tensor (B, S, G, R, E) and a table of angles (B or 1, S, 1, 1, F)."""
     shape = (1,) * (5 - table.dim()) + table.shape
     return x.dim() == 5 and shape[0] in (1, x.shape[0]) and shape[1:4] == (x.shape[1], 1, 1)
 
@@ -221,7 +222,7 @@ class _SwiGLU(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         gate, up = ctx.saved_tensors
-        grad_gate, grad_up = torch.empty_like(gate), torch.empty_like(up)
+        grad_gate, grad_up = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (gate, up))
         _swiglu_backward(grads[0], gate, up, grad_gate, grad_up)
         return grad_gate, grad_up
 

@@ -1,7 +1,7 @@
 """Pointwise operations and the loss in one pass over memory each, compiled from C for the processor.
 
-    are the kernels usable for this tensor? --yes--> operators ``torch.ops.hlat`` (operations.py) --> pointwise.c
-                                            --no---> the formulas in torch of pointwise.py and loss.py
+are the kernels usable for this tensor? --yes--> operators ``torch.ops.hlat`` (operations.py) --> pointwise.c
+--no---> the formulas in torch of pointwise.py and loss.py
 """
 
 import torch

@@ -76,9 +76,7 @@ def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tens
         return out, scale.fill_(eps**-0.5 if eps else torch.inf)
     rows, x = _rows(x)
     weight = weight.contiguous()
-    arguments = Norm(
-        x.shape[-1], eps, rows, rows, weight.data_ptr(), out.data_ptr(), scale.data_ptr(), None, 0, 0
-    )
+    arguments = Norm(x.shape[-1], eps, rows, rows, weight.data_ptr(), out.data_ptr(), scale.data_ptr(), None, 0, 0)
     _library().run("norm", x.dtype, arguments, scale.numel(), _block(x.shape[-1]))
     return out, scale
 
@@ -192,9 +190,7 @@ def _swiglu_backward(
     _library().run("swiglu_backward", gate.dtype, arguments, gate.numel() // width, _block(width))
 
 
-def _loss_sums_on_meta(
-    logits: torch.Tensor, rows: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _loss_sums_on_meta(logits: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     peak, total, label = logits.new_empty((3, len(logits)), dtype=torch.float32).unbind(0)
     return peak, total, label
 
@@ -212,9 +208,7 @@ def _loss_sums(logits_NV: torch.Tensor, rows_N: torch.Tensor) -> tuple[torch.Ten
     return peak, total, label
 
 
-@_operator(
-    "cross_entropy_gradient_(Tensor(a!) logits, Tensor rows, Tensor peak, Tensor factor) -> ()", _write_nothing
-)
+@_operator("cross_entropy_gradient_(Tensor(a!) logits, Tensor rows, Tensor peak, Tensor factor) -> ()", _write_nothing)
 def _loss_gradient(logits_NV: torch.Tensor, rows_N: torch.Tensor, peak_N: torch.Tensor, factor_N: torch.Tensor) -> None:
     """Overwrite logits by ``exp(logit - peak) * factor``, less 1 at the label."""
     _run_loss("loss_gradient", logits_NV, rows_N, peak_N.contiguous(), factor=factor_N.contiguous())

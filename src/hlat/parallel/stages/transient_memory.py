@@ -40,7 +40,8 @@ def transient_bytes(
         sizes: layers of each stage of the rank.
         ends: (True if it has the embedding, True if it has the head).
         gradients: bytes of accumulated gradients.
-        on_cpu: True if context-parallel attention builds masks.
+        on_cpu: True if context-parallel attention builds masks, and SwiGLU and the loss have kernels (model/kernels):
+            SwiGLU needs no memory for terms of its gradients, and the loss overwrites its logits.
     """
     mode = MODES[step.mode]
     received, instants = _messages(step, pipeline_rank, sizes)
@@ -66,7 +67,7 @@ class _Rank:
         working: temporary tensors while a block runs backward.
         split_backward: tensors that the first half of a split backward pass keeps for the weight gradients.
         largest: temporary tensors while the second half computes a weight gradient.
-        logits: logits of a chunk of the loss; None without head.
+        logits: logits of a chunk of the loss, and the gathered input of the head; None without head.
         gradients: gradients of one stage.
         gathered: gathered parameters of a sharded block.
         reduced: gradients of a sharded block while they are reduced.
@@ -109,10 +110,13 @@ def _rank(
         at_ends=saved.at_ends - saved.at_entry,
         recomputed=float(saved.without_policy - saved.per_layer) if recomputes else gathered * gathers_again,
         # The widest activations: gradients by the outputs of the feed-forward layer, and their terms.
-        working=(3 if recomputes else 4) * inner,
+        working=(3 if recomputes or on_cpu else 4) * inner,
         split_backward=layers / step.virtual * _split_backward_bytes(step, tokens * item) + 2 * message,
         largest=_largest_gradient(step),
-        logits=_logits(model, layout.tensor, tokens, item) if ends[1] else None,
+        # With sequence parallelism the head's input is gathered.
+        logits=_logits(model, layout.tensor, tokens, item, on_cpu) + gathered * layout.sequence_parallel
+        if ends[1]
+        else None,
         gradients=gradients / step.virtual,
         gathered=block * item if layout.zero == 3 and step.sharded else 0.0,
         reduced=reduced + (block * item if reduced and layout.zero > 1 else 0.0),
@@ -262,11 +266,11 @@ def _cached_saved_bytes(
     return _SavedBytes(saved.per_layer, everything.per_layer, sum(saved.ends.values()), entry)
 
 
-def _logits(model: ModelConfig, tensor: int, tokens: float, item: int) -> float:
-    """Bytes of a chunk of the loss: logits and gradient in the compute dtype and in fp32; fp32 works in place."""
+def _logits(model: ModelConfig, tensor: int, tokens: float, item: int, in_place: bool) -> float:
+    """Bytes of a chunk of the loss: logits and gradient in the compute dtype and in fp32, or logits only."""
     rows = len(vocabulary_rows(model, ModelShard(0, tensor)))
     size = CrossEntropy().chunk(rows)
     chunk = min(tokens, size)
     # The gradient of the head is accumulated in fp32 over chunks.
     accumulated = rows * model.hidden_size * 4 if tokens > size else 0.0
-    return chunk * rows * (4 if item == 4 else 2 * item + 4) + accumulated
+    return chunk * rows * (item if in_place or item == 4 else 2 * item + 4) + accumulated
