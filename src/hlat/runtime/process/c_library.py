@@ -1,6 +1,6 @@
 """Shared libraries that a process compiles from C for the processor that it runs on.
 
-    source file --the machine's C compiler, about a second--> shared library in a private folder --ctypes--> this process
+    source file --the machine's C compiler, a second--> shared library in a private folder --ctypes--> this process
 
 The folder is removed once the library is loaded: no file left on a disk is ever executed, and none that was compiled
 for another processor is found.
