@@ -62,6 +62,12 @@ def worker(model_name, mode, options):
     import numpy as np
     import torch
 
+    from hlat.runtime.backend.cpu import CpuBackend
+
+    if os.environ.get("DNNL_MAX_CPU_ISA") == "AVX2":
+        CpuBackend.has_fast_bf16 = lambda self, device: False  # torch asks the processor itself
+    if "torch" in options:
+        CpuBackend.fused_pointwise = False
     from hlat.config.load import parse_recipe
     from hlat.data.samples import Batch
     from hlat.optim import build_optimizer
@@ -74,10 +80,6 @@ def worker(model_name, mode, options):
         from hlat.runtime.backend import keep_freed_memory
 
         assert keep_freed_memory()
-    if "torch" in options:
-        from hlat.runtime.backend.cpu import CpuBackend
-
-        CpuBackend.fused_pointwise = False
     shape, length, batch_size = MODELS[model_name]
     recipe = parse_recipe(
         {

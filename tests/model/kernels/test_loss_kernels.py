@@ -61,6 +61,17 @@ def test_loss_and_gradient_are_those_of_float64(
     assert not gradient[::5].any(), "ignored labels have no gradient"
 
 
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_only_differences_of_logits_count(vocabulary: int) -> None:
+    """Whole numbers, so that the shift is exact: without the peak all exponentials would be 0, or infinite."""
+    logits = normal(TOKENS, vocabulary, dtype=torch.float32).round()
+    losses, gradient = CrossEntropy()(logits.clone(), labels(vocabulary), gradient=True)
+    assert gradient is not None
+    for shift in (-200, 200):
+        other, other_gradient = CrossEntropy()(logits + shift, labels(vocabulary), gradient=True)
+        assert other_gradient is not None and same_bits(other, losses) and same_bits(other_gradient, gradient)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_gradient_takes_the_memory_of_the_logits(dtype: torch.dtype) -> None:
     logits = normal(TOKENS, 100, dtype=dtype)
