@@ -4,7 +4,6 @@ from hlat.model.build import build, replace_parameters
 from hlat.model.decoder import Decoder
 from hlat.model.document_mask import DocumentMask
 from hlat.model.init import initialise
-from hlat.model.kernels import describe_kernels
 from hlat.model.kv_cache import KVCache, LayerCache
 from hlat.model.layers import DecoderBlock
 from hlat.model.local_parameters import LocalParameter, collect_local_parameters, local
@@ -31,7 +30,6 @@ __all__ = [
     "build",
     "collect_local_parameters",
     "computing_as_simulated",
-    "describe_kernels",
     "head_loss",
     "initialise",
     "kv_replication",

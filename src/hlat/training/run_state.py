@@ -29,8 +29,8 @@ from hlat.data.prepare import ProgressCallback
 from hlat.data.prepared import PreparedData, check_tokenizer, check_vocabulary, open_prepared
 from hlat.data.samples import Batch, TrainingData
 from hlat.hardware import PeakFlops, peak_flops
-from hlat.model import describe_kernels
 from hlat.model.derived import flops_per_token
+from hlat.model.kernels import describe_kernels
 from hlat.optim import Optimizer, build_optimizer
 from hlat.parallel import ParallelModel, build_parallel
 from hlat.precision import MODES

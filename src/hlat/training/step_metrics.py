@@ -72,7 +72,8 @@ def announce(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
     if state.saved_kernels not in (None, state.kernels):
         tracker.message(
             f"norms, RoPE, SwiGLU and loss are computed by {state.kernels}, before the checkpoint by "
-            f"{state.saved_kernels}: they round differently, so the run will not be bitwise the one that was not interrupted"
+            f"{state.saved_kernels}: they round differently, so the run will not be bitwise the one that was not "
+            "interrupted"
         )
     for change in state.recipe_changes:
         tracker.message(f"changed since the checkpoint: {change.path}: {change.old!r} -> {change.new!r}")

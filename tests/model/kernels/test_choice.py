@@ -1,4 +1,4 @@
-"""Where the kernels are used, and what takes their place: no compiler, other devices, compiled blocks, rehearsals."""
+"""The kernels are used where they can be, and torch computes elsewhere: without a compiler, on other devices, compiled."""
 
 import logging
 from collections.abc import Iterator
