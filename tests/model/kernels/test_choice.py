@@ -1,4 +1,4 @@
-"""The kernels are used where they can be, and torch computes elsewhere: without a compiler, on other devices, compiled."""
+"""The kernels are used where they can be; torch computes without a compiler, on other devices, and compiled."""
 
 import logging
 from collections.abc import Iterator
@@ -81,6 +81,11 @@ def test_other_devices_use_torch() -> None:
     assert has_kernels(x)
     with simulated_backend(backend_of("cuda")):
         assert not has_kernels(x) and describe_kernels(CPU) == "torch"
+
+
+def test_processors_without_avx512_use_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    assert not has_kernels(torch.ones(2, 4)) and describe_kernels(CPU) == "torch"
 
 
 def test_compiled_code_has_the_formulas() -> None:

@@ -132,8 +132,6 @@ class Backend:
     """True if torch's AdamW has a fused kernel."""
     rounding_kernel: str = "torch"
     """Key of the AdamW kernel for bf16 weights, in the table of ``hlat.optim.adamw_bf16``; torch runs everywhere."""
-    fused_pointwise: bool = False
-    """True if norms, RoPE, SwiGLU and the loss have fused kernels (``hlat.model.kernels``)."""
     rounds_in_hardware: bool = False
     """True if the device can round every conversion to fewer bits stochastically."""
     materialises_masks: bool = False
@@ -289,6 +287,11 @@ class Backend:
             A name of ``torch.nn.attention.SDPBackend`` in lower case; "math" keeps all scores.
         """
         return "math"
+
+    @property
+    def fused_pointwise(self) -> bool:
+        """True if norms, RoPE, SwiGLU and the loss have fused kernels (``hlat.model.kernels``)."""
+        return False
 
     @property
     def document_kernel(self) -> DocumentKernel | None:
