@@ -1,4 +1,4 @@
-"""Speed of a CPU process by its settings: how threads wait, whether freed memory is kept, compiled blocks.
+"""Speed of a CPU process by its settings: waiting threads, kept memory, compiled blocks, pointwise kernels.
 
 Each side is a process that trains one model with its own settings. All of them stay alive and alternate every few
 steps, so that a slow minute of the machine affects all. The median of the turns is reported, with its spread, relative
@@ -31,7 +31,9 @@ def settings(side):
     """Environment and options of a side.
 
     spin=N is GOMP_SPINCOUNT, policy=P OMP_WAIT_POLICY; isa=AVX2 hides bf16 instructions and AVX-512 from torch;
+    threads=N is OMP_NUM_THREADS: processor time of one thread is comparable on a busy machine too, as none waits.
     src=PATH takes hlat from another checkout. keep: freed memory stays in the process. compiled: run.compile=blocks.
+    torch: norms, RoPE, SwiGLU and loss in torch rather than in hlat's kernels.
     """
     words = side.split(",")
     environment = dict(os.environ)
@@ -40,11 +42,14 @@ def settings(side):
         name, _, value = word.partition("=")
         if name == "spin":
             environment["GOMP_SPINCOUNT"] = value
+        elif name == "threads":
+            environment["OMP_NUM_THREADS"] = value
         elif name == "policy":
             environment["OMP_WAIT_POLICY"] = value
         elif name == "isa":
             environment["DNNL_MAX_CPU_ISA"] = value
             environment["ATEN_CPU_CAPABILITY"] = "avx2"
+            environment["CC"] = "gcc -mno-avx512f"
         elif name == "src":
             environment["PYTHONPATH"] = value
     return environment, {word for word in words if "=" not in word}
@@ -57,6 +62,12 @@ def worker(model_name, mode, options):
     import numpy as np
     import torch
 
+    from hlat.runtime.backend.cpu import CpuBackend
+
+    if os.environ.get("DNNL_MAX_CPU_ISA") == "AVX2":
+        CpuBackend.has_fast_bf16 = lambda self, device: False  # torch asks the processor itself
+    if "torch" in options:
+        CpuBackend.fused_pointwise = False
     from hlat.config.load import parse_recipe
     from hlat.data.samples import Batch
     from hlat.optim import build_optimizer
@@ -108,6 +119,7 @@ def worker(model_name, mode, options):
         used = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
         answer = {
             "rate": steps * batch_size * length / spent,
+            "cpu_rate": steps * batch_size * length / (time.process_time() - cpu),
             "cpu": (time.process_time() - cpu) / spent,
             "others": (busy() - others) / spent - (time.process_time() - cpu) / spent,
             "faults": used / (steps + 1),
@@ -147,6 +159,7 @@ def main():
     parser.add_argument("--busy", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--others", type=float, default=0.05, help="cores that a turn may leave to other programs")
     parser.add_argument("--sides", nargs="+", default=["spin=300000", "spin=20000"])
     parser.add_argument("--worker", nargs="*", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -165,20 +178,34 @@ def main():
     before = stolen()
     for _ in range(arguments.rounds):
         for side, process in workers.items():
-            results[side].append(turn(process, arguments.seconds, arguments.busy + 0.05))
+            results[side].append(turn(process, arguments.seconds, arguments.busy + arguments.others))
     after = stolen()
     for process in [*neighbours, *workers.values()]:
         process.terminate()
     share = (after[0] - before[0]) / (after[1] - before[1])
     print(f"{arguments.model}, {arguments.mode}, busy neighbours: {arguments.busy}, steal {share:.1%}")
-    columns = ("side", "tokens/s", "min to max", "of the first", "cores used", "by others", "page faults a step")
+    columns = (
+        "side",
+        "tokens/s",
+        "min to max",
+        "of the first",
+        "tokens per CPU s",
+        "of the first",
+        "cores used",
+        "by others",
+        "page faults a step",
+    )
     print(f"| {' | '.join((*columns, 'peak MiB', 'start-up s'))} |\n{'|---' * (len(columns) + 2)}|")
     first = [row["rate"] for row in results[arguments.sides[0]]]
     for side, rounds in results.items():
         rates = [row["rate"] for row in rounds]
         ratio = statistics.median(mine / theirs for mine, theirs in zip(rates, first, strict=True))
+        cpu_rates = [row["cpu_rate"] for row in rounds]
+        first_cpu = [row["cpu_rate"] for row in results[arguments.sides[0]]]
+        cpu_ratio = statistics.median(mine / theirs for mine, theirs in zip(cpu_rates, first_cpu, strict=True))
         print(
             f"| {side} | {statistics.median(rates):,.0f} | {min(rates):,.0f} to {max(rates):,.0f} | {ratio:.3f} | "
+            f"{statistics.median(cpu_rates):,.0f} | {cpu_ratio:.3f} | "
             f"{statistics.median(row['cpu'] for row in rounds):.2f} | {max(row['others'] for row in rounds):.2f} | "
             f"{statistics.median(row['faults'] for row in rounds):,.0f} | {rounds[-1]['memory'] / 2**20:,.0f} | "
             f"{workers[side].start_up:.1f} |"
@@ -186,6 +213,9 @@ def main():
         claim = f"training speed, {arguments.model} model, {arguments.mode}, {side}, busy neighbours: {arguments.busy}"
         peer = {} if side == arguments.sides[0] else {"peer": f"hlat, {arguments.sides[0]}", "peer_values": first}
         record.add(claim, "tokens/s", rates, note=f"{ratio:.2f} of the first side; steal {share:.1%}", **peer)
+        peer = {} if side == arguments.sides[0] else {"peer": f"hlat, {arguments.sides[0]}", "peer_values": first_cpu}
+        note = f"{cpu_ratio:.2f} of the first side"
+        record.add(f"{claim}, by processor time", "tokens per CPU s", cpu_rates, note=note, **peer)
     record.write()
 
 

@@ -13,7 +13,7 @@ from hlat.model import IGNORED
 from hlat.parallel import ParallelModel, build_parallel, decide_compilation
 from hlat.parallel.compile import _has_compiler, check_isolation
 from hlat.runtime import LaunchError
-from hlat.runtime.backend.cpu import CpuBackend
+from hlat.runtime.backend.cpu import LONG_RUN, CpuBackend
 from hlat.runtime.distributed import Runtime
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -106,7 +106,7 @@ def test_auto_compiles_long_runs_on_a_cpu_with_fast_bf16(monkeypatch: pytest.Mon
     monkeypatch.setattr("hlat.parallel.compile._has_compiler", lambda device: True)
     model = {"vocab_size": 4096, "layers": 4, "hidden_size": 512, "intermediate_size": 2048, "heads": 4}
     per_step = 6 * (4 * (4 * 512**2 + 3 * 512 * 2048) + 4096 * 512) * 8 * 16
-    needed = 1.5e14 * 2 * torch.get_num_threads() / per_step  # for two processes
+    needed = LONG_RUN * 2 * torch.get_num_threads() / per_step  # for two processes
     for precision, factor, compiled in (("mixed", 1.05, True), ("mixed", 0.9, False), ("fp32", 2.0, False)):
         steps = {"training": {"steps": int(needed * factor)}, "precision": {"mode": precision}}
         long_run = recipe("auto", 2, model=model, **steps)

@@ -13,7 +13,7 @@ from hlat.config.load import parse_recipe
 from hlat.hardware import Cluster, load_catalog, parse_cluster
 from hlat.planner.memory import rank_memory
 from hlat.planner.problem import recipe_step
-from hlat.rehearsal import Rehearsal, rehearse, verdict_lines
+from hlat.rehearsal import Rehearsal, parse_device, rehearse, verdict_lines
 from hlat.runtime import PlanError
 from tests.support.rehearsal.small_recipes import SMALL, recipe_of
 
@@ -38,10 +38,15 @@ def deep(**sections: dict[str, Any]) -> Recipe:
     return recipe_of(8, parallel={"zero": 1}, **{**DEEP, **sections})
 
 
+def on_device(recipe: Recipe, cluster: Cluster) -> Rehearsal:
+    """Rehearse rank 0 as on the cluster's chips."""
+    return rehearse(recipe, 8, [0], device=parse_device(None, cluster, load_catalog()), cluster=cluster)
+
+
 @cache
 def rehearsed(gib: float) -> Rehearsal:
     """The recipe on such a cluster."""
-    return rehearse(deep(), 8, [0], cluster=cluster_of(gib))
+    return on_device(deep(), cluster_of(gib))
 
 
 def test_a_rank_that_fits_fits_by_the_rule_of_the_plan() -> None:
@@ -67,7 +72,7 @@ def test_what_does_not_fit_names_the_rank_and_changes_that_help() -> None:
     section, _, rest = overrides[0].partition(".")
     name, _, value = rest.partition("=")
     content[section] = {**content.get(section, {}), name: int(value) if value.isdecimal() else value}
-    helped = rehearse(parse_recipe(content, world=8), 8, [0], cluster=cluster_of(gib)).verdict
+    helped = on_device(parse_recipe(content, world=8), cluster_of(gib)).verdict
     assert helped is not None and helped.fits
     lines = list(verdict_lines(found, 80))
     assert lines[0].startswith("memory: DOES NOT FIT. Rank 0,") and max(map(len, lines)) <= 80

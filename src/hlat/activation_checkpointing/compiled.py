@@ -19,6 +19,8 @@ import torch
 from torch._higher_order_ops.flex_attention import flex_attention
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from hlat.model import DOCUMENT_ATTENTION
+
 _aten = torch.ops.aten
 _PRODUCTS = {_aten.mm.default, _aten.addmm.default, _aten._scaled_mm.default}
 _ATTENTION = {
@@ -26,7 +28,7 @@ _ATTENTION = {
     _aten._scaled_dot_product_efficient_attention.default,
     _aten._scaled_dot_product_cudnn_attention.default,
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
-    torch.ops.hlat.attend_within_documents.default,
+    DOCUMENT_ATTENTION,
     flex_attention,
 }
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hlat.model.matmul import Linear, attend, attention_backend, computing_as_simulated
     from hlat.model.model_shard import ModelShard, kv_replication, shard_heads, vocabulary_rows
     from hlat.model.spec import Axis, GradientSum
+    from hlat.model.varlen_attention import DOCUMENT_ATTENTION
 
 __getattr__ = lazily(
     __name__,
@@ -62,10 +63,12 @@ __getattr__ = lazily(
             "Axis",
             "GradientSum",
         ),
+        "varlen_attention": ("DOCUMENT_ATTENTION",),
     },
 )
 
 __all__ = [
+    "DOCUMENT_ATTENTION",
     "IGNORED",
     "Axis",
     "CrossEntropy",

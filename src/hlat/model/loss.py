@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
+from hlat.model.kernels import has_kernels
 from hlat.model.matmul import linear, matmul
 from hlat.model.pointwise import accumulation_dtype
 
@@ -80,7 +81,7 @@ class CrossEntropy:
         """Compute log(sum(exp(logits))) - logit of the label for each token, 0 where the label is ``IGNORED``.
 
         Args:
-            logits_Nv: logits of the local vocabulary rows; overwritten if fp32 or wider.
+            logits_Nv: logits of the local vocabulary rows, contiguous; overwritten.
             labels_N: rows of the complete vocabulary, int64.
             gradient: True to compute the gradient too.
 
@@ -88,15 +89,12 @@ class CrossEntropy:
             The losses (N,) in nats, fp32 or wider; and the gradient (N, v) of their sum in the dtype of the logits,
             z-loss included, or None.
         """
-        wide_Nv = logits_Nv.to(accumulation_dtype(logits_Nv.dtype))
-        peak_N = self.reduce_max(wide_Nv.amax(-1))
-        wide_Nv.sub_(peak_N.unsqueeze(1))
         row_N = labels_N - self._first_row
-        here_N = (row_N >= 0) & (row_N < wide_Nv.shape[1])
-        row_N1 = row_N.masked_fill(~here_N, 0).unsqueeze(1)
-        label_N = wide_Nv.gather(1, row_N1).squeeze(1).masked_fill(~here_N, 0)
-        exp_Nv = wide_Nv.exp_()
-        total_N, label_N = self.reduce_sum(torch.stack((exp_Nv.sum(-1), label_N)))
+        here_N = (row_N >= 0) & (row_N < logits_Nv.shape[1])
+        fused = has_kernels(logits_Nv)
+        sums = self._fused_sums if fused else self._plain_sums
+        peak_N, total_N, label_N, exp_Nv = sums(logits_Nv, row_N, here_N)
+        total_N, label_N = self.reduce_sum(torch.stack((total_N, label_N)))
         counted_N = labels_N != IGNORED
         loss_N = (total_N.log() - label_N).masked_fill(~counted_N, 0)
         if not gradient:
@@ -104,9 +102,37 @@ class CrossEntropy:
         factor_N = counted_N / total_N
         if self.z_loss:  # d (log Z)^2 / d logit = 2 log Z exp(logit) / Z
             factor_N *= 1 + 2 * self.z_loss * (peak_N + total_N.log())
+        here_N &= counted_N
+        if fused:
+            torch.ops.hlat.cross_entropy_gradient_(logits_Nv, row_N.masked_fill(~here_N, -1), peak_N, factor_N)
+            return loss_N, logits_Nv
         grad_Nv = exp_Nv.mul_(factor_N.unsqueeze(1))
-        grad_Nv.scatter_add_(1, row_N1, -(here_N & counted_N).to(grad_Nv.dtype).unsqueeze(1))
+        grad_Nv.scatter_add_(1, row_N.masked_fill(~here_N, 0).unsqueeze(1), -here_N.to(grad_Nv.dtype).unsqueeze(1))
         return loss_N, grad_Nv.to(logits_Nv.dtype)
+
+    def _plain_sums(
+        self, logits_Nv: torch.Tensor, row_N: torch.Tensor, here_N: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Compute each token's largest logit of the complete vocabulary, and relative to it sums of the local logits.
+
+        Returns:
+            The largest logit, the sum of the exponentials, and the logit of the label or 0: (N,); exponentials (N, v).
+        """
+        wide_Nv = logits_Nv.to(accumulation_dtype(logits_Nv.dtype))
+        peak_N = self.reduce_max(wide_Nv.amax(-1))
+        wide_Nv.sub_(peak_N.unsqueeze(1))
+        label_N1 = wide_Nv.gather(1, row_N.masked_fill(~here_N, 0).unsqueeze(1))
+        exp_Nv = wide_Nv.exp_()
+        return peak_N, exp_Nv.sum(-1), label_N1.squeeze(1).masked_fill(~here_N, 0), exp_Nv
+
+    def _fused_sums(
+        self, logits_Nv: torch.Tensor, row_N: torch.Tensor, here_N: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Compute the same in one pass, without the exponentials: returns the logits in their place."""
+        local_peak_N, total_N, label_N = torch.ops.hlat.cross_entropy_sums(logits_Nv, row_N)
+        peak_N = self.reduce_max(local_peak_N.clone())
+        total_N *= (local_peak_N - peak_N).exp()
+        return peak_N, total_N, (label_N - peak_N).masked_fill(~here_N, 0), logits_Nv
 
 
 def head_loss(
@@ -207,13 +233,16 @@ class _HeadLoss(torch.autograd.Function):
             del logits_nv
             loss += losses_n.sum()
             if grad_hidden_ND is not None and grad_nv is not None:
-                grad_hidden_ND[begin : begin + rows] = matmul(grad_nv, matrix_vD)
+                matmul(grad_nv, matrix_vD, out=grad_hidden_ND[begin : begin + rows])
             if by_weight and grad_nv is not None:
                 term_vD = matmul(grad_nv.T, hidden_nD)
+                del grad_nv
                 # Accumulated in fp32, as a single product over all tokens would be.
-                grad_weight_vD = term_vD.to(loss.dtype) if grad_weight_vD is None else grad_weight_vD.add_(term_vD)
+                if grad_weight_vD is None:
+                    grad_weight_vD = term_vD if len(hidden_ND) <= rows else term_vD.to(loss.dtype)
+                else:
+                    grad_weight_vD.add_(term_vD)
                 del term_vD
-            del grad_nv  # the next chunk's gradient needs as much memory
         ctx.save_for_backward(grad_hidden_ND, None if grad_weight_vD is None else grad_weight_vD.to(weight_vD.dtype))
         return loss
 

@@ -49,9 +49,15 @@ def needs_widening(x: torch.Tensor) -> bool:
     return _EMULATE_BF16 != "" and x.dtype == torch.bfloat16 and x.device.type in _EMULATE_BF16.split()
 
 
-def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Compute ``a @ b`` in their common dtype. For use inside autograd functions: not meant to be differentiated."""
-    return (a.float() @ b.float()).to(a.dtype) if needs_widening(a) else a @ b
+def matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Compute ``a @ b`` in their common dtype, in new memory or in ``out``.
+
+    For use inside autograd functions: not meant to be differentiated.
+    """
+    if not needs_widening(a):
+        return torch.matmul(a, b, out=out)
+    wide = a.float() @ b.float()
+    return wide.to(a.dtype) if out is None else out.copy_(wide)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

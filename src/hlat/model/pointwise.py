@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
+from hlat.model.kernels import has_kernels
+
 Mean = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -50,15 +52,22 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        x_wide = x.to(accumulation_dtype(x.dtype))
-        scale = x_wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+        out: torch.Tensor
+        if has_kernels(x):
+            out, scale = torch.ops.hlat.rms_norm(x, weight, eps)
+        else:
+            x_wide = x.to(accumulation_dtype(x.dtype))
+            scale = x_wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+            out = (x_wide * scale).mul_(weight).to(x.dtype)
         ctx.save_for_backward(x, weight, scale)
-        return (x_wide * scale).mul_(weight).to(x.dtype)
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         saved = ctx.saved_tensors  # once: each access recomputes what activation checkpointing dropped
+        if has_kernels(saved[0]):
+            return *torch.ops.hlat.rms_norm_backward(grads[0], *saved), None
         return *_norm_gradients(saved, grads[0], lambda sums: sums.div_(saved[0].shape[-1])), None
 
 
@@ -151,6 +160,9 @@ class _Rotate(torch.autograd.Function):
 
 
 def _rotated(x: torch.Tensor, cos_F: torch.Tensor, sin_F: torch.Tensor, direction: int) -> torch.Tensor:
+    if has_kernels(x) and _is_by_position(x, cos_F):
+        fused: torch.Tensor = torch.ops.hlat.rotate(x, cos_F, sin_F, direction)
+        return fused
     dtype = accumulation_dtype(x.dtype)
     halves = x.to(dtype).unflatten(-1, (2, -1))
     cos, sin = cos_F.to(dtype), sin_F.to(dtype)
@@ -159,6 +171,12 @@ def _rotated(x: torch.Tensor, cos_F: torch.Tensor, sin_F: torch.Tensor, directio
     out[..., 1, :].addcmul_(halves[..., 0, :], sin, value=direction)
     rotated: torch.Tensor = out.flatten(-2).to(x.dtype)
     return rotated
+
+
+def _is_by_position(x: torch.Tensor, table: torch.Tensor) -> bool:
+    """Return True for a tensor (B, S, G, R, E) and a table of angles (B or 1, S, 1, 1, F)."""
+    shape = (1,) * (5 - table.dim()) + table.shape
+    return x.dim() == 5 and shape[0] in (1, x.shape[0]) and shape[1:4] == (x.shape[1], 1, 1)
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -178,10 +196,18 @@ def swiglu_fused(gate_up: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def _swiglu_forward(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = torch.ops.hlat.swiglu(gate, up) if has_kernels(gate) else F.silu(gate).mul_(up)
+    return out
+
+
 def _swiglu_backward(
     grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, grad_gate: torch.Tensor, grad_up: torch.Tensor
 ) -> None:
     """Write the gradients of gate and up into the given tensors, which may be slices of one."""
+    if has_kernels(gate):
+        torch.ops.hlat.swiglu_backward(grad, gate, up, grad_gate, grad_up)
+        return
     torch.mul(F.silu(gate), grad, out=grad_up)
     torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=grad_gate)
 
@@ -190,13 +216,13 @@ class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(gate, up)
-        return F.silu(gate).mul_(up)
+        return _swiglu_forward(gate, up)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         gate, up = ctx.saved_tensors
-        grad_gate, grad_up = torch.empty_like(gate), torch.empty_like(up)
+        grad_gate, grad_up = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (gate, up))
         _swiglu_backward(grads[0], gate, up, grad_gate, grad_up)
         return grad_gate, grad_up
 
@@ -205,8 +231,7 @@ class _FusedSwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate_up: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(gate_up)
-        gate, up = gate_up.unbind(-2)
-        return F.silu(gate).mul_(up)
+        return _swiglu_forward(*gate_up.unbind(-2))
 
     @staticmethod
     @once_differentiable

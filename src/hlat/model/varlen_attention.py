@@ -238,3 +238,7 @@ def attend_within_documents(
     """
     out: torch.Tensor = torch.ops.hlat.attend_within_documents(q_BHsE, k_BGTE, v_BGTE, first_Bs, spans, window or 0)[0]
     return out
+
+
+DOCUMENT_ATTENTION = torch.ops.hlat.attend_within_documents.default
+"""The operator of attention within documents, as it appears in compiled graphs."""

@@ -5,8 +5,7 @@
 Why not ``torch.compile`` of the reference, which gives the same bits? Its C++ takes 20 s and more to compile instead of
 half a second, writes to memory whenever it reinterprets a float as an integer, and runs at 0.4 times the speed
 (``benchmarks/optimizer_step.py --compile``). By default it also removes a rounding to bf16 and back, on which
-bf16-kahan depends. The library is built in a private temporary folder, loaded, and the folder is removed: no file left
-on a disk is ever executed.
+bf16-kahan depends.
 
 The lines of every parameter are divided over as many threads as torch uses; ctypes releases the GIL.
 """
@@ -15,9 +14,6 @@ import ctypes
 import functools
 import logging
 import os
-import shutil
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,13 +22,11 @@ from pathlib import Path
 import torch
 
 from hlat.optim.adamw_reference import Kernel, Operands
+from hlat.runtime.process import CompilationFailed, compile_c_library
 
 _LOG = logging.getLogger(__name__)
 _SOURCE = Path(__file__).with_name("native.c")
-_COMPILERS = ("cc", "gcc", "clang", "c++", "g++", "clang++")
-# Fast, but every operation follows IEEE 754: no contraction. -ffast-math would also flush subnormals.
-_FLAGS = ("-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-shared", "-fPIC")
-_TUNING = (("-march=native",), ("-mcpu=native",), ())  # the first that the compiler supports
+_FLAGS = ("-ffp-contract=off", "-fopenmp-simd")  # a contracted product would not be rounded as the reference does
 _FUNCTIONS = {
     "bf16-sr": "stochastic",
     "bf16": "nearest",
@@ -45,10 +39,6 @@ _SINGLE_THREAD = 1 << 16  # elements; for fewer, a second thread costs more than
 
 Arguments = tuple[int, ...]
 """Arguments of a library function for a parameter, after the range of lines."""
-
-
-class CompilationFailed(Exception):
-    """No C compiler was found, or it failed; the message has the reason."""
 
 
 @functools.cache
@@ -65,21 +55,7 @@ def native_kernel() -> Kernel | None:
 
 
 def _compile() -> ctypes.CDLL:
-    compiler = os.environ.get("CC") or next(filter(shutil.which, _COMPILERS), None)
-    if compiler is None:
-        raise CompilationFailed(f"no C compiler: found none of {', '.join(_COMPILERS)}")
-    with tempfile.TemporaryDirectory(prefix="hlat-") as folder:
-        output = Path(folder) / "native.so"
-        for tuning in _TUNING:
-            command = [*compiler.split(), "-x", "c", *_FLAGS, *tuning, str(_SOURCE), "-o", str(output), "-lm"]
-            result = subprocess.run(command, capture_output=True, text=True, check=False)
-            if result.returncode == 0:
-                return _load(output)
-    raise CompilationFailed(f"{compiler} failed: {result.stderr.strip()[-500:]}")
-
-
-def _load(path: Path) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(path))
+    library = compile_c_library(_SOURCE, _FLAGS)
     for kind in _FUNCTIONS.values():
         for gradient in _GRADIENTS.values():
             function = getattr(library, f"{kind}_{gradient}")

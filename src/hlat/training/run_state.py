@@ -30,6 +30,7 @@ from hlat.data.prepared import PreparedData, check_tokenizer, check_vocabulary, 
 from hlat.data.samples import Batch, TrainingData
 from hlat.hardware import PeakFlops, peak_flops
 from hlat.model.derived import flops_per_token
+from hlat.model.kernels import describe_kernels
 from hlat.optim import Optimizer, build_optimizer
 from hlat.parallel import ParallelModel, build_parallel
 from hlat.precision import MODES
@@ -78,6 +79,8 @@ class RunState:
     components: ComponentList  # those that the recipe asks for; their state is part of every checkpoint
     component_changes: StateChanges  # components without state in the loaded checkpoint, and state without a component
     precision_note: str | None  # explains the choice of precision.mode=auto, or warns of a mode that is slow here
+    kernels: str = "torch"  # what computes norms, RoPE, SwiGLU and loss
+    saved_kernels: str | None = None  # what did when the loaded checkpoint was saved
     unwritten_metrics: dict[str, Any] | None = (
         None  # of the step just done, for its line of metrics, until that is written
     )
@@ -121,7 +124,7 @@ class RunState:
             "recipe": self.recipe.model_dump(mode="json"),
             "data_fingerprint": self.prepared.fingerprint,
             "metrics": to_json_value(self.unwritten_metrics),
-            "versions": software_versions(),
+            "versions": software_versions() | {"kernels": self.kernels},
         }
         files = tokenizer_files(self.prepared.tokenizer_dir) if self.runtime.ranks.is_first else {}
         extra = self.components.state()
@@ -221,6 +224,8 @@ def build_run_state(
         HlatError: any subclass; the message says what is wrong and what would work.
     """
     check_consistent(runtime.ranks, {"recipe": _dotted_fields(recipe.model_dump(mode="json")), "code": code_identity()})
+    kernels = describe_kernels(runtime.device)
+    check_consistent(runtime.ranks, {"kernels": {"norms, RoPE, SwiGLU and loss": kernels}})
     seed_generators(recipe.training.seed)
     prepared = _prepare_data(recipe, runtime, data_progress)
     seed = recipe.training.seed
@@ -272,6 +277,9 @@ def build_run_state(
         components=components,
         component_changes=changes,
         precision_note=precision_note,
+        kernels=kernels,
+        # earlier versions had no other kernels
+        saved_kernels=newest.meta.get("versions", {}).get("kernels", "torch") if newest is not None else None,
         unwritten_metrics=_saved_metrics(newest.meta) if newest is not None else None,
     )
 

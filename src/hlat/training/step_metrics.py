@@ -35,6 +35,7 @@ def announce(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
     by_document = recipe.data.isolate or recipe.model.window(recipe.data.sequence_length) is not None
     tracker.message(
         f"attention: {attention_backend(*heads, compute, state.runtime.device, by_document)}; "
+        f"norms, RoPE, SwiGLU and loss: {state.kernels}; "
         f"blocks: {decide_compilation(recipe, state.runtime.device, state.runtime.world)}"
     )
     if state.precision_note is not None:
@@ -68,6 +69,12 @@ def announce(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
         tracker.message(f"at step {state.step} already, past the {recipe.total_steps} steps of the recipe")
     elif state.step:
         tracker.message(f"resumed at step {state.step} of {recipe.total_steps}")
+    if state.saved_kernels not in (None, state.kernels):
+        tracker.message(
+            f"norms, RoPE, SwiGLU and loss are computed by {state.kernels}, before the checkpoint by "
+            f"{state.saved_kernels}: they round differently, so the run will not be bitwise the one that was not "
+            "interrupted"
+        )
     for change in state.recipe_changes:
         tracker.message(f"changed since the checkpoint: {change.path}: {change.old!r} -> {change.new!r}")
     report_component_changes(state, tracker)
@@ -78,6 +85,7 @@ def announce(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
         parameters=parameters,
         processes=state.runtime.world,
         device=backend_of(state.runtime.device).describe(state.runtime.device),
+        kernels=state.kernels,
         changes=recipe_changes,
         recipe=recipe.model_dump(mode="json"),  # reports need it before there is a checkpoint
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from hlat.model import ModelShard
-from hlat.parallel.stages.memory import transient_bytes
+from hlat.parallel.stages.memory import ACCELERATOR, EagerKernels, transient_bytes
 from hlat.parallel.stages.state_bytes import StateBytes, state_bytes_of_shards
 from hlat.parallel.stages.step_shape import StepShape
 from hlat.precision import MODES
@@ -40,7 +40,7 @@ def peak_rank_bytes(
     pipeline_rank: int,
     sizes: tuple[float, ...],
     state: tuple[float, float, float],
-    on_cpu: bool = False,
+    kernels: EagerKernels = ACCELERATOR,
 ) -> RankBytes:
     """Compute the bytes of a rank at the instant of a step at which it needs most.
 
@@ -50,10 +50,10 @@ def peak_rank_bytes(
         sizes: layers of each stage of the rank.
         state: bytes of parameters with their gathered copies, of accumulated gradients, and of the optimizer and
             training components.
-        on_cpu: see ``transient_bytes``.
+        kernels: eager kernels of the device.
     """
     parameters, gradients, optimizer = state
-    found = transient_bytes(step, pipeline_rank, sizes, has_embedding_and_head(step, pipeline_rank), gradients, on_cpu)
+    found = transient_bytes(step, pipeline_rank, sizes, has_embedding_and_head(step, pipeline_rank), gradients, kernels)
     peak = max(found, key=lambda instant: sum(instant.values()))
     transient = {name: size for name, size in peak.items() if name != "parameters"}
     return RankBytes(parameters + peak.get("parameters", 0.0), optimizer, transient)

@@ -9,10 +9,15 @@ result with rehearsals and real runs.
 
 from dataclasses import dataclass, fields
 
+import torch
+
 from hlat.hardware import Chip
 from hlat.model.derived import block_share, hidden_share
+from hlat.model.kernels import are_used_on
 from hlat.optim import optimizer_spec
 from hlat.parallel.stages import (
+    ACCELERATOR,
+    EagerKernels,
     RankBytes,
     has_embedding_and_head,
     peak_rank_bytes,
@@ -86,7 +91,7 @@ def rank_memory(request: PlanRequest, candidate: Candidate, pipeline_rank: int) 
     stages = rank_model_shards(step, rank)
     sizes = tuple(len(stage.layer_range(request.model)) for stage in stages)
     state = state_sizes(step, state_bytes_in_mode(step, rank, stages))
-    return _on_device(request, peak_rank_bytes(step, pipeline_rank, sizes, state, _on_cpu(request)))
+    return _on_device(request, peak_rank_bytes(step, pipeline_rank, sizes, state, _kernels(request)))
 
 
 def estimate_rank_memory(request: PlanRequest, candidate: Candidate, pipeline_rank: int) -> RankMemory:
@@ -112,7 +117,7 @@ def estimate_rank_memory(request: PlanRequest, candidate: Candidate, pipeline_ra
         + stored_elements * step.component_bytes,
     )
     sizes = (layers / candidate.virtual,) * candidate.virtual
-    return _on_device(request, peak_rank_bytes(step, pipeline_rank, sizes, state, _on_cpu(request)))
+    return _on_device(request, peak_rank_bytes(step, pipeline_rank, sizes, state, _kernels(request)))
 
 
 def _state_bytes(request: PlanRequest, candidate: Candidate, layers: float, ends: float) -> float:
@@ -138,8 +143,11 @@ def ranks_of_interest(request: PlanRequest, candidate: Candidate) -> list[int]:
     return representative_ranks(step, needs)
 
 
-def _on_cpu(request: PlanRequest) -> bool:
-    return request.cluster.chip.family == "measured"
+def _kernels(request: PlanRequest) -> EagerKernels:
+    """Eager kernels of the cluster's devices. Measured ones are CPUs, which are taken to have those of this machine."""
+    if request.cluster.chip.family != "measured":
+        return ACCELERATOR
+    return EagerKernels(fused=are_used_on(torch.device("cpu")), masks=True, rounds=True)
 
 
 def _on_device(request: PlanRequest, counted: RankBytes) -> RankMemory:

@@ -291,6 +291,11 @@ class Backend:
         return "math"
 
     @property
+    def fused_pointwise(self) -> bool:
+        """True if norms, RoPE, SwiGLU and the loss have fused kernels (``hlat.model.kernels``)."""
+        return False
+
+    @property
     def document_kernel(self) -> DocumentKernel | None:
         """Kernel of attention within documents; None if there is none with a backward pass."""
         return FLEX if self.device_type in _FLEX_HAS_BACKWARD else None

@@ -1,5 +1,6 @@
-"""This process: its phase, clock, exit codes, log and output; and the status of other processes of the machine."""
+"""This process: phase, clock, exit codes, log, output, compiled C; and the status of other processes of the machine."""
 
+from hlat.runtime.process.c_library import CompilationFailed, compile_c_library, find_c_compiler
 from hlat.runtime.process.clock import machine_clock
 from hlat.runtime.process.exit_codes import (
     DEADLINE_ENV,
@@ -22,8 +23,11 @@ __all__ = [
     "REQUEUE_CODE",
     "STOP_EXIT_CODES",
     "STOP_SIGNALS",
+    "CompilationFailed",
+    "compile_c_library",
     "current_phase",
     "enter_phase",
+    "find_c_compiler",
     "is_running",
     "is_stopped",
     "json_line",

@@ -10,9 +10,10 @@ from hlat.activation_checkpointing.plan import POLICIES
 from hlat.activation_checkpointing.recomputation import LastRecomputed, RecomputingForward
 from hlat.config.sections import ModelConfig, ParallelConfig
 from hlat.model import CrossEntropy, head_loss
+from hlat.model.kernels import are_used_on
 from hlat.model.layers import DecoderBlock
 from hlat.model.rope import Rope
-from hlat.parallel.stages import StepShape
+from hlat.parallel.stages import EagerKernels, StepShape
 from hlat.parallel.stages.memory.model_ends import EndTensors, loss_peak
 from hlat.parallel.stages.memory.saved_activations import block_bytes, saved_bytes
 from hlat.precision import MODES
@@ -47,8 +48,9 @@ def test_bytes_of_a_blocks_passes_are_those_of_real_tensors(mode: str, policy: s
     dtypes = MODES[mode]
     step = StepShape(model, ParallelConfig(), 1, LENGTH, ROWS, ROWS, mode, policy)
     cast = dtypes.weights.itemsize if dtypes.weights != dtypes.compute else 0
-    counted = block_bytes(step, False, cast, kept=dtypes.gradients.itemsize)
-    saved = saved_bytes(step, (False, False), False).per_layer
+    kernels = EagerKernels(fused=are_used_on(torch.device("cpu")))
+    counted = block_bytes(step, kernels, cast, kept=dtypes.gradients.itemsize)
+    saved = saved_bytes(step, (False, False), kernels).per_layer
 
     block = DecoderBlock(model).to(dtypes.weights)
     torch.manual_seed(0)
@@ -92,6 +94,7 @@ def test_bytes_of_head_and_loss_are_those_of_real_tensors(
     with OperationObserver(tracker.observe):
         hidden = torch.randn(tokens, width, dtype=compute).requires_grad_()
         head_loss(hidden, weight, labels, CrossEntropy())
-    ends = EndTensors(MODEL, 1, tokens, item, weights.itemsize, gathers=False, reorders=False, rounds=True)
+    fused = are_used_on(weight.device)
+    ends = EndTensors(MODEL, 1, tokens, item, weights.itemsize, gathers=False, reorders=False, rounds=True, fused=fused)
     small = 16 * 8 * 256  # numbers per token of a chunk: labels, rows, sums, losses
     assert abs(tracker.peak - before - loss_peak(ends)) < small

@@ -50,6 +50,7 @@ class BlockTensors:
         reorders: True if gathered sequences are copied into another order: of several rows.
         cast: bytes per element of gradients by weights that are cast to another dtype; 0 if they are not.
         kept: bytes per element of gradients by weights after that, until the end of the block.
+        fused: True if norms, rotations and SwiGLU need no temporary tensors.
     """
 
     saved: Mapping[str, float]
@@ -67,6 +68,7 @@ class BlockTensors:
     reorders: bool
     cast: float
     kept: float
+    fused: bool = False
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,13 @@ class _Tape:
             else:
                 self._unpack(tensor)
 
+    def free_copy(self, name: str, index: int, count: int) -> None:
+        """Free the cast copy of the weight ``index`` of ``count``; if they are recomputed, all with the last."""
+        if name in self._saved:
+            self.now -= 0.0 if self.split else self._saved[name] / count
+        elif index == count - 1:
+            self._unpack(name)
+
     def _unpack(self, name: str) -> None:
         for step, names in list(self._waiting.items()):
             names.discard(name)
@@ -205,7 +214,7 @@ def _feed_forward(tape: _Tape, block: BlockTensors) -> None:
     _product(tape, block, "down", block.inner, "inner", _gathered(block))
     tape.need("gate_up")
     tape.add(2 * block.inner)
-    tape.briefly(block.inner)  # silu(gate), then grad * up
+    tape.briefly(0.0 if block.fused else block.inner)  # silu(gate), then grad * up
     tape.free(block.inner, "gate_up")
     tape.need("feed_forward_input")
     _product(tape, block, "gate_up", block.inside, "feed_forward_input", 2 * block.inner, block.products[1])
@@ -226,7 +235,8 @@ def _attention(tape: _Tape, block: BlockTensors) -> None:
     tape.free(block.queries, "q", "k", "v", "attention_output", "attention_log_sum")
     tape.free(*CONTEXT_TENSORS)
     wide = block.queries * _FP32 / block.item
-    tape.briefly(*((wide, wide, block.queries) if block.item < _FP32 else (wide,)))  # rotation of the queries, in fp32
+    # Rotation of the queries, in fp32.
+    tape.briefly(*((wide, wide, block.queries) if block.item < _FP32 and not block.fused else (block.queries,)))
     if block.products[0] == 1:  # the gradient by the fused projection is assembled
         tape.briefly(block.queries + 2 * block.keys)
     tape.free("qk_norm_input", "qk_norm_scale", "qk_norm_weight_copy")
@@ -268,8 +278,9 @@ def _product(
         size = block.weights[name] / count
         tape.add(size * block.item)
         tape.add(by_input)
+        tape.free_copy(f"{name}_weight_copy", index, count)
         if index == count - 1:
-            tape.free(f"{name}_weight_copy", saved)
+            tape.free(saved)
         if index > 0:
             tape.free(by_input)  # added to that of the products before
         if not tape.split:
@@ -306,5 +317,7 @@ def _norm(tape: _Tape, block: BlockTensors, source: str, scale: str, weight: str
 
 def _norm_tensors(block: BlockTensors) -> tuple[float, ...]:
     """Bytes of the tensors of a norm's backward pass, in fp32: grad, normal, product, grad_x; and grad_x rounded."""
+    if block.fused:
+        return (block.stream,)
     wide = block.stream * _FP32 / block.item
     return (wide,) * 4 + (block.stream,) if block.item < _FP32 else (wide,) * 3

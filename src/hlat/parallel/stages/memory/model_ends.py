@@ -27,6 +27,7 @@ class EndTensors:
         gathers: True with sequence parallelism.
         reorders: True if gathered sequences are copied into another order: of several rows.
         rounds: True if the embedding's gradient is accumulated in fp32 where its weights are bf16.
+        fused: True if norms need no temporary tensors, and the gradient by logits overwrites them.
     """
 
     model: ModelConfig
@@ -37,6 +38,7 @@ class EndTensors:
     gathers: bool
     reorders: bool
     rounds: bool
+    fused: bool = False
 
     @property
     def inside(self) -> float:
@@ -62,15 +64,17 @@ def loss_peak(ends: EndTensors) -> float:
     if item != ends.stored:
         whole += ends.matrix * item  # the head, cast
     logits = chunk * rows * item
-    wide = chunk * rows * _FP32 if item < _FP32 else 0.0  # fp32 logits are overwritten
-    gradient = logits if item < _FP32 else 0.0
-    accumulated = ends.matrix * _FP32 if ends.tokens > chunk else 0.0
+    # Logits in fp32, and their gradient; fp32 logits are overwritten.
+    others = chunk * rows * (_FP32 + item) if item < _FP32 and not ends.fused else 0.0
     term = ends.matrix * item
-    in_chunk = max(logits + wide + gradient, logits + term + (0.0 if item == _FP32 else ends.matrix * _FP32))
-    if accumulated:  # the second chunk adds to the first chunk's gradient by the head
-        in_chunk = max(accumulated + logits + wide + gradient, accumulated + logits + term)
-    rounded = ends.matrix * (_FP32 + ends.stored) if ends.stored < _FP32 else 0.0
-    return whole + max(in_chunk, rounded)
+    if ends.tokens <= chunk:
+        return whole + max(
+            logits + others, logits + term, term + (ends.matrix * ends.stored if item != ends.stored else 0)
+        )
+    # The second chunk adds to the first chunk's gradient by the head, which is rounded at the end.
+    accumulated = ends.matrix * _FP32
+    rounded = accumulated + ends.matrix * ends.stored if ends.stored < _FP32 else 0.0
+    return whole + max(accumulated + logits + others, accumulated + logits + term, rounded)
 
 
 def loss_backward_bytes(ends: EndTensors) -> float:
@@ -80,6 +84,8 @@ def loss_backward_bytes(ends: EndTensors) -> float:
 
 def final_norm_peak(ends: EndTensors) -> float:
     """Compute the most bytes of the final norm's backward pass: gradients by its output and input, fp32 tensors."""
+    if ends.fused:
+        return 2 * ends.stream
     wide = ends.stream * _FP32 / ends.item
     return ends.stream + (4 * wide + ends.stream if ends.item < _FP32 else 3 * wide)
 

@@ -24,6 +24,7 @@ from hlat.parallel.stages.memory.block_backward import (
     input_peak,
     weight_peak,
 )
+from hlat.parallel.stages.memory.eager_kernels import EagerKernels
 from hlat.parallel.stages.step_shape import StepShape
 from hlat.precision import MODES
 
@@ -64,33 +65,33 @@ class BlockBytes:
     by_weights: Peak
 
 
-def saved_bytes(step: StepShape, ends: tuple[bool, bool], on_cpu: bool) -> SavedBytes:
+def saved_bytes(step: StepShape, ends: tuple[bool, bool], kernels: EagerKernels) -> SavedBytes:
     """Count the bytes that a micro-batch saves on a rank.
 
     Args:
         step: model, layout and batch of a training step.
         ends: (True if the rank has the embedding, True if it has the head).
-        on_cpu: True if context-parallel attention builds masks.
+        kernels: eager kernels of the device.
     """
-    return _saved_bytes(*_arguments(step, ends, on_cpu))
+    return _saved_bytes(*_arguments(step, ends, kernels))
 
 
-def block_bytes(step: StepShape, on_cpu: bool, cast: float, kept: float) -> BlockBytes:
+def block_bytes(step: StepShape, kernels: EagerKernels, cast: float, kept: float) -> BlockBytes:
     """Compute the most bytes that passes of a block have beyond what its forward pass saves.
 
     Args:
         step: model, layout and batch of a training step.
-        on_cpu: True if context-parallel attention builds masks.
+        kernels: eager kernels of the device.
         cast: bytes per element of gradients by weights that are cast to another dtype; 0 if they are not.
         kept: bytes per element of gradients by weights after that, until the end of the block.
     """
-    return _block_bytes(*_arguments(step, (False, False), on_cpu), cast, kept)
+    return _block_bytes(*_arguments(step, (False, False), kernels), cast, kept, kernels.fused)
 
 
 _Arguments = tuple["_ById", int, str, int, ModelShard, tuple[bool, int, bool, bool, bool], frozenset[str]]
 
 
-def _arguments(step: StepShape, ends: tuple[bool, bool], on_cpu: bool) -> _Arguments:
+def _arguments(step: StepShape, ends: tuple[bool, bool], kernels: EagerKernels) -> _Arguments:
     layout = step.layout
     return (
         _ById(step.model),
@@ -98,7 +99,7 @@ def _arguments(step: StepShape, ends: tuple[bool, bool], on_cpu: bool) -> _Argum
         step.mode,
         step.micro_batch,
         ModelShard(0, layout.tensor, range(1), embedding=ends[0], head=ends[1]),
-        (layout.sequence_parallel, layout.context, not step.sharded, on_cpu, step.isolated),
+        (layout.sequence_parallel, layout.context, not step.sharded, kernels.masks, step.isolated),
         # With a budget the caller limits these bytes; here nothing is recomputed.
         recomputed_steps(step.policy, step.parallel) if step.budget is None else frozenset(),
     )
@@ -145,6 +146,7 @@ def _block_bytes(
     recomputed: frozenset[str],
     cast: float,
     kept: float,
+    fused: bool,
 ) -> BlockBytes:
     config, workload, tensor = model.model, RankWorkload(shard, *shared), shard.tensor_count
 
@@ -158,7 +160,6 @@ def _block_bytes(
     inside, keys = size * config.hidden_size, size * axis_share(config, Axis.KEYS, tensor)
     if context > 1:  # recomputed keys and values are those of this rank, before they are gathered
         everything |= {"k": round(keys), "v": round(keys)}
-    fused = config.coalesce
     tensors = BlockTensors(
         saved=saved,
         recomputed={
@@ -171,12 +172,13 @@ def _block_bytes(
         inner=size * axis_share(config, Axis.INNER, tensor),
         item=item,
         weights=_weights(config, lambda spec: element_share(config, spec, tensor)),
-        products=(1, 1) if fused else (3, 2),
+        products=(1, 1) if config.coalesce else (3, 2),
         gathers=gathers,
         reduces=tensor > 1 and not gathers,
         reorders=micro_batch > 1,
         cast=cast,
         kept=kept,
+        fused=fused,
     )
     return BlockBytes(forward_bytes(tensors), backward_peak(tensors), input_peak(tensors), weight_peak(tensors))
 

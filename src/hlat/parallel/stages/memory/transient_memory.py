@@ -14,6 +14,7 @@ from functools import lru_cache
 from hlat.config.sections import ParallelConfig, Schedule
 from hlat.parallel.mesh import BUCKET_BYTES, Layout
 from hlat.parallel.stages.memory.block_backward import Peak
+from hlat.parallel.stages.memory.eager_kernels import ACCELERATOR, EagerKernels
 from hlat.parallel.stages.memory.in_flight import Instant, peak_instants
 from hlat.parallel.stages.memory.optimizer_memory import optimizer_instant
 from hlat.parallel.stages.memory.transient_sizes import TransientSizes, transient_sizes
@@ -29,7 +30,7 @@ def transient_bytes(
     sizes: tuple[float, ...],
     ends: tuple[bool, bool],
     gradients: float,
-    on_cpu: bool = False,
+    kernels: EagerKernels = ACCELERATOR,
 ) -> list[Bytes]:
     """Compute transient bytes by name, for each instant at which memory can peak.
 
@@ -39,10 +40,10 @@ def transient_bytes(
         sizes: layers of each stage of the rank.
         ends: (True if it has the embedding, True if it has the head).
         gradients: bytes of accumulated gradients.
-        on_cpu: True if context-parallel attention builds masks.
+        kernels: eager kernels of the device.
     """
     received, instants = _messages(step, pipeline_rank, sizes)
-    rank = transient_sizes(step, sum(sizes), ends, gradients, received, on_cpu)
+    rank = transient_sizes(step, sum(sizes), ends, gradients, received, kernels)
     if step.budget is not None:
         alive = max((now.alive for now in instants if now.alive), default=1)
         rank = replace(rank, per_pass=min(rank.per_pass, step.budget / alive))

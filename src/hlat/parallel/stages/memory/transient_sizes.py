@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hlat.model import GradientSum
 from hlat.model.architectures import model_spec
 from hlat.model.derived import axis_share, block_share, element_share
+from hlat.parallel.stages.memory.eager_kernels import EagerKernels
 from hlat.parallel.stages.memory.model_ends import (
     EndTensors,
     embedding_peak,
@@ -85,7 +86,7 @@ class TransientSizes:
 
 
 def transient_sizes(
-    step: StepShape, layers: float, ends: tuple[bool, bool], gradients: float, received: int, on_cpu: bool
+    step: StepShape, layers: float, ends: tuple[bool, bool], gradients: float, received: int, kernels: EagerKernels
 ) -> TransientSizes:
     """Count the transient tensors of a rank.
 
@@ -95,15 +96,23 @@ def transient_sizes(
         ends: (True if it has the embedding, True if it has the head).
         gradients: bytes of accumulated gradients.
         received: number of messages with a receive buffer.
-        on_cpu: True if context-parallel attention builds masks.
+        kernels: eager kernels of the device.
     """
     model, mode, layout = step.model, MODES[step.mode], step.layout
-    saved = saved_bytes(step, ends, on_cpu)
+    saved = saved_bytes(step, ends, kernels)
     tokens = step.micro_batch * step.sequence / layout.context
     item, stored = mode.compute.itemsize, (mode.compute if step.sharded else mode.weights).itemsize
     gathers = layout.sequence_parallel and layout.tensor > 1
     at_ends = EndTensors(
-        model, layout.tensor, tokens, item, stored, gathers, reorders=step.micro_batch > 1, rounds=on_cpu
+        model,
+        layout.tensor,
+        tokens,
+        item,
+        stored,
+        gathers,
+        reorders=step.micro_batch > 1,
+        rounds=kernels.rounds,
+        fused=kernels.fused,
     )
     block, split = block_share(model, layout.tensor), _split_backward_bytes(step, tokens * item)
     message = tokens * item * model.hidden_size / (layout.tensor if layout.sequence_parallel else 1)
@@ -120,7 +129,7 @@ def transient_sizes(
         at_entry=saved.at_entry,
         final_norm=saved.final_norm,
         by_loss=saved.by_loss,
-        block=block_bytes(step, on_cpu, cast, kept),
+        block=block_bytes(step, kernels, cast, kept),
         embedding=embedding_peak(at_ends) if ends[0] else None,
         loss=loss_peak(at_ends) if ends[1] else None,
         loss_backward=loss_backward_bytes(at_ends),

@@ -1,0 +1,31 @@
+"""Pointwise operations and the loss in one pass over memory each, compiled from C for the processor.
+
+are the kernels usable for this tensor? --yes--> operators ``torch.ops.hlat`` (operations.py) --> pointwise.c
+--no---> the formulas in torch of pointwise.py and loss.py
+"""
+
+import torch
+
+from hlat.model.kernels import operations as operations  # registers the operators
+from hlat.model.kernels.library import DTYPES, is_available
+from hlat.runtime.backend import backend_of
+
+__all__ = ["are_used_on", "describe_kernels", "has_kernels"]
+
+
+def has_kernels(x: torch.Tensor) -> bool:
+    """Return True if the operators compute with tensors of this device and dtype.
+
+    Not for code that ``torch.compile`` traces: a compiler fuses the plain formulas itself.
+    """
+    return x.dtype in DTYPES and are_used_on(x.device)
+
+
+def are_used_on(device: torch.device) -> bool:
+    """Return True if eager models compute with the operators on a device, in the dtypes that these have."""
+    return backend_of(device).fused_pointwise and is_available()
+
+
+def describe_kernels(device: torch.device) -> str:
+    """Name what computes norms, RoPE, SwiGLU and loss of eager models on a device, for messages and checkpoints."""
+    return "fused C kernels" if are_used_on(device) else "torch"

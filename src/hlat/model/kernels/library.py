@@ -1,0 +1,162 @@
+"""The compiled library of ``pointwise.c``: its functions, their arguments, and the threads that run them.
+
+    pointwise.c --the C compiler, a second--> shared library --ctypes, blocks of rows--> threads of torch's OpenMP
+
+The threads are those that torch's own kernels run on: a second pool would compete with them for the cores. They take
+blocks of rows; what a block computes does not depend on who computes it.
+"""
+
+import ctypes
+import functools
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hlat.runtime.distributed import in_fake_world
+from hlat.runtime.process import CompilationFailed, compile_c_library, find_c_compiler
+
+_LOG = logging.getLogger(__name__)
+_SOURCE = Path(__file__).with_name("pointwise.c")
+# Products and sums may be contracted, which is exacter. Vectors are passed between inlined functions only.
+_FLAGS = ("-ffp-contract=fast", "-Wno-psabi")
+_SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
+_FUNCTIONS = (
+    "norm",
+    "norm_backward",
+    "norm_weight",
+    "rotate",
+    "swiglu",
+    "swiglu_backward",
+    "loss_sums",
+    "loss_gradient",
+)
+DTYPES = frozenset(_SUFFIXES)
+"""Dtypes of the operands."""
+
+
+class Rows(ctypes.Structure):
+    """Rows of a tensor: ``inner`` rows at a stride of elements, and so on for every outer index."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("inner", ctypes.c_int64),
+        ("outer_stride", ctypes.c_int64),
+        ("inner_stride", ctypes.c_int64),
+    )
+
+
+class Norm(ctypes.Structure):
+    """Arguments of ``norm``, ``norm_backward`` and ``norm_weight``."""
+
+    _fields_ = (
+        ("width", ctypes.c_int64),
+        ("eps", ctypes.c_float),
+        ("x", Rows),
+        ("gradient", Rows),
+        ("weight", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("scale", ctypes.c_void_p),
+        ("partial", ctypes.c_void_p),
+        ("block_rows", ctypes.c_int64),
+        ("blocks", ctypes.c_int64),
+    )
+
+
+class Rotation(ctypes.Structure):
+    """Arguments of ``rotate``."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("sequence", "groups", "heads", "half")),
+        *((f"{name}_stride", ctypes.c_int64) for name in ("batch", "position", "group", "head")),
+        *((name, ctypes.c_int64) for name in ("table_batch_stride", "table_stride")),
+        *((name, ctypes.c_void_p) for name in ("x", "cos", "sin", "out")),
+        ("direction", ctypes.c_float),
+    )
+
+
+class Gated(ctypes.Structure):
+    """Arguments of ``swiglu`` and ``swiglu_backward``."""
+
+    _fields_ = (
+        ("width", ctypes.c_int64),
+        *((name, Rows) for name in ("gate", "up", "gradient", "gate_out", "up_out")),
+    )
+
+
+class Loss(ctypes.Structure):
+    """Arguments of ``loss_sums`` and ``loss_gradient``."""
+
+    _fields_ = (
+        ("width", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("logits", "rows", "peak", "sum", "label", "factor")),
+    )
+
+
+class Library:
+    """The functions of the library, and the function of OpenMP that runs them on several threads.
+
+    Args:
+        library: the compiled library.
+        parallel: ``GOMP_parallel`` of the OpenMP library that torch uses.
+    """
+
+    def __init__(self, library: ctypes.CDLL, parallel: Any) -> None:
+        self._run = library.run
+        self._run.restype = None
+        self._run.argtypes = (
+            ctypes.c_void_p,
+            ctypes.c_int64,
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+            ctypes.c_int64,
+            ctypes.c_int64,
+        )
+        self._parallel = ctypes.cast(parallel, ctypes.c_void_p)
+        self._functions = {
+            (name, dtype): ctypes.cast(getattr(library, f"{name}_{suffix}"), ctypes.c_void_p)
+            for name in _FUNCTIONS
+            for dtype, suffix in _SUFFIXES.items()
+        }
+
+    def run(self, name: str, dtype: torch.dtype, arguments: ctypes.Structure, rows: int, block_rows: int) -> None:
+        """Run a function on rows 0 to ``rows`` - 1.
+
+        Args:
+            name: name of the function.
+            dtype: dtype of its operands.
+            arguments: its arguments, all with pointers to tensors that the caller keeps.
+            rows: number of rows.
+            block_rows: rows of a block; must not depend on the number of threads.
+        """
+        function = self._functions[name, dtype]
+        address = ctypes.byref(arguments)
+        self._run(self._parallel, torch.get_num_threads(), function, address, rows, block_rows)
+
+
+@functools.cache
+def library() -> Library | None:
+    """Compile and return the library; None, with a warning that gives the reason, if that fails."""
+    started = time.perf_counter()
+    try:
+        found = Library(compile_c_library(_SOURCE, _FLAGS), _openmp())
+    except (CompilationFailed, OSError) as problem:
+        _LOG.warning("norms, RoPE, SwiGLU and loss run in several passes, more slowly: %s", problem)
+        return None
+    _LOG.info("norms, RoPE, SwiGLU and loss: compiled in %.1f s", time.perf_counter() - started)
+    return found
+
+
+def is_available() -> bool:
+    """Return True if the library can be used. A rehearsal computes nothing: a compiler is enough for it."""
+    return find_c_compiler() is not None if in_fake_world() else library() is not None
+
+
+def _openmp() -> Any:
+    """Find ``GOMP_parallel`` in the OpenMP library that torch has loaded; LLVM's and Intel's have it too."""
+    try:
+        return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).GOMP_parallel
+    except (OSError, AttributeError) as problem:
+        raise CompilationFailed(f"torch's OpenMP library cannot be used: {problem}") from problem

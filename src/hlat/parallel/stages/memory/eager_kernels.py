@@ -1,0 +1,22 @@
+"""What the eager kernels of a device need, where devices differ."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EagerKernels:
+    """Properties of a device's eager kernels that decide temporary memory.
+
+    Attributes:
+        fused: norms, rotations, SwiGLU and loss are one pass each, without temporary tensors (``model.kernels``).
+        masks: context-parallel attention to positions of other ranks builds masks.
+        rounds: the embedding's gradient is accumulated in fp32 where its weights are bf16.
+    """
+
+    fused: bool = False
+    masks: bool = False
+    rounds: bool = False
+
+
+ACCELERATOR = EagerKernels()
+"""Kernels of GPUs and other accelerators."""

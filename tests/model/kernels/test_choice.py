@@ -1,0 +1,121 @@
+"""The kernels are used where they can be; torch computes without a compiler, on other devices, and compiled."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from hlat.model.kernels import describe_kernels, has_kernels, library
+from hlat.model.pointwise import rms_norm, swiglu
+from hlat.runtime.backend import backend_of, simulated_backend
+from hlat.runtime.distributed import fake_rank
+from hlat.runtime.process import c_library, compile_c_library, find_c_compiler
+from tests.support.model.kernel_cases import CASES, normal, output_and_gradients, same_bits, torch_only
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def compiled_again() -> Iterator[None]:
+    """The library is compiled anew within the test, and after it."""
+    library.library.cache_clear()
+    yield
+    library.library.cache_clear()
+
+
+@pytest.mark.usefixtures("compiled_again")
+@pytest.mark.parametrize(
+    ("compiler", "reason"),
+    [("false", "false failed"), ("no-such-compiler", "no-such-compiler")],
+    ids=["fails", "absent"],
+)
+def test_without_a_working_compiler_torch_computes_and_the_reason_is_logged(
+    compiler: str, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CC", compiler)
+    function, operands = CASES[0](torch.bfloat16, 64)
+    with caplog.at_level(logging.WARNING):
+        found = output_and_gradients(function, operands)
+    assert reason in caplog.text and describe_kernels(CPU) == "torch"
+    with torch_only():
+        expected = output_and_gradients(function, operands)
+    assert all(same_bits(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
+
+
+@pytest.mark.usefixtures("compiled_again")
+@pytest.mark.parametrize("flags", ["-mno-avx512f", "-mno-avx512bf16"])
+def test_code_for_other_processors_differs_by_roundings_only(flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same order of sums, but other instructions: vectors of AVX2, conversions to bf16 by integers.
+
+    A bf16 result may be the neighbour of the other, 2^-7 away, if the exact one is close to the middle between them.
+    """
+    if library.library() is None or "avx512_bf16" not in Path("/proc/cpuinfo").read_text(encoding="ascii"):
+        pytest.skip("this processor has no such instructions")
+    own = {case: output_and_gradients(*case(torch.bfloat16, 100)) for case in CASES}
+    library.library.cache_clear()
+    monkeypatch.setenv("CC", f"{find_c_compiler()} {flags}")
+    for case in CASES:
+        other = output_and_gradients(*case(torch.bfloat16, 100))
+        for mine, theirs in zip(own[case], other, strict=True):
+            error = (mine.double() - theirs.double()).abs()
+            assert bool((error <= 2.0**-7 * mine.double().abs() + 2.0**-20 * mine.double().abs().amax()).all())
+            assert float((error > 0).double().mean()) < 0.01, "few results are that close to the middle"
+
+
+def test_the_source_of_a_library_and_its_folder_are_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing stays on the disk that another processor, or anybody, could run."""
+    monkeypatch.setattr(c_library.tempfile, "tempdir", str(tmp_path))
+    source = tmp_path / "one.c"
+    source.write_text("int one(void) { return 1; }")
+    assert compile_c_library(source).one() == 1
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_other_devices_use_torch() -> None:
+    x = torch.ones(2, 4)
+    assert has_kernels(x)
+    with simulated_backend(backend_of("cuda")):
+        assert not has_kernels(x) and describe_kernels(CPU) == "torch"
+
+
+def test_processors_without_avx512_use_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    assert not has_kernels(torch.ones(2, 4)) and describe_kernels(CPU) == "torch"
+
+
+def test_compiled_code_has_the_formulas() -> None:
+    """A compiler fuses them with what is around; it would have to stop at an operator."""
+    graphs = []
+
+    def record(graph: torch.fx.GraphModule, _: object) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    weight = torch.ones(8)
+    torch.compile(lambda x: swiglu(rms_norm(x, weight, 1e-5), x), backend=record, fullgraph=True)(torch.randn(3, 8))
+    assert len(graphs) == 1
+    assert not any("hlat" in str(node.target) for node in graphs[0].graph.nodes)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_results_of_fake_tensors_are_those_of_real_ones(case) -> None:
+    """Shapes, dtypes and strides, and no others are allocated: a rehearsal counts them."""
+    function, operands = case(torch.bfloat16, 32)
+    real = output_and_gradients(function, operands)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        leaves = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).requires_grad_() for x in operands]
+        out = function(*leaves)
+        fake = [out, *torch.autograd.grad(out, leaves, torch.empty_like(out))]
+    assert [(x.shape, x.dtype, x.stride()) for x in fake] == [(x.shape, x.dtype, x.stride()) for x in real]
+
+
+@pytest.mark.usefixtures("compiled_again")
+def test_a_rehearsal_compiles_nothing() -> None:
+    with fake_rank(0, 1):
+        assert has_kernels(normal(2, 2, dtype=torch.float32))
+    assert library.library.cache_info().currsize == 0
