@@ -1,7 +1,7 @@
 """Pipeline stages: split of layers into stages, order of passes, and memory of a rank."""
 
+from hlat.parallel.stages.eager_kernels import ACCELERATOR, EagerKernels
 from hlat.parallel.stages.matrix_plan import Matrix, MatrixPlan, MatrixWindow, matrix_shapes
-from hlat.parallel.stages.memory import ACCELERATOR, EagerKernels
 from hlat.parallel.stages.pass_label import LabelledPass, parse_pass_label, pass_label
 from hlat.parallel.stages.pipeline_order import PassKind, PassOrder, pass_order
 from hlat.parallel.stages.rank_memory import (

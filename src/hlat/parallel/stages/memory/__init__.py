@@ -1,6 +1,5 @@
 """Memory of a rank within a step beyond its state: activations, gradients, temporary tensors and buffers."""
 
-from hlat.parallel.stages.memory.eager_kernels import ACCELERATOR, EagerKernels
 from hlat.parallel.stages.memory.transient_memory import transient_bytes
 
-__all__ = ["ACCELERATOR", "EagerKernels", "transient_bytes"]
+__all__ = ["transient_bytes"]

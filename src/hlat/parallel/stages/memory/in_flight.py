@@ -30,10 +30,11 @@ class Instant:
         alive: forward passes whose weight gradients are not computed yet, over all stages.
         waiting: those of ``alive`` whose input gradients are computed; none for the first stage, which has no inputs.
         earlier: those of ``waiting`` except for the current pass.
-        sent: messages sent whose buffers are still kept.
+        sent: messages sent whose buffers are still kept; with several stages those too that a stage hands to the next
+            on the same rank, which torch keeps like a receive buffer.
         stages: stages that have gradients from earlier passes.
-        received: forward passes alive whose input came from another rank; not weighted.
-        waiting_received: those of ``waiting`` whose gradient by the output came from another rank; not weighted.
+        received: forward passes alive whose input is such a message or a receive buffer; not weighted.
+        waiting_received: those of ``waiting`` whose gradient by the output is one; not weighted.
         last: forward passes alive of the rank's last stage; not weighted.
     """
 
@@ -71,9 +72,23 @@ def peak_instants(
     replayed = min(count, _ROUNDS * ranks)
     found = list(_replay(schedule, rank, ranks, replayed, sends, sizes))
     if len(sizes) > 1 and count > replayed:
-        more = (count - replayed) * sum(map(sum, sends))
+        more = (count - replayed) * sum(map(sum, _messages(schedule, rank, ranks, sends)))
         found = [replace(instant, sent=instant.sent + more) for instant in found]
     return tuple(_pareto_front(found))
+
+
+def _messages(
+    schedule: Schedule, rank: int, ranks: int, sends: tuple[tuple[bool, bool], ...]
+) -> list[tuple[bool, bool]]:
+    """Return for each stage of a rank if it passes on activations, and if it passes on gradients.
+
+    To another rank, or at the turn of a V to its own next stage: torch keeps that like a receive buffer.
+    """
+    stages = sorted({stage for _, stage, _ in pass_order(schedule, rank, ranks, ranks, len(sends))})
+    return [
+        (activations or stage + 1 in stages, gradients or stage - 1 in stages)
+        for stage, (activations, gradients) in zip(stages, sends, strict=True)
+    ]
 
 
 def _replay(
@@ -86,6 +101,7 @@ def _replay(
 ) -> Iterator[Instant]:
     each, total = len(sizes), sum(sizes)
     passes, waits, has_gradients = [0] * each, [0] * each, [0] * each
+    messages = _messages(schedule, rank, ranks, sends)
     sent = 0
 
     def weighted(numbers: list[int]) -> float:
@@ -93,7 +109,7 @@ def _replay(
 
     for kind, stage, _ in pass_order(schedule, rank, ranks, count, each):
         index = stage // ranks
-        activations, gradients = sends[index]
+        activations, gradients = messages[index]
         if kind == "forward":
             passes[index] += 1
             sent += activations
@@ -111,8 +127,8 @@ def _replay(
             earlier=earlier,
             sent=kept,
             stages=weighted(has_gradients),
-            received=sum(number for number, (_, remote) in zip(passes, sends, strict=True) if remote),
-            waiting_received=sum(number for number, (remote, _) in zip(waits, sends, strict=True) if remote),
+            received=sum(number for number, (_, before) in zip(passes, messages, strict=True) if before),
+            waiting_received=sum(number for number, (after, _) in zip(waits, messages, strict=True) if after),
             last=passes[-1],
         )
         if kind in ("backward", "weight"):

@@ -14,6 +14,7 @@ from hlat.config.sections import ModelConfig
 from hlat.model import Axis, ModelShard
 from hlat.model.architectures import model_spec
 from hlat.model.derived import RECOMPUTABLE, RankWorkload, activation_bytes, axis_share, element_share
+from hlat.parallel.stages.eager_kernels import EagerKernels
 from hlat.parallel.stages.memory.block_backward import (
     CONTEXT_TENSORS,
     CORE_STEPS,
@@ -24,7 +25,6 @@ from hlat.parallel.stages.memory.block_backward import (
     input_peak,
     weight_peak,
 )
-from hlat.parallel.stages.memory.eager_kernels import EagerKernels
 from hlat.parallel.stages.step_shape import StepShape
 from hlat.precision import MODES
 

@@ -13,8 +13,8 @@ from functools import lru_cache
 
 from hlat.config.sections import ParallelConfig, Schedule
 from hlat.parallel.mesh import BUCKET_BYTES, Layout
+from hlat.parallel.stages.eager_kernels import ACCELERATOR, EagerKernels
 from hlat.parallel.stages.memory.block_backward import Peak
-from hlat.parallel.stages.memory.eager_kernels import ACCELERATOR, EagerKernels
 from hlat.parallel.stages.memory.in_flight import Instant, peak_instants
 from hlat.parallel.stages.memory.optimizer_memory import optimizer_instant
 from hlat.parallel.stages.memory.transient_sizes import TransientSizes, transient_sizes

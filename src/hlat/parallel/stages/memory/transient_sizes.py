@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hlat.model import GradientSum
 from hlat.model.architectures import model_spec
 from hlat.model.derived import axis_share, block_share, element_share
-from hlat.parallel.stages.memory.eager_kernels import EagerKernels
+from hlat.parallel.stages.eager_kernels import EagerKernels
 from hlat.parallel.stages.memory.model_ends import (
     EndTensors,
     embedding_peak,
@@ -119,8 +119,11 @@ def transient_sizes(
     accumulates = step.micro_batches > 1  # into gradients that an earlier micro-batch has made
     # Without FSDP2 a gradient is cast to the dtype of the weight, and then it is the accumulated one or added to it.
     cast = stored if stored != item else 0
-    kept = item if step.sharded else (0 if accumulates else mode.gradients.itemsize)
-    first_head = ends[1] * at_ends.matrix * (item if step.sharded else mode.gradients.itemsize)
+    first_kept = item if step.sharded else mode.gradients.itemsize
+    whole = not step.sharded or layout.pipeline > 1 or layout.zero == 1  # gradients between micro-batches
+    in_place = accumulates and whole and (not step.sharded or mode.compute == mode.gradients)
+    kept = 0 if in_place else first_kept
+    first_head = ends[1] * at_ends.matrix * first_kept
     sharing = step.shards if step.sharded and layout.pipeline == 1 and (layout.zero > 1 or not accumulates) else 1
     reduced = mode.reduction.itemsize if step.sharded else 0
     return TransientSizes(
@@ -134,7 +137,7 @@ def transient_sizes(
         loss=loss_peak(at_ends) if ends[1] else None,
         loss_backward=loss_backward_bytes(at_ends),
         norm=final_norm_peak(at_ends),
-        head_gradient=0.0 if accumulates and not step.sharded else first_head,
+        head_gradient=0.0 if in_place else first_head,
         first_head_gradient=first_head,
         split_layer=split,
         split_pass=layers / step.virtual * split,

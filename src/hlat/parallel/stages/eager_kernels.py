@@ -1,4 +1,4 @@
-"""What the eager kernels of a device need, where devices differ."""
+"""Properties of eager kernels in which devices differ, as far as memory depends on them."""
 
 from dataclasses import dataclass
 
