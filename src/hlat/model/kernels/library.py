@@ -33,7 +33,7 @@ _FUNCTIONS = (
     "loss_sums",
     "loss_gradient",
 )
-DTYPES = frozenset(_SUFFIXES)
+DTYPES = tuple(_SUFFIXES)
 """Dtypes of the operands."""
 
 
