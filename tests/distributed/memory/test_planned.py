@@ -86,6 +86,22 @@ TURNS = [
             ("mistral", {"sliding_window": 128}, (4, "cp=2,zero=1,mbs=2", "fp32")),
         )
     ),
+    *(
+        pytest.param(
+            *case,
+            {"model": {"tie_embeddings": tied}, "micro_batches": count},
+            marks=pytest.mark.slow,
+            id=f"{case[1]}, {count} micro-batches, {'tied' if tied else 'untied'}",
+        )
+        for case in (
+            (2, "zero=0,mbs=2", "mixed"),
+            (2, "zero=1,mbs=2,ckpt=full", "fp32"),
+            (4, "zero=3,mbs=2,ckpt=selective", "mixed"),
+            (4, "tp=2,zero=1,mbs=2", "bf16-sr"),
+            (4, "zero=2,mbs=1,ckpt=full", "mixed"),
+        )
+        for count, tied in ((1, False), (1, True), (2, True))
+    ),
 ]
 
 
@@ -108,7 +124,8 @@ def asked(
     model, optimizer = recipe.model, recipe.optimizer
     question = PlanRequest("small", model, cluster, 1_000_000, SEQUENCE, 8 * world, mode)
     candidate = parse_layout(layout, question)
-    batch = (4 if candidate.pipeline > 1 else 2) * candidate.data * candidate.micro_batch
+    micro_batches = changes.get("micro_batches", 4 if candidate.pipeline > 1 else 2)
+    batch = micro_batches * candidate.data * candidate.micro_batch
     question = PlanRequest("small", model, cluster, 1_000_000, SEQUENCE, batch, mode, optimizer=optimizer)
     parallel = candidate.parallel.model_dump(exclude_none=True)
     content = _content(parallel, batch, candidate.micro_batch, mode, candidate.recompute, changes)

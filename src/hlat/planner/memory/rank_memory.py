@@ -101,7 +101,8 @@ def estimate_rank_memory(request: PlanRequest, candidate: Candidate, pipeline_ra
     layers = -(-model.layers // candidate.pipeline)
     if last and model.layers % candidate.pipeline:
         layers -= 1
-    ends = (first + last) * model.vocab_size * model.hidden_size / candidate.tensor
+    matrices = 1 if model.tie_embeddings and first and last else first + last
+    ends = matrices * model.vocab_size * model.hidden_size / candidate.tensor
     elements = layers * block_share(model, candidate.tensor) + ends
     sharded = candidate.zero > 0 and candidate.shards > 1
     stored_elements = elements / candidate.shards if sharded else elements

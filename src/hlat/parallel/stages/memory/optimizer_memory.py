@@ -28,7 +28,8 @@ def optimizer_instant(step: StepShape, layers: float, ends: tuple[bool, bool]) -
     if optimizer_spec(step.optimizer, step.mode).matrix_dtype is None:
         return []
     model, mode, shards = step.model, MODES[step.mode], step.shards if step.sharded else 1
-    at_ends = sum(ends) * model.vocab_size * model.hidden_size / step.layout.tensor
+    matrices = 1 if model.tie_embeddings and all(ends) else sum(ends)
+    at_ends = matrices * model.vocab_size * model.hidden_size / step.layout.tensor
     elements = layers * block_share(model, step.layout.tensor) + at_ends
     gathered = (at_ends if step.layout.zero == 3 else elements) * mode.compute.itemsize if step.sharded else 0.0
     working = max(0.0, _working(step, max(1, round(layers))) - gathered)

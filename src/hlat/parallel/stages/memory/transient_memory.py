@@ -81,9 +81,7 @@ def _single_stage(step: StepShape, rank: TransientSizes, layers: float) -> list[
         first,
     ]
     if step.sharded:
-        second = {**first, "activations": blocks - rank.per_layer, "buffers": ahead + rank.block_reduced}
-        kept = rank.head_gradient + rank.block_kept
-        found += [second, {**second, "gradients": before + kept, "working": 0.0, "recomputing": 0.0}]
+        found += _second_block(step, rank, first)
     if not several:
         found += _last_block(step, rank, layers)
     if step.sharded:
@@ -99,11 +97,36 @@ def _single_stage(step: StepShape, rank: TransientSizes, layers: float) -> list[
     return found
 
 
+def _second_block(step: StepShape, rank: TransientSizes, first: Bytes) -> list[Bytes]:
+    """List the transient bytes by name after the first block has run backward, whose gradients FSDP2 reduces.
+
+    Args:
+        step: model, layout and batch of a training step.
+        rank: sizes of the rank.
+        first: the bytes while the first block runs backward.
+    """
+    second = {
+        **first,
+        "activations": first["activations"] - rank.per_layer,
+        "buffers": first["buffers"] + rank.block_reduced,
+    }
+    kept = {**second, "gradients": first["gradients"] + rank.block_kept, "working": 0.0, "recomputing": 0.0}
+    if step.micro_batches == 1:  # gradients of earlier micro-batches would be complete
+        second["gradients"] += rank.block_gradient
+    if step.layout.zero == 3 or step.micro_batches > 2:
+        return [second, kept]
+    # The last micro-batch frees each block's gathered parameters; the first one has gradients of one block only.
+    earlier = {**second, "gradients": rank.block_gradient + rank.head_gradient}
+    freed = -rank.block_gather
+    return [{**second, "parameters": freed}, {**kept, "parameters": freed}, earlier][: 1 + step.micro_batches]
+
+
 def _last_block(step: StepShape, rank: TransientSizes, layers: float) -> list[Bytes]:
     """List the transient bytes by name when the first block runs backward, with all gradients but its own."""
     made = rank.gradients - rank.end_gradient - rank.block_gradient
     freed = (layers - 1) * rank.block_gather if step.sharded and step.layout.zero < 3 else 0.0
-    head = rank.head_gradient if step.sharded else 0.0  # if not sharded, it is among the others
+    # If not sharded, the head's gradient is among the others.
+    head = rank.head_gradient if step.sharded or rank.head_waits else 0.0
     return [
         {
             "parameters": -freed,

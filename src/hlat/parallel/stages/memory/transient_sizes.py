@@ -36,6 +36,7 @@ class TransientSizes:
         loss: temporary tensors of head and loss in the forward pass; None without head.
         loss_backward: temporary tensors of head and loss in the backward pass.
         norm: temporary tensors of the final norm in the backward pass.
+        head_waits: True if that gradient waits in autograd for another, of the same matrix.
         head_gradient: gradient of the head, from the backward pass of the loss on, if it takes memory of its own.
         first_head_gradient: the same in the first pass of a stage, whose gradients do not exist yet.
         split_layer, split_pass: tensors that the first half of a split backward pass keeps for the weight gradients, of
@@ -64,6 +65,7 @@ class TransientSizes:
     loss: float | None
     loss_backward: float
     norm: float
+    head_waits: bool
     head_gradient: float
     first_head_gradient: float
     split_layer: float
@@ -123,7 +125,11 @@ def transient_sizes(
     whole = not step.sharded or layout.pipeline > 1 or layout.zero == 1  # gradients between micro-batches
     in_place = accumulates and whole and (not step.sharded or mode.compute == mode.gradients)
     kept = 0 if in_place else first_kept
-    first_head = ends[1] * at_ends.matrix * first_kept
+    tied = model.tie_embeddings and all(ends)  # one matrix on this rank
+    matrices = 1 if tied else sum(ends)
+    # A tied head's gradient waits in autograd for that of the embedding, whatever is accumulated later.
+    waiting = at_ends.matrix * stored if tied else 0.0
+    first_head = waiting or ends[1] * at_ends.matrix * first_kept
     sharing = step.shards if step.sharded and layout.pipeline == 1 and (layout.zero > 1 or not accumulates) else 1
     reduced = mode.reduction.itemsize if step.sharded else 0
     return TransientSizes(
@@ -137,7 +143,8 @@ def transient_sizes(
         loss=loss_peak(at_ends) if ends[1] else None,
         loss_backward=loss_backward_bytes(at_ends),
         norm=final_norm_peak(at_ends),
-        head_gradient=0.0 if in_place else first_head,
+        head_waits=bool(waiting),
+        head_gradient=waiting if in_place else first_head,
         first_head_gradient=first_head,
         split_layer=split,
         split_pass=layers / step.virtual * split,
@@ -153,8 +160,8 @@ def transient_sizes(
         last_gather=block * item * min(2, step.virtual) if layout.zero == 3 and step.sharded else 0.0,
         block_kept=block * kept if step.sharded else 0.0,
         block_reduced=block * reduced,
-        end_kept=sum(ends) * at_ends.matrix * item if step.sharded else 0.0,
-        end_reduced=sum(ends) * at_ends.matrix * reduced,
+        end_kept=matrices * at_ends.matrix * item if step.sharded else 0.0,
+        end_reduced=matrices * at_ends.matrix * reduced,
         message=message,
         received=received,
         virtual=step.virtual,
