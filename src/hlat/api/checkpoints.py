@@ -177,6 +177,10 @@ def generate(
 ) -> str:
     """Continue a text.
 
+    On a CPU, products round differently if ``max_tokens`` allows 24 new tokens or more (the weights are then packed, for
+    speed). So where two tokens are almost equally likely, the same greedy text may go on differently for another
+    ``max_tokens``.
+
     Args:
         checkpoint: a checkpoint, a checkpoints folder or a run folder.
         prompt: text to continue.
