@@ -177,8 +177,8 @@ def generate(
 ) -> str:
     """Continue a text.
 
-    On a CPU, products round differently if ``max_tokens`` allows 24 new tokens or more (the weights are then packed, for
-    speed). So where two tokens are almost equally likely, the same greedy text may go on differently for another
+    If ``max_tokens`` allows 24 new tokens or more, a CPU multiplies by packed weights, for speed, and rounds
+    differently. So where two tokens are almost equally likely, the same greedy text may go on differently for another
     ``max_tokens``.
 
     Args:

@@ -136,18 +136,12 @@ def _attend_one(
 
     torch's kernel on a CPU reads (and in bf16 repacks) keys and values once for each query head, here once for a group.
     """
-    if mask is not None and _is_causal(mask):
+    if hasattr(mask, "variant"):  # a CausalBias: the import of its class takes as long as that of torch's compiler
         mask = None  # the last position attends to all; the mask would take the heads of a group for positions
     grouped = q.view(*k.shape[:2], -1, q.shape[-1])  # consecutive query heads share a kv head
     if needs_widening(q):
         grouped, k, v = grouped.float(), k.float(), v.float()
     return F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask).to(q.dtype).view(q.shape)
-
-
-def _is_causal(mask: "torch.Tensor | CausalBias") -> bool:
-    from torch.nn.attention.bias import CausalBias
-
-    return isinstance(mask, CausalBias)
 
 
 class _WideCausalAttention(torch.autograd.Function):
