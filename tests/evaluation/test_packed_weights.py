@@ -9,8 +9,10 @@ from hlat.evaluation import generate
 from hlat.evaluation.batch_generation import BatchGenerator, GenerationRequest, plan_generation
 from hlat.evaluation.packed_weights import FEWEST_TOKENS, PackedProduct, pack_weights, packed_weights
 from hlat.model import Decoder, Linear
+from hlat.model import matmul as products
 from hlat.parallel import ForwardModel
 from hlat.runtime.backend import backend_of
+from hlat.runtime.backend.cpu import CpuBackend
 from tests.support.model.families import FAMILIES, config_of, our_model, twin
 
 CPU = torch.device("cpu")
@@ -84,6 +86,39 @@ def test_a_model_packed_for_good_gives_up_its_matrices_and_keeps_a_tied_embeddin
     assert all(module.weight.numel() == 0 for module in model.modules() if isinstance(module, Linear))
     assert torch.equal(model.embedding.weight, embedding)
     torch.testing.assert_close(model(torch.tensor(PROMPTS)), before)
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    """Function that sets the memory of the machine, in bytes, and widens products of bf16 to fp32."""
+
+    def set_memory(count):
+        monkeypatch.setattr(CpuBackend, "memory_bytes", lambda self, device: count)
+        monkeypatch.setattr(CpuBackend, "product_dtype", lambda self, dtype: torch.float32)
+        monkeypatch.setattr(products, "_EMULATE_BF16", "cpu")
+
+    return set_memory
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["tied", "llama2-mha"])
+def test_packing_for_good_adds_at_most_a_quarter_of_the_memory(family, stored, memory):
+    """Without bf16 instructions bf16 weights are packed in fp32; a head is packed beside a tied embedding."""
+    for missing in (0, 1):
+        model = our_model(config_of(family), stored)
+        layers = sum(p.nbytes for module in model.modules() if isinstance(module, Linear) for p in module.parameters())
+        head = model.head.matrix.nbytes
+        widening = torch.float32.itemsize // stored.itemsize
+        added = (widening - 1) * layers + (widening if family == "tied" else widening - 1) * head
+        memory(4 * added - missing)
+        before = model(torch.tensor(PROMPTS))
+        pack_weights(model)
+        packed = [module for module in model.modules() if "forward" in vars(module)]
+        assert bool(packed) == (missing == 0 or added == 0)
+        if packed:
+            assert all(module.weight.numel() == 0 for module in packed if isinstance(module, Linear))
+        else:
+            assert torch.equal(model(torch.tensor(PROMPTS)), before)
 
 
 def test_float64_is_not_packed():

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.bias import causal_lower_right
 
 from hlat.model import attend
 from hlat.model import matmul as products
@@ -72,6 +73,21 @@ def test_attention_error_is_the_rounding_of_probabilities_and_result() -> None:
     for found, right in zip(ours, theirs, strict=True):
         assert found.dtype == B
         assert (found.double() - right).norm() <= 4 * 2.0**-9 * right.norm()
+
+
+@pytest.mark.usefixtures("widened")
+def test_the_last_position_attends_to_all_with_and_without_its_causal_mask() -> None:
+    """Two query heads share a kv head: the mask is about positions, not about them."""
+    q, k, v = leaves((2, 4, 1, 16), (2, 2, 9, 16), (2, 2, 9, 16))
+    exact = [tensor.detach().double() for tensor in (q, k, v)]
+    probabilities = torch.softmax(exact[0] @ exact[1].repeat_interleave(2, 1).mT / 4, -1)
+    expected = probabilities @ exact[2].repeat_interleave(2, 1)
+    masked = attend(q, k, v, causal_lower_right(1, 9))
+    # probabilities and results are rounded: errors relative to the largest value
+    assert (masked.double() - expected).abs().max() <= 2 * 2.0**-8 * exact[2].abs().max()
+    assert torch.equal(masked, attend(q, k, v))
+    for ours, theirs in zip(grads(masked, q, k, v), grads(attend(q, k, v), q, k, v), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_widened_attention_is_the_rounded_result_of_the_fp32_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

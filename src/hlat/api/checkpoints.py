@@ -177,6 +177,10 @@ def generate(
 ) -> str:
     """Continue a text.
 
+    If ``max_tokens`` allows 24 new tokens or more, a CPU multiplies by packed weights, for speed, and rounds
+    differently. So where two tokens are almost equally likely, the same greedy text may go on differently for another
+    ``max_tokens``.
+
     Args:
         checkpoint: a checkpoint, a checkpoints folder or a run folder.
         prompt: text to continue.

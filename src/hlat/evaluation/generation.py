@@ -29,6 +29,10 @@ def generate(
 ) -> list[int]:
     """Continue a prompt.
 
+    If ``max_tokens`` allows ``FEWEST_TOKENS`` (24) new tokens or more, a CPU multiplies by packed weights, which rounds
+    differently (``hlat.evaluation.packed_weights``). So where two tokens are almost equally likely, the same greedy
+    text may go on differently for another ``max_tokens``.
+
     Args:
         model: on the device to run on.
         prompt: at least one token id.
@@ -83,7 +87,7 @@ def generate_text(
     """Load a checkpoint on this machine's device and continue a text.
 
     The prompt is encoded as in training, with a BOS token if the tokenizer adds one. ``weights`` is ``model``, or
-    ``ema`` for their average.
+    ``ema`` for their average. A greedy text may depend on ``max_tokens``, as ``generate`` says.
 
     Raises:
         CheckpointError: the folder has no valid checkpoint, or the checkpoint has no tokenizer.

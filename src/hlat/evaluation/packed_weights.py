@@ -28,9 +28,14 @@ _DTYPES = (torch.float32, torch.bfloat16)
 def pack_weights(decoder: Decoder) -> None:
     """Pack the weights of a model for good: its matrices give up their memory, one after the other.
 
-    Afterwards the model computes hidden states and logits, and can no longer be saved or trained.
+    Afterwards the model computes hidden states and logits, and can no longer be saved or trained. It stays as it is if
+    the packed matrices need more memory than they replace (wider ones where products are widened, the head beside a
+    tied embedding) and this exceeds a quarter of the machine's.
     """
-    for module in _modules(decoder):
+    modules = _modules(decoder)
+    if not _fits(decoder, _additional_bytes(modules, decoder)):
+        return
+    for module in modules:
         vars(module)["forward"] = _product(module, decoder)  # of this object: hooks are called as before
         for name, matrix in module.named_parameters(recurse=False):  # a tied head has none: the embedding keeps its own
             setattr(module, name, nn.Parameter(matrix.detach().new_empty(0), requires_grad=False))
@@ -44,7 +49,8 @@ def packed_weights(decoder: Decoder, tokens: int) -> Iterator[None]:
         decoder: the model, of which the block computes hidden states and logits only. Its weights must not change.
         tokens: number of tokens that the block generates, one after the other.
     """
-    modules = _modules(decoder) if tokens >= FEWEST_TOKENS and _fits(decoder) else []
+    bytes_of_copies = sum(parameter.numel() for parameter in decoder.parameters()) * torch.float32.itemsize
+    modules = _modules(decoder) if tokens >= FEWEST_TOKENS and _fits(decoder, bytes_of_copies) else []
     try:
         for module in modules:
             vars(module)["forward"] = _product(module, decoder)
@@ -66,19 +72,31 @@ def _compute(decoder: Decoder) -> torch.dtype:
     return decoder.compute or next(decoder.parameters()).dtype
 
 
-def _fits(decoder: Decoder) -> bool:
-    """True if copies of all weights leave most of the memory to others; the same in every run on a machine."""
-    parameters = list(decoder.parameters())
-    count = sum(parameter.numel() for parameter in parameters)
-    memory = backend_of(parameters[0].device).memory_bytes(parameters[0].device)
-    return count * torch.float32.itemsize <= _LARGEST_SHARE * memory
+def _fits(decoder: Decoder, additional: int) -> bool:
+    """True if so many bytes leave most of the memory to others; the same in every run on a machine."""
+    device = next(decoder.parameters()).device
+    return additional <= 0 or additional <= _LARGEST_SHARE * backend_of(device).memory_bytes(device)
+
+
+def _additional_bytes(modules: list[Linear | Head], decoder: Decoder) -> int:
+    """Bytes of the packed matrices, less those of the parameters that they replace."""
+    additional = 0
+    for module in modules:
+        weight, bias = _operands(module)
+        packed = backend_of(weight.device).product_dtype(_compute(decoder))
+        additional += (weight.numel() + (0 if bias is None else bias.numel())) * packed.itemsize
+        additional -= sum(parameter.nbytes for parameter in module.parameters(recurse=False))
+    return additional
+
+
+def _operands(module: Linear | Head) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Matrix and bias of a product."""
+    return (module.matrix, None) if isinstance(module, Head) else (module.weight, module.bias)
 
 
 def _product(module: Linear | Head, decoder: Decoder) -> "PackedProduct":
     """Return the product by a module's weights, packed in the dtype in which the model computes."""
-    if isinstance(module, Head):
-        return PackedProduct(module.matrix, None, _compute(decoder))
-    return PackedProduct(module.weight, module.bias, _compute(decoder))
+    return PackedProduct(*_operands(module), _compute(decoder))
 
 
 class PackedProduct:

@@ -82,16 +82,16 @@ class CrossEntropy:
 
         Args:
             logits_Nv: logits of the local vocabulary rows, contiguous; overwritten.
-            labels_N: rows of the complete vocabulary, int64.
+            labels_N: rows of the complete vocabulary, int64 or int32.
             gradient: True to compute the gradient too.
 
         Returns:
             The losses (N,) in nats, fp32 or wider; and the gradient (N, v) of their sum in the dtype of the logits,
             z-loss included, or None.
         """
-        row_N = labels_N - self._first_row
+        row_N = (labels_N - self._first_row).to(torch.int64)
         here_N = (row_N >= 0) & (row_N < logits_Nv.shape[1])
-        fused = has_kernels(logits_Nv)
+        fused = not torch.compiler.is_compiling() and has_kernels(logits_Nv)
         sums = self._fused_sums if fused else self._plain_sums
         peak_N, total_N, label_N, exp_Nv = sums(logits_Nv, row_N, here_N)
         total_N, label_N = self.reduce_sum(torch.stack((total_N, label_N)))

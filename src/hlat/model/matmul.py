@@ -112,7 +112,8 @@ def attend(
         q: (B, H, S, E).
         k: keys (B, G, T, E), H a multiple of G.
         v: values (B, G, T, E).
-        mask: the T positions that each query attends to; None for the causal mask of S = T, or S = 1: the last one.
+        mask: the T positions that each query attends to, as a bool tensor or as ``causal_lower_right(S, T)``; None for
+            the causal mask of S = T, or S = 1: the last one.
 
     Returns:
         (B, H, S, E), in the dtype of ``q``; softmax in fp32.
@@ -135,6 +136,8 @@ def _attend_one(
 
     torch's kernel on a CPU reads (and in bf16 repacks) keys and values once for each query head, here once for a group.
     """
+    if hasattr(mask, "variant"):  # a CausalBias: the import of its class takes as long as that of torch's compiler
+        mask = None  # the last position attends to all; the mask would take the heads of a group for positions
     grouped = q.view(*k.shape[:2], -1, q.shape[-1])  # consecutive query heads share a kv head
     if needs_widening(q):
         grouped, k, v = grouped.float(), k.float(), v.float()

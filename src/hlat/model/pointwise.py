@@ -160,7 +160,7 @@ class _Rotate(torch.autograd.Function):
 
 
 def _rotated(x: torch.Tensor, cos_F: torch.Tensor, sin_F: torch.Tensor, direction: int) -> torch.Tensor:
-    if has_kernels(x) and _is_by_position(x, cos_F):
+    if has_kernels(x) and _is_by_position(x, cos_F) and _is_by_position(x, sin_F):
         fused: torch.Tensor = torch.ops.hlat.rotate(x, cos_F, sin_F, direction)
         return fused
     dtype = accumulation_dtype(x.dtype)
@@ -174,9 +174,11 @@ def _rotated(x: torch.Tensor, cos_F: torch.Tensor, sin_F: torch.Tensor, directio
 
 
 def _is_by_position(x: torch.Tensor, table: torch.Tensor) -> bool:
-    """Return True for a tensor (B, S, G, R, E) and a table of angles (B or 1, S, 1, 1, F)."""
+    """Return True for a tensor (B, S, G, R, 2 F) and a table of angles (B or 1, S, 1, 1, F) in fp32."""
     shape = (1,) * (5 - table.dim()) + table.shape
-    return x.dim() == 5 and shape[0] in (1, x.shape[0]) and shape[1:4] == (x.shape[1], 1, 1)
+    if x.dim() != 5 or 2 * shape[-1] != x.shape[-1] or table.dtype != torch.float32:
+        return False
+    return shape[0] in (1, x.shape[0]) and shape[1:4] == (x.shape[1], 1, 1)
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -197,15 +199,20 @@ def swiglu_fused(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def _swiglu_forward(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    out: torch.Tensor = torch.ops.hlat.swiglu(gate, up) if has_kernels(gate) else F.silu(gate).mul_(up)
+    out: torch.Tensor = torch.ops.hlat.swiglu(gate, up) if _are_alike(gate, up) else F.silu(gate).mul_(up)
     return out
+
+
+def _are_alike(gate: torch.Tensor, up: torch.Tensor) -> bool:
+    """Return True for operands of the kernels, which have one dtype and shape."""
+    return has_kernels(gate) and gate.dtype == up.dtype and gate.shape == up.shape
 
 
 def _swiglu_backward(
     grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, grad_gate: torch.Tensor, grad_up: torch.Tensor
 ) -> None:
     """Write the gradients of gate and up into the given tensors, which may be slices of one."""
-    if has_kernels(gate):
+    if _are_alike(gate, up):
         torch.ops.hlat.swiglu_backward(grad, gate, up, grad_gate, grad_up)
         return
     torch.mul(F.silu(gate), grad, out=grad_up)
@@ -237,6 +244,6 @@ class _FusedSwiGLU(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
         (gate_up,) = ctx.saved_tensors
-        out = torch.empty_like(gate_up)
+        out = torch.empty_like(gate_up, memory_format=torch.contiguous_format)
         _swiglu_backward(grads[0], *gate_up.unbind(-2), *out.unbind(-2))
         return out

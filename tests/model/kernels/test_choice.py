@@ -1,6 +1,10 @@
 """The kernels are used where they can be; torch computes without a compiler, on other devices, and compiled."""
 
 import logging
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +12,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from hlat.model import IGNORED, CrossEntropy, head_loss
 from hlat.model.kernels import describe_kernels, has_kernels, library
 from hlat.model.pointwise import rms_norm, swiglu
 from hlat.runtime.backend import backend_of, simulated_backend
@@ -55,14 +60,45 @@ def test_code_for_other_processors_differs_by_roundings_only(flags: str, monkeyp
     if library.library() is None or "avx512_bf16" not in Path("/proc/cpuinfo").read_text(encoding="ascii"):
         pytest.skip("this processor has no such instructions")
     own = {case: output_and_gradients(*case(torch.bfloat16, 100)) for case in CASES}
+    name = describe_kernels(CPU)
     library.library.cache_clear()
     monkeypatch.setenv("CC", f"{find_c_compiler()} {flags}")
+    assert describe_kernels(CPU) != name, "other bits, another name"
     for case in CASES:
         other = output_and_gradients(*case(torch.bfloat16, 100))
         for mine, theirs in zip(own[case], other, strict=True):
             error = (mine.double() - theirs.double()).abs()
             assert bool((error <= 2.0**-7 * mine.double().abs() + 2.0**-20 * mine.double().abs().amax()).all())
             assert float((error > 0).double().mean()) < 0.01, "few results are that close to the middle"
+
+
+def test_the_name_of_the_kernels_has_the_compiler_and_the_instructions() -> None:
+    """As the compiler itself says."""
+    compiler = find_c_compiler()
+    assert compiler is not None
+    command = [*compiler.split(), "-march=native", "-dM", "-E", "-x", "c", "/dev/null"]
+    macros = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    version = re.search('#define __VERSION__ "(.*)"', macros)
+    assert version is not None
+    instructions = "avx512-bf16" if "__AVX512BF16__" in macros else "avx512"
+    name = version[1] if "__clang__" in macros else f"gcc {version[1]}"
+    assert describe_kernels(CPU) == f"fused C kernels ({name}, {instructions})"
+
+
+def test_threads_are_those_of_a_preloaded_openmp_library(tmp_path: Path) -> None:
+    """Torch's calls go there too: the dynamic linker looks at preloaded libraries first."""
+    source, preloaded = tmp_path / "openmp.c", tmp_path / "openmp.so"
+    source.write_text("void GOMP_parallel(void (*f)(void *), void *a, unsigned n, unsigned m) { f(a); }")
+    compiler = find_c_compiler()
+    assert compiler is not None
+    subprocess.run([*compiler.split(), "-shared", "-fPIC", str(source), "-o", str(preloaded)], check=True)
+    code = (
+        "import ctypes, sys; from hlat.model.kernels.library import _openmp\n"
+        "address = lambda function: ctypes.cast(function, ctypes.c_void_p).value\n"
+        "assert address(_openmp()) == address(ctypes.CDLL(sys.argv[1]).GOMP_parallel)"
+    )
+    environment = os.environ | {"LD_PRELOAD": str(preloaded)}
+    subprocess.run([sys.executable, "-c", code, str(preloaded)], env=environment, check=True)
 
 
 def test_the_source_of_a_library_and_its_folder_are_as_they_were(
@@ -88,7 +124,17 @@ def test_processors_without_avx512_use_torch(monkeypatch: pytest.MonkeyPatch) ->
     assert not has_kernels(torch.ones(2, 4)) and describe_kernels(CPU) == "torch"
 
 
-def test_compiled_code_has_the_formulas() -> None:
+def _pointwise(x: torch.Tensor) -> torch.Tensor:
+    return swiglu(rms_norm(x, torch.ones(8), 1e-5), x)
+
+
+def _loss(x: torch.Tensor) -> torch.Tensor:
+    return head_loss(x, torch.ones(16, 8), torch.tensor([3, IGNORED, 15]), CrossEntropy())
+
+
+@pytest.mark.parametrize("function", [_pointwise, _loss])
+@pytest.mark.parametrize("needs_gradient", [False, True])
+def test_compiled_code_has_the_formulas(function, needs_gradient: bool) -> None:
     """A compiler fuses them with what is around; it would have to stop at an operator."""
     graphs = []
 
@@ -96,10 +142,11 @@ def test_compiled_code_has_the_formulas() -> None:
         graphs.append(graph)
         return graph.forward
 
-    weight = torch.ones(8)
-    torch.compile(lambda x: swiglu(rms_norm(x, weight, 1e-5), x), backend=record, fullgraph=True)(torch.randn(3, 8))
+    x = torch.randn(3, 8, requires_grad=needs_gradient)
+    torch.compile(function, backend=record, fullgraph=True)(x)
     assert len(graphs) == 1
-    assert not any("hlat" in str(node.target) for node in graphs[0].graph.nodes)
+    modules = [module for module in graphs[0].modules() if isinstance(module, torch.fx.GraphModule)]
+    assert not any("hlat" in str(node.target) for module in modules for node in module.graph.nodes)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -8,7 +8,9 @@ import torch
 
 from hlat.model.kernels import operations as operations  # registers the operators
 from hlat.model.kernels.library import DTYPES, is_available
+from hlat.model.kernels.library import library as compiled_library
 from hlat.runtime.backend import backend_of
+from hlat.runtime.distributed import in_fake_world
 
 __all__ = ["are_used_on", "describe_kernels", "has_kernels"]
 
@@ -27,5 +29,12 @@ def are_used_on(device: torch.device) -> bool:
 
 
 def describe_kernels(device: torch.device) -> str:
-    """Name what computes norms, RoPE, SwiGLU and loss of eager models on a device, for messages and checkpoints."""
-    return "fused C kernels" if are_used_on(device) else "torch"
+    """Name what computes norms, RoPE, SwiGLU and loss of eager models on a device, for messages and checkpoints.
+
+    Computations with the same name have the same bits: it has the compiler and the instructions of the kernels, except
+    in a rehearsal, which compiles nothing.
+    """
+    if not are_used_on(device):
+        return "torch"
+    compiled = None if in_fake_world() else compiled_library()
+    return "fused C kernels" if compiled is None else f"fused C kernels ({compiled.build})"

@@ -101,6 +101,9 @@ class Library:
     Args:
         library: the compiled library.
         parallel: ``GOMP_parallel`` of the OpenMP library that torch uses.
+
+    Attributes:
+        build: the compiler and the instructions that it used, on which the bits of results depend.
     """
 
     def __init__(self, library: ctypes.CDLL, parallel: Any) -> None:
@@ -115,6 +118,8 @@ class Library:
             ctypes.c_int64,
         )
         self._parallel = ctypes.cast(parallel, ctypes.c_void_p)
+        library.build.restype = ctypes.c_char_p
+        self.build: str = library.build().decode()
         self._functions = {
             (name, dtype): ctypes.cast(getattr(library, f"{name}_{suffix}"), ctypes.c_void_p)
             for name in _FUNCTIONS
@@ -155,7 +160,14 @@ def is_available() -> bool:
 
 
 def _openmp() -> Any:
-    """Find ``GOMP_parallel`` in the OpenMP library that torch has loaded; LLVM's and Intel's have it too."""
+    """Find ``GOMP_parallel`` of the OpenMP library whose threads torch uses; LLVM's and Intel's have it too.
+
+    As the dynamic linker did for torch: first what the complete process sees, such as a library in LD_PRELOAD, then
+    what torch's library brings along.
+    """
+    everywhere = ctypes.CDLL(None)
+    if hasattr(everywhere, "GOMP_parallel"):
+        return everywhere.GOMP_parallel
     try:
         return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).GOMP_parallel
     except (OSError, AttributeError) as problem:

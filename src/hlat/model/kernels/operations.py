@@ -6,15 +6,17 @@
 Registered operators have a name in profiles and traces, and a rehearsal counts the memory of their results. They are
 called from the autograd functions of ``hlat.model.pointwise`` and ``hlat.model.loss``, which decide what to save.
 
+They pass addresses to C, so each checks its operands first, also those without memory.
+
 Tensor suffixes: B batch, S positions, G groups of heads, R heads of a group, F pairs of a head, N tokens, V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from hlat.model.kernels.library import Gated, Library, Loss, Norm, Rotation, Rows, library
+from hlat.model.kernels.library import DTYPES, Gated, Library, Loss, Norm, Rotation, Rows, library
 
 _BLOCK_ELEMENTS = 1 << 14  # of a block that a thread takes: about 10 microseconds
 _WEIGHT_BLOCK_ELEMENTS = 1 << 15  # of a block whose rows share a row of partial gradients
@@ -24,7 +26,11 @@ _operators = torch.library.Library("hlat", "FRAGMENT")
 
 
 def _operator(schema: str, on_meta: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function as an operator for CPU tensors, and another one that computes its results' shapes."""
+    """Register a function as an operator for CPU tensors, and another one for tensors without memory.
+
+    The latter checks the operands and allocates the results; if one operand has memory and another one has none, torch
+    calls it too.
+    """
     _operators.define(schema)
     name = schema.partition("(")[0]
     _operators.impl(name, on_meta, "Meta")
@@ -40,6 +46,24 @@ def _library() -> Library:
     found = library()
     assert found is not None, "the caller asked is_available()"
     return found
+
+
+def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], device: torch.device) -> None:
+    """Raise TypeError or ValueError if an operand is not what the C function takes it for."""
+    if tensor.dtype != dtype:
+        raise TypeError(f"{name} is {tensor.dtype}, and {dtype} is needed")
+    if tensor.shape != shape:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, and {tuple(shape)} is needed")
+    if tensor.device != device:
+        raise ValueError(f"{name} is on {tensor.device}, and {device} is needed")
+
+
+def _check_rows(name: str, x: torch.Tensor) -> None:
+    """Raise TypeError or ValueError if the first operand, which decides about the others, has no kernel."""
+    if x.dtype not in DTYPES:
+        raise TypeError(f"{name} is {x.dtype}, and one of {', '.join(map(str, DTYPES))} is needed")
+    if x.dim() == 0:
+        raise ValueError(f"{name} is a single number, and rows of a last dimension are needed")
 
 
 def _block(width: int) -> int:
@@ -65,6 +89,8 @@ def _rows(x: torch.Tensor) -> tuple[Rows, torch.Tensor]:
 
 
 def _norm_on_meta(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    _check_rows("x", x)
+    _check("weight", weight, x.dtype, x.shape[-1:], x.device)
     return x.new_empty(x.shape), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
 
 
@@ -84,6 +110,10 @@ def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tens
 def _norm_backward_on_meta(
     gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    _check_rows("x", x)
+    _check("gradient", gradient, x.dtype, x.shape, x.device)
+    _check("weight", weight, x.dtype, x.shape[-1:], x.device)
+    _check("scale", scale, torch.float32, (*x.shape[:-1], 1), x.device)
     return x.new_empty(x.shape), weight.new_empty(weight.shape)
 
 
@@ -122,6 +152,13 @@ def _norm_backward(
 
 
 def _rotate_on_meta(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: int) -> torch.Tensor:
+    _check_rows("x", x)
+    if x.dim() != 5 or x.shape[-1] % 2:
+        raise ValueError(f"x has shape {tuple(x.shape)}, and (B, S, G, R, 2 F) is needed")
+    shape = (x.shape[1], 1, 1, x.shape[-1] // 2)
+    by_row = cos.dim() == 5 and cos.shape[0] in (1, x.shape[0])
+    for name, table in (("cos", cos), ("sin", sin)):
+        _check(name, table, torch.float32, (cos.shape[0], *shape) if by_row else shape, x.device)
     return x.new_empty(x.shape)
 
 
@@ -152,6 +189,8 @@ def _rotate(x_BSGRE: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, directi
 
 
 def _swiglu_on_meta(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    _check_rows("gate", gate)
+    _check("up", up, gate.dtype, gate.shape, gate.device)
     return gate.new_empty(gate.shape)
 
 
@@ -168,29 +207,50 @@ def _swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _write_nothing(*_: torch.Tensor) -> None:
-    """Results of an operator that writes into its arguments."""
+def _swiglu_backward_on_meta(
+    gradient: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, by_gate: torch.Tensor, by_up: torch.Tensor
+) -> None:
+    _check_rows("gate", gate)
+    for name, tensor in (("gradient", gradient), ("up", up), ("by_gate", by_gate), ("by_up", by_up)):
+        _check(name, tensor, gate.dtype, gate.shape, gate.device)
 
 
 @_operator(
     "swiglu_backward(Tensor gradient, Tensor gate, Tensor up, Tensor(a!) by_gate, Tensor(b!) by_up) -> ()",
-    _write_nothing,
+    _swiglu_backward_on_meta,
 )
 def _swiglu_backward(
     gradient: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, by_gate: torch.Tensor, by_up: torch.Tensor
 ) -> None:
     """Write the gradients of gate and up, whose strides are those of at most two merged dimensions."""
+    _swiglu_backward_on_meta(gradient, gate, up, by_gate, by_up)
     if gate.numel() == 0:
         return
     (gate_rows, gate), (up_rows, up), (gradient_rows, gradient) = _rows(gate), _rows(up), _rows(gradient)
     (by_gate_rows, gate_out), (by_up_rows, up_out) = _rows(by_gate), _rows(by_up)
-    assert gate_out is by_gate and up_out is by_up, "results are written in place"
+    if gate_out is not by_gate or up_out is not by_up:
+        raise ValueError(
+            f"by_gate and by_up have strides {by_gate.stride()} and {by_up.stride()}, and rows without gaps in at most "
+            "two merged dimensions are needed: the results are written into them"
+        )
     width = gate.shape[-1]
     arguments = Gated(width, gate_rows, up_rows, gradient_rows, by_gate_rows, by_up_rows)
     _library().run("swiglu_backward", gate.dtype, arguments, gate.numel() // width, _block(width))
 
 
+def _check_loss(logits: torch.Tensor, rows: torch.Tensor, *of_tokens: tuple[str, torch.Tensor]) -> None:
+    _check_rows("logits", logits)
+    if logits.dim() != 2 or not logits.is_contiguous():
+        raise ValueError(
+            f"logits have shape {tuple(logits.shape)} and strides {logits.stride()}, and a contiguous matrix is needed"
+        )
+    _check("rows", rows, torch.int64, logits.shape[:1], logits.device)
+    for name, tensor in of_tokens:
+        _check(name, tensor, torch.float32, logits.shape[:1], logits.device)
+
+
 def _loss_sums_on_meta(logits: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    _check_loss(logits, rows)
     peak, total, label = logits.new_empty((3, len(logits)), dtype=torch.float32).unbind(0)
     return peak, total, label
 
@@ -202,15 +262,27 @@ def _loss_sums(logits_NV: torch.Tensor, rows_N: torch.Tensor) -> tuple[torch.Ten
     Args:
         logits_NV: contiguous.
         rows_N: column of the label; outside of 0 to V - 1 if there is none, whose logit is then 0.
+
+    Without columns the largest logit is -infinity, and the sum 0.
     """
+    _check_loss(logits_NV, rows_N)
+    if logits_NV.numel() == 0:
+        return torch.full(rows_N.shape, -torch.inf), torch.zeros(rows_N.shape), torch.zeros(rows_N.shape)
     peak, total, label = (torch.empty(len(logits_NV)) for _ in range(3))
     _run_loss("loss_sums", logits_NV, rows_N, peak, total, label)
     return peak, total, label
 
 
-@_operator("cross_entropy_gradient_(Tensor(a!) logits, Tensor rows, Tensor peak, Tensor factor) -> ()", _write_nothing)
+def _loss_gradient_on_meta(logits: torch.Tensor, rows: torch.Tensor, peak: torch.Tensor, factor: torch.Tensor) -> None:
+    _check_loss(logits, rows, ("peak", peak), ("factor", factor))
+
+
+@_operator(
+    "cross_entropy_gradient_(Tensor(a!) logits, Tensor rows, Tensor peak, Tensor factor) -> ()", _loss_gradient_on_meta
+)
 def _loss_gradient(logits_NV: torch.Tensor, rows_N: torch.Tensor, peak_N: torch.Tensor, factor_N: torch.Tensor) -> None:
     """Overwrite logits by ``exp(logit - peak) * factor``, less 1 at the label."""
+    _loss_gradient_on_meta(logits_NV, rows_N, peak_N, factor_N)
     _run_loss("loss_gradient", logits_NV, rows_N, peak_N.contiguous(), factor=factor_N.contiguous())
 
 
@@ -223,7 +295,6 @@ def _run_loss(
     label: torch.Tensor | None = None,
     factor: torch.Tensor | None = None,
 ) -> None:
-    assert logits_NV.is_contiguous(), "logits are the result of a product"
     rows_N = rows_N.contiguous()
     tensors = (logits_NV, rows_N, peak, total, label, factor)
     width = logits_NV.shape[1]

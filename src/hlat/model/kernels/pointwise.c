@@ -363,6 +363,24 @@ void run(
         take_blocks(&task);
 }
 
+/* What the bits of results depend on beside this file: who compiled it, for which instructions. */
+#ifdef __clang__
+#define COMPILER __VERSION__ /* with its name */
+#else
+#define COMPILER "gcc " __VERSION__
+#endif
+#if defined(__AVX512F__) && defined(__AVX512BF16__)
+#define INSTRUCTIONS "avx512-bf16"
+#elif defined(__AVX512F__)
+#define INSTRUCTIONS "avx512"
+#elif defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+#define INSTRUCTIONS "fma"
+#else
+#define INSTRUCTIONS "no fma"
+#endif
+
+const char *build(void) { return COMPILER ", " INSTRUCTIONS; }
+
 #define EXPORT(name, Arguments)                                                                                        \
     void name##_bf16(const void *arguments, int64_t begin, int64_t end) {                                              \
         name((const Arguments *)arguments, begin, end, 0);                                                             \
