@@ -90,6 +90,23 @@ def test_the_last_position_attends_to_all_with_and_without_its_causal_mask() -> 
         assert torch.equal(ours, theirs)
 
 
+def test_a_group_of_heads_is_never_masked_as_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch on a CPU spreads a mask of one position over the heads; kernels of GPUs align it with all heads."""
+    masks = []
+    kernel = F.scaled_dot_product_attention
+
+    def record(*operands: torch.Tensor, attn_mask: torch.Tensor | None) -> torch.Tensor:
+        masks.append(attn_mask)
+        return kernel(*operands, attn_mask=attn_mask)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", record)
+    q, k, v = leaves((2, 4, 1, 16), (2, 2, 9, 16), (2, 2, 9, 16))
+    of_window = (torch.arange(9) > 3).unsqueeze(0)
+    for mask in (causal_lower_right(1, 9), None, of_window):
+        attend(q, k, v, mask)
+    assert masks[0] is None and masks[1] is None and masks[2] is of_window
+
+
 def test_widened_attention_is_the_rounded_result_of_the_fp32_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "_EMULATE_BF16", "cpu")
     q, k, v = leaves((2, 8, 24, 16), (2, 4, 24, 16), (2, 4, 24, 16))
