@@ -14,12 +14,27 @@ from hlat.runtime import HardwareError
         ("2GB/s/instance", 2e9, "instance"),
         ("800 MB/s per instance", 8e8, "instance"),
         ("40Gb/s", 5e9, "cluster"),
+        ("40gbit/s", 5e9, "cluster"),
+        ("5gB/s", 5e9, "cluster"),
         ("1GiB/s", 2**30, "cluster"),
     ],
 )
 def test_rates_are_read_in_the_spellings_that_people_use(text: str, rate: float, per: str) -> None:
     storage = parse_site(text).storage
     assert storage is not None and (storage.bytes_per_second, storage.per) == (rate, per)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("5gb/s", "5GB/s for bytes, or 5Gbit/s for bits"),
+        ("800 mb/s per instance", "800MB/s for bytes"),
+        ("1gib/s", "1GiB/s for bytes, or 1Gibit/s"),
+    ],
+)
+def test_lower_case_throughout_leaves_bits_and_bytes_open(text: str, says: str) -> None:
+    with pytest.raises(HardwareError, match=f"--storage {text}: .* may be bits or bytes; write {says}"):
+        parse_site(text)
 
 
 def test_a_rate_per_instance_grows_with_the_cluster_and_the_network_is_its_limit() -> None:

@@ -204,9 +204,8 @@ def choose_cluster(
     of_model, catalog, kind = _question(
         sequence, global_batch, precision, price, hardware, interruptions, prices_of, storage, pue
     )
-    request_on = of_model(str(model), tokens)
-    free = goal.usd is not None and tokens is None and _says_no_tokens(str(model), request_on, catalog)
-    return (afford if free else choose)(chips, goal, request_on, catalog, kind)
+    free = goal.usd is not None and tokens is None and _says_no_tokens(str(model), catalog)
+    return (afford if free else choose)(chips, goal, of_model(str(model), tokens), catalog, kind)
 
 
 def choose_model_size(
@@ -307,12 +306,15 @@ def _question(
     return of_model, catalog, price_kind(price if quote is None else OWN, [])
 
 
-def _says_no_tokens(
-    model: str, request_on: "Callable[[Cluster, PriceKind | None], PlanRequest]", catalog: "Catalog"
-) -> bool:
-    """Return True if the number of tokens of a request would be a default of the planner, not that of a recipe."""
+def _says_no_tokens(model: str, catalog: "Catalog") -> bool:
+    """Return True if a model comes without a number of tokens, since it is not a recipe.
+
+    That is the same on every cluster and for all other options, so any cluster can be asked, in a precision that every
+    chip has.
+    """
     from hlat.hardware import Cluster
+    from hlat.planner.problem import resolve_request
 
     usable = ((one, catalog.chip(one.chip)) for one in catalog.instances)
     instance, chip = next((one, chip) for one, chip in usable if chip is not None and chip.can_be_planned)
-    return request_on(Cluster(instance, chip, 1), None).tokens_assumed
+    return resolve_request(model, Cluster(instance, chip, 1), mode="mixed").tokens_assumed

@@ -67,6 +67,17 @@ def test_a_deadline_and_a_budget_are_both_used_up_or_one_of_them_is() -> None:
     assert all(offer.request.tokens <= one.request.tokens for offer in found.sizes)
 
 
+def test_an_odd_number_that_uses_the_budget_up_is_compared_with_the_powers_of_two_around_it() -> None:
+    """5.6 instances for a day cost the budget; of 4, 5, 6 and 8 that with most tokens is taken, by a plan of each."""
+    hourly = hlat.plan("llama-3.2-1b", "p4d.24xlarge:1", price="on-demand", tokens=10**9, **RUN)
+    price = hourly.request.cluster.price("on-demand")[1]
+    found = hlat.choose_cluster(
+        "llama-3.2-1b", chips="p4d.24xlarge", budget=f"{5.6 * 24 * price:.0f}", deadline="1d", **RUN
+    )
+    assert {offer.cluster.count for offer in found.sizes} == {4, 5, 6, 8}
+    assert found.chosen.request.tokens == max(offer.request.tokens for offer in found.sizes)
+
+
 def test_given_tokens_stay(tmp_path) -> None:
     found = hlat.choose_cluster("llama-3.2-1b", chips="p4d.24xlarge", budget="9k", tokens=10**10, **RUN)
     assert not found.affords and found.chosen.request.tokens == 10**10

@@ -75,6 +75,18 @@ def test_of_several_kinds_the_cheapest_comes_first_and_those_that_miss_are_named
     }
 
 
+@pytest.mark.parametrize("goal", [{"budget": "5k"}, {"deadline": "14d"}, {"budget": "5k", "deadline": "14d"}])
+@pytest.mark.parametrize("tokens", [None, 10**10])
+def test_a_kind_that_refuses_an_option_is_missed_and_says_why(goal: dict, tokens: int | None) -> None:
+    run = {**MODEL, "tokens": tokens, "precision": "fp8"}
+    found = hlat.choose_cluster("llama-3.2-1b", chips="p4d.24xlarge,p5.48xlarge", **goal, **run)
+    assert found.chosen.cluster.instance.name == "p5.48xlarge"
+    assert "A100 40GB does not support fp8" in found.missed["p4d.24xlarge"]
+    assert found.affords == ("budget" in goal and tokens is None)
+    with pytest.raises(PlanError, match=r"p4d.24xlarge: --precision fp8: A100 .*\n  trn1.32xlarge: .*Trainium1"):
+        hlat.choose_cluster("llama-3.2-1b", chips="p4d.24xlarge,trn1.32xlarge", **goal, **run)
+
+
 def test_a_quote_counts_for_every_chip_and_changes_nothing_else() -> None:
     one, two = (chosen("h100", deadline="3d", price=price).chosen for price in ("2.10/h", "4.20/gpu-h"))
     assert (one.cluster.name, one.days) == (two.cluster.name, two.days)

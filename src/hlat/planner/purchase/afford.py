@@ -4,17 +4,18 @@
 
 A run costs and takes as much per token with few tokens as with many. Without a deadline the number of instances is that
 of a plan without a goal (the bend of the cost), and the budget says how many tokens. With one, all instances for the
-whole time cost the budget: fewer would have too little time, more too little money.
+whole time cost the budget: fewer would have too little time, more too little money. Such a number may be odd, and
+layouts divide better by powers of two: the two around it are compared too.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import chain, islice
+from itertools import islice
 from math import ceil, floor
 
 from hlat.hardware import Catalog, Cluster, PriceKind
 from hlat.planner.problem import PlanRequest
-from hlat.planner.purchase.choice import Purchase, kinds_of, reasons
-from hlat.planner.purchase.exploration import explore
+from hlat.planner.purchase.choice import Purchase, kinds_of, no_offer
+from hlat.planner.purchase.exploration import explore, without_refusals
 from hlat.planner.purchase.goal import Goal
 from hlat.planner.purchase.offers import Kind, Offer
 from hlat.runtime import PlanError
@@ -48,15 +49,17 @@ def afford(
         missed |= others
         best = [(affordable(goal, offer), kind) for offer, kind in found]
     else:
+        possible, others = without_refusals(kinds)
+        missed |= others
         best = []
-        for kind in kinds:
+        for kind in possible:
             offers = [affordable(goal, offer) for offer in _for_all_the_time(goal, kind)]
             if offers:
                 best.append((max(offers, key=lambda offer: offer.request.tokens), kind))
             else:
                 missed[kind.instance.name] = "no layout of the model fits, on as many as the budget pays for"
     if not best:
-        raise PlanError(f"no cluster can train the model, {goal}:\n{reasons(missed)}")
+        raise no_offer(f"no cluster can train the model, {goal}", missed)
     best.sort(key=lambda pair: -pair[0].request.tokens)
     sizes = [affordable(goal, offer) for offer in best[0][1].offers]
     chosen = best[0][0]
@@ -74,16 +77,19 @@ def affordable(goal: Goal, offer: Offer) -> Offer:
 
 
 def _for_all_the_time(goal: Goal, kind: Kind) -> Sequence[Offer]:
-    """Return offers of the two numbers of instances that cost about the budget until the deadline."""
+    """Return offers of the numbers of instances that cost about the budget until the deadline, and of powers of two.
+
+    If none of them is possible, it is the offer of the nearest power of two above, else below, that is.
+    """
     assert goal.days is not None and goal.usd is not None, "there are a deadline and a budget"
     price = kind.cluster(1).price(kind.request_on(kind.cluster(1)).price)
     assert price is not None, "a budget needs prices, which kinds_of looked for"
     number = goal.usd / (price[1] * 24 * goal.days)
     below, above = max(1, floor(number)), max(1, ceil(number))
-    both = [offer for offer in map(kind.at, sorted({below, above})) if offer is not None]
-    if both:
-        return both
-    others = chain(
-        (above << power for power in range(1, _DOUBLINGS)), (below >> power for power in range(1, _DOUBLINGS))
-    )
-    return list(islice((offer for offer in map(kind.at, filter(None, others)) if offer is not None), 1))
+    power = 1 << (below.bit_length() - 1)
+    near = sorted({below, above, power, 2 * power})
+    offers = [offer for offer in map(kind.at, near) if offer is not None]
+    if offers:
+        return offers
+    far = [2 * power << more for more in range(1, _DOUBLINGS)] + [power >> less for less in range(1, _DOUBLINGS)]
+    return list(islice((offer for offer in map(kind.at, filter(None, far)) if offer is not None), 1))

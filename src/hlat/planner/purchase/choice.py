@@ -64,15 +64,16 @@ def choose_cluster(
     found, others = explore(goal, kinds)
     missed |= others
     if not found:
-        raise PlanError(f"no cluster meets the goal, {goal}:\n{reasons(missed)}")
+        raise no_offer(f"no cluster meets the goal, {goal}", missed)
     chosen, kind = found[0]
     list(kind.doublings(chosen.cluster.count))
     return Purchase(goal, of, tuple(offer for offer, _ in found), tuple(kind.offers), missed)
 
 
-def reasons(missed: dict[str, str]) -> str:
-    """Return the reasons by kind as lines."""
-    return "\n".join(f"  {name}: {reason}" for name, reason in missed.items())
+def no_offer(what: str, missed: dict[str, str]) -> PlanError:
+    """Return the error that says what no kind can do, and the reason by kind, which may have several lines."""
+    lines = (f"  {name}: {reason}".replace("\n", "\n    ") for name, reason in missed.items())
+    return PlanError("\n".join([f"{what}:", *lines]))
 
 
 def kinds_of(

@@ -29,7 +29,7 @@ def explore(goal: Goal, kinds: Sequence[Kind]) -> tuple[list[tuple[Offer, Kind]]
         goal: limits of the run.
         kinds: kinds of instances.
     """
-    missed: dict[str, str] = {}
+    kinds, missed = without_refusals(kinds)
     found: list[tuple[Offer, Kind]] = []
     for kind in kinds if goal.days is not None else _cheapest_first(kinds, missed):
         best = min((offer for offer, _ in found), key=goal.order, default=None)
@@ -44,6 +44,13 @@ def explore(goal: Goal, kinds: Sequence[Kind]) -> tuple[list[tuple[Offer, Kind]]
         else:
             found.append((offer, kind))
     return sorted(found, key=lambda pair: goal.order(pair[0])), missed
+
+
+def without_refusals(kinds: Sequence[Kind]) -> tuple[list[Kind], dict[str, str]]:
+    """Return the kinds on which a request is possible, and the reason by kind on which none is."""
+    refusals = [(kind, kind.refusal()) for kind in kinds]
+    missed = {kind.instance.name: reason for kind, reason in refusals if reason}
+    return [kind for kind, reason in refusals if not reason], missed
 
 
 def compute(goal: Goal, kind: Kind, best: Offer | None = None) -> None:

@@ -3,25 +3,25 @@
     budget or FLOPs --scaling law--> parameters, tokens --nearest shape--> model --planner--> FLOPs that the budget buys
                                           ^------------------------------------------------------'  until they agree
 
-What a dollar buys depends on the model, so law and planner are asked in turn. The tokens are then those that the budget
-affords for the chosen shape.
+What a dollar buys depends on the model, and so does the cluster that buys most: law and planner are asked in turn, and
+the planner chooses kind and number of instances anew for each size. The tokens are those that the budget affords there.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import log
 
 from hlat.hardware import Catalog, Cluster, PriceKind
 from hlat.model.derived import count_parameters
 from hlat.planner.problem import PlanRequest, nearest_shape
-from hlat.planner.purchase.afford import afford, affordable
-from hlat.planner.purchase.choice import choose_cluster
+from hlat.planner.purchase.afford import afford
+from hlat.planner.purchase.choice import Purchase, choose_cluster
 from hlat.planner.purchase.goal import Goal
-from hlat.planner.purchase.offers import Kind, Offer
+from hlat.planner.purchase.offers import Offer
 from hlat.planner.purchase.scaling_law import CHINCHILLA, FLOPS_PER_PARAMETER
-from hlat.runtime import PlanError
 
-_FIRST_FLOPS = 1e21  # of the model that the budget is first asked for; the answer does not depend on it
-_ROUNDS = 6
+_FIRST_FLOPS = 1e21  # of the model that is asked for first; every later one gets a cluster of its own
+_MOST_SIZES = 10  # that are asked for; three are usual
 
 RequestOf = Callable[[str, int | None], Callable[[Cluster, PriceKind | None], PlanRequest]]
 """The requests of a model with so many tokens (None for any), by cluster and kind of price."""
@@ -114,35 +114,44 @@ def choose_model_size(
         purposes.insert(0, (f"{_short(generated)} generated", generated))
     if flops is not None:
         return _for_flops(chips, goal, request_of, catalog, price, flops, generated, purposes)
-    name, _, size = nearest_shape(CHINCHILLA.optimal_size(_FIRST_FLOPS)[0])
-    first = afford(chips, goal, request_of(name, None), catalog, price)
-    chosen = first.chosen
-    runs = []
+    purchases: dict[str, Purchase] = {}
+
+    def purchase_of(name: str) -> Purchase:
+        if name not in purchases:
+            purchases[name] = afford(chips, goal, request_of(name, None), catalog, price)
+        return purchases[name]
+
+    begin, runs = CHINCHILLA.optimal_size(_FIRST_FLOPS)[0], []
     for purpose, tokens in purposes:
-        runs.append(_agreed(goal, first.price, request_of, purpose, tokens, chosen, size))
-        chosen, size = runs[-1].offer, runs[-1].parameters
+        runs.append(_agreed(purchase_of, begin, purpose, tokens))
+        begin = runs[-1].parameters
+    first = purchases[runs[0].offer.request.name]
     return ModelSize(goal, None, generated, first.price, tuple(runs), first.missed)
 
 
-def _agreed(
-    goal: Goal, price: PriceKind | None, request_of: RequestOf, purpose: str, generated: float, offer: Offer, size: int
-) -> SizedRun:
-    """Return the run of the size at which law and planner agree, on the kind of instance of another run."""
-    cluster, known = offer.cluster, {size: offer}
-    for _ in range(_ROUNDS):
-        best = CHINCHILLA.optimal_size(FLOPS_PER_PARAMETER * size * known[size].request.tokens, generated)
-        name, _, wanted = nearest_shape(best[0])
-        if wanted in known:
-            return SizedRun(purpose, wanted, best, known[wanted])
-        of_model = request_of(name, None)
-        kind = Kind(cluster.instance, cluster.chip, lambda one, ask=of_model: ask(one, price))  # type: ignore[misc]
-        numbers = [cluster.count << power for power in range(8)] + [cluster.count >> power for power in range(1, 8)]
-        found = next((one for one in map(kind.at, filter(None, numbers)) if one is not None), None)
-        if found is None:
-            raise PlanError(f"{name} fits on no number of {cluster.instance.name}, {goal}")
-        size = wanted
-        known[size] = affordable(goal, found)
-    return SizedRun(purpose, size, best, known[size])
+def _agreed(purchase_of: Callable[[str], Purchase], begin: float, purpose: str, generated: float) -> SizedRun:
+    """Return the run of the size that the law wants for the compute which the budget buys for that very size.
+
+    Each size gets the kind and number of instances that are best for it. Shapes are a few percent apart, and one may be
+    trained more efficiently than the next: if the law goes round among some, the answer is the one nearest to what it
+    wants for it.
+
+    Args:
+        purchase_of: the cluster to buy for a model, and the tokens that the budget affords there.
+        begin: parameters of the first model that is asked for.
+        purpose: what the size is best for.
+        generated: tokens to be generated over the model's life.
+    """
+    tried: dict[int, SizedRun] = {}
+    name, _, size = nearest_shape(begin)
+    while size not in tried and len(tried) < _MOST_SIZES:
+        offer = purchase_of(name).chosen
+        best = CHINCHILLA.optimal_size(FLOPS_PER_PARAMETER * size * offer.request.tokens, generated)
+        tried[size] = SizedRun(purpose, size, best, offer)
+        name, _, size = nearest_shape(best[0])
+    order = list(tried)
+    around = order[order.index(size) :] if size in tried else order
+    return min((tried[one] for one in around), key=lambda run: abs(log(run.best[0] / run.parameters)))
 
 
 def _for_flops(

@@ -92,6 +92,14 @@ class Kind:
         """Return the cluster of a number of instances."""
         return Cluster(self.instance, self.chip, number)
 
+    def refusal(self) -> str:
+        """Return the reason why no request is possible on this kind, as by options that its chip has no support for."""
+        try:
+            self.request_on(self.cluster(1))
+        except PlanError as error:
+            return str(error)
+        return ""
+
     def _predict(self, cluster: Cluster) -> Offer | None:
         try:
             request = self.request_on(cluster)
@@ -101,7 +109,11 @@ class Kind:
         return None if best is None else Offer(request, best)
 
     def number_for(self, days: float) -> float:
-        """Return the number of instances that would take so many days at a usual share of the peak."""
+        """Return the number of instances that would take so many days at a usual share of the peak.
+
+        Raises:
+            PlanError: no request is possible on this kind; ``refusal`` says so beforehand.
+        """
         request = self.request_on(self.cluster(1))
         flops = request.tokens * flops_per_token(request.model, request.sequence, "causal")
         rate = request_device(request).peak * self.cluster(1).devices
