@@ -82,8 +82,8 @@ def parse_site(storage: str | None = None, pue: float | None = None) -> Site:
     if storage is not None and rate is None:
         problems.append(
             _bits_or_bytes(storage)
-            or f"--storage {storage}: must be a positive rate: 5GB/s of the whole cluster, or 2GB/s/instance (GB for 10^9 "
-            "bytes, Gb or Gbit for bits)"
+            or f"--storage {storage}: must be a positive rate: 5GB/s of the whole cluster, or 2GB/s/instance (GB for "
+            "10^9 bytes, Gb or Gbit for bits)"
         )
     if pue is not None and not 1 <= pue < 10:
         problems.append(f"--pue {pue:g}: energy of the building over that of its machines, from 1 up, as in 1.2")

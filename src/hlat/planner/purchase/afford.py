@@ -18,7 +18,6 @@ from hlat.planner.purchase.choice import Purchase, kinds_of, no_offer
 from hlat.planner.purchase.exploration import explore, without_refusals
 from hlat.planner.purchase.goal import Goal
 from hlat.planner.purchase.offers import Kind, Offer
-from hlat.runtime import PlanError
 
 _DOUBLINGS = 6  # of a number that is too small for the model, and halvings of one too large for its batch
 
