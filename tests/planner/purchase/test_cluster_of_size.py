@@ -3,7 +3,6 @@
 Predictions are those of a simple formula here, whose answer is known: the same search on the real ones takes minutes.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -19,10 +18,15 @@ RUN = {"sequence": 4096, "global_batch": 512, "precision": "mixed"}
 KINDS = "p4d.24xlarge,p5.48xlarge"
 
 
+@pytest.fixture(scope="module")
+def one() -> LayoutPrediction:
+    """Some prediction, of which days and cost are replaced."""
+    return hlat.plan("llama-3.2-1b", "p4d.24xlarge:1", price="on-demand", tokens=10**9, **RUN).chosen
+
+
 @pytest.fixture(autouse=True)
-def formula(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def formula(one: LayoutPrediction, monkeypatch: pytest.MonkeyPatch) -> None:
     """Predict by a formula: small models are cheaper on p4d, large ones on p5, and larger ones on more instances."""
-    one = hlat.plan("llama-3.2-1b", "p4d.24xlarge:1", price="on-demand", tokens=10**9, **RUN).chosen
 
     def predict(request: PlanRequest) -> LayoutPrediction:
         size, cluster = count_parameters(request.model).total, request.cluster
@@ -34,7 +38,6 @@ def formula(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return replace(one, days=days, cost_usd=days * 24 * price[1])
 
     monkeypatch.setattr(offers, "best_layout", predict)
-    yield
 
 
 def answer(budget: str, first: float, generated: int | None, monkeypatch: pytest.MonkeyPatch) -> ModelSize:

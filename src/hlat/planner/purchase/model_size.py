@@ -3,7 +3,7 @@
     budget or FLOPs --scaling law--> parameters, tokens --nearest shape--> model --planner--> FLOPs that the budget buys
                                           ^------------------------------------------------------'  until they agree
 
-What a dollar buys depends on the model, and so does the cluster that buys most: law and planner are asked in turn, and
+What a dollar buys depends on the model, and so does the best cluster for it: law and planner are asked in turn, and
 the planner chooses kind and number of instances anew for each size. The tokens are those that the budget affords there.
 """
 
