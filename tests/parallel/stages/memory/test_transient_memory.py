@@ -1,5 +1,7 @@
 """Transient memory at the points of a step, against counts by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from hlat.parallel.stages.memory.in_flight import peak_instants
@@ -64,3 +66,21 @@ def test_allocator_slack_is_a_share_of_transient_memory():
     memory = rank_memory(request, parse_layout("tp=8,pp=4,recompute=full", request), 0)
     transient = memory.activations + memory.recomputing + memory.logits + memory.working + memory.buffers
     assert memory.slack == pytest.approx(0.06 * transient)
+
+
+@pytest.mark.parametrize("layout", ["tp=8,zero=0,mbs=1", "tp=4,pp=2,zero=0,mbs=1"])
+def test_a_budget_limits_the_activations_of_blocks(layout):
+    """The bytes that blocks keep are the budget's, with a pipeline and without; gradients of the loss come on top."""
+    request = request_for("llama-2-7b", "a100-80gb:1", sequence=4096, global_batch=8)
+    step = parse_layout(layout, request).step_shape(request)
+    assert step.layout.pipeline == (2 if "pp=2" in layout else 1)
+    limited = replace(step, policy="budget", budget=2.0**30)
+    most = [
+        max(
+            moment["activations"]
+            for moment in transient_bytes(each, 0, (32 / step.layout.pipeline,), (True, False), 1.0)
+            if "activations" in moment
+        )
+        for each in (step, limited)
+    ]
+    assert most[0] > 1.5 * 2**30 and most[1] == pytest.approx(2**30)

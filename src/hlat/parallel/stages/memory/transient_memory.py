@@ -46,7 +46,7 @@ def transient_bytes(
     rank = transient_sizes(step, sum(sizes), ends, gradients, received, kernels)
     if step.budget is not None:
         alive = max((now.alive for now in instants if now.alive), default=1)
-        rank = replace(rank, per_pass=min(rank.per_pass, step.budget / alive))
+        rank = _within_budget(rank, step.budget / alive, sum(sizes) / step.virtual)
     if step.layout.pipeline == 1:
         found = _single_stage(step, rank, sum(sizes))
     else:
@@ -56,6 +56,12 @@ def transient_bytes(
     return found + optimizer_instant(step, sum(sizes), ends)
 
 
+def _within_budget(rank: TransientSizes, most: float, layers: float) -> TransientSizes:
+    """Limit the activations of a pass over ``layers`` layers to ``most`` bytes, and those of a layer to its share."""
+    per_pass = min(rank.per_pass, most)
+    return replace(rank, per_pass=per_pass, per_layer=min(rank.per_layer, max(0.0, per_pass - rank.at_entry) / layers))
+
+
 def _single_stage(step: StepShape, rank: TransientSizes, layers: float) -> list[Bytes]:
     """List the transient bytes by name at the instants of a step without a pipeline.
 
@@ -63,7 +69,7 @@ def _single_stage(step: StepShape, rank: TransientSizes, layers: float) -> list[
     """
     several = step.micro_batches > 1
     before = rank.gradients if several else 0.0
-    blocks, norm = layers * rank.per_layer + rank.at_entry, rank.final_norm
+    blocks, norm = rank.per_pass, rank.final_norm
     # FSDP2 keeps the buffer of its last gather until the next, and gathers the next block in advance.
     last_gather = rank.block_gather if step.layout.zero == 3 or not several else 0.0
     ahead = 2 * rank.gathered

@@ -36,7 +36,7 @@ class TransientSizes:
         loss: temporary tensors of head and loss in the forward pass; None without head.
         loss_backward: temporary tensors of head and loss in the backward pass.
         norm: temporary tensors of the final norm in the backward pass.
-        head_waits: True if that gradient waits in autograd for another, of the same matrix.
+        head_waits: True if the gradient of a tied head waits in autograd for that of the embedding.
         head_gradient: gradient of the head, from the backward pass of the loss on, if it takes memory of its own.
         first_head_gradient: the same in the first pass of a stage, whose gradients do not exist yet.
         split_layer, split_pass: tensors that the first half of a split backward pass keeps for the weight gradients, of
