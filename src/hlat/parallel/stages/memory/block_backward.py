@@ -43,8 +43,8 @@ class BlockTensors:
         queries, keys: queries, and keys (or values).
         inner: the intermediate activation of the feed-forward layer.
         item: bytes of an element.
-        weights: elements of the weights of each matrix product: "qkv", "output", "gate_up", "down".
-        products: number of matrix products that the gradients by an input come from: (of attention, of feed-forward).
+        weights: elements of the weights of "qkv", "output", "gate_up" and "down": of one matrix product, or of several
+            with the same input, in the order of backward.
         gathers: True with sequence parallelism.
         reduces: True with tensor parallelism without sequence parallelism.
         reorders: True if gathered sequences are copied into another order: of several rows.
@@ -61,8 +61,7 @@ class BlockTensors:
     keys: float
     inner: float
     item: int
-    weights: Mapping[str, float]
-    products: tuple[int, int]
+    weights: Mapping[str, tuple[float, ...]]
     gathers: bool
     reduces: bool
     reorders: bool
@@ -95,7 +94,11 @@ def forward_bytes(block: BlockTensors) -> float:
     alive = sum(recomputed.get(name, 0.0) for name in ("residual", "feed_forward_input", "gate_up", "inner"))
     cast = recomputed.get("down_weight_copy", 0.0)
     # The product before needs its own weights.
-    wide = alive - recomputed.get("inner", 0.0) + recomputed.get("gate_up_weight_copy", 0.0) / block.products[1]
+    wide = (
+        alive
+        - recomputed.get("inner", 0.0)
+        + recomputed.get("gate_up_weight_copy", 0.0) / len(block.weights["gate_up"])
+    )
     if block.gathers:  # the shard of that input; the product's output, in another order; the shard of its sum
         summed = block.inside * (1 + block.reorders) + block.stream
         return block.stream + max(alive + max(cast + block.inside, summed), wide)
@@ -113,7 +116,7 @@ def backward_peak(block: BlockTensors) -> Peak:
 
 def input_peak(block: BlockTensors) -> Peak:
     """Compute the same for the first half of a split backward pass: gradients by inputs; all that was saved is kept."""
-    without = replace(block, weights=dict.fromkeys(block.weights, 0.0))
+    without = replace(block, weights={name: (0.0,) * len(sizes) for name, sizes in block.weights.items()})
     return _peak(_Tape(without, split=True), without)
 
 
@@ -124,7 +127,7 @@ def weight_peak(block: BlockTensors) -> Peak:
     """
     steps = {step: sum(tensors.values()) for step, tensors in block.recomputed.items()}
     before_last_norm = sum(size for step, size in steps.items() if step in _CHAIN[: _CHAIN.index("feed_forward_input")])
-    product = max(block.weights.values()) * (block.item + block.cast)
+    product = max(size for sizes in block.weights.values() for size in sizes) * (block.item + block.cast)
     recomputed = sum(steps.values())
     return max(
         Peak(recomputed + product, recomputed),
@@ -175,11 +178,11 @@ class _Tape:
             else:
                 self._unpack(tensor)
 
-    def free_copy(self, name: str, index: int, count: int) -> None:
-        """Free the cast copy of the weight ``index`` of ``count``; if they are recomputed, all with the last."""
+    def free_copy(self, name: str, share: float, last: bool) -> None:
+        """Free the cast copy of a weight, a share of those of this name; if they are recomputed, all with the last."""
         if name in self._saved:
-            self.now -= 0.0 if self.split else self._saved[name] / count
-        elif index == count - 1:
+            self.now -= 0.0 if self.split else self._saved[name] * share
+        elif last:
             self._unpack(name)
 
     def _unpack(self, name: str) -> None:
@@ -211,13 +214,14 @@ def _feed_forward(tape: _Tape, block: BlockTensors) -> None:
     _enter(tape, block)
     tape.need("inner")
     tape.need("down_weight_copy")
-    _product(tape, block, "down", block.inner, "inner", _gathered(block))
+    _product(tape, block, "down", block.inner, "inner", (_gathered(block),))
     tape.need("gate_up")
     tape.add(2 * block.inner)
     tape.briefly(0.0 if block.fused else block.inner)  # silu(gate), then grad * up
     tape.free(block.inner, "gate_up")
     tape.need("feed_forward_input")
-    _product(tape, block, "gate_up", block.inside, "feed_forward_input", 2 * block.inner, block.products[1])
+    by_output = (2 * block.inner,) if len(block.weights["gate_up"]) == 1 else (block.inner, block.inner)
+    _product(tape, block, "gate_up", block.inside, "feed_forward_input", by_output)
     _scatter(tape, block)
     tape.need("residual")
     _norm(tape, block, "residual", "feed_forward_norm_scale", "feed_forward_norm_weight_copy")
@@ -226,7 +230,7 @@ def _feed_forward(tape: _Tape, block: BlockTensors) -> None:
 def _attention(tape: _Tape, block: BlockTensors) -> None:
     _enter(tape, block)
     tape.need("attention_output")
-    _product(tape, block, "output", block.queries, "", _gathered(block))
+    _product(tape, block, "output", block.queries, "", (_gathered(block),))
     tape.need("qkv")
     tape.need("attention_log_sum")
     again = block.queries if "attention_log_sum" in block.recomputed else 0.0  # the core's output, a second time
@@ -237,12 +241,13 @@ def _attention(tape: _Tape, block: BlockTensors) -> None:
     wide = block.queries * _FP32 / block.item
     # Rotation of the queries, in fp32.
     tape.briefly(*((wide, wide, block.queries) if block.item < _FP32 and not block.fused else (block.queries,)))
-    if block.products[0] == 1:  # the gradient by the fused projection is assembled
-        tape.briefly(block.queries + 2 * block.keys)
+    by_output: tuple[float, ...] = (block.keys, block.keys, block.queries)
+    if len(block.weights["qkv"]) == 1:  # the gradient by the fused projection is assembled
+        by_output = (sum(by_output),)
+        tape.briefly(*by_output)
     tape.free("qk_norm_input", "qk_norm_scale", "qk_norm_weight_copy")
     tape.need("attention_input")
-    by_output = block.queries + 2 * block.keys
-    _product(tape, block, "qkv", block.inside, "attention_input", by_output, block.products[0])
+    _product(tape, block, "qkv", block.inside, "attention_input", by_output)
     _scatter(tape, block)
     _norm(tape, block, "x", "attention_norm_scale", "attention_norm_weight_copy")
 
@@ -261,30 +266,30 @@ def _gathered(block: BlockTensors) -> float:
 
 
 def _product(
-    tape: _Tape, block: BlockTensors, name: str, by_input: float, saved: str, by_output: float, count: int = 1
+    tape: _Tape, block: BlockTensors, name: str, by_input: float, saved: str, by_output: tuple[float, ...]
 ) -> None:
-    """Compute gradients of a matrix product: by the weights first, then by the input; of several, these are added.
+    """Compute gradients of matrix products: by the weights first, then by the input; of several, these are added.
 
     Args:
         tape: the tape.
         block: the block.
-        name: the product's name among the weights.
-        by_input: bytes of the gradient by its input.
-        saved: name of its saved input, freed by it; "" if something else needs it.
-        by_output: bytes of the gradient by its output, freed by it.
-        count: number of products with this input.
+        name: the products' name among the weights.
+        by_input: bytes of the gradient by their input.
+        saved: name of their saved input, freed by the last; "" if something else needs it.
+        by_output: bytes of the gradient by the output of each, freed by it.
     """
-    for index in range(count):
-        size = block.weights[name] / count
+    sizes = block.weights[name]
+    for index, (size, output) in enumerate(zip(sizes, by_output, strict=True)):
+        last = index == len(sizes) - 1
         tape.add(size * block.item)
         tape.add(by_input)
-        tape.free_copy(f"{name}_weight_copy", index, count)
-        if index == count - 1:
+        tape.free_copy(f"{name}_weight_copy", size / sum(sizes) if sum(sizes) else 0.0, last)
+        if last:
             tape.free(saved)
         if index > 0:
             tape.free(by_input)  # added to that of the products before
         if not tape.split:
-            tape.free(by_output / count)
+            tape.free(output)
         if block.cast:
             tape.add(size * block.cast)
             tape.free(size * block.item)

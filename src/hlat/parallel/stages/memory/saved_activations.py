@@ -172,7 +172,6 @@ def _block_bytes(
         inner=size * axis_share(config, Axis.INNER, tensor),
         item=item,
         weights=_weights(config, lambda spec: element_share(config, spec, tensor)),
-        products=(1, 1) if config.coalesce else (3, 2),
         gathers=gathers,
         reduces=tensor > 1 and not gathers,
         reorders=micro_batch > 1,
@@ -197,11 +196,11 @@ def _names(config: ModelConfig, step: str) -> set[str]:
     return tensors | {f"{parameter.step}_weight_copy" for parameter in spec.block if parameter.freed_by == step}
 
 
-def _weights(config: ModelConfig, elements: Callable[..., float]) -> dict[str, float]:
-    """Count the elements of the weights of each matrix product of a block on a rank."""
-    found: dict[str, float] = {}
+def _weights(config: ModelConfig, elements: Callable[..., float]) -> dict[str, tuple[float, ...]]:
+    """Count the elements of each weight of a block's matrix products on a rank, in the order of backward."""
+    found: dict[str, tuple[float, ...]] = {}
     for parameter in model_spec(config).block:
-        for tensor in parameter.tensors:
-            if tensor.is_hidden_matrix:
-                found[parameter.step] = found.get(parameter.step, 0.0) + elements(tensor)
+        size = sum(elements(tensor) for tensor in parameter.tensors if tensor.is_hidden_matrix)
+        if size:
+            found[parameter.step] = (size, *found.get(parameter.step, ()))
     return found
