@@ -163,7 +163,10 @@ def main() -> None:
     frames = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not be taken for a frame
     _open_many_files()
-    plan, cursors = WorkerPlan.receive(sys.stdin.buffer)
+    try:
+        plan, cursors = WorkerPlan.receive(sys.stdin.buffer)
+    except EOFError:
+        return
     threading.Thread(target=_wait_for_end, args=(sys.stdin.buffer,), daemon=True).start()
     ready: queue.Queue[Frame] = queue.Queue(maxsize=_AHEAD)
     threading.Thread(target=_send, args=(ready, frames), daemon=True).start()

@@ -4,6 +4,7 @@ parent --(line of JSON, cursors)--> worker --(frames)--> parent
 """
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -124,8 +125,15 @@ class WorkerPlan:
 
     @classmethod
     def receive(cls, stream: IO[bytes]) -> "tuple[WorkerPlan, Int64s]":
-        """Receive the plan and the cursors that ``send`` sent."""
-        fields = json.loads(stream.readline())
+        """Receive the plan and the cursors that ``send`` sent.
+
+        Raises:
+            EOFError: the stream ended before all of it came, because the parent was interrupted or killed.
+        """
+        line = stream.readline()
+        if not line.endswith(b"\n"):
+            raise EOFError
+        fields = json.loads(line)
         fields["settings"] = RowSettings(**fields["settings"])
         batches = fields["assignment"].pop("batches")
         schedule = BatchSchedule(batches["size"], tuple((count, size) for count, size in batches["ramp"]))
@@ -133,8 +141,10 @@ class WorkerPlan:
         fields["sources"] = [SourcePlan(**source) for source in fields["sources"]]
         plan = cls(**fields)
         shape = (plan.assignment.streams, len(plan.sources), 3)
-        cursors = np.frombuffer(stream.read(8 * int(np.prod(shape))), dtype="<i8")
-        return plan, cursors.reshape(shape)
+        content = stream.read(8 * math.prod(shape))
+        if len(content) != 8 * math.prod(shape):
+            raise EOFError
+        return plan, np.frombuffer(content, dtype="<i8").reshape(shape)
 
 
 class Frame(NamedTuple):

@@ -52,10 +52,16 @@ def read_unit(stream: IO[bytes]) -> WorkUnit | None:
 
 
 def main() -> None:
-    """Serve one parent. The first line of stdin is JSON: {"tokenizer": folder, "folder": staging, "dtype": name}."""
+    """Serve one parent. The first line of stdin is JSON: {"tokenizer": folder, "folder": staging, "dtype": name}.
+
+    Ends without a word when stdin is closed, also before that line: the parent was interrupted or killed.
+    """
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output printed by a library must not be mistaken for a reply
-    settings = json.loads(sys.stdin.buffer.readline())
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):
+        return
+    settings = json.loads(line)
     tokenizer = load_saved(Path(settings["tokenizer"]))
     units: queue.Queue[WorkUnit] = queue.Queue(maxsize=1)
     threading.Thread(target=_receive, args=(sys.stdin.buffer, units), daemon=True).start()
