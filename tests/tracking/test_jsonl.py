@@ -45,6 +45,54 @@ def test_a_float_is_restored_bit_for_bit_from_strict_json(value: float) -> None:
     assert bits(record["seconds"]["data"]) == bits(value)
 
 
+def same(one: object, two: object) -> bool:
+    """Compare JSON values: floats by their bits, and an integer is no float."""
+    if isinstance(one, dict) and isinstance(two, dict):
+        return list(one) == list(two) and all(same(one[key], two[key]) for key in one)
+    if isinstance(one, list) and isinstance(two, list):
+        return len(one) == len(two) and all(map(same, one, two))
+    if isinstance(one, float) and isinstance(two, float):
+        return bits(one) == bits(two)
+    return type(one) is type(two) and one == two
+
+
+JSON_VALUES = st.recursive(
+    st.one_of(FLOATS, st.integers(), st.text(st.characters()), st.none(), st.booleans()),
+    lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.text(st.characters()), inner)),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.text(st.characters()), JSON_VALUES), st.booleans())
+@example({"name": "\udc80 of a file", "n": 2**200, "x": [1e308, 5e-324, -0.0, 0.1]}, True)
+@example({"x": math.nan, "y": math.inf}, True)
+def test_a_line_is_decoded_as_pythons_json_does(record: dict[str, object], escaped: bool) -> None:
+    line = json.dumps(record, ensure_ascii=escaped).encode(errors="surrogatepass")
+    try:
+        expected = json.loads(line)
+    except ValueError:
+        expected = None
+    assert same(decode(line), expected)
+
+
+@given(st.binary(max_size=40) | st.text(alphabet='{}[]",:0123456789.eE+-ntrulfasN \\', max_size=40).map(str.encode))
+@example(b'{"a": 1, "a": 2}')
+@example(b"{" * 100_000)
+@example(b'{"a": 01}')
+@example(b'{"a": 1.}')
+@example(b'{"a": -}')
+@example(b'{"a": "\t"}')
+@example(b'{"a": 1}\x00')
+@example(b'{"a": NaN, "b": -Infinity}')
+@example(b'\xef\xbb\xbf{"a": 1}')
+def test_a_damaged_line_is_one_that_pythons_json_refuses(line: bytes) -> None:
+    try:
+        expected = json.loads(line)
+    except (ValueError, RecursionError):
+        expected = None
+    assert same(decode(line), expected if isinstance(expected, dict) else None)
+
+
 @given(st.lists(RECORDS, max_size=4), st.data())
 def test_a_file_truncated_anywhere_opens_with_exactly_its_complete_lines(
     tmp_path_factory: pytest.TempPathFactory, records: list[dict[str, object]], data: st.DataObject

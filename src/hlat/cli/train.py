@@ -65,20 +65,13 @@ def train(
     ] = None,
 ) -> None:
     """Train. The same command again resumes an interrupted run."""
-    from hlat.launch import (
-        HostOptions,
-        SupervisionOptions,
-        TrainingJob,
-        join_slurm_job,
-        parse_nproc,
-        refuse_worker,
-        supervise_job,
-        supervise_on_hosts,
-    )
+    from hlat.launch import SupervisionOptions, TrainingJob, join_slurm_job, parse_nproc, refuse_worker, supervise_job
 
     job = TrainingJob(recipe, tuple(overrides or ()), profile, allow_faults, require_step)
     least, most = parse_nproc(nproc)
     if nodes is not None:
+        from hlat.launch import HostOptions, supervise_on_hosts  # with what preflight checks need: 0.3 s
+
         refuse_worker(nproc or "")
         options = SupervisionOptions(most, most, False, complain, say, show_event=show_event)
         raise typer.Exit(supervise_on_hosts(job, options, HostOptions(nodes, node, address), _begin))
@@ -104,6 +97,9 @@ def _work(job: "TrainingJob") -> int:
     from hlat.launch import worker_context
 
     with worker_context():
+        from hlat.model.kernels import begin_compilation
+
+        begin_compilation()  # beside the imports, which use one core
         import hlat.training  # noqa: F401
         from hlat.tracking import prepare_streams
 

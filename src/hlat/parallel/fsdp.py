@@ -12,18 +12,22 @@ pipeline, gradients stay unsharded until the last micro-batch at every ZeRO stag
 Gradients are summed, never averaged: the loss is divided by the tokens of the global batch.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from hlat.model import Decoder, LocalParameter
 from hlat.parallel.mesh import all_reduce_together
 from hlat.precision import Mode
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed.fsdp import FSDPModule
 
 
 def shard_model(model: Decoder, mesh: DeviceMesh, zero: int, mode: Mode) -> None:
@@ -35,6 +39,8 @@ def shard_model(model: Decoder, mesh: DeviceMesh, zero: int, mode: Mode) -> None
         zero: ZeRO stage, 1 to 3.
         mode: precision mode. Parameters are gathered in its compute dtype, gradients reduced in its reduction dtype.
     """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: PLC0415  (see ``is_sharded``)
+
     narrow = mode.compute if mode.compute != mode.weights else None
     policy = MixedPrecisionPolicy(
         param_dtype=narrow,
@@ -45,16 +51,25 @@ def shard_model(model: Decoder, mesh: DeviceMesh, zero: int, mode: Mode) -> None
         fully_shard(block, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy)
     # Embedding, norm and head are used at the start and end of a step: gathered once per step at ZeRO 3 too.
     fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
-    _prefetch_in_order([module for module in (model, *model.blocks()) if isinstance(module, FSDPModule)])
+    _prefetch_in_order([module for module in (model, *model.blocks()) if is_sharded(module)])
     for module in model.modules():
-        if isinstance(module, FSDPModule):
+        if is_sharded(module):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(
                 True
             )  # a factor of 1.0 would use a scaled sum, which gloo does not have
 
 
-def _prefetch_in_order(modules: Sequence[FSDPModule]) -> None:
+def is_sharded(module: "nn.Module") -> TypeGuard["FSDPModule"]:
+    """Return True if ``shard_model`` has sharded a module, and FSDP2 gathers its parameters.
+
+    FSDP2 is imported by ``shard_model`` only: its import takes 0.3 s, which a run without it need not wait for.
+    """
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
+
+
+def _prefetch_in_order(modules: Sequence["FSDPModule"]) -> None:
     """Request the parameters of each module before the module in front of it computes.
 
     In backward FSDP2 does so by itself. In forward its default is to request them when the host arrives at the module,
@@ -75,7 +90,7 @@ def configure_micro_batch(model: Decoder, zero: int, last: bool) -> None:
         zero: ZeRO stage.
         last: True for the last micro-batch of a step.
     """
-    if isinstance(model, FSDPModule):
+    if is_sharded(model):
         model.set_requires_gradient_sync(last or zero >= 2)
         model.set_requires_all_reduce(last)  # between replicas: once per step
         model.set_reshard_after_backward(last or zero == 3)
@@ -87,7 +102,7 @@ def reshard_after_every_backward(model: Decoder) -> None:
     torch's pipeline schedules tell FSDP2 before each backward pass to keep them, so that a complete pipeline stage
     would stay gathered.
     """
-    if isinstance(model, FSDPModule):
+    if is_sharded(model):
         model.set_reshard_after_backward(True)
         model.set_reshard_after_backward = _keep_setting  # type: ignore[method-assign]
 
@@ -99,7 +114,7 @@ def _keep_setting(reshard_after_backward: bool, *, recurse: bool = True) -> None
 def reshard(model: Decoder) -> None:
     """Free the gathered parameters after a forward pass without a backward pass."""
     for module in model.modules():
-        if isinstance(module, FSDPModule):
+        if is_sharded(module):
             module.reshard()
 
 
@@ -131,7 +146,7 @@ def unsharded_gradients(model: Decoder) -> Iterator[torch.Tensor]:
 def _groups(model: Decoder) -> Iterator[Any]:
     """Iterate over FSDP2's parameter groups: one per block, and one for embedding, norm and head."""
     for module in model.modules():
-        if isinstance(module, FSDPModule):
+        if is_sharded(module):
             yield from module._get_fsdp_state()._fsdp_param_groups
 
 

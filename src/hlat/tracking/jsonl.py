@@ -19,6 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from pydantic_core import from_json
+
 from hlat.runtime import DataError, StorageError
 from hlat.runtime.storage import sync_to_disk
 
@@ -46,9 +48,12 @@ def encode(record: dict[str, Any]) -> bytes:
 def decode(line: bytes) -> dict[str, Any] | None:
     """Decode a line; return None if it is not a complete JSON object."""
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):  # RecursionError: deeply nested brackets
-        return None
+        record = from_json(line)  # the same values as json.loads in a third of the time: a run reads a million lines
+    except ValueError:
+        try:
+            record = json.loads(line)  # has fewer rules: characters that are half of a pair, as in names of files
+        except (ValueError, RecursionError):  # RecursionError: deeply nested brackets
+            return None
     return record if isinstance(record, dict) else None
 
 

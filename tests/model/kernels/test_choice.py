@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from hlat.model.kernels import describe_kernels, has_kernels, library
 from hlat.model.pointwise import rms_norm, swiglu
 from hlat.runtime.backend import backend_of, simulated_backend
 from hlat.runtime.distributed import fake_rank
-from hlat.runtime.process import c_library, compile_c_library, find_c_compiler
+from hlat.runtime.process import CompilationFailed, begin_compiling, c_library, compile_c_library, find_c_compiler
 from tests.support.model.kernel_cases import CASES, normal, output_and_gradients, same_bits, torch_only
 
 CPU = torch.device("cpu")
@@ -110,6 +111,48 @@ def test_the_source_of_a_library_and_its_folder_are_as_they_were(
     source.write_text("int one(void) { return 1; }")
     assert compile_c_library(source).one() == 1
     assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_library_compiled_in_the_background_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(c_library.tempfile, "tempdir", str(tmp_path))
+    source = tmp_path / "one.c"
+    source.write_text("int one(void) { return 1; }")
+    begin_compiling(source)
+    monkeypatch.setenv("CC", "false")  # a second compilation would fail
+    assert compile_c_library(source).one() == 1
+    assert list(tmp_path.iterdir()) == [source]
+    with pytest.raises(CompilationFailed, match="false failed"):
+        compile_c_library(source)
+
+
+@pytest.mark.parametrize("compiler", ["false", "/no/such/compiler"])
+def test_problems_in_the_background_are_those_of_the_call_that_needs_the_library(
+    compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(c_library.tempfile, "tempdir", str(tmp_path))
+    source = tmp_path / "one.c"
+    source.write_text("int one(void) { return 1; }")
+    monkeypatch.setenv("CC", compiler)
+    begin_compiling(source)
+    with pytest.raises((CompilationFailed, OSError)):
+        compile_c_library(source)
+    begin_compiling(source)
+    monkeypatch.delenv("CC")
+    assert compile_c_library(source).one() == 1  # with the compiler that is there now
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_process_that_ends_before_its_compiler_leaves_no_folder(tmp_path: Path) -> None:
+    source, folder = tmp_path / "one.c", tmp_path / "temporary"
+    source.write_text("int one(void) { return 1; }")
+    folder.mkdir()
+    code = "import sys, pathlib, hlat.runtime.process as p; p.begin_compiling(pathlib.Path(sys.argv[1]))"
+    environment = os.environ | {"TMPDIR": str(folder)}
+    subprocess.run([sys.executable, "-c", code, str(source)], env=environment, check=True)
+    deadline = time.monotonic() + 60
+    while list(folder.iterdir()) and time.monotonic() < deadline:  # the compiler itself may still be writing
+        time.sleep(0.05)
+    assert list(folder.iterdir()) == []
 
 
 def test_other_devices_use_torch() -> None:

@@ -7,12 +7,21 @@ are the kernels usable for this tensor? --yes--> operators ``torch.ops.hlat`` (o
 import torch
 
 from hlat.model.kernels import operations as operations  # registers the operators
-from hlat.model.kernels.library import DTYPES, is_available
+from hlat.model.kernels.library import DTYPES, begin, is_available
 from hlat.model.kernels.library import library as compiled_library
-from hlat.runtime.backend import backend_of
+from hlat.runtime.backend import backend_of, find_device_type
 from hlat.runtime.distributed import in_fake_world
 
-__all__ = ["are_used_on", "describe_kernels", "has_kernels"]
+__all__ = ["are_used_on", "begin_compilation", "describe_kernels", "has_kernels"]
+
+
+def begin_compilation() -> None:
+    """Compile the operators in the background, if models on this machine's devices compute with them.
+
+    A process that is going to train calls this early, so that the compiler runs while the process imports modules.
+    """
+    if backend_of(find_device_type("auto")).fused_pointwise:
+        begin()
 
 
 def has_kernels(x: torch.Tensor) -> bool:

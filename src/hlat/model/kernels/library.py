@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from hlat.runtime.distributed import in_fake_world
-from hlat.runtime.process import CompilationFailed, compile_c_library, find_c_compiler
+from hlat.runtime.process import CompilationFailed, begin_compiling, compile_c_library, find_c_compiler
 
 _LOG = logging.getLogger(__name__)
 _SOURCE = Path(__file__).with_name("pointwise.c")
@@ -139,6 +139,11 @@ class Library:
         function = self._functions[name, dtype]
         address = ctypes.byref(arguments)
         self._run(self._parallel, torch.get_num_threads(), function, address, rows, block_rows)
+
+
+def begin() -> None:
+    """Start to compile the library in the background; ``library`` waits for the rest."""
+    begin_compiling(_SOURCE, _FLAGS)
 
 
 @functools.cache

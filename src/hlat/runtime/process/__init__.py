@@ -1,6 +1,11 @@
 """This process: phase, clock, exit codes, log, output, compiled C; and the status of other processes of the machine."""
 
-from hlat.runtime.process.c_library import CompilationFailed, compile_c_library, find_c_compiler
+from hlat.runtime.process.c_library import (
+    CompilationFailed,
+    begin_compiling,
+    compile_c_library,
+    find_c_compiler,
+)
 from hlat.runtime.process.clock import machine_clock
 from hlat.runtime.process.exit_codes import (
     DEADLINE_ENV,
@@ -24,6 +29,7 @@ __all__ = [
     "STOP_EXIT_CODES",
     "STOP_SIGNALS",
     "CompilationFailed",
+    "begin_compiling",
     "compile_c_library",
     "current_phase",
     "enter_phase",

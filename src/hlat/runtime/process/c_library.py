@@ -1,6 +1,7 @@
 """Shared libraries that a process compiles from C for the processor that it runs on.
 
     source file --the machine's C compiler, a second--> shared library in a private folder --ctypes--> this process
+                --begin_compiling: the same in the background--|
 
 The folder is removed once the library is loaded: no file left on a disk is ever executed, and none that was compiled
 for another processor is found.
@@ -12,6 +13,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 _COMPILERS = ("cc", "gcc", "clang", "c++", "g++", "clang++")
@@ -29,6 +31,17 @@ def find_c_compiler() -> str | None:
     return os.environ.get("CC") or next(filter(shutil.which, _COMPILERS), None)
 
 
+def begin_compiling(source: Path, flags: Sequence[str] = ()) -> None:
+    """Start to compile a source file, so that ``compile_c_library`` with the same arguments has less to wait for.
+
+    Problems are left to that call.
+    """
+    compiler = find_c_compiler()
+    if compiler is not None:
+        with suppress(OSError):
+            _BEGUN[source, tuple(flags)] = _Compilation(compiler, source, flags, _TUNING[0])
+
+
 def compile_c_library(source: Path, flags: Sequence[str] = ()) -> ctypes.CDLL:
     """Compile a source file for this processor and load it.
 
@@ -40,14 +53,51 @@ def compile_c_library(source: Path, flags: Sequence[str] = ()) -> ctypes.CDLL:
         CompilationFailed: there is no compiler, or it refuses the file.
         OSError: the compiler cannot be started, or the library cannot be stored or loaded.
     """
+    begun = _BEGUN.pop((source, tuple(flags)), None)
+    if begun is not None:
+        with suppress(CompilationFailed, OSError):
+            return begun.load()
     compiler = find_c_compiler()
     if compiler is None:
         raise CompilationFailed(f"no C compiler: found none of {', '.join(_COMPILERS)}")
-    with tempfile.TemporaryDirectory(prefix="hlat-") as folder:
-        output = Path(folder) / "native.so"
-        for tuning in _TUNING:
-            command = [*compiler.split(), "-x", "c", *_FLAGS, *flags, *tuning, str(source), "-o", str(output), "-lm"]
-            result = subprocess.run(command, capture_output=True, text=True, check=False)
-            if result.returncode == 0:
-                return ctypes.CDLL(str(output))
-    raise CompilationFailed(f"{compiler} failed: {result.stderr.strip()[-500:]}")
+    for tuning in _TUNING:
+        try:
+            return _Compilation(compiler, source, flags, tuning).load()
+        except CompilationFailed as problem:
+            reason = problem
+    raise reason
+
+
+class _Compilation:
+    """A running compiler, and the folder of its output.
+
+    Raises:
+        OSError: the compiler cannot be started, or there is no place for the folder.
+    """
+
+    def __init__(self, compiler: str, source: Path, flags: Sequence[str], tuning: Sequence[str]) -> None:
+        self._compiler = compiler
+        self._folder = tempfile.TemporaryDirectory(prefix="hlat-", ignore_cleanup_errors=True)
+        self._output = Path(self._folder.name) / "native.so"
+        command = [*compiler.split(), "-x", "c", *_FLAGS, *flags, *tuning, str(source), "-o", str(self._output), "-lm"]
+        try:
+            self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        except OSError:
+            self._folder.cleanup()
+            raise
+
+    def load(self) -> ctypes.CDLL:
+        """Wait for the compiler and load the library; the folder is removed.
+
+        Raises:
+            CompilationFailed: the compiler refused the file.
+            OSError: the library cannot be loaded.
+        """
+        with self._folder:
+            _, problems = self._process.communicate()
+            if self._process.returncode != 0:
+                raise CompilationFailed(f"{self._compiler} failed: {problems.strip()[-500:]}")
+            return ctypes.CDLL(str(self._output))
+
+
+_BEGUN: dict[tuple[Path, tuple[str, ...]], _Compilation] = {}

@@ -25,8 +25,11 @@ _CHUNK = 1 << 14  # counters per pass: temporaries stay in cache, and integer op
 
 def _high_low(multiplier: int, word: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """High and low 32 bits of ``multiplier * word``: those of the 64-bit product, which may wrap to a negative one."""
-    product = word * multiplier
-    return (product >> 32) & _MASK, product & _MASK
+    low = word * multiplier
+    high = low >> 32
+    high &= _MASK
+    low &= _MASK
+    return high, low
 
 
 def philox(key: int, counter: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -45,7 +48,12 @@ def philox(key: int, counter: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor,
     for _ in range(_ROUNDS):
         high0, low0 = _high_low(_MULTIPLIER_0, c0)
         high1, low1 = _high_low(_MULTIPLIER_1, c2)
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        # In place: new memory for each result takes as long as computing it.
+        high1 ^= c1
+        high1 ^= k0
+        high0 ^= c3
+        high0 ^= k1
+        c0, c1, c2, c3 = high1, low1, high0, low0
         k0, k1 = (k0 + _WEYL_0) & _MASK, (k1 + _WEYL_1) & _MASK
     return c0, c1, c2, c3
 
@@ -56,11 +64,18 @@ def _normals_of_counters(key: int, counter: torch.Tensor) -> torch.Tensor:
     Transcendental functions may differ between machines in the last bit of float64. After rounding to float32 or less
     such a difference disappears, except in about one of 2**29 values.
     """
-    words = torch.stack(philox(key, counter), dim=-1).to(torch.float64)
-    uniforms = (words + 0.5) * 2.0**-32
-    radius = torch.sqrt(-2.0 * torch.log(uniforms[:, 0::2]))
-    angle = 2.0 * math.pi * uniforms[:, 1::2]
-    return torch.stack([radius * torch.cos(angle), radius * torch.sin(angle)], dim=-1).flatten(1)
+    word0, word1, word2, word3 = philox(key, counter)
+    radius = _uniforms(word0, word2).log_().mul_(-2.0).sqrt_()
+    angle = _uniforms(word1, word3).mul_(2.0 * math.pi)
+    out = counter.new_empty((len(counter), 4), dtype=torch.float64)
+    torch.mul(radius, angle.cos(), out=out[:, 0::2].T)
+    torch.mul(radius, angle.sin_(), out=out[:, 1::2].T)
+    return out
+
+
+def _uniforms(*words: torch.Tensor) -> torch.Tensor:
+    """Uniform numbers between 0 and 1, float64, one row for each tensor of 32-bit words."""
+    return torch.stack(words).to(torch.float64).add_(0.5).mul_(2.0**-32)
 
 
 def _spans(start: int, stop: int) -> Iterator[tuple[int, int]]:
