@@ -19,6 +19,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend
 
+from hlat.model.kernels import attend_to_ranges, describe_attention, has_attention
 from hlat.runtime.backend import backend_of, types_with
 
 if TYPE_CHECKING:
@@ -106,7 +107,9 @@ class Linear(nn.Linear):
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: "torch.Tensor | CausalBias | None" = None
 ) -> torch.Tensor:
-    """Softmax attention by torch's fused kernels; consecutive query heads share a kv head.
+    """Softmax attention, causal by the compiled operator where it is, else by torch's fused kernels.
+
+    Consecutive query heads share a kv head.
 
     Args:
         q: (B, H, S, E).
@@ -120,6 +123,8 @@ def attend(
     """
     if q.shape[2] == 1:
         return _attend_one(q, k, v, mask)
+    if (mask is None or hasattr(mask, "variant")) and has_attention(q.device.type, q.dtype, q.shape[3]):
+        return attend_to_ranges(q, k, v, None, (k.shape[2] - q.shape[2], k.shape[2]))  # the last of all positions
     if not needs_widening(q):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
     if mask is not None:
@@ -167,7 +172,12 @@ class _WideCausalAttention(torch.autograd.Function):
 def attention_backend(
     heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, isolated: bool = False
 ) -> str:
-    """Name torch's kernel for causal attention of such heads on a device; ``isolated``: in documents or windows."""
+    """Name the kernel for causal attention of such heads on a device; ``isolated``: in documents or windows.
+
+    Computations with the same name have the same bits, as far as hlat decides.
+    """
+    if has_attention(device.type, dtype, head_dim):
+        return describe_attention() + (" within documents" if isolated else "")
     q, k = (torch.empty((1, count, 128, head_dim), dtype=dtype, device=device) for count in (heads, kv_heads))
     widening = ", in fp32" if needs_widening(q) else ""
     if isolated:

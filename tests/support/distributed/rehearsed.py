@@ -235,6 +235,8 @@ _ATTENTION = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _backward,
     torch.ops.hlat.attend_within_documents: _windowed_forward,
     torch.ops.hlat.attend_within_documents_backward: _windowed_backward,
+    torch.ops.hlat.attend: _windowed_forward,
+    torch.ops.hlat.attend_backward: _windowed_backward,
 }
 
 

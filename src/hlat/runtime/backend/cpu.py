@@ -91,6 +91,11 @@ class CpuBackend(Backend):
         """True with AVX-512: compilers translate the kernels badly for other vectors, to 0.9 times torch's speed."""
         return torch.backends.cpu.get_cpu_capability() == "AVX512"
 
+    @property
+    def fused_attention(self) -> bool:
+        """True with AVX-512 unless there are AMX tiles, which torch's kernel uses: against them it was not measured."""
+        return self.fused_pointwise and not torch.cpu._is_amx_tile_supported()
+
     def attention_kernel(self, heads: AttentionHeads, deterministic: bool, device: torch.device) -> str:
         """Return flash attention, which torch has for every dtype and head on a CPU."""
         return "flash_attention"
