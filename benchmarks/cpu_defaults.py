@@ -68,6 +68,8 @@ def worker(model_name, mode, options):
         CpuBackend.has_fast_bf16 = lambda self, device: False  # torch asks the processor itself
     if "torch" in options:
         CpuBackend.fused_pointwise = False
+    if "torch-attention" in options:
+        CpuBackend.fused_attention = False
     from hlat.config.load import parse_recipe
     from hlat.data.samples import Batch
     from hlat.optim import build_optimizer

@@ -242,9 +242,7 @@ def build_run_state(
         recipe, runtime, read_saved_run(newest)[0] if newest is not None else None
     )
     attention = _attention(recipe, runtime)
-    check_consistent(
-        runtime.ranks, {"kernels": {"norms, RoPE, SwiGLU and loss": kernels, "attention": attention}}
-    )
+    check_consistent(runtime.ranks, {"kernels": {"norms, RoPE, SwiGLU and loss": kernels, "attention": attention}})
     if newest is not None:
         recipe_changes = check_resume(*read_saved_run(newest), recipe, prepared.fingerprint)
     fresh = newest is None and recipe.checkpoint.init_from is None

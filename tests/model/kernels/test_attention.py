@@ -200,7 +200,7 @@ def test_compiled_code_calls_the_operator() -> None:
     """In one graph, with its backward pass, and the bits of the eager call."""
     operands = operands_of((1, 2, 1, 40, 40, 16), torch.float32)
     leaves = [x.detach().requires_grad_() for x in operands[:3]]
-    compiled = torch.compile(lambda q, k, v: attend(q, k, v), backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
     out = compiled(*leaves)
     found = [out.detach(), *torch.autograd.grad(out, leaves, operands[3])]
     expected = results_of(operands, None, (0, 40), None)
