@@ -20,7 +20,7 @@ from hlat.checkpoint import (
     software_versions,
     tokenizer_files,
 )
-from hlat.checkpoint.protocol import CheckpointContent, CheckpointStore, resolve
+from hlat.checkpoint.protocol import Checkpoint, CheckpointContent, CheckpointStore, resolve
 from hlat.checkpoint.tiers import RunId, Tiers
 from hlat.config import Recipe
 from hlat.data import open_validation_sets, prepare_recipe_data, prepare_validation_sets
@@ -298,7 +298,7 @@ def _attention(recipe: Recipe, runtime: Runtime) -> str:
     return attention_backend(*heads, compute, runtime.device, by_document)
 
 
-def _saved_attention(newest: SavedCheckpoint | None, attention: str) -> str | None:
+def _saved_attention(newest: Checkpoint | None, attention: str) -> str | None:
     """Return the kernel of attention when the loaded checkpoint was saved; earlier versions had torch's only."""
     if newest is None:
         return None
