@@ -168,7 +168,11 @@ def test_products_by_onednn_are_those_of_float64(biased: bool) -> None:
     out = products.linear(*leaves)
     assert products.uses_onednn(leaves[0]) and "OneDnn" in str(out.grad_fn)
     found = [out, *torch.autograd.grad(out, leaves, grad)]
-    of = lambda operands, by: [F.linear(*operands), *torch.autograd.grad(F.linear(*operands), operands, by)]  # noqa: E731
+
+    def of(operands: list[torch.Tensor], by: torch.Tensor) -> list[torch.Tensor]:
+        plain = F.linear(*operands)
+        return [plain, *torch.autograd.grad(plain, operands, by)]
+
     for mine, value, size in zip(found, of(exact, grad.double()), of(absolute, grad.double().abs()), strict=True):
         assert bool(((mine.double() - value).abs() <= 35 * 2.0**-24 * size).all())
 

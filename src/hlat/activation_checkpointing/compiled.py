@@ -19,7 +19,8 @@ import torch
 from torch._higher_order_ops.flex_attention import flex_attention
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from hlat.model import ATTENTION, DOCUMENT_ATTENTION
+from hlat.model import DOCUMENT_ATTENTION
+from hlat.model.kernels import ATTENTION
 
 _aten = torch.ops.aten
 _PRODUCTS = {_aten.mm.default, _aten.addmm.default, _aten._scaled_mm.default}

@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from hlat.model.decoder import Decoder
     from hlat.model.document_mask import DocumentMask
     from hlat.model.init import initialise
-    from hlat.model.kernels import ATTENTION
     from hlat.model.kv_cache import KVCache, LayerCache
     from hlat.model.layers import DecoderBlock
     from hlat.model.local_parameters import LocalParameter, collect_local_parameters, local
@@ -29,7 +28,6 @@ __getattr__ = lazily(
         "decoder": ("Decoder",),
         "document_mask": ("DocumentMask",),
         "init": ("initialise",),
-        "kernels": ("ATTENTION",),
         "kv_cache": (
             "KVCache",
             "LayerCache",
@@ -70,7 +68,6 @@ __getattr__ = lazily(
 )
 
 __all__ = [
-    "ATTENTION",
     "DOCUMENT_ATTENTION",
     "IGNORED",
     "Axis",

@@ -139,7 +139,8 @@ INLINE void attend(const Attention *a, int64_t begin, int64_t end, const int wid
                 }
                 totals[vector] = totals[vector] * shrink + total;
                 peaks[vector] = peak;
-                for (int64_t line = 0; line < padded; line++) *(Floats *)(sums + line * SIDE + vector * LANES) *= shrink;
+                for (int64_t line = 0; line < padded; line++)
+                    *(Floats *)(sums + line * SIDE + vector * LANES) *= shrink;
             }
             multiply(sums, SIDE, values, 1, padded, chances, SIDE, SIDE / step, padded, SIDE, 1, wide);
         }
@@ -259,8 +260,14 @@ INLINE void attend_sums(const Attention *a, int64_t begin, int64_t end, const in
 #else
 
 /* Without AVX-512 the caller uses torch's kernel. */
-INLINE void attend(const Attention *a, int64_t begin, int64_t end, const int wide) { (void)a, (void)begin, (void)end, (void)wide; }
-INLINE void attend_backward(const Attention *a, int64_t begin, int64_t end, const int wide) { (void)a, (void)begin, (void)end, (void)wide; }
-INLINE void attend_sums(const Attention *a, int64_t begin, int64_t end, const int wide) { (void)a, (void)begin, (void)end, (void)wide; }
+INLINE void attend(const Attention *a, int64_t begin, int64_t end, const int wide) {
+    (void)a, (void)begin, (void)end, (void)wide;
+}
+INLINE void attend_backward(const Attention *a, int64_t begin, int64_t end, const int wide) {
+    (void)a, (void)begin, (void)end, (void)wide;
+}
+INLINE void attend_sums(const Attention *a, int64_t begin, int64_t end, const int wide) {
+    (void)a, (void)begin, (void)end, (void)wide;
+}
 
 #endif

@@ -37,7 +37,7 @@ INLINE Floats multiply_add(Floats sum, Words a, Words b, const int wide) {
 }
 #endif
 
-/* The words of two numbers of each lane that follow each other in a contraction; of the first one if a word holds one. */
+/* The words of two numbers of each lane that follow each other in a contraction; of the first if a word has one. */
 INLINE Words paired(Floats first, Floats second, const int wide) {
     if (per_word(wide) == 1) return (Words)first;
     return widen(rounded(first)) | widen(rounded(second)) << 16;
@@ -174,7 +174,8 @@ ONCE void pack_rows(uint32_t *to, int64_t words, const Block *x, int wide) {
     for (int64_t row = 0; row < SIDE; row++) {
         const char *from = x->data + row * x->row_bytes;
         if (per_word(wide) == 1) {
-            for (int64_t at = 0; at < words; at += LANES) *(Floats *)(to + row * words + at) = element(x, row, at, wide);
+            for (int64_t at = 0; at < words; at += LANES)
+                *(Floats *)(to + row * words + at) = element(x, row, at, wide);
             continue;
         }
         const int64_t bytes = row < x->here ? 2 * x->width : 0;

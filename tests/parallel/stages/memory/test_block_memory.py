@@ -43,7 +43,7 @@ def tracking(*existing: torch.Tensor) -> MemoryTracker:
 
 
 class _Rest(torch.autograd.Function):
-    """What follows a block: it saves nothing, and its backward pass makes the gradient, which autograd then owns."""
+    """The rest of a model after a block: saves nothing; its backward pass makes a gradient that autograd owns."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
