@@ -33,7 +33,8 @@ def settings(side):
     spin=N is GOMP_SPINCOUNT, policy=P OMP_WAIT_POLICY; isa=AVX2 hides bf16 instructions and AVX-512 from torch;
     threads=N is OMP_NUM_THREADS: processor time of one thread is comparable on a busy machine too, as none waits.
     src=PATH takes hlat from another checkout. keep: freed memory stays in the process. compiled: run.compile=blocks.
-    torch: norms, RoPE, SwiGLU and loss in torch rather than in hlat's kernels.
+    torch: norms, RoPE, SwiGLU and loss in torch rather than in hlat's kernels; torch-attention: attention;
+    torch-products: fp32 products by the library that torch chooses rather than by oneDNN.
     """
     words = side.split(",")
     environment = dict(os.environ)
@@ -68,6 +69,10 @@ def worker(model_name, mode, options):
         CpuBackend.has_fast_bf16 = lambda self, device: False  # torch asks the processor itself
     if "torch" in options:
         CpuBackend.fused_pointwise = False
+    if "torch-attention" in options:
+        CpuBackend.fused_attention = False
+    if "torch-products" in options:
+        CpuBackend.fp32_by_onednn = False
     from hlat.config.load import parse_recipe
     from hlat.data.samples import Batch
     from hlat.optim import build_optimizer

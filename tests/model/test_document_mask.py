@@ -223,6 +223,7 @@ def test_flex_attention_with_the_block_mask_computes_the_same(spans: tuple[tuple
 
 
 def test_the_attention_backend_is_named() -> None:
-    assert "flash" in attention_backend(4, 2, 16, torch.float32, CPU, isolated=True)
+    assert "flash" in attention_backend(4, 2, 16, torch.float64, CPU, isolated=True)
+    assert "documents" in attention_backend(4, 2, 16, torch.float64, CPU, isolated=True)
     assert "documents" in attention_backend(4, 2, 16, torch.float32, CPU, isolated=True)
     assert "documents" not in attention_backend(4, 2, 16, torch.float32, CPU)

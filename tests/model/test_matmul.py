@@ -9,6 +9,8 @@ from torch.nn.attention.bias import causal_lower_right
 
 from hlat.model import attend
 from hlat.model import matmul as products
+from hlat.runtime.backend.cpu import CpuBackend
+from tests.support.model.kernel_cases import torch_attention
 
 B = torch.bfloat16
 
@@ -112,7 +114,8 @@ def test_widened_attention_is_the_rounded_result_of_the_fp32_kernel(monkeypatch:
     q, k, v = leaves((2, 8, 24, 16), (2, 4, 24, 16), (2, 4, 24, 16))
     mask = torch.ones(24, 24, dtype=torch.bool).tril()
     wide = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), is_causal=True, enable_gqa=True).to(B)
-    assert torch.equal(attend(q, k, v), wide)
+    with torch_attention():
+        assert torch.equal(attend(q, k, v), wide)
     close(attend(q, k, v, mask), wide)
 
 
@@ -147,3 +150,42 @@ def test_compiled_code_checks_the_list_of_device_types_with_one_guard(
 def _leaf_guards(manager: Any) -> list[Any]:
     children = [guard for child in manager.get_child_managers() for guard in _leaf_guards(child)]
     return [*manager.get_leaf_guards(), *children]
+
+
+@pytest.mark.skipif(not CpuBackend("cpu").fp32_by_onednn, reason="a processor of AMD with AVX-512")
+@pytest.mark.parametrize("biased", [False, True])
+def test_products_by_onednn_are_those_of_float64(biased: bool) -> None:
+    """Sums of n terms are off by at most n + 1 roundings of fp32 of the sum of absolute values."""
+    generator = torch.Generator().manual_seed(3)
+    x, weight, bias, grad = (
+        torch.randn(shape, generator=generator) for shape in ((3, 7, 33), (20, 33), (20,), (3, 7, 20))
+    )
+    inputs = [x, weight, bias][: 2 + biased]
+    leaves = [each.clone().requires_grad_() for each in inputs]
+    exact, absolute = (
+        [each.double().requires_grad_() for each in map(change, inputs)] for change in (torch.clone, abs)
+    )
+    out = products.linear(*leaves)
+    assert products.uses_onednn(leaves[0]) and "OneDnn" in str(out.grad_fn)
+    found = [out, *torch.autograd.grad(out, leaves, grad)]
+
+    def of(operands: list[torch.Tensor], by: torch.Tensor) -> list[torch.Tensor]:
+        plain = F.linear(*operands)
+        return [plain, *torch.autograd.grad(plain, operands, by)]
+
+    for mine, value, size in zip(found, of(exact, grad.double()), of(absolute, grad.double().abs()), strict=True):
+        assert bool(((mine.double() - value).abs() <= 35 * 2.0**-24 * size).all())
+
+
+def test_a_compiler_and_inference_keep_torchs_products() -> None:
+    x, weight = torch.randn(4, 8), torch.randn(3, 8)
+    assert torch.equal(products.linear(x, weight), F.linear(x, weight))
+    graphs: list[torch.fx.GraphModule] = []
+
+    def record(graph: torch.fx.GraphModule, _: object) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compile(products.linear, backend=record, fullgraph=True)(x, weight.requires_grad_())
+    assert graphs
+    assert not any("mkldnn" in str(node.target) for graph in graphs for node in graph.graph.nodes)

@@ -52,7 +52,7 @@ def test_no_line_is_longer_than_120_characters():
     tables = re.compile(r"\s*\||.*https?://\S+")  # rows of a table and addresses cannot be broken
     wrong = [
         f"{file.relative_to(ROOT)}:{number}"
-        for file in tracked("src/*.py", "tests/*.py", "benchmarks/*.py", "*.md", "src/*.c")
+        for file in tracked("src/*.py", "tests/*.py", "benchmarks/*.py", "*.md", "src/*.c", "src/*.h")
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
         if len(line) > LONGEST and not (file.suffix == ".md" and tables.match(line))
     ]

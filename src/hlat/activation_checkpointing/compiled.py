@@ -20,6 +20,7 @@ from torch._higher_order_ops.flex_attention import flex_attention
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from hlat.model import DOCUMENT_ATTENTION
+from hlat.model.kernels import ATTENTION
 
 _aten = torch.ops.aten
 _PRODUCTS = {_aten.mm.default, _aten.addmm.default, _aten._scaled_mm.default}
@@ -28,6 +29,7 @@ _ATTENTION = {
     _aten._scaled_dot_product_efficient_attention.default,
     _aten._scaled_dot_product_cudnn_attention.default,
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    ATTENTION,
     DOCUMENT_ATTENTION,
     flex_attention,
 }

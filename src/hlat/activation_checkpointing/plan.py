@@ -15,7 +15,7 @@ from hlat.config import Fix, Problem, Recipe, RecipeError
 from hlat.config.sections import ParallelConfig
 from hlat.model import ModelShard
 from hlat.model.derived import RECOMPUTABLE, RankWorkload, activation_bytes
-from hlat.runtime.backend import backend_of
+from hlat.model.kernels import builds_masks
 
 _GIB = 1 << 30
 
@@ -206,7 +206,7 @@ class _Planner:
             sequence=parallel.shards_sequences,
             context=parallel.context,
             weight_copies=parallel.zero == 0 or shards == 1,
-            materialised_masks=backend_of(self.device_type).materialises_masks,
+            materialised_masks=builds_masks(self.device_type),
             isolated=self.recipe.data.isolate,
         )
 

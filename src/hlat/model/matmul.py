@@ -19,7 +19,9 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend
 
+from hlat.model.kernels import attend_to_ranges, describe_attention, has_attention
 from hlat.runtime.backend import backend_of, types_with
+from hlat.runtime.distributed import in_fake_world
 
 if TYPE_CHECKING:
     from torch.nn.attention.bias import CausalBias
@@ -69,9 +71,49 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         bias: (out,).
     """
     weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
+    if uses_onednn(x) and torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        product: torch.Tensor = _OneDnnLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+        return product
     if not needs_widening(x):
         return F.linear(x, weight, bias)
     out: torch.Tensor = _WideLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    return out
+
+
+def uses_onednn(x: torch.Tensor) -> bool:
+    """Return True if products with a backward pass are computed by oneDNN rather than by the library of torch's choice.
+
+    A compiler chooses itself, and a rehearsal computes nothing: its operations are those of torch.
+    """
+    return (
+        x.dtype == torch.float32
+        and not torch.compiler.is_compiling()
+        and backend_of(x.device).fp32_by_onednn
+        and not in_fake_world()
+    )
+
+
+class _OneDnnLinear(torch.autograd.Function):
+    """Products by oneDNN, which takes transposed operands as they are; torch calls it for packed weights only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return _onednn(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        rows = grads[0].flatten(0, -2)
+        by_weight = _onednn(rows.T, x.flatten(0, -2).T) if ctx.needs_input_grad[1] else None
+        by_x = _onednn(grads[0], weight.T) if ctx.needs_input_grad[0] else None
+        return by_x, by_weight, rows.sum(0) if ctx.needs_input_grad[2] else None
+
+
+def _onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Compute ``x @ weight.T + bias``."""
+    out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return out
 
 
@@ -106,7 +148,9 @@ class Linear(nn.Linear):
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: "torch.Tensor | CausalBias | None" = None
 ) -> torch.Tensor:
-    """Softmax attention by torch's fused kernels; consecutive query heads share a kv head.
+    """Softmax attention, causal by the compiled operator where it is, else by torch's fused kernels.
+
+    Consecutive query heads share a kv head.
 
     Args:
         q: (B, H, S, E).
@@ -120,6 +164,8 @@ def attend(
     """
     if q.shape[2] == 1:
         return _attend_one(q, k, v, mask)
+    if (mask is None or hasattr(mask, "variant")) and has_attention(q.device.type, q.dtype, q.shape[3]):
+        return attend_to_ranges(q, k, v, None, (k.shape[2] - q.shape[2], k.shape[2]))  # the last of all positions
     if not needs_widening(q):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
     if mask is not None:
@@ -167,7 +213,12 @@ class _WideCausalAttention(torch.autograd.Function):
 def attention_backend(
     heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, isolated: bool = False
 ) -> str:
-    """Name torch's kernel for causal attention of such heads on a device; ``isolated``: in documents or windows."""
+    """Name the kernel for causal attention of such heads on a device; ``isolated``: in documents or windows.
+
+    Computations with the same name have the same bits, as far as hlat decides.
+    """
+    if has_attention(device.type, dtype, head_dim):
+        return describe_attention() + (" within documents" if isolated else "")
     q, k = (torch.empty((1, count, 128, head_dim), dtype=dtype, device=device) for count in (heads, kv_heads))
     widening = ", in fp32" if needs_widening(q) else ""
     if isolated:

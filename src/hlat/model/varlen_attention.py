@@ -1,6 +1,8 @@
-"""Variable-length (intra-document) attention on a CPU: the fused kernel, document by document.
+"""Variable-length (intra-document) attention on a CPU: one call where it is compiled, else document by document.
 
-    q, k, v of complete rows, start of each query's document -> query runs -> the kernel on slices -> one output
+    q, k, v of complete rows, start of each query's document
+        --compiled attention (``hlat.model.kernels``)--> each query's range of keys -> one output
+        --torch's fused kernel--> query runs -> the kernel on slices -> one output
 
 A query run is a range of consecutive queries of one row, one document and, under context parallelism, one chunk. Its
 queries attend to all tokens of the document before the run, and causally to each other. If there are tokens before,
@@ -23,6 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from hlat.model.kernels import attend_to_ranges, has_attention
 from hlat.model.matmul import needs_widening
 from hlat.model.pointwise import accumulation_dtype
 
@@ -236,9 +239,11 @@ def attend_within_documents(
     Returns:
         (B, H, s, E), in the dtype of the queries, stored position by position; softmax in fp32 or wider.
     """
+    if has_attention(q_BHsE.device.type, q_BHsE.dtype, q_BHsE.shape[3]):
+        return attend_to_ranges(q_BHsE, k_BGTE, v_BGTE, first_Bs, spans, window)
     out: torch.Tensor = torch.ops.hlat.attend_within_documents(q_BHsE, k_BGTE, v_BGTE, first_Bs, spans, window or 0)[0]
     return out
 
 
 DOCUMENT_ATTENTION = torch.ops.hlat.attend_within_documents.default
-"""The operator of attention within documents, as it appears in compiled graphs."""
+"""The operator of attention document by document, as it appears in compiled graphs."""

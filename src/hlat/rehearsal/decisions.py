@@ -10,6 +10,7 @@ import torch
 
 from hlat.config import Recipe
 from hlat.model import kv_replication
+from hlat.model.kernels import builds_masks, describe_attention, has_attention
 from hlat.optim import optimizer_spec
 from hlat.parallel import decide_compilation
 from hlat.precision import MODES
@@ -69,14 +70,18 @@ def _attention(recipe: Recipe, world: int, device: torch.device) -> Iterator[Dec
     )
     heads = AttentionHeads(MODES[recipe.precision.mode].compute, model.n_head_dim, grouped)
     kernel = backend.attention_kernel(heads, recipe.run.deterministic, device)
+    own = has_attention(device.type, heads.dtype, model.n_head_dim)
     document = backend.document_kernel
     if recipe.data.isolate or model.window(recipe.data.sequence_length) is not None:
-        yield Decision("attention", "none" if document is None else document.title, "within documents or windows")
+        title = "none" if document is None else document.title
+        yield Decision("attention", describe_attention() if own else title, "within documents or windows")
+    elif own:
+        yield Decision("attention", describe_attention(), "keeps no scores")
     else:
         kept = "keeps the scores of all pairs of positions" if kernel == "math" else "keeps no scores"
         yield Decision("attention", kernel, kept)
     if recipe.parallel.context > 1:
-        built = "built, chunk x prefix per layer" if backend.materialises_masks else "none: the kernel aligns them"
+        built = "built, chunk x prefix per layer" if builds_masks(device) else "none: the kernel aligns them"
         yield Decision("masks of context parallelism", built)
 
 

@@ -15,15 +15,22 @@ _FORWARD = (
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,
     torch.ops.aten._scaled_dot_product_fused_attention_overrideable,
     torch.ops.hlat.attend_within_documents,
+    torch.ops.hlat.attend,
 )
 _BACKWARD = (
     torch.ops.aten._scaled_dot_product_fused_attention_overrideable_backward,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward,
     torch.ops.hlat.attend_within_documents_backward,
+    torch.ops.hlat.attend_backward,
 )
 
 
-_WITH_WINDOW = (torch.ops.hlat.attend_within_documents, torch.ops.hlat.attend_within_documents_backward)
+_WITH_WINDOW = (
+    torch.ops.hlat.attend_within_documents,
+    torch.ops.hlat.attend_within_documents_backward,
+    torch.ops.hlat.attend,
+    torch.ops.hlat.attend_backward,
+)
 
 
 def _attended_shapes(packet: Any, tensors: tuple[Any, ...], args: tuple[Any, ...]) -> list[tuple[int, ...]]:

@@ -20,7 +20,7 @@ from hlat.checkpoint import (
     software_versions,
     tokenizer_files,
 )
-from hlat.checkpoint.protocol import CheckpointContent, CheckpointStore, resolve
+from hlat.checkpoint.protocol import Checkpoint, CheckpointContent, CheckpointStore, resolve
 from hlat.checkpoint.tiers import RunId, Tiers
 from hlat.config import Recipe
 from hlat.data import open_validation_sets, prepare_recipe_data, prepare_validation_sets
@@ -29,8 +29,9 @@ from hlat.data.prepare import ProgressCallback
 from hlat.data.prepared import PreparedData, check_tokenizer, check_vocabulary, open_prepared
 from hlat.data.samples import Batch, TrainingData
 from hlat.hardware import PeakFlops, peak_flops
+from hlat.model import attention_backend
 from hlat.model.derived import flops_per_token
-from hlat.model.kernels import describe_kernels
+from hlat.model.kernels import describe_attention, describe_kernels
 from hlat.optim import Optimizer, build_optimizer
 from hlat.parallel import ParallelModel, build_parallel
 from hlat.precision import MODES
@@ -81,6 +82,8 @@ class RunState:
     precision_note: str | None  # explains the choice of precision.mode=auto, or warns of a mode that is slow here
     kernels: str = "torch"  # what computes norms, RoPE, SwiGLU and loss
     saved_kernels: str | None = None  # what did when the loaded checkpoint was saved
+    attention: str = "torch"  # what computes attention
+    saved_attention: str | None = None  # what did when the loaded checkpoint was saved
     unwritten_metrics: dict[str, Any] | None = (
         None  # of the step just done, for its line of metrics, until that is written
     )
@@ -124,7 +127,7 @@ class RunState:
             "recipe": self.recipe.model_dump(mode="json"),
             "data_fingerprint": self.prepared.fingerprint,
             "metrics": to_json_value(self.unwritten_metrics),
-            "versions": software_versions() | {"kernels": self.kernels},
+            "versions": software_versions() | {"kernels": self.kernels, "attention": self.attention},
         }
         files = tokenizer_files(self.prepared.tokenizer_dir) if self.runtime.ranks.is_first else {}
         extra = self.components.state()
@@ -225,7 +228,6 @@ def build_run_state(
     """
     check_consistent(runtime.ranks, {"recipe": _dotted_fields(recipe.model_dump(mode="json")), "code": code_identity()})
     kernels = describe_kernels(runtime.device)
-    check_consistent(runtime.ranks, {"kernels": {"norms, RoPE, SwiGLU and loss": kernels}})
     seed_generators(recipe.training.seed)
     prepared = _prepare_data(recipe, runtime, data_progress)
     seed = recipe.training.seed
@@ -239,6 +241,8 @@ def build_run_state(
     recipe, precision_note = resolve_precision(
         recipe, runtime, read_saved_run(newest)[0] if newest is not None else None
     )
+    attention = _attention(recipe, runtime)
+    check_consistent(runtime.ranks, {"kernels": {"norms, RoPE, SwiGLU and loss": kernels, "attention": attention}})
     if newest is not None:
         recipe_changes = check_resume(*read_saved_run(newest), recipe, prepared.fingerprint)
     fresh = newest is None and recipe.checkpoint.init_from is None
@@ -280,8 +284,27 @@ def build_run_state(
         kernels=kernels,
         # earlier versions had no other kernels
         saved_kernels=newest.meta.get("versions", {}).get("kernels", "torch") if newest is not None else None,
+        attention=attention,
+        saved_attention=_saved_attention(newest, attention),
         unwritten_metrics=_saved_metrics(newest.meta) if newest is not None else None,
     )
+
+
+def _attention(recipe: Recipe, runtime: Runtime) -> str:
+    """Name the kernel of attention; its bits are those of all runs with the same name."""
+    model, compute = recipe.model, MODES[recipe.precision.mode].compute
+    heads = (model.heads, model.n_kv_heads, model.n_head_dim)
+    by_document = recipe.data.isolate or model.window(recipe.data.sequence_length) is not None
+    return attention_backend(*heads, compute, runtime.device, by_document)
+
+
+def _saved_attention(newest: Checkpoint | None, attention: str) -> str | None:
+    """Return the kernel of attention when the loaded checkpoint was saved; earlier versions had torch's only."""
+    if newest is None:
+        return None
+    before = "torch" if describe_attention() in attention else attention
+    found: str = newest.meta.get("versions", {}).get("attention", before)
+    return found
 
 
 def _open_storage(

@@ -7,10 +7,8 @@ from typing import Any
 import torch
 
 from hlat.config.rules import recipe_notes
-from hlat.model import attention_backend
 from hlat.model.derived import count_parameters
 from hlat.parallel import decide_compilation
-from hlat.precision import MODES
 from hlat.runtime.backend import backend_of, peak_memory_bytes, synchronize
 from hlat.runtime.distributed import AsyncMax
 from hlat.runtime.process import enter_phase
@@ -30,11 +28,8 @@ def announce(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
         f"on {backend_of(state.runtime.device).describe(state.runtime.device)}, "
         f"peak {state.peak.value / 1e9:,.0f} GFLOP/s ({state.peak.source})"
     )
-    compute = MODES[recipe.precision.mode].compute
-    heads = (recipe.model.heads, recipe.model.n_kv_heads, recipe.model.n_head_dim)
-    by_document = recipe.data.isolate or recipe.model.window(recipe.data.sequence_length) is not None
     tracker.message(
-        f"attention: {attention_backend(*heads, compute, state.runtime.device, by_document)}; "
+        f"attention: {state.attention}; "
         f"norms, RoPE, SwiGLU and loss: {state.kernels}; "
         f"blocks: {decide_compilation(recipe, state.runtime.device, state.runtime.world)}"
     )
@@ -69,12 +64,15 @@ def announce(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
         tracker.message(f"at step {state.step} already, past the {recipe.total_steps} steps of the recipe")
     elif state.step:
         tracker.message(f"resumed at step {state.step} of {recipe.total_steps}")
-    if state.saved_kernels not in (None, state.kernels):
-        tracker.message(
-            f"norms, RoPE, SwiGLU and loss are computed by {state.kernels}, before the checkpoint by "
-            f"{state.saved_kernels}: they round differently, so the run will not be bitwise the one that was not "
-            "interrupted"
-        )
+    for what, now, saved in (
+        ("norms, RoPE, SwiGLU and loss are", state.kernels, state.saved_kernels),
+        ("attention is", state.attention, state.saved_attention),
+    ):
+        if saved not in (None, now):
+            tracker.message(
+                f"{what} computed by {now}, before the checkpoint by {saved}: they round differently, so the run will "
+                "not be bitwise the one that was not interrupted"
+            )
     for change in state.recipe_changes:
         tracker.message(f"changed since the checkpoint: {change.path}: {change.old!r} -> {change.new!r}")
     report_component_changes(state, tracker)
@@ -86,6 +84,7 @@ def announce(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
         processes=state.runtime.world,
         device=backend_of(state.runtime.device).describe(state.runtime.device),
         kernels=state.kernels,
+        attention=state.attention,
         changes=recipe_changes,
         recipe=recipe.model_dump(mode="json"),  # reports need it before there is a checkpoint
     )

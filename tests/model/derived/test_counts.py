@@ -19,6 +19,7 @@ from hlat.model.derived import (
 )
 from hlat.precision import MODES
 from tests.support.model.families import FAMILIES, config_of, our_model, tokens_of
+from tests.support.model.kernel_cases import torch_only
 
 PUBLISHED = {
     "llama-2-7b": 6_738_415_616,
@@ -61,13 +62,13 @@ def test_parameter_counts_by_component_equal_the_built_model(family: str, coales
 
 @pytest.mark.parametrize(("family", "coalesce"), KINDS)
 def test_flops_by_the_full_convention_equal_torchs_flop_counter(family: str, coalesce: bool) -> None:
-    """Attention uses plain products: the counter does not support the CPU flash kernel, and counts recomputation."""
+    """Torch's operations with plain products in attention: the counter does not know other kernels' operators."""
     config = config_of(family, coalesce=coalesce)
     # Within a window attention is an operation of hlat's own, which torch cannot count.
     model, tokens = our_model(config), tokens_of(config, 2, min(48, config.sliding_window or 48))
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as forward:
+    with torch_only(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as forward:
         loss = model(tokens).sum()
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as backward:
+    with torch_only(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as backward:
         loss.backward()
     length = tokens.shape[1]
     assert forward.get_total_flops() == tokens.numel() * forward_flops_per_token(config, length, "full")

@@ -221,6 +221,10 @@ def _windowed_backward(gradient: Any, query: Any, key: Any, value: Any, *more: A
     return _backward(gradient, query, _last(key, more[-1]), _last(value, more[-1]))
 
 
+def _linear(x: Any, weight: Any, *_: Any) -> int:
+    return int(2 * x.numel() * weight.shape[0])
+
+
 def _last(key: Any, window: int) -> Any:
     return key[:, :, -window:] if window else key
 
@@ -229,12 +233,15 @@ def _backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any) -> int:
     return int(sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape))
 
 
-# FLOPs of CPU attention, which torch's counter does not support; hlat's attention within documents counts likewise.
+# FLOPs of CPU attention and of oneDNN, which torch's counter does not support; hlat's own attention counts likewise.
 _ATTENTION = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _forward,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _backward,
     torch.ops.hlat.attend_within_documents: _windowed_forward,
     torch.ops.hlat.attend_within_documents_backward: _windowed_backward,
+    torch.ops.hlat.attend: _windowed_forward,
+    torch.ops.hlat.attend_backward: _windowed_backward,
+    torch.ops.mkldnn._linear_pointwise: _linear,
 }
 
 

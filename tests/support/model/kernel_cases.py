@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import torch
 
@@ -20,12 +21,15 @@ WIDTHS = (1, 7, 16, 33, 64, 513, 1040)
 @contextmanager
 def torch_only() -> Iterator[None]:
     """Compute within the block as a device without fused kernels does."""
-    with_kernels = CpuBackend.fused_pointwise
-    CpuBackend.fused_pointwise = False
-    try:
+    with patch.object(CpuBackend, "fused_pointwise", False), torch_attention():
         yield
-    finally:
-        CpuBackend.fused_pointwise = with_kernels
+
+
+@contextmanager
+def torch_attention() -> Iterator[None]:
+    """Compute attention within the block by torch's kernel, as a CPU without AVX-512 or with AMX does."""
+    with patch.object(CpuBackend, "fused_attention", False):
+        yield
 
 
 def normal(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:

@@ -1,18 +1,31 @@
-"""Pointwise operations and the loss in one pass over memory each, compiled from C for the processor.
+"""Pointwise operations, the loss and attention, compiled from C for the processor.
 
-are the kernels usable for this tensor? --yes--> operators ``torch.ops.hlat`` (operations.py) --> pointwise.c
---no---> the formulas in torch of pointwise.py and loss.py
+are the kernels usable for this tensor? --yes--> operators ``torch.ops.hlat`` (operations.py, attention.py) --> C
+--no---> the formulas in torch of pointwise.py and loss.py, torch's attention
 """
 
 import torch
 
 from hlat.model.kernels import operations as operations  # registers the operators
+from hlat.model.kernels.attention import ATTENTION, WIDEST_HEAD, attend_to_ranges, head_sums_shape
 from hlat.model.kernels.library import DTYPES, begin, is_available
 from hlat.model.kernels.library import library as compiled_library
 from hlat.runtime.backend import backend_of, find_device_type
 from hlat.runtime.distributed import in_fake_world
 
-__all__ = ["are_used_on", "begin_compilation", "describe_kernels", "has_kernels"]
+__all__ = [
+    "ATTENTION",
+    "are_used_on",
+    "attend_to_ranges",
+    "attention_is_used_on",
+    "begin_compilation",
+    "builds_masks",
+    "describe_attention",
+    "describe_kernels",
+    "has_attention",
+    "has_kernels",
+    "head_sums_shape",
+]
 
 
 def begin_compilation() -> None:
@@ -37,6 +50,33 @@ def are_used_on(device: torch.device) -> bool:
     return backend_of(device).fused_pointwise and is_available()
 
 
+def attention_is_used_on(device: torch.device | str) -> bool:
+    """Return True if models compute attention by the compiled operator on a device, in its dtypes and widths."""
+    return backend_of(device).fused_attention and is_available()
+
+
+def builds_masks(device: torch.device | str) -> bool:
+    """Return True if attention under context parallelism builds a mask in memory on a device."""
+    return backend_of(device).materialises_masks and not attention_is_used_on(device)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def has_attention(device_type: str, dtype: torch.dtype, width: int) -> bool:
+    """Return True if the operator of attention computes with heads of this kind. ``torch.compile`` asks it once.
+
+    Args:
+        device_type: type of the device of queries, keys and values.
+        dtype: their dtype.
+        width: width of a head.
+    """
+    return dtype in DTYPES and width <= WIDEST_HEAD and attention_is_used_on(device_type)
+
+
+def describe_attention() -> str:
+    """Name the compiled attention, as ``describe_kernels`` does."""
+    return f"fused C kernel{_build()}"
+
+
 def describe_kernels(device: torch.device) -> str:
     """Name what computes norms, RoPE, SwiGLU and loss of eager models on a device, for messages and checkpoints.
 
@@ -45,5 +85,9 @@ def describe_kernels(device: torch.device) -> str:
     """
     if not are_used_on(device):
         return "torch"
+    return f"fused C kernels{_build()}"
+
+
+def _build() -> str:
     compiled = None if in_fake_world() else compiled_library()
-    return "fused C kernels" if compiled is None else f"fused C kernels ({compiled.build})"
+    return "" if compiled is None else f" ({compiled.build})"

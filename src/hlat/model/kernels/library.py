@@ -1,6 +1,6 @@
-"""The compiled library of ``pointwise.c``: its functions, their arguments, and the threads that run them.
+"""The compiled library of ``kernels.c``: its functions, their arguments, and the threads that run them.
 
-    pointwise.c --the C compiler, a second--> shared library --ctypes, blocks of rows--> threads of torch's OpenMP
+    kernels.c --the C compiler, a second--> shared library --ctypes, blocks of rows--> threads of torch's OpenMP
 
 The threads are those that torch's own kernels run on: a second pool would compete with them for the cores. They take
 blocks of rows; what a block computes does not depend on who computes it.
@@ -19,7 +19,7 @@ from hlat.runtime.distributed import in_fake_world
 from hlat.runtime.process import CompilationFailed, begin_compiling, compile_c_library, find_c_compiler
 
 _LOG = logging.getLogger(__name__)
-_SOURCE = Path(__file__).with_name("pointwise.c")
+_SOURCE = Path(__file__).with_name("kernels.c")
 # Products and sums may be contracted, which is exacter. Vectors are passed between inlined functions only.
 _FLAGS = ("-ffp-contract=fast", "-Wno-psabi")
 _SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
@@ -32,6 +32,9 @@ _FUNCTIONS = (
     "swiglu_backward",
     "loss_sums",
     "loss_gradient",
+    "attend",
+    "attend_backward",
+    "attend_sums",
 )
 DTYPES = tuple(_SUFFIXES)
 """Dtypes of the operands."""
@@ -95,6 +98,25 @@ class Loss(ctypes.Structure):
     )
 
 
+class HeadRows(ctypes.Structure):
+    """A tensor (batch, heads, rows, width) by its strides in elements; a row is stored without gaps."""
+
+    _fields_ = (("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("batch", "head", "row")))
+
+
+class Attended(ctypes.Structure):
+    """Arguments of ``attend``, ``attend_backward`` and ``attend_sums``."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("heads", "groups", "queries", "keys", "width")),
+        *((name, ctypes.c_int64) for name in ("padded_keys", "padded_width")),
+        ("scale", ctypes.c_float),
+        *((name, ctypes.c_void_p) for name in ("first", "last")),
+        *((name, HeadRows) for name in ("q", "k", "v", "out", "gradient", "by_q", "by_k", "by_v", "log_sums")),
+        *((name, ctypes.c_void_p) for name in ("key_sums", "value_sums")),
+    )
+
+
 class Library:
     """The functions of the library, and the function of OpenMP that runs them on several threads.
 
@@ -153,9 +175,9 @@ def library() -> Library | None:
     try:
         found = Library(compile_c_library(_SOURCE, _FLAGS), _openmp())
     except (CompilationFailed, OSError) as problem:
-        _LOG.warning("norms, RoPE, SwiGLU and loss run in several passes, more slowly: %s", problem)
+        _LOG.warning("norms, RoPE, SwiGLU, attention and loss are computed by torch, more slowly: %s", problem)
         return None
-    _LOG.info("norms, RoPE, SwiGLU and loss: compiled in %.1f s", time.perf_counter() - started)
+    _LOG.info("norms, RoPE, SwiGLU, attention and loss: compiled in %.1f s", time.perf_counter() - started)
     return found
 
 

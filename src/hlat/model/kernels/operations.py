@@ -1,6 +1,6 @@
 """The compiled pointwise operations as operators of torch, each with an implementation for tensors without memory.
 
-    torch.ops.hlat.NAME --CPU tensors--> blocks of rows --> ``pointwise.c``
+    torch.ops.hlat.NAME --CPU tensors--> blocks of rows --> ``kernels.c``
                         --fake and meta tensors--> shapes of the results
 
 Registered operators have a name in profiles and traces, and a rehearsal counts the memory of their results. They are

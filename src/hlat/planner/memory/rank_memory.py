@@ -13,7 +13,7 @@ import torch
 
 from hlat.hardware import Chip
 from hlat.model.derived import block_share, hidden_share
-from hlat.model.kernels import are_used_on
+from hlat.model.kernels import are_used_on, attention_is_used_on
 from hlat.optim import optimizer_spec
 from hlat.parallel.stages import (
     ACCELERATOR,
@@ -148,7 +148,9 @@ def _kernels(request: PlanRequest) -> EagerKernels:
     """Eager kernels of the cluster's devices. Measured ones are CPUs, which are taken to have those of this machine."""
     if request.cluster.chip.family != "measured":
         return ACCELERATOR
-    return EagerKernels(fused=are_used_on(torch.device("cpu")), masks=True, rounds=True)
+    cpu = torch.device("cpu")
+    own = attention_is_used_on(cpu)
+    return EagerKernels(fused=are_used_on(cpu), masks=not own, head_sums=own, rounds=True)
 
 
 def _on_device(request: PlanRequest, counted: RankBytes) -> RankMemory:

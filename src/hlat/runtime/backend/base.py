@@ -296,6 +296,16 @@ class Backend:
         return False
 
     @property
+    def fp32_by_onednn(self) -> bool:
+        """True if oneDNN computes fp32 products faster than the library that torch calls."""
+        return False
+
+    @property
+    def fused_attention(self) -> bool:
+        """True if causal attention has a compiled kernel of hlat's own (``hlat.model.kernels``)."""
+        return False
+
+    @property
     def document_kernel(self) -> DocumentKernel | None:
         """Kernel of attention within documents; None if there is none with a backward pass."""
         return FLEX if self.device_type in _FLEX_HAS_BACKWARD else None

@@ -6,6 +6,7 @@ import platform
 import resource
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -91,6 +92,16 @@ class CpuBackend(Backend):
         """True with AVX-512: compilers translate the kernels badly for other vectors, to 0.9 times torch's speed."""
         return torch.backends.cpu.get_cpu_capability() == "AVX512"
 
+    @property
+    def fp32_by_onednn(self) -> bool:
+        """True on AMD's processors with AVX-512, where MKL reaches half of oneDNN's speed (docs/notebook/speed.md)."""
+        return self.packs_weights and self.fused_pointwise and _vendor() == "AuthenticAMD"
+
+    @property
+    def fused_attention(self) -> bool:
+        """True with AVX-512 unless there are AMX tiles, which torch's kernel uses: against them it was not measured."""
+        return self.fused_pointwise and not torch.cpu._is_amx_tile_supported()
+
     def attention_kernel(self, heads: AttentionHeads, deterministic: bool, device: torch.device) -> str:
         """Return flash attention, which torch has for every dtype and head on a CPU."""
         return "flash_attention"
@@ -116,6 +127,13 @@ class CpuBackend(Backend):
     def chip_name(self, device: torch.device) -> str | None:
         """Return None: the catalog has no CPUs, they are measured."""
         return None
+
+
+@cache
+def _vendor() -> str:
+    """Vendor of the processor, such as GenuineIntel; empty if unknown."""
+    lines = CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines() if CPUINFO.is_file() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
 
 
 def _processor() -> str:

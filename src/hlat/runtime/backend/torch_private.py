@@ -62,7 +62,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "torch.nn.attention.bias.CausalBias._materialize": "rehearsals: masks of a device",
     "torch.ops.aten._scaled_mm": "memory: tensors that a compiled block saves",
     "torch.ops.aten._to_copy": "profiles: the kind of an operator",
-    "torch.ops.mkldnn._linear_pointwise": "generation: products by packed weights",
+    "torch.ops.mkldnn._linear_pointwise": "products by oneDNN, and by packed weights",
     "torch.ops.mkldnn._reorder_linear_weight": "generation: weights packed for oneDNN",
     "torch.ops.c10d._allgather_base_": "rehearsals: the kind of a collective",
     "torch.ops.c10d._reduce_scatter_base_": "rehearsals: the kind of a collective",

@@ -84,7 +84,7 @@ def code_identity() -> dict[str, str]:
 
 def _source_hash(package: Path) -> str:
     digest = hashlib.blake2b(digest_size=8)
-    for file in sorted([*package.rglob("*.py"), *package.rglob("*.c")]):
+    for file in sorted([*package.rglob("*.py"), *package.rglob("*.[ch]")]):
         content = file.read_bytes()
         digest.update(f"{file.relative_to(package).as_posix()} {len(content)}\n".encode())
         digest.update(content)

@@ -20,7 +20,7 @@ _LISTED = 12  # operators in the table
 
 _KINDS = (  # kind of work, and substrings of operator names; the first match counts
     ("communication", ("c10d", "nccl", "gloo", "record_param_comms", "all_reduce", "allreduce", "reduce_scatter")),
-    ("attention", ("scaled_dot_product", "flash", "attention", "sdpa")),
+    ("attention", ("scaled_dot_product", "flash", "attention", "sdpa", "attend")),
     ("optimizer", ("adamw", "Optimizer", "lerp", "addcdiv", "foreach_norm")),
     ("matrix products", ("::mm", "addmm", "bmm", "matmul", "linear", "gemm", "cutlass", "nvjet", "cublas")),
     ("copies and casts", ("copy_", "Memcpy", "Memset", "_to_copy", "contiguous", "clone", "fill_", "zero_", "cat")),

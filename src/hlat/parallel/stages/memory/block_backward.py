@@ -51,6 +51,7 @@ class BlockTensors:
         cast: bytes per element of gradients by weights that are cast to another dtype; 0 if they are not.
         kept: bytes per element of gradients by weights after that, until the end of the block.
         fused: True if norms, rotations and SwiGLU need no temporary tensors.
+        head_sums: bytes of the gradients by keys and values from each query head; 0 if attention makes none.
     """
 
     saved: Mapping[str, float]
@@ -68,6 +69,7 @@ class BlockTensors:
     cast: float
     kept: float
     fused: bool = False
+    head_sums: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -234,7 +236,9 @@ def _attention(tape: _Tape, block: BlockTensors) -> None:
     tape.need("qkv")
     tape.need("attention_log_sum")
     again = block.queries if "attention_log_sum" in block.recomputed else 0.0  # the core's output, a second time
-    tape.add(block.queries, 2 * block.keys)
+    tape.add(block.queries, block.head_sums)
+    tape.add(2 * block.keys)
+    tape.free(block.head_sums)
     tape.briefly(again)
     tape.free(block.queries, "q", "k", "v", "attention_output", "attention_log_sum")
     tape.free(*CONTEXT_TENSORS)

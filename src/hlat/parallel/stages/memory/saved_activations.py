@@ -8,12 +8,14 @@ A search asks for the same shapes thousands of times, so the counts are cached.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 
 from hlat.activation_checkpointing import recomputed_steps
 from hlat.config.sections import ModelConfig
 from hlat.model import Axis, ModelShard
 from hlat.model.architectures import model_spec
 from hlat.model.derived import RECOMPUTABLE, RankWorkload, activation_bytes, axis_share, element_share
+from hlat.model.kernels import head_sums_shape
 from hlat.parallel.stages.eager_kernels import EagerKernels
 from hlat.parallel.stages.memory.block_backward import (
     CONTEXT_TENSORS,
@@ -28,6 +30,7 @@ from hlat.parallel.stages.memory.block_backward import (
 from hlat.parallel.stages.step_shape import StepShape
 from hlat.precision import MODES
 
+_FP32 = 4
 _HEAD_TENSORS = ("final_norm", "loss_by_hidden", "loss_by_head")
 
 
@@ -85,7 +88,7 @@ def block_bytes(step: StepShape, kernels: EagerKernels, cast: float, kept: float
         cast: bytes per element of gradients by weights that are cast to another dtype; 0 if they are not.
         kept: bytes per element of gradients by weights after that, until the end of the block.
     """
-    return _block_bytes(*_arguments(step, (False, False), kernels), cast, kept, kernels.fused)
+    return _block_bytes(*_arguments(step, (False, False), kernels), cast, kept, kernels.fused, kernels.head_sums)
 
 
 _Arguments = tuple["_ById", int, str, int, ModelShard, tuple[bool, int, bool, bool, bool], frozenset[str]]
@@ -147,6 +150,7 @@ def _block_bytes(
     cast: float,
     kept: float,
     fused: bool,
+    head_sums: bool,
 ) -> BlockBytes:
     config, workload, tensor = model.model, RankWorkload(shard, *shared), shard.tensor_count
 
@@ -178,8 +182,15 @@ def _block_bytes(
         cast=cast,
         kept=kept,
         fused=fused,
+        head_sums=head_sums * _head_sums(config, micro_batch, sequence, tensor),
     )
     return BlockBytes(forward_bytes(tensors), backward_peak(tensors), input_peak(tensors), weight_peak(tensors))
+
+
+def _head_sums(config: ModelConfig, rows: int, sequence: int, tensor: int) -> float:
+    """Count the bytes of the gradients by keys and values of complete rows from each query head of a rank."""
+    heads = axis_share(config, Axis.QUERIES, tensor) / config.n_head_dim
+    return 2 * heads * prod(head_sums_shape(rows, 1, sequence, config.n_head_dim)) * _FP32
 
 
 def _missing(everything: dict[str, int], saved: dict[str, int], names: set[str]) -> dict[str, float]:

@@ -1,0 +1,227 @@
+"""Softmax attention of queries to ranges of keys, compiled from C, as operators of torch with a backward pass.
+
+    torch.ops.hlat.attend --CPU tensors--> blocks of queries --> ``attention.c``
+                          --fake and meta tensors--> shapes of the results
+      backward: attend_backward --> gradient by q, and those by k and v from each query head --> attend_sums --> by k, v
+
+Queries stand at row offsets that ``spans`` lists, and attend to the keys of their document, or to the last ones of it,
+up to themselves. Attention, its gradient by the queries and the sums over query heads are operators of their own, so
+that a rehearsal counts what is between them. For backward q, k, v, the output and the log-sum-exp are saved.
+
+Tensor suffixes: B batch, s queries of a row, T keys of a row, H query heads, G kv heads, E head width.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hlat.model.kernels.library import Attended, HeadRows, Library, library
+
+WIDEST_HEAD = 256
+"""Largest width of a head."""
+
+_SIDE, _LANES = 64, 16  # of attention.c: queries and keys of a block; numbers of a vector
+_ROWS = 64  # keys whose gradients a thread adds up at a time
+
+_Tensors = tuple[torch.Tensor, ...]
+
+
+def _by_position(x_BHsE: torch.Tensor) -> torch.Tensor:
+    """Allocate a tensor of this shape that is stored position by position, as the projections read and write it."""
+    batch, heads, count, width = x_BHsE.shape
+    return x_BHsE.new_empty((batch, count, heads, width)).transpose(1, 2)
+
+
+def head_sums_shape(batch: int, heads: int, keys: int, width: int) -> tuple[int, int, int, int]:
+    """Return the shape of the gradients by keys, and of those by values, from each query head: complete blocks."""
+    return batch, heads, -(-keys // _SIDE) * _SIDE, -(-width // _LANES) * _LANES
+
+
+def _results(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: torch.Tensor | None, spans: Sequence[int], window: int
+) -> _Tensors:
+    """Allocate output and log-sum-exp, fp32 (B, H, s)."""
+    return _by_position(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+def _gradients(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    log_sums: torch.Tensor,
+    first: torch.Tensor | None,
+    spans: Sequence[int],
+    window: int,
+) -> _Tensors:
+    """Allocate the gradient by q, and those by k and v from each query head: fp32, in complete blocks and vectors."""
+    shape = head_sums_shape(*q.shape[:2], *k.shape[2:])
+    return _by_position(q), *(q.new_empty(shape, dtype=torch.float32) for _ in range(2))
+
+
+def _sums(key_sums: torch.Tensor, value_sums: torch.Tensor, k: torch.Tensor) -> _Tensors:
+    """Allocate the gradients by k and v."""
+    return _by_position(k), _by_position(k)
+
+
+def key_ranges(first: torch.Tensor | None, spans: Sequence[int], window: int, batch: int) -> _Tensors:
+    """Return the first and the last key of each query, int32 (B, s).
+
+    Args:
+        first: row offset of the first token of each query's document, (B, s); None for complete rows.
+        spans: start and stop of each range of row offsets of the queries, flattened, ascending.
+        window: number of keys that a query attends to at most, itself included; 0 for no limit.
+        batch: number of rows.
+    """
+    pairs = zip(spans[::2], spans[1::2], strict=True)
+    last_s = torch.cat([torch.arange(start, stop, dtype=torch.int32) for start, stop in pairs])
+    last = last_s.expand(batch, -1).contiguous()
+    begin = torch.zeros_like(last) if first is None else first.to(torch.int32)
+    if window:
+        begin = begin.maximum(last - (window - 1))
+    return begin.contiguous(), last
+
+
+def _heads(x: torch.Tensor) -> HeadRows:
+    return HeadRows(x.data_ptr(), *x.stride()[:3])
+
+
+def _library() -> Library:
+    found = library()
+    assert found is not None, "the caller asked is_available()"
+    return found
+
+
+def _readable(*tensors: torch.Tensor) -> _Tensors:
+    """Return tensors whose last dimension is stored without gaps: the same ones, as far as theirs is."""
+    return tuple(x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous() for x in tensors)
+
+
+def _check(q: torch.Tensor, *others: torch.Tensor) -> None:
+    """Raise TypeError if operands differ in dtype: their addresses are passed to C."""
+    if any(x.dtype != q.dtype for x in others):
+        raise TypeError(f"operands are {', '.join(str(x.dtype) for x in (q, *others))}, and one dtype is needed")
+
+
+def _arguments(heads: int, queries: int, k: torch.Tensor) -> Attended:
+    _, groups, keys, width = k.shape
+    found = Attended(heads, groups, queries, keys, width)
+    found.padded_keys, found.padded_width = head_sums_shape(1, 1, keys, width)[2:]
+    found.scale = width**-0.5
+    return found
+
+
+def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: torch.Tensor, last: torch.Tensor) -> Attended:
+    found = _arguments(q.shape[1], q.shape[2], k)
+    found.q, found.k, found.v = _heads(q), _heads(k), _heads(v)
+    found.first, found.last = first.data_ptr(), last.data_ptr()
+    return found
+
+
+def _attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: torch.Tensor | None, spans: Sequence[int], window: int
+) -> _Tensors:
+    _check(q, k, v)
+    out, log_sums = _results(q, k, v, first, spans, window)
+    q, k, v = _readable(q, k, v)
+    begin, last = key_ranges(first, spans, window, len(q))
+    arguments = _attended(q, k, v, begin, last)
+    arguments.out, arguments.log_sums = _heads(out), _heads(log_sums)
+    blocks = -(-q.shape[2] // _SIDE)
+    _library().run("attend", q.dtype, arguments, len(q) * q.shape[1] * blocks, 1)
+    return out, log_sums
+
+
+def _attend_backward(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    log_sums: torch.Tensor,
+    first: torch.Tensor | None,
+    spans: Sequence[int],
+    window: int,
+) -> _Tensors:
+    _check(q, k, v, grad, out)
+    by_q, key_sums, value_sums = _gradients(grad, q, k, v, out, log_sums, first, spans, window)
+    grad, q, k, v, out = _readable(grad, q, k, v, out)
+    begin, last = key_ranges(first, spans, window, len(q))
+    arguments = _attended(q, k, v, begin, last)
+    arguments.out, arguments.gradient, arguments.log_sums = _heads(out), _heads(grad), _heads(log_sums)
+    arguments.by_q = _heads(by_q)
+    arguments.key_sums, arguments.value_sums = key_sums.data_ptr(), value_sums.data_ptr()
+    _library().run("attend_backward", q.dtype, arguments, len(q) * q.shape[1], 1)
+    return by_q, key_sums, value_sums
+
+
+def _attend_sums(key_sums: torch.Tensor, value_sums: torch.Tensor, k: torch.Tensor) -> _Tensors:
+    """Add up the gradients by k and v over the query heads of each group."""
+    by_k, by_v = _sums(key_sums, value_sums, k)
+    arguments = _arguments(key_sums.shape[1], 0, k)
+    arguments.by_k, arguments.by_v = _heads(by_k), _heads(by_v)
+    arguments.key_sums, arguments.value_sums = key_sums.data_ptr(), value_sums.data_ptr()
+    _library().run("attend_sums", k.dtype, arguments, len(k) * k.shape[1] * k.shape[2], _ROWS)
+    return by_k, by_v
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: _Tensors) -> None:
+    q, k, v, first, ctx.spans, ctx.window = inputs
+    ctx.by_document = first is not None
+    ctx.save_for_backward(q, k, v, *output, *([] if first is None else [first]))
+    ctx.set_materialize_grads(False)  # the log-sum-exp is never differentiated
+
+
+def _differentiate(ctx: Any, grad: torch.Tensor, _: None) -> tuple[torch.Tensor | None, ...]:
+    q, k, v, out, log_sums, *rest = ctx.saved_tensors
+    first = rest[0] if ctx.by_document else None
+    operands = grad, q, k, v, out, log_sums, first, ctx.spans, ctx.window
+    by_q, key_sums, value_sums = torch.ops.hlat.attend_backward(*operands)
+    by_k, by_v = torch.ops.hlat.attend_sums(key_sums, value_sums, k)
+    return by_q, by_k, by_v, None, None, None
+
+
+_operators = torch.library.Library("hlat", "FRAGMENT")
+_operators.define("attend(Tensor q, Tensor k, Tensor v, Tensor? first, int[] spans, int window) -> (Tensor, Tensor)")
+_operators.define(
+    "attend_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor sums, Tensor? first, int[] spans, "
+    "int window) -> (Tensor, Tensor, Tensor)"
+)
+_operators.define("attend_sums(Tensor key_sums, Tensor value_sums, Tensor k) -> (Tensor, Tensor)")
+_operators.impl("attend", _attend, "CPU")
+_operators.impl("attend_backward", _attend_backward, "CPU")
+_operators.impl("attend_sums", _attend_sums, "CPU")
+torch.library.register_fake("hlat::attend", _results, lib=_operators)
+torch.library.register_fake("hlat::attend_backward", _gradients, lib=_operators)
+torch.library.register_fake("hlat::attend_sums", _sums, lib=_operators)
+torch.library.register_autograd("hlat::attend", _differentiate, setup_context=_save_for_backward, lib=_operators)
+
+ATTENTION = torch.ops.hlat.attend.default
+"""The operator of compiled attention, as it appears in compiled graphs."""
+
+
+def attend_to_ranges(
+    q_BHsE: torch.Tensor,
+    k_BGTE: torch.Tensor,
+    v_BGTE: torch.Tensor,
+    first_Bs: torch.Tensor | None,
+    spans: Sequence[int],
+    window: int | None = None,
+) -> torch.Tensor:
+    """Causal softmax attention of each query to its row, to its own document, or to the last keys of it.
+
+    Args:
+        q_BHsE: queries, bf16 or fp32, on a CPU; E at most ``WIDEST_HEAD``.
+        k_BGTE: keys of complete rows, H a multiple of G.
+        v_BGTE: values of complete rows.
+        first_Bs: row offset of the first token of each query's document, int64; None if a row is one document.
+        spans: start and stop of each range of row offsets of the queries, flattened, ascending.
+        window: number of keys that a query attends to at most, itself included; None for no limit.
+
+    Returns:
+        (B, H, s, E), in the dtype of the queries, stored position by position; softmax in fp32.
+    """
+    out: torch.Tensor = torch.ops.hlat.attend(q_BHsE, k_BGTE, v_BGTE, first_Bs, spans, window or 0)[0]
+    return out
