@@ -30,8 +30,12 @@ def locked() -> dict[str, tuple[Requirement, list[str]]]:
     return found
 
 
-def constraints() -> dict[str, str]:
-    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+def constraints(*, docs: bool = True) -> dict[str, str]:
+    """Versions by package; without those that only the extra docs needs, which are the last ones."""
+    text = (ROOT / "constraints.txt").read_text()
+    everything, for_docs, _ = text.partition("# Only for the extra docs")
+    assert for_docs
+    lines = [line for line in (text if docs else everything).splitlines() if not line.startswith("#")]
     pairs = [line.split("==") for line in lines]
     return {canonicalize_name(name): version for name, version in pairs}
 
@@ -49,7 +53,12 @@ def test_every_package_of_the_lock_is_pinned_and_has_hashes(locked: dict[str, tu
 
 
 def test_the_lock_has_the_versions_of_the_constraints(locked: dict[str, tuple[Requirement, list[str]]]) -> None:
-    assert constraints().items() <= {name: pinned(one) for name, (one, _) in locked.items()}.items()
+    assert constraints(docs=False).items() <= {name: pinned(one) for name, (one, _) in locked.items()}.items()
+
+
+def test_the_documentations_packages_are_pinned() -> None:
+    for one in map(Requirement, PROJECT["optional-dependencies"]["docs"]):
+        assert one.specifier.contains(constraints()[canonicalize_name(one.name)])
 
 
 def test_what_the_project_asks_for_is_locked(locked: dict[str, tuple[Requirement, list[str]]]) -> None:

@@ -68,23 +68,37 @@ app = typer.Typer(
     name="hlat",
     cls=_Verbs,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        import hlat
-
-        say(f"hlat {hlat.__version__}")
+        say(_versions())
         raise typer.Exit
+
+
+def _versions() -> str:
+    """Versions and devices, in three lines; torch is not imported, no device is opened."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    import hlat
+    from hlat.runtime.backend import driver_versions
+
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        torch = "not installed"
+    host = f"torch {torch}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    drivers = [f"{name} (driver {number})" for name, number in driver_versions().items()]
+    return f"hlat {hlat.__version__}\n{host}\ndevices: {', '.join([*drivers, 'the processor'])}"
 
 
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print versions and devices.")
     ] = False,
 ) -> None:
     """Pre-train LLaMA-class language models on the hardware you have, from one recipe file."""
