@@ -23,7 +23,6 @@ from pathlib import Path
 
 from results import ROOT, Recorder
 
-PAGE = "install.md"
 OF_THE_INSTALLER = ("pip", "setuptools", "_distutils_hack", "pkg_resources")
 
 
@@ -87,7 +86,7 @@ def main() -> None:
     parser.add_argument("--extras", default=",".join(["", *extras]), help="extras; an empty name is the base")
     parser.add_argument("--python", default=sys.executable, help="Python of the environments")
     chosen = parser.parse_args()
-    record = Recorder(__file__, PAGE)
+    record = Recorder(__file__, "install.md")
     print(f"{'tool':4} {'extra':14} {'MB':>7} {'more MB':>7} {'packages':>8} {'wall s':>7} {'CPU s':>6}  torch")
     for tool in chosen.tools.split(","):
         with tempfile.TemporaryDirectory() as work:

@@ -1,0 +1,67 @@
+"""The site is built without a warning and needs no network to be read. Needs the extra docs; .ci/run has it."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.pages import ROOT
+from website.reference import PAGES
+
+NAVIGATION = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+
+
+def pages_of(navigation: object) -> Iterator[str]:
+    """Paths of the pages in a navigation."""
+    if isinstance(navigation, str):
+        yield navigation
+    for entry in (
+        navigation.values() if isinstance(navigation, dict) else navigation if isinstance(navigation, list) else ()
+    ):
+        yield from pages_of(entry)
+
+
+class Loaded(HTMLParser):
+    """Collects what a browser loads for a page: scripts, styles, fonts, pictures and frames; not links to click."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        names = {"script": "src", "img": "src", "iframe": "src", "source": "src"}
+        values = dict(attrs)
+        if tag == "link" and values.get("rel") not in ("canonical", "next", "prev"):
+            self.found.append(values.get("href") or "")
+        elif tag in names:
+            self.found.append(values.get(names[tag]) or "")
+
+
+def test_the_navigation_has_every_page() -> None:
+    named = list(pages_of(NAVIGATION))
+    assert len(named) == len(set(named))
+    written = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    assert written | PAGES.keys() == {name for name in named if not name.startswith("project/")}
+
+
+def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    pytest.importorskip("material", reason="needs mkdocs-material (extra docs)")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    built = sorted(tmp_path.rglob("*.html"))
+    assert len(built) > 80
+    elsewhere = {}
+    for file in built:
+        parser = Loaded()
+        parser.feed(file.read_text(encoding="utf-8"))
+        elsewhere[file.name] = [one for one in parser.found if re.match(r"(https?:)?//", one)]
+    assert {name: urls for name, urls in elsewhere.items() if urls} == {}
+    styles = [file for file in tmp_path.rglob("*.css") if re.search(r"url\(['\"]?(https?:)?//", file.read_text())]
+    assert styles == []
+    assert (tmp_path / "search/search_index.js").is_file()  # search without a server
