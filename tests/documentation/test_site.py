@@ -1,4 +1,7 @@
-"""The site is built without a warning and needs no network to be read. Needs the extra docs; .ci/run has it."""
+"""The site is built without a warning and needs no network to be read, nor a server to be searched.
+
+Needs the extra docs, and the search Chromium (extra browser); .ci/run has both.
+"""
 
 import re
 import subprocess
@@ -10,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.browser import DESKTOP, visit
 from tests.support.pages import ROOT
 from website.reference import PAGES
 
@@ -49,12 +53,19 @@ def test_the_navigation_has_every_page() -> None:
     assert written | PAGES.keys() == {name for name in named if not name.startswith("project/")}
 
 
-def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built with warnings as errors."""
     pytest.importorskip("material", reason="needs mkdocs-material (extra docs)")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    built = sorted(tmp_path.rglob("*.html"))
+    return folder
+
+
+def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
+    built = sorted(site.rglob("*.html"))
     assert len(built) > 80
     elsewhere = {}
     for file in built:
@@ -62,6 +73,29 @@ def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(tm
         parser.feed(file.read_text(encoding="utf-8"))
         elsewhere[file.name] = [one for one in parser.found if re.match(r"(https?:)?//", one)]
     assert {name: urls for name, urls in elsewhere.items() if urls} == {}
-    styles = [file for file in tmp_path.rglob("*.css") if re.search(r"url\(['\"]?(https?:)?//", file.read_text())]
+    styles = [file for file in site.rglob("*.css") if re.search(r"url\(['\"]?(https?:)?//", file.read_text())]
     assert styles == []
-    assert (tmp_path / "search/search_index.js").is_file()  # search without a server
+
+
+SEARCH = """
+const box = document.querySelector("[data-md-component=search-query]")
+const shown = document.querySelector("#__search")
+shown.checked = true
+shown.dispatchEvent(new Event("change"))
+box.focus()
+box.value = "warmup_steps"
+box.dispatchEvent(new Event("input", {bubbles: true}))
+box.dispatchEvent(new KeyboardEvent("keyup", {bubbles: true}))
+for (let tries = 0; tries < 100; tries++) {
+  const links = [...document.querySelectorAll(".md-search-result__item a")].map(link => link.href)
+  if (links.length) return links
+  await new Promise(resolve => setTimeout(resolve, 200))
+}
+"""
+
+
+@pytest.mark.browser
+def test_a_field_is_found_by_the_search_of_pages_that_are_opened_as_files(site: Path) -> None:
+    seen = visit((site / "index.html").as_uri(), SEARCH, [DESKTOP], record=False)
+    assert any("reference/recipe.html" in link and link.endswith("#schedule-warmup_steps") for link in seen.results[0])
+    assert seen.console == []
