@@ -15,10 +15,11 @@ NVIDIA = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 
 
 def test_the_version_names_torch_and_devices_without_importing_torch() -> None:
     done = subprocess.run([sys.executable, "-m", "hlat", "--version"], capture_output=True, text=True, check=True)
-    first, second, third = done.stdout.splitlines()
+    first, second, third, fourth = done.stdout.splitlines()
     assert first == f"hlat {version('hlat')}"
     assert f"torch {version('torch')}, Python {sys.version_info.major}.{sys.version_info.minor}." in second
     assert third.startswith("devices: ") and third.endswith("the processor")
+    assert Path(fourth.removeprefix("documentation: ")).read_text(encoding="utf-8").startswith("# hlat\n")
     assert not imported_by("--version", packages=HEAVY)
 
 

@@ -73,6 +73,21 @@ def test_what_the_project_asks_for_is_locked(locked: dict[str, tuple[Requirement
         assert requirement.marker is None or requirement.marker.evaluate(dict(default_environment())), one
 
 
+def test_a_wheel_carries_recipes_and_documentation() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    carried = settings["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    assert carried == {"recipes": "hlat/recipes", "docs": "hlat/docs"}
+    assert (ROOT / "recipes/quickstart.yaml").is_file() and (ROOT / "docs/README.md").is_file()
+
+
+def test_what_a_run_may_use_is_in_the_extra_all() -> None:
+    """All extras but those for work on hlat itself."""
+    extras = PROJECT["optional-dependencies"]
+    (everything,) = map(Requirement, extras["all"])
+    for_work = {"all", "dev", "docs", "interop", "clusters", "kernels", "browser"}
+    assert everything.extras == set(extras) - for_work
+
+
 def test_torch_is_bounded_by_what_was_tested_and_seen() -> None:
     (torch,) = (Requirement(text) for text in PROJECT["dependencies"] if Requirement(text).name == "torch")
     within = [release for release in RELEASES_WITH_ALL_NAMES if torch.specifier.contains(f"{release}.0")]

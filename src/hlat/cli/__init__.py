@@ -79,9 +79,10 @@ def _show_version(wanted: bool) -> None:
 
 
 def _versions() -> str:
-    """Versions and devices, in three lines; torch is not imported, no device is opened."""
+    """Versions, devices and the place of the documentation; torch is not imported, no device is opened."""
     import platform
     from importlib.metadata import PackageNotFoundError, version
+    from pathlib import Path
 
     import hlat
     from hlat.runtime.backend import driver_versions
@@ -90,9 +91,16 @@ def _versions() -> str:
         torch = version("torch")
     except PackageNotFoundError:
         torch = "not installed"
-    host = f"torch {torch}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
     drivers = [f"{name} (driver {number})" for name, number in driver_versions().items()]
-    return f"hlat {hlat.__version__}\n{host}\ndevices: {', '.join([*drivers, 'the processor'])}"
+    package = Path(hlat.__file__).parent
+    pages = (folder / "docs" / "README.md" for folder in (package, package.parents[1]))  # installed, or a checkout
+    lines = [
+        f"hlat {hlat.__version__}",
+        f"torch {torch}, Python {platform.python_version()}, {platform.system()} {platform.machine()}",
+        f"devices: {', '.join([*drivers, 'the processor'])}",
+        *(f"documentation: {page}" for page in pages if page.is_file()),
+    ]
+    return "\n".join(lines)
 
 
 @app.callback()
