@@ -115,3 +115,11 @@ def test_metrics_have_their_units() -> None:
     }
     assert {"loss", "lr", "tokens_per_second", "mfu", "memory_bytes", "hlat_loss", "hlat_heartbeat_age_seconds"} <= keys
     assert "nats per token" in page("metrics")
+
+
+def test_names_in_angle_brackets_are_shown() -> None:
+    """Markdown would take them for tags, and Python-Markdown has no escape for them."""
+    for name in ("recipe", "commands"):
+        prose = re.sub(r"```.*?```|`[^`\n]*`", "", page(name), flags=re.DOTALL)
+        assert not re.search(r"<\w|\\<", prose), name
+    assert "runs/&lt;name>" in page("recipe")

@@ -294,4 +294,8 @@ def _parent(path: str) -> str:
 
 def _escape(text: str) -> str:
     """Return the text of a docstring for Markdown: names in angle brackets and asterisks are no markup."""
-    return re.sub(r"([<>*])", r"\\\1", text.replace("``", "`")) if "`" not in text else text.replace("``", "`")
+    parts = text.replace("``", "`").split("`")  # code is between them
+    plain = [
+        part.replace("<", "&lt;").replace("*", "\\*") if place % 2 == 0 else part for place, part in enumerate(parts)
+    ]
+    return "`".join(plain)

@@ -30,7 +30,7 @@ def allocate(chunks: list[TensorChunk]) -> StagingBuffer:
 
 
 def test_it_works_with_the_system_calls_of_macos(monkeypatch: pytest.MonkeyPatch) -> None:
-    """macOS has no memfd_create and no posix_fallocate."""
+    """MacOS has no memfd_create and no posix_fallocate."""
     monkeypatch.delattr(os, "memfd_create")
     monkeypatch.delattr(os, "posix_fallocate")
     chunks = replicated_chunks(state(1))
