@@ -48,7 +48,8 @@ def test_every_field_of_the_recipes_classes_is_on_the_page() -> None:
     headings = set(re.findall(r"^#+ `([^`]+)`", page("recipe"), re.MULTILINE))
     wanted = set(models_fields(Recipe))
     assert len(wanted) > 150
-    assert wanted - headings == set() and headings - wanted == {"include"}
+    assert wanted - headings == set()
+    assert "include" in headings  # a field of files only, which the resolved recipe has not
 
 
 @pytest.mark.parametrize("field", fields(SCHEMA), ids=lambda field: f"{field.path}-{field.kind}")

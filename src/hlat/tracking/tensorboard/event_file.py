@@ -7,6 +7,7 @@ protobuf.dev (wire format), tensorflow.org/tutorials/load_data/tfrecord (frame a
 (CRC-32C). Tests compare the bytes with those of TensorBoard's own writer.
 """
 
+import math
 import struct
 from collections.abc import Mapping
 from typing import BinaryIO
@@ -84,8 +85,8 @@ def _event(time: float, step: int) -> bytes:
 
 
 def _scalar(tag: str, value: float) -> bytes:
-    if abs(value) > _LARGEST_FLOAT and value == value:  # noqa: PLR0124  (NaN stays NaN; pack refuses what is too large)
-        value = float("inf") if value > 0 else float("-inf")
+    if abs(value) > _LARGEST_FLOAT:  # pack refuses what float32 cannot hold; False for NaN, which stays
+        value = math.copysign(math.inf, value)
     return _message(_TAG, tag.encode()) + _key(_SIMPLE_VALUE, _FLOAT) + struct.pack("<f", value)
 
 
