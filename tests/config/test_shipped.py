@@ -20,6 +20,13 @@ def test_a_shipped_recipe_is_valid_by_name_and_by_path(name):
     assert load_recipe(name, corpus) == load_recipe(FOLDER / f"{name}.yaml", corpus)
 
 
+def test_a_folder_with_the_name_of_a_shipped_recipe_does_not_hide_it(tmp_path, monkeypatch):
+    """`hlat quickstart` writes to the folder quickstart; the same command again has to work."""
+    (tmp_path / "quickstart").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert load_recipe("quickstart", ["data.path=none"]).run.name == "quickstart"
+
+
 def test_the_schema_for_editors_accepts_every_shipped_recipe_and_what_a_file_may_say():
     validator = jsonschema.Draft202012Validator(recipe_schema())
     for name in NAMES:

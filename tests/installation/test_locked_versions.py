@@ -30,8 +30,12 @@ def locked() -> dict[str, tuple[Requirement, list[str]]]:
     return found
 
 
-def constraints() -> dict[str, str]:
-    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+def constraints(*, docs: bool = True) -> dict[str, str]:
+    """Versions by package; without those that only the extra docs needs, which are the last ones."""
+    text = (ROOT / "constraints.txt").read_text()
+    everything, for_docs, _ = text.partition("# Only for the extra docs")
+    assert for_docs
+    lines = [line for line in (text if docs else everything).splitlines() if not line.startswith("#")]
     pairs = [line.split("==") for line in lines]
     return {canonicalize_name(name): version for name, version in pairs}
 
@@ -49,7 +53,12 @@ def test_every_package_of_the_lock_is_pinned_and_has_hashes(locked: dict[str, tu
 
 
 def test_the_lock_has_the_versions_of_the_constraints(locked: dict[str, tuple[Requirement, list[str]]]) -> None:
-    assert constraints().items() <= {name: pinned(one) for name, (one, _) in locked.items()}.items()
+    assert constraints(docs=False).items() <= {name: pinned(one) for name, (one, _) in locked.items()}.items()
+
+
+def test_the_documentations_packages_are_pinned() -> None:
+    for one in map(Requirement, PROJECT["optional-dependencies"]["docs"]):
+        assert one.specifier.contains(constraints()[canonicalize_name(one.name)])
 
 
 def test_what_the_project_asks_for_is_locked(locked: dict[str, tuple[Requirement, list[str]]]) -> None:
@@ -62,6 +71,21 @@ def test_what_the_project_asks_for_is_locked(locked: dict[str, tuple[Requirement
         requirement, _ = locked[canonicalize_name(one.name)]
         assert one.specifier.contains(pinned(requirement)), one
         assert requirement.marker is None or requirement.marker.evaluate(dict(default_environment())), one
+
+
+def test_a_wheel_carries_recipes_and_documentation() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    carried = settings["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    assert carried == {"recipes": "hlat/recipes", "docs": "hlat/docs"}
+    assert (ROOT / "recipes/quickstart.yaml").is_file() and (ROOT / "docs/README.md").is_file()
+
+
+def test_what_a_run_may_use_is_in_the_extra_all() -> None:
+    """All extras but those for work on hlat itself."""
+    extras = PROJECT["optional-dependencies"]
+    (everything,) = map(Requirement, extras["all"])
+    for_work = {"all", "dev", "docs", "interop", "clusters", "kernels", "browser"}
+    assert everything.extras == set(extras) - for_work
 
 
 def test_torch_is_bounded_by_what_was_tested_and_seen() -> None:

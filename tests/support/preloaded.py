@@ -18,7 +18,6 @@ for _name in (
     "hlat.training",
     "pytest",
     "tests.support.forked_ranks",
-    "tensorboard.summary",
     "torch.distributed.fsdp",
 ):
     importlib.import_module(_name)

@@ -1,17 +1,25 @@
 """TensorBoard's own reader finds every value, once per step, also after a resume."""
 
+import io
 import itertools
+import math
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from hlat.runtime import StorageError
-from hlat.tracking import tensorboard
 from hlat.tracking.tensorboard import TensorBoard, scalars
+from hlat.tracking.tensorboard import writer as writer_module
+from hlat.tracking.tensorboard.event_file import crc32c, scalars_event, start_event, version_event, write_record
 
 LINE = {
     "step": 10,
@@ -61,15 +69,77 @@ def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> N
         TensorBoard(tmp_path / "tensorboard", start_step=0)
 
 
-def test_tensorboard_is_imported_only_when_used() -> None:
-    code = "import sys, hlat.tracking; sys.exit(any(name.startswith('tensorboard') for name in sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+def test_files_are_written_without_tensorboard_and_protobuf(tmp_path: Path) -> None:
+    """They are not installed with hlat; here they cannot be imported."""
+    code = """
+import sys
+from pathlib import Path
+sys.modules.update(dict.fromkeys(("tensorboard", "google", "google.protobuf", "grpc", "tensorflow")))
+from hlat.tracking.tensorboard import TensorBoard
+TensorBoard(Path(sys.argv[1]), start_step=0).log({"step": 3, "loss": 0.5})
+"""
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert read(tmp_path) == {"train/loss": [(3, 0.5)]}
+
+
+class Sink:
+    """File that takes at most 7 bytes per write, as a file may."""
+
+    def __init__(self) -> None:
+        self.content = b""
+
+    def write(self, data: bytes) -> int:
+        self.content += bytes(data[:7])
+        return min(len(data), 7)
+
+
+FLOATS = st.floats(width=32, allow_nan=False)
+
+
+@given(
+    st.floats(min_value=1, max_value=1e11),
+    st.integers(min_value=0, max_value=2**62),
+    st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=200), FLOATS, max_size=5),
+)
+@example(1.7e9, 0, {"train/loss": math.inf, "train/größe": -math.inf, "zero": 0.0})
+def test_records_have_the_bytes_of_tensorboards_own_writer(time: float, step: int, values: dict[str, float]) -> None:
+    theirs, ours = Sink(), Sink()
+    points = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+    contents = (
+        (version_event(time, step), {"file_version": "brain.Event:2"}),
+        (start_event(time, step), {"session_log": SessionLog(status=SessionLog.START)}),
+        (scalars_event(time, step, values), {"summary": Summary(value=points)}),
+    )
+    for event, content in contents:
+        witness = Event(wall_time=time, step=step, **content).SerializeToString()
+        # The witness stores a scalar of zero too: it is one of several alternatives of a value.
+        assert event == witness
+        write_record(ours, event)  # type: ignore[arg-type]
+        whole = io.BytesIO()
+        RecordWriter(whole).write(witness)
+        theirs.content += whole.getvalue()
+    assert ours.content == theirs.content
+
+
+def test_a_checksum_is_that_of_the_standard() -> None:
+    assert crc32c(b"123456789") == 0xE3069283  # check value of CRC-32C, RFC 3720
+    assert crc32c(bytes(32)) == 0x8A9136AA  # RFC 3720, B.4: 32 bytes of zeroes
+
+
+def test_a_value_beyond_float32_is_infinite_and_nan_stays_nan(tmp_path: Path) -> None:
+    writer = TensorBoard(tmp_path, start_step=0)
+    writer.log({"step": 1, "loss": 1e300, "lr": -1e300, "grad_norm": math.nan})
+    writer.close()
+    found = read(tmp_path)
+    assert found["train/loss"] == [(1, math.inf)] and found["train/lr"] == [(1, -math.inf)]
+    assert math.isnan(found["train/grad_norm"][0][1])
 
 
 def test_a_run_that_was_rolled_back_shows_each_step_once_with_its_last_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tensorboard, "_FILES", itertools.count(9))  # as text, 10 is before 9
+    monkeypatch.setattr(writer_module, "_FILES", itertools.count(9))  # as text, 10 is before 9
     writer = TensorBoard(tmp_path, start_step=0)
     for step in (1, 2, 3, 4):
         writer.log({"step": step, "loss": 0.5})

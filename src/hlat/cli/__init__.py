@@ -68,23 +68,45 @@ app = typer.Typer(
     name="hlat",
     cls=_Verbs,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        import hlat
-
-        say(f"hlat {hlat.__version__}")
+        say(_versions())
         raise typer.Exit
+
+
+def _versions() -> str:
+    """Versions, devices and the place of the documentation; torch is not imported, no device is opened."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+    from pathlib import Path
+
+    import hlat
+    from hlat.runtime.backend import driver_versions
+
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        torch = "not installed"
+    drivers = [f"{name} (driver {number})" for name, number in driver_versions().items()]
+    package = Path(hlat.__file__).parent
+    pages = (folder / "docs" / "README.md" for folder in (package, package.parents[1]))  # installed, or a checkout
+    lines = [
+        f"hlat {hlat.__version__}",
+        f"torch {torch}, Python {platform.python_version()}, {platform.system()} {platform.machine()}",
+        f"devices: {', '.join([*drivers, 'the processor'])}",
+        *(f"documentation: {page}" for page in pages if page.is_file()),
+    ]
+    return "\n".join(lines)
 
 
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print versions and devices.")
     ] = False,
 ) -> None:
     """Pre-train LLaMA-class language models on the hardware you have, from one recipe file."""

@@ -101,7 +101,7 @@ a sample, from the prompt {PROMPT!r}:
 
 done in {seconds:.0f} s. Files:
   {result.run_dir}/metrics.jsonl   every logged step
-  {result.run_dir}/tensorboard     tensorboard --logdir {result.run_dir}
+  {result.run_dir}/tensorboard     tensorboard --logdir {result.run_dir}  (pip install tensorboard)
   {result.outcome.checkpoint}   the last checkpoint
   {result.report}   what happened, as a page for the browser
   {result.export_dir}   the model for transformers: AutoModelForCausalLM.from_pretrained("{result.export_dir}")

@@ -29,6 +29,16 @@ def allocate(chunks: list[TensorChunk]) -> StagingBuffer:
     return buffer
 
 
+def test_it_works_with_the_system_calls_of_macos(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MacOS has no memfd_create and no posix_fallocate."""
+    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.delattr(os, "posix_fallocate")
+    chunks = replicated_chunks(state(1))
+    buffer = allocate(chunks)
+    assert_equal(assemble(buffer.chunks(buffer.fill(chunks))), state(1))
+    buffer.close()
+
+
 def test_the_copy_does_not_change_with_the_live_tensors() -> None:
     """With scalars, empty tensors, views and bf16."""
     live = state(1)

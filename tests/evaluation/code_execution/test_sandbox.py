@@ -3,6 +3,7 @@
 import itertools
 import os
 import socket
+import sys
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from hlat.evaluation.code_execution import Limits, estimate_pass, pass_at_k, run_program
 from hlat.evaluation.code_execution.runner import _others_can_read
+from hlat.runtime import LaunchError
 
 FAILING = {
     "exception": "assert 1 == 2",
@@ -19,6 +21,12 @@ FAILING = {
     "memory": "x = bytearray(2 << 30)",
     "large file": "open('x', 'wb').write(bytes(2 << 20))",
 }
+
+
+def test_without_linux_no_program_is_executed_and_none_counts_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(LaunchError, match="darwin cannot confine programs"):
+        run_program("pass")
 
 
 def test_a_program_that_ends_has_succeeded() -> None:

@@ -38,8 +38,12 @@ def visit(
     libraries: Sequence[Path] = (),
     screenshots: Sequence[Path] = (),
     pdf: bool = False,
+    record: bool = True,
 ) -> Visit:
-    """Visit a page; the body of an async function ``script`` is run at each view."""
+    """Visit a page; the body of an async function ``script`` is run at each view.
+
+    ``record`` is False for a page in a folder that loads others: its requests are not recorded.
+    """
     if find_spec("PySide6.QtWebEngineCore") is None:
         pytest.skip("needs Chromium: pip install -e '.[browser]'")
     request = {
@@ -50,6 +54,7 @@ def visit(
         "libraries": [str(path) for path in libraries],
         "screenshots": [str(path) for path in screenshots],
         "pdf": pdf,
+        "record": record,
     }
     command = [sys.executable, str(Path(__file__).parent / "chromium.py"), json.dumps(request)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)

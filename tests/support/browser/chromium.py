@@ -1,11 +1,11 @@
 """Open a page in headless Chromium, in a process of its own, and print observations as JSON.
 
-    python chromium.py REQUEST     {url, views: [{width, height}], dark, script, libraries, screenshots, pdf}
+    python chromium.py REQUEST     {url, views: [{width, height}], dark, script, libraries, screenshots, pdf, record}
                                    -> {ok, requests, console, results: one per view, pdf_bytes}
 
 ``script`` is the body of an async function that is run at each view; what it returns is the result. ``libraries`` are
 files of JavaScript that are run before. The browser is Chromium, as shipped with Qt's WebEngine. Every request is
-recorded before it is made.
+recorded before it is made, unless ``record`` is false.
 """
 
 import json
@@ -44,11 +44,11 @@ class _Requests(QWebEngineUrlRequestInterceptor):
 
 
 class _Page(QWebEnginePage):
-    def __init__(self, profile: QWebEngineProfile) -> None:
+    def __init__(self, profile: QWebEngineProfile, record: bool) -> None:
         super().__init__(profile)
         self.console: list[str] = []
-        # By default Qt would block requests of local pages before they can be recorded.
-        self.settings().setAttribute(QWebEngineSettings.WebAttribute.LocalContentCanAccessRemoteUrls, True)
+        if record:  # by default Qt would block requests of local pages before they can be recorded
+            self.settings().setAttribute(QWebEngineSettings.WebAttribute.LocalContentCanAccessRemoteUrls, True)
 
     def javaScriptConsoleMessage(self, level: Any, message: str, line: int, source: str) -> None:
         self.console.append(f"{level}: {message} ({source}:{line})")
@@ -60,8 +60,9 @@ class _Visit:
     def __init__(self, application: QApplication, request: dict[str, Any]) -> None:
         self._application, self._request = application, request
         self._profile, self._requests = QWebEngineProfile(), _Requests()
-        self._profile.setUrlRequestInterceptor(self._requests)
-        self._page, self._view = _Page(self._profile), QWebEngineView()
+        if request.get("record", True):  # Qt does not load the parts of a page in a folder for a listener
+            self._profile.setUrlRequestInterceptor(self._requests)
+        self._page, self._view = _Page(self._profile, request.get("record", True)), QWebEngineView()
         self._view.setPage(self._page)
         self._results: list[Any] = []
         self._ok = False

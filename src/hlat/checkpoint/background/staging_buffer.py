@@ -104,9 +104,9 @@ class StagingBuffer:
 
     def _allocate(self) -> None:
         try:
-            os.posix_fallocate(
-                self.descriptor, 0, self.size
-            )  # fails if memory is short; writing to pages would get the process killed
+            if hasattr(os, "posix_fallocate"):  # macOS has none
+                # fails if memory is short; writing to pages would get the process killed
+                os.posix_fallocate(self.descriptor, 0, self.size)
         except OSError as error:
             self._error = error
             return

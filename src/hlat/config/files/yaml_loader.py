@@ -25,6 +25,8 @@ _NAMED = 10  # files of a folder that a message names
 def find_recipe(name: str | Path) -> Path:
     """Find a recipe: the file of that path or, if there is none, the shipped recipe of that name.
 
+    A folder of that name is no recipe: ``hlat quickstart`` writes to one called quickstart, and is to be given again.
+
     Raises:
         RecipeError: neither exists; the shipped names are listed.
     """
@@ -33,7 +35,7 @@ def find_recipe(name: str | Path) -> Path:
     try:
         if path.is_file():
             return path
-        if path.is_dir():
+        if path.is_dir() and str(name) not in shipped:
             inside = sorted(file.name for file in path.glob("*.y*ml"))[:_NAMED]
             remedy = f"Name a file in it: {', '.join(inside)}." if inside else "Name a recipe file."
             raise RecipeError([Problem(str(name), "is a folder.", remedy)])

@@ -4,6 +4,7 @@ It is started as a separate program (``python -m hlat.data.online.worker``) and 
 until the pipe and a short queue are full, and ends when its stdin is closed, so it never outlives the parent.
 """
 
+import contextlib
 import logging
 import os
 import queue
@@ -219,7 +220,8 @@ class _ParentLogHandler(logging.Handler):
 def _open_many_files() -> None:
     """Raise the limit on open files to its maximum: each stream has a file of each source open, often over 1024."""
     _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))
+    with contextlib.suppress(ValueError, OSError):  # macOS allows fewer than the hard limit says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))
 
 
 if __name__ == "__main__":

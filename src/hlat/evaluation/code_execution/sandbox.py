@@ -18,6 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from hlat.runtime import LaunchError
+
 _RUNNER = Path(__file__).with_name("runner.py")
 
 
@@ -39,7 +41,13 @@ def run_program(program: str, limits: Limits | None = None) -> bool:
 
     The program cannot report success by exiting early: it has succeeded when a random token arrives, which is written
     after its last statement.
+
+    Raises:
+        LaunchError: this is not Linux, whose kernel sets the limits. Without them the program is not executed.
     """
+    if sys.platform != "linux":
+        remedy = "Run these tasks on Linux (WSL 2 and containers are), or only tasks that execute no code."
+        raise LaunchError(f"{sys.platform} cannot confine programs that a model wrote: they are not executed. {remedy}")
     limits, token = limits or Limits(), secrets.token_hex(16)
     reads, writes = os.pipe()
     words = [sys.executable, "-I", "-S", str(_RUNNER), str(limits.seconds), str(limits.memory), str(writes)]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hlat.runtime.backend.table import (
         BACKENDS,
         backend_of,
+        driver_versions,
         interface_variables,
         is_simulated,
         simulated_backend,
@@ -60,6 +61,7 @@ __getattr__ = lazily(
         "table": (
             "BACKENDS",
             "backend_of",
+            "driver_versions",
             "interface_variables",
             "is_simulated",
             "simulated_backend",
@@ -80,6 +82,7 @@ __all__ = [
     "choose_device",
     "compile_cache_folders",
     "configure_numerics",
+    "driver_versions",
     "fault_tables",
     "find_device_type",
     "find_fault",

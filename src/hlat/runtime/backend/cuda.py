@@ -2,14 +2,12 @@
 
 import os
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import torch
 
 from hlat.runtime.backend.base import FLEX, AttentionHeads, Backend, Collectives
 from hlat.runtime.backend.cuda_capabilities import AMD, NVIDIA, GpuCapabilities
-
-DRIVER = Path("/proc/driver/nvidia/version")  # "NVRM version: NVIDIA UNIX ...  550.54.15  Tue ..."
+from hlat.runtime.backend.table import driver_versions
 
 
 class CudaBackend(Backend):
@@ -105,12 +103,8 @@ class CudaBackend(Backend):
             "cuda": str(torch.version.cuda or torch.version.hip),
             "nccl": ".".join(map(str, torch.cuda.nccl.version())),
         }
-        try:
-            lines = DRIVER.read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:  # not NVIDIA's
-            return found
-        numbers = [word for word in lines[0].split() if word[0].isdigit() and "." in word] if lines else []
-        return {**found, "driver": numbers[0]} if numbers else found
+        driver = driver_versions().get(self.device_type)  # None: not NVIDIA's
+        return found if driver is None else {**found, "driver": driver}
 
     def pin_memory(self, memory: torch.Tensor, device: torch.device) -> bool:
         """Register host memory with the driver."""

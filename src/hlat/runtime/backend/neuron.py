@@ -16,13 +16,11 @@ from pathlib import Path
 import torch
 
 from hlat.runtime.backend.base import AttentionHeads, Backend, Collectives
+from hlat.runtime.backend.table import driver_versions
 from hlat.runtime.errors import LaunchError
 
 # The hypervisor of EC2 writes the instance type here, for releases whose devices do not report it.
 PRODUCT_NAME = Path("/sys/devices/virtual/dmi/id/product_name")
-
-DRIVER = Path("/sys/module/neuron/version")
-
 
 _PACKAGE = "torch_neuronx"
 _VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
@@ -150,10 +148,8 @@ class NeuronBackend(Backend):
 
     def software(self) -> dict[str, str]:
         """Return the version of the driver."""
-        try:
-            return {"driver": DRIVER.read_text(encoding="utf-8").strip()}
-        except (OSError, UnicodeDecodeError):
-            return {}
+        driver = driver_versions().get(self.device_type)
+        return {} if driver is None else {"driver": driver}
 
     def cores_per_device(self) -> int | None:
         """Physical cores of a logical core, if NEURON_LOGICAL_NC_CONFIG sets them."""

@@ -13,6 +13,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -90,3 +91,24 @@ def interface_variables() -> tuple[str, ...]:
     libraries = (backend_of(device_type).collectives for device_type in BACKENDS)
     names = (library.interface_variable for library in libraries if library is not None)
     return tuple(name for name in names if name is not None)
+
+
+DRIVER_FILES = {
+    # device type -> file of the kernel (Linux) that names the version of a loaded driver
+    "cuda": Path("/proc/driver/nvidia/version"),  # "NVRM version: NVIDIA UNIX ...  550.54.15  Tue ..."
+    "neuron": Path("/sys/module/neuron/version"),  # "2.21.37.0"
+}
+
+
+def driver_versions() -> dict[str, str]:
+    """Return the version of each accelerator's loaded driver, by device type; nothing is imported or initialised."""
+    found = {}
+    for device_type, file in DRIVER_FILES.items():
+        try:
+            lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:  # no such driver, or not Linux
+            continue
+        numbers = [word for line in lines[:1] for word in line.split() if word[0].isdigit() and "." in word]
+        if numbers:
+            found[device_type] = numbers[0]
+    return found

@@ -16,12 +16,12 @@ from typing import Any
 from hlat.tracking.jsonl import as_storage_error
 from hlat.tracking.metrics import Metrics
 from hlat.tracking.outputs import TrackerNote
+from hlat.tracking.tensorboard.event_file import scalars_event, start_event, version_event, write_record
 
 _VALIDATION = {"val_loss": "validation/loss", "val_bits_per_byte": "validation/bits_per_byte"}
 _SETS, _TASKS = "val/", "task/"  # first parts of keys
 # The step is the axis; a checksum is not a quantity.
 _NOT_PLOTTED = frozenset({"step", "batch_crc32"})
-_VERSION = "brain.Event:2"  # format version, required in the first record
 _FILES = itertools.count()  # file numbers of this process; TensorBoard reads files in the order of their names
 
 
@@ -95,35 +95,18 @@ class _EventFile:
     """
 
     def __init__(self, path: Path, step: int) -> None:
-        # Imported late: this takes 0.2 s, and a run may not use TensorBoard.
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # noqa: PLC0415
-        from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415
-        from tensorboard.summary.writer.record_writer import RecordWriter  # noqa: PLC0415
-
-        self._event, self._summary = Event, Summary
         self._file = path.open("xb", buffering=0)
-        self._records = RecordWriter(self)
         try:
-            self._put(step + 1, file_version=_VERSION)
-            self._put(step + 1, session_log=SessionLog(status=SessionLog.START))
+            write_record(self._file, version_event(time.time(), step + 1))
+            write_record(self._file, start_event(time.time(), step + 1))
         except BaseException:
             self.close()
             raise
 
     def add(self, step: int, values: dict[str, float]) -> None:
         """Write the scalars of a step as one record."""
-        points = [self._summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-        self._put(step, summary=self._summary(value=points))
-
-    def write(self, data: bytes) -> None:
-        """Write all bytes of a record; called by RecordWriter."""
-        left = memoryview(data)
-        while left:
-            left = left[self._file.write(left) :]
+        write_record(self._file, scalars_event(time.time(), step, values))
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-    def _put(self, step: int, **content: Any) -> None:
-        self._records.write(self._event(wall_time=time.time(), step=step, **content).SerializeToString())

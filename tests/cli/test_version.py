@@ -1,0 +1,53 @@
+"""`hlat --version` names versions and devices without torch; shells complete verbs and options."""
+
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from hlat.runtime.backend import driver_versions, table
+from tests.cli.test_start import HEAVY, imported_by
+
+NVIDIA = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2026\nGCC version: 12\n"
+
+
+def test_the_version_names_torch_and_devices_without_importing_torch() -> None:
+    done = subprocess.run([sys.executable, "-m", "hlat", "--version"], capture_output=True, text=True, check=True)
+    first, second, third, fourth = done.stdout.splitlines()
+    assert first == f"hlat {version('hlat')}"
+    assert f"torch {version('torch')}, Python {sys.version_info.major}.{sys.version_info.minor}." in second
+    assert third.startswith("devices: ") and third.endswith("the processor")
+    assert Path(fourth.removeprefix("documentation: ")).read_text(encoding="utf-8").startswith("# hlat\n")
+    assert not imported_by("--version", packages=HEAVY)
+
+
+def test_drivers_are_read_from_the_kernels_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvidia, neuron, gone = tmp_path / "nvidia", tmp_path / "neuron", tmp_path / "gone"
+    nvidia.write_text(NVIDIA)
+    neuron.write_bytes(b"2.21.37.0\n")
+    monkeypatch.setattr(table, "DRIVER_FILES", {"cuda": nvidia, "neuron": neuron, "other": gone})
+    assert driver_versions() == {"cuda": "550.54.15", "neuron": "2.21.37.0"}
+    nvidia.write_bytes(b"\xff\xfe")
+    neuron.write_bytes(b"")
+    assert driver_versions() == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"), [("hlat ch", ["check", "checkpoint"]), ("hlat train --requ", ["--require-step"])]
+)
+def test_bash_completes(line: str, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"_HLAT_COMPLETE": "complete_bash", "COMP_WORDS": line}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("COMP_CWORD", str(len(line.split()) - 1))
+    program = "import sys; sys.argv[0] = 'hlat'; from hlat.command import main; main()"  # the name that shells call
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == expected, done.stderr
+
+
+def test_completion_can_be_shown_for_a_shell() -> None:
+    program = "import sys; sys.argv[0] = 'hlat'; from hlat.command import main; main()"
+    command = [sys.executable, "-c", program, "--show-completion", "bash"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "complete -o default -F _hlat_completion hlat" in done.stdout

@@ -1,0 +1,101 @@
+"""The site is built without a warning and needs no network to be read, nor a server to be searched.
+
+Needs the extra docs, and the search Chromium (extra browser); .ci/run has both.
+"""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.browser import DESKTOP, visit
+from tests.support.pages import ROOT
+from website.reference import PAGES
+
+NAVIGATION = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+
+
+def pages_of(navigation: object) -> Iterator[str]:
+    """Paths of the pages in a navigation."""
+    if isinstance(navigation, str):
+        yield navigation
+    for entry in (
+        navigation.values() if isinstance(navigation, dict) else navigation if isinstance(navigation, list) else ()
+    ):
+        yield from pages_of(entry)
+
+
+class Loaded(HTMLParser):
+    """Collects what a browser loads for a page: scripts, styles, fonts, pictures and frames; not links to click."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        names = {"script": "src", "img": "src", "iframe": "src", "source": "src"}
+        values = dict(attrs)
+        if tag == "link" and values.get("rel") not in ("canonical", "next", "prev"):
+            self.found.append(values.get("href") or "")
+        elif tag in names:
+            self.found.append(values.get(names[tag]) or "")
+
+
+def test_the_navigation_has_every_page() -> None:
+    named = list(pages_of(NAVIGATION))
+    assert len(named) == len(set(named))
+    written = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    assert written | PAGES.keys() == {name for name in named if not name.startswith("project/")}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built with warnings as errors."""
+    pytest.importorskip("material", reason="needs mkdocs-material (extra docs)")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
+    built = sorted(site.rglob("*.html"))
+    assert len(built) > 80
+    elsewhere = {}
+    for file in built:
+        parser = Loaded()
+        parser.feed(file.read_text(encoding="utf-8"))
+        elsewhere[file.name] = [one for one in parser.found if re.match(r"(https?:)?//", one)]
+    assert {name: urls for name, urls in elsewhere.items() if urls} == {}
+    styles = [file for file in site.rglob("*.css") if re.search(r"url\(['\"]?(https?:)?//", file.read_text())]
+    assert styles == []
+
+
+SEARCH = """
+const box = document.querySelector("[data-md-component=search-query]")
+const shown = document.querySelector("#__search")
+shown.checked = true
+shown.dispatchEvent(new Event("change"))
+box.focus()
+box.value = "warmup_steps"
+box.dispatchEvent(new Event("input", {bubbles: true}))
+box.dispatchEvent(new KeyboardEvent("keyup", {bubbles: true}))
+for (let tries = 0; tries < 100; tries++) {
+  const links = [...document.querySelectorAll(".md-search-result__item a")].map(link => link.href)
+  if (links.length) return links
+  await new Promise(resolve => setTimeout(resolve, 200))
+}
+"""
+
+
+@pytest.mark.browser
+def test_a_field_is_found_by_the_search_of_pages_that_are_opened_as_files(site: Path) -> None:
+    seen = visit((site / "index.html").as_uri(), SEARCH, [DESKTOP], record=False)
+    assert any("reference/recipe.html" in link and link.endswith("#schedule-warmup_steps") for link in seen.results[0])
+    assert seen.console == []
