@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -17,6 +17,7 @@ from hlat.runtime.backend import untested_torch_warning
 from hlat.runtime.process import LAUNCHER_ENV, json_line, prints_json
 
 if TYPE_CHECKING:
+    from hlat.config.rules import SettingNote
     from hlat.data.prepare import ProgressCallback
 
 RecipeArgument = Annotated[
@@ -72,6 +73,12 @@ def complain(message: str, level: str = "warning") -> None:
     with suppress(BrokenPipeError):
         sys.stdout.flush()
         typer.echo(json_line("message", message, level=level) if prints_json() else escape_controls(message), err=True)
+
+
+def show_notes(notes: "Iterable[SettingNote]") -> None:
+    """Print warnings about odd settings, a line each: all that verbs print of them goes through here."""
+    for note in notes:
+        say(f"warning: {note}")
 
 
 def show_event(kind: str, fields: Mapping[str, Any]) -> None:

@@ -6,9 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlat.cli.common import OverridesArgument, RecipeArgument, complain, data_progress, ready, say, show_event
+from hlat.cli.common import (
+    OverridesArgument,
+    RecipeArgument,
+    complain,
+    data_progress,
+    ready,
+    say,
+    show_event,
+    show_notes,
+)
 from hlat.runtime import rank_info
-from hlat.runtime.process import REQUEUE_CODE, stop_exit_code
+from hlat.runtime.process import LAUNCHER_ENV, REQUEUE_CODE, stop_exit_code
 
 if TYPE_CHECKING:
     from hlat.config import Recipe
@@ -109,12 +118,23 @@ def _work(job: "TrainingJob") -> int:
 
         ready()  # only now: an import that an exception interrupts may raise a different one
         here = rank_info()
-        recipe = job.load(here.world)
+        recipe = _checked(job, here.world)
         prepare_streams(recipe.tracking)
         outcome = job.train_here(recipe, data_progress=data_progress)
     if here.rank == 0:
         say(summary(outcome))
     return exit_code(outcome)
+
+
+def _checked(job: "TrainingJob", world: int) -> "Recipe":
+    """Load the recipe, and check the start unless a supervisor has; of several processes, each would be alone in it."""
+    if world > 1 or LAUNCHER_ENV in os.environ:
+        return job.load(world)
+    from hlat.launch.start_checks import Here, load_and_check
+
+    report = load_and_check(lambda: job.load(world), Here(1, 1, stores=False))
+    show_notes(report.notes)
+    return report.recipe
 
 
 def summary(outcome: "Outcome") -> str:

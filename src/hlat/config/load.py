@@ -7,6 +7,7 @@ Field errors do not hide rule errors: the rules run on whatever fields are valid
 """
 
 import typing
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +100,20 @@ def _parse(content: dict[str, Any], problems: list[Problem], source: str, world:
         problem for problem in broken if problem.path.split(".")[0] not in absent and problem.path not in refused
     )
     if problems:
-        raise RecipeError(sorted(problems, key=_section_order), source)
+        raise RecipeError(sorted(problems, key=_section_order), source, _valid_sections(content))
     assert recipe is not None, "a recipe without problems has been validated"
     return recipe
+
+
+def _valid_sections(content: dict[str, Any]) -> dict[str, BaseModel]:
+    """Sections that are valid on their own, whatever is wrong with the others."""
+    found = {}
+    for name, field in Recipe.model_fields.items():
+        kind: Any = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            with suppress(ValidationError):
+                found[name] = kind.model_validate(content.get(name, {}))
+    return found
 
 
 def _section_order(problem: Problem) -> int:

@@ -22,7 +22,7 @@ from hlat.data.stores import (
     StoreUnavailableError,
     local_path,
 )
-from hlat.runtime import DataError, is_url
+from hlat.runtime import DataError, hub_id_advice, is_url
 
 _SMALL_BYTES = 1 << 24
 
@@ -175,7 +175,10 @@ def find_files(path: str) -> list[Path]:
                 f"{path}: no file matches this glob. Quote it in the shell, and use ** to cross folders."
             )
         return files
-    raise SourceNotFoundError(f"{path}: no such file or folder (looked in {Path.cwd()})")
+    if root.is_absolute():
+        raise SourceNotFoundError(f"{path}: no such file or folder")
+    advice = hub_id_advice(path, "dataset") or "Relative paths start at the folder of the command."
+    raise SourceNotFoundError(f"{path}: no such file or folder (looked in {Path.cwd()}). {advice}")
 
 
 def _matches(pattern: str) -> list[str]:

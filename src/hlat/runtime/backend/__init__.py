@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from hlat.runtime.backend.settings import restored_settings
     from hlat.runtime.backend.table import (
         BACKENDS,
+        absent_device,
         backend_of,
+        expects_accelerator,
         interface_variables,
         is_simulated,
         simulated_backend,
@@ -59,7 +61,9 @@ __getattr__ = lazily(
         "settings": ("restored_settings",),
         "table": (
             "BACKENDS",
+            "absent_device",
             "backend_of",
+            "expects_accelerator",
             "interface_variables",
             "is_simulated",
             "simulated_backend",
@@ -75,11 +79,13 @@ __all__ = [
     "Backend",
     "DeviceFault",
     "ProcessorTime",
+    "absent_device",
     "accelerator_in_use",
     "backend_of",
     "choose_device",
     "compile_cache_folders",
     "configure_numerics",
+    "expects_accelerator",
     "fault_tables",
     "find_device_type",
     "find_fault",

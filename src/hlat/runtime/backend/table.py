@@ -12,6 +12,7 @@ This module does not import torch, because recipes are checked without it.
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from glob import glob
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -20,12 +21,46 @@ if TYPE_CHECKING:
 
     from hlat.runtime.backend.base import Backend
 
+_HOST = "cpu"
+
 BACKENDS = {
     # device type -> module whose ``BACKEND`` describes it
     "cpu": "hlat.runtime.backend.cpu",
     "cuda": "hlat.runtime.backend.cuda",
     "neuron": "hlat.runtime.backend.neuron",
 }
+
+DEVICE_FILES = {
+    # device type -> files that the driver makes where there is such a device
+    "cuda": ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg"),  # NVIDIA; AMD, whose torch says cuda too; Windows' Linux
+    "neuron": ("/dev/neuron[0-9]*",),
+}
+"""For ``absent_device``; a type without an entry is taken to be present."""
+
+
+def absent_device(device: str) -> str:
+    """Return why a device type cannot be used on this machine, as far as is known without torch; empty if it may be.
+
+    Args:
+        device: a device type, or auto.
+    """
+    patterns = DEVICE_FILES.get(device)
+    if patterns is None or _simulated:
+        return ""
+    if not any(glob(pattern) for pattern in patterns):  # noqa: PTH207 - absolute patterns
+        return f"this machine has no {device} device: there is no {' or '.join(patterns)}."
+    return ""
+
+
+def expects_accelerator(device: str) -> bool:
+    """Return True if a run of ``run.device`` computes on an accelerator, as far as is known without torch.
+
+    Args:
+        device: a device type, or auto.
+    """
+    if device == "auto":
+        return any(not absent_device(known) for known in DEVICE_FILES)
+    return device != _HOST
 
 
 def backend_of(device: "torch.device | str") -> "Backend":
