@@ -46,6 +46,7 @@ def check(
     if as_json:
         say(json.dumps(resolved.model_dump(mode="json"), indent=2))
         return
+    from hlat.config import numbers_with_units
     from hlat.config.rules import recipe_notes
     from hlat.model.derived import count_parameters
 
@@ -57,6 +58,8 @@ def check(
         say(f"  layout {_layout(resolved, total)}")
     say(f"  precision {_precision(resolved)}")
     say(f"  folder {resolved.run_dir}")
+    for path, text, number in sorted(numbers_with_units(recipe, overrides or [], resolved)):
+        say(f"  read   {path}: {text} = {number:,}")
     show_notes([*recipe_notes(resolved), *notes])
 
 

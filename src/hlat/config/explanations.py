@@ -4,7 +4,6 @@ location, kind of error, value --explain--> Problem: field, value, reason, and t
 """
 
 import difflib
-import re
 import typing
 from typing import Any
 
@@ -14,15 +13,13 @@ from hlat.config.errors import Problem
 from hlat.config.recipe import Recipe
 from hlat.config.sections import Section
 
-_SHORTHAND = re.compile(r"\s*(\d{1,15})(?:\.(\d{1,12}))?\s*([KMBGT])\s*", re.IGNORECASE)
-_TIMES = {"K": 3, "M": 6, "B": 9, "G": 9, "T": 12}
 _INTEGER = "must be a whole number"
 _REASONS = {
-    "int_parsing": _INTEGER,
+    "int_parsing": f"{_INTEGER}, as in 100, 100M or 1e9",
     "int_parsing_size": _INTEGER,
     "int_type": _INTEGER,
     "int_from_float": _INTEGER,
-    "float_parsing": "must be a number",
+    "float_parsing": "must be a number, as in 0.1 or 3e-4",
     "float_type": "must be a number",
     "finite_number": "must be a finite number",
     "bool_parsing": "must be true or false",
@@ -52,8 +49,7 @@ def explain(detail: ErrorDetails) -> Problem:
     if detail["type"] == "missing":
         return Problem(path, "is required.", _description(detail["loc"]))
     value, reason = detail["input"], _reason(detail)
-    written = _written_out(value) if reason == _INTEGER else None
-    remedy = f"Write {written}." if written else _description(detail["loc"])
+    remedy = "" if detail["type"] == "quantity" else _description(detail["loc"])
     return Problem(path, f"{reason}.", remedy, value, not isinstance(value, dict))
 
 
@@ -69,16 +65,6 @@ def _reason(detail: ErrorDetails) -> str:
         return known
     message = detail["msg"]
     return (message[:1].lower() + message[1:]).replace("input should be", "must be").replace("input should", "must")
-
-
-def _written_out(value: Any) -> str | None:
-    """The integer behind a shorthand, ``100_000_000`` for ``100M``; None if the value is no shorthand."""
-    found = _SHORTHAND.fullmatch(value) if isinstance(value, str) else None
-    if found is None:
-        return None
-    whole, fraction, letter = found[1], found[2] or "", found[3].upper()
-    zeros = _TIMES[letter] - len(fraction)
-    return f"{int(whole + fraction + '0' * zeros):_}" if zeros >= 0 else None
 
 
 def _section_classes(annotation: Any) -> list[type[Section]]:
