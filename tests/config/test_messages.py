@@ -27,7 +27,10 @@ def good(tmp_path: Path) -> Path:
     ("value", "says"),
     [
         ("3m", "= '3m': 3m may mean millions or minutes; write 3M, or the whole number."),
-        ("three", "= 'three': must be a whole number, as in 100, 100M or 1e9. It means: Optimizer steps of the whole run; or give tokens."),
+        (
+            "three",
+            "= 'three': must be a whole number, as in 100, 100M or 1e9. It means: Optimizer steps of the whole ",
+        ),
         ("2001-99-99", "= '2001-99-99': must be a whole number, as in"),
         ("1:40", "= '1:40': must be a whole number, as in"),
         ("yes", "= 'true': must be a whole number, as in"),
