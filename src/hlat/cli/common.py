@@ -33,6 +33,9 @@ WeightsOption = Annotated[
     Literal["model", "ema"], typer.Option(help="The weights, or their average (of a run with training.ema).")
 ]
 
+LOG_ENV = "HLAT_LOG"
+"""Environment variable that asks for JSON lines: json, or text."""
+
 _SECONDS_BETWEEN_LINES = 5.0
 
 

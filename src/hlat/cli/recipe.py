@@ -47,7 +47,7 @@ def check(
         say(json.dumps(resolved.model_dump(mode="json"), indent=2))
         return
     from hlat.config import numbers_with_units
-    from hlat.config.rules import recipe_notes
+    from hlat.config.rules import odd_settings
     from hlat.model.derived import count_parameters
 
     say(f"{recipe}: good{' (the recipe alone: --no-files)' if no_files else ''}")
@@ -60,7 +60,7 @@ def check(
     say(f"  folder {resolved.run_dir}")
     for path, text, number in sorted(numbers_with_units(recipe, overrides or [], resolved)):
         say(f"  read   {path}: {text} = {number:,}")
-    show_notes([*recipe_notes(resolved), *notes])
+    show_notes([*odd_settings(resolved), *notes])
 
 
 def _checked(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hlat.cli.common import (
+    LOG_ENV,
     OverridesArgument,
     RecipeArgument,
     complain,
@@ -85,7 +86,8 @@ def train(
         supervise_on_hosts,
     )
 
-    job = TrainingJob(recipe, tuple(overrides or ()), profile, allow_faults, require_step)
+    given = [*(overrides or ()), *(["tracking.console=json"] if os.environ.get(LOG_ENV) == "json" else [])]
+    job = TrainingJob(recipe, tuple(given), profile, allow_faults, require_step)
     least, most = parse_nproc(nproc)
     if nodes is not None:
         refuse_worker(nproc or "")

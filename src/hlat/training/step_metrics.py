@@ -58,7 +58,7 @@ def announce(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
     )
     tracker.message(f"plan: {recipe.steps_and_tokens}")
     for note in (*recipe_notes(recipe), *state.training_data.notes):
-        tracker.message(str(note))
+        tracker.message(note)
     for note in [*prepared.notes, *prepared.advice, *prepared.training_notes]:
         tracker.message(f"data: {note}")
     report_damaged(state.damaged, tracker)

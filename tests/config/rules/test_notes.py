@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 from hlat.cli import app
 from hlat.config import RecipeError
 from hlat.config.load import parse_recipe
-from hlat.config.rules import recipe_notes
+from hlat.config.rules.notes import odd_settings
 
 
 def recipe(steps: int, warmup: int, horizon: int | None):
@@ -32,7 +32,7 @@ def recipe(steps: int, warmup: int, horizon: int | None):
     ],
 )
 def test_a_run_that_ends_within_its_warm_up_is_told_so(steps, warmup, horizon, said):
-    notes = [str(note) for note in recipe_notes(recipe(steps, warmup, horizon)) if "ends" in note.text]
+    notes = [str(note) for note in odd_settings(recipe(steps, warmup, horizon)) if "ends" in note.text]
     assert len(notes) == (said is not None)
     assert said is None or said in notes[0]
 
@@ -53,7 +53,7 @@ def with_ramp(steps: int):
 
 @pytest.mark.parametrize(("steps", "stage"), [(6, 1), (7, 2), (8, 2), (9, None)])
 def test_a_run_that_ends_within_its_ramp_is_told_so(steps, stage):
-    notes = [str(note) for note in recipe_notes(with_ramp(steps)) if note.rule == "ramp"]
+    notes = [str(note) for note in odd_settings(with_ramp(steps)) if note.rule == "ramp"]
     assert len(notes) == (stage is not None)
     if stage is not None:
         assert f"step {steps}, in stage {stage} of 2; batch.global_batch=64 is never reached" in notes[0]

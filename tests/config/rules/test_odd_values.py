@@ -7,8 +7,7 @@ import pytest
 
 from hlat.config import load_recipe
 from hlat.config.load import parse_recipe
-from hlat.config.rules import recipe_notes
-from hlat.config.rules.notes import ODD_VALUES
+from hlat.config.rules.notes import ODD_VALUES, odd_settings
 
 BASE: dict[str, Any] = {
     "model": {"preset": "tiny-1m"},
@@ -56,7 +55,7 @@ EXAMPLES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 def rules(change: dict[str, Any]) -> list[str]:
     sections = {name: {**BASE.get(name, {}), **change.get(name, {})} for name in {**BASE, **change}}
-    return [note.rule for note in recipe_notes(parse_recipe(sections))]
+    return [note.rule for note in odd_settings(parse_recipe(sections))]
 
 
 @pytest.mark.parametrize(("rule", "odd", "usual"), EXAMPLES)
@@ -75,11 +74,11 @@ def test_every_rule_has_an_example_a_name_of_its_own_and_a_line_in_the_documenta
 @pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml")))
 def test_shipped_recipes_have_usual_values(name):
     given = [] if name.startswith(("hlat", "trn2")) else ["data.path=x"]
-    assert [str(note) for note in recipe_notes(load_recipe(name, given))] == []
+    assert [str(note) for note in odd_settings(load_recipe(name, given))] == []
 
 
 def test_a_note_says_field_value_reason_and_what_is_usual():
     sections = {**BASE, "optimizer": {"lr": 3.0}}
-    (note,) = recipe_notes(parse_recipe(sections))
+    (note,) = odd_settings(parse_recipe(sections))
     assert str(note).startswith("optimizer.lr=3: the first steps") and "Usual are 1e-4" in str(note)
     assert str(note).endswith("[learning-rate]")

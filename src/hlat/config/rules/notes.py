@@ -53,10 +53,15 @@ class OddValue:
     usual: str
 
 
-def recipe_notes(recipe: Recipe) -> Iterator[SettingNote]:
+def odd_settings(recipe: Recipe) -> Iterator[SettingNote]:
     """Yield a note for each odd setting."""
     for rule in ODD_VALUES:
         yield from (SettingNote(rule.name, text, rule.usual) for text in rule.find(recipe))
+
+
+def recipe_notes(recipe: Recipe) -> Iterator[str]:
+    """Yield the notes as sentences."""
+    yield from map(str, odd_settings(recipe))
 
 
 def _learning_rate(recipe: Recipe) -> Iterator[str]:
