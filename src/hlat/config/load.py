@@ -21,8 +21,8 @@ from hlat.config.presets import PRESETS
 from hlat.config.recipe import Recipe
 from hlat.config.rules import Values, broken_rules, model_problems
 from hlat.config.sections import DataConfig, ModelConfig, with_fixed_options
-from hlat.config.sections.quantities import Length
 from hlat.config.value_checks import plain_content, size_problem
+from hlat.runtime.quantities import QuantityError, parse_length
 
 _EXPLAINED = 1_000  # errors in fields that are explained
 
@@ -190,8 +190,9 @@ def _fill_between_sections(content: dict[str, Any]) -> dict[str, Any]:
         data = {**data, "tokenizer": {"vocab_size": model["vocab_size"], **tokenizer}}
     if model.get("max_sequence_length") is None:
         length = data.get("sequence_length", DataConfig.model_fields["sequence_length"].default)
-        with suppress(ValidationError):  # a refused length is reported once
-            model = {**model, "max_sequence_length": TypeAdapter(Length).validate_python(length)}
+        with suppress(QuantityError):  # a refused length is reported once
+            length = parse_length(length) if isinstance(length, str) else length
+            model = {**model, "max_sequence_length": length}
     return {**content, "model": model, "data": data}
 
 

@@ -51,7 +51,7 @@ class InputProblem:
 
 @dataclass
 class InputReport:
-    """What ``check_inputs`` found.
+    """Findings of ``check_inputs``.
 
     Attributes:
         problems: every problem, in the order of the fields.

@@ -15,11 +15,11 @@ from pydantic_core import PydanticCustomError
 from hlat.runtime.quantities import (
     QuantityError,
     parse_bytes,
-    parse_count,
     parse_gibibytes,
     parse_length,
     parse_seconds,
     parse_share,
+    parse_whole,
 )
 
 
@@ -36,7 +36,7 @@ def _reading(parse: Callable[[str], float | None], number: type) -> BeforeValida
     return BeforeValidator(read, json_schema_input_type=number | str)
 
 
-Whole = Annotated[int, _reading(parse_count, int)]
+Whole = Annotated[int, _reading(parse_whole, int)]
 """A whole number: 100M, 1.5B, 1e9, 10_000."""
 Positive = Annotated[Whole, Field(gt=0)]
 Count = Annotated[Whole, Field(ge=0)]
@@ -45,7 +45,7 @@ Length = Annotated[int, _reading(parse_length, int)]
 PositiveLength = Annotated[Length, Field(gt=0)]
 Bytes = Annotated[int, _reading(parse_bytes, int), Field(gt=0)]
 """A size in bytes: 100MB, 95MiB."""
-Amount = Annotated[float, _reading(parse_count, float)]
+Amount = Annotated[float, _reading(parse_whole, float)]
 """A number that may be large and need not be whole, such as tokens: 300B."""
 Gibibytes = Annotated[float, _reading(parse_gibibytes, float), Field(gt=0)]
 """A size in GiB: 20, 20GiB, 20GB."""

@@ -23,7 +23,7 @@ from hlat.launch.start_checks.place import Here, StartPlace
 
 @dataclass(frozen=True)
 class StartReport:
-    """What is odd about a start that can begin.
+    """A start that can begin, and what is odd about it.
 
     Attributes:
         recipe: the recipe.

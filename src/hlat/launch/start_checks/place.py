@@ -1,4 +1,4 @@
-"""What the checks of a start see: the valid parts of a recipe, and the machine that is to run it."""
+"""The view of the checks of a start: the valid parts of a recipe, and the machine that is to run it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

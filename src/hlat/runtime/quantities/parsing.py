@@ -1,6 +1,6 @@
 """Numbers as people type them: counts, durations, sizes and shares with a unit become plain numbers.
 
-    "100M" --parse_count--> 100_000_000        "3h" --parse_seconds--> 10_800.0
+    "100M" --parse_whole--> 100_000_000        "3h" --parse_seconds--> 10_800.0
     "20GB" --parse_bytes--> 20_000_000_000     "80%" --parse_share--> 0.8
 
 A text without a number and a unit is nobody's: the functions return None, and the caller says what it expected. A text
@@ -47,7 +47,7 @@ def _whole(text: str, value: Decimal) -> int:
     return int(value)
 
 
-def parse_count(text: str) -> int | None:
+def parse_whole(text: str) -> int | None:
     """Parse a whole number: 100M, 1.5B, 1e9, 10_000, 10,000, 64Ki.
 
     Returns:
@@ -75,27 +75,27 @@ def parse_length(text: str) -> int | None:
     """Parse a length that is often a power of two, such as that of a sequence: 4096, 4Ki; not 4K.
 
     Raises:
-        QuantityError: as ``parse_count``; or K, which may mean 1,000 or 1,024.
+        QuantityError: as ``parse_whole``; or K, which may mean 1,000 or 1,024.
     """
     parts = _split(text)
     if parts is not None and parts[1] in ("k", "K"):
         decimal, binary = parts[0] * 1000, parts[0] * 1024
         raise QuantityError(f"{text.strip()} may mean {decimal:,f} or {binary:,f}; write {decimal:f} or {parts[0]}Ki")
-    return parse_count(text)
+    return parse_whole(text)
 
 
 def parse_bytes(text: str) -> int | None:
     """Parse a number of bytes: 100MB, 95MiB, 100M, 1e8.
 
     Raises:
-        QuantityError: as ``parse_count``.
+        QuantityError: as ``parse_whole``.
     """
     parts = _split(text)
     if parts is not None and parts[1] in _SIZES and parts[1] != "B":
         return _whole(text, parts[0] * _SIZES[parts[1]])
     if parts is not None and parts[1] == "B":
         raise QuantityError(f"{text.strip()} may mean bytes or billions; write {parts[0]}GB, or the whole number")
-    return parse_count(text)
+    return parse_whole(text)
 
 
 def parse_gibibytes(text: str) -> float | None:
