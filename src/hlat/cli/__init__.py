@@ -25,7 +25,7 @@ from hlat.cli import (
 from hlat.cli.common import LOG_ENV, complain, say
 from hlat.cli.data import data_app
 from hlat.cli.launch import launch_app
-from hlat.runtime import HlatError, escape_controls, redact_value
+from hlat.runtime import HlatError, StorageError, escape_controls, redact_value
 from hlat.runtime.process import INTERRUPTED_MESSAGE, print_json_lines
 
 __all__ = ["app"]
@@ -57,6 +57,13 @@ class _Verbs(TyperGroup):
         except HlatError as error:
             complain(f"error: {error}", "error")
             raise typer.Exit(error.exit_code) from error
+        except PermissionError as error:
+            if error.filename is None:
+                raise
+            complain(
+                f"error: {error.filename}: permission denied. Name another path, or ask for the permission.", "error"
+            )
+            raise typer.Exit(StorageError.exit_code) from error
         except KeyboardInterrupt as interrupt:
             complain(INTERRUPTED_MESSAGE)
             raise typer.Exit(_INTERRUPTED) from interrupt

@@ -139,7 +139,7 @@ def _check_tokenizer(
     data: DataConfig, vocab_size: int | None, is_prepared: bool, report: InputReport
 ) -> Tokenizer | None:
     path = data.tokenizer.path
-    if path is None or (is_prepared and not Path(path).expanduser().exists()):  # finished data has a copy of it
+    if path is None or is_prepared:  # finished data has a copy of it
         return None
     try:
         tokenizer = load_tokenizer(path, data.tokenizer.eos_token)

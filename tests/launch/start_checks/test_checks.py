@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,13 +100,6 @@ def test_a_device_is_found_by_the_files_of_its_driver(tmp_path, monkeypatch, pre
     assert expects_accelerator("auto") == present and not expects_accelerator("cpu") and expects_accelerator("cuda")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_run_folder_that_may_not_be_written(corpus, tmp_path):
-    (tmp_path / "closed").mkdir(mode=0o500)
-    with pytest.raises(RecipeError, match=r"run\.dir = .*permission denied"):
-        check(content(corpus, tmp_path / "closed" / "run"))
-
-
 def test_more_processes_than_cores_is_a_warning(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     sections = content(corpus, tmp_path / "run", batch={"micro_batch": 2})
@@ -188,3 +183,52 @@ def test_memory_is_compared_with_the_plan(corpus, tmp_path, monkeypatch, total, 
             check(sections)
     else:
         assert [note.rule for note in check(sections).notes] == ([] if found is None else [found])
+
+
+def without_access(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command as a user who may not enter folders of others; root gives up that right."""
+    rights = "-dac_override,-dac_read_search"
+    drop = ["setpriv", f"--bounding-set={rights}", f"--inh-caps={rights}"] if os.geteuid() == 0 else []
+    command = [*drop, sys.executable, "-m", "hlat", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+
+
+@pytest.fixture
+def closed(tmp_path: Path) -> Path:
+    """A folder that this process may not enter."""
+    folder = tmp_path / "closed"
+    folder.mkdir()
+    if os.geteuid() == 0:
+        if shutil.which("setpriv") is None:
+            pytest.skip("root may enter every folder, and setpriv is not here")
+        os.chown(folder, 65534, 65534)
+    folder.chmod(0o000 if os.geteuid() else 0o700)
+    return folder
+
+
+def test_folders_that_may_not_be_entered_are_named_and_no_traceback(closed, recipe_file, tiny, tmp_path):
+    fields = {
+        "run.dir": "run/a",
+        "data.path": "x.txt",
+        "data.prepared_dir": "tokens",
+        "data.tokenizer.path": "t.json",
+        "checkpoint.init_from": "start",
+        "evaluation.sets.a": "y.txt",
+        "evaluation.tasks": "z.jsonl",
+    }
+    given = [f"{field}={closed / name}" for field, name in fields.items() if field != "evaluation.tasks"]
+    given.append(f"evaluation.tasks=[{closed / 'z.jsonl'}]")
+    for verb in ("check", "train"):
+        done = without_access(verb, recipe_file, *tiny, *given, cwd=tmp_path)
+        assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+        lines = done.stderr.splitlines()[1:]
+        assert sorted(line.split(" = ")[0].strip() for line in lines) == sorted(
+            [*list(fields)[:-1], "evaluation.tasks.0"]
+        )
+        assert all("ermission denied" in line for line in lines), done.stderr
+
+
+def test_other_verbs_name_it_too(closed, tmp_path):
+    done = without_access("generate", closed / "run", "--prompt", "x", cwd=tmp_path)
+    assert done.returncode == 3 and "Traceback" not in done.stderr, done.stderr
+    assert f"{closed}/run: permission denied" in done.stderr

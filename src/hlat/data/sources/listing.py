@@ -158,8 +158,15 @@ def find_files(path: str) -> list[Path]:
 
     Raises:
         SourceNotFoundError: no such file, or no match.
-        DataError: an empty folder.
+        DataError: an empty folder, or one that may not be entered.
     """
+    try:
+        return _find_files(path)
+    except PermissionError as error:
+        raise DataError(f"{path}: cannot be accessed: {error.strerror}: {error.filename}") from error
+
+
+def _find_files(path: str) -> list[Path]:
     root = Path(path).expanduser()
     if root.is_file():
         return [root]

@@ -25,8 +25,8 @@ def load_tokenizer(path: str | Path, eos_token: str | None = "auto") -> Tokenize
         DataError: the tokenizer is missing, unreadable, or has no such end-of-sequence token.
     """
     path = Path(path).expanduser()
-    file = _tokenizer_file(path)
     try:
+        file = _tokenizer_file(path)
         content = file.read_bytes()
         config_file = file.with_name("tokenizer_config.json")
         config = json.loads(config_file.read_bytes()) if file.name in _NAMES and config_file.is_file() else None

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hlat.config import Problem
-from hlat.launch.start_checks.place import StartPlace, nearest_folder
+from hlat.launch.start_checks.place import StartPlace, absence, nearest_folder
 from hlat.runtime import hub_id_advice, is_url
 
 
@@ -20,32 +20,35 @@ def weights(place: StartPlace) -> Iterator[Problem]:
     """Yield a checkpoint to start from that does not exist."""
     checkpoint = place.sections.get("checkpoint")
     path = None if checkpoint is None else checkpoint.init_from
-    if path is None or is_url(path) or Path(path).expanduser().exists():
+    if path is None or is_url(path) or not (reason := absence(path)):
         return
     advice = hub_id_advice(path, "model")
     import_it = f"{advice} Then `hlat import` makes a checkpoint of it."
     remedy = import_it if advice else "Name a checkpoint or a run folder."
-    yield Problem("checkpoint.init_from", "there is no such checkpoint.", remedy, path, True)
+    yield Problem("checkpoint.init_from", f"{reason}.", remedy, path, True)
 
 
 def tasks(place: StartPlace) -> Iterator[Problem]:
     """Yield the files of tasks that do not exist."""
     evaluation = place.sections.get("evaluation")
     for index, path in enumerate(() if evaluation is None else evaluation.tasks):
-        if not Path(path).expanduser().is_file():
+        if reason := absence(path):
             remedy = "`hlat evaluate --render` writes such files."
-            yield Problem(f"evaluation.tasks.{index}", "there is no such file.", remedy, path, True)
+            yield Problem(f"evaluation.tasks.{index}", f"{reason}.", remedy, path, True)
 
 
-def run_folder(place: StartPlace) -> Iterator[Problem]:
-    """Yield the folder of the run, if it cannot be made or written."""
-    folder = place.run_dir
-    if folder is None:
-        return
-    run = place.sections["run"]
-    value = run.dir if run.dir is not None else str(folder)
+def written_folders(place: StartPlace) -> Iterator[Problem]:
+    """Yield the folders of the run and of its prepared data, if they cannot be made or written."""
+    run, data = place.sections.get("run"), place.sections.get("data")
+    if run is not None and place.run_dir is not None:
+        yield from _unwritable("run.dir", run.dir or str(place.run_dir))
+    if data is not None and data.prepared_dir is not None and not place.inputs.is_prepared:
+        yield from _unwritable("data.prepared_dir", data.prepared_dir)
+
+
+def _unwritable(field: str, folder: str) -> Iterator[Problem]:
     try:
-        nearest = nearest_folder(folder)
+        nearest = nearest_folder(Path(folder).expanduser())
         if not nearest.is_dir():
             reason = f"{nearest} is a file, so no folder can be there."
         elif not os.access(nearest, os.W_OK | os.X_OK):
@@ -56,7 +59,7 @@ def run_folder(place: StartPlace) -> Iterator[Problem]:
             return
     except OSError as error:
         reason = f"{error.filename or folder} cannot be accessed: {error.strerror}."
-    yield Problem("run.dir", reason, "Choose another run.dir, or ask for the permission.", value, True)
+    yield Problem(field, reason, f"Choose another {field}, or ask for the permission.", folder, True)
 
 
 def length(place: StartPlace) -> Iterator[Problem]:

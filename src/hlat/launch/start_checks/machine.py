@@ -74,7 +74,7 @@ def disk(place: StartPlace) -> Iterator[Problem]:
         total, _, free = shutil.disk_usage(nearest_folder(folder))
         had = sum(file.stat().st_size for file in (folder / "checkpoints").rglob("*") if file.is_file())
     except OSError:
-        return  # ``files.run_folder`` reports that
+        return  # ``files.written_folders`` reports that
     if total == 0:
         return  # so does it a file system without a disk
     saved = _checkpoint_bytes(recipe) * (recipe.checkpoint.keep_last + 1)

@@ -61,6 +61,17 @@ class StartPlace:
         return check_inputs(data, prepared, rows, sets, stores=self.here.stores)
 
 
+def absence(path: str) -> str:
+    """Return why a file or folder of the user cannot be used, without a full stop; empty if it is there."""
+    try:
+        Path(path).expanduser().stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return f"there is nothing (looked in {Path.cwd()})"
+    except OSError as error:
+        return f"it cannot be accessed: {error.strerror}"
+    return ""
+
+
 def nearest_folder(path: Path) -> Path:
     """Return the path itself or the nearest parent that exists.
 

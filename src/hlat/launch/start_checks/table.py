@@ -11,7 +11,7 @@ StartCheck = Callable[[StartPlace], Iterator[Problem | SettingNote]]
 """Yields problems, which stop a run, and notes, which do not."""
 
 CHECKS: tuple[StartCheck, ...] = (
-    files.run_folder,
+    files.written_folders,
     machine.device,
     files.inputs,
     files.length,
