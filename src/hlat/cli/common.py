@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -37,6 +37,27 @@ LOG_ENV = "HLAT_LOG"
 """Environment variable that asks for JSON lines: json, or text."""
 
 _SECONDS_BETWEEN_LINES = 5.0
+
+
+def whole_number(least: int) -> Callable[[str | int], int]:
+    """Return a parser of options that takes numbers as recipes do: 2000, 2K, 1Ki, 1e3.
+
+    Args:
+        least: smallest number that the option takes.
+    """
+
+    def number(text: str | int) -> int:
+        from hlat.runtime.quantities import QuantityError, parse_whole
+
+        try:
+            found = parse_whole(text) if isinstance(text, str) else text
+        except QuantityError as error:
+            raise typer.BadParameter(str(error)) from None
+        if found is None or found < least:
+            raise typer.BadParameter(f"{text} is no whole number of at least {least}, as in 2000 or 2K")
+        return found
+
+    return number
 
 
 def ready() -> None:
