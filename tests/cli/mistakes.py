@@ -141,7 +141,9 @@ COMMANDS = (
     Mistake("no prompt", "generate nowhere", ("--prompt",)),
     Mistake("tokens of lots", "plan --model llama-2-7b --cluster h100:1 --tokens lots", ("--tokens lots", "300B")),
     Mistake("tokens of minutes", "generate nowhere --prompt x --max-tokens 3m", ("may mean millions or minutes",)),
-    Mistake("no tokens", "generate nowhere --prompt x --max-tokens 0", ("--max-tokens", "at least 1, as in 2000 or 2K")),
+    Mistake(
+        "no tokens", "generate nowhere --prompt x --max-tokens 0", ("--max-tokens", "at least 1, as in 2000 or 2K")
+    ),
     Mistake("no such instance", "plan --model llama-2-7b --cluster p5:1 --tokens 1B", ("p5",)),
     Mistake("no such model", "plan --model llama-9-7b --cluster h100:1 --tokens 1B", ("llama-9-7b",)),
 )

@@ -138,7 +138,9 @@ def test_a_disk_needs_room_for_the_checkpoints_that_are_kept_and_one_more(corpus
     check(sections)
 
 
-MODELS = [
+DEEP = {"vocab_size": 300, "layers": 48, "hidden_size": 64, "intermediate_size": 192, "heads": 4}  # mostly activations
+MODELS: list[Any] = [
+    (DEEP, {"mode": "fp32"}, {"global_batch": 32, "micro_batch": 32}),
     ("tiny-1m", {}, {}),
     ("tiny-10m", {"mode": "bf16"}, {"micro_batch": 2}),
     ("tiny-34m", {"mode": "mixed"}, {"micro_batch": 8}),
@@ -148,20 +150,12 @@ MODELS = [
 ]
 
 
-@pytest.mark.parametrize(("preset", "precision", "batch"), MODELS)
+@pytest.mark.parametrize(("preset", "precision", "batch"), MODELS, ids=str)
 @pytest.mark.parametrize("length", [64, 2048])
 def test_the_quick_bounds_enclose_the_exact_plan(corpus, tmp_path, preset, precision, batch, length):
     """A run is refused or accepted without a plan only where the plan would do the same."""
-    recipe = place(
-        content(
-            corpus,
-            tmp_path,
-            model={"preset": preset},
-            precision=precision,
-            batch=batch,
-            data={"sequence_length": length},
-        )
-    ).recipe
+    sections = content(corpus, tmp_path, precision=precision, batch=batch, data={"sequence_length": length})
+    recipe = place({**sections, "model": preset if isinstance(preset, dict) else {"preset": preset}}).recipe
     assert recipe is not None
     exact = plan_needs(recipe, 1, torch.device("cpu"))["host_bytes"]
     assert machine._least_memory(recipe) <= exact <= machine._surely_less(recipe)
