@@ -9,6 +9,7 @@ its checks run in a process of their own, which ends at once.
 
 import json
 import multiprocessing
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -94,6 +95,8 @@ def _find_forked(place: StartPlace) -> tuple[list[Problem], list[SettingNote]]:
 
 
 def _answer(place: StartPlace, sender: Connection) -> None:
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # the process that waits says that it was interrupted
     problems, notes = _find(place)
     answer = {"problems": [asdict(each) for each in problems], "notes": [asdict(each) for each in notes]}
     sender.send_bytes(json.dumps(answer, default=str).encode())
