@@ -10,6 +10,7 @@ This module does not import torch, because recipes are checked without it.
 """
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from glob import glob
@@ -32,7 +33,8 @@ BACKENDS = {
 
 DEVICE_FILES = {
     # device type -> files that the driver makes where there is such a device
-    "cuda": ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg"),  # NVIDIA; AMD, whose torch says cuda too; Windows' Linux
+    # NVIDIA, and its Jetson; AMD, whose torch says cuda too; the Linux of Windows
+    "cuda": ("/dev/nvidia[0-9]*", "/dev/nvmap", "/dev/kfd", "/dev/dxg"),
     "neuron": ("/dev/neuron[0-9]*",),
 }
 """For ``absent_device``; a type without an entry is taken to be present."""
@@ -47,9 +49,19 @@ def absent_device(device: str) -> str:
     patterns = DEVICE_FILES.get(device)
     if patterns is None or _simulated:
         return ""
-    if not any(glob(pattern) for pattern in patterns):  # noqa: PTH207 - absolute patterns
-        return f"this machine has no {device} device: there is no {' or '.join(patterns)}."
-    return ""
+    if any(glob(pattern) for pattern in patterns) or _torch_has(device):  # noqa: PTH207 - absolute patterns
+        return ""
+    return f"this machine has no {device} device: there is no {patterns[0]}."
+
+
+def _torch_has(device: str) -> bool:
+    """Return True if torch is imported and has found the device, by whatever driver."""
+    if "torch" not in sys.modules:
+        return False
+    import torch  # noqa: PLC0415 - only where it is imported already
+
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return found is not None and found.type == device
 
 
 def expects_accelerator(device: str) -> bool:
