@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from hlat.config.sections.base import Section, fixed
-from hlat.config.sections.quantities import Amount, Bytes, Gibibytes, Length, Positive, PositiveLength, Share
+from hlat.config.sections.quantities import Amount, Bytes, Gibibytes, Positive, PositiveLength, Share
 from hlat.runtime import redact
 
 
@@ -88,7 +88,7 @@ class DataConfig(Section):
     tokens_column: str | None = None
     """Column or key of lists of token ids, made with data.tokenizer.path, such as input_ids; null for a corpus of text,
     or of datasets of Megatron-LM."""
-    sequence_length: Length = fixed(1024, gt=1)
+    sequence_length: PositiveLength = fixed(1024)
     """Tokens per sample."""
     packing: Literal["concat", "best-fit"] = fixed("concat")
     """concat joins documents and cuts them at the sequence length; best-fit keeps those whole that fit, and pads."""
