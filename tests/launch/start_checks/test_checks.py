@@ -92,7 +92,7 @@ def test_finished_data_needs_neither_corpus_nor_tokenizer(corpus, tmp_path, cli,
 @pytest.mark.parametrize("present", [True, False])
 def test_a_device_is_found_by_the_files_of_its_driver(tmp_path, monkeypatch, present):
     monkeypatch.setitem(table.DEVICE_FILES, "cuda", (str(tmp_path / "nvidia[0-9]*"),))
-    monkeypatch.setitem(table.DEVICE_FILES, "neuron", ())
+    monkeypatch.setitem(table.DEVICE_FILES, "neuron", (str(tmp_path / "neuron[0-9]*"),))
     if present:
         (tmp_path / "nvidia0").touch()
     assert (absent_device("cuda") == "") == present
