@@ -19,12 +19,12 @@ from hlat.cli import app
     ],
 )  # fmt: skip
 def test_check_says_what_the_layout_comes_to(arguments, line):
-    done = CliRunner().invoke(app, ["check", *arguments])
+    done = CliRunner().invoke(app, ["check", "--no-files", *arguments])
     assert done.exit_code == 0 and f"  layout {line}\n" in done.output, done.output
 
 
 def test_check_says_nothing_of_a_layout_that_nobody_asked_for():
-    done = CliRunner().invoke(app, ["check", "quickstart", "data.path=x"])
+    done = CliRunner().invoke(app, ["check", "--no-files", "quickstart", "data.path=x"])
     assert done.exit_code == 0 and "good" in done.output and "layout" not in done.output
 
 

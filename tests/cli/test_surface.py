@@ -9,7 +9,7 @@ import typer
 from hlat.cli import app
 
 SURFACE = {
-    "check": {"recipe", "overrides", "--world", "--json"},
+    "check": {"recipe", "overrides", "--world", "--nproc", "--no-files", "--json"},
     "schema": set(),
     "recipe from-nxdt": {"source", "overrides", "--to", "--model"},
     "data prepare": {"recipe", "overrides", "--workers", "--part"},

@@ -26,13 +26,14 @@ def good(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ("100M", "= '100M': must be a whole number. Write 100_000_000."),
-        ("1.5B", "= '1.5B': must be a whole number. Write 1_500_000_000."),
-        ("2k", "= '2k': must be a whole number. Write 2_000."),
-        ("three", "= 'three': must be a whole number. It means: Optimizer steps of the whole run; or give tokens."),
-        ("2001-99-99", "= '2001-99-99': must be a whole number."),
-        ("1:40", "= '1:40': must be a whole number."),
-        ("yes", "= 'true': must be a whole number."),
+        ("3m", "= '3m': 3m may mean millions or minutes; write 3M, or the whole number."),
+        (
+            "three",
+            "= 'three': must be a whole number, as in 100, 100M or 1e9. It means: Optimizer steps of the whole ",
+        ),
+        ("2001-99-99", "= '2001-99-99': must be a whole number, as in"),
+        ("1:40", "= '1:40': must be a whole number, as in"),
+        ("yes", "= 'true': must be a whole number, as in"),
         ("1.5", "= 1.5: must be a whole number."),
         ("1e400", "= inf: must be a finite number."),
         ("1" + "0" * 30, "no field takes a number of about 30 digits. Use one below 2**63."),

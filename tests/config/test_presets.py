@@ -7,6 +7,7 @@ import pytest
 from hlat.config import PRESETS
 from hlat.config.files import hf_to_model
 from hlat.config.sections import ModelConfig
+from hlat.model.derived import count_parameters
 
 LLAMA31_ROPE = {
     "factor": 8.0,
@@ -124,3 +125,62 @@ def test_transformers_5_files_are_the_same_models(name: str) -> None:
     if name.startswith("qwen"):
         newer["layer_types"] = ["full_attention"] * newer["num_hidden_layers"]
     assert computed(hf_to_model(newer)) == computed(PRESETS[name])
+
+
+# Numbers of elements in the safetensors files of the hub, as their index or the model page says, tied embeddings once.
+PUBLISHED = {
+    "llama-2-7b": 6_738_415_616,
+    "llama-2-13b": 13_015_864_320,
+    "llama-2-70b": 68_976_648_192,
+    "llama-3-8b": 8_030_261_248,
+    "llama-3-70b": 70_553_706_496,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.1-70b": 70_553_706_496,
+    "llama-3.2-1b": 1_235_814_400,
+    "llama-3.2-3b": 3_212_749_824,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-3b": 3_085_938_688,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen2.5-14b": 14_770_033_664,
+    "qwen2.5-32b": 32_763_876_352,
+    "qwen2.5-72b": 72_706_203_648,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-32b": 32_762_123_264,
+    "mistral-7b": 7_241_732_096,
+    "smollm2-135m": 134_515_008,
+    "smollm2-360m": 361_821_120,
+    "smollm2-1.7b": 1_711_376_384,
+    "tinyllama-1.1b": 1_100_048_384,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_preset_has_the_published_number_of_parameters(name):
+    assert count_parameters(ModelConfig(**PRESETS[name])).total == PUBLISHED[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    # of transformers' GPT2LMHeadModel: gpt2, gpt2-medium, gpt2-large, gpt2-xl
+    [
+        ("gpt2-124m", 124_439_808),
+        ("gpt2-355m", 354_823_168),
+        ("gpt2-774m", 774_030_080),
+        ("gpt2-1.5b", 1_557_611_200),
+    ],
+)
+def test_shapes_of_gpt2_have_its_number_of_parameters_within_a_hundredth(name, parameters):
+    ours = count_parameters(ModelConfig(**PRESETS[name])).total
+    assert ours == pytest.approx(parameters, rel=0.01)  # the names promise no more than their rounding
+
+
+def test_every_preset_of_a_published_model_is_counted():
+    assert PRESETS.keys() - PUBLISHED.keys() == {
+        *("llama-3-405b", "gpt2-124m", "gpt2-355m", "gpt2-774m", "gpt2-1.5b"),
+        *("tiny-1m", "tiny-10m", "tiny-34m", "tiny-125m"),
+    }

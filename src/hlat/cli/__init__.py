@@ -1,5 +1,6 @@
 """The command line: one small module per verb. It parses, calls one function and prints."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -21,11 +22,11 @@ from hlat.cli import (
     report,
     train,
 )
-from hlat.cli.common import complain, say
+from hlat.cli.common import LOG_ENV, complain, say
 from hlat.cli.data import data_app
 from hlat.cli.launch import launch_app
-from hlat.runtime import HlatError, escape_controls, redact_value
-from hlat.runtime.process import INTERRUPTED_MESSAGE
+from hlat.runtime import HlatError, StorageError, escape_controls, redact_value
+from hlat.runtime.process import INTERRUPTED_MESSAGE, print_json_lines
 
 __all__ = ["app"]
 
@@ -34,6 +35,16 @@ _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 class _Verbs(TyperGroup):
     """Group of all verbs: a user's error or an interruption is one message and an exit code, never a traceback."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if (found := super().get_command(ctx, cmd_name)) is not None:
+            _name_flags_plainly(found, ctx)
+        return found
+
+    def get_params(self, ctx: Any) -> Any:
+        params = super().get_params(ctx)
+        _show_without_type(params)
+        return params
 
     def make_context(self, *given: Any, **options: Any) -> Any:
         with _visible_usage():
@@ -46,9 +57,29 @@ class _Verbs(TyperGroup):
         except HlatError as error:
             complain(f"error: {error}", "error")
             raise typer.Exit(error.exit_code) from error
+        except PermissionError as error:
+            if error.filename is None:
+                raise
+            complain(
+                f"error: {error.filename}: permission denied. Name another path, or ask for the permission.", "error"
+            )
+            raise typer.Exit(StorageError.exit_code) from error
         except KeyboardInterrupt as interrupt:
             complain(INTERRUPTED_MESSAGE)
             raise typer.Exit(_INTERRUPTED) from interrupt
+
+
+def _name_flags_plainly(command: Any, ctx: Any) -> None:
+    """Show options that take no value without a type in help, of a verb and of all below it."""
+    _show_without_type(command.get_params(ctx))
+    for below in getattr(command, "commands", {}).values():
+        _name_flags_plainly(below, ctx)
+
+
+def _show_without_type(parameters: Any) -> None:
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
 
 
 @contextmanager
@@ -68,6 +99,8 @@ app = typer.Typer(
     name="hlat",
     cls=_Verbs,
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Variables: HLAT_LOG=json is --log-json; NO_COLOR=1 leaves colours out. See docs/operators.md for others.",
     pretty_exceptions_enable=False,
 )
 
@@ -108,8 +141,18 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print versions and devices.")
     ] = False,
+    log_json: Annotated[
+        bool,
+        typer.Option("--log-json", help="Print messages, errors and progress as JSON lines, as HLAT_LOG=json does."),
+    ] = False,
 ) -> None:
     """Pre-train LLaMA-class language models on the hardware you have, from one recipe file."""
+    if log_json:
+        os.environ[LOG_ENV] = "json"
+    elif (asked := os.environ.get(LOG_ENV, "")) not in ("", "json", "text"):
+        complain(f"warning: {LOG_ENV}={asked} has no effect; it takes json or text.")
+    if os.environ.get(LOG_ENV) == "json":
+        print_json_lines()
 
 
 for module in (quickstart, recipe, plan, rehearse, doctor, compile, train, report, evaluate, model):
@@ -118,3 +161,18 @@ app.add_typer(data_app, name="data")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(hardware.app, name="hardware")
 app.add_typer(launch_app, name="launch")
+
+_PANELS = {
+    "Begin": ("quickstart", "check", "schema", "recipe"),
+    "Plan": ("plan", "rehearse", "hardware"),
+    "Data": ("data",),
+    "Train": ("train", "launch", "doctor", "compile"),
+    "Watch": ("report", "runs"),
+    "Use the model": ("evaluate", "generate", "checkpoint", "average", "import", "export"),
+}
+"""Groups of verbs in help; a verb in none of them is listed under "Commands"."""
+
+_entries: list[Any] = [*app.registered_commands, *app.registered_groups]
+for _entry in _entries:
+    _name = _entry.name or getattr(_entry.callback, "__name__", "")
+    _entry.rich_help_panel = next((panel for panel, names in _PANELS.items() if _name in names), "Commands")

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -17,6 +17,7 @@ from hlat.runtime.backend import untested_torch_warning
 from hlat.runtime.process import LAUNCHER_ENV, json_line, prints_json
 
 if TYPE_CHECKING:
+    from hlat.config.rules import SettingNote
     from hlat.data.prepare import ProgressCallback
 
 RecipeArgument = Annotated[
@@ -32,7 +33,31 @@ WeightsOption = Annotated[
     Literal["model", "ema"], typer.Option(help="The weights, or their average (of a run with training.ema).")
 ]
 
+LOG_ENV = "HLAT_LOG"
+"""Environment variable that asks for JSON lines: json, or text."""
+
 _SECONDS_BETWEEN_LINES = 5.0
+
+
+def whole_number(least: int) -> Callable[[str | int], int]:
+    """Return a parser of options that takes numbers as recipes do: 2000, 2K, 1Ki, 1e3.
+
+    Args:
+        least: smallest number that the option takes.
+    """
+
+    def number(text: str | int) -> int:
+        from hlat.runtime.quantities import QuantityError, parse_whole
+
+        try:
+            found = parse_whole(text) if isinstance(text, str) else text
+        except QuantityError as error:
+            raise typer.BadParameter(str(error)) from None
+        if found is None or found < least:
+            raise typer.BadParameter(f"{text} is no whole number of at least {least}, as in 2000 or 2K")
+        return found
+
+    return number
 
 
 def ready() -> None:
@@ -72,6 +97,12 @@ def complain(message: str, level: str = "warning") -> None:
     with suppress(BrokenPipeError):
         sys.stdout.flush()
         typer.echo(json_line("message", message, level=level) if prints_json() else escape_controls(message), err=True)
+
+
+def show_notes(notes: "Iterable[SettingNote]") -> None:
+    """Print warnings about odd settings, a line each: all that verbs print of them goes through here."""
+    for note in notes:
+        say(f"warning: {note}")
 
 
 def show_event(kind: str, fields: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlat.cli.common import CheckpointArgument, WeightsOption, complain, ready, say
+from hlat.cli.common import CheckpointArgument, WeightsOption, complain, ready, say, whole_number
 from hlat.runtime import LaunchError
 
 if TYPE_CHECKING:
@@ -40,13 +40,23 @@ def evaluate(
     shots: Annotated[
         int | None, typer.Option(min=0, help="Solved examples per question, for --tasks; default: the tasks' own.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Most samples of each task.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(parser=whole_number(1), metavar="N", help="Most samples of each task.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the choice of examples and of sampled texts.")] = 1234,
     max_length: Annotated[
-        int | None, typer.Option(min=2, help="Most tokens of question and answer; default: the model's maximum.")
+        int | None,
+        typer.Option(
+            parser=whole_number(2),
+            metavar="N",
+            help="Most tokens of question and answer; default: the model's maximum.",
+        ),
     ] = None,
     max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of a generated text; default: what the task says.")
+        int | None,
+        typer.Option(
+            parser=whole_number(1), metavar="N", help="Most tokens of a generated text; default: what the task says."
+        ),
     ] = None,
     allow_code_execution: Annotated[
         bool, typer.Option("--allow-code-execution", help="Execute code that the model writes, in a sandbox.")
@@ -57,7 +67,9 @@ def evaluate(
     tensor: Annotated[
         int, typer.Option(min=1, help="Processes that share one copy of the model (tensor parallelism).")
     ] = 1,
-    batch_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a forward pass.")] = 2048,
+    batch_tokens: Annotated[
+        int, typer.Option(parser=whole_number(1), metavar="N", help="Most tokens of a forward pass.")
+    ] = 2048,
     batch_rows: Annotated[int, typer.Option(min=1, help="Most texts that are generated together.")] = 64,
     render: Annotated[
         Path | None, typer.Option(help="Write the requests of --tasks or --suite to a file for evaluation.tasks.")
@@ -166,7 +178,10 @@ def generate(
     checkpoint: CheckpointArgument,
     prompt: Annotated[str, typer.Option(help="Text to continue.")],
     max_tokens: Annotated[
-        int, typer.Option(min=1, help="Most tokens to generate; fewer if the context is full.")
+        int,
+        typer.Option(
+            parser=whole_number(1), metavar="N", help="Most tokens to generate; fewer if the context is full."
+        ),
     ] = 100,
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = 0.0,
     top_k: Annotated[int | None, typer.Option(min=1, help="Sample from the k most likely tokens.")] = None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlat.cli.common import ready, say
+from hlat.cli.common import ready, say, whole_number
 from hlat.cli.hardware import HardwareOption, catalog_of
 from hlat.cli.plan_options import check_outputs, check_question, parse_amount
 from hlat.runtime import escape_name
@@ -41,8 +41,10 @@ def plan_command(
     deadline: Annotated[str | None, typer.Option(help="With --chips: longest duration, as in 36h, 14d or 2w.")] = None,
     budget: Annotated[str | None, typer.Option(help="With --chips: highest cost in USD, as in 50000 or 50k.")] = None,
     tokens: Annotated[str | None, typer.Option(help="Tokens of the whole run, as in 300B or 3e11.")] = None,
-    seq: Annotated[int | None, typer.Option(help="Tokens per sequence.")] = None,
-    global_batch: Annotated[int | None, typer.Option(help="Sequences per step.")] = None,
+    seq: Annotated[int | None, typer.Option(parser=whole_number(1), metavar="N", help="Tokens per sequence.")] = None,
+    global_batch: Annotated[
+        int | None, typer.Option(parser=whole_number(1), metavar="N", help="Sequences per step.")
+    ] = None,
     precision: Annotated[str | None, typer.Option(help="Precision mode, as in a recipe.")] = None,
     price: Annotated[
         str | None,

@@ -1,11 +1,7 @@
 """Parsing and checking of the options of ``hlat plan``, before anything is computed."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-
-_NUMBER = re.compile(r"(\d[\d_,]*(?:\.\d*)?(?:e\d+)?)([KMBT]?)", re.IGNORECASE)
-_TIMES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
 def parse_amount(text: str | None, option: str = "--tokens") -> int | None:
@@ -15,13 +11,17 @@ def parse_amount(text: str | None, option: str = "--tokens") -> int | None:
         PlanError: not a number.
     """
     from hlat.runtime import PlanError
+    from hlat.runtime.quantities import QuantityError, parse_whole
 
     if text is None:
         return None
-    found = _NUMBER.fullmatch(text.strip())
-    if found is None:
+    try:
+        found = parse_whole(text)
+    except QuantityError as error:
+        raise PlanError(f"{option} {text}: {error}") from None
+    if found is None or found <= 0:
         raise PlanError(f"{option} {text}: must be a positive number, as in 300B, 3e11 or 300_000_000_000")
-    return int(float(found[1].replace("_", "").replace(",", "")) * _TIMES[found[2].upper()])
+    return found
 
 
 def check_question(

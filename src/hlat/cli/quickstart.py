@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from hlat.cli.common import data_progress, ready, say
+from hlat.cli.common import data_progress, ready, say, whole_number
 
 
 def register(app: typer.Typer) -> None:
@@ -16,7 +16,10 @@ def register(app: typer.Typer) -> None:
 def quickstart(
     to: Annotated[Path, typer.Option(help="Folder for everything that it writes.")] = Path("quickstart"),
     steps: Annotated[
-        int | None, typer.Option(min=2, help="Number of training steps; default: about two minutes of them.")
+        int | None,
+        typer.Option(
+            parser=whole_number(2), metavar="N", help="Number of training steps; default: about two minutes of them."
+        ),
     ] = None,
 ) -> None:
     """Train a small model on this machine: no account, no GPU, no download."""

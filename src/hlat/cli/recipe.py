@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import hlat
-from hlat.cli.common import OverridesArgument, RecipeArgument, ready, say
+from hlat.cli.common import OverridesArgument, RecipeArgument, ready, say, show_notes
 from hlat.cli.plan_options import check_outputs
 
 if TYPE_CHECKING:
     from hlat.config import Recipe
+    from hlat.config.rules import SettingNote
 
 translations = typer.Typer(help="Make recipes from the configurations of other programs.", no_args_is_help=True)
 
@@ -28,28 +29,55 @@ def check(
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,
     world: Annotated[
-        int | None, typer.Option(min=1, help="World size that the layout must fit: one process per accelerator.")
+        int | None,
+        typer.Option(min=1, help="World size that the layout must fit: one process per accelerator, on any machines."),
     ] = None,
+    nproc: Annotated[
+        int | None, typer.Option(min=1, help="Processes on this machine, as in hlat train --nproc; default: one.")
+    ] = None,
+    no_files: Annotated[
+        bool, typer.Option("--no-files", help="Check the recipe alone: no files, no device, memory or disk (for CI).")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the resolved recipe as JSON.")] = False,
 ) -> None:
-    """Check a recipe: print all its errors (exit code 2), or a summary."""
+    """Check a recipe and that it can start here: print everything that is wrong (exit code 2), or a summary."""
     ready()
-    resolved = hlat.load_recipe(recipe, overrides or [], world=world)
+    resolved, notes = _checked(recipe, overrides or [], world, nproc, no_files)
     if as_json:
         say(json.dumps(resolved.model_dump(mode="json"), indent=2))
         return
-    from hlat.config.rules import recipe_notes
+    from hlat.config import numbers_with_units
+    from hlat.config.rules import odd_settings
     from hlat.model.derived import count_parameters
 
-    say(f"{recipe}: good")
+    say(f"{recipe}: good{' (the recipe alone: --no-files)' if no_files else ''}")
     say(f"  model  {count_parameters(resolved.model).total:,} parameters")
     say(f"  run    {resolved.steps_and_tokens} = {resolved.total_tokens:,} tokens")
-    if world is not None or resolved.parallel.model_ranks > 1:
-        say(f"  layout {_layout(resolved, world)}")
+    total = nproc if world is None else world
+    if total is not None or resolved.parallel.model_ranks > 1:
+        say(f"  layout {_layout(resolved, total)}")
     say(f"  precision {_precision(resolved)}")
     say(f"  folder {resolved.run_dir}")
-    for note in recipe_notes(resolved):
-        say(f"note: {note}")
+    for path, text, number in sorted(numbers_with_units(recipe, overrides or [], resolved)):
+        say(f"  read   {path}: {text} = {number:,}")
+    show_notes([*odd_settings(resolved), *notes])
+
+
+def _checked(
+    recipe: str, overrides: list[str], world: int | None, nproc: int | None, no_files: bool
+) -> "tuple[Recipe, Sequence[SettingNote]]":
+    """Load and check a recipe. With a world of other machines, the device, memory and disk here say nothing."""
+
+    def load() -> "Recipe":
+        return hlat.load_recipe(recipe, overrides, world=nproc if world is None else world)
+
+    if no_files:
+        return load(), ()
+    from hlat.launch.start_checks import Here, load_and_check
+
+    elsewhere = nproc is None and world is not None
+    report = load_and_check(load, Here(None if elsewhere else nproc or 1, world or nproc or 1))
+    return report.recipe, report.notes
 
 
 def _precision(recipe: "Recipe") -> str:

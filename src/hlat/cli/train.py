@@ -6,9 +6,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlat.cli.common import OverridesArgument, RecipeArgument, complain, data_progress, ready, say, show_event
+from hlat.cli.common import (
+    LOG_ENV,
+    OverridesArgument,
+    RecipeArgument,
+    complain,
+    data_progress,
+    ready,
+    say,
+    show_event,
+    show_notes,
+)
 from hlat.runtime import rank_info
-from hlat.runtime.process import REQUEUE_CODE, stop_exit_code
+from hlat.runtime.process import LAUNCHER_ENV, REQUEUE_CODE, stop_exit_code
 
 if TYPE_CHECKING:
     from hlat.config import Recipe
@@ -67,7 +77,8 @@ def train(
     """Train. The same command again resumes an interrupted run."""
     from hlat.launch import SupervisionOptions, TrainingJob, join_slurm_job, parse_nproc, refuse_worker, supervise_job
 
-    job = TrainingJob(recipe, tuple(overrides or ()), profile, allow_faults, require_step)
+    given = [*(overrides or ()), *(["tracking.console=json"] if os.environ.get(LOG_ENV) == "json" else [])]
+    job = TrainingJob(recipe, tuple(given), profile, allow_faults, require_step)
     least, most = parse_nproc(nproc)
     if nodes is not None:
         from hlat.launch import HostOptions, supervise_on_hosts  # with what preflight checks need: 0.3 s
@@ -105,12 +116,23 @@ def _work(job: "TrainingJob") -> int:
 
         ready()  # only now: an import that an exception interrupts may raise a different one
         here = rank_info()
-        recipe = job.load(here.world)
+        recipe = _checked(job, here.world)
         prepare_streams(recipe.tracking)
         outcome = job.train_here(recipe, data_progress=data_progress)
     if here.rank == 0:
         say(summary(outcome))
     return exit_code(outcome)
+
+
+def _checked(job: "TrainingJob", world: int) -> "Recipe":
+    """Load the recipe, and check the start unless a supervisor has; of several processes, each would be alone in it."""
+    if world > 1 or LAUNCHER_ENV in os.environ:
+        return job.load(world)
+    from hlat.launch.start_checks import Here, load_and_check
+
+    report = load_and_check(lambda: job.load(world), Here(1, 1, stores=False))
+    show_notes(report.notes)
+    return report.recipe
 
 
 def summary(outcome: "Outcome") -> str:

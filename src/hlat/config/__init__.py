@@ -2,7 +2,7 @@
 
 from hlat.config.batch_schedule import BatchSchedule
 from hlat.config.errors import Fix, Problem, RecipeError, short
-from hlat.config.load import load_recipe, model_section
+from hlat.config.load import load_recipe, model_section, numbers_with_units
 from hlat.config.presets import PRESETS
 from hlat.config.recipe import Recipe
 from hlat.config.schema import recipe_schema
@@ -17,6 +17,7 @@ __all__ = [
     "RecipeError",
     "load_recipe",
     "model_section",
+    "numbers_with_units",
     "recipe_schema",
     "short",
     "size_problem",

@@ -1,6 +1,6 @@
 """Problems of a recipe: all of them in one error, each with its field, value, reason and remedy."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,10 +45,16 @@ class RecipeError(HlatError):
 
     Attributes:
         problems: every problem found, in the order of the recipe's sections.
+        source: name of the recipe.
+        sections: the sections that are valid on their own, by name; empty if the error is not about fields.
     """
 
-    def __init__(self, problems: Sequence[Problem], source: str = "recipe") -> None:
+    def __init__(
+        self, problems: Sequence[Problem], source: str = "recipe", sections: Mapping[str, Any] | None = None
+    ) -> None:
         self.problems = tuple(problems)
+        self.source = source
+        self.sections = sections or {}
         count = len(self.problems)
         head = f"{_shortened(escape_name(source), _LONGEST)}: {count} problem{'s' if count > 1 else ''}"
         more = [f"  and {count - _LISTED:,} more"] if count > _LISTED else []

@@ -14,15 +14,14 @@ from hlat.config.errors import Problem
 from hlat.config.recipe import Recipe
 from hlat.config.sections import Section
 
-_SHORTHAND = re.compile(r"\s*(\d{1,15})(?:\.(\d{1,12}))?\s*([KMBGT])\s*", re.IGNORECASE)
-_TIMES = {"K": 3, "M": 6, "B": 9, "G": 9, "T": 12}
 _INTEGER = "must be a whole number"
+_QUOTED = re.compile(r"'([^']+)'")
 _REASONS = {
-    "int_parsing": _INTEGER,
+    "int_parsing": f"{_INTEGER}, as in 100, 100M or 1e9",
     "int_parsing_size": _INTEGER,
     "int_type": _INTEGER,
     "int_from_float": _INTEGER,
-    "float_parsing": "must be a number",
+    "float_parsing": "must be a number, as in 0.1 or 3e-4",
     "float_type": "must be a number",
     "finite_number": "must be a finite number",
     "bool_parsing": "must be true or false",
@@ -33,6 +32,10 @@ _REASONS = {
     "model_type": "must be a section: fields with their values",
     "model_attributes_type": "must be a section: fields with their values",
     "missing": "is required",
+    "string_pattern_mismatch": "has characters that may not stand there",
+    "string_too_short": "must not be empty",
+    "too_short": "has too few entries",
+    "ip_any_address": "must be an IP address, as in 127.0.0.1",
 }
 _LONGEST_NAME = 100  # characters; a longer name is no misspelling of a field
 
@@ -52,8 +55,7 @@ def explain(detail: ErrorDetails) -> Problem:
     if detail["type"] == "missing":
         return Problem(path, "is required.", _description(detail["loc"]))
     value, reason = detail["input"], _reason(detail)
-    written = _written_out(value) if reason == _INTEGER else None
-    remedy = f"Write {written}." if written else _description(detail["loc"])
+    remedy = "" if detail["type"] == "quantity" else f"{_nearest(detail)}{_description(detail['loc'])}".rstrip()
     return Problem(path, f"{reason}.", remedy, value, not isinstance(value, dict))
 
 
@@ -63,22 +65,23 @@ def suggestion(name: str, known: typing.Iterable[str]) -> str:
     return f"Did you mean {close[0]!r}? " if close else ""
 
 
+def _nearest(detail: ErrorDetails) -> str:
+    """Suggest the allowed value that a refused one is close to."""
+    allowed = _QUOTED.findall(str(detail.get("ctx", {}).get("expected", "")))
+    return suggestion(detail["input"], allowed) if isinstance(detail["input"], str) else ""
+
+
 def _reason(detail: ErrorDetails) -> str:
     known = _REASONS.get(detail["type"])
+    if detail["type"] == "union_tag_invalid":
+        context = detail["ctx"]
+        return (
+            f"{context['discriminator'].strip(chr(39))} = {context['tag']!r} must be one of {context['expected_tags']}"
+        )
     if known is not None:
         return known
-    message = detail["msg"]
+    message = detail["msg"].removeprefix("Value error, ")
     return (message[:1].lower() + message[1:]).replace("input should be", "must be").replace("input should", "must")
-
-
-def _written_out(value: Any) -> str | None:
-    """The integer behind a shorthand, ``100_000_000`` for ``100M``; None if the value is no shorthand."""
-    found = _SHORTHAND.fullmatch(value) if isinstance(value, str) else None
-    if found is None:
-        return None
-    whole, fraction, letter = found[1], found[2] or "", found[3].upper()
-    zeros = _TIMES[letter] - len(fraction)
-    return f"{int(whole + fraction + '0' * zeros):_}" if zeros >= 0 else None
 
 
 def _section_classes(annotation: Any) -> list[type[Section]]:
@@ -102,6 +105,7 @@ def _section_at(location: tuple[int | str, ...]) -> type[Section] | None:
 
 def _dotted_path(location: tuple[int | str, ...]) -> str:
     """The dotted path as a recipe writes it, without the tags of unions that pydantic inserts."""
+    location = tuple(part for part in location if part != "[key]")  # pydantic's name for the key of a mapping
     parts = [part for index, part in enumerate(location) if not (index and _is_tag(location[:index], part))]
     return ".".join(map(str, parts))
 

@@ -7,6 +7,8 @@ Field errors do not hide rule errors: the rules run on whatever fields are valid
 """
 
 import typing
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from hlat.config.recipe import Recipe
 from hlat.config.rules import Values, broken_rules, model_problems
 from hlat.config.sections import DataConfig, ModelConfig, with_fixed_options
 from hlat.config.value_checks import plain_content, size_problem
+from hlat.runtime.quantities import QuantityError, parse_length
 
 _EXPLAINED = 1_000  # errors in fields that are explained
 
@@ -52,6 +55,31 @@ def parse_recipe(content: dict[str, Any], source: str = "recipe", *, world: int 
         RecipeError: with every problem of fields and rules.
     """
     return _parse(content, [], source, world)
+
+
+def numbers_with_units(
+    path: str | Path, overrides: typing.Sequence[str], recipe: Recipe
+) -> list[tuple[str, str, float]]:
+    """Return the numbers of a recipe that are written with a unit: dotted field, as written, and the number.
+
+    Args:
+        path: the file, or the name.
+        overrides: ``a.b=c`` each.
+        recipe: the recipe that was loaded from them.
+    """
+    content, _ = apply_overrides(read_file(find_recipe(path)), overrides)
+    return list(_numbers_with_units(content, recipe.model_dump(), ""))
+
+
+def _numbers_with_units(written: Any, read: Any, prefix: str) -> Iterator[tuple[str, str, float]]:
+    if isinstance(written, str) and isinstance(read, int | float):
+        yield prefix, written, read
+    elif isinstance(written, dict) and isinstance(read, dict):
+        for name in written.keys() & read.keys():
+            yield from _numbers_with_units(written[name], read[name], f"{prefix}.{name}" if prefix else name)
+    elif isinstance(written, list) and isinstance(read, list | tuple):
+        for index, (old, new) in enumerate(zip(written, read, strict=False)):
+            yield from _numbers_with_units(old, new, f"{prefix}.{index}")
 
 
 def model_section(name: str) -> ModelConfig:
@@ -99,9 +127,20 @@ def _parse(content: dict[str, Any], problems: list[Problem], source: str, world:
         problem for problem in broken if problem.path.split(".")[0] not in absent and problem.path not in refused
     )
     if problems:
-        raise RecipeError(sorted(problems, key=_section_order), source)
+        raise RecipeError(sorted(problems, key=_section_order), source, _valid_sections(content))
     assert recipe is not None, "a recipe without problems has been validated"
     return recipe
+
+
+def _valid_sections(content: dict[str, Any]) -> dict[str, BaseModel]:
+    """Sections that are valid on their own, whatever is wrong with the others."""
+    found = {}
+    for name, field in Recipe.model_fields.items():
+        kind: Any = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            with suppress(ValidationError):
+                found[name] = kind.model_validate(content.get(name, {}))
+    return found
 
 
 def _section_order(problem: Problem) -> int:
@@ -151,7 +190,9 @@ def _fill_between_sections(content: dict[str, Any]) -> dict[str, Any]:
         data = {**data, "tokenizer": {"vocab_size": model["vocab_size"], **tokenizer}}
     if model.get("max_sequence_length") is None:
         length = data.get("sequence_length", DataConfig.model_fields["sequence_length"].default)
-        model = {**model, "max_sequence_length": length}
+        with suppress(QuantityError):  # a refused length is reported once
+            length = parse_length(length) if isinstance(length, str) else length
+            model = {**model, "max_sequence_length": length}
     return {**content, "model": model, "data": data}
 
 

@@ -26,9 +26,25 @@ def _model(layers: int, hidden: int, ffn: int, heads: int, kv_heads: int, vocab:
 _LLAMA31: dict[str, Any] = {"norm_eps": 1e-5, "max_sequence_length": 131072}
 _LLAMA3 = {"rope": {"theta": 500000.0}, "norm_eps": 1e-5, "max_sequence_length": 8192}
 
+
+def _qwen25(layers: int, hidden: int, ffn: int, heads: int, kv_heads: int, vocab: int, **more: Any) -> dict[str, Any]:
+    common = {"architecture": "qwen2", "rope": {"theta": 1000000.0}, "norm_eps": 1e-6, "max_sequence_length": 131072}
+    return _model(layers, hidden, ffn, heads, kv_heads, vocab, **{**common, **more})
+
+
+def _qwen3(layers: int, hidden: int, ffn: int, heads: int, **more: Any) -> dict[str, Any]:
+    common = {"architecture": "qwen3", "head_dim": 128, "rope": {"theta": 1000000.0}, "norm_eps": 1e-6}
+    return _model(layers, hidden, ffn, heads, 8, 151936, max_sequence_length=40960, **common, **more)
+
+
+def _gpt2(layers: int, hidden: int, ffn: int, heads: int) -> dict[str, Any]:
+    return _model(layers, hidden, ffn, heads, heads, 50257, tie_embeddings=True, max_sequence_length=1024)
+
+
 PRESETS: dict[str, dict[str, Any]] = {
     # HLAT's two models: arXiv 2404.10630 and the configuration files of awslabs/HLAT.
     "llama-2-7b": _model(32, 4096, 11008, 32, 32, 32000, max_sequence_length=4096),
+    "llama-2-13b": _model(40, 5120, 13824, 40, 40, 32000, max_sequence_length=4096),  # arXiv 2307.09288; config.json
     "llama-2-70b": _model(80, 8192, 28672, 64, 8, 32000, max_sequence_length=4096),
     # "The Llama 3 herd of models", arXiv 2407.21783, table 3; published config.json files.
     "llama-3-8b": _model(32, 4096, 14336, 32, 8, 128256, **_LLAMA3),
@@ -47,29 +63,36 @@ PRESETS: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": _model(
         32, 4096, 14336, 32, 8, 128256, rope={"theta": 500000.0, "scaling": _LLAMA31_SCALING}, **_LLAMA31
     ),
+    "llama-3.1-70b": _model(
+        80, 8192, 28672, 64, 8, 128256, rope={"theta": 500000.0, "scaling": _LLAMA31_SCALING}, **_LLAMA31
+    ),
     "llama-3.2-1b": _model(
         *(16, 2048, 8192, 32, 8, 128256),
         tie_embeddings=True,
         rope={"theta": 500000.0, "scaling": {**_LLAMA31_SCALING, "factor": 32.0}},
         **_LLAMA31,
     ),
-    # config.json of Qwen/Qwen2.5-7B; "Qwen2.5 technical report", arXiv 2412.15115, table 1.
-    "qwen2.5-7b": _model(
-        *(28, 3584, 18944, 28, 4, 152064),
-        architecture="qwen2",
-        rope={"theta": 1000000.0},
-        norm_eps=1e-6,
-        max_sequence_length=131072,
+    "llama-3.2-3b": _model(
+        *(28, 3072, 8192, 24, 8, 128256),
+        tie_embeddings=True,
+        rope={"theta": 500000.0, "scaling": {**_LLAMA31_SCALING, "factor": 32.0}},
+        **_LLAMA31,
     ),
-    # config.json of Qwen/Qwen3-8B; "Qwen3 technical report", arXiv 2505.09388, table 1.
-    "qwen3-8b": _model(
-        *(36, 4096, 12288, 32, 8, 151936),
-        architecture="qwen3",
-        head_dim=128,
-        rope={"theta": 1000000.0},
-        norm_eps=1e-6,
-        max_sequence_length=40960,
-    ),
+    # The config.json files of Qwen/Qwen2.5-*; "Qwen2.5 technical report", arXiv 2412.15115, table 1.
+    "qwen2.5-0.5b": _qwen25(24, 896, 4864, 14, 2, 151936, tie_embeddings=True, max_sequence_length=32768),
+    "qwen2.5-1.5b": _qwen25(28, 1536, 8960, 12, 2, 151936, tie_embeddings=True),
+    "qwen2.5-3b": _qwen25(36, 2048, 11008, 16, 2, 151936, tie_embeddings=True, max_sequence_length=32768),
+    "qwen2.5-7b": _qwen25(28, 3584, 18944, 28, 4, 152064),
+    "qwen2.5-14b": _qwen25(48, 5120, 13824, 40, 8, 152064, norm_eps=1e-5),
+    "qwen2.5-32b": _qwen25(64, 5120, 27648, 40, 8, 152064, norm_eps=1e-5),
+    "qwen2.5-72b": _qwen25(80, 8192, 29568, 64, 8, 152064, norm_eps=1e-5),
+    # The config.json files of Qwen/Qwen3-*; "Qwen3 technical report", arXiv 2505.09388, table 1.
+    "qwen3-0.6b": _qwen3(28, 1024, 3072, 16, tie_embeddings=True),
+    "qwen3-1.7b": _qwen3(28, 2048, 6144, 16, tie_embeddings=True),
+    "qwen3-4b": _qwen3(36, 2560, 9728, 32, tie_embeddings=True),
+    "qwen3-8b": _qwen3(36, 4096, 12288, 32),
+    "qwen3-14b": _qwen3(40, 5120, 17408, 40),
+    "qwen3-32b": _qwen3(64, 5120, 25600, 64),
     # "Mistral 7B", arXiv 2310.06825, table 1; config.json of mistralai/Mistral-7B-v0.1. Later versions have no window,
     # and v0.3 has a vocabulary of 32768 and theta 1000000.
     "mistral-7b": _model(
@@ -80,7 +103,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         norm_eps=1e-5,
         max_sequence_length=32768,
     ),
-    # "SmolLM2", arXiv 2502.02737; config.json of HuggingFaceTB/SmolLM2-135M.
+    # "SmolLM2", arXiv 2502.02737; the config.json files of HuggingFaceTB/SmolLM2-*.
     "smollm2-135m": _model(
         *(30, 576, 1536, 9, 3, 49152),
         tie_embeddings=True,
@@ -89,8 +112,29 @@ PRESETS: dict[str, dict[str, Any]] = {
         init_std=1 / 24,
         max_sequence_length=8192,
     ),
+    "smollm2-360m": _model(
+        *(32, 960, 2560, 15, 5, 49152),
+        tie_embeddings=True,
+        rope={"theta": 100000.0},
+        norm_eps=1e-5,
+        max_sequence_length=8192,
+    ),
+    "smollm2-1.7b": _model(
+        *(24, 2048, 8192, 32, 32, 49152),
+        tie_embeddings=True,
+        rope={"theta": 130000.0},
+        norm_eps=1e-5,
+        max_sequence_length=8192,
+    ),
     # "TinyLlama", arXiv 2401.02385, table 1; config.json of TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T.
     "tinyllama-1.1b": _model(22, 2048, 5632, 32, 4, 32000, norm_eps=1e-5, max_sequence_length=2048),
+    # LLaMA-class models of GPT-2's width, depth, heads, vocabulary and context ("Language models are unsupervised
+    # multitask learners", 2019, table 2): RMSNorm, RoPE and SwiGLU instead of its parts, and an inner width with which
+    # the number of parameters is that of GPT-2 within 1 %. Its weights do not fit them.
+    "gpt2-124m": _gpt2(12, 768, 2048, 12),
+    "gpt2-355m": _gpt2(24, 1024, 2752, 16),
+    "gpt2-774m": _gpt2(36, 1280, 3424, 20),
+    "gpt2-1.5b": _gpt2(48, 1600, 4288, 25),
     # Small models for laptops and tests. Their vocabularies are the sizes that hlat trains tokenizers to.
     "tiny-1m": _model(4, 128, 344, 4, 4, 1024),
     "tiny-10m": _model(6, 288, 768, 6, 2, 8192),

@@ -19,10 +19,21 @@ from typing import TYPE_CHECKING
 from hlat.runtime import lazily
 
 if TYPE_CHECKING:
+    from hlat.data.input_check import InputReport, check_inputs
     from hlat.data.prepare_for import open_validation_sets, prepare_recipe_data, prepare_validation_sets
 
 __getattr__ = lazily(
-    __name__, {"prepare_for": ("open_validation_sets", "prepare_recipe_data", "prepare_validation_sets")}
+    __name__,
+    {
+        "input_check": ("InputReport", "check_inputs"),
+        "prepare_for": ("open_validation_sets", "prepare_recipe_data", "prepare_validation_sets"),
+    },
 )
 
-__all__ = ["open_validation_sets", "prepare_recipe_data", "prepare_validation_sets"]
+__all__ = [
+    "InputReport",
+    "check_inputs",
+    "open_validation_sets",
+    "prepare_recipe_data",
+    "prepare_validation_sets",
+]

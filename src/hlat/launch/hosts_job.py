@@ -18,6 +18,7 @@ from hlat.launch.hosts import HostPlace, HostRun, supervise_host
 from hlat.launch.metrics_server import metrics_server
 from hlat.launch.preflight import check_before_restart
 from hlat.launch.process_set import ProcessSet, RankPlaces
+from hlat.launch.start_checks import Here, load_and_check
 from hlat.launch.supervision import Supervision
 from hlat.launch.training_job import SupervisionOptions, TrainingJob, fits
 from hlat.runtime import LaunchError, host_name
@@ -111,8 +112,12 @@ def supervise_on_hosts(
         StorageError: the folder of the run cannot be written.
     """
     least, most, place = hosts.resolve(options.most)
-    recipe = job.load(most * options.most)
+    world = most * options.most
+    report = load_and_check(partial(job.load, world), Here(options.most, world, stores=False), forked=True)
+    recipe = report.recipe
     ready(recipe)
+    for note in report.notes:
+        options.say(f"warning: {note}")
     check_extensions(recipe)
     with metrics_server(recipe, options.say) as observe:
         run = HostRun(

@@ -22,6 +22,7 @@ from hlat.launch.extension_check import check_extensions
 from hlat.launch.fork_launcher import launch_forked
 from hlat.launch.metrics_server import metrics_server
 from hlat.launch.process_set import ProcessSet
+from hlat.launch.start_checks import Here, load_and_check
 from hlat.launch.supervised_run import SupervisedRun, supervise
 from hlat.launch.supervision import RunOutcome
 from hlat.launch.unsupervised import watching_itself
@@ -145,11 +146,16 @@ def supervise_job(
         The exit code of the command.
 
     Raises:
-        RecipeError: with every problem of the recipe, or of a component of another package.
+        RecipeError: with every problem of the recipe and of its files and this machine, or of a component of another
+            package.
         LaunchError: the package of a tracker is not installed, or metrics cannot be served at the recipe's address.
     """
-    recipe = job.load(options.most)  # reports errors before any process starts
+    here = Here(options.most, options.most, stores=False)
+    report = load_and_check(partial(job.load, options.most), here, forked=True)  # before any process starts
+    recipe = report.recipe
     ready(recipe)
+    for note in report.notes:
+        options.say(f"warning: {note}")
     check_extensions(recipe)
     recovery = recipe.recovery
     if options.once:

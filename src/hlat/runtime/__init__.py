@@ -20,6 +20,7 @@ from hlat.runtime.errors import (
     StorageError,
     error_class,
 )
+from hlat.runtime.hub_ids import hub_id_advice
 from hlat.runtime.lazy import lazily
 from hlat.runtime.rank_env import RankInfo, host_name, rank_info
 from hlat.runtime.terminal_text import EscapingStream, escape_beneath_rich, escape_controls, escape_name
@@ -48,6 +49,7 @@ __all__ = [
     "escape_name",
     "find_secret",
     "host_name",
+    "hub_id_advice",
     "is_url",
     "lazily",
     "rank_info",

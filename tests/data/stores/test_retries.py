@@ -12,10 +12,11 @@ import multidict
 import pytest
 import yarl
 
-from hlat.data.stores import StoreUnavailableError
+from hlat.data.stores import Store, StoreAccessError, StoreUnavailableError
 from hlat.data.stores.retries import MAX_OUTAGE_SECONDS, FetchCancelledError, StoreRetries
 from hlat.runtime import DataError, StorageError
 from hlat.runtime.storage import FailureKind, StorageFailure, classify_error
+from hlat.runtime.storage.run_folder import EARLIER_ATTEMPT_ENV
 
 
 class World:
@@ -145,6 +146,42 @@ def test_permanent_errors_are_not_retried() -> None:
     assert world.slept == [] and world.logged == []
 
 
+NO_NAME = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+
+def test_a_name_that_does_not_resolve_fails_at_once_at_the_start() -> None:
+    world = World()
+    with pytest.raises(DataError, match="does not resolve"):
+        world.retries.call("reading a", Failing(1, NO_NAME), make_error)
+    assert world.slept == []
+
+
+def test_a_name_that_has_resolved_before_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    assert world.retries.call("reading a", Failing(0), make_error) == "done"
+    assert world.retries.call("reading a", Failing(9, NO_NAME), make_error) == "done"
+    assert len(world.slept) > 9
+    monkeypatch.setenv(EARLIER_ATTEMPT_ENV, "40 run")  # a process that a supervisor has restarted
+    assert World().retries.call("reading a", Failing(9, NO_NAME), make_error) == "done"
+
+
+@pytest.mark.parametrize("url", ["https://nowhere.example/a.txt", "s3://nowhere/a.txt"])
+def test_a_resolver_that_fails(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the backend makes of the resolver's error, it is recognised, and nothing is waited for."""
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise NO_NAME
+
+    world = World()
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    world.retries.store = url
+    with pytest.raises(StoreAccessError, match=r"cannot be reached: its name does not resolve.*copy the files"):
+        Store(url, lambda _: world.retries).find()
+    assert world.slept == []
+
+
 def test_a_fetch_that_is_no_longer_needed_is_cancelled() -> None:
     world = World()
     with pytest.raises(FetchCancelledError):
@@ -197,11 +234,12 @@ ERRORS = [
     (botocore.exceptions.NoCredentialsError(), FailureKind.NO_CREDENTIALS, "Unable to locate credentials"),
     (botocore.exceptions.EndpointConnectionError(endpoint_url="http://h"), FailureKind.TRANSIENT, "Could not connect"),
     (
-        aiohttp.ClientConnectorDNSError(_KEY, socket.gaierror(socket.EAI_AGAIN, "try later")),
-        FailureKind.TRANSIENT,
-        "Cannot connect",
+        _caused(OSError("x"), socket.gaierror(socket.EAI_AGAIN, "try later")),
+        FailureKind.NO_HOST,
+        "does not resolve",
     ),
-    (_caused(OSError("x"), socket.gaierror(socket.EAI_NONAME, "unknown")), FailureKind.OTHER, "no such host"),
+    (_caused(OSError("x"), socket.gaierror(socket.EAI_NONAME, "unknown")), FailureKind.NO_HOST, "no such host"),
+    (ConnectionError("[Errno -2] Name or service not known"), FailureKind.NO_HOST, "no such host"),
 ]
 
 

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from hlat.checkpoint.format import READ_REMEDY, RUN_REMEDY, Disk, FileRecord, HashedFile, storage_error
 from hlat.runtime import CheckpointError, HlatError, StorageError
-from hlat.runtime.storage import FailureKind, classify_error, explain_failure, open_filesystem
+from hlat.runtime.storage import EarlierAttempt, FailureKind, classify_error, explain_failure, open_filesystem
 
 _PART_BYTES = 1 << 24  # bytes per request: transfer time exceeds latency; S3 allows 10,000 of them per object
 _FIRST, _LONGEST = 1.0, 60.0  # backoff between attempts, in seconds
@@ -49,6 +49,7 @@ class ObjectStoreClient:
         self.url = url.rstrip("/")
         self._retries, self._sleep = retries, sleep
         self._backend: tuple[Any, str] | None = None
+        self._has_answered = EarlierAttempt.read() is not None  # a run that goes on has reached it before
 
     def list_names(self, folder: str = "") -> list[str]:
         """List the names directly below a folder of the prefix; empty if there is no such folder.
@@ -209,12 +210,16 @@ class ObjectStoreClient:
         """Run an action, retrying it with backoff after transient errors; return its result."""
         for attempt in range(self._retries + 1):
             try:
-                return action()
+                result = action()
+                self._has_answered = True
+                return result
             except HlatError:
                 raise
             except Exception as error:
                 failure = classify_error(error)
-                if failure.kind is not FailureKind.TRANSIENT:
+                # A name that does not resolve is an outage only of a store that has been there before.
+                is_outage = failure.kind is FailureKind.NO_HOST and self._has_answered
+                if failure.kind is not FailureKind.TRANSIENT and not is_outage:
                     raise StorageError(
                         explain_failure(self.url_of(name), failure, "read, write, list and remove")
                     ) from error

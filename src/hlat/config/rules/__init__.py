@@ -2,7 +2,7 @@
 
 from hlat.config.rules.data_rules import LONGEST_PERIOD, whole_weights
 from hlat.config.rules.layout_checks import CHECKS as LAYOUT_CHECKS
-from hlat.config.rules.notes import recipe_notes
+from hlat.config.rules.notes import SettingNote, odd_settings, recipe_notes
 from hlat.config.rules.recipe_rules import broken_rules, model_problems
 from hlat.config.rules.rule_context import Check, TracedValues, Values, divisors, holds
 
@@ -10,12 +10,14 @@ __all__ = [
     "LAYOUT_CHECKS",
     "LONGEST_PERIOD",
     "Check",
+    "SettingNote",
     "TracedValues",
     "Values",
     "broken_rules",
     "divisors",
     "holds",
     "model_problems",
+    "odd_settings",
     "recipe_notes",
     "whole_weights",
 ]

@@ -95,7 +95,9 @@ def _remedy(path: str, fixes: tuple[Fix, ...]) -> str:
 def _option(field: str, values: str, own: bool) -> str:
     if own:
         return values
-    return f"{values} processes" if field == "world" else f"{field}={values}"
+    if field == "world":
+        return f"{values} process{'' if values == '1' else 'es'}"
+    return f"{field}={values}"
 
 
 def _written(value: Any) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from hlat.config.sections.base import Section, fixed
-from hlat.config.sections.training import Positive
+from hlat.config.sections.quantities import Amount, Bytes, Gibibytes, Positive, PositiveLength, Share
 from hlat.runtime import redact
 
 
@@ -39,7 +39,7 @@ class SourceConfig(Section):
 class PhaseConfig(Section):
     """A part of the run with weights of its own."""
 
-    until_tokens: float | None = fixed(None, gt=0)
+    until_tokens: Amount | None = fixed(None, gt=0)
     """Training tokens, counted from the start of the run, at which the phase ends; null in the last phase."""
     weights: dict[str, Annotated[float, Field(ge=0)]] = fixed(min_length=1)
     """Share of the tokens by name of the source; sources that are not named have none."""
@@ -52,9 +52,9 @@ class TokenizerConfig(Section):
     """tokenizer.json, SentencePiece .model, or a folder that holds one of them; null trains one on the corpus."""
     train: Literal["bpe", "char"] = "bpe"
     """Kind of tokenizer to train if no path is given: byte-level BPE, or one token per character of the corpus."""
-    vocab_size: Positive = 8192
+    vocab_size: PositiveLength = 8192
     """Vocabulary of a BPE tokenizer to train, special tokens included; model.vocab_size if the recipe gives none."""
-    train_bytes: Positive = 100_000_000
+    train_bytes: Bytes = 100_000_000
     """At most so many bytes of text, evenly spread over the corpus, are used to train the tokenizer."""
     eos_token: str | None = "auto"
     """Token put after each document; auto takes the tokenizer's own, null puts none."""
@@ -63,7 +63,7 @@ class TokenizerConfig(Section):
 class ValidationSplitConfig(Section):
     """Text kept aside from training."""
 
-    fraction: float = Field(0.01, ge=0, lt=1)
+    fraction: Share = Field(0.01, ge=0, lt=1)
     """Share of the corpus kept aside; 0 for none."""
     by: Literal["document", "tail"] = "document"
     """document sets whole documents aside, chosen by hash; tail takes the last characters or tokens of every source."""
@@ -88,7 +88,7 @@ class DataConfig(Section):
     tokens_column: str | None = None
     """Column or key of lists of token ids, made with data.tokenizer.path, such as input_ids; null for a corpus of text,
     or of datasets of Megatron-LM."""
-    sequence_length: Positive = fixed(1024, gt=1)
+    sequence_length: PositiveLength = fixed(1024)
     """Tokens per sample."""
     packing: Literal["concat", "best-fit"] = fixed("concat")
     """concat joins documents and cuts them at the sequence length; best-fit keeps those whole that fit, and pads."""
@@ -110,9 +110,9 @@ class DataConfig(Section):
     """Online, streams that documents are assigned to; a multiple of every data-parallel degree that will be used."""
     duplicates: Literal["keep", "drop"] = "keep"
     """Exact copies of a document: kept and counted, or dropped but for the first."""
-    unreadable_rows: float = Field(0.0, ge=0, lt=1)
+    unreadable_rows: Share = Field(0.0, ge=0, lt=1)
     """Share of the rows that may be unreadable: they are left out and listed; with more the work stops."""
     cache_dir: str | None = None
     """Folder of downloaded files; null means <prepared_dir>/cache."""
-    cache_gib: float = Field(64.0, gt=0)
+    cache_gib: Gibibytes = 64.0
     """GiB of disk that files of URLs may take; those not needed any more go first."""

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from hlat.config.sections.architectures import OPTIONS, ArchitectureName, with_fixed_options
 from hlat.config.sections.base import Section, fixed
+from hlat.config.sections.quantities import Length
 
 MOST_LAYERS = 10_000
 """Ten times the deepest Transformer that was published (DeepNet, Wang et al. 2022: 1,000 layers)."""
@@ -35,7 +36,7 @@ class Llama3Scaling(Section):
     """Wavelengths above original_max_position / low_freq_factor are scaled in full."""
     high_freq_factor: float = fixed(4.0, gt=0)
     """Wavelengths below original_max_position / high_freq_factor are left alone."""
-    original_max_position: int = fixed(8192, gt=0, le=MOST_TOKENS)
+    original_max_position: Length = fixed(8192, gt=0, le=MOST_TOKENS)
     """The context length of the model before scaling, in tokens."""
 
 
@@ -60,7 +61,7 @@ class ModelConfig(Section):
     """Path of a Hugging Face config.json (or its folder) whose numbers are taken where this section gives none."""
     architecture: ArchitectureName = fixed("llama")
     """Architecture: order and kind of norms, biases and attention; docs/architectures.md lists them."""
-    vocab_size: int = fixed(gt=0, le=MOST_TOKENS)
+    vocab_size: Length = fixed(gt=0, le=MOST_TOKENS)
     """Rows of the embedding: at least the tokenizer's vocabulary."""
     layers: int = fixed(gt=0, le=MOST_LAYERS)
     """Number of decoder blocks."""
@@ -74,7 +75,7 @@ class ModelConfig(Section):
     """Number of key and value heads; null means as many as query heads (MHA), 1 is MQA, in between GQA."""
     head_dim: int | None = fixed(None, gt=0, le=WIDEST)
     """Width of a head; null means hidden_size / heads."""
-    max_sequence_length: int | None = fixed(None, gt=0, le=MOST_TOKENS)
+    max_sequence_length: Length | None = fixed(None, gt=0, le=MOST_TOKENS)
     """Longest context the exported model claims, in tokens; null means data.sequence_length."""
     norm_eps: float = fixed(1e-5, gt=0)
     """Added to the mean square in RMSNorm."""
@@ -86,7 +87,7 @@ class ModelConfig(Section):
     """Give the query, key and value projections a bias (Qwen2)."""
     qk_norm: bool = fixed(False)
     """Apply an RMSNorm over the head dimension to queries and keys before RoPE (Qwen3)."""
-    sliding_window: int | None = fixed(None, gt=0, le=MOST_TOKENS)
+    sliding_window: Length | None = fixed(None, gt=0, le=MOST_TOKENS)
     """Number of tokens that a token attends to, itself included (Mistral); null means all before it."""
     coalesce: bool = True
     """Fuse q, k, v into one matrix and gate, up into another; weights convert both ways, equal up to rounding."""

@@ -8,10 +8,8 @@ are pipeline, data, context, tensor. No field is fixed: a run may go on in anoth
 
 from typing import Literal
 
-from pydantic import Field
-
 from hlat.config.sections.base import Section
-from hlat.config.sections.training import Positive
+from hlat.config.sections.quantities import Gibibytes, Positive
 
 Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bubble", "zbv"]
 ZERO_BUBBLE: tuple[Schedule, ...] = ("interleaved-zero-bubble", "zbv")
@@ -111,5 +109,5 @@ class MemoryConfig(Section):
     activation_checkpointing: Literal["none", "selective", "full", "budget"] = "none"
     """none keeps all activations; selective recomputes core attention and the SwiGLU product in backward, as HLAT did;
     full keeps only the input of each block; budget recomputes the least that fits into memory.budget_gib."""
-    budget_gib: float | None = Field(None, gt=0)
+    budget_gib: Gibibytes | None = None
     """GiB that one rank may keep for backward, over all micro-batches that it has in flight; only with budget."""

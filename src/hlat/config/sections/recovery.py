@@ -7,10 +7,7 @@ from pydantic import Field
 
 from hlat.config.errors import Problem, RecipeError
 from hlat.config.sections.base import Section
-
-Positive = Annotated[int, Field(gt=0)]
-Count = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(gt=0)]
+from hlat.config.sections.quantities import Count, Duration, Positive, Seconds, Whole
 
 
 class LocalSnapshotsConfig(Section):
@@ -67,7 +64,7 @@ class RecoveryConfig(Section):
 
     restarts: Count = 3
     """Restarts in a row that may bring no new checkpoint before the run is given up; 0 never restarts."""
-    backoff_seconds: Annotated[float, Field(ge=0)] = 1.0
+    backoff_seconds: Annotated[Duration, Field(ge=0)] = 1.0
     """Pause before a restart; doubled after each in a row without a new checkpoint, up to a minute."""
     hang_seconds: Seconds | None = 120.0
     """A phase of a step longer than this and than ten times its longest so far is a hang; null for no check."""
@@ -86,7 +83,7 @@ class AnomalyConfig(Section):
     """skip does not apply the update; rollback returns to the checkpoint before it and leaves those samples out."""
     threshold: Annotated[float, Field(gt=0)] = 20.0
     """Robust standard deviations above the median of the window at which a value is a spike."""
-    window: Annotated[int, Field(ge=8)] = 128
+    window: Annotated[Whole, Field(ge=8)] = 128
     """Steps in the window of the statistics; nothing counts as a spike before a quarter of them has run."""
     budget: Positive = 10
     """Steps within one window that may be skipped or rolled back before the run stops."""

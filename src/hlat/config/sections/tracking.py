@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, IPvAnyAddress
 
 from hlat.config.sections.base import Section
+from hlat.config.sections.quantities import Duration
 
 
 class _HostedConfig(Section):
@@ -70,5 +71,5 @@ class TrackingConfig(Section):
     """MLflow; null for none."""
     trackio: TrackioConfig | None = None
     """Trackio; null for none."""
-    flush_seconds: Annotated[float, Field(ge=0, le=3600)] = 30.0
+    flush_seconds: Annotated[Duration, Field(ge=0, le=3600)] = 30.0
     """Seconds that the end of a run may wait for these services."""

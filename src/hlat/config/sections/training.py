@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from hlat.config.sections.base import ComponentSection, Section, fixed
+from hlat.config.sections.quantities import Count, Positive, Share, Whole
 from hlat.runtime.backend import BACKENDS
 
-Positive = Annotated[int, Field(gt=0)]
-Count = Annotated[int, Field(ge=0)]
 SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 ComponentName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")]
 
@@ -50,7 +49,7 @@ class RampStage(Section):
 class BatchConfig(Section):
     """Sequences per optimizer step and per forward pass."""
 
-    global_batch: int = fixed(32, gt=0)
+    global_batch: Whole = fixed(32, gt=0)
     """Sequences per optimizer step, over all devices and accumulation steps."""
     ramp: tuple[RampStage, ...] = fixed(())
     """Stages with smaller batches at the beginning of the run, in order; after the last one, global_batch holds."""
@@ -84,11 +83,11 @@ class ScheduleConfig(Section):
     """cosine reaches the floor at the horizon; cosine-clipped is HLAT's max(floor, cosine); wsd decays at the end."""
     warmup_steps: Count = 0
     """Steps of linear warm-up from zero to the peak."""
-    min_ratio: float = Field(0.1, ge=0, le=1)
+    min_ratio: Share = Field(0.1, ge=0, le=1)
     """The floor, as a share of the peak learning rate."""
     horizon_steps: Positive | None = None
     """Step at which the schedule ends; null means the last step of the run."""
-    decay_fraction: float = Field(0.2, gt=0, le=1)
+    decay_fraction: Share = Field(0.2, gt=0, le=1)
     """Share of the horizon that wsd spends decaying, linearly, to the floor."""
 
 
@@ -110,7 +109,7 @@ class TrainingConfig(Section):
 
     steps: Positive | None = None
     """Optimizer steps of the whole run; or give tokens."""
-    tokens: Annotated[int, Field(gt=0)] | None = None
+    tokens: Positive | None = None
     """Tokens of the whole run, rounded up to whole steps; or give steps."""
     seed: int = fixed(0, ge=0, lt=2**63)
     """Seed of the initial weights and of the order of the samples."""

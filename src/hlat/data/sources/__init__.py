@@ -5,13 +5,16 @@ from typing import TYPE_CHECKING
 from hlat.runtime import lazily
 
 if TYPE_CHECKING:
-    from hlat.data.sources.columns import source_columns
+    from hlat.data.sources.columns import default_column, source_columns
     from hlat.data.sources.file_list import (
         CACHE_FOLDER,
+        NumberedSource,
         cache_location,
         describe_corpus_changes,
+        files_of_source,
         hash_files,
         list_files,
+        numbered_sources,
         open_cached_store,
     )
     from hlat.data.sources.listing import SourceNotFoundError
@@ -21,13 +24,16 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
-        "columns": ("source_columns",),
+        "columns": ("default_column", "source_columns"),
         "file_list": (
             "CACHE_FOLDER",
             "cache_location",
+            "NumberedSource",
             "describe_corpus_changes",
+            "files_of_source",
             "hash_files",
             "list_files",
+            "numbered_sources",
             "open_cached_store",
         ),
         "listing": ("SourceNotFoundError",),
@@ -51,16 +57,20 @@ __all__ = [
     "ALL_VALIDATION",
     "CACHE_FOLDER",
     "SPLITS",
+    "NumberedSource",
     "SourceFile",
     "SourceNotFoundError",
     "Split",
     "SplitRule",
     "Stamp",
     "cache_location",
+    "default_column",
     "describe_corpus_changes",
+    "files_of_source",
     "hash_files",
     "hash_threshold",
     "list_files",
+    "numbered_sources",
     "open_cached_store",
     "sha256_of",
     "source_columns",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from hlat.config.sections import DataConfig
 from hlat.data.formats import FileFormat, folder_format
@@ -38,19 +39,36 @@ def list_files(config: DataConfig, folder: Path) -> list[SourceFile]:
             .bin or .idx without the other, tokens without a tokenizer, or a URL that cannot be used.
     """
     cache = Cache(*cache_location(config, folder))
+    files = [file for source in numbered_sources(config) for file in files_of_source(source, cache)]
+    for file in files:
+        if file.format.holds_tokens:
+            check_tokenizer_given(file.path, config.tokenizer.path)
+    return files
+
+
+class NumberedSource(NamedTuple):
+    """A source of a data section: its number, which is -1 for data.validation.path, its path and its column."""
+
+    number: int
+    path: str
+    column: SourceColumn
+
+
+def numbered_sources(config: DataConfig) -> list[NumberedSource]:
+    """Return the sources of a data section in the order of their documents, and its validation text.
+
+    Raises:
+        DataError: there is no source.
+    """
     paths = [*([] if config.path is None else [config.path]), *(source.path for source in config.sources)]
     if not paths:
         raise DataError(
             "data: no corpus. Set data.path to a file, folder or glob, for example data.path=corpus/**/*.txt"
         )
-    numbered = list(zip(range(len(paths)), paths, source_columns(config), strict=True))
+    numbered = [NumberedSource(*each) for each in zip(range(len(paths)), paths, source_columns(config), strict=True)]
     if config.validation.path is not None:
-        numbered.append((-1, config.validation.path, default_column(config)))
-    files = [file for index, path, column in numbered for file in _files_of(path, column, index, cache)]
-    for file in files:
-        if file.format.holds_tokens:
-            check_tokenizer_given(file.path, config.tokenizer.path)
-    return files
+        numbered.append(NumberedSource(-1, config.validation.path, default_column(config)))
+    return numbered
 
 
 def cache_location(config: DataConfig, folder: Path) -> tuple[Path, int]:
@@ -63,13 +81,19 @@ def open_cached_store(path: str, cache: Cache) -> CachedStore | None:
     return CachedStore(Store(path), cache) if is_url(path) else None
 
 
-def _files_of(path: str, column: SourceColumn, source: int, cache: Cache) -> list[SourceFile]:
-    """List the files of one source, each with its companion."""
+def files_of_source(source: NumberedSource, cache: Cache) -> list[SourceFile]:
+    """List the files of one source, each with its companion.
+
+    Raises:
+        SourceNotFoundError: the path or glob has no files.
+        DataError: as ``list_files``.
+    """
+    number, path, column = source
 
     def source_file(file: ListedFile, file_format: FileFormat) -> SourceFile:
         identity = file.size, file.mtime_ns
         return SourceFile(
-            file.path, file_format, column.name, source, *identity, etag=file.etag, cached_store=file.cached_store
+            file.path, file_format, column.name, number, *identity, etag=file.etag, cached_store=file.cached_store
         )
 
     def find_companion(file: SourceFile, companion: str) -> SourceFile | None:

@@ -22,7 +22,7 @@ from hlat.data.stores import (
     StoreUnavailableError,
     local_path,
 )
-from hlat.runtime import DataError, is_url
+from hlat.runtime import DataError, hub_id_advice, is_url
 
 _SMALL_BYTES = 1 << 24
 
@@ -158,8 +158,15 @@ def find_files(path: str) -> list[Path]:
 
     Raises:
         SourceNotFoundError: no such file, or no match.
-        DataError: an empty folder.
+        DataError: an empty folder, or one that may not be entered.
     """
+    try:
+        return _find_files(path)
+    except PermissionError as error:
+        raise DataError(f"{path}: cannot be accessed: {error.strerror}: {error.filename}") from error
+
+
+def _find_files(path: str) -> list[Path]:
     root = Path(path).expanduser()
     if root.is_file():
         return [root]
@@ -175,7 +182,10 @@ def find_files(path: str) -> list[Path]:
                 f"{path}: no file matches this glob. Quote it in the shell, and use ** to cross folders."
             )
         return files
-    raise SourceNotFoundError(f"{path}: no such file or folder (looked in {Path.cwd()})")
+    if root.is_absolute():
+        raise SourceNotFoundError(f"{path}: no such file or folder")
+    advice = hub_id_advice(path, "dataset") or "Relative paths start at the folder of the command."
+    raise SourceNotFoundError(f"{path}: no such file or folder (looked in {Path.cwd()}). {advice}")
 
 
 def _matches(pattern: str) -> list[str]:

@@ -71,7 +71,8 @@ class Store:
         self._protocol = protocol_of(url)
         self.retries = retries(_store_name(url))
         open_it = partial(open_filesystem, url, DataError)  # some backends log in when they are made
-        self._fs, self._root = self.retries.call(f"opening {url}", open_it, partial(self._permanent_error, url))
+        opening = self.retries.attempt(f"opening {url}")
+        self._fs, self._root = opening.call(open_it, partial(self._permanent_error, url), asks=False)
         trimmed = url.rstrip("/")
         at_end = trimmed.endswith(self._root)
         self._prefix = trimmed[: len(trimmed) - len(self._root)] if at_end else f"{self._protocol}://"

@@ -5,6 +5,9 @@
                         v
                       action
 
+A name that does not resolve is an outage only of a store that has answered before, in this process or in the attempt
+of the run before it: at the start of a run it means a wrong name or a machine without network, and fails at once.
+
 An outage may last ``MAX_OUTAGE_SECONDS``. It is counted from the last byte received, so a slow store is no outage.
 """
 
@@ -17,7 +20,7 @@ from datetime import datetime
 from typing import TypeVar
 
 from hlat.runtime import DataError, HlatError
-from hlat.runtime.storage import FailureKind, StorageFailure, classify_error
+from hlat.runtime.storage import EarlierAttempt, FailureKind, StorageFailure, classify_error
 
 _LOG = logging.getLogger(__name__)  # not configured by hlat: Python writes its warnings to stderr, a line each
 
@@ -48,6 +51,8 @@ class StoreRetries:
         uniform: random number from [0, 1) for the jitter, so that many processes do not retry at the same moment.
         log: function that logs one line for the user.
         now: time of day.
+        has_answered: True if the store is known to exist, although this process has not reached it yet; None if this
+            process goes on with a run.
     """
 
     def __init__(
@@ -59,8 +64,10 @@ class StoreRetries:
         uniform: Callable[[], float] = random.random,
         log: Callable[[str], None] = _LOG.warning,
         now: Callable[[], datetime] = datetime.now,
+        has_answered: bool | None = None,
     ) -> None:
         self.store = store
+        self.has_answered = EarlierAttempt.read() is not None if has_answered is None else has_answered
         self._clock, self._sleep, self._uniform, self._log, self._now = clock, sleep, uniform, log, now
         self._lock = threading.Lock()
         self._outage_logged = False
@@ -89,12 +96,13 @@ class RetryLoop:
         self._outage_time: datetime | None = None
         self._failures = 0
 
-    def call(self, action: Callable[[], T], make_error: Callable[[StorageFailure], Exception]) -> T:
+    def call(self, action: Callable[[], T], make_error: Callable[[StorageFailure], Exception], asks: bool = True) -> T:
         """Call an action, retried as often as needed, and return its result.
 
         Args:
             action: can be called again after it failed.
             make_error: makes the exception for an error that retrying would not solve.
+            asks: True if the action has an answer of the store if it succeeds.
 
         Raises:
             StoreUnavailableError: the outage lasted longer than ``MAX_OUTAGE_SECONDS``.
@@ -108,15 +116,17 @@ class RetryLoop:
                 raise
             except Exception as error:
                 failure = classify_error(error)
-                if failure.kind is not FailureKind.TRANSIENT:
+                is_outage = failure.kind is FailureKind.NO_HOST and self._retries.has_answered
+                if failure.kind is not FailureKind.TRANSIENT and not is_outage:
                     raise make_error(failure) from error
                 self._wait(failure, error)
             else:
-                self.progress()
+                self.progress(asks)
                 return result
 
-    def progress(self) -> None:
-        """Record that the store answered, which ends an outage."""
+    def progress(self, asked: bool = True) -> None:
+        """Record that the store answered, which ends an outage; or that something went well without asking it."""
+        self._retries.has_answered |= asked
         if self._outage_start is None:
             return
         retries, start = self._retries, self._outage_start

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hlat.data.tokenizers.base import Tokenizer
 from hlat.data.tokenizers.json_tokenizer import read_json_tokenizer
-from hlat.runtime import DataError
+from hlat.runtime import DataError, hub_id_advice
 
 _NAMES = ("tokenizer.json", "tokenizer.model")
 
@@ -25,8 +25,8 @@ def load_tokenizer(path: str | Path, eos_token: str | None = "auto") -> Tokenize
         DataError: the tokenizer is missing, unreadable, or has no such end-of-sequence token.
     """
     path = Path(path).expanduser()
-    file = _tokenizer_file(path)
     try:
+        file = _tokenizer_file(path)
         content = file.read_bytes()
         config_file = file.with_name("tokenizer_config.json")
         config = json.loads(config_file.read_bytes()) if file.name in _NAMES and config_file.is_file() else None
@@ -62,7 +62,8 @@ def _tokenizer_file(path: Path) -> Path:
             raise DataError(f"{path}: no tokenizer here: expected {' or '.join(_NAMES)} in the folder")
         return found[0]
     if not path.is_file():
-        raise DataError(f"{path}: no such tokenizer; check data.tokenizer.path, or set it to null to train one")
+        remedy = hub_id_advice(str(path), "tokenizer") or "Check data.tokenizer.path, or set it to null to train one."
+        raise DataError(f"{path}: no such tokenizer. {remedy}")
     if path.suffix not in (".json", ".model"):
         raise DataError(f"{path}: not a tokenizer: expected tokenizer.json, a SentencePiece .model, or their folder")
     return path

@@ -18,7 +18,13 @@ _FILES = (  # limit, usage, and the part of the usage that is only a cache of fi
 
 def available_memory() -> int:
     """Return the bytes that this process and its children can still allocate."""
-    return min([_machine(), *_groups(), *_limit()])
+    return min([_machine(), *(left for _, left in _groups()), *_limit()])
+
+
+def memory_limit() -> int:
+    """Return the bytes that processes can have at most, by the machine, its control groups and a limit."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([machine, *(most for most, _ in _groups()), *_limit()])
 
 
 def _machine() -> int:
@@ -30,8 +36,8 @@ def _machine() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _groups() -> Iterator[int]:
-    """Memory left in each control group of this process that has a limit."""
+def _groups() -> Iterator[tuple[int, int]]:
+    """Limit of each control group of this process that has one, and the memory left in it."""
     with suppress(OSError, ValueError):
         for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
@@ -45,13 +51,13 @@ def _groups() -> Iterator[int]:
                 yield from _group(group)
 
 
-def _group(folder: Path) -> Iterator[int]:
+def _group(folder: Path) -> Iterator[tuple[int, int]]:
     for limit, usage, cache in _FILES:
         with suppress(OSError, ValueError, StopIteration):
             most, used = int((folder / limit).read_text()), int((folder / usage).read_text())
             lines = (folder / "memory.stat").read_text().splitlines()
             cached = next((int(line.split()[1]) for line in lines if line.split()[0] == cache), 0)
-            yield max(0, most - used + cached)
+            yield most, max(0, most - used + cached)
 
 
 def _limit() -> Iterator[int]:

@@ -10,8 +10,10 @@ This module does not import torch, because recipes are checked without it.
 """
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from glob import glob
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,12 +23,57 @@ if TYPE_CHECKING:
 
     from hlat.runtime.backend.base import Backend
 
+_HOST = "cpu"
+
 BACKENDS = {
     # device type -> module whose ``BACKEND`` describes it
     "cpu": "hlat.runtime.backend.cpu",
     "cuda": "hlat.runtime.backend.cuda",
     "neuron": "hlat.runtime.backend.neuron",
 }
+
+DEVICE_FILES = {
+    # device type -> files that the driver makes where there is such a device
+    # NVIDIA, and its Jetson; AMD, whose torch says cuda too; the Linux of Windows
+    "cuda": ("/dev/nvidia[0-9]*", "/dev/nvmap", "/dev/kfd", "/dev/dxg"),
+    "neuron": ("/dev/neuron[0-9]*",),
+}
+"""For ``absent_device``; a type without an entry is taken to be present."""
+
+
+def absent_device(device: str) -> str:
+    """Return why a device type cannot be used on this machine, as far as is known without torch; empty if it may be.
+
+    Args:
+        device: a device type, or auto.
+    """
+    patterns = DEVICE_FILES.get(device)
+    if patterns is None or _simulated:
+        return ""
+    if any(glob(pattern) for pattern in patterns) or _torch_has(device):  # noqa: PTH207 - absolute patterns
+        return ""
+    return f"this machine has no {device} device: there is no {patterns[0]}."
+
+
+def _torch_has(device: str) -> bool:
+    """Return True if torch is imported and has found the device, by whatever driver."""
+    if "torch" not in sys.modules:
+        return False
+    import torch  # noqa: PLC0415 - only where it is imported already
+
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return found is not None and found.type == device
+
+
+def expects_accelerator(device: str) -> bool:
+    """Return True if a run of ``run.device`` computes on an accelerator, as far as is known without torch.
+
+    Args:
+        device: a device type, or auto.
+    """
+    if device == "auto":
+        return any(not absent_device(known) for known in DEVICE_FILES)
+    return device != _HOST
 
 
 def backend_of(device: "torch.device | str") -> "Backend":

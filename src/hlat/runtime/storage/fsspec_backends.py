@@ -92,6 +92,11 @@ def explain_failure(url: str, failure: StorageFailure, rights: str = "read and l
             )
         case FailureKind.NO_CREDENTIALS:
             return f"{url}: no credentials: {failure.reason}. They come from the environment: {access}."
+        case FailureKind.NO_HOST:
+            return (
+                f"{url}: the store cannot be reached: {failure.reason}. Check the name, the endpoint if one is set, "
+                "and the network of this machine; without one, copy the files and give their path."
+            )
     done = "read" if rights == "read and list" else "used"
     return f"{url}: cannot be {done}: {failure.reason}. Check the URL, and the endpoint if one is set."
 

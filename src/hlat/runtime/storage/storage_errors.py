@@ -8,6 +8,7 @@ complete chain of causes: fsspec's HTTP backend reports any failure as "file not
 
 import errno
 import os
+import re
 import socket
 from collections.abc import Iterator
 from enum import Enum
@@ -25,6 +26,7 @@ class FailureKind(Enum):
     MISSING = "missing"
     DENIED = "denied"
     NO_CREDENTIALS = "no credentials"
+    NO_HOST = "no such host"
     OTHER = "other"
 
 
@@ -55,7 +57,16 @@ _TRANSIENT_ERRNO = {
     errno.ESTALE, getattr(errno, "EREMOTEIO", errno.EIO),
 }  # fmt: skip
 _AGAIN = {408, 425, 429, 500, 502, 503, 504, 509, 520, 521, 522, 523, 524, 529, 598, 599}
-_UNKNOWN_HOST = {number for name in ("EAI_NONAME", "EAI_NODATA") if (number := getattr(socket, name, None)) is not None}
+_UNKNOWN_HOST = {
+    number
+    for name in ("EAI_NONAME", "EAI_NODATA", "EAI_AGAIN", "EAI_FAIL")
+    if (number := getattr(socket, name, None)) is not None
+}
+_UNRESOLVED = re.compile(  # where a library repeats the resolver's message without its exception
+    "name or service not known|temporary failure in name resolution|nodename nor servname provided|"
+    "no address associated with hostname|getaddrinfo failed|nameresolutionerror",
+    re.IGNORECASE,
+)
 
 
 def classify_error(error: BaseException) -> StorageFailure:
@@ -84,7 +95,8 @@ def _kind(chain: list[BaseException], names: set[str], status: int | None) -> Fa
         ),  # set by google.auth
         (bool(names & _NO_CREDENTIALS), FailureKind.NO_CREDENTIALS),
         (status in by_status, by_status.get(status or 0, FailureKind.OTHER)),
-        (_unknown_host(chain) or not names.isdisjoint(refused), FailureKind.OTHER),
+        (_unknown_host(chain), FailureKind.NO_HOST),
+        (not names.isdisjoint(refused), FailureKind.OTHER),
         (bool(names & _TRANSIENT) or _transient_errno(chain) is not None, FailureKind.TRANSIENT),
         ("PermissionError" in names, FailureKind.DENIED),
         ("FileNotFoundError" in names, FailureKind.MISSING),
@@ -98,7 +110,7 @@ def _reason(chain: list[BaseException], names: set[str], status: int | None) -> 
         code = next(filter(None, map(_code, chain)), None) or _phrase(status)
         return f"HTTP {status} {code}".strip()
     if _unknown_host(chain):
-        return "no such host"
+        return "its name does not resolve (no network, or no such host)"
     number = _transient_errno(chain)
     if number is not None:
         return os.strerror(number).lower()
@@ -141,7 +153,12 @@ def _phrase(status: int) -> str:
 
 
 def _unknown_host(chain: list[BaseException]) -> bool:
-    return any(isinstance(exception, socket.gaierror) and exception.errno in _UNKNOWN_HOST for exception in chain)
+    return any(
+        exception.errno in _UNKNOWN_HOST
+        if isinstance(exception, socket.gaierror)
+        else _UNRESOLVED.search(str(exception)) is not None
+        for exception in chain
+    )
 
 
 def _on_one_line(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from hlat.precision import MODES, resolve_mode
 from hlat.runtime.backend import backend_of, has_fast_bf16
 
 
-def needs(recipe: Recipe, world: int, device: torch.device) -> Facts:
+def plan_needs(recipe: Recipe, world: int, device: torch.device) -> Facts:
     """Count what a run of a recipe on ``world`` processes needs.
 
     Returns:

@@ -60,7 +60,7 @@ def alone(order: dict[str, Any], tools: RankTools, answer: Answer) -> None:
     if order.get("recipe") is not None:
         plan = import_module("hlat.launch.preflight.ranks.plan")  # imports all of parallelism: one process does it
         recipe = Recipe.model_validate(order["recipe"])
-        answer({"plan": plan.needs(recipe, order["world"], device)})
+        answer({"plan": plan.plan_needs(recipe, order["world"], device)})
     _measure(order["modules"], RankPlace(device, order["rank"], tools), answer)
 
 

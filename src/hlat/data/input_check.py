@@ -1,0 +1,206 @@
+"""Check the inputs of a recipe without reading them: files, columns, first rows, tokenizers, sizes.
+
+    data section --check_inputs--> InputReport: every problem at once, and the size of the corpus
+
+Of each source the files are listed, and of a few of them the footer and the first rows are read: what `hlat train`
+would find out after minutes of reading. Files of object stores are listed only if the caller asks for it.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from hlat.config import short
+from hlat.config.sections import DataConfig
+from hlat.data.formats import Vocabulary
+from hlat.data.formats.streams import COMPRESSED_ENDINGS
+from hlat.data.manifest import DataManifest, read_data_manifest
+from hlat.data.sources import (
+    NumberedSource,
+    SourceFile,
+    SourceNotFoundError,
+    cache_location,
+    default_column,
+    files_of_source,
+    numbered_sources,
+)
+from hlat.data.stores import Cache
+from hlat.data.tokenizers import Tokenizer, load_tokenizer
+from hlat.runtime import DataError, is_url
+
+_FILES = 8  # of a source whose beginnings are read, evenly spread
+_ROWS = 4  # at the beginning of such a file
+_TRAINED_BYTES_PER_TOKEN = 4.0  # of English, by a byte-level BPE of tens of thousands of tokens
+
+
+@dataclass(frozen=True)
+class InputProblem:
+    """An input that cannot be used.
+
+    Attributes:
+        field: dotted path of the field that names it.
+        message: what is wrong, where and what would work; ends with a full stop.
+        value: value of the field.
+    """
+
+    field: str
+    message: str
+    value: str
+
+
+@dataclass
+class InputReport:
+    """Findings of ``check_inputs``.
+
+    Attributes:
+        problems: every problem, in the order of the fields.
+        text_bytes: size of the local files of the corpus.
+        most_tokens: upper bound of the tokens of the corpus, end tokens included; None if unknown.
+        training_tokens: tokens of an epoch: counted if the data is prepared, else estimated; None if unknown.
+        is_prepared: True if the data is prepared already.
+    """
+
+    problems: list[InputProblem] = field(default_factory=list)
+    text_bytes: int = 0
+    most_tokens: int | None = None
+    training_tokens: float | None = None
+    is_prepared: bool = False
+
+
+def check_inputs(
+    data: DataConfig, folder: Path, vocab_size: int | None, sets: Mapping[str, str], *, stores: bool
+) -> InputReport:
+    """Check every input of a recipe.
+
+    Args:
+        data: the data section.
+        folder: folder of the prepared data; what is prepared needs no corpus and no tokenizer any more.
+        vocab_size: embedding rows of the model; None if unknown.
+        sets: ``evaluation.sets``.
+        stores: list the files of URLs too, which asks their stores.
+    """
+    manifest = _manifest(folder)
+    report = InputReport(is_prepared=manifest is not None)
+    tokenizer = _check_tokenizer(data, vocab_size, manifest is not None, report)
+    vocabulary = None if tokenizer is None else Vocabulary.from_tokenizer(tokenizer)
+    named = {f"evaluation.sets.{name}": NumberedSource(-1, path, default_column(data)) for name, path in sets.items()}
+    sources = {_field(data, source): source for source in _sources(data, report)} | named
+    cache, files = Cache(*cache_location(data, folder)), dict[str, list[SourceFile]]()
+    for name, source in sources.items():
+        if is_url(source.path) and not stores:
+            continue
+        try:
+            files[name] = files_of_source(source, cache)
+            for problem in _unreadable(files[name], data, vocabulary):
+                report.problems.append(_problem(name, source.path, problem))
+        except SourceNotFoundError as error:
+            if manifest is None or name in named:
+                report.problems.append(_problem(name, source.path, str(error)))
+        except DataError as error:
+            report.problems.append(_problem(name, source.path, str(error)))
+    corpus = [files.get(name) for name, source in sources.items() if source.number >= 0]
+    if all(found is not None for found in corpus):
+        _measure(data, [file for found in corpus for file in found or ()], report)
+    if manifest is not None and "train" in manifest.splits:
+        report.training_tokens = manifest.splits["train"].tokens
+    return report
+
+
+def _manifest(folder: Path) -> DataManifest | None:
+    """Read the manifest of prepared data; one that cannot be read is left to the preparation, which explains it."""
+    try:
+        return read_data_manifest(folder.expanduser())
+    except (DataError, OSError):
+        return None
+
+
+def _sources(data: DataConfig, report: InputReport) -> list[NumberedSource]:
+    try:
+        return numbered_sources(data)
+    except DataError:  # the rules of recipes report that
+        return []
+
+
+def _field(data: DataConfig, source: NumberedSource) -> str:
+    if source.number < 0:
+        return "data.validation.path"
+    own = data.path is not None
+    return "data.path" if own and source.number == 0 else f"data.sources.{source.number - own}.path"
+
+
+def _problem(name: str, value: str, message: str) -> InputProblem:
+    """Make a problem of an error's message, without the path that it begins with if the value shows all of that."""
+    text = (message if short(value) != repr(value) else message.removeprefix(f"{value}: ")).rstrip()
+    return InputProblem(name, text if text.endswith((".", "`")) else f"{text}.", value)
+
+
+def _check_tokenizer(
+    data: DataConfig, vocab_size: int | None, is_prepared: bool, report: InputReport
+) -> Tokenizer | None:
+    path = data.tokenizer.path
+    if path is None or is_prepared:  # finished data has a copy of it
+        return None
+    try:
+        tokenizer = load_tokenizer(path, data.tokenizer.eos_token)
+    except DataError as error:
+        report.problems.append(_problem("data.tokenizer.path", path, str(error)))
+        return None
+    if vocab_size is not None and tokenizer.vocab_size > vocab_size:
+        needed = tokenizer.vocab_size
+        reason = f"the tokenizer has {needed:,} tokens, the model only {vocab_size:,} rows (model.vocab_size)."
+        remedy = f"Set model.vocab_size to at least {needed}, or give a smaller tokenizer."
+        report.problems.append(InputProblem("data.tokenizer.path", f"{reason} {remedy}", path))
+    return tokenizer
+
+
+def _unreadable(files: list[SourceFile], data: DataConfig, vocabulary: Vocabulary | None) -> Iterator[str]:
+    """Yield the problem of the first file of a sample that cannot be read, or whose first rows cannot."""
+    local = [file for file in files if file.cached_store is None]
+    for file in local[:: max(1, -(-len(local) // _FILES))]:
+        if file.format.holds_tokens and vocabulary is None:
+            continue  # ids mean nothing without a tokenizer; the lack of one is reported
+        try:
+            problem = _bad_beginning(file, data, vocabulary)
+        except DataError as error:
+            problem = str(error)
+        if problem:
+            yield problem
+            return
+
+
+def _bad_beginning(file: SourceFile, data: DataConfig, vocabulary: Vocabulary | None) -> str:
+    """Return the problem of the first rows of a file, or an empty string; a file without rows is only opened."""
+    path = Path(file.path)
+    if file.format.is_one_document:
+        try:
+            with path.open("rb") as opened:
+                opened.read(1)
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+        return ""
+    with file.as_input(path, vocabulary) as opened_file:
+        rows = list(islice(file.format.documents(opened_file), _ROWS))
+    for row in rows:
+        if row.error is not None and not data.unreadable_rows:
+            where = file.format.address(row.row, row.error.line, row.position)
+            return f"{path}{where}: {row.error.reason}. {row.error.remedy}"
+    return ""
+
+
+def _is_plain_text(file: SourceFile) -> bool:
+    """True if the size of a file is about that of its text: formats that are often compressed are not in themselves."""
+    is_compressed = not file.format.compressible or Path(file.path).suffix.lower() in COMPRESSED_ENDINGS
+    return file.cached_store is None and not file.format.holds_tokens and not is_compressed
+
+
+def _measure(data: DataConfig, files: list[SourceFile], report: InputReport) -> None:
+    """Bound and estimate the tokens of a corpus by the size of its files, where these are plain text."""
+    report.text_bytes = sum(file.size for file in files)
+    if not files or not all(map(_is_plain_text, files)):
+        return
+    if all(file.format.is_one_document for file in files) and data.tokenizer.path is None:
+        report.most_tokens = report.text_bytes + len(files)  # a byte is the smallest token; and an end per document
+    per_token = 1.0 if data.tokenizer.path is None and data.tokenizer.train == "char" else _TRAINED_BYTES_PER_TOKEN
+    kept = 1.0 if data.validation.path is not None else 1.0 - data.validation.fraction
+    report.training_tokens = report.text_bytes / per_token * kept

@@ -1,0 +1,40 @@
+"""Settings that are odd in view of the text or of this machine: warnings, which stop nothing."""
+
+import os
+from collections.abc import Iterator
+
+from hlat.config.rules import SettingNote
+from hlat.launch.start_checks.place import StartPlace
+from hlat.runtime.backend import expects_accelerator
+
+_PASSES = 16.0
+"""Passes over the text from which more of them teach next to nothing: Muennighoff et al. 2023, arXiv 2305.16264, by
+whose law repeated tokens are worth little after 16 epochs, and nearly as much as new ones up to 4."""
+
+
+def passes(place: StartPlace) -> Iterator[SettingNote]:
+    """Yield a note if the run sees its text again and again."""
+    recipe, tokens = place.recipe, place.inputs.training_tokens
+    if recipe is None or not tokens or recipe.data.phases or any(s.weight is not None for s in recipe.data.sources):
+        return
+    count = recipe.total_tokens / tokens
+    if count > _PASSES:
+        about = "" if place.inputs.is_prepared else "about "
+        text = (
+            f"{recipe.total_tokens:,} tokens are {about}{count:,.0f} passes over the text, which has {about}"
+            f"{tokens:,.0f} training tokens: the model learns it by heart, and the validation loss rises again."
+        )
+        yield SettingNote("passes", text, "Usual are 1 to 4; give more text, or fewer training.steps.")
+
+
+def cores(place: StartPlace) -> Iterator[SettingNote]:
+    """Yield a note if processes on CPUs share cores."""
+    processes, run = place.here.processes, place.sections.get("run")
+    have = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if processes is None or run is None or processes <= have or expects_accelerator(run.device):
+        return
+    text = (
+        f"--nproc {processes}: this machine has {have} core{'s' if have > 1 else ''} for these processes, which take "
+        f"turns on them: the run is slower than with {have}."
+    )
+    yield SettingNote("cores", text, "Usual is 1, or a process per socket.")

@@ -1,0 +1,150 @@
+"""Mistakes of users, a line each: the command, the exit code, and words that its one message must contain.
+
+Words say what is wrong, where, why, and what would work. ``{...}`` are files of the fixture in ``test_mistakes.py``.
+The command is given the recipe and its overrides, unless it brings a recipe of its own.
+"""
+
+from typing import NamedTuple
+
+
+class Mistake(NamedTuple):
+    """A mistake.
+
+    Attributes:
+        name: the mistake, in words.
+        command: the arguments, separated by spaces; RECIPE stands for a good recipe and its overrides.
+        says: texts that the message must contain.
+        code: exit code.
+    """
+
+    name: str
+    command: str
+    says: tuple[str, ...]
+    code: int = 2
+
+
+def _check(name: str, override: str, *says: str) -> Mistake:
+    return Mistake(name, f"check RECIPE {override}", says)
+
+
+FIELDS = (
+    _check("misspelled section", "trainig.steps=4", "trainig: there is no such field", "Did you mean 'training'?"),
+    _check("misspelled field", "optimizer.learning_rate=1", "optimizer.learning_rate", "Fields here: lr, betas"),
+    _check("text for a whole number", "training.steps=many", "training.steps = 'many'", "as in 100, 100M or 1e9"),
+    _check("text for a number", "optimizer.lr=three", "optimizer.lr = 'three': must be a number", "Peak learning rate"),
+    _check("half a step", "training.steps=1.5", "training.steps = 1.5: must be a whole number"),
+    _check("millions or minutes", "training.steps=3m", "3m may mean millions or minutes", "write 3M"),
+    _check("4K tokens", "data.sequence_length=4K", "may mean 4,000 or 4,096", "write 4000 or 4Ki"),
+    _check("GB or GiB", "data.cache_gib=20G", "20G may mean 20GB or 20GiB"),
+    _check("minutes or months", "recovery.deadline_seconds=3m", "minutes, months or millions", "write 3min"),
+    _check("share above one", "data.validation.fraction=120%", "data.validation.fraction = 1.2", "less than 1"),
+    _check("share for a count", "training.steps=80%", "80% is a share, and a number is expected"),
+    _check("yes for a number", "training.steps=yes", "training.steps = 'true': must be a whole number"),
+    _check("maybe", "data.shuffle=maybe", "data.shuffle = 'maybe': must be true or false"),
+    _check("infinite", "optimizer.lr=.inf", "optimizer.lr = inf: must be a finite number"),
+    _check("negative", "optimizer.lr=-1", "optimizer.lr = -1: must be greater than 0"),
+    _check("precision of torch", "precision.mode=bfloat16", "precision.mode = 'bfloat16'", "'bf16-sr'", "mixed"),
+    _check("close to a value", "data.mode=onlin", "data.mode = 'onlin'", "Did you mean 'online'?"),
+    _check("unknown optimizer", "optimizer.kind=sgd", "optimizer: kind must be adamw or muon"),
+    _check("unknown scaling", "model.rope.scaling={kind: yarn}", "kind = 'yarn' must be one of 'linear', 'llama3'"),
+    _check("name with a space", "run.name=my\u00a0run!", "run.name = ", "letters, digits, dot, dash and underscore"),
+    _check("one beta", "optimizer.betas=0.9", "optimizer.betas = 0.9: must be a list", "Decay rates"),
+    _check("no number of 30 digits", f"training.seed={'9' * 30}", "about 30 digits", "below 2**63"),
+)
+MODEL = (
+    _check("preset, nearly", "model.preset=llama2-7b", "no such preset", "Did you mean 'llama-2-7b'?", "qwen3-0.6b"),
+    _check("hub id as preset", "model.preset=Qwen/Qwen3-8B", "no such preset", "Known:"),
+    _check("config.json not there", "model.hf_config=nowhere", "model.hf_config = 'nowhere'", "config.json"),
+    _check(
+        "heads do not divide",
+        "model.heads=5",
+        "model.heads = 5",
+        "hidden_size 32 is not a multiple",
+        "Try 2 or 4 heads",
+    ),
+    _check("kv heads do not divide", "model.kv_heads=3", "model.kv_heads = 3", "shared out evenly", "Try 2 or 4"),
+    _check("longer than the model", "model.max_sequence_length=16", "declared for 16 tokens", "Use at most 16"),
+    _check("vocabulary of 200", "data.tokenizer.vocab_size=200", "256 bytes and an end-of-text token", "257 or more"),
+    _check("vocabulary above the model", "model.vocab_size=300", "vocab_size = 320: exceeds the 300 rows"),
+)
+LAYOUT = (
+    Mistake(
+        "three processes", "check RECIPE --nproc 3", ("batch.global_batch = 8", "multiple of 12", "1 or 2 processes.")
+    ),
+    _check("tensor 3", "parallel.tensor=3", "parallel.tensor = 3", "heads 4 cannot be shared", "Try 2 or 4"),
+    _check(
+        "pipeline of too many", "parallel.pipeline=4", "parallel.pipeline = 4", "each stage needs a layer", "Try 1 or 2"
+    ),
+    Mistake("train, 3 processes", "train RECIPE --nproc 3", ("batch.global_batch = 8", "Try")),
+    Mistake("no number of processes", "train RECIPE --nproc many", ("--nproc many", "a range as in 2:8")),
+)
+RUN = (
+    _check("no length", "training.steps=null", "training", "steps", "tokens"),
+    _check("both lengths", "training.tokens=1M", "training", "steps", "tokens"),
+    _check("warm-up longer", "schedule.warmup_steps=50", "schedule.warmup_steps = 50", "Use at most"),
+    _check("batch of nothing", "batch.global_batch=0", "batch.global_batch = 0: must be greater than 0"),
+    _check("batch not divisible", "batch.micro_batch=3", "batch.micro_batch = 3", "not a multiple of it", "Try 2 or 4"),
+    Mistake("faults not allowed", "train RECIPE faults=[{kind:kill,at_step:1}]", ("faults", "kind")),
+)
+FILES = (
+    _check(
+        "no such corpus", "data.path=nope.txt", "data.path = 'nope.txt': no such file or folder (looked in ", "start"
+    ),
+    _check("no match", "data.path=*.nope", "data.path = '*.nope': no file matches this glob", "**"),
+    _check("hub id as corpus", "data.path=HuggingFaceFW/fineweb", "Hugging Face hub", "hf download", "--repo-type"),
+    _check("hub id as tokenizer", "data.tokenizer.path=Qwen/Qwen3-8B", "hub", "hf download Qwen/Qwen3-8B"),
+    _check("hub id as weights", "checkpoint.init_from=Qwen/Qwen3-8B", "hub", "hf download", "hlat import"),
+    _check("hub URL offline", "data.path=https://nowhere.invalid/x.txt", "does not resolve", "copy the files"),
+    _check("credentials in a URL", "data.path=s3://me:word@bucket/x", "data.path", "credentials come from the env"),
+    _check("wrong column", "data.path={rows} data.text_column=body", "line 1: no column 'body'; it has text, id"),
+    _check(
+        "wrong column of parquet", "data.path={parquet} data.text_column=body", "no column 'body'", "text_column to one"
+    ),
+    _check("broken rows", "data.path={broken_rows}", "line 1: invalid JSON", "one JSON object"),
+    _check("damaged parquet", "data.path={damaged}", "parquet", "truncated or damaged", "again"),
+    _check("a spreadsheet", "data.path={xlsx}", "hlat does not read .xlsx files", "Convert it to parquet or jsonl"),
+    _check("an archive", "data.path={zip}", "hlat does not read .zip files", "Unpack it first"),
+    _check("an empty folder", "data.path={empty_folder}", "the folder contains no files"),
+    _check("no such tokenizer", "data.tokenizer.path=nope.json", "no such tokenizer", "set it to null to train one"),
+    _check("no tokenizer", "data.tokenizer.path={rows}", "data.tokenizer.path", "not a tokenizer"),
+    _check(
+        "tokenizer too large", "data.tokenizer.path={tokenizer} model.vocab_size=200", "the model only 200", "at least"
+    ),
+    _check("no such set", "evaluation.sets.law=nope", "evaluation.sets.law = 'nope': no such file or folder"),
+    _check(
+        "no such task", "evaluation.tasks=[nope.jsonl]", "evaluation.tasks.0 = 'nope.jsonl'", "hlat evaluate --render"
+    ),
+    _check(
+        "sequence longer than text", "data.path={short} data.sequence_length=4096", "at most 11 tokens", "more text"
+    ),
+    _check("run folder is a file", "run.dir={short}", "is a file, so no folder can be there", "another run.dir"),
+    _check("run folder in /proc", "run.dir=/proc/x", "run.dir", "/proc", "another run.dir"),
+    _check("cuda", "run.device=cuda", "run.device = 'cuda': this machine has no cuda device", "run.device=auto"),
+    _check("neuron", "run.device=neuron", "no neuron device", "--no-files"),
+    Mistake("train finds the same", "train RECIPE data.path=nope.txt run.device=cuda", ("nope.txt", "no cuda device")),
+)
+RECIPES = (
+    Mistake("no such recipe", "check nope.yaml", ("nope.yaml: there is no such recipe file", "Shipped recipes:")),
+    Mistake("a folder as recipe", "check {empty_folder}", ("is a folder", "Name a recipe file")),
+    Mistake("not YAML", "check {not_yaml}", ("is not valid YAML: ", "line")),
+    Mistake("a list", "check {list_yaml}", ("is not a mapping of sections", "Start with 'run:'")),
+    Mistake("binary", "check {binary}", ("binary", "cannot be read")),
+    Mistake("key twice", "check {twice}", ("line 3", "'run' stands here twice")),
+    Mistake("an empty recipe", "check {empty}", ("model: is required", "data: is required", "training: is required")),
+    Mistake("no value", "check RECIPE training.steps", ("training.steps: is not an override", "training.steps=100")),
+    Mistake("dashes", "check RECIPE --training.steps=4", ("No such option", "Overrides take no dashes")),
+)
+COMMANDS = (
+    Mistake("unknown verb", "trian RECIPE", ("No such command 'trian'", "Did you mean 'train'?")),
+    Mistake("unknown option", "train RECIPE --n-proc 2", ("No such option: --n-proc", "--nproc")),
+    Mistake("no checkpoint", "generate nowhere --prompt x", ("nowhere",)),
+    Mistake("no prompt", "generate nowhere", ("--prompt",)),
+    Mistake("tokens of lots", "plan --model llama-2-7b --cluster h100:1 --tokens lots", ("--tokens lots", "300B")),
+    Mistake("tokens of minutes", "generate nowhere --prompt x --max-tokens 3m", ("may mean millions or minutes",)),
+    Mistake(
+        "no tokens", "generate nowhere --prompt x --max-tokens 0", ("--max-tokens", "at least 1, as in 2000 or 2K")
+    ),
+    Mistake("no such instance", "plan --model llama-2-7b --cluster p5:1 --tokens 1B", ("p5",)),
+    Mistake("no such model", "plan --model llama-9-7b --cluster h100:1 --tokens 1B", ("llama-9-7b",)),
+)
+MISTAKES = (*FIELDS, *MODEL, *LAYOUT, *RUN, *FILES, *RECIPES, *COMMANDS)

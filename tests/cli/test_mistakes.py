@@ -1,0 +1,57 @@
+"""Every mistake of the table is answered by one message that says what, where, why and what would work."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from hlat.data.tokenizers import train_bpe
+from tests.cli.mistakes import MISTAKES, Mistake
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Files that the commands of the table name."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    texts = {
+        "rows.jsonl": '{"text": "one", "id": 1}\n{"text": "two", "id": 2}\n',
+        "broken_rows.jsonl": "{text: one}\n",
+        "short.txt": "0123456789",
+        "xlsx.xlsx": "x",
+        "zip.zip": "x",
+        "damaged.parquet": "PAR1 and no more",
+        "not_yaml.yaml": "run: {name: a\n",
+        "list_yaml.yaml": "- run\n",
+        "twice.yaml": "run: {name: a}\nmodel: {preset: tiny-1m}\nrun: {name: b}\n",
+        "empty.yaml": "",
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    (folder / "binary.yaml").write_bytes(bytes(range(256)))
+    (folder / "empty_folder").mkdir()
+    parquet.write_table(pa.table({"text": ["one"], "id": [1]}), folder / "parquet.parquet")
+    train_bpe(iter(["some words"]), 300, "auto").save(folder / "tokenizer")
+    return {path.stem: path for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
+def test_a_mistake(mistake: Mistake, cli, recipe_file, tiny, files, tmp_path) -> None:
+    words = mistake.command
+    for name, path in files.items():
+        words = words.replace(f"{{{name}}}", str(path))
+    arguments: list[str | Path] = []
+    for word in words.replace("{kind: ", "{kind:\u00a0").split(" "):
+        arguments += [recipe_file, *tiny] if word == "RECIPE" else [word.replace("{kind:\u00a0", "{kind: ")]
+    done = cli(*arguments, cwd=tmp_path)
+    said = " ".join(done.stderr.replace("│", " ").split())
+    assert done.returncode == mistake.code, (done.returncode, done.stdout, done.stderr)
+    assert "Traceback" not in done.stdout + done.stderr
+    for text in mistake.says:
+        assert " ".join(text.split()) in said, (text, said)
+    assert not any(word in said for word in ("unicode string", "input should", "Input should", "pydantic", "unmarshal"))
+    assert not (tmp_path / "run").exists(), "a refused command writes nothing"
+
+
+def test_the_table_is_long_and_has_no_line_twice() -> None:
+    assert len(MISTAKES) >= 60 and len({mistake.name for mistake in MISTAKES}) == len(MISTAKES)

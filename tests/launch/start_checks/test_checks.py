@@ -1,0 +1,228 @@
+"""Checks of a start: each finds its mistake, all of them at once, and none finds anything in a good recipe."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from hlat.config import RecipeError, load_recipe
+from hlat.config.load import parse_recipe
+from hlat.launch.preflight.ranks import plan_needs
+from hlat.launch.start_checks import Here, load_and_check, machine
+from hlat.launch.start_checks.place import StartPlace
+from hlat.runtime.backend import absent_device, expects_accelerator, table
+
+
+def content(corpus: Path, run_dir: Path, **sections: Any) -> dict[str, Any]:
+    base = {
+        "run": {"dir": str(run_dir), "device": "cpu"},
+        "model": {"preset": "tiny-1m"},
+        "data": {"path": str(corpus), "sequence_length": 64},
+        "batch": {"global_batch": 8, "micro_batch": 8},
+        "training": {"steps": 10},
+    }
+    return {name: {**base.get(name, {}), **sections.get(name, {})} for name in {**base, **sections}}
+
+
+def place(sections: dict[str, Any], processes: int = 1) -> StartPlace:
+    recipe = parse_recipe(sections, world=processes)
+    return StartPlace(
+        {name: getattr(recipe, name) for name in type(recipe).model_fields}, recipe, Here(processes, processes)
+    )
+
+
+def check(sections: dict[str, Any], processes: int = 1, forked: bool = False):
+    return load_and_check(lambda: parse_recipe(sections, world=processes), Here(processes, processes), forked=forked)
+
+
+def test_a_good_recipe_passes_and_writes_nothing(corpus, tmp_path):
+    assert check(content(corpus, tmp_path / "run")).notes == ()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_mistake_of_recipe_and_files_is_reported_at_once(corpus, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"body": "x"}\n')
+    sections = content(
+        corpus,
+        tmp_path / "run",
+        data={
+            "path": None,
+            "sources": [{"path": str(tmp_path / "rows.jsonl")}, {"path": str(tmp_path / "none.txt")}],
+            "tokenizer": {"path": str(tmp_path / "none.json")},
+            "validation": {"path": str(tmp_path / "none-either.txt")},
+        },
+        checkpoint={"init_from": str(tmp_path / "no-checkpoint"), "keep_last": -1},
+        evaluation={"tasks": [str(tmp_path / "no-task.jsonl")], "sets": {"law": str(tmp_path / "no-set")}},
+        optimizer={"lr": -1},
+    )
+    with pytest.raises(RecipeError) as caught:
+        check(sections)
+    paths = [problem.path for problem in caught.value.problems]
+    assert paths == [
+        *("optimizer.lr", "checkpoint.keep_last"),
+        *("data.tokenizer.path", "data.sources.0.path", "data.sources.1.path", "data.validation.path"),
+        *("evaluation.sets.law", "evaluation.tasks.0"),
+    ]
+    assert "no column 'text'; it has body" in str(caught.value)
+
+
+def test_a_forked_check_finds_the_same(corpus, tmp_path, monkeypatch):
+    monkeypatch.delitem(__import__("sys").modules, "torch")  # a process with torch does not fork
+    sections = content(corpus, tmp_path / "run", data={"tokenizer": {"path": "none.json"}}, batch={"micro_batch": 3})
+    errors = []
+    for forked in (False, True):
+        with pytest.raises(RecipeError) as caught:
+            check(sections, forked=forked)
+        errors.append((str(caught.value), caught.value.problems))
+    assert errors[0] == errors[1] and len(errors[0][1]) == 2
+
+
+def test_finished_data_needs_neither_corpus_nor_tokenizer(corpus, tmp_path, cli, recipe_file, tiny):
+    assert cli("data", "prepare", recipe_file, *tiny).returncode == 0
+    recipe = load_recipe(recipe_file, [*tiny, "data.path=gone.txt", "data.tokenizer.path=gone.json"])
+    report = load_and_check(lambda: recipe, Here())
+    assert [note.rule for note in report.notes] == []
+
+
+@pytest.mark.parametrize("present", [True, False])
+def test_a_device_is_found_by_the_files_of_its_driver(tmp_path, monkeypatch, present):
+    monkeypatch.setitem(table.DEVICE_FILES, "cuda", (str(tmp_path / "nvidia[0-9]*"),))
+    monkeypatch.setitem(table.DEVICE_FILES, "neuron", (str(tmp_path / "neuron[0-9]*"),))
+    if present:
+        (tmp_path / "nvidia0").touch()
+    assert (absent_device("cuda") == "") == present
+    assert absent_device("cpu") == absent_device("auto") == absent_device("xpu") == ""
+    assert expects_accelerator("auto") == present and not expects_accelerator("cpu") and expects_accelerator("cuda")
+
+
+def test_more_processes_than_cores_is_a_warning(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    sections = content(corpus, tmp_path / "run", batch={"micro_batch": 2})
+    assert [note.rule for note in check(sections, 4).notes] == ["cores"]
+    assert check(sections, 2).notes == ()
+
+
+def test_passes_over_the_text_are_counted_from_its_size_and_exactly_once_it_is_prepared(tmp_path):
+    (tmp_path / "text.txt").write_text("abcd" * 1000)
+    data = {"tokenizer": {"train": "char"}, "validation": {"fraction": 0.0}, "sequence_length": 40}
+    batch = {"global_batch": 10, "micro_batch": 10}
+    few, many = (
+        check(content(tmp_path / "text.txt", tmp_path / "run", data=data, batch=batch, training={"steps": steps})).notes
+        for steps in (160, 161)  # of 400 characters: 16 passes, and a little more
+    )
+    assert few == () and [note.rule for note in many] == ["passes"] and "about 4,000 training tokens" in str(many[0])
+
+
+class Disk(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+def test_a_disk_needs_room_for_the_checkpoints_that_are_kept_and_one_more(corpus, tmp_path, monkeypatch):
+    run_dir = tmp_path / "run"
+    sections = content(corpus, run_dir, checkpoint={"keep_last": 2}, data={"prepared_dir": str(tmp_path / "tokens")})
+    needed = 3 * 12 * 1_053_824  # fp32 weights and two moments
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Disk(10**12, 0, needed))
+    check(sections)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Disk(10**12, 0, needed - 1))
+    with pytest.raises(RecipeError, match=r"2 checkpoints and the next one take 36 MiB"):
+        check(sections)
+    (run_dir / "checkpoints").mkdir(parents=True)
+    (run_dir / "checkpoints" / "old").write_bytes(b"x")  # a resumed run replaces what it has
+    check(sections)
+
+
+DEEP = {"vocab_size": 300, "layers": 48, "hidden_size": 64, "intermediate_size": 192, "heads": 4}  # mostly activations
+MODELS: list[Any] = [
+    (DEEP, {"mode": "fp32"}, {"global_batch": 32, "micro_batch": 32}),
+    ("tiny-1m", {}, {}),
+    ("tiny-10m", {"mode": "bf16"}, {"micro_batch": 2}),
+    ("tiny-34m", {"mode": "mixed"}, {"micro_batch": 8}),
+    ("tiny-125m", {"mode": "fp32"}, {"micro_batch": 4}),
+    ("smollm2-135m", {"mode": "bf16-kahan"}, {"micro_batch": 1}),
+    ("llama-3.2-1b", {"mode": "bf16-sr"}, {"micro_batch": 2}),
+]
+
+
+@pytest.mark.parametrize(("preset", "precision", "batch"), MODELS, ids=str)
+@pytest.mark.parametrize("length", [64, 2048])
+def test_the_quick_bounds_enclose_the_exact_plan(corpus, tmp_path, preset, precision, batch, length):
+    """A run is refused or accepted without a plan only where the plan would do the same."""
+    sections = content(corpus, tmp_path, precision=precision, batch=batch, data={"sequence_length": length})
+    recipe = place({**sections, "model": preset if isinstance(preset, dict) else {"preset": preset}}).recipe
+    assert recipe is not None
+    exact = plan_needs(recipe, 1, torch.device("cpu"))["host_bytes"]
+    assert machine._least_memory(recipe) <= exact <= machine._surely_less(recipe)
+
+
+@pytest.mark.parametrize(
+    ("total", "free", "found"),
+    [(0.99, 0.99, "problem"), (1.01, 0.9, "free-memory"), (1.01, 1.01, None), (100, 100, None)],
+)
+def test_memory_is_compared_with_the_plan(corpus, tmp_path, monkeypatch, total, free, found):
+    sections = content(corpus, tmp_path / "run")
+    recipe = place(sections).recipe
+    assert recipe is not None
+    needed = plan_needs(recipe, 1, torch.device("cpu"))["host_bytes"]
+    monkeypatch.setattr(machine, "memory_limit", lambda: int(total * needed))
+    monkeypatch.setattr(machine, "available_memory", lambda: int(free * needed))
+    if found == "problem":
+        with pytest.raises(RecipeError, match=r"batch\.micro_batch = 8: the run needs .* of memory"):
+            check(sections)
+    else:
+        assert [note.rule for note in check(sections).notes] == ([] if found is None else [found])
+
+
+def without_access(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command as a user who may not enter folders of others; root gives up that right."""
+    rights = "-dac_override,-dac_read_search"
+    drop = ["setpriv", f"--bounding-set={rights}", f"--inh-caps={rights}"] if os.geteuid() == 0 else []
+    command = [*drop, sys.executable, "-m", "hlat", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+
+
+@pytest.fixture
+def closed(tmp_path: Path) -> Path:
+    """A folder that this process may not enter."""
+    folder = tmp_path / "closed"
+    folder.mkdir()
+    if os.geteuid() == 0:
+        if shutil.which("setpriv") is None:
+            pytest.skip("root may enter every folder, and setpriv is not here")
+        os.chown(folder, 65534, 65534)
+    folder.chmod(0o000 if os.geteuid() else 0o700)
+    return folder
+
+
+def test_folders_that_may_not_be_entered_are_named_and_no_traceback(closed, recipe_file, tiny, tmp_path):
+    fields = {
+        "run.dir": "run/a",
+        "data.path": "x.txt",
+        "data.prepared_dir": "tokens",
+        "data.tokenizer.path": "t.json",
+        "checkpoint.init_from": "start",
+        "evaluation.sets.a": "y.txt",
+        "evaluation.tasks": "z.jsonl",
+    }
+    given = [f"{field}={closed / name}" for field, name in fields.items() if field != "evaluation.tasks"]
+    given.append(f"evaluation.tasks=[{closed / 'z.jsonl'}]")
+    for verb in ("check", "train"):
+        done = without_access(verb, recipe_file, *tiny, *given, cwd=tmp_path)
+        assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+        lines = done.stderr.splitlines()[1:]
+        assert sorted(line.split(" = ")[0].strip() for line in lines) == sorted(
+            [*list(fields)[:-1], "evaluation.tasks.0"]
+        )
+        assert all("ermission denied" in line for line in lines), done.stderr
+
+
+def test_other_verbs_name_it_too(closed, tmp_path):
+    done = without_access("generate", closed / "run", "--prompt", "x", cwd=tmp_path)
+    assert done.returncode == 3 and "Traceback" not in done.stderr, done.stderr
+    assert f"{closed}/run: permission denied" in done.stderr
