@@ -1,4 +1,4 @@
-"""The weights that a run starts from: those of a checkpoint, or of a Hugging Face folder without converting it first.
+"""The weights that a run starts from: those of a checkpoint, or of a Hugging Face model without converting it first.
 
 checkpoint.init_from --find_weights, rank 0--> verified folder --load_weights, all ranks--> local parameters
 """
@@ -12,15 +12,17 @@ from hlat.checkpoint.state import fill
 from hlat.config.sections import ModelConfig
 from hlat.model import LocalParameter
 from hlat.model.hf import canonical_shapes, check_canonical
+from hlat.runtime import CheckpointError
 from hlat.runtime.distributed import HostGroup, check_consistent
+from hlat.runtime.storage import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, HubError, HubModel
 
 
-def find_weights(path: Path, config: ModelConfig) -> Path:
+def find_weights(path: str, config: ModelConfig) -> Path:
     """Find the folder of weights to start from, and check it, without loading them.
 
     Args:
-        path: a checkpoint, a checkpoints folder or a run folder, which stand for the newest checkpoint; or a Hugging
-            Face folder.
+        path: a checkpoint, a checkpoints folder or a run folder, which stand for the newest checkpoint; a Hugging Face
+            folder; or the id of a model of the Hub, which is downloaded once.
         config: model of the run, which the weights of a Hugging Face folder have to fit.
 
     Returns:
@@ -31,14 +33,15 @@ def find_weights(path: Path, config: ModelConfig) -> Path:
             or do not fit the model.
         RecipeError: hlat does not have the architecture of the Hugging Face folder.
     """
-    if not is_hf_folder(path):
-        return resolve(path)
-    _check_fits(HFModel(path), config)
-    return path
+    folder = _local_folder(path)
+    if not is_hf_folder(folder):
+        return resolve(folder)
+    _check_fits(HFModel(folder), config)
+    return folder
 
 
 def load_weights(
-    path: Path, config: ModelConfig, parameters: Sequence[LocalParameter], ranks: HostGroup | None = None
+    path: str | Path, config: ModelConfig, parameters: Sequence[LocalParameter], ranks: HostGroup | None = None
 ) -> None:
     """Load weights into local parameters, converted to their dtype; bf16 to fp32 is exact. Collective.
 
@@ -53,14 +56,26 @@ def load_weights(
         LaunchError: a rank sees other files in the Hugging Face folder than rank 0.
     """
     ranks = ranks or HostGroup()
-    folder = ranks.run_on_rank0(lambda: find_weights(path, config))
-    if not is_hf_folder(folder):
+    folder = ranks.run_on_rank0(lambda: find_weights(str(path), config))
+    if not ranks.run_on_rank0(lambda: is_hf_folder(folder)):
         checkpoint = open_on_all_ranks(folder, ranks)
         ranks.run_on_all(lambda: fill(checkpoint, config, parameters))
         return
+    # Other hosts have a cache of their own; rank 0 has found the model, so theirs can be filled.
+    folder = ranks.run_on_all(lambda: _local_folder(str(path)))
     model = ranks.run_on_all(lambda: HFModel(folder))
-    check_consistent(ranks, {f"Hugging Face folder {folder}": _sizes(folder)})
+    check_consistent(ranks, {f"the Hugging Face model {path}": _sizes(folder)})
     ranks.run_on_all(lambda: _fill(model, config, parameters))
+
+
+def _local_folder(path: str) -> Path:
+    hub = HubModel.parse(path)
+    if hub is None:
+        return Path(path)
+    try:
+        return hub.snapshot((*CONFIG_FILES, *TOKENIZER_FILES, *WEIGHT_FILES))
+    except HubError as error:
+        raise CheckpointError(f"checkpoint.init_from {path}: {error}.") from error
 
 
 def _fill(model: HFModel, config: ModelConfig, parameters: Sequence[LocalParameter]) -> None:

@@ -21,6 +21,7 @@ from hlat.config.recipe import Recipe
 from hlat.config.rules import Values, broken_rules, model_problems
 from hlat.config.sections import DataConfig, ModelConfig
 from hlat.config.value_checks import plain_content, size_problem
+from hlat.runtime.storage import HubModel
 
 _EXPLAINED = 1_000  # errors in fields that are explained
 
@@ -59,14 +60,14 @@ def model_section(name: str) -> ModelConfig:
     """Return the model that a preset or a Hugging Face config.json describes.
 
     Args:
-        name: name of a preset, or path of a config.json or of its folder.
+        name: name of a preset, path of a config.json or of its folder, or id of a model of the Hugging Face Hub.
 
     Raises:
         RecipeError: there is no such preset or file, or hlat does not support the model; lists every problem.
     """
     if name in PRESETS:
         return ModelConfig.model_validate({**PRESETS[name], "preset": name})
-    if not Path(name).exists():
+    if not Path(name).exists() and HubModel.parse(name) is None:
         remedy = f"{suggestion(name, PRESETS)}Known: {', '.join(PRESETS)}; or the path of a config.json."
         raise RecipeError([Problem("model", "there is no such preset or file.", remedy, name, True)])
     config = ModelConfig.model_validate(read_hf_config(name))

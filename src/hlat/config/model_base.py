@@ -4,6 +4,8 @@
     model: {hf_config: PATH}   -> the numbers of a config.json
     model: {from: FOLDER}      -> the numbers, and checkpoint.init_from and data.tokenizer.path of the same folder
 
+Instead of a path, hf_config and from take the id of a model of the Hugging Face Hub. Of ``from`` the commit is pinned.
+
 What the section gives itself lies above. ``from`` is resolved here, as ``include`` is when a file is read: the recipe
 that results has the three fields it stands for.
 """
@@ -13,9 +15,10 @@ from typing import Any
 
 from hlat.config.errors import Problem, RecipeError
 from hlat.config.explanations import suggestion
-from hlat.config.files import hf_to_model, merge, read_config_json, read_model_folder
+from hlat.config.files import ModelFolder, hf_to_model, merge, read_config_json, read_model_folder
 from hlat.config.presets import PRESETS
 from hlat.config.sections import with_fixed_options
+from hlat.runtime.storage import CONFIG_FILES, TOKENIZER_FILES, HubModel
 
 _BASES = ("preset", "hf_config", "from")
 
@@ -63,7 +66,8 @@ def read_hf_config(name: Any) -> dict[str, Any]:
     try:
         if not isinstance(name, str):
             raise ValueError("it is not a path")
-        config = read_config_json(Path(name))
+        hub = HubModel.parse(name)
+        config = read_config_json(Path(name) if hub is None else hub.snapshot(CONFIG_FILES))
     except ValueError as error:
         raise RecipeError([Problem("model.hf_config", f"cannot be read: {error}.", remedy, name, True)]) from error
     return hf_to_model(config)
@@ -82,12 +86,13 @@ def _numbers(model: dict[str, Any]) -> dict[str, Any]:
 
 def _start_from(content: dict[str, Any], source: Any) -> tuple[dict[str, Any], list[Problem]]:
     """Fill in the model, the initial weights and the tokenizer of a folder of weights."""
-    remedy = "Name a checkpoint of hlat, or a Hugging Face folder with config.json and safetensors files."
+    remedy = (
+        "Name a checkpoint of hlat, a Hugging Face folder with its safetensors files, or the id of a model of the Hub."
+    )
     try:
         if not isinstance(source, str):
             raise ValueError("it is not a path")
-        folder = Path(source).expanduser()
-        found = read_model_folder(folder)
+        start, found = _open(source)
     except ValueError as error:
         return content, [Problem("model.from", f"cannot be used: {error}.", remedy, source, True)]
     except RecipeError as error:
@@ -98,7 +103,7 @@ def _start_from(content: dict[str, Any], source: Any) -> tuple[dict[str, Any], l
         if checkpoint.get("init_from") is not None:
             both = "the recipe gives both model.from and checkpoint.init_from."
             return content, [Problem("checkpoint.init_from", both, "Keep one of them.", checkpoint["init_from"], True)]
-        filled["checkpoint"] = {**checkpoint, "init_from": str(folder)}
+        filled["checkpoint"] = {**checkpoint, "init_from": start}
     tokenizer = data.get("tokenizer", {}) if isinstance(data, dict) and data else None
     if not isinstance(tokenizer, dict) or tokenizer.get("path") is not None:
         return filled, []
@@ -107,5 +112,16 @@ def _start_from(content: dict[str, Any], source: Any) -> tuple[dict[str, Any], l
         return filled, [
             Problem("model.from", absent, "Set data.tokenizer.path to the model's tokenizer.", source, True)
         ]
-    filled["data"] = {**data, "tokenizer": {**tokenizer, "path": str(found.tokenizer)}}
+    filled["data"] = {**data, "tokenizer": {**tokenizer, "path": found.tokenizer}}
     return filled, []
+
+
+def _open(source: str) -> tuple[str, ModelFolder]:
+    """Return the weights to start from, as ``checkpoint.init_from`` takes them, and what their folder says."""
+    hub = HubModel.parse(source)
+    if hub is None:
+        folder = Path(source).expanduser()
+        return str(folder), read_model_folder(folder)
+    snapshot = hub.snapshot((*CONFIG_FILES, *TOKENIZER_FILES))
+    pinned, found = str(hub.pinned(snapshot)), read_model_folder(snapshot)
+    return pinned, found._replace(tokenizer=None if found.tokenizer is None else pinned)

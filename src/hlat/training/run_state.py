@@ -192,7 +192,7 @@ def _check_inputs(recipe: Recipe) -> Path | None:
     """
     check_tokenizer(recipe.data, recipe.model.vocab_size)
     init_from = recipe.checkpoint.init_from
-    return find_weights(Path(init_from), recipe.model) if init_from is not None else None
+    return find_weights(init_from, recipe.model) if init_from is not None else None
 
 
 def _dotted_fields(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -255,7 +255,7 @@ def build_run_state(
         runtime.ranks.run_on_all(lambda: training_data.restore(newest))
         anomalies.restore(newest.meta.get("anomalies"))
     elif recipe.checkpoint.init_from is not None:
-        load_weights(Path(recipe.checkpoint.init_from), recipe.model, model.local_parameters, runtime.ranks)
+        load_weights(recipe.checkpoint.init_from, recipe.model, model.local_parameters, runtime.ranks)
     if newest is None:
         components.reset()
     return RunState(

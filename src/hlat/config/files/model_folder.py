@@ -24,11 +24,11 @@ class ModelFolder(NamedTuple):
 
     Attributes:
         fields: fields of the model section.
-        tokenizer: folder of its tokenizer; None if it has none.
+        tokenizer: folder of its tokenizer, as ``data.tokenizer.path`` takes it; None if it has none.
     """
 
     fields: dict[str, Any]
-    tokenizer: Path | None
+    tokenizer: str | None
 
 
 def read_model_folder(folder: Path) -> ModelFolder:
@@ -72,5 +72,5 @@ def _saved_model(folder: Path) -> dict[str, Any]:
     return fields
 
 
-def _with_tokenizer(folder: Path) -> Path | None:
-    return folder if any((folder / name).is_file() for name in _TOKENIZER_FILES) else None
+def _with_tokenizer(folder: Path) -> str | None:
+    return str(folder) if any((folder / name).is_file() for name in _TOKENIZER_FILES) else None

@@ -10,6 +10,7 @@ from pathlib import Path
 from hlat.data.tokenizers.base import Tokenizer
 from hlat.data.tokenizers.json_tokenizer import read_json_tokenizer
 from hlat.runtime import DataError
+from hlat.runtime.storage import TOKENIZER_FILES, HubError, HubModel
 
 _NAMES = ("tokenizer.json", "tokenizer.model")
 
@@ -18,13 +19,13 @@ def load_tokenizer(path: str | Path, eos_token: str | None = "auto") -> Tokenize
     """Load a tokenizer from a tokenizer.json, a SentencePiece .model, or a folder that contains one of them.
 
     Args:
-        path: the file or folder.
+        path: the file or folder, or the id of a model of the Hugging Face Hub, whose tokenizer is downloaded once.
         eos_token: name of the end-of-sequence token; "auto" for the tokenizer's own; None for none.
 
     Raises:
         DataError: the tokenizer is missing, unreadable, or has no such end-of-sequence token.
     """
-    path = Path(path).expanduser()
+    path = _local_path(path)
     file = _tokenizer_file(path)
     try:
         content = file.read_bytes()
@@ -53,6 +54,16 @@ def load_saved(folder: Path) -> Tokenizer:
     """
     model = folder / "tokenizer.model"
     return load_tokenizer(model if model.is_file() else folder)
+
+
+def _local_path(path: str | Path) -> Path:
+    hub = HubModel.parse(str(path))
+    if hub is None:
+        return Path(path).expanduser()
+    try:
+        return hub.snapshot(TOKENIZER_FILES)
+    except HubError as error:
+        raise DataError(f"data.tokenizer.path {path}: {error}. Or set it to null to train a tokenizer.") from error
 
 
 def _tokenizer_file(path: Path) -> Path:
