@@ -15,10 +15,10 @@ from hlat.cli import (
     hardware,
     model,
     plan,
-    quickstart,
     recipe,
     rehearse,
     report,
+    start,
     train,
 )
 from hlat.cli.common import complain, say
@@ -90,7 +90,7 @@ def _options(
     """Pre-train LLaMA-class language models on the hardware you have, from one recipe file."""
 
 
-for module in (quickstart, recipe, plan, rehearse, doctor, compile, train, report, evaluate, model):
+for module in (start, recipe, plan, rehearse, doctor, compile, train, report, evaluate, model):
     module.register(app)
 app.add_typer(data_app, name="data")
 app.add_typer(checkpoint.app, name="checkpoint")

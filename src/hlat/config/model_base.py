@@ -1,4 +1,4 @@
-"""What the model section takes its numbers from: a preset, a config.json, or a folder of weights to start from.
+"""Numbers of the model section from a preset, a config.json, or a folder of weights to start from.
 
     model: {preset: NAME}      -> the numbers of a built-in model
     model: {hf_config: PATH}   -> the numbers of a config.json

@@ -1,4 +1,4 @@
-"""What a folder of weights says of its model: the numbers of the model section, and where its tokenizer is.
+"""Model and tokenizer of a folder of weights: the numbers of the model section, and where the tokenizer is.
 
     checkpoint of hlat (meta.json) or Hugging Face folder (config.json) -> ModelFolder
 

@@ -122,16 +122,20 @@ class HubModel:
 @contextmanager
 def _progress_only_for(large: Sequence[str], patterns: Sequence[str]) -> Iterator[None]:
     """Show the bars of huggingface_hub at a terminal, and only while large files may be downloaded."""
-    from huggingface_hub import utils  # noqa: PLC0415
+    from huggingface_hub.utils.tqdm import (  # noqa: PLC0415
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
 
-    hide = not utils.are_progress_bars_disabled() and not (set(large) & set(patterns) and sys.stderr.isatty())
+    hide = not are_progress_bars_disabled() and not (set(large) & set(patterns) and sys.stderr.isatty())
     if hide:
-        utils.disable_progress_bars()
+        disable_progress_bars()
     try:
         yield
     finally:
         if hide:
-            utils.enable_progress_bars()
+            enable_progress_bars()
 
 
 def _endpoint() -> str:
