@@ -24,6 +24,7 @@ from hlat.cli import (
 from hlat.cli.common import complain, say
 from hlat.cli.data import data_app
 from hlat.cli.launch import launch_app
+from hlat.cli.launch import register as register_sweep
 from hlat.runtime import HlatError, escape_controls, redact_value
 from hlat.runtime.process import INTERRUPTED_MESSAGE
 
@@ -92,6 +93,7 @@ def _options(
 
 for module in (start, recipe, plan, rehearse, doctor, compile, train, report, evaluate, model):
     module.register(app)
+register_sweep(app)
 app.add_typer(data_app, name="data")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(hardware.app, name="hardware")
