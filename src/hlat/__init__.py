@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hlat.api import compare_plans as compare_plans
     from hlat.api import compile_cache as compile_cache
     from hlat.api import doctor as doctor
+    from hlat.api import draft_recipe as draft_recipe
     from hlat.api import evaluate as evaluate
     from hlat.api import evaluate_tasks as evaluate_tasks
     from hlat.api import export as export
@@ -61,6 +62,7 @@ _API = {
             "choose_model_size",
             "compare_plans",
             "doctor",
+            "draft_recipe",
             "evaluate",
             "evaluate_tasks",
             "export",

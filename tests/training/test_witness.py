@@ -136,7 +136,8 @@ def run(request: pytest.FixtureRequest, hf_folder: Path, corpus: Path) -> Run:
         "schedule": {"kind": "cosine", "warmup_steps": n.warmup, "min_ratio": n.floor},
         "training": {"steps": n.steps, "seed": n.seed, "log_every": case.log_every},
         "evaluation": {"every_steps": VALIDATED, "sequences": None},
-        "checkpoint": {"init_from": str(start), "every_steps": 8},
+        # as transformers saved it, or imported first: both are read by every layout
+        "checkpoint": {"init_from": str((hf_folder, start)[CASES.index(case) % 2]), "every_steps": 8},
         "tracking": {"tensorboard": False, "console": "none"},
         "precision": {"mode": "fp32"},
         "parallel": case.parallel or {},

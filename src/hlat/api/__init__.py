@@ -1,6 +1,7 @@
 """The Python API: one function per verb of the command line (docs/python.md).
 
-    load_recipe -> train -> evaluate, watch, average, generate, load_model, export        metrics, report, runs
+    draft_recipe, load_recipe
+                -> train -> evaluate, watch, average, generate, load_model, export        metrics, report, runs
                 -> plan, rehearse
                 -> doctor
                 -> compile_cache, unpack_cache
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from hlat.api.models import average, export, import_model
     from hlat.api.planning import choose_cluster, choose_model_size, compare_plans, plan
     from hlat.api.preflight import doctor
-    from hlat.api.recipes import load_recipe
+    from hlat.api.recipes import draft_recipe, load_recipe
     from hlat.api.records import metrics, report, runs
     from hlat.api.submission import submit_kubernetes, submit_slurm
     from hlat.api.training import TrainingResult, rehearse, train
@@ -55,7 +56,7 @@ __getattr__ = lazily(
             "plan",
         ),
         "preflight": ("doctor",),
-        "recipes": ("load_recipe",),
+        "recipes": ("draft_recipe", "load_recipe"),
         "records": (
             "metrics",
             "report",
@@ -81,6 +82,7 @@ __all__ = [
     "compare_plans",
     "compile_cache",
     "doctor",
+    "draft_recipe",
     "evaluate",
     "evaluate_tasks",
     "export",

@@ -38,6 +38,41 @@ def load_recipe(path: str | Path, overrides: Overrides = (), *, world: int | Non
     return read_recipe(path, override_words(overrides), world=world)
 
 
+def draft_recipe(
+    texts: str | Path,
+    *,
+    name: str = "mine",
+    hours: float = 1.0,
+    column: str | None = None,
+    start: str | Path | None = None,
+    model: str | Path | None = None,
+    device: str = "auto",
+) -> str:
+    """Draft a recipe for a corpus and this machine.
+
+    Args:
+        texts: the corpus: a file, folder or glob.
+        name: name of the run.
+        hours: time to train.
+        column: column or key of the text; None tries the usual names.
+        start: model to continue from, as ``model.from`` takes it; None trains a new one.
+        model: preset or config.json of a new model; None chooses the size.
+        device: device type, as ``run.device`` takes it.
+
+    Returns:
+        The text of a recipe file, with the reason of each number as a comment.
+
+    Raises:
+        RecipeError: there is no such model, or hlat does not support it.
+        DataError: the corpus or the tokenizer cannot be used.
+        LaunchError: there is no such device.
+    """
+    from hlat.draft import draft_recipe as draft
+
+    given, kind = (None if path is None else str(path) for path in (start, model))
+    return draft(str(texts), name=name, hours=hours, column=column, start=given, model=kind, device=device)
+
+
 @contextmanager
 def recipe_job(
     recipe: Recipe | str | Path,

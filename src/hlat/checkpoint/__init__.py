@@ -3,6 +3,7 @@
 from hlat.checkpoint.average import average_checkpoints
 from hlat.checkpoint.export import end_token_ids, export_hf, load_model
 from hlat.checkpoint.import_model import import_hf, import_model
+from hlat.checkpoint.initial_weights import find_weights, load_weights
 from hlat.checkpoint.inventory import (
     CheckpointEntry,
     find_checkpoints_folder,
@@ -20,7 +21,7 @@ from hlat.checkpoint.resume_check import (
     saved_precision_mode,
     software_versions,
 )
-from hlat.checkpoint.state import ExtraState, collect, extra_names, load_weights, restore
+from hlat.checkpoint.state import ExtraState, collect, extra_names, restore
 from hlat.checkpoint.tokenizer import check_same_tokenizer, has_tokenizer, read_tokenizer, tokenizer_files
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "export_hf",
     "extra_names",
     "find_checkpoints_folder",
+    "find_weights",
     "group_tensors",
     "has_tokenizer",
     "import_hf",

@@ -107,12 +107,15 @@ class HFModel(ModelSource):
 
     Args:
         folder: folder with config.json and safetensors files.
+
+    Attributes:
+        tensors: the weights by canonical name, read one at a time.
     """
 
     def __init__(self, folder: Path) -> None:
-        fields, self._tensors = read_hf(folder)
+        fields, self.tensors = read_hf(folder)
         self.path, self.config = folder, ModelConfig.model_validate(fields)
-        self.dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in self._tensors.values()))
+        self.dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in self.tensors.values()))
 
     @property
     def end_ids(self) -> frozenset[int]:
@@ -123,7 +126,7 @@ class HFModel(ModelSource):
     def fill(self, parameters: Sequence[LocalParameter]) -> None:
         """Load the weights; see ``ModelSource.fill``."""
         for parameter in parameters:
-            fill_from_tensors(parameter, self._tensors)
+            fill_from_tensors(parameter, self.tensors)
 
     def tokenizer(self) -> Tokenizer:
         """Load its tokenizer; see ``ModelSource.tokenizer``."""
@@ -137,6 +140,11 @@ class HFModel(ModelSource):
         for file in sorted([self.path / "config.json", *self.path.glob("*.safetensors")]):
             digest.update(f"{file.name} {hash_file(file)}\n".encode())
         return digest.hexdigest()
+
+
+def is_hf_folder(folder: Path) -> bool:
+    """True if a folder has a config.json and is neither a checkpoint nor the folder of a run."""
+    return (folder / "config.json").is_file() and not is_checkpoint(folder) and not (folder / "checkpoints").is_dir()
 
 
 def fill_from_tensors(parameter: LocalParameter, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -164,7 +172,7 @@ def open_model(path: str | Path, weights: str = "model", *, verify: bool = True)
         RecipeError: hlat does not have the architecture of the Hugging Face folder.
     """
     folder = Path(path)
-    if (folder / "config.json").is_file() and not is_checkpoint(folder) and not (folder / "checkpoints").is_dir():
+    if is_hf_folder(folder):
         if weights != "model":
             raise CheckpointError(f"{folder}: a Hugging Face folder has one set of weights, not weights={weights!r}.")
         return HFModel(folder)

@@ -15,18 +15,16 @@ chunks that it stores. Learning rate, betas and weight decay are not saved: they
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
 from hlat.checkpoint.format import Region, TensorChunk, replicated_chunks
-from hlat.checkpoint.protocol import Checkpoint, open_on_all_ranks, resolve
+from hlat.checkpoint.protocol import Checkpoint
 from hlat.config.sections import ModelConfig
 from hlat.model import LocalParameter
 from hlat.model.derived import RowBlock
 from hlat.model.hf import canonical_shapes
 from hlat.optim import Optimizer
-from hlat.runtime.distributed import HostGroup
 from hlat.runtime.randomness import rng_state, set_rng_state
 
 MODEL = "model."
@@ -141,37 +139,19 @@ def extra_names(checkpoint: Checkpoint) -> set[str]:
     return {name.partition(".")[0] for name in checkpoint.tensors} - set(_OWN_NAMES)
 
 
-def load_weights(
-    path: Path, config: ModelConfig, parameters: Sequence[LocalParameter], ranks: HostGroup | None = None
-) -> None:
-    """Load the weights of a checkpoint of any run or import into local parameters. Collective.
-
-    Weights are converted to the dtype of the parameters; bf16 to fp32 is exact.
-
-    Args:
-        path: a checkpoint, a checkpoints folder or a run folder; rank 0 finds and verifies the checkpoint.
-        config: the full model.
-        parameters: local parameters of this process; filled in place.
-        ranks: processes that load together; None for this process alone.
-
-    Raises:
-        CheckpointError: there is no valid checkpoint, or the weights do not fit the model.
-    """
-    ranks = ranks or HostGroup()
-    checkpoint = open_on_all_ranks(ranks.run_on_rank0(lambda: resolve(path)), ranks)
-    ranks.run_on_all(lambda: fill(checkpoint, config, parameters))
-
-
 def fill(
     checkpoint: Checkpoint, config: ModelConfig, parameters: Sequence[LocalParameter], prefix: str = MODEL
 ) -> None:
-    """Load the weights of an open checkpoint on this process; see ``load_weights``.
+    """Load the weights of an open checkpoint into local parameters, converted to their dtype.
 
     Args:
         checkpoint: the checkpoint.
         config: the full model.
         parameters: local parameters of this process; filled in place.
         prefix: prefix of the tensors to load, one for each canonical name.
+
+    Raises:
+        CheckpointError: the weights do not fit the model.
     """
     local_tensors, saved = _weights(parameters, prefix), checkpoint.tensors
     checkpoint.check(

@@ -64,18 +64,19 @@ def check_same_tokenizer(folder: Path, prepared: PreparedData) -> None:
     model and its conversion to tokenizer.json; the data may have been prepared with either.
 
     Args:
-        folder: folder of the checkpoint, as returned by ``resolve``.
+        folder: the checkpoint or Hugging Face folder, as returned by ``find_weights``.
         prepared: the prepared data.
 
     Raises:
         DataError: the data was prepared with another tokenizer.
     """
-    files = [folder / TOKENIZER / name for name in (_JSON, _PIECES) if (folder / TOKENIZER / name).is_file()]
+    place = folder / TOKENIZER if (folder / TOKENIZER).is_dir() else folder  # a Hugging Face folder holds it itself
+    files = [place / name for name in (_JSON, _PIECES) if (place / name).is_file()]
     if files and not any(_prepared_with(prepared, file) for file in files):
         raise DataError(
             f"{prepared.dir}: was prepared with another tokenizer than the weights in {folder} were trained with, so "
             f"its token ids mean other text. Prepare the text with "
-            f"data.tokenizer.path={folder / TOKENIZER} into another data.prepared_dir."
+            f"data.tokenizer.path={place} into another data.prepared_dir."
         )
 
 

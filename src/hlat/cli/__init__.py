@@ -16,15 +16,16 @@ from hlat.cli import (
     hardware,
     model,
     plan,
-    quickstart,
     recipe,
     rehearse,
     report,
+    start,
     train,
 )
 from hlat.cli.common import LOG_ENV, complain, say
 from hlat.cli.data import data_app
 from hlat.cli.launch import launch_app
+from hlat.cli.launch import register as register_sweep
 from hlat.runtime import HlatError, StorageError, escape_controls, redact_value
 from hlat.runtime.process import INTERRUPTED_MESSAGE, print_json_lines
 
@@ -155,8 +156,9 @@ def _options(
         print_json_lines()
 
 
-for module in (quickstart, recipe, plan, rehearse, doctor, compile, train, report, evaluate, model):
+for module in (start, recipe, plan, rehearse, doctor, compile, train, report, evaluate, model):
     module.register(app)
+register_sweep(app)
 app.add_typer(data_app, name="data")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(hardware.app, name="hardware")

@@ -1,7 +1,7 @@
 """Loading a recipe: a plain mapping becomes a Recipe, and all its problems are found in one pass.
 
-    mapping -> values that no field may hold refused -> preset or config.json filled in -> fields validated -> rules
-            -> Recipe
+    mapping -> values that no field may hold refused -> preset, config.json or stored model filled in
+            -> fields validated -> rules -> Recipe
 
 Field errors do not hide rule errors: the rules run on whatever fields are valid.
 """
@@ -16,13 +16,15 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from hlat.config.errors import Problem, RecipeError
 from hlat.config.explanations import explain, suggestion
-from hlat.config.files import apply_overrides, find_recipe, hf_to_model, merge, read_config_json, read_file
+from hlat.config.files import apply_overrides, find_recipe, read_file
+from hlat.config.model_base import expand_model, read_hf_config
 from hlat.config.presets import PRESETS
 from hlat.config.recipe import Recipe
 from hlat.config.rules import Values, broken_rules, model_problems
-from hlat.config.sections import DataConfig, ModelConfig, with_fixed_options
+from hlat.config.sections import DataConfig, ModelConfig
 from hlat.config.value_checks import plain_content, size_problem
 from hlat.runtime.quantities import QuantityError, parse_length
+from hlat.runtime.storage import HubModel
 
 _EXPLAINED = 1_000  # errors in fields that are explained
 
@@ -86,17 +88,17 @@ def model_section(name: str) -> ModelConfig:
     """Return the model that a preset or a Hugging Face config.json describes.
 
     Args:
-        name: name of a preset, or path of a config.json or of its folder.
+        name: name of a preset, path of a config.json or of its folder, or id of a model of the Hugging Face Hub.
 
     Raises:
         RecipeError: there is no such preset or file, or hlat does not support the model; lists every problem.
     """
     if name in PRESETS:
         return ModelConfig.model_validate({**PRESETS[name], "preset": name})
-    if not Path(name).exists():
+    if not Path(name).exists() and HubModel.parse(name) is None:
         remedy = f"{suggestion(name, PRESETS)}Known: {', '.join(PRESETS)}; or the path of a config.json."
         raise RecipeError([Problem("model", "there is no such preset or file.", remedy, name, True)])
-    config = ModelConfig.model_validate(_read_hf_config(name))
+    config = ModelConfig.model_validate(read_hf_config(name))
     if problems := model_problems(config):
         raise RecipeError(problems, name)
     return config
@@ -107,7 +109,7 @@ def _parse(content: dict[str, Any], problems: list[Problem], source: str, world:
         raise RecipeError([*problems, Problem("the recipe", too_large)], source)
     content, content_problems = plain_content(content)
     refused = {problem.path for problem in content_problems}
-    content, expansion_problems = _expand_model(content, refused)
+    content, expansion_problems = expand_model(content, refused)
     content = _fill_between_sections(content)
     problems = [*problems, *content_problems, *expansion_problems]
     recipe: Recipe | None = None
@@ -149,37 +151,6 @@ def _section_order(problem: Problem) -> int:
     return sections.index(head) if head in sections else 0
 
 
-def _expand_model(content: dict[str, Any], refused: set[str]) -> tuple[dict[str, Any], list[Problem]]:
-    """Put the numbers of the preset or config.json underneath the model section's own.
-
-    Args:
-        content: the sections.
-        refused: paths of fields whose values have been refused already.
-    """
-    model = content.get("model")
-    if not isinstance(model, dict) or refused & {"model.preset", "model.hf_config"}:
-        return content, []
-    preset, hf_config = model.get("preset"), model.get("hf_config")
-    if preset is not None and hf_config is not None:
-        return content, [
-            Problem(
-                "model.preset",
-                "the recipe gives both preset and hf_config.",
-                "Keep one of them.",
-                preset,
-                True,
-            )
-        ]
-    if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
-        remedy = f"{suggestion(str(preset), PRESETS)}Known: {', '.join(PRESETS)}."
-        return content, [Problem("model.preset", "there is no such preset.", remedy, preset, True)]
-    try:
-        base = PRESETS[preset] if preset is not None else _read_hf_config(hf_config) if hf_config is not None else {}
-    except RecipeError as error:
-        return content, list(error.problems)
-    return {**content, "model": with_fixed_options(merge(base, model))}, []
-
-
 def _fill_between_sections(content: dict[str, Any]) -> dict[str, Any]:
     """Fill in the defaults that one section takes from another, so that a resolved recipe shows them."""
     model, data = content.get("model"), content.get("data")
@@ -194,17 +165,6 @@ def _fill_between_sections(content: dict[str, Any]) -> dict[str, Any]:
             length = parse_length(length) if isinstance(length, str) else length
             model = {**model, "max_sequence_length": length}
     return {**content, "model": model, "data": data}
-
-
-def _read_hf_config(name: Any) -> dict[str, Any]:
-    remedy = "Name a Hugging Face config.json or the folder that holds it."
-    try:
-        if not isinstance(name, str):
-            raise ValueError("it is not a path")
-        config = read_config_json(Path(name))
-    except ValueError as error:
-        raise RecipeError([Problem("model.hf_config", f"cannot be read: {error}.", remedy, name, True)]) from error
-    return hf_to_model(config)
 
 
 def _valid_values(section: type[BaseModel], content: Any, prefix: str = "") -> dict[str, Any]:

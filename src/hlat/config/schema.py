@@ -18,4 +18,9 @@ def recipe_schema() -> dict[str, Any]:
         "description": "Recipe file or files, relative to this one, whose sections lie underneath these.",
         "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
     }
+    schema["$defs"]["ModelConfig"]["properties"]["from"] = {
+        "description": "Folder of weights to start from, a checkpoint of hlat or a Hugging Face model: stands for its "
+        "numbers in this section, for checkpoint.init_from and for data.tokenizer.path.",
+        "anyOf": [{"type": "string"}, {"type": "null"}],
+    }
     return schema

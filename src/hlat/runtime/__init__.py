@@ -20,7 +20,7 @@ from hlat.runtime.errors import (
     StorageError,
     error_class,
 )
-from hlat.runtime.hub_ids import hub_id_advice
+from hlat.runtime.hub_ids import dataset_id_advice
 from hlat.runtime.lazy import lazily
 from hlat.runtime.rank_env import RankInfo, host_name, rank_info
 from hlat.runtime.terminal_text import EscapingStream, escape_beneath_rich, escape_controls, escape_name
@@ -43,13 +43,13 @@ __all__ = [
     "RankInfo",
     "StateLostError",
     "StorageError",
+    "dataset_id_advice",
     "error_class",
     "escape_beneath_rich",
     "escape_controls",
     "escape_name",
     "find_secret",
     "host_name",
-    "hub_id_advice",
     "is_url",
     "lazily",
     "rank_info",

@@ -15,12 +15,13 @@ from hlat.checkpoint import (
     check_resume,
     check_same_tokenizer,
     collect,
+    find_weights,
     load_weights,
     read_saved_run,
     software_versions,
     tokenizer_files,
 )
-from hlat.checkpoint.protocol import Checkpoint, CheckpointContent, CheckpointStore, resolve
+from hlat.checkpoint.protocol import Checkpoint, CheckpointContent, CheckpointStore
 from hlat.checkpoint.tiers import RunId, Tiers
 from hlat.config import Recipe
 from hlat.data import open_validation_sets, prepare_recipe_data, prepare_validation_sets
@@ -190,11 +191,11 @@ def _check_inputs(recipe: Recipe) -> Path | None:
     """Check the recipe's input files before the text is prepared, which may take long.
 
     Returns:
-        The checkpoint whose weights the run starts from, if the recipe names one.
+        The checkpoint or Hugging Face folder whose weights the run starts from, if the recipe names one.
     """
     check_tokenizer(recipe.data, recipe.model.vocab_size)
     init_from = recipe.checkpoint.init_from
-    return resolve(Path(init_from)) if init_from is not None else None
+    return find_weights(init_from, recipe.model) if init_from is not None else None
 
 
 def _dotted_fields(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -258,7 +259,7 @@ def build_run_state(
         runtime.ranks.run_on_all(lambda: training_data.restore(newest))
         anomalies.restore(newest.meta.get("anomalies"))
     elif recipe.checkpoint.init_from is not None:
-        load_weights(Path(recipe.checkpoint.init_from), recipe.model, model.local_parameters, runtime.ranks)
+        load_weights(recipe.checkpoint.init_from, recipe.model, model.local_parameters, runtime.ranks)
     if newest is None:
         components.reset()
     return RunState(

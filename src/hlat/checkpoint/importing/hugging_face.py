@@ -6,15 +6,7 @@ from hlat.checkpoint.importing.base import SourceFormat, SourceModel, SourceTens
 from hlat.config.sections import ModelConfig
 from hlat.model.hf import LazyTensors, read_hf, read_special_ids
 from hlat.runtime import CheckpointError
-
-_TOKENIZER_PATTERNS = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "chat_template*",
-)
+from hlat.runtime.storage import TOKENIZER_FILES
 
 
 class HuggingFaceFolder(SourceFormat):
@@ -48,5 +40,5 @@ def _source_tensor(tensors: LazyTensors, name: str) -> SourceTensor:
 
 def tokenizer_files_in(folder: Path) -> dict[str, Path]:
     """Find the tokenizer's files in a Hugging Face folder, by file name."""
-    found = {file for pattern in _TOKENIZER_PATTERNS for file in folder.glob(pattern) if file.is_file()}
+    found = {file for pattern in TOKENIZER_FILES for file in folder.glob(pattern) if file.is_file()}
     return {file.name: file for file in found}

@@ -49,7 +49,8 @@ class TokenizerConfig(Section):
     """The tokenizer: one that exists, or one to be trained on the corpus."""
 
     path: str | None = None
-    """tokenizer.json, SentencePiece .model, or a folder that holds one of them; null trains one on the corpus."""
+    """tokenizer.json, SentencePiece .model, or a folder that holds one of them; or the id of a model of the Hugging
+    Face Hub, as in Qwen/Qwen3-8B, with @REVISION to pin it; null trains one on the corpus."""
     train: Literal["bpe", "char"] = "bpe"
     """Kind of tokenizer to train if no path is given: byte-level BPE, or one token per character of the corpus."""
     vocab_size: PositiveLength = 8192

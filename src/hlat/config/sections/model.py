@@ -58,7 +58,8 @@ class ModelConfig(Section):
     preset: str | None = None
     """Name of a built-in model whose numbers are taken where this section gives none."""
     hf_config: str | None = None
-    """Path of a Hugging Face config.json (or its folder) whose numbers are taken where this section gives none."""
+    """Path of a Hugging Face config.json (or its folder), or the id of a model of the Hub, whose numbers are taken
+    where this section gives none."""
     architecture: ArchitectureName = fixed("llama")
     """Architecture: order and kind of norms, biases and attention; docs/architectures.md lists them."""
     vocab_size: Length = fixed(gt=0, le=MOST_TOKENS)

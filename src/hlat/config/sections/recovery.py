@@ -44,7 +44,8 @@ class CheckpointConfig(Section):
     keep_every_steps: Positive | None = None
     """Checkpoints at multiples of this are kept for ever."""
     init_from: str | None = None
-    """Checkpoint whose weights the run starts from (see hlat import); null starts from random weights."""
+    """Checkpoint, Hugging Face folder or id of a model of the Hub whose weights the run starts from; null starts from
+    random weights. model.from sets it together with the model and its tokenizer."""
     background: bool = True
     """Write checkpoints in a helper process of each rank; costs a second copy of the state in host memory."""
     retries: Count = 3

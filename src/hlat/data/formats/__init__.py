@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         tokens_from_bytes,
     )
     from hlat.data.formats.megatron import MegatronDataset, index_path
-    from hlat.data.formats.ranges import WHOLE, FileRange, RangeReader
+    from hlat.data.formats.ranges import WHOLE, WHOLE_FILE, FileRange, RangeReader
     from hlat.data.formats.records import InputFile, Row, RowError
     from hlat.data.formats.registry import folder_format, format_named, format_of
 
@@ -45,6 +45,7 @@ __getattr__ = lazily(
         ),
         "ranges": (
             "WHOLE",
+            "WHOLE_FILE",
             "FileRange",
             "RangeReader",
         ),
@@ -63,6 +64,7 @@ __getattr__ = lazily(
 
 __all__ = [
     "WHOLE",
+    "WHOLE_FILE",
     "Companion",
     "Content",
     "ContentT",

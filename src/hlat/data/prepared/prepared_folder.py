@@ -275,7 +275,8 @@ def current_settings(folder: Path, manifest: DataManifest | None, config: DataCo
 def check_tokenizer(config: DataConfig, vocab_size: int) -> None:
     """Check the vocabulary size of the recipe's tokenizer before data is prepared.
 
-    A tokenizer that does not exist is left to ``prepare``, which may find a copy of it in finished data.
+    A tokenizer that does not exist here, such as one of the Hugging Face Hub, is left to ``prepare``, which may find a
+    copy of it in finished data.
 
     Args:
         config: the data section.

@@ -22,7 +22,7 @@ from hlat.data.stores import (
     StoreUnavailableError,
     local_path,
 )
-from hlat.runtime import DataError, hub_id_advice, is_url
+from hlat.runtime import DataError, dataset_id_advice, is_url
 
 _SMALL_BYTES = 1 << 24
 
@@ -184,7 +184,7 @@ def _find_files(path: str) -> list[Path]:
         return files
     if root.is_absolute():
         raise SourceNotFoundError(f"{path}: no such file or folder")
-    advice = hub_id_advice(path, "dataset") or "Relative paths start at the folder of the command."
+    advice = dataset_id_advice(path) or "Relative paths start at the folder of the command."
     raise SourceNotFoundError(f"{path}: no such file or folder (looked in {Path.cwd()}). {advice}")
 
 

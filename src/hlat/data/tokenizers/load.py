@@ -9,7 +9,8 @@ from pathlib import Path
 
 from hlat.data.tokenizers.base import Tokenizer
 from hlat.data.tokenizers.json_tokenizer import read_json_tokenizer
-from hlat.runtime import DataError, hub_id_advice
+from hlat.runtime import DataError
+from hlat.runtime.storage import TOKENIZER_FILES, HubError, HubModel
 
 _NAMES = ("tokenizer.json", "tokenizer.model")
 
@@ -18,13 +19,13 @@ def load_tokenizer(path: str | Path, eos_token: str | None = "auto") -> Tokenize
     """Load a tokenizer from a tokenizer.json, a SentencePiece .model, or a folder that contains one of them.
 
     Args:
-        path: the file or folder.
+        path: the file or folder, or the id of a model of the Hugging Face Hub, whose tokenizer is downloaded once.
         eos_token: name of the end-of-sequence token; "auto" for the tokenizer's own; None for none.
 
     Raises:
         DataError: the tokenizer is missing, unreadable, or has no such end-of-sequence token.
     """
-    path = Path(path).expanduser()
+    path = _local_path(path)
     try:
         file = _tokenizer_file(path)
         content = file.read_bytes()
@@ -55,6 +56,16 @@ def load_saved(folder: Path) -> Tokenizer:
     return load_tokenizer(model if model.is_file() else folder)
 
 
+def _local_path(path: str | Path) -> Path:
+    hub = HubModel.parse(str(path))
+    if hub is None:
+        return Path(path).expanduser()
+    try:
+        return hub.snapshot(TOKENIZER_FILES)
+    except HubError as error:
+        raise DataError(f"data.tokenizer.path {path}: {error}. Or set it to null to train a tokenizer.") from error
+
+
 def _tokenizer_file(path: Path) -> Path:
     if path.is_dir():
         found = [path / name for name in _NAMES if (path / name).is_file()]
@@ -62,8 +73,7 @@ def _tokenizer_file(path: Path) -> Path:
             raise DataError(f"{path}: no tokenizer here: expected {' or '.join(_NAMES)} in the folder")
         return found[0]
     if not path.is_file():
-        remedy = hub_id_advice(str(path), "tokenizer") or "Check data.tokenizer.path, or set it to null to train one."
-        raise DataError(f"{path}: no such tokenizer. {remedy}")
+        raise DataError(f"{path}: no such tokenizer. Check data.tokenizer.path, or set it to null to train one.")
     if path.suffix not in (".json", ".model"):
         raise DataError(f"{path}: not a tokenizer: expected tokenizer.json, a SentencePiece .model, or their folder")
     return path

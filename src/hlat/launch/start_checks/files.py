@@ -7,7 +7,8 @@ from pathlib import Path
 
 from hlat.config import Problem
 from hlat.launch.start_checks.place import StartPlace, absence, nearest_folder
-from hlat.runtime import hub_id_advice, is_url
+from hlat.runtime import is_url
+from hlat.runtime.storage import CONFIG_FILES, HubError, HubModel
 
 
 def inputs(place: StartPlace) -> Iterator[Problem]:
@@ -17,15 +18,19 @@ def inputs(place: StartPlace) -> Iterator[Problem]:
 
 
 def weights(place: StartPlace) -> Iterator[Problem]:
-    """Yield a checkpoint to start from that does not exist."""
+    """Yield a checkpoint to start from that does not exist, or a model that the Hub does not give."""
     checkpoint = place.sections.get("checkpoint")
     path = None if checkpoint is None else checkpoint.init_from
     if path is None or is_url(path) or not (reason := absence(path)):
         return
-    advice = hub_id_advice(path, "model")
-    import_it = f"{advice} Then `hlat import` makes a checkpoint of it."
-    remedy = import_it if advice else "Name a checkpoint or a run folder."
-    yield Problem("checkpoint.init_from", f"{reason}.", remedy, path, True)
+    if (hub := HubModel.parse(path)) is None:
+        remedy = "Name a checkpoint, a run folder, or a Hugging Face folder."
+        yield Problem("checkpoint.init_from", f"{reason}.", remedy, path, True)
+        return
+    try:
+        hub.snapshot(CONFIG_FILES)  # the weights follow when training starts
+    except HubError as error:
+        yield Problem("checkpoint.init_from", f"{error}.", "", path, True)
 
 
 def tasks(place: StartPlace) -> Iterator[Problem]:

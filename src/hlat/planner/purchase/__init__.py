@@ -10,9 +10,11 @@ from hlat.planner.purchase.choice import Purchase, choose_cluster
 from hlat.planner.purchase.goal import parse_goal
 from hlat.planner.purchase.model_size import ModelSize, RequestOf, choose_model_size
 from hlat.planner.purchase.offers import Offer
+from hlat.planner.purchase.scaling_law import CHINCHILLA
 from hlat.planner.purchase.table import model_size_json, model_size_lines, purchase_json, purchase_lines
 
 __all__ = [
+    "CHINCHILLA",
     "ModelSize",
     "Offer",
     "Purchase",

@@ -7,6 +7,7 @@ from hlat.runtime.lazy import lazily
 if TYPE_CHECKING:
     from hlat.runtime.storage.fsspec_backends import check_url, explain_failure, open_filesystem, protocol_of
     from hlat.runtime.storage.fsync import sync_to_disk
+    from hlat.runtime.storage.hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, HubError, HubModel
     from hlat.runtime.storage.once import OnceMarkers
     from hlat.runtime.storage.run_folder import (
         ATTEMPT_ENV,
@@ -32,6 +33,7 @@ __getattr__ = lazily(
             "check_url",
         ),
         "fsync": ("sync_to_disk",),
+        "hub": ("CONFIG_FILES", "TOKENIZER_FILES", "WEIGHT_FILES", "HubError", "HubModel"),
         "once": ("OnceMarkers",),
         "run_folder": (
             "EarlierAttempt",
@@ -56,11 +58,16 @@ __getattr__ = lazily(
 
 __all__ = [
     "ATTEMPT_ENV",
+    "CONFIG_FILES",
     "EARLIER_ATTEMPT_ENV",
     "ID_NAME",
     "LOCK_NAME",
+    "TOKENIZER_FILES",
+    "WEIGHT_FILES",
     "EarlierAttempt",
     "FailureKind",
+    "HubError",
+    "HubModel",
     "OnceMarkers",
     "RunFolder",
     "StorageFailure",

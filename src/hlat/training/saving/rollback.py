@@ -7,8 +7,6 @@ Steps that are repeated read the same samples and give the same bits, so the res
 from which they start. Processes, process groups and compiled code stay.
 """
 
-from pathlib import Path
-
 from hlat.checkpoint import load_weights
 from hlat.model import initialise
 from hlat.resilience import reset_durable_step
@@ -66,6 +64,6 @@ def _reset_to_start(state: RunState) -> None:
     if recipe.checkpoint.init_from is None:
         initialise(state.model.local_parameters, recipe.model, recipe.training.seed)
     else:
-        load_weights(Path(recipe.checkpoint.init_from), recipe.model, state.model.local_parameters, state.runtime.ranks)
+        load_weights(recipe.checkpoint.init_from, recipe.model, state.model.local_parameters, state.runtime.ranks)
     state.optimizer.state.clear()
     state.components.reset()

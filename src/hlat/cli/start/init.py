@@ -1,0 +1,46 @@
+"""``hlat init``: a first recipe for a folder of text and this machine."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hlat.cli.common import ready, say
+from hlat.cli.plan_options import check_outputs
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs of this module."""
+    app.command()(init)
+
+
+def init(
+    texts: Annotated[str, typer.Argument(help="The corpus: a file, folder or glob.", show_default=False)],
+    to: Annotated[Path, typer.Option(help="Recipe file to write; must not exist.")] = Path("recipe.yaml"),
+    hours: Annotated[float, typer.Option(min=0.01, help="Time to train, in hours.")] = 1.0,
+    start: Annotated[
+        str | None,
+        typer.Option("--from", help="Model to continue from: checkpoint, Hugging Face folder, or id of the Hub."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Preset or config.json of a new model; default: chosen.")] = None,
+    column: Annotated[str | None, typer.Option(help="Column or key of the text; default: the usual names.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run; default: that of the recipe file.")] = None,
+    device: Annotated[str, typer.Option(help="Device type, as run.device takes it.")] = "auto",
+) -> None:
+    """Write a commented recipe for a corpus: model, batch and rate for this machine and a time."""
+    import hlat
+    from hlat.runtime import StorageError
+
+    ready()
+    if to.exists():
+        raise StorageError(f"{to} exists; name a new file with --to, or remove it first")
+    check_outputs((to,))
+    text = hlat.draft_recipe(
+        texts, name=name or to.stem, hours=hours, column=column, start=start, model=model, device=device
+    )
+    try:
+        to.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"{to} cannot be written: {error}") from error
+    say(text.rstrip())
+    say(f"\nwritten to {to}. Next: hlat check {to}, then hlat train {to}")

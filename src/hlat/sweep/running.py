@@ -1,0 +1,91 @@
+"""Runs of a sweep, one after the other on this machine, each a process of its own: ``hlat train``.
+
+run --already finished--> left alone
+run --subprocess--> exit code; a run that fails does not keep the others from running
+"""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hlat.reporting import RunSummary, list_runs
+from hlat.sweep.runs import Sweep, SweepRun
+
+_INTERRUPTIONS = (128 + signal.SIGINT, -signal.SIGINT)
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """A run of a sweep as it stands.
+
+    Attributes:
+        run: the run.
+        summary: its state and last numbers; None if it has not begun.
+        exit_code: exit code of its process; None if it was not started this time.
+    """
+
+    run: SweepRun
+    summary: RunSummary | None
+    exit_code: int | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """True if nothing is left to be done."""
+        found = self.summary
+        return found is not None and found.state == "finished" and (found.step or 0) >= self.run.steps
+
+
+def sweep_results(sweep: Sweep) -> list[SweepResult]:
+    """Read how the runs of a sweep stand."""
+    return [_result(run) for run in sweep.runs]
+
+
+def run_sweep(
+    sweep: Sweep,
+    say: Callable[[str], None],
+    *,
+    only: int | None = None,
+    train_options: Sequence[str] = (),
+) -> list[SweepResult]:
+    """Train the runs that are not finished.
+
+    Args:
+        sweep: the sweep.
+        say: shows a message to the user.
+        only: number of the run to train, from 0; None trains all.
+        train_options: options of ``hlat train``, such as ("--nproc", "2").
+
+    Returns:
+        Every run as it stands then. Training ends with the run that Ctrl-C interrupted.
+    """
+    codes: dict[str, int] = {}
+    for number, run in enumerate(sweep.runs):
+        if only not in (None, number):
+            continue
+        head = f"run {number + 1} of {len(sweep.runs)}: {run.name}"
+        if _result(run).is_finished:
+            say(f"{head}: finished before")
+            continue
+        say(head)
+        codes[run.name] = _train(sweep.recipe, run, train_options)
+        if codes[run.name] in _INTERRUPTIONS:
+            break
+    return [_result(run, codes.get(run.name)) for run in sweep.runs]
+
+
+def _result(run: SweepRun, exit_code: int | None = None) -> SweepResult:
+    found = list_runs(run.folder) if run.folder.is_dir() else []
+    return SweepResult(run, next((one for one in found if one.path == run.folder), None), exit_code)
+
+
+def _train(recipe: str, run: SweepRun, options: Sequence[str]) -> int:
+    """Train one run; Ctrl-C at the terminal reaches its process too, which saves before it ends."""
+    command = [sys.executable, "-P", "-m", "hlat", "train", *options, recipe, *run.overrides]
+    process = subprocess.Popen(command)
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            continue  # its process ends by itself, and once more ends it at once
