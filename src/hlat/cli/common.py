@@ -4,15 +4,14 @@ import logging
 import os
 import signal
 import sys
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from hlat.runtime import escape_beneath_rich, escape_controls
+from hlat.runtime import BottomLine, draws_lines, erase_rest_of, escape_controls
 from hlat.runtime.backend import untested_torch_warning
 from hlat.runtime.process import LAUNCHER_ENV, json_line, prints_json
 
@@ -31,8 +30,7 @@ CheckpointArgument = Annotated[
 WeightsOption = Annotated[
     Literal["model", "ema"], typer.Option(help="The weights, or their average (of a run with training.ema).")
 ]
-
-_SECONDS_BETWEEN_LINES = 5.0
+VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Say what was measured and decided, too.")]
 
 
 def ready() -> None:
@@ -74,6 +72,18 @@ def complain(message: str, level: str = "warning") -> None:
         typer.echo(json_line("message", message, level=level) if prints_json() else escape_controls(message), err=True)
 
 
+def say_above(text: str) -> None:
+    """Print text to standard output where another process may be drawing a line on the same terminal."""
+    erase_rest_of(sys.stdout)
+    say(text)
+
+
+def complain_above(message: str) -> None:
+    """Print a message to standard error where another process may be drawing a line on the same terminal."""
+    erase_rest_of(sys.stderr)
+    complain(message)
+
+
 def show_event(kind: str, fields: Mapping[str, Any]) -> None:
     """Print an event of the supervisor where output is JSON lines."""
     from hlat.tracking import event_line
@@ -86,29 +96,21 @@ def show_event(kind: str, fields: Mapping[str, Any]) -> None:
 @contextmanager
 def data_progress() -> Iterator["ProgressCallback"]:
     """Show the progress of data preparation: a bar on a terminal, a line every few seconds otherwise."""
-    if sys.stdout.isatty():
-        with _bar() as bar:
-            yield bar
-        return
-    said_at = time.monotonic()
+    from hlat.tracking.display import show_data_progress
 
-    def line(stage: str, done: int, total: int) -> None:
-        nonlocal said_at
-        if time.monotonic() - said_at >= _SECONDS_BETWEEN_LINES:
-            said_at = time.monotonic()
-            say(f"prepare: {stage} {done / max(1, total):.0%}, {done / 1e6:,.1f} of {total / 1e6:,.1f} MB")
-
-    yield line
+    with show_data_progress(sys.stdout, say) as progress:
+        yield progress
 
 
 @contextmanager
-def _bar() -> Iterator["ProgressCallback"]:
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+def opening_line(what: str) -> Iterator[Callable[[], None]]:
+    """Show on a terminal, within the block, that a command has begun, before anything slow is imported.
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    # The stream is given explicitly: sys.stdout is replaced while the bar is drawn.
-    with Progress(*columns, TimeRemainingColumn(), console=Console(file=sys.stdout), transient=True) as bar:
-        escape_beneath_rich()
-        task = bar.add_task("prepare", total=None)
-        yield lambda stage, done, total: bar.update(task, description=stage, completed=done, total=total)
+    Yields:
+        Function that ends the line before the block does.
+    """
+    if not (sys.stdout.isatty() and draws_lines()) or os.environ.get("RANK", "0") != "0":
+        yield lambda: None
+        return
+    with BottomLine(sys.stdout, lambda width: what[:width]) as line:
+        yield line.close

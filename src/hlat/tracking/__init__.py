@@ -7,7 +7,6 @@
 It receives plain numbers and does not depend on models, data or devices.
 """
 
-from hlat.tracking.console import prepare_streams
 from hlat.tracking.events import EventLog, read_events
 from hlat.tracking.json_console import event_line
 from hlat.tracking.jsonl import from_json_value, to_json_value
@@ -31,7 +30,6 @@ __all__ = [
     "from_json_value",
     "metrics_table",
     "open_tracker",
-    "prepare_streams",
     "read_events",
     "read_last_metrics",
     "read_metrics",

@@ -16,14 +16,16 @@ from typing import TextIO
 
 from hlat.config import Recipe
 from hlat.config.sections import refuse_faults
+from hlat.parallel import decide_compilation
 from hlat.resilience import StepVerdict, record_run_id, set_step_counter
 from hlat.runtime import HlatError, StorageError, rank_info
 from hlat.runtime.backend import backend_of
 from hlat.runtime.distributed import Runtime, joined_run
-from hlat.runtime.process import enter_phase, observe_phases, rank_log
+from hlat.runtime.process import enter_phase, enter_stage, observe_phases, rank_log
 from hlat.runtime.storage import EarlierAttempt, RunFolder, hold_run_folder, open_run_folder
 from hlat.tracking import OtherRankTracker, Tracker, open_tracker
 from hlat.tracking.hosted import check_installed
+from hlat.training.announcement import announce
 from hlat.training.batches import BatchPrefetcher
 from hlat.training.components import (
     ComponentList,
@@ -49,7 +51,6 @@ from hlat.training.saving import (
     saver_process,
 )
 from hlat.training.step import StepResult, accumulate_gradients, update
-from hlat.training.step_metrics import announce
 from hlat.training.validation import ValidationResult
 
 
@@ -104,6 +105,8 @@ def run(
         check_installed(recipe.tracking)
     configure_rounding(recipe, this_rank)
     open_run_folder(recipe.run_dir, earlier)
+    if this_rank.world > 1:
+        enter_stage(f"joining {this_rank.world} processes")
     with (
         rank_log(recipe.run_dir, this_rank.rank, this_rank.world),
         saver_process(recipe, this_rank) as saver,  # first: a fork is cheap and safe only before threads start
@@ -190,6 +193,8 @@ def _train(
         components = ComponentList(_components(state, metrics_lines, corruption_check, checkpointer, exports, profile))
         components.begin(LoopStart(recipe, state.runtime, state.step, tracker, stack))
         metrics_lines.write_missing()
+        compiles = decide_compilation(recipe, state.runtime.device, state.runtime.world).on
+        enter_stage("compiling, first step" if compiles else "first step")
         while state.step < last_step and stop_reason is None:
             stop.start_vote()
             components.before_step()
@@ -205,6 +210,8 @@ def _train(
             stop_reason = stop.vote_result()
             is_last = state.step == last_step or stop_reason is not None
             components.after_step(StepEnd(state.step, result, is_last))
+            enter_stage("")
+            tracker.step_done(state.step)
         components.at_end(result)
         enter_phase("end")
 
