@@ -1,4 +1,4 @@
-"""What a person sees of a run at a terminal: something at once, every step, and nothing left behind."""
+"""The display of a run at a terminal: something at once, every step, and nothing left behind."""
 
 import random
 import subprocess

@@ -30,7 +30,10 @@ SURFACE = {
         "--no-supervisor",
         "--require-step",
         *("--nodes", "--node", "--address"),
+        "--verbose",
     },
+    "show": {"run", "--json"},
+    "compare": {"runs", "--json"},
     "compile": {"recipe", "overrides", "--nproc", "--device", "--out", "--from"},
     "report": {"runs", "--to", "--serve", "--port", "--cluster", "--price", "--hardware"},
     "runs": {"folder", "--json"},
@@ -112,7 +115,7 @@ SURFACE = {
     "average": {"checkpoints", "--to", "--last", "--coefficients", "--decay", "--weights"},
     "import": {"source", "--to", "--model", "--tokenizer"},
     "export": {"checkpoint", "--to", "--dtype", "--weights"},
-    "quickstart": {"--to", "--steps"},
+    "quickstart": {"--to", "--steps", "--verbose"},
 }
 
 

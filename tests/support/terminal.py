@@ -28,7 +28,7 @@ _CUT = re.compile(r"\x1b(\[[0-9;?]*)?$")
 
 
 class Screen:
-    """What a terminal of a width shows, as lines of text that are not broken yet.
+    """The text that a terminal of a width shows, as lines of text that are not broken yet.
 
     Attributes:
         lines: the text since the beginning.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hlat.api.planning import choose_cluster, choose_model_size, compare_plans, plan
     from hlat.api.preflight import doctor
     from hlat.api.recipes import load_recipe
-    from hlat.api.records import metrics, report, runs
+    from hlat.api.records import compare_runs, metrics, report, runs, show_run
     from hlat.api.submission import submit_kubernetes, submit_slurm
     from hlat.api.training import TrainingResult, rehearse, train
 
@@ -57,9 +57,11 @@ __getattr__ = lazily(
         "preflight": ("doctor",),
         "recipes": ("load_recipe",),
         "records": (
+            "compare_runs",
             "metrics",
             "report",
             "runs",
+            "show_run",
         ),
         "submission": (
             "submit_kubernetes",
@@ -79,6 +81,7 @@ __all__ = [
     "choose_cluster",
     "choose_model_size",
     "compare_plans",
+    "compare_runs",
     "compile_cache",
     "doctor",
     "evaluate",
@@ -94,6 +97,7 @@ __all__ = [
     "rehearse",
     "report",
     "runs",
+    "show_run",
     "submit_kubernetes",
     "submit_slurm",
     "train",

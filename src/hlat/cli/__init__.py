@@ -18,12 +18,12 @@ from hlat.cli import (
     quickstart,
     recipe,
     rehearse,
-    report,
     train,
 )
 from hlat.cli.common import complain, say
 from hlat.cli.data import data_app
 from hlat.cli.launch import launch_app
+from hlat.cli.runs import register as register_runs
 from hlat.runtime import HlatError, escape_controls, redact_value
 from hlat.runtime.process import INTERRUPTED_MESSAGE
 
@@ -90,8 +90,9 @@ def _options(
     """Pre-train LLaMA-class language models on the hardware you have, from one recipe file."""
 
 
-for module in (quickstart, recipe, plan, rehearse, doctor, compile, train, report, evaluate, model):
+for module in (quickstart, recipe, plan, rehearse, doctor, compile, train, evaluate, model):
     module.register(app)
+register_runs(app)
 app.add_typer(data_app, name="data")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(hardware.app, name="hardware")

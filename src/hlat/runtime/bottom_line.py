@@ -52,7 +52,7 @@ class BottomLine:
 
     @property
     def shown(self) -> Render:
-        """What draws the line at present."""
+        """The function that draws the line at present."""
         return self._render
 
     def show(self, render: Render) -> None:

@@ -9,7 +9,7 @@ It receives plain numbers and does not depend on models, data or devices.
 
 from hlat.tracking.events import EventLog, read_events
 from hlat.tracking.json_console import event_line
-from hlat.tracking.jsonl import from_json_value, to_json_value
+from hlat.tracking.jsonl import from_json_value, read_valid_records, to_json_value
 from hlat.tracking.log_stream import LogStream
 from hlat.tracking.metrics import MetricsFile, read_last_metrics, read_metrics
 from hlat.tracking.metrics_table import metrics_table
@@ -34,5 +34,6 @@ __all__ = [
     "read_last_metrics",
     "read_metrics",
     "read_samples",
+    "read_valid_records",
     "to_json_value",
 ]

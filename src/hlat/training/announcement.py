@@ -1,4 +1,4 @@
-"""What a run says when its steps begin: three lines, then what is unusual; with -v also what was decided.
+"""Messages of a run when its steps begin: three lines, then what is unusual; with -v also what was decided.
 
 model and parameters
 data, steps and their tokens

@@ -26,6 +26,7 @@ from hlat.runtime.storage import EarlierAttempt, RunFolder, hold_run_folder, ope
 from hlat.tracking import OtherRankTracker, Tracker, open_tracker
 from hlat.tracking.hosted import check_installed
 from hlat.training.announcement import announce
+from hlat.training.attempt_record import RunOrigin, record_attempt, record_early_failure
 from hlat.training.batches import BatchPrefetcher
 from hlat.training.components import (
     ComponentList,
@@ -79,6 +80,7 @@ def run(
     allow_faults: bool = False,
     require_step: int | None = None,
     earlier: EarlierAttempt | None = None,
+    origin: RunOrigin | None = None,
 ) -> Outcome:
     """Train a recipe, starting from the newest valid checkpoint in its run directory if there is one.
 
@@ -93,6 +95,7 @@ def run(
         allow_faults: inject the faults listed in the recipe. If False, a recipe that lists any is refused.
         require_step: resume from this step; fail unless it is the newest checkpoint.
         earlier: run id and durable step of the previous attempt; fail if its folder or that state is gone.
+        origin: file, text and overrides of the recipe, for the record; None for a recipe that a program has made.
 
     Raises:
         HlatError: the run cannot start or continue; the message says why and what would work.
@@ -115,7 +118,13 @@ def run(
     ):
         folder = _lock_run_folder(stack, recipe, runtime, stream)
         open_run_folder(recipe.run_dir, earlier)  # again: the folder may have changed while waiting for the lock
-        state = build_run_state(recipe, runtime, folder, data_progress, require_step, earlier)
+        runtime.ranks.run_on_rank0(lambda: record_attempt(recipe, runtime, origin))
+        try:
+            state = build_run_state(recipe, runtime, folder, data_progress, require_step, earlier)
+        except HlatError as error:
+            if runtime.ranks.is_first:
+                record_early_failure(recipe, error)
+            raise
         if folder.run_id is not None:
             record_run_id(folder.run_id)
         tracker = _open_tracker(state, stream)

@@ -1,4 +1,4 @@
-"""How much the commands say: HLAT_VERBOSE=1 in the environment, which the option -v sets, asks for all notes.
+"""Verbosity of the commands: HLAT_VERBOSE=1 in the environment, which the option -v sets, asks for all notes.
 
 The processes of a run inherit the environment, so all of them know.
 """

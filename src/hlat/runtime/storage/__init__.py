@@ -10,9 +10,11 @@ if TYPE_CHECKING:
     from hlat.runtime.storage.once import OnceMarkers
     from hlat.runtime.storage.run_folder import (
         ATTEMPT_ENV,
+        ATTEMPTS_NAME,
         EARLIER_ATTEMPT_ENV,
         ID_NAME,
         LOCK_NAME,
+        RECIPE_NAME,
         EarlierAttempt,
         RunFolder,
         hold_run_folder,
@@ -38,7 +40,9 @@ __getattr__ = lazily(
             "ATTEMPT_ENV",
             "EARLIER_ATTEMPT_ENV",
             "ID_NAME",
+            "ATTEMPTS_NAME",
             "LOCK_NAME",
+            "RECIPE_NAME",
             "RunFolder",
             "open_run_folder",
             "hold_run_folder",
@@ -55,10 +59,12 @@ __getattr__ = lazily(
 )
 
 __all__ = [
+    "ATTEMPTS_NAME",
     "ATTEMPT_ENV",
     "EARLIER_ATTEMPT_ENV",
     "ID_NAME",
     "LOCK_NAME",
+    "RECIPE_NAME",
     "EarlierAttempt",
     "FailureKind",
     "OnceMarkers",

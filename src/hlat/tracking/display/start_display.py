@@ -1,4 +1,4 @@
-"""What a command does before its first step: a line with a spinner on a terminal, elsewhere a line for each stage.
+"""Display of the stages before the first step: a line with a spinner on a terminal, elsewhere a line for each stage.
 
 enter_stage("building the model") --> terminal:  ⠹ building the model  3 s     (gone when the run's console begins)
 --> otherwise: building the model ...
