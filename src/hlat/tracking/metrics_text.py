@@ -37,7 +37,7 @@ def named_values(metrics: Metrics) -> list[tuple[str, str]]:
         bits = f" (bpb {metrics['val_bits_per_byte']:.4f})" if "val_bits_per_byte" in metrics else ""
         found.append(("val_loss", f"val {metrics['val_loss']:.4f}{bits}"))
     for key, value in metrics.items():
-        if key.startswith("val/") and key.endswith("/loss"):
+        if key.startswith("val/") and key.endswith("/loss") and key.count("/") == 2:  # not each source of the split
             found.append((key, f"val {key.split('/')[1]} {value:.4f}"))
         elif key.startswith("task/") and key.endswith("/acc"):
             found.append((key, f"{key.split('/')[1]} {value:.1%}"))

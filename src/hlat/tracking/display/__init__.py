@@ -1,7 +1,7 @@
 """Display of a run for people: the stages of its start, and its console, on terminals and in log files."""
 
 from hlat.tracking.display.console import Console, SilentConsole, make_console, prepare_streams
-from hlat.tracking.display.data_progress import show_data_progress
+from hlat.tracking.display.data_progress import show_data_progress, show_progress
 from hlat.tracking.display.start_display import show_stages
 
 __all__ = [
@@ -10,5 +10,6 @@ __all__ = [
     "make_console",
     "prepare_streams",
     "show_data_progress",
+    "show_progress",
     "show_stages",
 ]

@@ -19,6 +19,7 @@ from hlat.tracking.metrics_text import duration
 
 COUNTED = {"train tokenizer": "merges"}
 """Stages that do not report bytes, and what they count."""
+_BATCHES = "micro-batches"
 
 _SECONDS_BETWEEN_LINES = 5.0
 _BAR_COLUMNS = 20
@@ -29,14 +30,15 @@ Progress = Callable[[str, int, int], None]
 
 
 class DataProgress:
-    """Present state of a preparation; called with each report of it.
+    """Present state of a preparation, or of other work; called with each report of it.
 
     Args:
         clock: seconds, monotonic.
+        counts: what all its stages count; None for bytes, and what ``COUNTED`` says.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic, counts: str | None = None) -> None:
+        self._clock, self._counts = clock, counts
         self._stage, self._done, self._total = "preparing data", 0, 0
         self._first, self._begin = 0, clock()
 
@@ -64,19 +66,20 @@ class DataProgress:
 
     def text(self) -> str:
         """Return the state as a line of text."""
+        prefix = "" if self._counts else "prepare: "
         seconds = self._clock() - self._begin
         if not self._total:
-            return f"prepare: {self._stage}, {seconds:.0f} s so far"
+            return f"{prefix}{self._stage}, {seconds:.0f} s so far"
         share = self._done / self._total
-        return f"prepare: {self._stage} {share:.0%}, {self._amount()}, eta {self._left(seconds)}"
+        return f"{prefix}{self._stage} {share:.0%}, {self._amount()}, eta {self._left(seconds)}"
 
     def _amount(self) -> str:
-        if self._stage in COUNTED:
-            return f"{self._done:,} of {self._total:,} {COUNTED[self._stage]}"
+        if counted := self._counts or COUNTED.get(self._stage):
+            return f"{self._done:,} of {self._total:,} {counted}"
         return f"{self._done / _MB:,.1f} of {self._total / _MB:,.1f} MB of files"
 
     def _speed(self, seconds: float) -> str:
-        if self._stage in COUNTED or self._done <= self._first or seconds <= 0:
+        if self._counts or self._stage in COUNTED or self._done <= self._first or seconds <= 0:
             return ""
         return f"{(self._done - self._first) / seconds / _MB:,.1f} MB/s"
 
@@ -100,6 +103,18 @@ def show_data_progress(stream: TextIO, say: Callable[[str], None]) -> Iterator[P
         yield progress
         line.show(StageLine("checking data"))
     elif stream.isatty() and draws_lines():
+        with BottomLine(stream, progress.render):
+            yield progress
+    else:
+        yield _printing(progress, say)
+
+
+@contextmanager
+def show_progress(stream: TextIO, say: Callable[[str], None]) -> Iterator[Progress]:
+    """Show the progress of an evaluation within the block, whose reports count micro-batches; see above."""
+    progress = DataProgress(counts=_BATCHES)
+    progress("starting", 0, 0)
+    if stream.isatty() and draws_lines():
         with BottomLine(stream, progress.render):
             yield progress
     else:
