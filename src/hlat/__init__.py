@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from hlat.api import choose_cluster as choose_cluster
     from hlat.api import choose_model_size as choose_model_size
     from hlat.api import compare_plans as compare_plans
+    from hlat.api import compare_runs as compare_runs
     from hlat.api import compile_cache as compile_cache
     from hlat.api import doctor as doctor
     from hlat.api import draft_recipe as draft_recipe
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from hlat.api import rehearse as rehearse
     from hlat.api import report as report
     from hlat.api import runs as runs
+    from hlat.api import show_run as show_run
     from hlat.api import submit_kubernetes as submit_kubernetes
     from hlat.api import submit_slurm as submit_slurm
     from hlat.api import train as train
@@ -61,6 +63,7 @@ _API = {
             "choose_cluster",
             "choose_model_size",
             "compare_plans",
+            "compare_runs",
             "doctor",
             "draft_recipe",
             "evaluate",
@@ -78,6 +81,7 @@ _API = {
             "rehearse",
             "report",
             "runs",
+            "show_run",
             "train",
             "unpack_cache",
             "watch",

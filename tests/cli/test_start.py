@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from tests.support.reporting import line, write_run
+
 HEAVY = ("torch", "numpy", "pyarrow", "tokenizers", "tensorboard")
 PROGRAM = """
 import sys
@@ -29,6 +31,14 @@ def imported_by(*arguments: str, packages: tuple[str, ...]) -> list[str]:
 )
 def test_help_imports_neither_torch_nor_the_recipe(arguments):
     assert not imported_by(*arguments, packages=(*HEAVY, "yaml", "hlat.config", "hlat.launch"))
+
+
+@pytest.mark.parametrize("arguments", [["runs"], ["show", "run"], ["compare", "run", "run"], ["show", "run", "--json"]])
+def test_looking_at_runs_imports_neither_torch_nor_numpy(arguments, tmp_path, monkeypatch):
+    write_run(tmp_path / "run", [line(10), line(20)])
+    monkeypatch.chdir(tmp_path)
+    arguments = ["runs", str(tmp_path)] if arguments == ["runs"] else arguments
+    assert not imported_by(*arguments, packages=HEAVY)
 
 
 @pytest.mark.parametrize("family", ["llama", "olmo2"])

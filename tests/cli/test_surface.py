@@ -30,7 +30,10 @@ SURFACE = {
         "--no-supervisor",
         "--require-step",
         *("--nodes", "--node", "--address"),
+        "--verbose",
     },
+    "show": {"run", "--json"},
+    "compare": {"runs", "--json"},
     "compile": {"recipe", "overrides", "--nproc", "--device", "--out", "--from"},
     "report": {"runs", "--to", "--serve", "--port", "--cluster", "--price", "--hardware"},
     "runs": {"folder", "--json"},
@@ -98,6 +101,7 @@ SURFACE = {
         *("checkpoint", "--allow-code-execution", "--batch-rows", "--batch-tokens", "--data", "--dtype", "--files"),
         *("--include", "--limit", "--max-length", "--max-new-tokens", "--nproc", "--once", "--out", "--render"),
         *("--requests", "--seed", "--shots", "--suite", "--tasks", "--tensor", "--watch", "--weights"),
+        "--json",
     },
     "generate": {
         "checkpoint",
@@ -112,7 +116,7 @@ SURFACE = {
     "average": {"checkpoints", "--to", "--last", "--coefficients", "--decay", "--weights"},
     "import": {"source", "--to", "--model", "--tokenizer"},
     "export": {"checkpoint", "--to", "--dtype", "--weights"},
-    "quickstart": {"--to", "--steps"},
+    "quickstart": {"--to", "--steps", "--verbose"},
 }
 
 

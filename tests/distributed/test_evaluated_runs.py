@@ -15,6 +15,7 @@ LAYOUTS = {
     "CP 2": ["parallel.context=2"],
     "DP 2": ["parallel.zero=3"],
 }
+SOURCES = {"first": "0-2", "second": "3-5"}
 SHORT = [
     "training.steps=4",
     "schedule.warmup_steps=1",
@@ -45,7 +46,9 @@ def start(cli, corpus, tiny_recipe, tmp_path_factory):
     write_requests(folder / "next.jsonl", requests)
 
     def train(name, *more, evaluate=True):
-        where = [f"data.path={corpus}", f"data.prepared_dir={folder / 'data'}", f"run.dir={folder / name}"]
+        halves = [{"path": f"{corpus}/0[{digits}]*.txt", "name": name} for name, digits in SOURCES.items()]
+        where = [f"data.sources={json.dumps(halves)}"]
+        where += [f"data.prepared_dir={folder / 'data'}", f"run.dir={folder / name}"]
         wanted = [f"evaluation.sets={{again: {folder / 'set.txt'}}}", f"evaluation.tasks=[{folder / 'next.jsonl'}]"]
         prompts = json.dumps([text[:30], text[500:560]])
         wanted.append(f"evaluation.prompts={prompts}")
@@ -79,6 +82,7 @@ def test_a_layout_scores_as_one_process_does(layout, start, alone):
     assert found.keys() == wanted.keys() == {2, 4}
     for step, columns in wanted.items():
         assert {"val_loss", "val/again/loss", "task/next/acc", "task/next/acc_norm"} <= columns.keys()
+        assert {f"val/sources/{name}/loss" for name in SOURCES} <= columns.keys()
         assert found[step] == pytest.approx(columns, rel=1e-4)
     _, without, _ = start(f"{layout.replace(' ', '')}-without", "--nproc", "2", *LAYOUTS[layout], evaluate=False)
     assert all(torch.equal(weights[name], without[name]) for name in weights)

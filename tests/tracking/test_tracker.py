@@ -10,15 +10,18 @@ from pathlib import Path
 
 import psutil
 import pytest
-from rich.console import Console as RichTerminal
+from rich.cells import cell_len
 
 from hlat.config import BatchSchedule
 from hlat.config.sections import TrackingConfig
 from hlat.runtime import StorageError
 from hlat.tracking import open_tracker, read_events, read_metrics
-from hlat.tracking.console import PlainConsole, ProgressBarConsole, SilentConsole, make_console
+from hlat.tracking.display.console import PlainConsole, ProgressBarConsole, SilentConsole, make_console
+from hlat.tracking.display.data_progress import DataProgress
+from hlat.tracking.display.start_display import StageLines
 from hlat.tracking.eta import Eta
 from hlat.tracking.metrics_text import duration, rate, size
+from tests.support.terminal import Screen
 
 PLAIN = TrackingConfig(console="plain", tensorboard=False)
 
@@ -67,56 +70,113 @@ def test_the_plain_console_prints_these_lines(tmp_path: Path) -> None:
     ]
 
 
-def screen(output: str) -> list[str]:
-    """Return the screen of a terminal that knows carriage return, cursor up, erase line and colours."""
-    rows, row, column = [""], 0, 0
-    for control, text in re.findall(r"\x1b\[([0-9;?]*[A-Za-z])|([^\x1b])", output):
-        if control.endswith("A"):
-            row -= int(control[:-1] or 1)
-        elif control == "2K":
-            rows[row] = ""
-        elif text == "\r":
-            column = 0
-        elif text == "\n":
-            row, column = row + 1, 0
-            rows += [""] * (row + 1 - len(rows))
-        elif text:
-            rows[row] = rows[row][:column].ljust(column) + text + rows[row][column + 1 :]
-            column += 1
-    return [text.rstrip() for text in rows if text.strip()]
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
-def test_the_progress_bar_shows_the_same_values_and_keeps_validation_lines() -> None:
-    output = io.StringIO()
-    bar = ProgressBarConsole(RichTerminal(width=160, force_terminal=True, file=output), total_steps=2000, start_step=0)
+def test_the_line_of_a_terminal_shows_the_same_values_and_keeps_validation_lines() -> None:
+    output, screen = Terminal(), Screen(160)
+    bar = ProgressBarConsole(output, total_steps=2000, start_step=0)
     bar.message("[resumed] at step 10")  # brackets are text, not markup
     bar.log(line(20, val_loss=2.41, val_bits_per_byte=1.93), 2000, 198.0)
     bar.log(line(120), 2000, 188.0)
+    shown = bar.render(159)
     bar.close()
+    screen.feed(output.getvalue())
     values = "12.3k tok/s  mfu 31.2%  gnorm 0.52  lr 3.00e-04  mem 1.2G"
-    assert screen(output.getvalue()) == [
+    assert f"step 120/2000  6.0%  eta 0:03:08  loss 2.3412  {values}" in shown
+    assert screen.text.splitlines() == [
         "[resumed] at step 10",
         f"step 20/2000  loss 2.3412  val 2.4100 (bpb 1.9300)  {values}",
-        f"{'━' * 8} step 120/2000  6.0%  eta 0:03:08  loss 2.3412  {values}",
+        f"step 120/2000  loss 2.3412  {values}",  # the last values stay when the line goes
+    ]
+    assert screen.cursor_is_free
+
+
+def test_a_narrow_terminal_shows_the_most_important_fields_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    bar = ProgressBarConsole(Terminal(), total_steps=2000, start_step=0)
+    bar.log(line(120, val_loss=2.41), 2000, 188.0)
+    for width in range(1, 200):
+        assert cell_len(bar.render(width)) <= width
+    shown = [re.findall(r"step|%  |eta|loss|tok/s|mfu|val|gnorm|lr|mem", bar.render(width)) for width in (30, 45, 79)]
+    assert shown == [["step", "eta"], ["step", "eta", "loss"], ["step", "%  ", "eta", "loss", "tok/s", "mfu"]]
+    bar.close()
+
+
+def test_time_left_is_shown_from_the_second_step_on_and_every_step(tmp_path: Path) -> None:
+    clock, output = Clock(), Terminal()
+    config = TrackingConfig(console="rich", tensorboard=False)
+    with open_tracker(tmp_path, config, total_steps=100, start_step=0, clock=clock, stream=output) as tracker:
+        bar = tracker._console
+        assert isinstance(bar, ProgressBarConsole)
+        shown = [bar.render(79)]
+        for step in (1, 2, 3):
+            clock.now += 60.0 if step == 1 else 2.0  # the first step compiles
+            tracker.step_done(step)
+            shown.append(bar.render(79))
+    assert "step 0/100" in shown[0] and "first step" in shown[0]
+    assert [re.findall(r"step \d+/100|eta .*", line) for line in shown[1:]] == [
+        ["step 1/100", "eta -"],
+        ["step 2/100", "eta 0:03:16"],
+        ["step 3/100", "eta 0:03:14"],
     ]
 
 
-def test_the_progress_bar_is_shortened_to_one_line_on_a_narrow_terminal() -> None:
-    output = io.StringIO()
-    bar = ProgressBarConsole(RichTerminal(width=60, force_terminal=True, file=output), total_steps=2000, start_step=0)
-    bar.log(line(120), 2000, 188.0)
-    bar.log(line(130), 2000, 187.0)
-    bar.close()
-    (shown,) = screen(output.getvalue())
-    assert "step 130/2000  6.5%  eta 0:03:07" in shown
-    assert len(shown) <= 60
+def test_a_console_of_lines_says_where_it_is_when_no_step_is_logged_for_a_while() -> None:
+    clock, stream = Clock(), io.StringIO()
+    console = PlainConsole(stream, clock)
+    for step in range(1, 9):
+        clock.now += 10.0
+        console.step(step, 1000, None)
+    assert stream.getvalue().splitlines() == ["step 3/1000  0.3%  eta -", "step 6/1000  0.6%  eta -"]
+
+
+def test_stages_are_lines_and_long_ones_tell_their_time() -> None:
+    clock, said = Clock(), list[str]()
+    stages = StageLines(said.append, clock)
+    for name, seconds in (("importing PyTorch", 3.2), ("building the model", 0.5), ("first step", 61.0), ("", 9.0)):
+        stages(name)
+        clock.now += seconds
+    stages("")
+    assert said == [
+        "importing PyTorch ...",
+        "importing PyTorch: 3 s",
+        "building the model ...",
+        "first step ...",
+        "first step: 61 s",
+    ]
+
+
+def test_the_progress_of_data_has_a_speed_and_a_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    clock = Clock()
+    progress = DataProgress(clock)
+    progress("tokenize", 2_000_000, 12_000_000)  # an interrupted preparation that goes on
+    clock.now += 4.0
+    progress("tokenize", 4_000_000, 12_000_000)
+    assert progress.render(100).split("  ")[1:] == [
+        "━━━━━━━─────────────",
+        "33.3%",
+        "4.0 of 12.0 MB of files",
+        "0.5 MB/s",
+        "eta 0:00:16",
+    ]
+    assert progress.text() == "prepare: tokenize 33%, 4.0 of 12.0 MB of files, eta 0:00:16"
+    progress("train tokenizer", 0, 0)
+    clock.now += 3.0
+    assert progress.render(100).endswith("train tokenizer  3 s")
+    progress("train tokenizer", 1000, 4000)
+    assert "1,000 of 4,000 merges" in progress.render(100) and "eta 0:00:09" in progress.render(100)
+    assert all(cell_len(progress.render(width)) <= width for width in range(1, 120))
 
 
 def test_time_left_follows_the_recent_pace() -> None:
     clock = Clock()
     eta = Eta(total_steps=1000, clock=clock)
     for step in range(1, 301):
-        clock.now += 1.0 if step <= 200 else 3.0
+        clock.now += 1.0 if step <= 100 else 3.0
         left = eta.mark(step)
     assert left == 700 * 3.0
 

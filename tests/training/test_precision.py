@@ -111,8 +111,9 @@ def test_products_that_a_gpu_emulates_are_warned_of(recipe_in, monkeypatch):
 
 
 @pytest.mark.parametrize(("began", "mode"), [(True, "mixed"), (False, "fp32")])
-def test_a_run_keeps_its_precision_when_it_resumes_on_another_kind_of_device(fast, recipe_in, began, mode):
+def test_a_run_keeps_its_precision_when_it_resumes_on_another_kind_of_device(fast, recipe_in, monkeypatch, began, mode):
     """It ends with the bits of a run whose recipe names the mode, logs the choice, and records the mode."""
+    monkeypatch.setenv("HLAT_VERBOSE", "1")
     fast(began)
     assert f"precision.mode=auto: {mode}, as" in trained(recipe_in(None, steps=2))
     assert mode_of(recipe_in(None)) == mode

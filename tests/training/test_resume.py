@@ -100,7 +100,7 @@ def test_a_run_killed_at_random_times_resumes_bitwise(recipe_file, tiny, straigh
         seen = ""
         for line in process.stdout:
             seen += line
-            if "GFLOP/s" in line:  # training begins: the kill may hit anything from here on, also a save
+            if line.startswith("run: "):  # training begins: the kill may hit anything from here on, also a save
                 break
         time.sleep(rng.uniform(0.0, 1.0))
         os.kill(process.pid, signal.SIGKILL)
@@ -117,7 +117,7 @@ def test_a_run_of_muon_killed_at_a_random_time_resumes_bitwise(cli, recipe_file,
     command = [sys.executable, "-m", "hlat", "train", str(recipe_file), *muon]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1)
     for line in process.stdout:
-        if "GFLOP/s" in line:
+        if line.startswith("run: "):
             break
     time.sleep(random.Random(12).uniform(0.3, 1.0))
     os.kill(process.pid, signal.SIGKILL)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hlat.api.planning import choose_cluster, choose_model_size, compare_plans, plan
     from hlat.api.preflight import doctor
     from hlat.api.recipes import draft_recipe, load_recipe
-    from hlat.api.records import metrics, report, runs
+    from hlat.api.records import compare_runs, metrics, report, runs, show_run
     from hlat.api.submission import submit_kubernetes, submit_slurm
     from hlat.api.training import TrainingResult, rehearse, train
 
@@ -58,9 +58,11 @@ __getattr__ = lazily(
         "preflight": ("doctor",),
         "recipes": ("draft_recipe", "load_recipe"),
         "records": (
+            "compare_runs",
             "metrics",
             "report",
             "runs",
+            "show_run",
         ),
         "submission": (
             "submit_kubernetes",
@@ -80,6 +82,7 @@ __all__ = [
     "choose_cluster",
     "choose_model_size",
     "compare_plans",
+    "compare_runs",
     "compile_cache",
     "doctor",
     "draft_recipe",
@@ -96,6 +99,7 @@ __all__ = [
     "rehearse",
     "report",
     "runs",
+    "show_run",
     "submit_kubernetes",
     "submit_slurm",
     "train",

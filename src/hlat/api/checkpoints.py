@@ -20,16 +20,25 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("hlat")
 
 
-def evaluate(checkpoint: str | Path, data: str | Path | None = None, *, weights: str = "model") -> "Perplexity":
+def evaluate(
+    checkpoint: str | Path,
+    data: str | Path | None = None,
+    *,
+    weights: str = "model",
+    on_progress: "Callable[[str, int, int], None] | None" = None,
+) -> "Perplexity":
     """Evaluate a checkpoint on its complete validation split.
 
     Args:
         checkpoint: a checkpoint, a checkpoints folder or a run folder.
         data: folder of prepared data; None for that of the run.
         weights: "model", or "ema" for the average of the weights, if the run keeps one.
+        on_progress: called with what is evaluated, the micro-batches done and their number.
 
     Returns:
-        ``loss`` (nats per token), ``perplexity``, ``bits_per_byte`` and ``tokens``.
+        ``loss`` (nats per token), ``perplexity``, ``bits_per_byte`` and ``tokens``; ``sources`` and ``sets``, by name,
+        the same for each source of the split, if it has several, and for each of ``evaluation.sets``; ``to_dict()``
+        has JSON values.
 
     Raises:
         CheckpointError: there is no valid checkpoint.
@@ -38,7 +47,7 @@ def evaluate(checkpoint: str | Path, data: str | Path | None = None, *, weights:
     with restored():
         from hlat.evaluation import evaluate_checkpoint
 
-        return evaluate_checkpoint(checkpoint, data, weights)
+        return evaluate_checkpoint(checkpoint, data, weights, on_progress)
 
 
 def evaluate_tasks(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from hlat.reporting import RunSummary
+    from hlat.reporting import RunComparison, RunOverview, RunSummary
 
 
 def metrics(run: str | Path) -> "pa.Table":
@@ -73,7 +73,7 @@ def runs(folder: str | Path) -> "list[RunSummary]":
 
     Returns:
         A summary of each run: ``path``, ``state``, ``step``, ``total_steps``, ``loss``, ``validation_loss``,
-        ``tokens_per_second`` and ``updated``; values that a run does not have are None.
+        ``tokens_per_second``, ``updated``, ``tokens`` and ``parameters``; values that a run does not have are None.
 
     Raises:
         DataError: there is no such folder.
@@ -81,3 +81,40 @@ def runs(folder: str | Path) -> "list[RunSummary]":
     from hlat.reporting import list_runs
 
     return list_runs(Path(folder))
+
+
+def show_run(run: str | Path) -> "RunOverview":
+    """Read what a run has left in its folder: recipe, attempts, curve, last numbers, checkpoints.
+
+    Args:
+        run: its folder; the run may be in progress, or have died before its first step.
+
+    Returns:
+        ``status``, ``settings`` (the resolved recipe), ``attempts``, ``parameters``, ``loss`` (tokens and loss of each
+        logged step), ``validation``, ``numbers`` and ``checkpoints``; ``to_dict()`` has everything as JSON values.
+
+    Raises:
+        DataError: it is not the folder of a run.
+        StorageError: a file cannot be read.
+    """
+    from hlat.reporting import read_overview
+
+    return read_overview(Path(run))
+
+
+def compare_runs(runs: Sequence[str | Path]) -> "RunComparison":
+    """Compare runs: fields in which their recipes differ, losses at the same tokens, last numbers.
+
+    Args:
+        runs: folders of runs.
+
+    Returns:
+        ``recipe`` (values by field), ``curve`` (tokens, losses) and ``runs``; ``to_dict()`` has JSON values.
+
+    Raises:
+        DataError: a folder is not that of a run.
+        StorageError: a file cannot be read.
+    """
+    from hlat.reporting import compare_runs as compare
+
+    return compare([Path(run) for run in runs])

@@ -18,7 +18,6 @@ from hlat.cli import (
     plan,
     recipe,
     rehearse,
-    report,
     start,
     train,
 )
@@ -26,6 +25,7 @@ from hlat.cli.common import LOG_ENV, complain, say
 from hlat.cli.data import data_app
 from hlat.cli.launch import launch_app
 from hlat.cli.launch import register as register_sweep
+from hlat.cli.runs import register as register_runs
 from hlat.runtime import HlatError, StorageError, escape_controls, redact_value
 from hlat.runtime.process import INTERRUPTED_MESSAGE, print_json_lines
 
@@ -156,9 +156,10 @@ def _options(
         print_json_lines()
 
 
-for module in (start, recipe, plan, rehearse, doctor, compile, train, report, evaluate, model):
+for module in (start, recipe, plan, rehearse, doctor, compile, train, evaluate, model):
     module.register(app)
 register_sweep(app)
+register_runs(app)
 app.add_typer(data_app, name="data")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(hardware.app, name="hardware")

@@ -4,7 +4,6 @@ import logging
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from hlat.runtime import escape_beneath_rich, escape_controls
+from hlat.runtime import BottomLine, draws_lines, erase_rest_of, escape_controls
 from hlat.runtime.backend import untested_torch_warning
 from hlat.runtime.process import LAUNCHER_ENV, json_line, prints_json
 
@@ -36,7 +35,7 @@ WeightsOption = Annotated[
 LOG_ENV = "HLAT_LOG"
 """Environment variable that asks for JSON lines: json, or text."""
 
-_SECONDS_BETWEEN_LINES = 5.0
+VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Say what was measured and decided, too.")]
 
 
 def whole_number(least: int) -> Callable[[str | int], int]:
@@ -105,6 +104,18 @@ def show_notes(notes: "Iterable[SettingNote]") -> None:
         say(f"warning: {note}")
 
 
+def say_above(text: str) -> None:
+    """Print text to standard output where another process may be drawing a line on the same terminal."""
+    erase_rest_of(sys.stdout)
+    say(text)
+
+
+def complain_above(message: str) -> None:
+    """Print a message to standard error where another process may be drawing a line on the same terminal."""
+    erase_rest_of(sys.stderr)
+    complain(message)
+
+
 def show_event(kind: str, fields: Mapping[str, Any]) -> None:
     """Print an event of the supervisor where output is JSON lines."""
     from hlat.tracking import event_line
@@ -117,29 +128,21 @@ def show_event(kind: str, fields: Mapping[str, Any]) -> None:
 @contextmanager
 def data_progress() -> Iterator["ProgressCallback"]:
     """Show the progress of data preparation: a bar on a terminal, a line every few seconds otherwise."""
-    if sys.stdout.isatty():
-        with _bar() as bar:
-            yield bar
-        return
-    said_at = time.monotonic()
+    from hlat.tracking.display import show_data_progress
 
-    def line(stage: str, done: int, total: int) -> None:
-        nonlocal said_at
-        if time.monotonic() - said_at >= _SECONDS_BETWEEN_LINES:
-            said_at = time.monotonic()
-            say(f"prepare: {stage} {done / max(1, total):.0%}, {done / 1e6:,.1f} of {total / 1e6:,.1f} MB")
-
-    yield line
+    with show_data_progress(sys.stdout, say) as progress:
+        yield progress
 
 
 @contextmanager
-def _bar() -> Iterator["ProgressCallback"]:
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+def opening_line(what: str) -> Iterator[Callable[[], None]]:
+    """Show on a terminal, within the block, that a command has begun, before anything slow is imported.
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    # The stream is given explicitly: sys.stdout is replaced while the bar is drawn.
-    with Progress(*columns, TimeRemainingColumn(), console=Console(file=sys.stdout), transient=True) as bar:
-        escape_beneath_rich()
-        task = bar.add_task("prepare", total=None)
-        yield lambda stage, done, total: bar.update(task, description=stage, completed=done, total=total)
+    Yields:
+        Function that ends the line before the block does.
+    """
+    if not (sys.stdout.isatty() and draws_lines()) or os.environ.get("RANK", "0") != "0":
+        yield lambda: None
+        return
+    with BottomLine(sys.stdout, lambda width: what[:width]) as line:
+        yield line.close

@@ -1,5 +1,7 @@
 """``hlat evaluate`` and ``hlat generate``: validation loss and tasks of a checkpoint, and text from it."""
 
+import json
+import sys
 import time
 from collections.abc import Callable, Collection
 from dataclasses import fields
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hlat.cli.common import CheckpointArgument, WeightsOption, complain, ready, say, whole_number
-from hlat.runtime import LaunchError
+from hlat.runtime import LaunchError, escape_name
 
 if TYPE_CHECKING:
     from hlat.evaluation import EvaluatedCheckpoint
@@ -78,6 +80,7 @@ def evaluate(
         bool, typer.Option("--watch", help="Evaluate each checkpoint of a run on what its recipe names, as it goes on.")
     ] = False,
     once: Annotated[bool, typer.Option("--once", help="With --watch: end after the checkpoints that exist.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the losses as JSON.")] = False,
     requests: Annotated[
         list[str] | None, typer.Option(help="With --watch: a further file of requests, as in evaluation.tasks.")
     ] = None,
@@ -107,10 +110,23 @@ def evaluate(
         _refuse_others(context, "--watch", {"checkpoint", "weights", "watch", "once", "requests"})
         hlat.watch(checkpoint, requests or (), weights=weights, once=once, on_result=_say_result)
         return
-    _refuse_others(context, "an evaluation without --tasks, --suite or --watch", {"checkpoint", "data", "weights"})
-    result = hlat.evaluate(checkpoint, data, weights=weights)
+    alone = "an evaluation without --tasks, --suite or --watch"
+    _refuse_others(context, alone, {"checkpoint", "data", "weights", "as_json"})
+    from hlat.tracking.display import show_progress
+
+    with show_progress(sys.stderr if as_json else sys.stdout, complain if as_json else say) as progress:
+        result = hlat.evaluate(checkpoint, data, weights=weights, on_progress=progress)
+    if as_json:
+        from hlat.tracking import to_json_value
+
+        say(json.dumps(to_json_value(result.to_dict()), indent=2))
+        return
     say(f"validation loss {result.loss:.4f}, perplexity {result.perplexity:.2f}")
     say(f"{result.bits_per_byte:.4f} bits per byte, over {result.tokens:,} tokens")
+    for what, parts in (("source", result.sources), ("set", result.sets)):
+        for name, part in parts.items():
+            shown = f"{what} {escape_name(name)}: loss {part.loss:.4f}, perplexity {part.perplexity:.2f}"
+            say(f"{shown}, {part.bits_per_byte:.4f} bits per byte, over {part.tokens:,} tokens")
 
 
 def _refuse_others(context: typer.Context, what: str, allowed: Collection[str]) -> None:
@@ -121,7 +137,8 @@ def _refuse_others(context: typer.Context, what: str, allowed: Collection[str]) 
     """
     sources = {name: context.get_parameter_source(name) for name in context.params}
     given = sorted(name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE")
-    others = ["CHECKPOINT" if name == "checkpoint" else f"--{name.replace('_', '-')}" for name in given]
+    shown = {"checkpoint": "CHECKPOINT", "as_json": "--json"}
+    others = [shown.get(name, f"--{name.replace('_', '-')}") for name in given]
     wrong = [shown for name, shown in zip(given, others, strict=True) if name not in allowed]
     if wrong:
         raise LaunchError(f"{', '.join(wrong)}: no part of {what}. See hlat evaluate --help.")

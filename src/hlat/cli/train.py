@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,15 +11,18 @@ from hlat.cli.common import (
     LOG_ENV,
     OverridesArgument,
     RecipeArgument,
-    complain,
+    VerboseOption,
+    complain_above,
     data_progress,
+    opening_line,
     ready,
     say,
+    say_above,
     show_event,
     show_notes,
 )
 from hlat.runtime import rank_info
-from hlat.runtime.process import LAUNCHER_ENV, REQUEUE_CODE, stop_exit_code
+from hlat.runtime.process import LAUNCHER_ENV, REQUEUE_CODE, be_verbose, enter_stage, stop_exit_code
 
 if TYPE_CHECKING:
     from hlat.config import Recipe
@@ -73,31 +77,48 @@ def train(
         int | None,
         typer.Option(min=0, help="Resume from this step; fail unless it is the newest checkpoint."),
     ] = None,
+    verbose: VerboseOption = False,
 ) -> None:
     """Train. The same command again resumes an interrupted run."""
-    from hlat.launch import SupervisionOptions, TrainingJob, join_slurm_job, parse_nproc, refuse_worker, supervise_job
+    if verbose:
+        be_verbose()
+    with opening_line(f"reading {recipe}") as end_line:
+        from hlat.launch import (
+            SupervisionOptions,
+            TrainingJob,
+            join_slurm_job,
+            parse_nproc,
+            refuse_worker,
+            supervise_job,
+        )
 
-    given = [*(overrides or ()), *(["tracking.console=json"] if os.environ.get(LOG_ENV) == "json" else [])]
-    job = TrainingJob(recipe, tuple(given), profile, allow_faults, require_step)
-    least, most = parse_nproc(nproc)
-    if nodes is not None:
-        from hlat.launch import HostOptions, supervise_on_hosts  # with what preflight checks need: 0.3 s
+        def begin(accepted: "Recipe") -> None:
+            end_line()
+            _begin(accepted)
 
-        refuse_worker(nproc or "")
-        options = SupervisionOptions(most, most, False, complain, say, show_event=show_event)
-        raise typer.Exit(supervise_on_hosts(job, options, HostOptions(nodes, node, address), _begin))
-    join_slurm_job(nproc)
-    if most > 1:
-        refuse_worker(nproc or "")
-    elif no_supervisor or "WORLD_SIZE" in os.environ:
-        raise typer.Exit(_work(job))
-    options = SupervisionOptions(least, most, no_supervisor, complain, say, show_event=show_event)
-    raise typer.Exit(supervise_job(job, options, lambda: _work(job), _begin))
+        given = [*(overrides or ()), *(["tracking.console=json"] if os.environ.get(LOG_ENV) == "json" else [])]
+        job = TrainingJob(recipe, tuple(given), profile, allow_faults, require_step)
+        least, most = parse_nproc(nproc)
+        show = (complain_above, say_above)
+        if nodes is not None:
+            from hlat.launch import HostOptions, supervise_on_hosts  # with what preflight checks need: 0.3 s
+
+            refuse_worker(nproc or "")
+            options = SupervisionOptions(most, most, False, *show, show_event=show_event)
+            raise typer.Exit(supervise_on_hosts(job, options, HostOptions(nodes, node, address), begin))
+        join_slurm_job(nproc)
+        if most > 1:
+            refuse_worker(nproc or "")
+        elif no_supervisor or "WORLD_SIZE" in os.environ:
+            end_line()
+            raise typer.Exit(_work(job))
+        options = SupervisionOptions(least, most, no_supervisor, *show, show_event=show_event)
+        raise typer.Exit(supervise_job(job, options, lambda: _work(job), begin))
 
 
 def _begin(recipe: "Recipe") -> None:
     """Get ready to print and to be interrupted, once the recipe has been accepted."""
-    from hlat.tracking import prepare_streams
+    from hlat.tracking.display import prepare_streams
 
     prepare_streams(recipe.tracking)
     ready()
@@ -108,17 +129,20 @@ def _work(job: "TrainingJob") -> int:
     from hlat.launch import worker_context
 
     with worker_context():
-        from hlat.model.kernels import begin_compilation
+        from hlat.tracking.display import prepare_streams, show_stages
 
-        begin_compilation()  # beside the imports, which use one core
-        import hlat.training  # noqa: F401
-        from hlat.tracking import prepare_streams
-
-        ready()  # only now: an import that an exception interrupts may raise a different one
         here = rank_info()
         recipe = _checked(job, here.world)
         prepare_streams(recipe.tracking)
-        outcome = job.train_here(recipe, data_progress=data_progress)
+        with show_stages(recipe.tracking, say) if here.rank == 0 else nullcontext():
+            enter_stage("importing PyTorch")
+            from hlat.model.kernels import begin_compilation
+
+            begin_compilation()  # beside the other imports, which use one core
+            import hlat.training  # noqa: F401
+
+            ready()  # only now: an import that an exception interrupts may raise a different one
+            outcome = job.train_here(recipe, data_progress=data_progress)
     if here.rank == 0:
         say(summary(outcome))
     return exit_code(outcome)

@@ -5,8 +5,9 @@ prepared data -> its tokenizer compared with the checkpoint's -> validation wind
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ from hlat.checkpoint import check_same_tokenizer, load_model, saved_precision_mo
 from hlat.checkpoint.protocol import resolve
 from hlat.config import Recipe
 from hlat.config.sections import ModelConfig
+from hlat.data.manifest import MANIFEST_FILE
 from hlat.data.prepared import PreparedData, check_vocabulary, open_prepared
 from hlat.data.samples import ValidationData
 from hlat.precision import MODES
 from hlat.runtime import CheckpointError, DataError
 from hlat.runtime.distributed import join_run
-from hlat.training.validation import SingleProcessModel, validate
+from hlat.training.validation import SingleProcessModel, ValidationResult, validate
 
 # For imported weights, which have no recipe. Longer windows may need too much memory: the logits of 4096 tokens over a
 # vocabulary of 128,000 are 2 GB.
@@ -37,6 +39,20 @@ class Perplexity:
     loss: float  # nats per token
     bits_per_byte: float
     tokens: int
+    sources: Mapping[str, "Perplexity"] = field(default_factory=dict)  # each source of the split, if there are several
+    sets: Mapping[str, "Perplexity"] = field(default_factory=dict)  # each set of evaluation.sets that is prepared
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON values."""
+        found: dict[str, Any] = {
+            "loss": self.loss,
+            "perplexity": self.perplexity,
+            "bits_per_byte": self.bits_per_byte,
+            "tokens": self.tokens,
+        }
+        for name, parts in (("sources", self.sources), ("sets", self.sets)):
+            found |= {name: {key: part.to_dict() for key, part in parts.items()}} if parts else {}
+        return found
 
     @property
     def perplexity(self) -> float:
@@ -47,7 +63,12 @@ class Perplexity:
             return math.inf
 
 
-def evaluate_checkpoint(checkpoint: str | Path, data: str | Path | None = None, weights: str = "model") -> Perplexity:
+def evaluate_checkpoint(
+    checkpoint: str | Path,
+    data: str | Path | None = None,
+    weights: str = "model",
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Perplexity:
     """Evaluate a checkpoint on the validation split of its run, or of another prepared folder.
 
     The split is cut into windows of the run's sequence length. Imported weights, which have no run, are evaluated in
@@ -58,6 +79,7 @@ def evaluate_checkpoint(checkpoint: str | Path, data: str | Path | None = None, 
         data: prepared data; None takes data.prepared_dir of the run's recipe, or the folder ``data`` next to the
             checkpoints folder.
         weights: ``model``, or ``ema`` for their average.
+        progress: called with what is evaluated, the micro-batches done and their number.
 
     Raises:
         CheckpointError: the folder has no valid checkpoint.
@@ -76,9 +98,33 @@ def evaluate_checkpoint(checkpoint: str | Path, data: str | Path | None = None, 
     else:
         length = min(model.config.max_sequence_length or _IMPORT_WINDOW, _IMPORT_WINDOW)
         batch = max(1, _IMPORT_BATCH_TOKENS // length)
-    windows = ValidationData(prepared, length, None, recipe is not None and recipe.data.isolate)
-    result = validate(SingleProcessModel(model), windows, batch)
-    return Perplexity(result.loss, result.bits_per_byte, result.tokens)
+    isolate, evaluator = recipe is not None and recipe.data.isolate, SingleProcessModel(model)
+
+    def measure(name: str, windows: ValidationData) -> Perplexity:
+        report = None if progress is None else partial(progress, name)
+        return _perplexity(validate(evaluator, windows, batch, report))
+
+    result = measure("validation split", ValidationData(prepared, length, None, isolate))
+    sets = {}
+    for name, found in (_prepared_sets(recipe, folder) if data is None else {}).items():
+        _check_tokens(found, folder, model.config)
+        found.check_shards("train")  # all of a set is in its training split
+        sets[name] = measure(name, ValidationData(found, length, None, isolate, split="train"))
+    return replace(result, sets=sets)
+
+
+def _perplexity(result: ValidationResult) -> Perplexity:
+    parts = {name: _perplexity(part) for name, part in result.sources.items()}
+    return Perplexity(result.loss, result.bits_per_byte, result.tokens, parts)
+
+
+def _prepared_sets(recipe: Recipe | None, folder: Path) -> dict[str, PreparedData]:
+    """Open the sets of ``evaluation.sets`` that the run of a checkpoint has prepared."""
+    if recipe is None:
+        return {}
+    place = run_data(recipe.model_copy(update={"data": recipe.data.model_copy(update={"prepared_dir": None})}), folder)
+    folders = {name: place.parent / "validation" / name for name in recipe.evaluation.sets}
+    return {name: open_prepared(each) for name, each in folders.items() if (each / MANIFEST_FILE).is_file()}
 
 
 def saved_recipe(meta: Mapping[str, Any], folder: Path) -> Recipe | None:
@@ -106,7 +152,11 @@ def run_data(recipe: Recipe | None, folder: Path) -> Path:
 
 
 def _check_data(prepared: PreparedData, folder: Path, config: ModelConfig) -> None:
-    check_same_tokenizer(folder, prepared)
-    check_vocabulary(prepared, config.vocab_size)
+    _check_tokens(prepared, folder, config)
     if not prepared.validation_tokens:
         raise DataError(f"{prepared.dir}: has no validation split. Prepare it with data.validation.fraction above 0.")
+
+
+def _check_tokens(prepared: PreparedData, folder: Path, config: ModelConfig) -> None:
+    check_same_tokenizer(folder, prepared)
+    check_vocabulary(prepared, config.vocab_size)

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+from hlat.runtime import erase_line
 from hlat.runtime.process import INTERRUPTED_MESSAGE, LAUNCHER_ENV, STOP_SIGNALS, stop_exit_code
 
 
@@ -87,6 +88,7 @@ def _run_worker(work: Callable[[], int], environment: Mapping[str, str]) -> None
 
 def _interrupted_early(number: int, frame: FrameType | None) -> None:
     """Handle Ctrl-C during imports, before the work handles it itself."""
+    erase_line()
     os.write(2, f"{INTERRUPTED_MESSAGE}\n".encode())
     os._exit(stop_exit_code(number))
 

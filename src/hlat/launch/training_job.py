@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hlat.config import Recipe, RecipeError, load_recipe
+from hlat.config.files import find_recipe
 from hlat.config.sections import refuse_faults
 from hlat.launch.extension_check import check_extensions
 from hlat.launch.fork_launcher import launch_forked
@@ -88,7 +89,7 @@ class TrainingJob:
             recipe: the recipe, as loaded for the number of processes of the run.
             options: ``stream`` and ``data_progress`` of ``hlat.training.run``.
         """
-        from hlat.training import run  # noqa: PLC0415  (a supervisor does not import torch)
+        from hlat.training import RunOrigin, run  # noqa: PLC0415  (a supervisor does not import torch)
 
         earlier = EarlierAttempt.read()
         with watching_itself(recipe, partial(_print_line, options.get("stream"))):
@@ -98,8 +99,16 @@ class TrainingJob:
                 allow_faults=self.allow_faults,
                 require_step=None if earlier is not None else self.require_step,
                 earlier=earlier,
+                origin=RunOrigin(self.recipe, self._text(), self.overrides),
                 **options,
             )
+
+    def _text(self) -> str:
+        """Text of the recipe file."""
+        try:
+            return find_recipe(self.recipe).read_text(encoding="utf-8")
+        except (OSError, ValueError, RecipeError):  # it was there when it was loaded
+            return ""
 
 
 @dataclass(frozen=True)

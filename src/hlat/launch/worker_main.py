@@ -13,7 +13,7 @@ from types import FrameType
 from hlat.launch.error_report import report_errors
 from hlat.launch.parent_death import stop_with_launcher
 from hlat.resilience import running_heartbeat
-from hlat.runtime import rank_info
+from hlat.runtime import erase_line, rank_info
 from hlat.runtime.process import LAUNCHER_ENV, STOP_SIGNALS, stop_exit_code
 
 
@@ -41,6 +41,7 @@ def _stop_early() -> None:
 
 def _exit_before_training(number: int, frame: FrameType | None) -> None:
     # With a launcher, the launcher prints the message: it may have sent the signal after another rank failed.
+    erase_line()
     if os.environ.get("RANK", "0") == "0" and not {LAUNCHER_ENV, "TORCHELASTIC_RUN_ID"} & os.environ.keys():
         name = signal.Signals(number).name
         with suppress(OSError):

@@ -16,6 +16,7 @@ from hlat.quickstart.corpus import standard_library
 from hlat.reporting import write_report
 from hlat.runtime import LaunchError
 from hlat.tracking import append_samples
+from hlat.tracking.display import show_stages
 from hlat.training import DataProgress, Outcome, no_progress, run
 
 PROMPT = "def read(self, size=-1):\n"
@@ -65,7 +66,8 @@ def run_quickstart(
         raise LaunchError(f"{message} Name another folder with --to, or move it away.")
     recipe = quickstart_recipe(folder, steps)
     say(f"corpus: the source text of this machine's Python standard library, {len(recipe.data.sources)} packages")
-    outcome = run(recipe, data_progress=data_progress)
+    with show_stages(recipe.tracking, say):
+        outcome = run(recipe, data_progress=data_progress)
     if not outcome.finished or outcome.checkpoint is None:
         raise LaunchError(f"stopped at step {outcome.step} ({outcome.reason}). The same command resumes from there.")
     say("evaluating on held-out files ...")

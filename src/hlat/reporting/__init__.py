@@ -1,22 +1,49 @@
-"""Report: what happened in runs, as one HTML page, as a page that follows a run, and as a list of runs.
+"""Report: what happened in runs, as one HTML page, as a page that follows a run, as text, and as a list of runs.
 
     run folders --read_run--> RunRecord --write_report--> one file without references to others
                                         --ReportServer--> the same page on this machine's loopback address
+    run folder  --read_overview-> RunOverview: recipe, attempts, curve, last numbers, checkpoints; compare_runs: several
     folder      --list_runs-> a line per run: state, step, loss, speed
 
-Runs may be in progress or killed. Nothing in their folders is changed, except that a report is written.
+Runs may be in progress or killed. Nothing in their folders is changed, except that a report is written. Lists and
+overviews start fast: modules that need torch or numpy are imported when a name of theirs is first used.
 """
 
-from hlat.reporting.plan_comparison import Machines
-from hlat.reporting.report_page import report_page, write_report
-from hlat.reporting.run_list import RunSummary, list_runs
-from hlat.reporting.server import ReportServer
+from typing import TYPE_CHECKING
+
+from hlat.runtime import lazily
+
+if TYPE_CHECKING:
+    from hlat.reporting.comparison import RunComparison, compare_runs
+    from hlat.reporting.overview import RunOverview, flat_settings, read_overview, sparkline
+    from hlat.reporting.plan_comparison import Machines
+    from hlat.reporting.report_page import report_page, write_report
+    from hlat.reporting.run_list import RunSummary, list_runs
+    from hlat.reporting.server import ReportServer
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "comparison": ("RunComparison", "compare_runs"),
+        "overview": ("RunOverview", "flat_settings", "read_overview", "sparkline"),
+        "plan_comparison": ("Machines",),
+        "report_page": ("report_page", "write_report"),
+        "run_list": ("RunSummary", "list_runs"),
+        "server": ("ReportServer",),
+    },
+)
 
 __all__ = [
     "Machines",
     "ReportServer",
+    "RunComparison",
+    "RunOverview",
     "RunSummary",
+    "compare_runs",
+    "flat_settings",
     "list_runs",
+    "read_overview",
     "report_page",
+    "sparkline",
     "write_report",
 ]

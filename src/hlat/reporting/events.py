@@ -3,7 +3,7 @@
 events.jsonl -> RunEvent: kind, seconds since 1970, step if it has one, all fields
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -62,8 +62,13 @@ def read_run_events(path: Path) -> list[RunEvent]:
         DataError: a line other than the last is damaged.
         StorageError: the file cannot be read.
     """
+    return run_events(read_events(path) if path.is_file() else [])
+
+
+def run_events(records: Sequence[Mapping[str, Any]]) -> list[RunEvent]:
+    """Return records as events; those without a kind or a time are left out."""
     found = []
-    for record in read_events(path) if path.is_file() else ():
+    for record in records:
         step = record.get("step")
         try:
             time = datetime.fromisoformat(str(record.get("time"))).timestamp()

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from hlat.page import Html, details, paragraph, section, table
-from hlat.reporting.run_record import RunRecord, flat_settings
+from hlat.reporting.overview import flat_settings
+from hlat.reporting.run_record import RunRecord
 
 _ABSENT = "not in this recipe"
 

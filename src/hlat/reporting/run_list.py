@@ -11,9 +11,9 @@ from typing import Any
 
 from hlat.config import Recipe
 from hlat.reporting.events import RunEvent, read_run_events
-from hlat.reporting.run_record import is_run
-from hlat.reporting.status import RunStatus, read_status
+from hlat.reporting.status import RunStatus, is_run, read_status
 from hlat.runtime import DataError, HlatError
+from hlat.runtime.storage import ATTEMPTS_NAME
 from hlat.tracking import read_last_metrics
 
 _DEPTH = 4  # folders below the given one
@@ -35,6 +35,8 @@ class RunSummary:
         validation_loss: validation loss, if the last logged step has one.
         tokens_per_second: speed at the last logged step.
         updated: time of the last line or event; None if the files are empty.
+        tokens: training tokens up to the last logged step.
+        parameters: parameters of the model, if its steps have begun.
     """
 
     path: Path
@@ -46,6 +48,8 @@ class RunSummary:
     validation_loss: float | None
     tokens_per_second: float | None
     updated: datetime | None
+    tokens: int | None = None
+    parameters: int | None = None
 
 
 def list_runs(folder: Path) -> list[RunSummary]:
@@ -93,12 +97,18 @@ def _summarize(folder: Path) -> RunSummary:
         validation_loss=_number(last, "val_loss"),
         tokens_per_second=_number(last, "tokens_per_second"),
         updated=_updated(folder),
+        tokens=_whole(last.get("tokens")),
+        parameters=next((_whole(event.fields.get("parameters")) for event in reversed(events) if event.begins), None),
     )
 
 
 def _number(metrics: dict[str, Any], name: str) -> float | None:
     value = metrics.get(name)
     return float(value) if isinstance(value, (int, float)) else None
+
+
+def _whole(value: object) -> int | None:
+    return value if type(value) is int else None
 
 
 def _total_steps(events: list[RunEvent]) -> int | None:
@@ -111,7 +121,7 @@ def _total_steps(events: list[RunEvent]) -> int | None:
 
 def _updated(folder: Path) -> datetime | None:
     times = []
-    for name in ("metrics.jsonl", "events.jsonl"):
+    for name in ("metrics.jsonl", "events.jsonl", ATTEMPTS_NAME):
         try:
             times.append((folder / name).stat().st_mtime)
         except OSError:

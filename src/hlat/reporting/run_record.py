@@ -5,7 +5,6 @@ metrics.jsonl, events.jsonl, samples.jsonl, checkpoints -> RunRecord
 A run may be in progress, or may have been killed: an incomplete last line is ignored, and what is missing is empty.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +18,7 @@ from pydantic import ValidationError
 from hlat.checkpoint import CheckpointEntry, list_checkpoints, open_unverified
 from hlat.config import Recipe
 from hlat.reporting.events import RunEvent, read_run_events
-from hlat.reporting.status import RunStatus, read_status
+from hlat.reporting.status import RunStatus, is_run, read_status
 from hlat.runtime import DataError, HlatError
 from hlat.tracking import GeneratedText, metrics_table, read_samples
 
@@ -77,11 +76,6 @@ class RunRecord:
             return None
 
 
-def is_run(folder: Path) -> bool:
-    """Return True if a folder is that of a run that has begun."""
-    return any((folder / name).is_file() for name in ("metrics.jsonl", "events.jsonl"))
-
-
 def read_run(folder: Path, name: str | None = None) -> RunRecord:
     """Read the record of a run.
 
@@ -95,7 +89,7 @@ def read_run(folder: Path, name: str | None = None) -> RunRecord:
     """
     if not is_run(folder):
         raise DataError(
-            f"{folder}: is not the folder of a run: it has neither metrics.jsonl nor events.jsonl. "
+            f"{folder}: is not the folder of a run: it has neither metrics.jsonl nor events.jsonl nor attempts.jsonl. "
             "`hlat runs DIR` lists the runs below a folder."
         )
     notes: list[str] = []
@@ -151,15 +145,3 @@ def _read_checkpoints(folder: Path, notes: list[str]) -> tuple[list[CheckpointEn
         notes.append(f"The checkpoints cannot be read: {error}")
         return [], {}
     return entries, recipe if isinstance(recipe, dict) else {}
-
-
-def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Flatten a recipe to one text per field, by dotted path."""
-    found: dict[str, str] = {}
-    for name, value in settings.items():
-        path = f"{prefix}{name}"
-        if isinstance(value, dict) and value:
-            found |= flat_settings(value, f"{path}.")
-        else:
-            found[path] = value if isinstance(value, str) else json.dumps(value)
-    return found

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hlat.reporting.events import RunEvent
 from hlat.runtime.process import is_running
-from hlat.runtime.storage import LOCK_NAME
+from hlat.runtime.storage import ATTEMPTS_NAME, LOCK_NAME
 
 _STEPPING = ("start", "resume", "end", "error", "incident")
 
@@ -28,6 +28,11 @@ class RunStatus:
     def goes_on(self) -> bool:
         """True if the run may still be writing."""
         return self.state in ("running", "restarting", "unknown")
+
+
+def is_run(folder: Path) -> bool:
+    """Return True if a folder is that of a run that has begun."""
+    return any((folder / name).is_file() for name in ("metrics.jsonl", "events.jsonl", ATTEMPTS_NAME))
 
 
 def read_status(folder: Path, events: Sequence[RunEvent]) -> RunStatus:

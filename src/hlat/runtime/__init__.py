@@ -4,6 +4,7 @@ This is the only room that knows the backend. Modules that need torch are import
 used: ``hlat check`` and a rejected recipe run without torch.
 """
 
+from hlat.runtime.bottom_line import BottomLine, draws_lines, erase_line, erase_rest_of, open_line
 from hlat.runtime.errors import (
     CheckpointError,
     CheckpointFormatError,
@@ -28,6 +29,7 @@ from hlat.runtime.urls import WEB_PROTOCOLS, find_secret, is_url, redact, redact
 
 __all__ = [
     "WEB_PROTOCOLS",
+    "BottomLine",
     "CheckpointError",
     "CheckpointFormatError",
     "CorruptionError",
@@ -44,6 +46,9 @@ __all__ = [
     "StateLostError",
     "StorageError",
     "dataset_id_advice",
+    "draws_lines",
+    "erase_line",
+    "erase_rest_of",
     "error_class",
     "escape_beneath_rich",
     "escape_controls",
@@ -52,6 +57,7 @@ __all__ = [
     "host_name",
     "is_url",
     "lazily",
+    "open_line",
     "rank_info",
     "redact",
     "redact_json",

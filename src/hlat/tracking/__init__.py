@@ -7,10 +7,9 @@
 It receives plain numbers and does not depend on models, data or devices.
 """
 
-from hlat.tracking.console import prepare_streams
 from hlat.tracking.events import EventLog, read_events
 from hlat.tracking.json_console import event_line
-from hlat.tracking.jsonl import from_json_value, to_json_value
+from hlat.tracking.jsonl import from_json_value, read_valid_records, to_json_value
 from hlat.tracking.log_stream import LogStream
 from hlat.tracking.metrics import MetricsFile, read_last_metrics, read_metrics
 from hlat.tracking.metrics_table import metrics_table
@@ -31,10 +30,10 @@ __all__ = [
     "from_json_value",
     "metrics_table",
     "open_tracker",
-    "prepare_streams",
     "read_events",
     "read_last_metrics",
     "read_metrics",
     "read_samples",
+    "read_valid_records",
     "to_json_value",
 ]

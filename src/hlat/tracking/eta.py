@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from hlat.config import BatchSchedule
 
-_WINDOW = 20  # marks; only recent ones count, because a run may slow down or speed up
+_WINDOW = 200  # marks, one a step; only recent ones count, because a run may slow down or speed up
 EQUAL_STEPS = BatchSchedule(1)
 """Steps of one sample each, if the sizes of batches do not matter."""
 
@@ -28,12 +28,13 @@ class Eta:
         self._marks: deque[tuple[int, float]] = deque(maxlen=_WINDOW)
 
     def mark(self, step: int) -> float | None:
-        """Record that ``step`` is done now.
+        """Record that ``step`` is done now; the first record of a step counts.
 
         Returns:
             Seconds left, or None while there is only one mark.
         """
-        self._marks.append((step, self._clock()))
+        if not self._marks or step > self._marks[-1][0]:
+            self._marks.append((step, self._clock()))
         (first_step, first_time), (_, now) = self._marks[0], self._marks[-1]
         if step >= self._total:
             return 0.0

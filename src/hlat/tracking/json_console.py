@@ -68,6 +68,9 @@ class JsonConsole:
         text = f"{progress(metrics['step'], total_steps, eta_seconds)}  {values(metrics)}"
         self._print(json_line("step", text, rank=0, step=found.pop("step"), values=to_json_value(found)))
 
+    def step(self, step: int, total_steps: int, eta_seconds: float | None) -> None:
+        """Print nothing: a logged step has a line."""
+
     def message(self, text: str) -> None:
         """Print the line of a message."""
         self._print(json_line("message", text, rank=0))

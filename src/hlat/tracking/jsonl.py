@@ -198,6 +198,23 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     return records if last is None else [*records, last]
 
 
+def read_valid_records(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return the records of the lines that can be read, in order, and the number of those that cannot.
+
+    A missing file has none. A half-written last line is not counted.
+
+    Raises:
+        StorageError: the file cannot be read.
+    """
+    if not path.is_file():
+        return [], 0
+    with as_storage_error(path, "read"):
+        *lines, tail = path.read_bytes().split(b"\n")
+    decoded = [decode(line) for line in lines]
+    records = [record for record in (*decoded, decode(tail)) if record is not None]
+    return records, decoded.count(None)
+
+
 def filter_lines(path: Path, keep: Callable[[bytes], bool]) -> None:
     """Keep only the lines for which ``keep`` is True. Atomic: a crash leaves either the old file or the new one.
 

@@ -25,6 +25,7 @@ Metrics = Mapping[str, Any]
 | ``loss`` | nats per token over this step's batch |
 | ``val_loss``, ``val_bits_per_byte`` | validation: nats per token, bits per byte of text; only where a step validated |
 | ``val/NAME/loss``, ``val/NAME/bits_per_byte`` | the same for each set of ``evaluation.sets`` |
+| ``val/sources/NAME/loss``, ``.../bits_per_byte`` | the same for each source of the validation split, if several |
 | ``task/NAME/acc``, ``/acc_norm``, ``/bits_per_byte`` | scores of each task of ``evaluation.tasks`` |
 | ``grad_norm``, ``param_norm`` | global L2 norms: of the gradient before clipping, of the parameters after the step |
 | ``lr`` | learning rate of this step |

@@ -27,17 +27,21 @@ _FORMATS: dict[str, Callable[[float], str]] = {
 
 def values(metrics: Metrics) -> str:
     """Format the main metrics of a step, in a fixed order; missing ones are left out."""
-    fields = [f"loss {metrics['loss']:.4f}"] if "loss" in metrics else []
+    return "  ".join(text for _, text in named_values(metrics))
+
+
+def named_values(metrics: Metrics) -> list[tuple[str, str]]:
+    """Return the main metrics of a step that there are, in a fixed order: name and text."""
+    found = [("loss", f"loss {metrics['loss']:.4f}")] if "loss" in metrics else []
     if "val_loss" in metrics:
         bits = f" (bpb {metrics['val_bits_per_byte']:.4f})" if "val_bits_per_byte" in metrics else ""
-        fields.append(f"val {metrics['val_loss']:.4f}{bits}")
+        found.append(("val_loss", f"val {metrics['val_loss']:.4f}{bits}"))
     for key, value in metrics.items():
-        if key.startswith("val/") and key.endswith("/loss"):
-            fields.append(f"val {key.split('/')[1]} {value:.4f}")
+        if key.startswith("val/") and key.endswith("/loss") and key.count("/") == 2:  # not each source of the split
+            found.append((key, f"val {key.split('/')[1]} {value:.4f}"))
         elif key.startswith("task/") and key.endswith("/acc"):
-            fields.append(f"{key.split('/')[1]} {value:.1%}")
-    fields += [form(metrics[key]) for key, form in _FORMATS.items() if key in metrics]
-    return "  ".join(fields)
+            found.append((key, f"{key.split('/')[1]} {value:.1%}"))
+    return found + [(key, form(metrics[key])) for key, form in _FORMATS.items() if key in metrics]
 
 
 def duration(seconds: float) -> str:

@@ -13,6 +13,9 @@ class OtherRankTracker:
     def log(self, metrics: Metrics) -> None:
         """Do nothing: rank 0 records the metrics."""
 
+    def step_done(self, step: int) -> None:
+        """Do nothing: rank 0 shows the step."""
+
     def event(self, kind: str, /, **fields: Any) -> None:
         """Do nothing: rank 0 records the event."""
 

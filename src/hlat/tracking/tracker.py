@@ -15,7 +15,7 @@ from typing import Any, Self, TextIO
 from hlat.config import BatchSchedule
 from hlat.config.sections import TrackingConfig
 from hlat.runtime import StorageError, redact, redact_json
-from hlat.tracking.console import Console, SilentConsole, make_console
+from hlat.tracking.display import Console, SilentConsole, make_console
 from hlat.tracking.eta import EQUAL_STEPS, Eta
 from hlat.tracking.events import EventLog
 from hlat.tracking.hosted import HostedRun, HostedTracker, check_installed, wanted
@@ -54,6 +54,11 @@ class Tracker:
         self._feed(lambda output: output.log(metrics))
         eta = self._eta.mark(metrics["step"])
         self._show(lambda console: console.log(metrics, self._total_steps, eta))
+
+    def step_done(self, step: int) -> None:
+        """Show that a step is done, logged or not, and the time left. Reads no value from the device."""
+        eta = self._eta.mark(step)
+        self._show(lambda console: console.step(step, self._total_steps, eta))
 
     def ends_before(self, step: int) -> bool:
         """Return True if the last line of metrics is of an earlier step."""

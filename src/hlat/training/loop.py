@@ -16,14 +16,17 @@ from typing import TextIO
 
 from hlat.config import Recipe
 from hlat.config.sections import refuse_faults
+from hlat.parallel import decide_compilation
 from hlat.resilience import StepVerdict, record_run_id, set_step_counter
 from hlat.runtime import HlatError, StorageError, rank_info
 from hlat.runtime.backend import backend_of
 from hlat.runtime.distributed import Runtime, joined_run
-from hlat.runtime.process import enter_phase, observe_phases, rank_log
+from hlat.runtime.process import enter_phase, enter_stage, observe_phases, rank_log
 from hlat.runtime.storage import EarlierAttempt, RunFolder, hold_run_folder, open_run_folder
 from hlat.tracking import OtherRankTracker, Tracker, open_tracker
 from hlat.tracking.hosted import check_installed
+from hlat.training.announcement import announce
+from hlat.training.attempt_record import RunOrigin, record_attempt, record_early_failure
 from hlat.training.batches import BatchPrefetcher
 from hlat.training.components import (
     ComponentList,
@@ -49,7 +52,6 @@ from hlat.training.saving import (
     saver_process,
 )
 from hlat.training.step import StepResult, accumulate_gradients, update
-from hlat.training.step_metrics import announce
 from hlat.training.validation import ValidationResult
 
 
@@ -78,6 +80,7 @@ def run(
     allow_faults: bool = False,
     require_step: int | None = None,
     earlier: EarlierAttempt | None = None,
+    origin: RunOrigin | None = None,
 ) -> Outcome:
     """Train a recipe, starting from the newest valid checkpoint in its run directory if there is one.
 
@@ -92,6 +95,7 @@ def run(
         allow_faults: inject the faults listed in the recipe. If False, a recipe that lists any is refused.
         require_step: resume from this step; fail unless it is the newest checkpoint.
         earlier: run id and durable step of the previous attempt; fail if its folder or that state is gone.
+        origin: file, text and overrides of the recipe, for the record; None for a recipe that a program has made.
 
     Raises:
         HlatError: the run cannot start or continue; the message says why and what would work.
@@ -104,6 +108,8 @@ def run(
         check_installed(recipe.tracking)
     configure_rounding(recipe, this_rank)
     open_run_folder(recipe.run_dir, earlier)
+    if this_rank.world > 1:
+        enter_stage(f"joining {this_rank.world} processes")
     with (
         rank_log(recipe.run_dir, this_rank.rank, this_rank.world),
         saver_process(recipe, this_rank) as saver,  # first: a fork is cheap and safe only before threads start
@@ -112,7 +118,13 @@ def run(
     ):
         folder = _lock_run_folder(stack, recipe, runtime, stream)
         open_run_folder(recipe.run_dir, earlier)  # again: the folder may have changed while waiting for the lock
-        state = build_run_state(recipe, runtime, folder, data_progress, require_step, earlier)
+        runtime.ranks.run_on_rank0(lambda: record_attempt(recipe, runtime, origin))
+        try:
+            state = build_run_state(recipe, runtime, folder, data_progress, require_step, earlier)
+        except HlatError as error:
+            if runtime.ranks.is_first:
+                record_early_failure(recipe, error)
+            raise
         if folder.run_id is not None:
             record_run_id(folder.run_id)
         tracker = _open_tracker(state, stream)
@@ -190,6 +202,8 @@ def _train(
         components = ComponentList(_components(state, metrics_lines, corruption_check, checkpointer, exports, profile))
         components.begin(LoopStart(recipe, state.runtime, state.step, tracker, stack))
         metrics_lines.write_missing()
+        compiles = decide_compilation(recipe, state.runtime.device, state.runtime.world).on
+        enter_stage("compiling, first step" if compiles else "first step")
         while state.step < last_step and stop_reason is None:
             stop.start_vote()
             components.before_step()
@@ -205,6 +219,8 @@ def _train(
             stop_reason = stop.vote_result()
             is_last = state.step == last_step or stop_reason is not None
             components.after_step(StepEnd(state.step, result, is_last))
+            enter_stage("")
+            tracker.step_done(state.step)
         components.at_end(result)
         enter_phase("end")
 

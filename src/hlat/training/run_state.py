@@ -35,10 +35,11 @@ from hlat.model.derived import flops_per_token
 from hlat.model.kernels import describe_attention, describe_kernels
 from hlat.optim import Optimizer, build_optimizer
 from hlat.parallel import ParallelModel, build_parallel
-from hlat.precision import MODES
+from hlat.precision import AUTO, MODES
 from hlat.resilience import AnomalyPolicy
 from hlat.runtime import rank_info
 from hlat.runtime.distributed import Runtime, check_consistent, code_identity
+from hlat.runtime.process import enter_stage
 from hlat.runtime.randomness import seed_generators
 from hlat.runtime.storage import EarlierAttempt, RunFolder
 from hlat.tracking import from_json_value, to_json_value
@@ -81,6 +82,7 @@ class RunState:
     components: ComponentList  # those that the recipe asks for; their state is part of every checkpoint
     component_changes: StateChanges  # components without state in the loaded checkpoint, and state without a component
     precision_note: str | None  # explains the choice of precision.mode=auto, or warns of a mode that is slow here
+    mode_was_chosen: bool = False  # precision.mode was auto
     kernels: str = "torch"  # what computes norms, RoPE, SwiGLU and loss
     saved_kernels: str | None = None  # what did when the loaded checkpoint was saved
     attention: str = "torch"  # what computes attention
@@ -230,15 +232,18 @@ def build_run_state(
     check_consistent(runtime.ranks, {"recipe": _dotted_fields(recipe.model_dump(mode="json")), "code": code_identity()})
     kernels = describe_kernels(runtime.device)
     seed_generators(recipe.training.seed)
+    enter_stage("preparing data")
     prepared = _prepare_data(recipe, runtime, data_progress)
     seed = recipe.training.seed
     training_data = _open_training_data(recipe, runtime, prepared)
     evaluation = _open_evaluation(recipe, runtime, prepared)
     damaged: list[DamagedCheckpoint] = []
+    enter_stage("looking for a checkpoint")
     store, tiers = _open_storage(recipe, runtime, folder, damaged)
     anomalies = AnomalyPolicy(recipe.anomalies, recipe.batches, recipe.data.sequence_length)
     newest, recipe_changes = tiers.newest(require_step), []
     check_nothing_lost(runtime.ranks, folder.path, newest.step if newest is not None else None, earlier, damaged)
+    asked_for = recipe.precision.mode
     recipe, precision_note = resolve_precision(
         recipe, runtime, read_saved_run(newest)[0] if newest is not None else None
     )
@@ -247,6 +252,7 @@ def build_run_state(
     if newest is not None:
         recipe_changes = check_resume(*read_saved_run(newest), recipe, prepared.fingerprint)
     fresh = newest is None and recipe.checkpoint.init_from is None
+    enter_stage("building the model")
     model = build_parallel(recipe, runtime, seed if fresh else None)
     precision = recipe.precision
     optimizer = build_optimizer(
@@ -254,6 +260,8 @@ def build_run_state(
     )
     components = requested_components(recipe, model.local_parameters)
     changes = StateChanges()
+    if not fresh:
+        enter_stage("loading weights")
     if newest is not None:
         changes = runtime.ranks.run_on_all(lambda: load_state(newest, recipe, model, optimizer, components))
         runtime.ranks.run_on_all(lambda: training_data.restore(newest))
@@ -262,6 +270,7 @@ def build_run_state(
         load_weights(recipe.checkpoint.init_from, recipe.model, model.local_parameters, runtime.ranks)
     if newest is None:
         components.reset()
+    enter_stage("finding the peak speed of the device")
     return RunState(
         recipe=recipe,
         runtime=runtime,
@@ -282,6 +291,7 @@ def build_run_state(
         components=components,
         component_changes=changes,
         precision_note=precision_note,
+        mode_was_chosen=asked_for == AUTO,
         kernels=kernels,
         # earlier versions had no other kernels
         saved_kernels=newest.meta.get("versions", {}).get("kernels", "torch") if newest is not None else None,

@@ -8,6 +8,7 @@ from functools import cache
 from io import BytesIO
 from pathlib import Path
 
+import psutil
 import pytest
 import tokenizers
 from hypothesis import given, settings
@@ -68,6 +69,32 @@ def test_training_is_deterministic_and_gives_the_requested_size() -> None:
     assert without.vocab_size == 256 and without.eos_id is None
     with pytest.raises(DataError, match="at least 257"):
         train_bpe(texts, 256)
+
+
+def test_a_tokenizer_that_is_trained_in_a_process_is_the_same_and_tells_its_merges() -> None:
+    reports: list[tuple[str, int, int]] = []
+    tokenizer = train_bpe(documents(50, 1000), 600, progress=lambda *report: reports.append(report))
+    assert tokenizer.files == BPE.files
+    assert {stage for stage, _, _ in reports} == {"train tokenizer"}
+    assert reports[-1][1:] == (600 - 256 - 1, 600 - 256 - 1)  # bytes and the end-of-sequence token are no merges
+
+
+def test_an_interruption_ends_the_process_that_trains() -> None:
+    def interrupt(*report: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_bpe(documents(50, 1000), 600, progress=interrupt)
+    assert not psutil.Process().children(recursive=True)
+
+
+def test_a_killed_process_is_an_error_that_names_memory() -> None:
+    def kill(*report: object) -> None:
+        for child in psutil.Process().children():
+            child.kill()
+
+    with pytest.raises(DataError, match=r"killed by signal 9, perhaps because memory ran out\..*train_bytes"):
+        train_bpe(documents(50, 1000), 600, progress=kill)
 
 
 def test_each_digit_is_a_token() -> None:

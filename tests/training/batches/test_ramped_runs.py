@@ -52,7 +52,7 @@ def runs(request, tmp_path_factory, tiny_recipe, corpus, cli) -> Runs:
 def straight(runs) -> Path:
     """An undisturbed run of one process."""
     run = runs.train("straight")
-    expected = "plan: 10 steps: 3 of 128 tokens, then 2 of 256 tokens, then 5 of 512 tokens"
+    expected = "; 10 steps: 3 of 128 tokens, then 2 of 256 tokens, then 5 of 512 tokens"
     assert expected in runs.printed, runs.printed
     return run
 

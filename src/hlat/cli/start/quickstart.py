@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from hlat.cli.common import data_progress, ready, say, whole_number
+from hlat.cli.common import VerboseOption, data_progress, opening_line, ready, say, whole_number
+from hlat.runtime.process import be_verbose
 
 
 def register(app: typer.Typer) -> None:
@@ -21,9 +22,12 @@ def quickstart(
             parser=whole_number(2), metavar="N", help="Number of training steps; default: about two minutes of them."
         ),
     ] = None,
+    verbose: VerboseOption = False,
 ) -> None:
     """Train a small model on this machine: no account, no GPU, no download."""
-    from hlat.quickstart import run_quickstart
-
+    if verbose:
+        be_verbose()
+    with opening_line("importing PyTorch"):
+        from hlat.quickstart import run_quickstart
     ready()
     run_quickstart(to, say, data_progress, steps)

@@ -131,6 +131,7 @@ def read_with_progress(corpus: Corpus, progress: Callable[[int, int], None]) -> 
         DataError: as ``read_rows``; or too many rows cannot be read.
     """
     total, reported, bad_rows = corpus.bytes, 0, corpus.new_bad_row_counter()
+    progress(0, total)
     for row in read_rows(corpus, CorpusPosition(corpus.file_range.start)):
         bad_rows.add(1, row.unreadable(1))
         if row.error is None:

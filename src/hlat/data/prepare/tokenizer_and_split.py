@@ -21,7 +21,11 @@ from hlat.data.tokenizers import Tokenizer, load_saved, load_tokenizer, sample_t
 from hlat.runtime import DataError
 
 ProgressCallback = Callable[[str, int, int], None]
-"""Called with the stage (hash, measure, sample, tokenize, merge or verify), the bytes done, and the bytes in total."""
+"""Called with the stage (hash, measure, sample, tokenize, merge or verify), the bytes done, and the bytes in total.
+
+The stage "train tokenizer" counts merges. A total of 0 is one that is not known yet. Bytes are those of files, so a
+compressed file counts with its size on disk.
+"""
 
 _CHARACTERS = "characters"
 
@@ -131,7 +135,7 @@ def _train(config: DataConfig, corpus: Corpus, plan: SplitPlan, progress: Progre
     trained_on = (text for split, text in texts if split == "train")
     sampled = sample_texts(trained_on, settings.train_bytes, distinct=config.duplicates == "drop")
     refuse_empty_split(config, corpus, counts)
-    return train_bpe(sampled, settings.vocab_size, settings.eos_token)
+    return train_bpe(sampled, settings.vocab_size, settings.eos_token, progress)
 
 
 def _counted(texts: Iterator[tuple[Split, str]], counts: dict[Split, int]) -> Iterator[tuple[Split, str]]:

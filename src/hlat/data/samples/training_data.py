@@ -6,6 +6,7 @@ Without weights all sources are one corpus: g --epoch order--> row. The mapping 
 seed and has no state, so any process can read any batch.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -164,6 +165,9 @@ class ValidationData:
         isolate: attend only within a document; the first token of each document then has no prediction.
         split: split to use; "train" for a folder that is prepared for validation only.
 
+    Attributes:
+        sources: names of the sources that the split has text of, in its order.
+
     Raises:
         DataError: the split has fewer than two tokens.
     """
@@ -187,6 +191,9 @@ class ValidationData:
             )
         count = windows if sequences is None else min(sequences, windows)
         self._ids = np.arange(count, dtype=np.int64) * windows // count
+        record, names = prepared.manifest.splits[split], prepared.manifest.source_names
+        self._ends = np.cumsum([each.tokens for each in record.sources])  # the split has its sources one after another
+        self.sources = tuple(names.get(each.source, f"source {each.source}") for each in record.sources)
 
     def __len__(self) -> int:
         """Return the number of windows in use."""
@@ -202,6 +209,43 @@ class ValidationData:
         length, last = self._length, self._tokens - 1
         ranges = [[TokenRange(i * length, min(length, last - i * length), True, False)] for i in ids.tolist()]
         return make_batch(self._prepared, self._split, self._reader.read(ranges), ids)
+
+    def parts(self) -> list[tuple[int, int]]:
+        """Return (window, source) for each source of which a window in use has labels, in order."""
+        first = self._ids * self._length + 1
+        last = np.minimum(first + self._length, self._tokens) - 1
+        begin, end = (np.searchsorted(self._ends, tokens, side="right") for tokens in (first, last))
+        return [
+            (window, source)
+            for window, (low, high) in enumerate(zip(begin.tolist(), end.tolist(), strict=True))
+            for source in range(low, high + 1)
+        ]
+
+    def label_bytes(self, labels: torch.Tensor) -> int:
+        """Return the UTF-8 bytes of text that labels stand for."""
+        return int(self._prepared.token_bytes[labels[labels != IGNORED].numpy()].sum())
+
+    def part_batch(self, parts: Sequence[tuple[int, int]]) -> Batch:
+        """Return a row for each (window, source), with the labels of that source only.
+
+        Raises:
+            DataError: a shard is damaged: it contains token ids outside the vocabulary.
+        """
+        rows = [self.batch(window, 1) for window, _ in parts] or [self.batch(len(self), 1)]
+        labels_BS = torch.cat([row.labels_BS for row in rows])
+        for index, (window, source) in enumerate(parts):
+            tokens = self._ids[window] * self._length + 1 + np.arange(self._length)
+            other = np.searchsorted(self._ends, tokens, side="right") != source
+            labels_BS[index, torch.from_numpy(other)] = IGNORED
+        target_bytes = self.label_bytes(labels_BS)
+        positions = [row.positions_BS for row in rows if row.positions_BS is not None]
+        return Batch(
+            torch.cat([row.inputs_BS for row in rows]),
+            labels_BS,
+            np.concatenate([row.sample_ids for row in rows]),
+            target_bytes,
+            torch.cat(positions) if positions else None,
+        )
 
 
 def make_batch(prepared: PreparedData, split: Split, rows: RowBatch, ids: npt.NDArray[np.int64]) -> Batch:

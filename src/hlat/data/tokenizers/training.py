@@ -7,18 +7,19 @@ fit. So it depends on the texts alone, every chunk has the same chance, and memo
 import hashlib
 import heapq
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, pre_tokenizers
 
+from hlat.data.tokenizers.bpe import BYTES, build_bpe
+from hlat.data.tokenizers.bpe_process import train_bpe_in_process
 from hlat.data.tokenizers.json_tokenizer import CHAR_PATTERN, DEFAULT_CONFIG, CharTokenizer, JsonTokenizer
-from hlat.data.tokenizers.safe_cuts import OWN_PATTERN, cut_text
+from hlat.data.tokenizers.safe_cuts import cut_text
 from hlat.runtime import DataError
 
 EOS = "<|endoftext|>"
 
-_BYTES = 256
 _CHUNK = 1 << 15  # characters; a long document is sampled in chunks, not completely or not at all
 _KEY = b"hlat tokenizer sample"
 
@@ -49,40 +50,37 @@ def sample_texts(texts: Iterable[str], max_bytes: int, distinct: bool = False) -
     return [chunk for _, _, _, chunk in sorted(kept, key=lambda entry: -entry[1])]
 
 
-def train_bpe(texts: Iterable[str], vocab_size: int, eos_token: str | None = "auto") -> JsonTokenizer:
+def train_bpe(
+    texts: Iterable[str],
+    vocab_size: int,
+    eos_token: str | None = "auto",
+    progress: Callable[[str, int, int], None] | None = None,
+) -> JsonTokenizer:
     """Train a byte-level BPE tokenizer, which encodes any text and decodes it to exactly the same text.
 
     Args:
         texts: texts to train on.
         vocab_size: total number of tokens: 256 bytes, the end-of-sequence token, merges. A small corpus can give fewer.
         eos_token: name of the end-of-sequence token; "auto" is <|endoftext|>, None for none.
+        progress: called with the stage, the merges done and those in total; it is then trained in a process of its own,
+            which can be interrupted. None trains in this process.
 
     Raises:
         DataError: the vocabulary is too small for the 256 bytes and the end-of-sequence token.
     """
     name = EOS if eos_token == "auto" else eos_token
     special = [] if name is None else [name]
-    if vocab_size < _BYTES + len(special):
+    if vocab_size < BYTES + len(special):
         raise DataError(
             f"data.tokenizer.vocab_size = {vocab_size}: a byte-level tokenizer has 256 bytes"
-            f"{' and an end-of-sequence token' if special else ''}; set it to at least {_BYTES + len(special)}"
+            f"{' and an end-of-sequence token' if special else ''}; set it to at least {BYTES + len(special)}"
         )
-    tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(tokenizers.Regex(OWN_PATTERN), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
+    content = (
+        build_bpe(texts, vocab_size, special)
+        if progress is None
+        else train_bpe_in_process(texts, vocab_size, special, progress)
     )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=special,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return JsonTokenizer(tokenizer.to_str(pretty=True).encode(), {**DEFAULT_CONFIG, "eos_token": name}, name)
+    return JsonTokenizer(content, {**DEFAULT_CONFIG, "eos_token": name}, name)
 
 
 def train_char(alphabet: Iterable[str], eos_token: str | None = "auto") -> CharTokenizer:

@@ -39,6 +39,7 @@ from hlat.runtime.storage import EARLIER_ATTEMPT_ENV, EarlierAttempt, read_run_i
 
 _SAVING = 60.0  # seconds for a running save to complete after its rank ended
 _POLL = 0.05
+_SHORT_RUN = 600.0  # seconds: the start takes much of a shorter run, which is no fault
 _FINAL_EXIT_CODES = (2, 4)  # exit codes of user errors and divergence: a restart would end the same way
 
 
@@ -313,6 +314,9 @@ def _deadline(recovery: RecoveryConfig) -> float | None:
 
 
 def _goodput_line(seconds: dict[str, float]) -> str:
+    """Describe where the time went; a share is of use only for a run that is long compared with its start."""
     total = sum(seconds.values())
     parts = ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items() if round(value, 1))
+    if total < _SHORT_RUN:
+        return f"time {total:.1f} s: {parts}"
     return f"goodput {seconds['productive'] / total:.1%} of {total:.1f} s: {parts}"

@@ -19,6 +19,8 @@ from hlat.runtime.process.json_output import json_line, print_json_lines, prints
 from hlat.runtime.process.phase import PHASES, current_phase, enter_phase, observe_phases
 from hlat.runtime.process.process_status import LAUNCHER_ENV, is_running, is_stopped, session_is_alive
 from hlat.runtime.process.rank_log import log_path, rank_log
+from hlat.runtime.process.startup_stage import enter_stage, observe_stages
+from hlat.runtime.process.verbosity import be_verbose, is_verbose
 
 __all__ = [
     "DEADLINE_ENV",
@@ -29,17 +31,21 @@ __all__ = [
     "STOP_EXIT_CODES",
     "STOP_SIGNALS",
     "CompilationFailed",
+    "be_verbose",
     "begin_compiling",
     "compile_c_library",
     "current_phase",
     "enter_phase",
+    "enter_stage",
     "find_c_compiler",
     "is_running",
     "is_stopped",
+    "is_verbose",
     "json_line",
     "log_path",
     "machine_clock",
     "observe_phases",
+    "observe_stages",
     "print_json_lines",
     "prints_json",
     "rank_log",

@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     from hlat.runtime.storage.once import OnceMarkers
     from hlat.runtime.storage.run_folder import (
         ATTEMPT_ENV,
+        ATTEMPTS_NAME,
         EARLIER_ATTEMPT_ENV,
         ID_NAME,
         LOCK_NAME,
+        RECIPE_NAME,
         EarlierAttempt,
         RunFolder,
         hold_run_folder,
@@ -40,7 +42,9 @@ __getattr__ = lazily(
             "ATTEMPT_ENV",
             "EARLIER_ATTEMPT_ENV",
             "ID_NAME",
+            "ATTEMPTS_NAME",
             "LOCK_NAME",
+            "RECIPE_NAME",
             "RunFolder",
             "open_run_folder",
             "hold_run_folder",
@@ -57,11 +61,13 @@ __getattr__ = lazily(
 )
 
 __all__ = [
+    "ATTEMPTS_NAME",
     "ATTEMPT_ENV",
     "CONFIG_FILES",
     "EARLIER_ATTEMPT_ENV",
     "ID_NAME",
     "LOCK_NAME",
+    "RECIPE_NAME",
     "TOKENIZER_FILES",
     "WEIGHT_FILES",
     "EarlierAttempt",

@@ -20,6 +20,10 @@ from typing import Self
 from hlat.runtime.errors import StateLostError, StorageError
 
 LOCK_NAME = ".lock"
+RECIPE_NAME = "recipe.yaml"
+"""Resolved recipe of the run, as of its last start."""
+ATTEMPTS_NAME = "attempts.jsonl"
+"""A line per start of the run."""
 ID_NAME = ".run-id"
 
 ATTEMPT_ENV = "HLAT_ATTEMPT"

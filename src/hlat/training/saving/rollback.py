@@ -14,11 +14,11 @@ from hlat.runtime.process import enter_phase
 from hlat.runtime.randomness import seed_generators
 from hlat.runtime.storage import EarlierAttempt
 from hlat.tracking import OtherRankTracker, Tracker
+from hlat.training.announcement import report_damaged
 from hlat.training.batches import BatchPrefetcher
 from hlat.training.components import load_state
 from hlat.training.newest_saved import SavedCheckpoint, check_nothing_lost
 from hlat.training.run_state import RunState
-from hlat.training.step_metrics import report_damaged
 
 
 def roll_back(state: RunState, prefetcher: BatchPrefetcher, tracker: Tracker | OtherRankTracker) -> None:

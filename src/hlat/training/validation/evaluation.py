@@ -3,6 +3,7 @@
     recipe, prepared data --open_evaluation--> Evaluation --run--> EvaluationResult --columns--> metrics.jsonl:
 
     val_loss, val_bits_per_byte          the validation split of the run's data
+    val/sources/NAME/loss, ...           each source of it, if there are 2 to 32
     val/NAME/loss, .../bits_per_byte     a set of evaluation.sets
     task/NAME/acc, acc_norm, ...         a task of evaluation.tasks
 
@@ -46,11 +47,19 @@ class EvaluationResult:
         found: dict[str, Any] = {}
         if self.validation is not None:
             found |= {"val_loss": self.validation.loss, "val_bits_per_byte": self.validation.bits_per_byte}
+            for name, result in self.validation.sources.items():
+                key = f"val/sources/{column_name(name)}"
+                found |= {f"{key}/loss": result.loss, f"{key}/bits_per_byte": result.bits_per_byte}
         for name, result in self.sets.items():
             found |= {f"val/{name}/loss": result.loss, f"val/{name}/bits_per_byte": result.bits_per_byte}
         for name, score in self.tasks.items():
             found |= score.columns(name)
         return found
+
+
+def column_name(source: str) -> str:
+    """Return the name of a source as a part of a column's: a source without a name has its path."""
+    return source.replace("/", "_")
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Loss on a fixed set of sequences, and bits per byte, which is comparable across tokenizers."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from hlat.data.samples import Batch, ValidationData
 from hlat.model import IGNORED, Decoder, Reduction, row_losses
 from hlat.parallel import MicroBatch, sum_on_host
+from hlat.training.validation.batching import split_batches
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class ValidationResult:
     loss: float  # nats per token
     bits_per_byte: float  # total nats / (ln 2 * UTF-8 bytes of the predicted tokens' text)
     tokens: int
+    sources: Mapping[str, "ValidationResult"] = field(default_factory=dict)  # of each source, if there are several
 
 
 class LossEvaluator(Protocol):
@@ -97,21 +99,95 @@ class SingleProcessModel:
         return values
 
 
-def validate(model: LossEvaluator, data: ValidationData, batch_size: int) -> ValidationResult:
+_MOST_SOURCES = 32
+"""Sources above which only the total is computed: each costs up to a row, and a curve."""
+
+Progress = Callable[[int, int], None]
+"""Called with the micro-batches of this rank that are done, and their number."""
+
+
+class _Reported(Sequence[MicroBatch]):
+    """Micro-batches that report which of them are taken."""
+
+    def __init__(self, batches: Sequence[MicroBatch], progress: Progress | None) -> None:
+        self._batches, self._progress = batches, progress
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._batches[index]
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        for done, batch in enumerate(self._batches):
+            if self._progress is not None:
+                self._progress(done, len(self._batches))
+            yield batch
+        if self._progress is not None:
+            self._progress(len(self._batches), len(self._batches))
+
+
+def validate(
+    model: LossEvaluator, data: ValidationData, batch_size: int, progress: Progress | None = None
+) -> ValidationResult:
     """Return the mean next-token loss over a validation set, the same on every rank. Collective.
 
     Micro-batches are assigned to data-parallel ranks round-robin. The last ones are padded with sequences without
     labels, because every rank has to take part in every collective operation.
+
+    A set of several sources has the loss of each, too. A window with text of two sources is then a row for each of
+    them. The total is the sum over all rows, in float64, so it is the mean of the sources weighted by their tokens.
+
+    Args:
+        model: model to evaluate.
+        data: the validation set.
+        batch_size: sequences in a micro-batch.
+        progress: called as micro-batches are computed.
     """
+    if 1 < len(data.sources) <= _MOST_SOURCES:
+        return _by_source(model, data, batch_size, progress)
     ranks, index = model.data_ranks, model.data_index
     rounds = -(-len(data) // (batch_size * ranks))
     batches = [data.batch((number * ranks + index) * batch_size, batch_size) for number in range(rounds)]
-    return _averages(model, [_padded(batch, batch_size) for batch in batches], model.is_model_parallel_leader)
+    padded = [_padded(batch, batch_size) for batch in batches]
+    return _averages(model, padded, model.is_model_parallel_leader, progress)
 
 
-def _averages(model: LossEvaluator, batches: Sequence[Batch], counted: bool) -> ValidationResult:
+def _by_source(
+    model: LossEvaluator, data: ValidationData, batch_size: int, progress: Progress | None
+) -> ValidationResult:
+    parts = data.parts()
+    mine = split_batches(range(len(parts)), batch_size, model.data_ranks, model.data_index)
+    members = [[parts[index] for index in batch] for batch in mine]
+    batches = [_padded(data.part_batch(rows), batch_size) for rows in members]
+    row_nats = model.evaluate_rows(_Reported([_micro_batch(batch) for batch in batches], progress))
+    sums = row_nats.new_zeros(3, len(data.sources))  # nats, tokens, bytes
+    for number, rows in enumerate(members):
+        for place, (_, source) in enumerate(rows):
+            sums[0, source] += row_nats[number * batch_size + place]
+            if model.is_model_parallel_leader:
+                labels_S = batches[number].labels_BS[place]
+                sums[1, source] += int((labels_S != IGNORED).sum())
+                sums[2, source] += data.label_bytes(labels_S)
+    sums = model.sum_over_world(sums)
+    found = {name: _result(*column) for name, column in zip(data.sources, sums.T.tolist(), strict=True) if column[1]}
+    return replace(_result(*sums.sum(1).tolist()), sources=found)
+
+
+def _result(nats: float, tokens: float, text_bytes: float) -> ValidationResult:
+    bits = nats / (math.log(2) * text_bytes) if text_bytes else math.nan
+    return ValidationResult(nats / tokens, bits, int(tokens))
+
+
+def _micro_batch(batch: Batch) -> MicroBatch:
+    return MicroBatch(batch.inputs_BS, batch.labels_BS, batch.positions_BS)
+
+
+def _averages(
+    model: LossEvaluator, batches: Sequence[Batch], counted: bool, progress: Progress | None
+) -> ValidationResult:
     """Average over all tokens and bytes; sums are float64, so that the batch size does not matter."""
-    nats = model.evaluate([MicroBatch(batch.inputs_BS, batch.labels_BS, batch.positions_BS) for batch in batches])
+    nats = model.evaluate(_Reported([_micro_batch(batch) for batch in batches], progress))
     tokens = sum(int((batch.labels_BS != IGNORED).sum()) for batch in batches) if counted else 0
     text_bytes = sum(batch.target_bytes for batch in batches) if counted else 0
     sums = model.sum_over_world(torch.stack((nats, nats.new_tensor(tokens), nats.new_tensor(text_bytes))))

@@ -25,13 +25,6 @@ def row_lengths(longest: int, multiple: int) -> list[int]:
     return lengths[::-1]
 
 
-def split_batches(members: Sequence[int], size: int, ranks: int, rank: int) -> list[list[int]]:
-    """Split rows into batches, and return those of a data-parallel rank; every rank has the same number of them."""
-    rounds = -(-len(members) // (size * ranks))
-    starts = [(number * ranks + rank) * size for number in range(rounds)]
-    return [list(members[start : start + size]) for start in starts]
-
-
 def pad_rows(rows: Sequence[TokenRow], size: int, length: int, isolate: bool) -> MicroBatch:
     """Pad rows to a batch of ``size`` rows of ``length`` tokens; only tokens of continuations are labels."""
     inputs_BS = torch.zeros(size, length, dtype=torch.int64)

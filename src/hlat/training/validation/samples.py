@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from hlat.data.tokenizers import Tokenizer
 from hlat.model import next_tokens
 from hlat.runtime import DataError
+from hlat.training.validation.batching import split_batches
 from hlat.training.validation.losses import LossEvaluator
 from hlat.training.validation.requests import TokenRow
-from hlat.training.validation.rows import pad_rows, row_lengths, split_batches
+from hlat.training.validation.rows import pad_rows, row_lengths
 
 
 @dataclass(frozen=True)

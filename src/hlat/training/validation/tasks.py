@@ -9,9 +9,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hlat.training.validation.batching import split_batches
 from hlat.training.validation.losses import LossEvaluator
 from hlat.training.validation.requests import TaskRequest, TokenRow
-from hlat.training.validation.rows import pad_rows, row_lengths, split_batches
+from hlat.training.validation.rows import pad_rows, row_lengths
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from hlat.reporting import RunSummary
 
 _MOST_LETTERS = 60
+_SI = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_COLUMNS = ("run", "state", "step", "loss", "validation", "tokens", "tokens/s", "size", "updated, UTC")
 
 
 def register(app: typer.Typer) -> None:
@@ -67,7 +69,10 @@ def runs_command(
     if not found:
         say(f"{folder}: no runs")
         return
-    rows = [("run", "state", "step", "loss", "validation", "tokens/s", "updated, UTC"), *map(_cells, found)]
+    rows = [
+        ("run", "state", "step", "loss", "validation", "tokens", "tokens/s", "size", "updated, UTC"),
+        *map(_cells, found),
+    ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -82,9 +87,15 @@ def _cells(run: "RunSummary") -> tuple[str, ...]:
         "-" if run.step is None else f"{run.step:,}{total}",
         "-" if run.loss is None else f"{run.loss:.4f}",
         "-" if run.validation_loss is None else f"{run.validation_loss:.4f}",
+        "-" if run.tokens is None else _short(run.tokens),
         "-" if run.tokens_per_second is None else f"{run.tokens_per_second:,.0f}",
+        "-" if run.parameters is None else _short(run.parameters),
         "-" if run.updated is None else f"{run.updated:%Y-%m-%d %H:%M:%S}",
     )
+
+
+def _short(count: float) -> str:
+    return next((f"{count / unit:.1f}{prefix}" for unit, prefix in _SI if count >= unit), f"{count:.0f}")
 
 
 def _plain(run: "RunSummary") -> dict[str, object]:

@@ -1,0 +1,142 @@
+"""``hlat show`` and ``hlat compare``: a run, or several, as text."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import hlat
+from hlat.cli.common import ready, say
+from hlat.runtime import LaunchError, escape_name
+
+if TYPE_CHECKING:
+    from hlat.reporting import RunComparison, RunOverview
+
+_WIDTH = 60  # columns of a curve
+_MOST_CHECKPOINTS = 8
+_FORMATS = {
+    "step": "{:,.0f}",
+    "tokens": "{:,.0f}",
+    "loss": "{:.4f}",
+    "val_loss": "{:.4f}",
+    "val_bits_per_byte": "{:.4f}",
+    "tokens_per_second": "{:,.0f}",
+    "mfu": "{:.1%}",
+    "memory_bytes": "{:,.0f}",
+}
+JsonOption = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs of this module."""
+    app.command()(show)
+    app.command()(compare)
+
+
+def show(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Show a run: state, attempts, recipe, curve, last numbers, checkpoints."""
+    ready()
+    found = hlat.show_run(run)
+    if as_json:
+        say(_json(found.to_dict()))
+        return
+    for line in _overview(found):
+        say(line)
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of two runs or more.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Compare runs: fields in which their recipes differ, losses at the same tokens, last numbers."""
+    ready()
+    if len(runs) < 2:
+        raise LaunchError("hlat compare takes the folders of two runs or more; hlat show RUN shows one.")
+    found = hlat.compare_runs(runs)
+    if as_json:
+        say(_json(found.to_dict()))
+        return
+    for line in _comparison(found):
+        say(line)
+
+
+def _json(value: dict[str, Any]) -> str:
+    from hlat.tracking import to_json_value
+
+    return json.dumps(to_json_value(value), indent=2, default=str)
+
+
+def _overview(run: "RunOverview") -> Iterator[str]:
+    from hlat.reporting import flat_settings, sparkline
+
+    state = f"{run.status.state} ({run.status.reason})" if run.status.reason else run.status.state
+    size = "" if run.parameters is None else f", {run.parameters:,} parameters"
+    yield f"{escape_name(run.name)}: {state}{size}; {escape_name(str(run.folder))}"
+    if run.damaged_lines:
+        yield f"{run.damaged_lines:,} damaged lines of its files are left out"
+    for number, attempt in enumerate(run.attempts, 1):
+        yield from _attempt(number, attempt)
+    losses = [loss for _, loss in run.loss]
+    if losses:
+        yield f"loss {losses[0]:.4f} {sparkline(losses, _WIDTH)} {losses[-1]:.4f}, by logged steps"
+    for name, value in run.numbers.items():
+        yield f"  {name:<20}{_FORMATS[name].format(value)}"
+    yield from (f"  {f'{name} loss':<20}{value:.4f}" for name, value in run.validation.items() if name != "validation")
+    if run.checkpoints:
+        shown = ", ".join(f"{step:,}" for step in run.checkpoints[-_MOST_CHECKPOINTS:])
+        more = len(run.checkpoints) - _MOST_CHECKPOINTS
+        yield f"checkpoints of steps {shown}" + (f" and {more} earlier ones" if more > 0 else "")
+    yield "recipe:" if run.settings else "recipe: unknown"
+    for field, text in flat_settings(run.settings).items():
+        if text != "null":
+            yield f"  {field} = {escape_name(text)}"
+
+
+def _attempt(number: int, attempt: Mapping[str, Any]) -> Iterator[str]:
+    """Describe a start of a run; records of other versions may lack any field."""
+    versions, git = attempt.get("versions"), attempt.get("git")
+    made = ", ".join(f"{n} {versions[n]}" for n in ("hlat", "torch", "python") if n in versions) if versions else ""
+    commit = ""
+    if isinstance(git, dict):
+        commit = f"; git {str(git.get('commit'))[:12]}{' with changes' if git.get('dirty') else ''}"
+    when = str(attempt.get("time", ""))[:19].replace("T", " ")
+    where = f"{attempt.get('processes', '?')} x {attempt.get('device', '?')} on {attempt.get('host', '?')}"
+    yield escape_name(f"attempt {number}, {when} UTC: {where}; {made}{commit}")
+    yield escape_name(f"  recipe {attempt.get('recipe')} {' '.join(map(str, attempt.get('overrides') or ()))}".rstrip())
+    for change in attempt.get("changes") or ():
+        if isinstance(change, dict):
+            yield escape_name(f"  changed: {change.get('path')}: {change.get('old')!r} -> {change.get('new')!r}")
+
+
+def _comparison(found: "RunComparison") -> Iterator[str]:
+    names = [escape_name(str(run.folder)) for run in found.runs]
+    rows = [[field, *("-" if value is None else escape_name(value) for value in values)]
+            for field, values in found.recipe.items()]  # fmt: skip
+    yield from _table([["recipe", *names], *(rows or [["(equal)", *("" for _ in names)]])])
+    yield ""
+    if found.curve:
+        curve = [[f"{tokens:,.0f}", *(f"{loss:.4f}" for loss in losses)] for tokens, losses in found.curve]
+        yield from _table([["loss at tokens", *names], *curve])
+        yield ""
+    last = [["last", *names], ["state", *(run.status.state for run in found.runs)]]
+    for name, form in _FORMATS.items():
+        values = [run.numbers.get(name, math.nan) for run in found.runs]
+        if not all(math.isnan(value) for value in values):
+            last.append([name, *("-" if math.isnan(value) else form.format(value) for value in values)])
+    sets = dict.fromkeys(name for run in found.runs for name in run.validation if name != "validation")
+    for name in sets:
+        texts = (f"{run.validation[name]:.4f}" if name in run.validation else "-" for run in found.runs)
+        last.append([f"{escape_name(name)} loss", *texts])
+    yield from _table(last)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -1,0 +1,185 @@
+"""A run as text: recipe, attempts, curve, last numbers, checkpoints. Needs neither torch nor numpy.
+
+    recipe.yaml, attempts.jsonl, events.jsonl, metrics.jsonl, names in checkpoints/ -> RunOverview
+
+Damaged lines are left out and counted, so that a run whose disk was full can still be looked at.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hlat.reporting.events import run_events
+from hlat.reporting.status import RunStatus, is_run, read_status
+from hlat.runtime import DataError
+from hlat.runtime.storage import ATTEMPTS_NAME, RECIPE_NAME
+from hlat.tracking import from_json_value, read_valid_records
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_NUMBERS = ("step", "tokens", "loss", "val_loss", "val_bits_per_byte", "tokens_per_second", "mfu", "memory_bytes")
+Curve = list[tuple[float, float]]
+"""Tokens, and a loss at each."""
+
+
+@dataclass(frozen=True)
+class RunOverview:
+    """What is known of a run.
+
+    Attributes:
+        folder: its folder.
+        name: its name.
+        status: its state.
+        settings: resolved recipe as JSON values; empty if unknown.
+        attempts: starts of the run, oldest first, as recorded; see ``hlat.training.attempt_record``.
+        parameters: parameters of the model; None if its steps have not begun.
+        loss: training loss by tokens.
+        validation: last loss of each validation set and source, by name; "validation" is that of the whole split.
+        numbers: last values of the main metrics, by name.
+        checkpoints: steps of the checkpoints in the folder, ascending.
+        damaged_lines: lines of its files that cannot be read.
+    """
+
+    folder: Path
+    name: str
+    status: RunStatus
+    settings: Mapping[str, Any]
+    attempts: tuple[Mapping[str, Any], ...]
+    parameters: int | None
+    loss: Curve
+    validation: Mapping[str, float]
+    numbers: Mapping[str, float]
+    checkpoints: tuple[int, ...]
+    damaged_lines: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON values."""
+        return {
+            "folder": str(self.folder),
+            "name": self.name,
+            "state": self.status.state,
+            "reason": self.status.reason,
+            "parameters": self.parameters,
+            "recipe": self.settings,
+            "attempts": list(self.attempts),
+            "loss": [{"tokens": tokens, "loss": loss} for tokens, loss in self.loss],
+            "validation": dict(self.validation),
+            "numbers": dict(self.numbers),
+            "checkpoints": list(self.checkpoints),
+            "damaged_lines": self.damaged_lines,
+        }
+
+
+def read_overview(folder: Path) -> RunOverview:
+    """Read what a run has left in its folder.
+
+    Raises:
+        DataError: it is not the folder of a run.
+        StorageError: a file cannot be read.
+    """
+    if not is_run(folder):
+        raise DataError(f"{folder}: is not the folder of a run. `hlat runs DIR` lists the runs below a folder.")
+    metrics, damaged_metrics = read_valid_records(folder / "metrics.jsonl")
+    records, damaged_events = read_valid_records(folder / "events.jsonl")
+    attempts, damaged_attempts = read_valid_records(folder / ATTEMPTS_NAME)
+    events = run_events(records)
+    settings = next((event.fields["recipe"] for event in reversed(events) if event.has_recipe), None)
+    settings = settings or _recipe_file(folder / RECIPE_NAME)
+    lines = [from_json_value(line) for line in metrics]
+    begun = next((event for event in reversed(events) if event.begins), None)
+    parameters = None if begun is None else begun.number("parameters")
+    run = settings.get("run")
+    return RunOverview(
+        folder=folder,
+        name=str((run.get("name") if isinstance(run, dict) else None) or folder.resolve().name),
+        status=read_status(folder, events),
+        settings=settings,
+        attempts=tuple(attempts),
+        parameters=None if parameters is None else int(parameters),
+        loss=_loss_curve(lines),
+        validation=_validation(lines),
+        numbers=_last_numbers(lines),
+        checkpoints=_checkpoints(folder / "checkpoints"),
+        damaged_lines=damaged_metrics + damaged_events + damaged_attempts,
+    )
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Draw values as blocks of eight heights: means of equal parts; not finite ones are left out."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return ""
+    parts = min(width, len(finite))
+    means = []
+    for part in range(parts):
+        inside = finite[part * len(finite) // parts : (part + 1) * len(finite) // parts]
+        means.append(sum(inside) / len(inside))
+    low, high = min(means), max(means)
+    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BLOCKS[round((mean - low) * scale)] for mean in means)
+
+
+def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Flatten a recipe to one text per field, by dotted path."""
+    found: dict[str, str] = {}
+    for name, value in settings.items():
+        path = f"{prefix}{name}"
+        if isinstance(value, dict) and value:
+            found |= flat_settings(value, f"{path}.")
+        else:
+            found[path] = value if isinstance(value, str) else json.dumps(value)
+    return found
+
+
+def _loss_curve(lines: Sequence[Mapping[str, Any]]) -> Curve:
+    found = []
+    for line in lines:
+        tokens, loss = _number(line, "tokens"), _number(line, "loss")
+        if tokens is not None and loss is not None:
+            found.append((tokens, loss))
+    return found
+
+
+def _number(line: Mapping[str, Any], name: str) -> float | None:
+    value = line.get(name)
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _last_numbers(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for line in lines:
+        found |= {name: value for name in _NUMBERS if (value := _number(line, name)) is not None}
+    return found
+
+
+def _validation(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for line in lines:
+        for name in line:
+            if (name == "val_loss" or (name.startswith("val") and name.endswith("/loss"))) and (
+                value := _number(line, name)
+            ) is not None:
+                found["validation" if name == "val_loss" else name.partition("/")[2].removesuffix("/loss")] = value
+    return found
+
+
+def _recipe_file(file: Path) -> dict[str, Any]:
+    try:
+        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _checkpoints(folder: Path) -> tuple[int, ...]:
+    """Return the steps of complete checkpoints: those that have been renamed to their final names."""
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except OSError:
+        return ()
+    steps = [name.removeprefix("step-") for name in names if name.startswith("step-")]
+    return tuple(sorted(int(step) for step in steps if step.isdecimal()))

@@ -1,0 +1,147 @@
+"""Record of what was started, in the run's folder before its data is prepared: a run that dies early leaves its recipe.
+
+    recipe.yaml        resolved recipe; ``hlat train RUN/recipe.yaml`` is the same run
+    attempts.jsonl     a line per start: source text and overrides, changed fields, versions, git, host, device, command
+
+Credentials in URLs are removed, and no environment variable is recorded.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hlat.checkpoint import software_versions
+from hlat.config import Recipe
+from hlat.data.stores import write_atomic
+from hlat.runtime import HlatError, StorageError, host_name, redact, redact_json, redact_value
+from hlat.runtime.backend import backend_of
+from hlat.runtime.distributed import Runtime
+from hlat.runtime.storage import ATTEMPTS_NAME, RECIPE_NAME
+from hlat.tracking import EventLog
+
+_PACKAGES = ("numpy", "pyarrow", "safetensors", "tokenizers", "transformers", "triton")
+_GIT_SECONDS = 5.0  # a git that hangs, such as on a slow file system, must not keep a run from starting
+
+
+@dataclass(frozen=True)
+class RunOrigin:
+    """Where a recipe came from.
+
+    Attributes:
+        source: recipe file, or the name of a shipped recipe.
+        text: its text; empty if it could not be read.
+        overrides: ``a.b=c`` each.
+    """
+
+    source: str
+    text: str
+    overrides: tuple[str, ...] = ()
+
+
+def record_attempt(recipe: Recipe, runtime: Runtime, origin: RunOrigin | None) -> None:
+    """Write the resolved recipe to the run's folder, and append this attempt. For rank 0, in an existing folder.
+
+    Args:
+        recipe: the recipe as it was loaded; ``precision.mode`` may still be auto.
+        runtime: processes and device.
+        origin: file and overrides; None for a recipe that a program has made.
+
+    Raises:
+        StorageError: a file cannot be written.
+    """
+    settings = redact_json(recipe.model_dump(mode="json"))
+    file = recipe.run_dir / RECIPE_NAME
+    changes = _changes(_earlier(file), settings)
+    text = f"# The resolved recipe of this run. The same run: hlat train {recipe.run_dir}/{RECIPE_NAME}\n"
+    try:
+        write_atomic(file, (text + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)).encode())
+    except OSError as error:
+        raise StorageError(f"{file}: cannot write: {error.strerror or error}.") from error
+    log = EventLog(recipe.run_dir / ATTEMPTS_NAME)
+    try:
+        log.append(
+            "attempt",
+            recipe=None if origin is None else redact_value(origin.source),
+            text="" if origin is None else redact(origin.text),
+            overrides=[] if origin is None else [redact_value(word) for word in origin.overrides],
+            changes=changes,
+            command=[redact_value(word) for word in sys.argv],
+            folder=str(Path.cwd()),
+            host=host_name(),
+            pid=os.getpid(),
+            processes=runtime.world,
+            device=backend_of(runtime.device).describe(runtime.device),
+            versions=software_versions() | _package_versions(),
+            git=_git(),
+        )
+    finally:
+        log.close()
+
+
+def record_early_failure(recipe: Recipe, error: HlatError) -> None:
+    """Record, as the first event of a run, why it could not begin; a run that began before keeps its events."""
+    events = recipe.run_dir / "events.jsonl"
+    with suppress(StorageError):  # the error may be about this very disk
+        if not events.exists():
+            log = EventLog(events)
+            try:
+                log.append("error", step=0, message=str(error), recipe=redact_json(recipe.model_dump(mode="json")))
+            finally:
+                log.close()
+
+
+def _earlier(file: Path) -> dict[str, Any] | None:
+    """Return the recipe of the attempt before; None if there is none that can be read."""
+    try:
+        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _changes(before: dict[str, Any] | None, now: dict[str, Any], prefix: str = "") -> list[dict[str, Any]]:
+    """List the fields in which two recipes differ, by dotted path."""
+    if before is None:
+        return []
+    found: list[dict[str, Any]] = []
+    for name in dict.fromkeys([*before, *now]):
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found += _changes(old, new, f"{prefix}{name}.")
+        elif json.dumps(old, default=str) != json.dumps(new, default=str):
+            found.append({"path": f"{prefix}{name}", "old": old, "new": new})
+    return found
+
+
+def _package_versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _git() -> dict[str, Any] | None:
+    """Return commit and state of the git project of the working folder; None if it is in none, or git is missing."""
+    commit = _run_git("rev-parse", "HEAD")
+    changed = None if commit is None else _run_git("status", "--porcelain", "--untracked-files=no")
+    return None if commit is None else {"commit": commit, "dirty": None if changed is None else bool(changed)}
+
+
+def _run_git(*words: str) -> str | None:
+    command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", *words]  # read only, and starts no program
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return None
+    return done.stdout.strip()

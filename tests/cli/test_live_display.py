@@ -1,0 +1,112 @@
+"""The display of a run at a terminal: something at once, every step, and nothing left behind."""
+
+import random
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from tests.support.terminal import Screen, TerminalCommand
+
+SPINNER = set("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
+
+
+def drawn(text: str):
+    return lambda screen: any(text in line for line in [*screen.drawn, *screen.lines])
+
+
+def test_a_run_says_what_it_does_and_leaves_lines_of_text(recipe_file, tiny, tmp_path):
+    with TerminalCommand("train", recipe_file, *tiny, "tracking.console=auto", columns=80, folder=tmp_path) as command:
+        assert command.wait() == 0
+        screen = command.screen
+    assert drawn("reading")(screen) and drawn("importing PyTorch")(screen)
+    assert screen.widest < 80, [line for line in screen.drawn if len(line) >= 80]
+    assert not SPINNER & set(screen.text) and "━" not in screen.text
+    assert screen.cursor_is_free
+    header, data, run, *rest = screen.text.splitlines()
+    assert header.startswith("tiny: 45,216 parameters")
+    assert data.startswith("data: ") and "40 steps of 256 tokens" in data
+    assert run.startswith("run: fp32 on cpu") and str(tmp_path / "run") in run
+    rest = [line for line in rest if not line.startswith("data: ")]  # this corpus is small: two notes
+    assert rest[0].startswith("step 20/40  loss ")
+    assert [line for line in rest if line.startswith("finished at step 40; validation loss ")]
+
+
+def test_a_resize_and_ctrl_c_leave_messages_only(recipe_file, tiny, tmp_path):
+    overrides = ["tracking.console=auto", "training.steps=100000", "evaluation.every_steps=null"]
+    with TerminalCommand("train", recipe_file, *tiny, *overrides, columns=200, folder=tmp_path) as command:
+        command.wait_for(drawn("mem "))  # a logged step, with the least important of its values
+        assert command.screen.widest < 200
+        for columns in (40, 100, 30):
+            seen = len(command.screen.drawn)
+            command.resize(columns)
+            command.wait_for(lambda screen, seen=seen: len(screen.drawn) > seen + 2)
+            shown = [line for line in command.screen.drawn[seen + 2 :] if SPINNER & set(line)]
+            assert max(map(len, shown)) < columns
+            assert all("eta" in line for line in shown)  # step and time left go last
+        command.press("\x03")
+        assert command.wait() == 130
+        screen = command.screen
+    assert "SIGINT: stopping after this step; a second signal stops at once" in screen.text.splitlines()
+    assert "(SIGINT); the same command goes on" in screen.text
+    assert not SPINNER & set(screen.text) and "eta" not in screen.text
+    assert screen.cursor_is_free
+
+
+def test_ctrl_c_during_the_imports_leaves_one_line(recipe_file, tiny, tmp_path):
+    with TerminalCommand("train", recipe_file, *tiny, "tracking.console=auto", columns=80, folder=tmp_path) as command:
+        command.wait_for(drawn("importing PyTorch"))
+        command.press("\x03")
+        assert command.wait() == 130
+    assert len(command.screen.text.splitlines()) == 1 and "interrupted" in command.screen.text
+    assert command.screen.cursor_is_free
+
+
+def test_ctrl_c_while_a_tokenizer_is_trained_ends_its_process_and_writes_nothing(tmp_path):
+    rng = random.Random(0)
+    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=12)) for _ in range(150_000)]
+    (tmp_path / "text.txt").write_text(" ".join(words))
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        "model: {vocab_size: 90000, layers: 1, hidden_size: 8, intermediate_size: 8, heads: 1}\n"
+        "data: {path: text.txt, tokenizer: {vocab_size: 90000}, validation: {fraction: 0}}\ntraining: {steps: 1}\n"
+    )
+    with TerminalCommand("data", "prepare", recipe, columns=80, folder=tmp_path) as command:
+        command.wait_for(drawn("merges"))
+        children = psutil.Process(command.process.pid).children(recursive=True)
+        assert any("hlat.data.tokenizers.bpe_process" in child.cmdline() for child in children)
+        command.press("\x03")
+        assert command.wait() == 130
+        assert not [child for child in children if child.is_running()]
+    assert command.screen.text.startswith("interrupted") and command.screen.cursor_is_free
+    assert not list(tmp_path.rglob("tokenizer.json"))
+
+
+def test_without_a_terminal_each_stage_is_a_line(recipe_file, tiny):
+    command = [sys.executable, "-m", "hlat", "train", str(recipe_file), *tiny]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    stages = [line for line in lines if line.endswith(" ...")]
+    assert stages[0] == lines[0] == "importing PyTorch ..."
+    assert stages[-1] == "first step ..." and len(set(stages)) == len(stages)
+    assert {"preparing data ...", "building the model ..."} < set(stages)
+    assert "\x1b" not in done.stdout and "\r" not in done.stdout
+
+
+def test_verbose_says_what_was_decided(recipe_file, tiny, cli):
+    short = cli("train", recipe_file, *tiny, "training.stop_after=1").stdout
+    long = cli("train", recipe_file, *tiny, "--verbose").stdout
+    for decision in ("attention: ", "blocks: ", "peak: "):
+        assert decision in long and decision not in short
+
+
+def test_the_emulator_breaks_lines_anew_and_refuses_other_controls():
+    screen = Screen(10)
+    screen.feed("message\n0123456789abcde\r")  # the cursor is at the start of the second row
+    screen.feed("X")
+    assert screen.text == "message\n0123456789Xbcde"
+    screen.feed("\r\x1b[J")
+    assert screen.text == "message\n0123456789"
+    with pytest.raises(AssertionError, match="unexpected control"):
+        screen.feed("\x1b[?25l")

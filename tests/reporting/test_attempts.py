@@ -1,0 +1,76 @@
+"""A run leaves its recipe and what it was started with, before anything can go wrong with its data."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import hlat
+from hlat.config import load_recipe
+from tests.support.same_runs import assert_same_run
+
+
+def attempts(run: Path) -> list[dict[str, object]]:
+    return [json.loads(text) for text in (run / "attempts.jsonl").read_text().splitlines()]
+
+
+def test_the_recorded_recipe_is_the_same_run(cli, recipe_file, tiny, tmp_path):
+    assert cli("train", recipe_file, *tiny, "optimizer.lr=1.0e-3").returncode == 0
+    run = tmp_path / "run"
+    loaded = load_recipe(run / "recipe.yaml")
+    assert loaded == load_recipe(recipe_file, [*tiny, "optimizer.lr=1.0e-3"])
+    assert cli("train", run / "recipe.yaml", f"run.dir={tmp_path / 'again'}").returncode == 0
+    assert_same_run(run, tmp_path / "again")
+    [attempt] = attempts(run)
+    assert attempt["text"] == recipe_file.read_text() and attempt["overrides"][-1] == "optimizer.lr=1.0e-3"
+    assert {"hlat", "torch", "python", "tokenizers"} <= set(attempt["versions"]) and attempt["processes"] == 1
+
+
+def test_a_run_that_dies_before_its_first_step_leaves_its_recipe(cli, recipe_file, tiny, tmp_path):
+    (tmp_path / "empty").mkdir()
+    done = cli("train", recipe_file, *tiny, f"data.path={tmp_path / 'empty'}")
+    assert done.returncode == 2
+    assert load_recipe(tmp_path / "run" / "recipe.yaml").run.name == "tiny"
+    assert cli("show", tmp_path / "run").stdout.startswith("tiny: failed (")
+    [found] = hlat.runs(tmp_path)
+    assert found.state == "failed" and str(tmp_path / "empty") in found.reason and found.total_steps == 40
+
+
+def test_a_resumed_run_appends_its_attempt_with_the_changed_fields(cli, recipe_file, tiny, tmp_path):
+    assert cli("train", recipe_file, *tiny, "training.stop_after=5").returncode == 0
+    assert cli("train", recipe_file, *tiny, "optimizer.lr=1.0e-3", "training.stop_after=5").returncode == 0
+    first, second = attempts(tmp_path / "run")
+    assert first["changes"] == [] and [change["path"] for change in second["changes"]] == ["optimizer.lr"]
+    assert "changed: optimizer.lr: 0.003 -> 0.001" in cli("show", tmp_path / "run").stdout
+    assert load_recipe(tmp_path / "run" / "recipe.yaml").optimizer.lr == 1e-3
+
+
+def test_no_secret_of_a_url_or_of_the_environment_is_recorded(cli, recipe_file, tiny, tmp_path):
+    secret = "tok3n-s3cret"
+    url = f"https://user:{secret}@127.0.0.1:1/text.jsonl?signature={secret}"
+    recipe_file.write_text(recipe_file.read_text() + f"# from {url}\n")
+    done = cli("train", recipe_file, *tiny, f"data.path={url}", env={"WANDB_API_KEY": secret})
+    assert done.returncode != 0
+    for file in (tmp_path / "run").rglob("*"):
+        assert not file.is_file() or secret not in file.read_text(errors="replace"), file
+
+
+def test_the_git_commit_of_the_project_is_recorded(cli, recipe_file, tiny, tmp_path):
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
+    for words in (["init", "-q"], ["add", "recipe.yaml"], ["commit", "-qm", "recipe"]):
+        subprocess.run([*git, *words], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    stop = "training.stop_after=1"
+    assert cli("train", recipe_file, *tiny, stop, cwd=tmp_path).returncode == 0
+    recipe_file.write_text(recipe_file.read_text() + "\n# changed\n")
+    assert cli("train", recipe_file, *tiny, stop, cwd=tmp_path).returncode == 0
+    found = [attempt["git"] for attempt in attempts(tmp_path / "run")]
+    assert found == [{"commit": commit, "dirty": False}, {"commit": commit, "dirty": True}]
+
+
+def test_weights_that_a_run_begins_with_are_told(cli, recipe_file, tiny, tmp_path):
+    assert cli("train", recipe_file, *tiny, "training.stop_after=1").returncode == 0
+    start = tmp_path / "run" / "checkpoints"
+    done = cli("train", recipe_file, *tiny, f"run.dir={tmp_path / 'next'}", f"checkpoint.init_from={start}")
+    assert f"weights: loaded from {start}" in done.stdout
+    events = [json.loads(text) for text in (tmp_path / "next" / "events.jsonl").read_text().splitlines()]
+    assert [event["init_from"] for event in events if event["event"] == "start"] == [str(start)]

@@ -1,0 +1,97 @@
+"""One run and several as text: what they show is what the files have, and damage is left out and counted."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hlat
+from hlat.reporting import compare_runs, read_overview, sparkline
+from hlat.runtime import DataError
+from tests.support.commands import hlat as command
+from tests.support.reporting import event, line, resolved_recipe, write_run
+
+
+def begun(*overrides: str) -> dict[str, object]:
+    recipe = resolved_recipe(*overrides)
+    return event("start", 0, step=0, parameters=1_000_000, processes=1, device="cpu", recipe=recipe)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    """Two runs with other learning rates and other log intervals."""
+    first = [line(step, loss=5.0 - step / 100) for step in range(10, 101, 10)]
+    second = [line(step, loss=4.0 - step / 200) for step in range(25, 151, 25)]
+    second[-1] |= {"val_loss": 3.5, "val_bits_per_byte": 1.5, "val/code/loss": 2.5}
+    return [
+        write_run(tmp_path / "a", first, [begun(), event("end", 9, step=100, reason="finished")]),
+        write_run(tmp_path / "b", second, [begun("optimizer.lr=0.5", "run.name=other")]),
+    ]
+
+
+def test_a_run_shows_its_last_numbers_curve_and_recipe(runs: list[Path]) -> None:
+    found = hlat.show_run(runs[1])
+    assert (found.name, found.parameters, found.status.state) == ("other", 1_000_000, "killed")
+    assert found.numbers["loss"] == 4.0 - 150 / 200 and found.numbers["tokens"] == 150_000
+    assert found.validation == {"validation": 3.5, "code": 2.5}
+    assert found.loss == [(1000.0 * step, 4.0 - step / 200) for step in range(25, 151, 25)]
+    said = command("show", runs[1]).stdout
+    assert "other: killed" in said and "1,000,000 parameters" in said and "optimizer.lr = 0.5" in said
+    assert "code loss" in said and "█" in said and "▁" in said
+    assert json.loads(command("show", runs[1], "--json").stdout) == json.loads(json.dumps(found.to_dict()))
+
+
+def test_curves_are_compared_at_the_same_tokens_as_numpy_interpolates(runs: list[Path]) -> None:
+    found = compare_runs(runs)
+    assert list(found.recipe) == ["optimizer.lr"] and found.recipe["optimizer.lr"][1] == "0.5"
+    curves = [read_overview(run).loss for run in runs]
+    places = [tokens for tokens, _ in found.curve]
+    assert places[-1] == 100_000 and places == sorted(places) and places[0] >= 25_000
+    for index, curve in enumerate(curves):
+        x, y = zip(*curve, strict=True)
+        np.testing.assert_allclose([losses[index] for _, losses in found.curve], np.interp(places, x, y), rtol=1e-12)
+    said = command("compare", *runs).stdout
+    assert "optimizer.lr" in said and "100,000" in said and "finished" in said
+    assert json.loads(command("compare", *runs, "--json").stdout) == json.loads(json.dumps(found.to_dict()))
+
+
+def test_damaged_lines_are_left_out_and_counted(runs: list[Path]) -> None:
+    for name in ("metrics.jsonl", "events.jsonl", "attempts.jsonl"):
+        with (runs[0] / name).open("ab") as file:
+            file.write(b'\0\0 not json\n[1, 2]\n{"step": "x", "tokens": true, "loss": null}\n{"half": ')
+    found = read_overview(runs[0])
+    assert found.damaged_lines == 6
+    assert found.numbers["step"] == 100 and len(found.loss) == 10
+    for words in (["show", runs[0]], ["compare", *runs]):
+        done = command(*words)
+        assert done.returncode == 0 and "Traceback" not in done.stdout + done.stderr, done.stderr
+
+
+def test_a_run_that_diverged_is_shown(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [line(10), line(20, loss="NaN"), line(30, loss="Infinity")])
+    assert math.isinf(read_overview(run).numbers["loss"])
+    assert command("show", run).returncode == 0
+    assert json.loads(command("show", run, "--json").stdout)["numbers"]["loss"] == "Infinity"
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="not the folder of a run"):
+        read_overview(tmp_path)
+    assert command("compare", tmp_path).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "drawn"),
+    [
+        ([], ""),
+        ([3.0], "▁"),
+        ([0, 7], "▁█"),
+        ([0, 1, 2, 3, 4, 5, 6, 7], "▁▂▃▄▅▆▇█"),
+        ([math.nan, 1, math.inf, 2], "▁█"),
+    ],
+)
+def test_a_sparkline_has_the_heights_of_the_values(values: list[float], drawn: str) -> None:
+    assert sparkline(values, 8) == drawn
+    assert len(sparkline([*values] * 100, 8)) <= 8
