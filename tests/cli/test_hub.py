@@ -50,13 +50,15 @@ def run(tmp_path: Path, corpus: Path) -> list[str]:
 
 
 def resolved(cli: Command, hub: Hub, recipe: Path, cache: Path, *overrides: str, offline: bool = False) -> dict:
-    done = cli("check", recipe, "--json", "data.path=x", *overrides, env=hub.environment(cache, offline=offline))
+    done = cli(
+        "check", recipe, "--json", "--no-files", "data.path=x", *overrides, env=hub.environment(cache, offline=offline)
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 def refused(cli: Command, hub: Hub, recipe: Path, cache: Path, *overrides: str, offline: bool = False) -> str:
-    done = cli("check", recipe, "data.path=x", *overrides, env=hub.environment(cache, offline=offline))
+    done = cli("check", recipe, "--no-files", "data.path=x", *overrides, env=hub.environment(cache, offline=offline))
     assert done.returncode == 2, done.stdout
     assert "Traceback" not in done.stderr
     return " ".join(done.stderr.split())
@@ -125,7 +127,7 @@ def test_a_model_that_cannot_be_had_says_why_and_what_to_do(cli, hub: Hub, recip
 
 def test_a_hub_that_does_not_answer_is_refused_at_once(cli, hub: Hub, recipe: Path, tmp_path: Path) -> None:
     env = {**hub.environment(tmp_path / "cache"), "HF_ENDPOINT": "http://nowhere.invalid"}
-    done = cli("check", recipe, "data.path=x", env=env, timeout=60)
+    done = cli("check", recipe, "--no-files", "data.path=x", env=env, timeout=60)
     assert done.returncode == 2
     message = " ".join(done.stderr.split())
     assert "http://nowhere.invalid cannot be reached" in message

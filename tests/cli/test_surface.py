@@ -117,6 +117,11 @@ SURFACE = {
     "import": {"source", "--to", "--model", "--tokenizer"},
     "export": {"checkpoint", "--to", "--dtype", "--weights"},
     "quickstart": {"--to", "--steps", "--verbose"},
+    "init": {"texts", "--to", "--hours", "--from", "--model", "--column", "--name", "--device"},
+    "sweep": {
+        *("recipe", "axes", "--to", "--nproc", "--only", "--list", "--json"),
+        *("--slurm", "--at-once", "--sbatch", "--dry-run"),
+    },
 }
 
 

@@ -18,14 +18,13 @@ from hlat.cli import (
     plan,
     recipe,
     rehearse,
+    runs,
     start,
     train,
 )
 from hlat.cli.common import LOG_ENV, complain, say
 from hlat.cli.data import data_app
-from hlat.cli.launch import launch_app
-from hlat.cli.launch import register as register_sweep
-from hlat.cli.runs import register as register_runs
+from hlat.cli.launch import launch_app, sweep
 from hlat.runtime import HlatError, StorageError, escape_controls, redact_value
 from hlat.runtime.process import INTERRUPTED_MESSAGE, print_json_lines
 
@@ -156,10 +155,8 @@ def _options(
         print_json_lines()
 
 
-for module in (start, recipe, plan, rehearse, doctor, compile, train, evaluate, model):
+for module in (start, recipe, plan, rehearse, doctor, compile, train, sweep, runs, evaluate, model):
     module.register(app)
-register_sweep(app)
-register_runs(app)
 app.add_typer(data_app, name="data")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(hardware.app, name="hardware")

@@ -28,7 +28,7 @@ Curve = list[tuple[float, float]]
 
 @dataclass(frozen=True)
 class RunOverview:
-    """What is known of a run.
+    """Overview of a run.
 
     Attributes:
         folder: its folder.

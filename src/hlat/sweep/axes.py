@@ -19,7 +19,7 @@ MOST_RUNS = 10_000
 
 
 @dataclass(frozen=True)
-class Axis:
+class SweepAxis:
     """A field of the recipe, and the values that it takes.
 
     Attributes:
@@ -36,7 +36,7 @@ class Axis:
         return len(self.values) > 1
 
 
-def parse_axes(words: Sequence[str]) -> list[Axis]:
+def parse_axes(words: Sequence[str]) -> list[SweepAxis]:
     """Parse the arguments of a sweep.
 
     Args:
@@ -45,7 +45,7 @@ def parse_axes(words: Sequence[str]) -> list[Axis]:
     Raises:
         RecipeError: lists every argument that is none of these.
     """
-    axes: list[Axis] = []
+    axes: list[SweepAxis] = []
     problems: list[Problem] = []
     for word in words:
         field, equals, text = word.partition("=")
@@ -61,7 +61,7 @@ def parse_axes(words: Sequence[str]) -> list[Axis]:
             remedy = "Give each value once; for repetitions vary training.seed."
             problems.append(Problem(field, f"has a value twice: {', '.join(repeated)}.", remedy, text, True))
         else:
-            axes.append(Axis(field, tuple(values)))
+            axes.append(SweepAxis(field, tuple(values)))
     count = 1
     for axis in axes:
         count *= len(axis.values)
@@ -72,7 +72,7 @@ def parse_axes(words: Sequence[str]) -> list[Axis]:
     return axes
 
 
-def combinations(axes: Sequence[Axis]) -> Iterator[tuple[str, ...]]:
+def combinations(axes: Sequence[SweepAxis]) -> Iterator[tuple[str, ...]]:
     """Yield the values of the axes for each run, in order: the last axis changes fastest."""
     yield from product(*(axis.values for axis in axes))
 

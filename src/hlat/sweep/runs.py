@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hlat.config import Problem, RecipeError, load_recipe
-from hlat.sweep.axes import Axis, combinations, parse_axes
+from hlat.sweep.axes import SweepAxis, combinations, parse_axes
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
 _LONGEST_NAME = 120  # characters of a folder
@@ -92,7 +92,7 @@ def plan_sweep(recipe: str, words: Sequence[str], folder: str | None, world: int
     return Sweep(recipe, root, tuple(runs))
 
 
-def _is_about_data(axes: Sequence[Axis]) -> bool:
+def _is_about_data(axes: Sequence[SweepAxis]) -> bool:
     """True if runs may prepare different tokens."""
     fields = [axis.field for axis in axes if axis.varies]
     return any(field == own or field.startswith(f"{own}.") for field in fields for own in _DATA_FIELDS)

@@ -33,7 +33,7 @@ _GIT_SECONDS = 5.0  # a git that hangs, such as on a slow file system, must not 
 
 @dataclass(frozen=True)
 class RunOrigin:
-    """Where a recipe came from.
+    """Origin of a recipe.
 
     Attributes:
         source: recipe file, or the name of a shipped recipe.

@@ -51,8 +51,9 @@ def first_line(recipe: Recipe) -> dict[str, float]:
     return found
 
 
-def test_a_run_without_kernels_has_the_same_loss_and_gradient(recipe_of) -> None:
+def test_a_run_without_kernels_has_the_same_loss_and_gradient(recipe_of, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both round each operation on the longest path of the model once, a unit of fp32 each."""
+    monkeypatch.setenv("HLAT_VERBOSE", "1")
     with_kernels, without = recipe_of("kernels", 1), recipe_of("torch", 1)
     assert f"norms, RoPE, SwiGLU and loss: {KERNELS}" in trained(with_kernels)
     with torch_only():

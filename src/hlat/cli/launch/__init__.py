@@ -2,12 +2,12 @@
 
 import typer
 
+from hlat.cli.launch import sweep
 from hlat.cli.launch.kubernetes import kubernetes_command
 from hlat.cli.launch.local import local_command
 from hlat.cli.launch.slurm import cancel_command, logs_command, slurm_command, status_command
-from hlat.cli.launch.sweep import register
 
-__all__ = ["launch_app", "register"]
+__all__ = ["launch_app", "sweep"]
 
 launch_app = typer.Typer(
     help="Submit a run to Slurm or Kubernetes, or start it on hosts without a scheduler.", no_args_is_help=True

@@ -4,8 +4,6 @@ import typer
 
 from hlat.cli.runs import report, show
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     """Add the verbs of this folder."""

@@ -25,6 +25,7 @@ __all__ = [
     "has_attention",
     "has_kernels",
     "head_sums_shape",
+    "tell_compilers",
 ]
 
 
@@ -60,9 +61,8 @@ def builds_masks(device: torch.device | str) -> bool:
     return backend_of(device).materialises_masks and not attention_is_used_on(device)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def has_attention(device_type: str, dtype: torch.dtype, width: int) -> bool:
-    """Return True if the operator of attention computes with heads of this kind. ``torch.compile`` asks it once.
+    """Return True if the operator of attention computes with heads of this kind.
 
     Args:
         device_type: type of the device of queries, keys and values.
@@ -70,6 +70,11 @@ def has_attention(device_type: str, dtype: torch.dtype, width: int) -> bool:
         width: width of a head.
     """
     return dtype in DTYPES and width <= WIDEST_HEAD and attention_is_used_on(device_type)
+
+
+def tell_compilers() -> None:
+    """Let ``torch.compile`` ask ``has_attention`` once instead of tracing it. Imports torch's compiler, 0.8 s."""
+    torch.compiler.assume_constant_result(has_attention)
 
 
 def describe_attention() -> str:

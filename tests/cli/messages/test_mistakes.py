@@ -7,7 +7,7 @@ import pytest
 from pyarrow import parquet
 
 from hlat.data.tokenizers import train_bpe
-from tests.cli.mistakes import MISTAKES, Mistake
+from tests.cli.messages.mistakes import MISTAKES, Mistake
 
 
 @pytest.fixture(scope="session")
