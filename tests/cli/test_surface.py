@@ -24,6 +24,7 @@ SURFACE = {
     "train": {
         "recipe",
         "overrides",
+        "--quiet",
         "--nproc",
         "--profile",
         "--allow-faults",

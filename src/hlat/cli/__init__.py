@@ -100,7 +100,8 @@ app = typer.Typer(
     cls=_Verbs,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Variables: HLAT_LOG=json is --log-json; NO_COLOR=1 leaves colours out. See docs/operators.md for others.",
+    epilog="Variables: HLAT_LOG=json is --log-json, HLAT_VERBOSE=1 is -v; NO_COLOR=1 leaves colours out; HF_HOME, "
+    "HF_TOKEN and HF_HUB_OFFLINE=1 are those of the Hugging Face Hub. hlat sets others for its own processes.",
     pretty_exceptions_enable=False,
 )
 

@@ -35,6 +35,10 @@ WeightsOption = Annotated[
 LOG_ENV = "HLAT_LOG"
 """Environment variable that asks for JSON lines: json, or text."""
 
+QuietOption = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="Print the beginning, warnings and the end only, as tracking.console=none."),
+]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Say what was measured and decided, too.")]
 
 

@@ -10,6 +10,7 @@ import typer
 from hlat.cli.common import (
     LOG_ENV,
     OverridesArgument,
+    QuietOption,
     RecipeArgument,
     VerboseOption,
     complain_above,
@@ -78,6 +79,7 @@ def train(
         typer.Option(min=0, help="Resume from this step; fail unless it is the newest checkpoint."),
     ] = None,
     verbose: VerboseOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Train. The same command again resumes an interrupted run."""
     if verbose:
@@ -96,7 +98,8 @@ def train(
             end_line()
             _begin(accepted)
 
-        given = [*(overrides or ()), *(["tracking.console=json"] if os.environ.get(LOG_ENV) == "json" else [])]
+        console = ["tracking.console=json"] if os.environ.get(LOG_ENV) == "json" else []
+        given = [*(overrides or ()), *(["tracking.console=none"] if quiet else console)]
         job = TrainingJob(recipe, tuple(given), profile, allow_faults, require_step)
         least, most = parse_nproc(nproc)
         show = (complain_above, say_above)
