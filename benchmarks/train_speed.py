@@ -4,7 +4,8 @@ Trains the same 33.6 M-parameter model (width 512, 8 layers, 8 heads, 4 kv heads
 512, batch 4) in hlat and in transformers.LlamaForCausalLM with torch's AdamW, each eager and compiled, in fp32 and in
 bf16 (mixed in hlat, autocast in transformers), and hlat in bf16-sr. Each is a process of its own, so that peak memory
 is its own; rounds alternate between the sides, and the median round of each is reported, so that a slow minute of the
-machine affects all. MFU is the share of the matrix-product rate measured in the same process. Where bf16 is emulated
+machine affects all. Tokens per processor second count the time of all threads: neighbours of a busy machine do not
+change them much. MFU is the share of the matrix-product rate measured in the same process. Where bf16 is emulated
 product by product (a CPU without bf16 instructions), transformers' bf16 is left out: a step takes minutes.
 
     python benchmarks/train_speed.py [--rounds 3] [--steps 8] [--device cpu]
@@ -117,11 +118,11 @@ def worker(side, mode, steps, device_name):
     for number in range(1, WARM_UP + 1):  # allocators and kernels warm up, compilers compile
         step(number, batches[number - 1])
     synchronize(device)
-    start_up, begin = time.perf_counter() - begin, time.perf_counter()
+    start_up, begin, busy = time.perf_counter() - begin, time.perf_counter(), time.process_time()
     for number in range(WARM_UP + 1, steps + WARM_UP + 1):
         loss = step(number, batches[number - 1])
     synchronize(device)
-    seconds = time.perf_counter() - begin
+    seconds, busy = time.perf_counter() - begin, time.process_time() - busy
     memory, rate = peak_memory_bytes(device), steps * BATCH * LENGTH / seconds
     shape = {"hidden_size": WIDTH, "intermediate_size": FFN, "heads": HEADS, "kv_heads": KV_HEADS}
     config = ModelConfig(vocab_size=VOCABULARY, layers=LAYERS, **shape)
@@ -130,6 +131,7 @@ def worker(side, mode, steps, device_name):
         json.dumps(
             {
                 "tokens_per_second": rate,
+                "tokens_per_processor_second": steps * BATCH * LENGTH / busy,
                 "mfu": rate * flops_per_token(config, LENGTH) / peak,
                 "start_up": start_up,
                 "peak_memory": memory,
@@ -147,8 +149,8 @@ def measured(side, mode, arguments):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def sides_of(device_name):
-    """Pairs (side, mode) that are measured on this device."""
+def sides_of(device_name, compiled=True):
+    """Pairs (side, mode) that are measured on this device, with or without compiled blocks."""
     import torch
 
     from hlat.runtime.backend import has_fast_bf16
@@ -158,7 +160,8 @@ def sides_of(device_name):
         (side, mode)
         for mode in MODES
         for side in SIDES
-        if side.startswith("hlat") or mode == "fp32" or (mode == "bf16" and fast)
+        if (side.startswith("hlat") or mode == "fp32" or (mode == "bf16" and fast))
+        and (compiled or not side.endswith("compiled"))
     ]
 
 
@@ -168,31 +171,33 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--eager", action="store_true", help="leave out compiled blocks")
     parser.add_argument("--worker", nargs=2, metavar=("SIDE", "MODE"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
         worker(*arguments.worker, arguments.steps, arguments.device)
         return
     record = Recorder(__file__, "speed.md", packages=("transformers",), device=arguments.device)
-    results = {key: [] for key in sides_of(arguments.device)}
+    results = {key: [] for key in sides_of(arguments.device, not arguments.eager)}
     for _ in range(arguments.rounds):
         for key, rounds in results.items():
             rounds.append(measured(*key, arguments))
-    print("| | mode | tokens/s | rounds | MFU | peak MiB | start-up s |\n|---|---|---|---|---|---|---|")
+    print("| | mode | tokens/s | rounds | per processor s | MFU | peak MiB | start-up s |")
+    print("|---|---|---|---|---|---|---|---|")
     middle = {}
     for (side, mode), rounds in results.items():
-        rate, memory, mfu, start_up = (
-            statistics.median(row[name] for row in rounds)
-            for name in ("tokens_per_second", "peak_memory", "mfu", "start_up")
-        )
-        middle[side, mode] = (rate, memory)
+        names = ("tokens_per_second", "tokens_per_processor_second", "peak_memory", "mfu", "start_up")
+        rate, busy, memory, mfu, start_up = (statistics.median(row[name] for row in rounds) for name in names)
+        middle[side, mode] = (rate, busy, memory)
         spread = ", ".join(f"{row['tokens_per_second']:,.0f}" for row in rounds)
-        print(f"| {side} | {mode} | {rate:,.0f} | {spread} | {mfu:.0%} | {memory / 2**20:,.0f} | {start_up:.0f} |")
-    for (side, mode), (ours, our_memory) in middle.items():
+        cells = f"{rate:,.0f} | {spread} | {busy:,.0f} | {mfu:.0%} | {memory / 2**20:,.0f} | {start_up:.0f}"
+        print(f"| {side} | {mode} | {cells} |")
+    for (side, mode), (ours, our_busy, our_memory) in middle.items():
         other = side.replace("hlat", "transformers")
         if side != other and (other, mode) in middle:
-            theirs, their_memory = middle[other, mode]
-            ratios = f"speed {ours / theirs:.2f}, peak memory {our_memory / their_memory:.2f}"
+            theirs, their_busy, their_memory = middle[other, mode]
+            by_processor, memory = our_busy / their_busy, our_memory / their_memory
+            ratios = f"speed {ours / theirs:.2f}, per processor second {by_processor:.2f}, peak memory {memory:.2f}"
             print(f"{side} / {other}, {mode}: {ratios}")
     for side, mode in results:
         if not side.startswith("hlat"):
@@ -200,6 +205,7 @@ def main():
         other = side.replace("hlat", "transformers")
         for what, unit, field, scale in (
             ("training speed", "tokens/s", "tokens_per_second", 1),
+            ("training speed by processor time", "tokens/processor s", "tokens_per_processor_second", 1),
             ("peak memory", "MiB", "peak_memory", 2**20),
         ):
             ours, theirs = (
