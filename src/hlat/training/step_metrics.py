@@ -11,7 +11,7 @@ from hlat.model import attention_backend
 from hlat.model.derived import count_parameters
 from hlat.parallel import decide_compilation
 from hlat.precision import MODES
-from hlat.runtime.backend import backend_of, peak_memory_bytes, synchronize
+from hlat.runtime.backend import backend_of, peak_memory_bytes
 from hlat.runtime.distributed import AsyncMax
 from hlat.runtime.process import enter_phase
 from hlat.tracking import OtherRankTracker, Tracker
@@ -113,19 +113,21 @@ def report_damaged(damaged: Sequence[DamagedCheckpoint], tracker: Tracker | Othe
 def reproducible_metrics(state: RunState, result: StepResult) -> dict[str, Any]:
     """Return the metrics of the step just done that are the same on any machine: values and position in the data.
 
-    Collective. Synchronizes with the device, so that the times read afterwards are those of finished steps.
+    Collective. Waits for the device once: the norm of the weights is that after the update, so that the times read
+    afterwards are those of finished steps.
     """
+    norm = state.model.parameter_norm()
     enter_phase("device")
-    synchronize(state.runtime.device)
+    loss, gradient_norm, parameter_norm = torch.stack((result.loss, result.gradient_norm, norm)).tolist()
     enter_phase("between")
     return {
         "step": state.step,
         "tokens": state.tokens,
         "samples": state.samples,
         "batch_crc32": batch_crc32(state),
-        "loss": float(result.loss),
-        "grad_norm": float(result.gradient_norm),
-        "param_norm": float(state.model.parameter_norm()),
+        "loss": loss,
+        "grad_norm": gradient_norm,
+        "param_norm": parameter_norm,
         "lr": result.learning_rate,
     }
 
