@@ -31,10 +31,16 @@ def assert_steady(counts: list[dict], waits: int = 1) -> None:
         assert (step["shapes"], step["fallbacks"], step["waits"]) == (0, 0, waits), step
 
 
+def assert_read_at_once(counts: list[dict]) -> None:
+    """The metrics of a logged step that neither saves nor validates are one read: step 1, 2, 4, and 5 of 6."""
+    assert [step["waits before"] for step in counts if step["step"] - 1 in (1, 2, 4, 5)] == [1, 1, 1, 1]
+
+
 def test_a_process_trains_as_on_the_cpu(runs: Runs) -> None:
     run = runs.on_neuron("one")
     assert_close(run, runs.on_cpu("cpu"), "fp32")
     assert_steady(runs.counts("one"))
+    assert_read_at_once(runs.counts("one"))
 
 
 def test_bf16_with_stochastic_rounding_trains_as_on_the_cpu(runs: Runs) -> None:
@@ -50,6 +56,7 @@ def test_two_processes_train_as_one(runs: Runs, seen: str) -> None:
     run = runs.on_neuron(f"two-{seen}", "--nproc", "2", allow=allow)
     assert_close(run, runs.on_cpu("cpu"), "fp32")
     assert_steady(runs.counts(f"two-{seen}", 1))
+    assert_read_at_once(runs.counts(f"two-{seen}", 1))
     collectives = runs.counts(f"two-{seen}")[-1]["collectives"]
     assert collectives["all_reduce int32"] == 1, "the number of tokens"
 

@@ -18,8 +18,14 @@ TOKENS, WIDTH, VOCABULARY = 1000, 48, 97
 class InChunks(CrossEntropy):
     """Chunks whose size does not divide the tokens, so that the last one is shorter."""
 
-    def chunk(self, columns: int) -> int:
+    def chunk(self, columns: int, width: int) -> int:
         return 256
+
+
+@pytest.fixture(autouse=True)
+def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of rows of the head that do not divide the vocabulary, so that the last one is shorter."""
+    monkeypatch.setattr(loss, "HEAD_ROWS", 40)
 
 
 def given(dtype: torch.dtype, weights: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -145,6 +151,15 @@ def _peak(chunked: bool, tokens: int, vocabulary: int, width: int) -> int:
     before = peak_memory_bytes(CPU)
     (head_loss(hidden, head, labels, CrossEntropy()) if chunked else plain(hidden, head, labels)).backward()
     return peak_memory_bytes(CPU) - before
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "width", "tokens"),
+    [(8192, 512, 2048), (32_768, 1024, 1024), (131_072, 128, 256), (131_072, 4096, 2048), (16_384, 8192, 2048)],
+)
+def test_chunks_have_64_mib_of_logits_or_as_many_tokens_as_the_width(vocabulary: int, width: int, tokens: int) -> None:
+    assert CrossEntropy().chunk(vocabulary, width) == tokens
+    assert CrossEntropy(columns=vocabulary).chunk(vocabulary - 1, width) == tokens, "the same on every process"
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hlat.model.kv_cache import KVCache, LayerCache
     from hlat.model.layers import DecoderBlock
     from hlat.model.local_parameters import LocalParameter, collect_local_parameters, local
-    from hlat.model.loss import IGNORED, CrossEntropy, Head, Reduction, head_loss, next_tokens, row_losses
+    from hlat.model.loss import HEAD_ROWS, IGNORED, CrossEntropy, Head, Reduction, head_loss, next_tokens, row_losses
     from hlat.model.matmul import Linear, attend, attention_backend, computing_as_simulated
     from hlat.model.model_shard import ModelShard, kv_replication, shard_heads, vocabulary_rows
     from hlat.model.spec import Axis, GradientSum
@@ -39,6 +39,7 @@ __getattr__ = lazily(
             "local",
         ),
         "loss": (
+            "HEAD_ROWS",
             "IGNORED",
             "CrossEntropy",
             "Head",
@@ -69,6 +70,7 @@ __getattr__ = lazily(
 
 __all__ = [
     "DOCUMENT_ATTENTION",
+    "HEAD_ROWS",
     "IGNORED",
     "Axis",
     "CrossEntropy",

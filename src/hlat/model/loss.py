@@ -30,6 +30,9 @@ IGNORED = -100  # label of positions without a target, PyTorch's default ignore_
 
 _CHUNK_BYTES = 64 << 20  # bytes of fp32 logits
 _SMALLEST_CHUNK = 256  # tokens: smaller matrix products are slower
+_WIDEST_CHUNK = 2048  # tokens: largest chunk whose logits take more than _CHUNK_BYTES
+HEAD_ROWS = 4096
+"""Rows of the head whose gradient from a chunk is computed at a time, before it is added in fp32."""
 
 
 class CrossEntropy:
@@ -49,9 +52,19 @@ class CrossEntropy:
         self._first_row, self._columns = first_row, columns
         self.z_loss = 0.0
 
-    def chunk(self, columns: int) -> int:
-        """Number of tokens of a chunk if the logits have this many columns; the same on every process."""
-        return max(_SMALLEST_CHUNK, _CHUNK_BYTES // (4 * (self._columns or columns)))
+    def chunk(self, columns: int, width: int) -> int:
+        """Number of tokens of a chunk, the same on every process.
+
+        A chunk has 64 MiB of fp32 logits, but at least as many tokens as the model is wide, up to 2048: adding to the
+        gradient of the head takes as long as the products of some hundred tokens, and then logits in fp32 are no larger
+        than the gradient that they add to.
+
+        Args:
+            columns: columns of the logits.
+            width: width of the hidden states.
+        """
+        within = _CHUNK_BYTES // (4 * (self._columns or columns))
+        return max(_SMALLEST_CHUNK, within, min(width, _WIDEST_CHUNK))
 
     def reduce_max(self, peak_N: torch.Tensor) -> torch.Tensor:
         """Reduce each token's largest local logit to the largest over the complete vocabulary."""
@@ -173,7 +186,7 @@ def row_losses(
     counted_BS = labels_BS != IGNORED
     hidden_ND, labels_N = hidden_BSD[counted_BS], labels_BS[counted_BS]
     row_N = counted_BS.nonzero()[:, 0]
-    rows, matrix_vD = cross_entropy.chunk(weight_vD.shape[0]), weight_vD.to(hidden_BSD.dtype)
+    rows, matrix_vD = cross_entropy.chunk(*weight_vD.shape), weight_vD.to(hidden_BSD.dtype)
     losses_B = hidden_BSD.new_zeros(len(labels_BS), dtype=accumulation_dtype(hidden_BSD.dtype))
     for begin in range(0, len(hidden_ND), rows):
         chunk = slice(begin, begin + rows)
@@ -199,7 +212,7 @@ def next_tokens(
     """
     asked_BS = labels_BS != IGNORED
     hidden_ND, row_N = hidden_BSD[asked_BS], asked_BS.nonzero()[:, 0]
-    size, matrix_vD = cross_entropy.chunk(weight_vD.shape[0]), weight_vD.to(hidden_BSD.dtype)
+    size, matrix_vD = cross_entropy.chunk(*weight_vD.shape), weight_vD.to(hidden_BSD.dtype)
     tokens_B = torch.zeros(len(labels_BS), dtype=torch.int64, device=hidden_BSD.device)
     for begin in range(0, len(hidden_ND), size):
         chunk = slice(begin, begin + size)
@@ -222,7 +235,7 @@ class _HeadLoss(torch.autograd.Function):
         differentiated: bool,
     ) -> torch.Tensor:
         by_hidden, by_weight = (differentiated and needed for needed in ctx.needs_input_grad[:2])
-        rows, matrix_vD = cross_entropy.chunk(weight_vD.shape[0]), weight_vD.to(hidden_ND.dtype)
+        rows, matrix_vD = cross_entropy.chunk(*weight_vD.shape), weight_vD.to(hidden_ND.dtype)
         loss = hidden_ND.new_zeros((), dtype=accumulation_dtype(hidden_ND.dtype))
         grad_hidden_ND = torch.empty_like(hidden_ND) if by_hidden else None
         grad_weight_vD: torch.Tensor | None = None
@@ -235,14 +248,13 @@ class _HeadLoss(torch.autograd.Function):
             if grad_hidden_ND is not None and grad_nv is not None:
                 matmul(grad_nv, matrix_vD, out=grad_hidden_ND[begin : begin + rows])
             if by_weight and grad_nv is not None:
-                term_vD = matmul(grad_nv.T, hidden_nD)
-                del grad_nv
-                # Accumulated in fp32, as a single product over all tokens would be.
-                if grad_weight_vD is None:
-                    grad_weight_vD = term_vD if len(hidden_ND) <= rows else term_vD.to(loss.dtype)
-                else:
-                    grad_weight_vD.add_(term_vD)
-                del term_vD
+                if grad_weight_vD is None and len(hidden_ND) <= rows:
+                    grad_weight_vD = matmul(grad_nv.T, hidden_nD)
+                else:  # accumulated in fp32, as a single product over all tokens would be
+                    if grad_weight_vD is None:
+                        grad_weight_vD = torch.zeros_like(matrix_vD, dtype=loss.dtype)
+                    _add_product(grad_weight_vD, grad_nv, hidden_nD)
+            del grad_nv
         ctx.save_for_backward(grad_hidden_ND, None if grad_weight_vD is None else grad_weight_vD.to(weight_vD.dtype))
         return loss
 
@@ -251,6 +263,16 @@ class _HeadLoss(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         by_hidden, by_weight = (None if saved is None else saved * grads[0] for saved in ctx.saved_tensors)
         return by_hidden, by_weight, None, None, None
+
+
+def _add_product(total_vD: torch.Tensor, grad_nv: torch.Tensor, hidden_nD: torch.Tensor) -> None:
+    """Add ``grad.T @ hidden`` to a tensor; if that is wider, some rows at a time, whose product fits into a cache."""
+    if total_vD.dtype == grad_nv.dtype:
+        total_vD.addmm_(grad_nv.T, hidden_nD)
+        return
+    for begin in range(0, len(total_vD), HEAD_ROWS):
+        rows = slice(begin, begin + HEAD_ROWS)
+        total_vD[rows].add_(matmul(grad_nv[:, rows].T, hidden_nD))
 
 
 class Head(nn.Module):

@@ -99,7 +99,7 @@ class Bf16AdamW(Optimizer):
             return loss
         steps_P, wide_steps_P = self._count_step(with_gradient)
         keys_2N = self._streams.keys(steps_P)
-        scalars_P7 = self._scalars(wide_steps_P).to(self._device)
+        scalars_P7 = self._scalars(wide_steps_P).to(self._device, non_blocking=True)
         rounding = rounding_of(self._mode, self.param_groups[0]["betas"], self._in_hardware)
         self._kernel([self._operands(index, scalars_P7[index]) for index in with_gradient], keys_2N, rounding)
         return loss

@@ -194,7 +194,10 @@ class ParallelModel:
         if self.groups.data is None:
             return count
         # int32: some devices have no collectives of int64. Recipes with 2^31 tokens per step are refused.
-        tokens = torch.tensor(count, dtype=torch.int32, device=self._device)
+        # A blocking copy would wait for the update of the previous step; one from unpinned memory may.
+        pinned = backend_of(self._device).pins_memory and not in_fake_world()
+        on_host = torch.tensor(count, dtype=torch.int32, pin_memory=pinned)
+        tokens = on_host.to(self._device, non_blocking=True)
         dist.all_reduce(tokens, group=self.groups.data)
         return tokens
 

@@ -6,6 +6,8 @@
 The run stops before it overwrites the last good checkpoint.
 """
 
+import math
+
 import torch
 
 from hlat.runtime import NumericsError
@@ -58,12 +60,20 @@ def check_finite(state: RunState, result: StepResult) -> None:
     Raises:
         NumericsError: one of them is infinite or NaN.
     """
-    weights = state.model.parameter_norm()
-    values = [weights, *((result.loss, result.gradient_norm) if result.verdict.applied else ())]
-    if bool(torch.isfinite(torch.stack([value.to(weights) for value in values])).all()):
+    values = torch.stack((result.loss, result.gradient_norm, state.model.parameter_norm())).tolist()
+    check_values(state, result.verdict.applied, *values)
+
+
+def check_values(state: RunState, applied: bool, loss: float, gradient_norm: float, parameter_norm: float) -> None:
+    """Check that the norm of the weights is finite, and also loss and gradient norm if the update was applied.
+
+    Raises:
+        NumericsError: one of them is infinite or NaN.
+    """
+    if all(map(math.isfinite, (parameter_norm, *((loss, gradient_norm) if applied else ())))):
         return
-    loss, gradient = float(result.loss), float(result.gradient_norm)
-    raise _diverged(state, f"step {state.step}: loss {loss}, gradient norm {gradient}, parameter norm {float(weights)}")
+    numbers = f"loss {loss}, gradient norm {gradient_norm}, parameter norm {parameter_norm}"
+    raise _diverged(state, f"step {state.step}: {numbers}")
 
 
 def _diverged(state: RunState, problem: str) -> NumericsError:

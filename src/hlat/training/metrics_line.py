@@ -13,7 +13,7 @@ from hlat.runtime import NumericsError
 from hlat.runtime.process import enter_phase
 from hlat.tracking import OtherRankTracker, Tracker, append_samples
 from hlat.training.components import StepEnd, TrainingComponent
-from hlat.training.divergence import check_finite
+from hlat.training.divergence import check_values
 from hlat.training.process import PhaseTimer
 from hlat.training.run_state import RunState
 from hlat.training.step import StepResult
@@ -58,13 +58,14 @@ class MetricsLines(TrainingComponent):
             NumericsError: loss, gradient norm or weights are not finite; the line is written first, without evaluation.
         """
         state = self._state
-        state.unwritten_metrics = reproducible_metrics(state, result) if self._is_due() else None
-        if state.unwritten_metrics is None:
+        metrics = state.unwritten_metrics = reproducible_metrics(state, result) if self._is_due() else None
+        if metrics is None:
             return
         try:
-            check_finite(state, result)
+            values = (metrics[name] for name in ("loss", "grad_norm", "param_norm"))
+            check_values(state, result.verdict.applied, *values)
         except NumericsError:
-            self._log(state.unwritten_metrics | self._times())
+            self._log(metrics | self._times())
             raise
 
     def after_step(self, end: StepEnd) -> None:

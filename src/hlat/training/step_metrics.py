@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from hlat.runtime.backend import peak_memory_bytes, synchronize
+from hlat.runtime.backend import peak_memory_bytes
 from hlat.runtime.distributed import AsyncMax
 from hlat.runtime.process import enter_phase
 from hlat.training.process import PhaseTimer
@@ -16,19 +16,21 @@ from hlat.training.step import StepResult
 def reproducible_metrics(state: RunState, result: StepResult) -> dict[str, Any]:
     """Return the metrics of the step just done that are the same on any machine: values and position in the data.
 
-    Collective. Synchronizes with the device, so that the times read afterwards are those of finished steps.
+    Collective. Waits for the device once: the norm of the weights is that after the update, so that the times read
+    afterwards are those of finished steps.
     """
+    norm = state.model.parameter_norm()
     enter_phase("device")
-    synchronize(state.runtime.device)
+    loss, gradient_norm, parameter_norm = torch.stack((result.loss, result.gradient_norm, norm)).tolist()
     enter_phase("between")
     return {
         "step": state.step,
         "tokens": state.tokens,
         "samples": state.samples,
         "batch_crc32": batch_crc32(state),
-        "loss": float(result.loss),
-        "grad_norm": float(result.gradient_norm),
-        "param_norm": float(state.model.parameter_norm()),
+        "loss": loss,
+        "grad_norm": gradient_norm,
+        "param_norm": parameter_norm,
         "lr": result.learning_rate,
     }
 

@@ -320,8 +320,9 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
   check_dtype(reads ? from : to, "a copy");
   {
     std::lock_guard<std::mutex> lock(counting);
-    counts.waits += reads && !non_blocking;
-    counts.uploads += from.device().type() == c10::kCPU;
+    const bool writes = from.device().type() == c10::kCPU;
+    counts.waits += (reads || writes) && !non_blocking;  // a blocking copy to the device waits for its queue too
+    counts.uploads += writes;
   }
   Sides sides;
   sides.on_host(to).copy_(sides.on_host(from));

@@ -129,11 +129,11 @@ def _count_steps(folder: Path) -> None:
     plain = loop._training_step
 
     def counted(state: Any, prefetcher: Any) -> Any:
-        device_module.counts()
+        before = device_module.counts()["waits"]
         process_group.clear()
         result = plain(state, prefetcher)
         found = device_module.counts() | {"collectives": process_group.clear(), "graphs": compiling.COMPILED[0]}
-        found["not cached"] = compiling.NOT_CACHED[0]
+        found |= {"not cached": compiling.NOT_CACHED[0], "waits before": before}
         with (folder / f"rank-{state.runtime.rank}.jsonl").open("a") as file:
             file.write(json.dumps({"step": state.step, **found}) + "\n")
         return result

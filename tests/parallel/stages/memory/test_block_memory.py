@@ -96,14 +96,14 @@ def test_bytes_of_a_blocks_passes_are_those_of_real_tensors(mode: str, policy: s
 
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("tokens", [128, 256, 1024])
+@pytest.mark.parametrize("tokens", [128, 256, 300, 1024])
 def test_bytes_of_head_and_loss_are_those_of_real_tensors(
     weights: torch.dtype, compute: torch.dtype, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One chunk of 256 tokens, half of one, and four, whose gradients by the head are added."""
+    """One chunk of 256 tokens, half of one, one and a short one, and four, whose gradients by the head are added."""
     if weights.itemsize < compute.itemsize:
         pytest.skip("no mode computes in a wider dtype than its weights have")
-    monkeypatch.setattr(CrossEntropy, "chunk", lambda _, columns: 256)
+    monkeypatch.setattr(CrossEntropy, "chunk", lambda _, columns, width: 256)
     width, item = MODEL.hidden_size, compute.itemsize
     weight = torch.randn(MODEL.vocab_size, width, dtype=weights, requires_grad=True)
     labels = torch.randint(MODEL.vocab_size, (tokens,))

@@ -21,15 +21,15 @@ def test_several_stages_per_rank_keep_sent_messages_until_the_step_ends_and_one_
 
 
 def test_bytes_at_the_loss():
-    """While a chunk's gradient by the head is added to that of the chunks before, in fp32.
+    """While the second chunk's gradient by logits is computed, beside the first chunk's gradient by the head in fp32.
 
-    Alive in 16 bits: the head, that gradient, the logits' gradient (a chunk has 64 MiB of logits in fp32,
-    model/loss.py), the hidden states and their gradient.
+    Alive in 16 bits: the head, the hidden states and their gradient, and the chunk's logits (2048 tokens,
+    model/loss.py) and their gradient; in fp32 the exponentials of the logits.
     """
     request = request_for("llama-2-7b", "a100-80gb:1", sequence=4096, global_batch=8)
-    rows, head, hidden = 2**26 // (4 * 32000), 32000 * 4096, 4096 * 4096
+    rows, head, hidden = 2048, 32000 * 4096, 4096 * 4096
     found = transient_bytes(parse_layout("zero=0,mbs=1,tp=1", request).step_shape(request), 0, (32,), (True, True), 1.0)
-    at_loss = head * 4 + (2 * head + rows * 32000 + 2 * hidden) * 2
+    at_loss = head * 4 + (head + 2 * hidden) * 2 + rows * 32000 * (2 + 2 + 4)
     assert max(moment.get("logits", 0) for moment in found) == at_loss
 
 

@@ -9,7 +9,7 @@ The lists of tensors follow ``model/loss.py``, ``model/matmul.py`` and ``paralle
 from dataclasses import dataclass
 
 from hlat.config.sections import ModelConfig
-from hlat.model import CrossEntropy, ModelShard, vocabulary_rows
+from hlat.model import HEAD_ROWS, CrossEntropy, ModelShard, vocabulary_rows
 
 _FP32 = 4
 
@@ -59,22 +59,23 @@ class EndTensors:
 def loss_peak(ends: EndTensors) -> float:
     """Compute the most bytes that head and loss have in the forward pass, beyond what the final norm saves."""
     rows, item = len(vocabulary_rows(ends.model, ModelShard(0, ends.tensor))), ends.item
-    chunk = min(ends.tokens, CrossEntropy().chunk(rows))
+    chunk = min(ends.tokens, CrossEntropy().chunk(rows, ends.model.hidden_size))
     whole = 2 * ends.inside + (ends.stream if ends.gathers else 0.0)  # hidden states, the gradient by them, their shard
     if item != ends.stored:
         whole += ends.matrix * item  # the head, cast
-    logits = chunk * rows * item
     # Logits in fp32, and their gradient; fp32 logits are overwritten.
-    others = chunk * rows * (_FP32 + item) if item < _FP32 and not ends.fused else 0.0
-    term = ends.matrix * item
+    logit = item + (_FP32 + item if item < _FP32 and not ends.fused else 0)
     if ends.tokens <= chunk:
-        return whole + max(
-            logits + others, logits + term, term + (ends.matrix * ends.stored if item != ends.stored else 0)
-        )
+        term = ends.matrix * item
+        rounded = term + (ends.matrix * ends.stored if item != ends.stored else 0)
+        return whole + max(chunk * rows * logit, chunk * rows * item + term, rounded)
     # The second chunk adds to the first chunk's gradient by the head, which is rounded at the end.
     accumulated = ends.matrix * _FP32
-    rounded = accumulated + ends.matrix * ends.stored if ends.stored < _FP32 else 0.0
-    return whole + max(accumulated + logits + others, accumulated + logits + term, rounded)
+    term = min(rows, HEAD_ROWS) * ends.model.hidden_size * item if item < _FP32 else 0.0
+    second = min(chunk, ends.tokens - chunk)
+    rounded = accumulated + (ends.matrix * ends.stored if ends.stored < _FP32 else 0.0)
+    adding = accumulated + chunk * rows * item + term
+    return whole + max(chunk * rows * logit, adding, accumulated + second * rows * logit, rounded)
 
 
 def loss_backward_bytes(ends: EndTensors) -> float:
