@@ -1,6 +1,6 @@
 """Published training runs as workloads: rows of a CSV file, and the reasons why some cannot be predicted.
 
-    row of a CSV file -> readings of its columns (reader) -> workload (run_row.py) -> PublishedRun | SkippedRow
+    row of a CSV file -> readings of its columns (reader) -> workload (row) -> PublishedRun | SkippedRow
 
 The columns are those of a table of measured runs: model dimensions, layout, chip, framework, interconnect, and the
 throughput ``tok_s_chip_norm``. No rule names a source, and no rule reads a throughput except to compare it.
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hlat.hardware import Catalog, load_catalog
 from hlat.planner.calibration.reader import Reading, UnreadableError, is_unstated, parse_number
-from hlat.planner.calibration.run_row import Row, read_run
+from hlat.planner.calibration.row import Row, read_run
 from hlat.planner.problem import Workload
 from hlat.runtime import PlanError
 

@@ -29,6 +29,7 @@ from hlat.planner.problem import (
 
 _TILE = 128  # rows and columns of a tile; about this many in the libraries of all makers
 _ALIGNED = 64  # elements
+_LOADED = 8  # elements of 16 bits, 16 bytes: what one instruction of a fast copy loads
 _KERNELS = (30, 24)  # per layer forward, copies and collective launches included: materialized scores, flash attention
 # transformers, modeling_llama.py. LlamaRMSNorm: to fp32, square, mean, add, root, product, to 16 bits, product;
 # apply_rotary_pos_emb: two products, a negation, a concatenation and a sum for queries and for keys.
@@ -109,6 +110,7 @@ class Products:
         rate_in_blocks: the same in the precision of decoder blocks (16 or 8 bits).
         unhidden: share of the memory traffic that computation does not hide.
         misaligned: added share of time per side that is not a multiple of 64.
+        unaligned: slowdown where rows of an operand are not multiples of 16 bytes; 1 if a compiler pads them.
     """
 
     columns: WorkloadColumns
@@ -116,6 +118,7 @@ class Products:
     rate_in_blocks: Column
     unhidden: Column
     misaligned: Column
+    unaligned: Column
 
     @classmethod
     def of(cls, columns: WorkloadColumns, constants: Constants) -> "Products":
@@ -125,7 +128,8 @@ class Products:
         eight = columns.peak_eight_bit * columns.reached_eight_bit * sustained * constants.column("eight_bit", columns)
         in_blocks = np.where(columns.eight_bit > 0, eight, rate)
         unhidden = constants.column("unhidden", columns)
-        return cls(columns, rate, in_blocks, unhidden, constants.column("misaligned", columns))
+        unaligned = np.where(columns.pads_rows > 0, 1.0, constants.column("unaligned", columns))
+        return cls(columns, rate, in_blocks, unhidden, constants.column("misaligned", columns), unaligned)
 
     def seconds(
         self, m: Column, n: Column, k: Column, *, in_blocks: bool = False, count: Column | float = 1.0
@@ -145,11 +149,16 @@ class Products:
     def forward_and_backward(
         self, m: Column, n: Column, k: Column, *, in_blocks: bool = False
     ) -> tuple[Column, Column, Column]:
-        """Seconds of (m, k) by (k, n) forward, of the input's gradient and of the weight's gradient."""
+        """Seconds of (m, k) by (k, n) forward, of the input's gradient and of the weight's gradient.
+
+        Each of the three has matrices with rows of k elements and with rows of n: input and weight of k, the result and
+        its gradient of n.
+        """
+        slower = np.where((k % _LOADED > 0) | (n % _LOADED > 0), self.unaligned, 1.0)
         return (
-            self.seconds(m, n, k, in_blocks=in_blocks),
-            self.seconds(m, k, n, in_blocks=in_blocks),
-            self.seconds(k, n, m, in_blocks=in_blocks),
+            slower * self.seconds(m, n, k, in_blocks=in_blocks),
+            slower * self.seconds(m, k, n, in_blocks=in_blocks),
+            slower * self.seconds(k, n, m, in_blocks=in_blocks),
         )
 
 
@@ -167,7 +176,10 @@ def _layer_products(columns: WorkloadColumns, constants: Constants, product: Pro
     casts = sum(3 * m * k for m, _, k in shapes) / pointwise_rate * constants.column("casts", columns)
     casts = np.where(columns.eight_bit > 0, casts, 0.0)
     # Gradient accumulation: the product reads and writes the fp32 gradients of weights at its end.
-    accumulated = product.unhidden * np.where(columns.zero < 3, 8 * layer_weights(columns) / columns.memory_rate, 0.0)
+    in_product = np.where(columns.zero < 3, 8 * product.unhidden / columns.memory_rate, 0.0)
+    accumulated = layer_weights(columns) * np.where(
+        _adds_apart(columns), _sum_traffic(columns) / _streaming(columns, constants), in_product
+    )
     return forward + casts, by_input + 2 * casts, by_weight + accumulated
 
 
@@ -218,13 +230,33 @@ _COMPILED = tuple(float(code) for code, family in enumerate(CHIP_FAMILIES.values
 
 
 def _head(columns: WorkloadColumns, constants: Constants, product: Products) -> Column:
-    """Seconds of the output projection in 16 bits and of the loss, which reads or writes fp32 logits five times."""
+    """Seconds of the output projection in 16 bits, of the loss, and of adding the gradient of its weights."""
     rows = columns.vocab / columns.tensor
     products = sum(product.forward_and_backward(columns.tokens, rows, columns.hidden))
-    loss = columns.tokens * rows * 20 / (columns.memory_rate * constants.column("memory", columns))
-    sums = np.where(_accumulates(columns), 2 * columns.gradient_bytes, 0.0)
-    seconds: Column = products + loss + product.unhidden * sums * rows * columns.hidden / columns.memory_rate
+    streaming = _streaming(columns, constants)
+    loss = columns.tokens * rows * columns.loss_bytes / streaming
+    in_product = np.where(_accumulates(columns), 2 * columns.gradient_bytes * product.unhidden / columns.memory_rate, 0)
+    sums = np.where(_adds_apart(columns), _sum_traffic(columns) / streaming, in_product)
+    seconds: Column = products + loss + sums * rows * columns.hidden
     return seconds
+
+
+def _streaming(columns: WorkloadColumns, constants: Constants) -> Column:
+    """Bytes per second of operations that only read and write large tensors."""
+    return columns.memory_rate * constants.column("streaming", columns)
+
+
+def _sum_traffic(columns: WorkloadColumns) -> Column:
+    """Bytes that a kernel moves for each gradient that it adds: 16 bits read, the sum read and written."""
+    traffic: Column = 2 + 2 * columns.gradient_bytes
+    return traffic
+
+
+def _adds_apart(columns: WorkloadColumns) -> NDArray[np.bool_]:
+    """True where a kernel of its own adds the gradients of every micro-batch to whole sums."""
+    whole = (columns.zero < 2) | (columns.pipeline > 1)
+    found: NDArray[np.bool_] = (columns.adds_apart > 0) & _accumulates(columns) & whole
+    return found
 
 
 def _accumulates(columns: WorkloadColumns) -> NDArray[np.bool_]:

@@ -8,6 +8,7 @@ from hlat.planner.problem import (
     FLASH_ATTENTION_1,
     FLASH_ATTENTION_2,
     FLASH_ATTENTION_3,
+    FUSED_LOSS_BYTES,
     Candidate,
     PlanRequest,
     SoftwareProfile,
@@ -25,6 +26,11 @@ def hlat_profile(request: PlanRequest, candidate: Candidate) -> SoftwareProfile:
         # In units of 16-bit products: for 32-bit products, rates are halved instead (devices.py).
         MODES[request.mode].reduction.itemsize * 2 // MODES[request.mode].compute.itemsize,
     )
+
+
+_LOSS_BYTES = 44.0
+"""Memory traffic of hlat's loss per logit where no compiler and no kernel fuses it (model/loss.py): conversion to fp32
+6 bytes, largest logit 4, subtraction, exponentials and their product with a factor 8 each, sum 4, conversion 6."""
 
 
 @lru_cache
@@ -46,4 +52,8 @@ def _software(family: str, compilable: bool, zero: bool, eight_bit: bool, gradie
         gradient_bytes=gradient_bytes,
         gathers_blocks=True,
         balances_stages=True,
+        loss_bytes=FUSED_LOSS_BYTES if compiled else _LOSS_BYTES,
+        # Only blocks are compiled on GPUs, not the head.
+        pads_rows=compiled,
+        adds_apart=not compiled,
     )

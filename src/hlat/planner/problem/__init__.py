@@ -9,9 +9,11 @@ from hlat.planner.problem.recipe_step import recipe_step
 from hlat.planner.problem.request import PlanRequest, resolve_request
 from hlat.planner.problem.runnable import comparison_note, why_not_runnable
 from hlat.planner.problem.workload import (
+    COMPOSED_LOSS_BYTES,
     FLASH_ATTENTION_1,
     FLASH_ATTENTION_2,
     FLASH_ATTENTION_3,
+    FUSED_LOSS_BYTES,
     MATERIALIZED_SCORES,
     RECOMPUTE_POLICIES,
     Column,
@@ -30,10 +32,12 @@ from hlat.planner.problem.workload import (
 
 __all__ = [
     "CHIP_FAMILIES",
+    "COMPOSED_LOSS_BYTES",
     "FAMILIES",
     "FLASH_ATTENTION_1",
     "FLASH_ATTENTION_2",
     "FLASH_ATTENTION_3",
+    "FUSED_LOSS_BYTES",
     "MATERIALIZED_SCORES",
     "RECOMPUTE_POLICIES",
     "Candidate",

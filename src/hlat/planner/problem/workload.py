@@ -23,6 +23,15 @@ RECOMPUTE_POLICIES: tuple[RecomputePolicy, ...] = ("none", "selective", "full")
 MATERIALIZED_SCORES, FLASH_ATTENTION_1, FLASH_ATTENTION_2, FLASH_ATTENTION_3 = range(4)
 """Attention kernels: scores written to memory; FlashAttention 1; 2; 3 and its equals (cuDNN, XLA, NKI)."""
 
+FUSED_LOSS_BYTES, COMPOSED_LOSS_BYTES = 20.0, 52.0
+"""Memory traffic of a loss per logit, forward and backward.
+
+Composed of torch's operations on fp32 logits (Megatron-LM, core/tensor_parallel/cross_entropy.py): conversion from 16
+bits 6 bytes, largest logit 4, subtraction, exponentials and division 8 each, their sum 4; product with the incoming
+gradient 8, conversion 6. torch.nn.functional.cross_entropy on fp32 logits moves between 40 and that: its softmax reads
+rows that are too long for a processor more than once.
+"""
+
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -98,6 +107,9 @@ class SoftwareProfile:
         gathers_blocks: True if weights are gathered block by block at every ZeRO stage; else in large buckets below 2.
         balances_stages: True if the last stages of a pipeline have fewer layers, since they have the head.
         divides_head: True if the head is divided over all stages of a pipeline (vocabulary parallelism).
+        loss_bytes: memory traffic of the loss per logit, forward and backward: 20 bytes in fused kernels.
+        pads_rows: True if a compiler pads matrices whose rows are not multiples of 16 bytes.
+        adds_apart: True if kernels of their own add gradients of weights to the sums of the step, not the products.
     """
 
     attention: int = FLASH_ATTENTION_2
@@ -113,6 +125,9 @@ class SoftwareProfile:
     gathers_blocks: bool = False
     balances_stages: bool = False
     divides_head: bool = False
+    loss_bytes: float = FUSED_LOSS_BYTES
+    pads_rows: bool = False
+    adds_apart: bool = False
 
 
 @dataclass(frozen=True)

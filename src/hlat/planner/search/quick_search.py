@@ -12,14 +12,13 @@ from collections.abc import Hashable, Iterator, Sequence
 import numpy as np
 
 from hlat.planner.cost import step_times
-from hlat.planner.memory import estimate_rank_memory
 from hlat.planner.problem import RECOMPUTE_POLICIES, Candidate, PlanRequest, candidates
+from hlat.planner.search.exact_checks import ExactChecks, estimated_ranks
 from hlat.planner.search.search import (
     USABLE_MEMORY_SHARE,
     LayoutPrediction,
     complete_prediction,
     finalists,
-    possible_peak_ranks,
     workload_columns,
 )
 from hlat.planner.search.tie_break import break_tie
@@ -49,7 +48,7 @@ def fastest_layouts(request: PlanRequest) -> list[LayoutPrediction]:
 
 
 def fitting(request: PlanRequest, tried: Sequence[Candidate], order: Sequence[int], limit: float) -> Iterator[int]:
-    """Yield the positions of the layouts whose estimated memory is within a limit.
+    """Yield the positions of the layouts whose memory is within a limit: estimated, or counted where that is doubtful.
 
     Args:
         request: the run.
@@ -59,11 +58,16 @@ def fitting(request: PlanRequest, tried: Sequence[Candidate], order: Sequence[in
     """
     smallest = {_but_for_recomputation(one): one for one in tried if one.recompute == RECOMPUTE_POLICIES[-1]}
     possible: dict[Hashable, bool] = {}
+    checks = ExactChecks(request, limit)
+
+    def estimates(layout: Candidate) -> list[float]:
+        return estimated_ranks(request, layout, checks.furthest if layout.pipeline > 1 else limit)
+
     for index in order:
         key = _but_for_recomputation(tried[index])
         if key not in possible:
-            possible[key] = _within(request, smallest[key], limit)
-        if possible[key] and _within(request, tried[index], limit):
+            possible[key] = checks.may_fit(smallest[key], estimates(smallest[key]))
+        if possible[key] and checks.fits(tried[index], estimates(tried[index])):
             yield index
 
 
@@ -72,8 +76,3 @@ def _but_for_recomputation(layout: Candidate) -> Hashable:
     parallel = layout.parallel
     degrees = (parallel.tensor, parallel.pipeline, parallel.context, parallel.virtual_stages, parallel.schedule)
     return (*degrees, parallel.zero, parallel.replicas, layout.micro_batch)
-
-
-def _within(request: PlanRequest, layout: Candidate, limit: float) -> bool:
-    """Return True if no rank's estimated memory is beyond a limit."""
-    return all(estimate_rank_memory(request, layout, rank).total <= limit for rank in possible_peak_ranks(layout))

@@ -30,7 +30,7 @@ from hlat.planner.cost import (
     simulate_pipeline,
     step_times,
 )
-from hlat.planner.memory import RankMemory, estimate_rank_memory, rank_memory, ranks_of_interest
+from hlat.planner.memory import RankMemory, rank_memory, ranks_of_interest
 from hlat.planner.problem import (
     Candidate,
     ModelShape,
@@ -41,6 +41,7 @@ from hlat.planner.problem import (
     candidates,
     request_device,
 )
+from hlat.planner.search.exact_checks import ExactChecks, estimated_ranks
 from hlat.precision import MODES
 
 USABLE_MEMORY_SHARE = 0.96  # of a device; the rest is reserved for allocations that a plan does not model
@@ -118,12 +119,15 @@ def search(request: PlanRequest, *, clock: Callable[[], float] = time.perf_count
     begin = clock()
     tried = list(candidates(request))
     limit = USABLE_MEMORY_SHARE * request.cluster.memory_bytes
-    peaks = [estimated_peak(request, candidate) for candidate in tried]
+    needs = [estimated_ranks(request, candidate) for candidate in tried]
+    peaks = [max(ranks) for ranks in needs]
     least = min(zip(peaks, range(len(tried)), strict=True), default=None)
-    fitting = [(candidate, peak) for candidate, peak in zip(tried, peaks, strict=True) if peak <= limit]
-    ranked = _best(request, fitting, limit)
+    checks = ExactChecks(request, limit)
+    possible = [one for one in zip(tried, needs, strict=True) if checks.may_fit(*one)]
+    ranked = _best(request, possible, limit, checks)
+    fitting = sum(peak <= limit for peak in peaks) + checks.found
     smallest = None if least is None else (tried[least[1]], least[0])
-    return SearchResult(ranked, len(tried), len(fitting), smallest, clock() - begin)
+    return SearchResult(ranked, len(tried), fitting, smallest, clock() - begin)
 
 
 def predict_layout(request: PlanRequest, candidate: Candidate) -> LayoutPrediction:
@@ -134,26 +138,30 @@ def predict_layout(request: PlanRequest, candidate: Candidate) -> LayoutPredicti
 
 def estimated_peak(request: PlanRequest, candidate: Candidate) -> float:
     """Estimate the memory of the rank that needs most, in bytes, without counting every parameter."""
-    return max(estimate_rank_memory(request, candidate, rank).total for rank in possible_peak_ranks(candidate))
+    return max(estimated_ranks(request, candidate))
 
 
-def possible_peak_ranks(candidate: Candidate) -> list[int]:
-    """Pipeline ranks one of which needs most memory: the first, the last, and the second.
+def _best(
+    request: PlanRequest, possible: list[tuple[Candidate, list[float]]], limit: float, checks: ExactChecks
+) -> list[LayoutPrediction]:
+    """Complete predictions of the finalists that fit by the exact count, fastest first.
 
-    The second has message buffers on both sides and, of the ranks that do, the most micro-batches in flight.
+    Args:
+        request: the run.
+        possible: layouts that may fit, with the estimated memory of their ranks.
+        limit: bytes of a device.
+        checks: exact counts of those whose estimate does not fit, made in the order of time while finalists are wanted.
     """
-    return sorted({0, min(1, candidate.pipeline - 1), candidate.pipeline - 1})
-
-
-def _best(request: PlanRequest, fitting: list[tuple[Candidate, float]], limit: float) -> list[LayoutPrediction]:
-    """Complete predictions of the finalists that fit by the exact count, fastest first."""
-    if not fitting:
+    if not possible:
         return []
-    layouts, peaks = zip(*fitting, strict=True)
+    layouts, needs = zip(*possible, strict=True)
+    peaks = [max(ranks) for ranks in needs]
     columns = workload_columns(request, layouts)
     times = step_times(columns)
     order = [int(index) for index in np.argsort(times.step, kind="stable")]
-    indices = {**dict.fromkeys(finalists(layouts, order)), **dict.fromkeys(_memory_finalists(peaks, order))}
+    fastest = finalists(layouts, (index for index in order if checks.fits(layouts[index], needs[index])))
+    sparing = _memory_finalists(peaks, [index for index in order if peaks[index] <= limit])
+    indices = {**dict.fromkeys(fastest), **dict.fromkeys(sparing)}
     finished = [complete_prediction(request, layouts[index], times, index) for index in indices]
     fitting_exactly = [prediction for prediction in finished if prediction.peak_memory <= limit]
     return sorted(fitting_exactly, key=lambda prediction: prediction.step_seconds)

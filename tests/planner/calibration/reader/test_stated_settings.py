@@ -7,10 +7,10 @@ import pytest
 
 from hlat.hardware import load_catalog
 from hlat.planner.calibration.reader import UnreadableError, keeps_projections, read_recompute, read_schedule
-from hlat.planner.calibration.run_row import read_run
+from hlat.planner.calibration.row import read_run
 from hlat.planner.cost import load_constants, step_times
 from hlat.planner.cost.compute_time import compute_times
-from hlat.planner.problem import WorkloadColumns
+from hlat.planner.problem import COMPOSED_LOSS_BYTES, FUSED_LOSS_BYTES, WorkloadColumns
 
 ROW = {
     "chip": "H100-SXM-80GB", "n_chips": "64", "layers": "32", "hidden": "4096", "heads": "32", "kv_heads": "8",
@@ -111,6 +111,27 @@ def test_eager_code_composes_norms_and_rotations():
     eager, compiled, megatron, paddle = (read(framework=name).workload.software.composed for name in names)
     assert eager and paddle and not compiled and not megatron
     assert not read(gated_mlp="0").workload.software.composed, "blocks of GPT have torch's layer norm, one kernel"
+
+
+def test_losses_and_sums_of_gradients_follow_the_framework():
+    def software(**changes):
+        return read(**PIPELINE | changes).workload.software
+
+    assert software(framework="Megatron-DeepSpeed").adds_apart
+    before, since = (software(framework="Megatron-LM", notes=date).adds_apart for date in ("2021-04", "2022-05"))
+    assert before and not since and not software().adds_apart, "apex has the kernel since March 2022"
+    fused = {"LLM Foundry": True, "Megatron-LM": False, "nanotron": False, "Megatron-Core 0.8": True}
+    found = {name: software(framework=name).loss_bytes for name in fused}
+    assert found == {name: FUSED_LOSS_BYTES if one else COMPOSED_LOSS_BYTES for name, one in fused.items()}
+    assert software(framework="MaxText").loss_bytes == FUSED_LOSS_BYTES, "XLA fuses it"
+
+
+def test_megatron_pads_the_vocabulary_on_every_tensor_rank():
+    def vocabulary(**changes):
+        return read(**PIPELINE | {"vocab": "50257", "tp": "2", "dp": "4"} | changes).workload.shape.vocab
+
+    assert vocabulary() == 50432 and vocabulary() % 256 == 0
+    assert vocabulary(framework="nanotron") == 50257
 
 
 def test_composed_norms_cost_their_memory_traffic():

@@ -43,6 +43,10 @@ class Framework:
         first_until: month until which that was FlashAttention 1 (or Triton's, or xformers').
         composes: True if its Llama models are eager code whose norms and rotations are separate operations.
         third: True if it takes cuDNN's or a comparable kernel where the hardware has one.
+        fused_loss: True if the loss is one kernel, forward and backward, rather than composed of torch's operations.
+        products_add_since: first month, as year x 100 + month, in which its products added gradients of weights to the
+            sums of the step themselves; 1 for always, 0 for never.
+        pads_vocabulary: True if it pads the vocabulary to a multiple of 128 on every tensor rank.
     """
 
     name: str
@@ -58,43 +62,60 @@ class Framework:
     first_until: int = 202307
     composes: bool = False
     third: bool = False
+    fused_loss: bool = False
+    products_add_since: int = 0
+    pads_vocabulary: bool = False
+
+    def adds_apart(self, date: int) -> bool:
+        """True if kernels of their own add gradients of weights, at a date (0 if it is unknown: its last state)."""
+        return not self.products_add_since or 0 < date < self.products_add_since
 
 
 # Release dates: FlashAttention 1 2022-06 (arXiv 2205.14135), 2 2023-07 (2307.08691), 3 2024-07 (2407.08608).
 # Transformer Engine prefers cuDNN's kernel on Hopper and later, FlashAttention 2 on Ampere (NeMo, pull request 9188).
+# Losses and sums of gradients: Megatron-LM's ``vocab_parallel_cross_entropy`` is composed, NVIDIA's recipes of
+# Megatron-Core and NeMo set ``cross_entropy_loss_fusion``; MosaicML, lit-gpt and InternEvo take FlashAttention's
+# kernel, Paddle and OneFlow have one of their own. ``gradient_accumulation_fusion`` is on in Megatron-LM since apex has
+# the kernel (2022-03), off in NeMo Megatron 22 ("only used with pipeline parallelism"), and no option of DeepSpeed.
+# Megatron-LM and what is built on it have ``make-vocab-size-divisible-by`` 128.
 # The first entry that occurs decides: combinations before their parts.
 FRAMEWORKS = (
     Framework("Megatron-DeepSpeed", r"megatron[- ]?deepspeed|deepspeed ?\+ ?megatron|gpt-?neox", sixteen_bit_sums=True,
-              flash_since=202301),
-    Framework("NeMo Megatron", r"nemo[- ]megatron(?:-launcher)?|nemo ?(?:1\.)?2[12]\.\d+\S*", flash_since=202303),
+              flash_since=202301, pads_vocabulary=True),
+    Framework("NeMo Megatron", r"nemo[- ]megatron(?:-launcher)?|nemo ?(?:1\.)?2[12]\.\d+\S*", flash_since=202303,
+              pads_vocabulary=True),
     Framework("Megatron-Core", r"megatron[- ]?(?:core|bridge)|mcore|nemo(?: framework)? ?(?:2[4-9](?:\.\d+)*|2\.\d\S*)|"
-              r"megascale|mlperf\S*", fused=True, overlaps_tensor=True, interleaves=True, third=True),
+              r"megascale|mlperf\S*", fused=True, overlaps_tensor=True, interleaves=True, third=True, fused_loss=True,
+              products_add_since=1, pads_vocabulary=True),
     Framework("NxDT", r"neuronx?\S*|nxdt?|optimum[- ]neuron|torchneuron", xla=True, fused=True, third=True),
-    Framework("NeMo", r"nemo\S*", fused=True, flash_since=202303, third=True),
-    Framework("Megatron-LM", r"megatron(?:-lm)?", flash_since=202301),
+    Framework("NeMo", r"nemo\S*", fused=True, flash_since=202303, third=True, fused_loss=True,
+              products_add_since=1, pads_vocabulary=True),
+    Framework("Megatron-LM", r"megatron(?:-lm)?", flash_since=202301, products_add_since=202204,
+              pads_vocabulary=True),
     Framework("MaxText", r"maxtext|jax\S*|pax\S*|praxis|t5x|easylm|levanter|flax|marin|tpu-recipes", "accelerator",
               xla=True, fused=True, shards=True, third=True),
     Framework("PyTorch/XLA", r"torch[- _]?xla|pytorch/xla|torchprime|pytorch-tpu", "accelerator", xla=True, fused=True,
               shards=True, third=True),
     Framework("torchtitan", r"torchtitan", "one", shards=True, composes=True),
     Framework("fms-fsdp", r"fms-?fsdp|foundation[- ]model[- ]stack", "one", shards=True, flash_since=202303),
-    Framework("LLM Foundry", r"composer|llm[- ]?foundry|mosaicml\S*|mpt", shards=True, first_until=202401),
+    Framework("LLM Foundry", r"composer|llm[- ]?foundry|mosaicml\S*|mpt", shards=True, first_until=202401,
+              fused_loss=True),
     Framework("OLMo", r"olmo(?:-core)?", shards=True),
     Framework("picotron", r"picotron|nanotron"),
-    Framework("litgpt", r"lit-?gpt|lightning|tinyllama", shards=True),
-    Framework("InternEvo", r"interne?vo|internlm", flash_since=202306),
+    Framework("litgpt", r"lit-?gpt|lightning|tinyllama", shards=True, fused_loss=True),
+    Framework("InternEvo", r"interne?vo|internlm", flash_since=202306, fused_loss=True),
     Framework("Colossal-AI", r"colossal-?ai|hetu\S*|alpa|galvatron", sixteen_bit_sums=True, flash_since=202303),
     Framework("PyTorch FSDP", r"fsdp2?", shards=True, composes=True),
     Framework("DeepSpeed", r"deepspeed|accelerate|transformers|axolotl|hf trainer", sixteen_bit_sums=True,
               flash_since=202307, composes=True),
     Framework("xformers", r"xformers|fair internal|metaseq", flash_since=202211),
     Framework("PyTorch FSDP", r"pytorch|torch|nanogpt|nanochat", shards=True, composes=True),
-    Framework("PaddlePaddle", r"paddle\w*", flash_since=202307, composes=True),
-    Framework("OneFlow", r"oneflow\S*|libai", fused=True, flash_since=202212),
+    Framework("PaddlePaddle", r"paddle\w*", flash_since=202307, composes=True, fused_loss=True),
+    Framework("OneFlow", r"oneflow\S*|libai", fused=True, flash_since=202212, fused_loss=True),
     Framework("ATorch", r"atorch", shards=True, composes=True),
-    Framework("Primus", r"primus", flash_since=202301),
+    Framework("Primus", r"primus", flash_since=202301, products_add_since=1, pads_vocabulary=True),
     Framework("Meta", r"meta internal", third=True),
-    Framework("Transformer Engine", r"transformer[- ]?engine|te", fused=True, third=True),
+    Framework("Transformer Engine", r"transformer[- ]?engine|te", fused=True, third=True, products_add_since=1),
 )  # fmt: skip
 OTHER = Framework("other", r"(?!)")
 

@@ -1,0 +1,9 @@
+"""Reading of one row of published runs: its columns put together as a workload of the cost model.
+
+columns -> shape, layout, software, device -> run.read_run -> RunReading
+"""
+
+from hlat.planner.calibration.row.columns import Row
+from hlat.planner.calibration.row.run import RunReading, read_run
+
+__all__ = ["Row", "RunReading", "read_run"]
