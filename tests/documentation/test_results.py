@@ -18,7 +18,12 @@ from hlat.model.derived import count_parameters
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
-NO_MEASUREMENT = {"results.py", "mutant_places.py", "mutant_trials.py"}  # modules that scripts import
+NO_MEASUREMENT = {
+    "results.py",
+    "mutant_places.py",
+    "mutant_trials.py",
+    "stock_training.py",
+}  # modules that scripts import
 SCRIPTS = sorted(file for file in BENCHMARKS.glob("*.py") if file.name not in NO_MEASUREMENT)
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *BENCHMARKS.rglob("*.md")])
 

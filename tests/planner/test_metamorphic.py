@@ -147,7 +147,9 @@ def fragments_refused(seed: int, count: int) -> list[str]:
         count -= bool(found)
         for one in generator.sample(found, min(3, len(found))):
             fragment = recipe_fragment(request, one.candidate)
-            sections = {**yaml.safe_load(fragment), "model": {"preset": request.name}, "run": {"name": "planned"}}
+            given = yaml.safe_load(fragment)
+            model = {"preset": request.name, **given.get("model", {})}
+            sections = {**given, "model": model, "run": {"name": "planned"}}
             sections["data"] = {"path": "none", "sequence_length": request.sequence}
             sections["training"] = {"tokens": request.tokens}
             try:

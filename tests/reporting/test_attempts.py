@@ -26,13 +26,15 @@ def test_the_recorded_recipe_is_the_same_run(cli, recipe_file, tiny, tmp_path):
 
 
 def test_a_run_that_dies_before_its_first_step_leaves_its_recipe(cli, recipe_file, tiny, tmp_path):
-    (tmp_path / "empty").mkdir()
-    done = cli("train", recipe_file, *tiny, f"data.path={tmp_path / 'empty'}")
-    assert done.returncode == 2
+    """The text ends within a row that the checks before a start do not reach."""
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"text": "the cat sees a river."}\n' * 2000 + '{"text": "the c')
+    done = cli("train", recipe_file, *tiny, f"data.path={texts}")
+    assert done.returncode == 2, done.stderr
     assert load_recipe(tmp_path / "run" / "recipe.yaml").run.name == "tiny"
     assert cli("show", tmp_path / "run").stdout.startswith("tiny: failed (")
     [found] = hlat.runs(tmp_path)
-    assert found.state == "failed" and str(tmp_path / "empty") in found.reason and found.total_steps == 40
+    assert found.state == "failed" and str(texts) in found.reason and found.total_steps == 40
 
 
 def test_a_resumed_run_appends_its_attempt_with_the_changed_fields(cli, recipe_file, tiny, tmp_path):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hlat.model.layers import DecoderBlock
     from hlat.model.local_parameters import LocalParameter, collect_local_parameters, local
     from hlat.model.loss import HEAD_ROWS, IGNORED, CrossEntropy, Head, Reduction, head_loss, next_tokens, row_losses
-    from hlat.model.matmul import Linear, attend, attention_backend, computing_as_simulated
+    from hlat.model.matmul import Linear, attend, attention_backend, computing_as_simulated, split_backward
     from hlat.model.model_shard import ModelShard, kv_replication, shard_heads, vocabulary_rows
     from hlat.model.spec import Axis, GradientSum
     from hlat.model.varlen_attention import DOCUMENT_ATTENTION
@@ -53,6 +53,7 @@ __getattr__ = lazily(
             "attend",
             "attention_backend",
             "computing_as_simulated",
+            "split_backward",
         ),
         "model_shard": (
             "ModelShard",
@@ -98,5 +99,6 @@ __all__ = [
     "replace_parameters",
     "row_losses",
     "shard_heads",
+    "split_backward",
     "vocabulary_rows",
 ]

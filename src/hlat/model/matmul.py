@@ -10,6 +10,7 @@ tensor cores: speed is that of fp32, while the tensors saved for backward stay b
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -26,6 +27,8 @@ from hlat.runtime.distributed import in_fake_world
 if TYPE_CHECKING:
     from torch.nn.attention.bias import CausalBias
 
+
+_SPLIT_BACKWARD = ContextVar("split_backward", default=False)
 
 # Device types, as one text: torch.compile guards it by one comparison, and a tuple by a comparison for each element.
 _EMULATE_BF16 = " ".join(types_with(lambda backend: backend.product_dtype(torch.bfloat16) != torch.bfloat16))
@@ -89,8 +92,23 @@ def uses_onednn(x: torch.Tensor) -> bool:
         x.dtype == torch.float32
         and not torch.compiler.is_compiling()
         and backend_of(x.device).fp32_by_onednn
+        and not _SPLIT_BACKWARD.get()
         and not in_fake_world()
     )
+
+
+@contextmanager
+def split_backward() -> Iterator[None]:
+    """Within this context products leave backward to torch, which computes each gradient only when it is asked for.
+
+    Zero-bubble schedules ask for the gradients by input and by weight in two passes; a function of autograd's would
+    compute both in each.
+    """
+    token = _SPLIT_BACKWARD.set(True)
+    try:
+        yield
+    finally:
+        _SPLIT_BACKWARD.reset(token)
 
 
 class _OneDnnLinear(torch.autograd.Function):

@@ -14,7 +14,6 @@ from hlat.config import Recipe
 from hlat.config.sections import compile_obstacle
 from hlat.model import Decoder
 from hlat.model.derived import flops_per_token
-from hlat.model.kernels import tell_compilers
 from hlat.precision import MODES
 from hlat.runtime import LaunchError
 from hlat.runtime.backend import backend_of
@@ -118,6 +117,5 @@ def _has_compiler(device: torch.device) -> bool:
 def compile_blocks(model: Decoder, device: torch.device) -> None:
     """Compile the forward methods of all blocks, for static shapes."""
     name = backend_of(device).compile_backend
-    tell_compilers()
     for block in model.blocks():
         block.forward = torch.compile(block.forward, dynamic=False, backend=name)  # type: ignore[method-assign]

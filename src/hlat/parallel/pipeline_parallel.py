@@ -7,6 +7,7 @@ positions (a shard of the sequence with sequence parallelism).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from torch.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 
-from hlat.model import Decoder, Reduction, head_loss
+from hlat.model import Decoder, Reduction, head_loss, split_backward
 from hlat.parallel.fsdp import reshard_after_every_backward
 from hlat.parallel.mesh import Layout
 from hlat.parallel.micro_batch import MicroBatch
@@ -36,6 +37,8 @@ _MULTI_STAGE = {
     "interleaved-zero-bubble": ScheduleInterleavedZeroBubble,
     "zbv": ScheduleZBVZeroBubble,
 }
+
+_ZERO_BUBBLE = ("interleaved-zero-bubble", "zbv")  # schedules with passes for the gradients by weight alone
 
 _AGREEMENT: Any = np.int32(1)  # instead of a tensor, which has no value in a rehearsal
 
@@ -124,13 +127,14 @@ class Pipeline:
         kwargs = {"labels": batch.labels_BS} if self.has_last else {}
         if batch.positions_BS is not None:
             kwargs["positions"] = batch.positions_BS
-        schedule.step(
-            *((batch.inputs_BS,) if self.has_first else ()),
-            target=batch.labels_BS if self.has_last else None,
-            losses=losses,
-            return_outputs=False,
-            **kwargs,
-        )
+        with split_backward() if self._layout.config.schedule in _ZERO_BUBBLE else nullcontext():
+            schedule.step(
+                *((batch.inputs_BS,) if self.has_first else ()),
+                target=batch.labels_BS if self.has_last else None,
+                losses=losses,
+                return_outputs=False,
+                **kwargs,
+            )
         return torch.stack(losses).detach().sum() if losses else torch.zeros((), dtype=self._wide, device=self._device)
 
     def _schedule(self, micro_batches: int) -> Any:

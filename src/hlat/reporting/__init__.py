@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hlat.reporting.comparison import RunComparison, compare_runs
     from hlat.reporting.overview import RunOverview, flat_settings, read_overview, sparkline
     from hlat.reporting.plan_comparison import Machines
-    from hlat.reporting.report_page import report_page, write_report
+    from hlat.reporting.report_writer import report_page, write_report
     from hlat.reporting.run_list import RunSummary, list_runs
     from hlat.reporting.server import ReportServer
 
@@ -27,7 +27,7 @@ __getattr__ = lazily(
         "comparison": ("RunComparison", "compare_runs"),
         "overview": ("RunOverview", "flat_settings", "read_overview", "sparkline"),
         "plan_comparison": ("Machines",),
-        "report_page": ("report_page", "write_report"),
+        "report_writer": ("report_page", "write_report"),
         "run_list": ("RunSummary", "list_runs"),
         "server": ("ReportServer",),
     },

@@ -6,7 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.bias import causal_lower_right
 
 from hlat.model import DocumentMask, attend, attention_backend
-from hlat.model.kernels import attend_to_ranges, attention_is_used_on, has_attention, library, tell_compilers
+from hlat.model.kernels import attend_to_ranges, attention_is_used_on, has_attention, library
 from hlat.model.kernels.attention import key_ranges
 from hlat.model.kernels.library import DTYPES
 from hlat.runtime.backend.cpu import CpuBackend
@@ -200,7 +200,6 @@ def test_compiled_code_calls_the_operator() -> None:
     """In one graph, with its backward pass, and the bits of the eager call."""
     operands = operands_of((1, 2, 1, 40, 40, 16), torch.float32)
     leaves = [x.detach().requires_grad_() for x in operands[:3]]
-    tell_compilers()
     compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
     out = compiled(*leaves)
     found = [out.detach(), *torch.autograd.grad(out, leaves, operands[3])]

@@ -50,7 +50,7 @@ def test_exact_counts_are_bounded(request_of_seven, monkeypatch):
 
 
 def test_a_layout_whose_mean_rank_is_over_the_limit_is_not_counted():
-    """What one rank gives up, another one takes: the mean over ranks does not fall by moving layers."""
+    """Layers that one rank gives up another one takes: the mean over ranks does not fall by moving layers."""
     request = request_for("llama-2-70b", "h100:4", global_batch=128)
     layouts = [layout for layout in candidates(request) if layout.pipeline == 4 and layout.zero == 0]
     assert layouts

@@ -73,7 +73,8 @@ def losses(recipe: Recipe) -> list[float]:
     return [line["loss"] for line in lines if "loss" in line]
 
 
-def test_a_run_uses_the_registered_backend(other: None, recipe) -> None:
+def test_a_run_uses_the_registered_backend(other: None, recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HLAT_VERBOSE", "1")
     said = io.StringIO()
     run(recipe("fp32", "other"), stream=said)
     assert "on other (a chip of next year)" in said.getvalue()

@@ -25,7 +25,6 @@ __all__ = [
     "has_attention",
     "has_kernels",
     "head_sums_shape",
-    "tell_compilers",
 ]
 
 
@@ -72,9 +71,9 @@ def has_attention(device_type: str, dtype: torch.dtype, width: int) -> bool:
     return dtype in DTYPES and width <= WIDEST_HEAD and attention_is_used_on(device_type)
 
 
-def tell_compilers() -> None:
-    """Let ``torch.compile`` ask ``has_attention`` once instead of tracing it. Imports torch's compiler, 0.8 s."""
-    torch.compiler.assume_constant_result(has_attention)
+# torch.compile asks it once instead of tracing it. torch.compiler.assume_constant_result sets this, and imports torch's
+# compiler to do so, which takes 0.8 s of every start.
+has_attention._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def describe_attention() -> str:

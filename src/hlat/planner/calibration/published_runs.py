@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hlat.hardware import Catalog, load_catalog
 from hlat.planner.calibration.reader import Reading, UnreadableError, is_unstated, parse_number
-from hlat.planner.calibration.row import Row, read_run
+from hlat.planner.calibration.row import CsvRow, read_run
 from hlat.planner.problem import Workload
 from hlat.runtime import PlanError
 
@@ -43,7 +43,7 @@ class PublishedRun:
     memory_gib: float | None
     memory_kind: str
     readings: tuple[Reading[object], ...]
-    row: Row
+    row: CsvRow
 
     @property
     def assumed(self) -> tuple[str, ...]:
@@ -108,7 +108,7 @@ def read_published_runs(path: Path, catalog: Catalog | None = None) -> tuple[lis
     return runs, skipped
 
 
-def _run(name: str, group: str, row: Row, catalog: Catalog) -> PublishedRun:
+def _run(name: str, group: str, row: CsvRow, catalog: Catalog) -> PublishedRun:
     read = read_run(row, catalog)
     layout = read.workload.layout
     speed = _measured(row, "tok_s_chip_norm") or _measured(row, "tokens_per_s_per_chip")
@@ -128,7 +128,7 @@ def _run(name: str, group: str, row: Row, catalog: Catalog) -> PublishedRun:
     )
 
 
-def _measured(row: Row, column: str) -> float | None:
+def _measured(row: CsvRow, column: str) -> float | None:
     """A measured value; None if not published.
 
     Raises:

@@ -41,7 +41,7 @@ def estimated_ranks(request: PlanRequest, candidate: Candidate, most: float | No
 
 
 class ExactChecks:
-    """Which layouts of a search fit; doubtful ones are counted exactly, no more than ``_MOST_CHECKS`` of them.
+    """Check of which layouts fit; doubtful ones are counted exactly, no more than ``_MOST_CHECKS`` of them.
 
     Args:
         request: the run.

@@ -241,9 +241,12 @@ def _nothing_fits(request: PlanRequest, found: SearchResult) -> str:
 
 
 def _model_section(request: PlanRequest) -> str:
-    """The model as a section, for one that no preset or recipe has."""
-    section = llama_class(request.name)
-    return "" if section is None else yaml.safe_dump({"model": section}, sort_keys=False)
+    """The model as a section, for one that no preset or recipe has; with its context, if sequences are longer."""
+    section = llama_class(request.name) or {}
+    context = request.model.max_sequence_length
+    if context is not None and context < request.sequence:
+        section = {**section, "max_sequence_length": request.sequence}
+    return yaml.safe_dump({"model": section}, sort_keys=False) if section else ""
 
 
 def recipe_fragment(request: PlanRequest, candidate: Candidate, *, fits_in: bool = True) -> str:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from hlat.planner.calibration.reader import Reading, UnreadableError, is_unstated, lower, parse_count
 
-Row = Mapping[str, str]
+CsvRow = Mapping[str, str]
 Value = TypeVar("Value")
 
 YES, NO = (
@@ -25,7 +25,7 @@ class RowColumns:
         row: texts by column.
     """
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: CsvRow) -> None:
         self.row = row
         self.readings: list[Reading[object]] = []
 

@@ -25,7 +25,7 @@ from hlat.planner.calibration.reader import (
     read_chip,
     read_schedule,
 )
-from hlat.planner.calibration.row.columns import Row, RowColumns
+from hlat.planner.calibration.row.columns import CsvRow, RowColumns
 from hlat.planner.calibration.row.device import read_device
 from hlat.planner.calibration.row.layout import read_degrees, read_layout
 from hlat.planner.calibration.row.shape import read_shape
@@ -44,7 +44,7 @@ class RunReading:
     readings: tuple[Reading[object], ...]
 
 
-def read_run(row: Row, catalog: Catalog) -> RunReading:
+def read_run(row: CsvRow, catalog: Catalog) -> RunReading:
     """Read a row.
 
     Args:
@@ -108,7 +108,7 @@ def _fitting(columns: RowColumns, workload: Workload) -> Workload:
     return workloads[chosen]
 
 
-def _refuse_other_models(row: Row) -> None:
+def _refuse_other_models(row: CsvRow) -> None:
     family = lower(row.get("family") or "dense")
     if family != "dense":
         raise UnreadableError(f"not a dense decoder: {family}")
