@@ -85,7 +85,7 @@ def _rows(runs: list[PublishedRun]) -> list[Row]:
         "left_out": _left_out_steps(columns, measured, sources, families),
         "one_constant": one_constant_steps(columns, measured, np.array(sources), np.array(families)),
     }
-    errors = LeftOutErrors(measured / steps["left_out"], families, sources)
+    errors = LeftOutErrors(measured / steps["left_out"], families, sources, [run.spread for run in runs])
     rows = []
     for index, run in enumerate(runs):
         seconds = float(steps["fitted"][index])
@@ -175,7 +175,8 @@ def left_out_errors(path: Path, catalog: Catalog | None = None) -> LeftOutErrors
 
 def _errors_left_out(rows: list[Row]) -> LeftOutErrors:
     ratios = np.array([1 / (1 + row["step_errors"]["left_out"]) for row in rows])
-    return LeftOutErrors(ratios, [row["family"] for row in rows], [row["source"] for row in rows])
+    families, sources, spreads = ([row[name] for row in rows] for name in ("family", "source", "spread"))
+    return LeftOutErrors(ratios, families, sources, spreads)
 
 
 def _intervals(rows: list[Row]) -> dict[str, dict[str, float | int]]:
