@@ -101,6 +101,8 @@ def test_the_loss_of_an_untrained_model_is_that_of_chance():
 class ThreeRows:
     """Validation set of three sequences with isolated documents."""
 
+    sources = ("texts",)
+
     def __init__(self):
         whole = batch_of(torch.Generator().manual_seed(6))
         positions = torch.arange(16).repeat(3, 1)

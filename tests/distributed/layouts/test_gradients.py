@@ -104,8 +104,8 @@ def loss_chunks(runtime: Runtime, content: dict[str, Any]) -> tuple[int, int]:
     recipe = parse_recipe(content, world=runtime.world)
     head = build_parallel(recipe, runtime, recipe.training.seed).stages[0].head
     assert head is not None, "there is no pipeline"
-    rows = head.matrix.shape[0]
-    return rows, head.cross_entropy.chunk(rows)
+    rows, width = head.matrix.shape
+    return rows, head.cross_entropy.chunk(rows, width)
 
 
 @pytest.mark.parametrize("degree", [2, 4])

@@ -35,10 +35,13 @@ def planned() -> dict:
 
 @pytest.mark.parametrize("days", [2.0, 4.0, 9.0])
 def test_the_smallest_number_that_meets_a_deadline(planned: dict, days: float) -> None:
-    """As by a plan of each number. A tie between layouts may be broken otherwise: see ``best_layout``."""
+    """No smaller number does, by a plan of each. A tie between layouts may be broken otherwise: see ``best_layout``.
+
+    A larger number may be slower: on 5, 7, 9 or 11 instances a batch of 512 needs pipelines of as many stages.
+    """
     offer = chosen(deadline=f"{days}d").chosen
-    slower = [number for number, plan in planned.items() if plan.chosen.days > days * (1 + TIE_TOLERANCE)]
-    assert offer.days <= days and all(number < offer.cluster.count for number in slower)
+    in_time = [number for number, plan in planned.items() if plan.chosen.days * (1 + TIE_TOLERANCE) <= days]
+    assert offer.days <= days and all(number >= offer.cluster.count for number in in_time)
     assert offer.days == pytest.approx(planned[offer.cluster.count].chosen.days, rel=TIE_TOLERANCE)
 
 
