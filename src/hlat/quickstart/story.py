@@ -110,4 +110,4 @@ done in {seconds:.0f} s. Files:
 Next steps:
   hlat generate {result.run_dir} --prompt "import " --temperature 0.8
   hlat train quickstart data.path=YOUR_TEXTS run.name=mine     the same on your own text
-  hlat check hlat-7b                                           HLAT's 7B recipe, to start a large run from"""
+  hlat check --no-files hlat-7b                                HLAT's 7B recipe, to start a large run from"""
