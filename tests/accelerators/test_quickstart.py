@@ -22,7 +22,7 @@ ERROR = 3 * math.sqrt(58) * 2.0**-9
 @pytest.mark.slow
 def test_the_quickstart_ends_with_the_losses_of_the_cpu(tmp_path: Path) -> None:
     words = ["quickstart", "--steps", str(STEPS), "--to"]
-    ours = hlat_on_neuron(*words, str(tmp_path / "neuron"), counts=tmp_path / "counts")
+    ours = hlat_on_neuron(*words, str(tmp_path / "neuron"), "--verbose", counts=tmp_path / "counts")
     theirs = hlat(*words, str(tmp_path / "cpu"))
     assert (ours.returncode, theirs.returncode) == (0, 0), ours.stderr + theirs.stderr
     assert "mixed on neuron" in ours.stdout and "blocks: compiled" in ours.stdout

@@ -89,7 +89,7 @@ class LeftOutErrors:
             for row in np.flatnonzero(rows & (self._families == family)):
                 wide = [one.widened(float(self._spreads[row])) for one in found]
                 inside += [log(one.low) <= self._logs[row] <= log(one.high) for one in wide]
-        share: npt.NDArray[np.float64] = inside / rows.sum()
+        share: NDArray[np.float64] = inside / rows.sum()
         return share
 
     def _intervals(self, family: str, without: set[str | None]) -> list[RatioInterval]:
