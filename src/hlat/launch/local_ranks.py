@@ -22,9 +22,10 @@ from hlat.resilience import (
     Hang,
     HeartbeatReading,
     WorldSizePolicy,
+    has_stacks,
     read_heartbeat,
     read_heartbeat_run_id,
-    stacks_path,
+    read_stacks,
 )
 from hlat.runtime import host_name
 from hlat.runtime.process import is_stopped
@@ -33,7 +34,7 @@ Start = Callable[[int, Mapping[str, str], Path], AbstractContextManager[ProcessS
 """Launches this many processes with additional environment variables; their error reports go into the folder."""
 
 _WRITING = 2.0  # seconds for ranks to write their stacks
-_MOMENT = 0.2  # seconds for a stopped rank to write its stacks
+_POLL = 0.002  # seconds between two looks at them
 
 
 class LocalRanks:
@@ -90,12 +91,9 @@ class LocalRanks:
         """Stacks of every rank that writes them in time."""
         stopped = [rank for rank in self.ranks if self.is_stopped(rank)]
         self.send(self.ranks, STACKS_SIGNAL)
-        for rank in stopped:  # it writes its stacks first, and must not do much else
-            self.send([rank], signal.SIGCONT)
-            self._wait_for([rank], _MOMENT)
-            self.send([rank], signal.SIGSTOP)
-        self._wait_for([rank for rank in self.ranks if rank not in stopped], _WRITING)
-        return {rank: self._stacks(rank) for rank in self.ranks}
+        self.send(stopped, signal.SIGCONT)
+        self._wait_for_stacks(stopped)
+        return {rank: read_stacks(self._beats, rank) for rank in self.ranks}
 
     def run_id(self) -> str | None:
         """Id of the run in its folder, once a rank has reported it; else None."""
@@ -109,18 +107,15 @@ class LocalRanks:
         """Return the hang as it is."""
         return hang
 
-    def _wait_for(self, ranks: list[int], seconds: float) -> None:
-        """Wait until ranks have completely written their stacks, for at most ``seconds``."""
-        deadline, before, texts = time.monotonic() + seconds, [""], [""]
-        while time.monotonic() < deadline and (not all(texts) or texts != before):
-            time.sleep(_MOMENT / 100)
-            before, texts = texts, [self._stacks(rank) for rank in ranks]
-
-    def _stacks(self, rank: int) -> str:
-        try:
-            return stacks_path(self._beats, rank).read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return ""
+    def _wait_for_stacks(self, stopped: Sequence[int]) -> None:
+        """Wait until ranks have written their stacks; stop those again that were, so that they do not do much else."""
+        deadline, waited_for = time.monotonic() + _WRITING, {rank for rank in self.ranks if self.poll(rank) is None}
+        while waited_for and time.monotonic() < deadline:
+            time.sleep(_POLL)
+            done = {rank for rank in waited_for if has_stacks(self._beats, rank)}
+            self.send([rank for rank in stopped if rank in done], signal.SIGSTOP)
+            waited_for -= done
+        self.send([rank for rank in stopped if rank in waited_for], signal.SIGSTOP)
 
 
 class LocalAttempts:

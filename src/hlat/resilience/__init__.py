@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         RestartPolicy,
         WorldSizePolicy,
     )
-    from hlat.resilience.stack_dumps import STACKS_SIGNAL, main_thread_stack, stacks_path
+    from hlat.resilience.stack_dumps import STACKS_SIGNAL, has_stacks, main_thread_stack, read_stacks
     from hlat.resilience.stragglers import Straggler, StragglerDetector
     from hlat.resilience.watchdog import Hang, Watchdog, find_hanging_ranks
 
@@ -85,8 +85,9 @@ __getattr__ = lazily(
         ),
         "stack_dumps": (
             "STACKS_SIGNAL",
+            "has_stacks",
             "main_thread_stack",
-            "stacks_path",
+            "read_stacks",
         ),
         "stragglers": (
             "Straggler",
@@ -126,15 +127,16 @@ __all__ = [
     "best_interval",
     "expected_goodput",
     "find_hanging_ranks",
+    "has_stacks",
     "heartbeat_root",
     "main_thread_stack",
     "read_heartbeat",
     "read_heartbeat_run_id",
+    "read_stacks",
     "record_durable_step",
     "record_run_id",
     "record_saver",
     "reset_durable_step",
     "running_heartbeat",
     "set_step_counter",
-    "stacks_path",
 ]
