@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import hlat
+from website.planned_numbers import PRINTED
 
 PAGE = (Path(__file__).parents[2] / "docs" / "buying.md").read_text(encoding="utf-8")
-BLOCK = re.compile(r"^```console\n\$ (hlat plan (?:[^\n]*\\\n)*[^\n]*)\n(.*?)\n```$", re.DOTALL | re.M)
-ASKED = [(command.replace("\\\n", " "), output) for command, output in BLOCK.findall(PAGE)]
+ASKED = [(command.replace("\\\n", " "), output) for command, output in PRINTED.findall(PAGE)]
 
 
 @pytest.mark.parametrize(("command", "output"), ASKED, ids=[str(number) for number in range(1, len(ASKED) + 1)])

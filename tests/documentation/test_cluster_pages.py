@@ -17,6 +17,7 @@ from hlat.launch.preflight.checks import CHECKS
 from tests.documentation.test_events import EVENTS
 from tests.support.commands import hlat
 from tests.support.pages import ROOT, command_lines, is_message, parse, spans, without_blocks
+from website.planned_numbers import prediction_rows
 
 PAGES = sorted((ROOT / "docs/clusters").glob("*.md"))
 TEXTS = {page.stem: page.read_text(encoding="utf-8") for page in PAGES}
@@ -126,26 +127,7 @@ def test_a_plan_succeeds_and_its_predictions_are_those_of_the_page(page: str, wo
     command = re.escape(f"`{' '.join(words)}`")
     table = re.search(rf"^\| {command} \| prediction \|\n\|---\|---\|\n((?:\|.*\n)+)", TEXTS[page], re.MULTILINE)
     if table is not None:
-        assert table[1].splitlines() == predictions(plan)
-
-
-def predictions(plan: dict) -> list[str]:
-    """Rows of a table of predictions, as pages have them."""
-    one = plan["chosen"]
-    parts = ("tensor", "pipeline", "data", "zero", "replicas", "micro_batch")
-    layout = ", ".join(f"{name} {one[name]}" for name in parts)
-    cost = "not known" if one["cost_usd"] is None else f"{one['cost_usd']:,.0f} USD"
-    memory = plan["assumptions"]["memory_gib_per_device"]
-    every = plan["assumptions"]["checkpoint_every_steps"]
-    rows = {
-        "layout": f"{layout}, recomputation {one['activation_checkpointing']}",
-        "memory of the fullest device": f"{one['memory_gib']:.1f} GiB of {memory}",
-        "step": f"{one['step_seconds']:.2f} s",
-        "speed": f"{one['tokens_per_second_per_chip']:,.0f} tokens/s per chip, MFU {one['mfu']:.1%}",
-        "whole run": f"{one['days']:.1f} days, goodput {one['goodput']:.1%}, a checkpoint every {every:,} steps",
-        "price": cost,
-    }
-    return [f"| {name} | {value} |" for name, value in rows.items()]
+        assert table[1].splitlines() == prediction_rows(plan)
 
 
 def test_layouts_of_recipes_are_those_of_the_plans(folder: Path) -> None:
