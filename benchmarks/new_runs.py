@@ -1,14 +1,17 @@
 """Predictions of runs that the planner has never seen, written down before anyone compares them, and their errors.
 
-    new_runs.csv --measured columns blanked--> reader -> shipped constants and intervals -> predictions.csv   (predict)
-    predictions.csv, new_runs.csv -> errors by source, chips, layout; coverage of intervals; worst rows       (compare)
+    runs of a set --measured columns blanked--> reader -> shipped constants and intervals -> its predictions  (predict)
+    predictions, runs -> errors by source, chips, layout; coverage of intervals; worst rows                   (compare)
+
+The sets are new_runs.csv (first) and new_runs_2.csv (second) in benchmarks/published.
 
 The baseline of a row is FLOPs / (peak x e), with e the median over the sources of the known table (``--known``), by
 chip family and precision; a family without known runs takes the median over all families.
 
     python benchmarks/new_runs.py predict --known published_runs.csv
     python benchmarks/new_runs.py compare
-    python benchmarks/new_runs.py join --known published_runs.csv --out both.csv
+    python benchmarks/new_runs.py join --known published_runs.csv --out both.csv      # known runs and a set, one table
+    python benchmarks/new_runs.py predict --set second --known both.csv
     hlat plan --validate both.csv --json    # the intervals that ship (planner/cost/intervals.yaml)
 """
 
@@ -29,7 +32,7 @@ from hlat.planner.problem import WorkloadColumns
 from results import Recorder
 
 FOLDER = Path(__file__).parent / "published"
-RUNS, PREDICTIONS = FOLDER / "new_runs.csv", FOLDER / "predictions.csv"
+SETS = {"first": "", "second": "_2"}  # ends of the files' names
 MEASURED = ("tokens_per_s_per_chip", "step_time_s", "tflops_per_chip", "mfu", "memory_per_chip_gib", "tok_s_chip_norm",
             "norm_basis", "mfu_norm_causal_bf16peak", "tokens_per_s", "samples_per_s", "hfu", "quotation")  # fmt: skip
 COLUMNS = ("id", "source", "family", "layout", "step_seconds", "low", "high", "tokens_per_s_per_chip", "memory_gib",
@@ -63,9 +66,15 @@ def known_efficiencies(file):
     return {name: np.median([np.median(one) for one in sources.values()]) for name, sources in by_source.items()}
 
 
-def predict(known):
+def files(name):
+    """The runs and the predictions of a set."""
+    return FOLDER / f"new_runs{SETS[name]}.csv", FOLDER / f"predictions{SETS[name]}.csv"
+
+
+def predict(known, name):
+    measured, predictions = files(name)
     with tempfile.TemporaryDirectory() as folder:
-        runs, skipped = read_published_runs(blanked(RUNS, folder))
+        runs, skipped = read_published_runs(blanked(measured, folder))
     columns = WorkloadColumns([run.workload for run in runs])
     steps, ideal, efficiencies = step_times(columns).step, ideal_steps(columns), known_efficiencies(known)
     rows = []
@@ -85,26 +94,25 @@ def predict(known):
             "spread": f"{run.spread:.3g}", "assumed": "; ".join(run.assumed), "skipped": "",
         })  # fmt: skip
     rows += [{"id": row.name, "source": row.group, "skipped": row.reason} for row in skipped]
-    with PREDICTIONS.open("w", encoding="utf-8", newline="") as file:
+    with predictions.open("w", encoding="utf-8", newline="") as file:
         table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         table.writeheader()
         table.writerows(sorted(rows, key=lambda row: row["id"]))
     print(f"{len(runs)} rows predicted, {len(skipped)} cannot be read")
 
 
-def read_errors():
-    """Rows that were predicted and measured, with their errors of step time."""
-    with PREDICTIONS.open(encoding="utf-8", newline="") as file:
+def read_errors(name):
+    """Rows of a set that were predicted and measured, with their errors of step time."""
+    measured, predictions = files(name)
+    with predictions.open(encoding="utf-8", newline="") as file:
         predictions = {row["id"]: row for row in csv.DictReader(file)}
     found = []
-    for run in read_published_runs(RUNS)[0]:
+    for run in read_published_runs(measured)[0]:
         row = predictions[run.name]
         if run.step_seconds is None or row["skipped"]:
             continue
         # Tokens of a step cancel: the reading of the global batch may have changed since the prediction.
-        measured = 1 / run.tokens_per_second
-        predicted = 1 / float(row["tokens_per_s_per_chip"])
-        ratio = measured / predicted
+        ratio = float(row["tokens_per_s_per_chip"]) / run.tokens_per_second
         step = float(row["step_seconds"])
         memory = None if run.memory_gib is None else float(row["memory_gib"]) / run.memory_gib - 1
         found.append(row | {
@@ -123,9 +131,9 @@ def weighted(rows, name):
     return np.abs(values).mean(), np.median(np.abs(values)), values.mean(), np.mean(sources)
 
 
-def compare():
+def compare(name):
     record = Recorder(__file__, "planner.md")
-    rows = read_errors()
+    rows = read_errors(name)
     print(
         "Errors of step times, in percent: mean |e|, median |e|, signed mean; mean over sources; one constant; inside"
     )
@@ -134,8 +142,8 @@ def compare():
         for row in rows:
             groups[row[key]].append(row)
         print(f"\n{key}")
-        for name, group in sorted(groups.items()):
-            _line(name, group)
+        for value, group in sorted(groups.items()):
+            _line(value, group)
     print()
     _line("all", rows)
     print("\nworst ten")
@@ -144,16 +152,16 @@ def compare():
               f"[{row['assumed']}]")  # fmt: skip
     memory = [row for row in rows if row["memory_error"] is not None]
     print("\nmemory: mean |e|, median |e|, signed mean, mean over sources")
-    for name in sorted({row["source"] for row in memory}):
-        ours = weighted([row for row in memory if row["source"] == name], "memory_error")
-        print(f"{name[:56]:56} " + " ".join(f"{100 * value:6.1f}" for value in ours))
-    _write_record(rows, record)
+    for source in sorted({row["source"] for row in memory}):
+        ours = weighted([row for row in memory if row["source"] == source], "memory_error")
+        print(f"{source[:56]:56} " + " ".join(f"{100 * value:6.1f}" for value in ours))
+    _write_record(rows, record, name)
 
 
-def join(known, out):
-    """Write the known and the new runs as one table."""
+def join(known, out, name):
+    """Write the known runs and those of a set as one table."""
     rows = []
-    for path in (known, RUNS):
+    for path in (known, files(name)[0]):
         with path.open(encoding="utf-8", newline="") as file:
             rows += csv.DictReader(file)
     with out.open("w", encoding="utf-8", newline="") as file:
@@ -169,15 +177,17 @@ def _line(name, group):
     print(f"{name[:56]:56} {len(group):4} {numbers}")
 
 
-def _write_record(rows, record):
+def _write_record(rows, record, name):
     ours, base = weighted(rows, "error"), weighted(rows, "baseline")
     peer = "one constant per chip family and precision"
     what = "mean absolute error of the step time of published runs, predicted before anyone compared them"
+    ending = "" if name == "first" else f" ({name} set)"
+    what += ending
     record.add(f"{what}: {len(rows)} runs", "1", float(ours[0]), peer=peer, peer_values=float(base[0]))
     record.add(f"{what}: mean over sources", "1", float(ours[3]), peer=peer, peer_values=float(base[3]))
     inside = float(np.mean([row["inside"] for row in rows]))
-    record.add("share of these runs inside their 80 % interval", "1", inside, note="goal: 0.75 to 0.85")
-    record.write()
+    record.add(f"share of these runs inside their 80 % interval{ending}", "1", inside, note="goal: 0.75 to 0.85")
+    record.write("new_runs" + SETS[name])
 
 
 def main():
@@ -185,15 +195,16 @@ def main():
     parser.add_argument("action", choices=("predict", "compare", "join"))
     parser.add_argument("--known", type=Path, help="table of the runs that the constants were fitted to")
     parser.add_argument("--out", type=Path, help="with join: table to write")
+    parser.add_argument("--set", choices=tuple(SETS), default="first", help="set of runs")
     options = parser.parse_args()
     if options.action == "compare":
-        compare()
+        compare(options.set)
     elif options.known is None or (options.action == "join" and options.out is None):
         parser.error("predict needs --known, for the baseline; join needs --known and --out")
     elif options.action == "join":
-        join(options.known, options.out)
+        join(options.known, options.out, options.set)
     else:
-        predict(options.known)
+        predict(options.known, options.set)
 
 
 if __name__ == "__main__":
