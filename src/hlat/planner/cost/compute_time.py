@@ -203,11 +203,13 @@ def _attention(columns: WorkloadColumns, constants: Constants, product: Products
     slowdown = np.where(head % 8 > 0, constants.column("odd_heads", columns), 1.0)
     scores = slowdown * product.seconds(length, length, head, count=count)
     values = slowdown * product.seconds(length, head, length, count=count)
-    # Masked softmax and dropout: 2 bytes per score read or written, 1 for the dropout mask.
+    # Masked softmax and dropout: 2 bytes per score read or written, 1 for the dropout mask. Megatron-LM's softmax for
+    # causal masks (scaled_upper_triang_masked_softmax.h) reads half of them and writes all, forward and backward.
+    unread = columns.causal_softmax
     per_score = count * length * length / (columns.memory_rate * constants.column("memory", columns))
     materialized = columns.attention == MATERIALIZED_SCORES
-    forward = np.where(materialized, scores + values + 9 * per_score, flash_forward)
-    backward = np.where(materialized, 2 * scores + 2 * values + 11 * per_score, flash_backward)
+    forward = np.where(materialized, scores + values + (9 - unread) * per_score, flash_forward)
+    backward = np.where(materialized, 2 * scores + 2 * values + (11 - 2 * unread) * per_score, flash_backward)
     return forward, backward
 
 
@@ -247,8 +249,12 @@ def _streaming(columns: WorkloadColumns, constants: Constants) -> Column:
 
 
 def _sum_traffic(columns: WorkloadColumns) -> Column:
-    """Bytes that a kernel moves for each gradient that it adds: 16 bits read, the sum read and written."""
-    traffic: Column = 2 + 2 * columns.gradient_bytes
+    """Bytes that a kernel moves per gradient and micro-batch to add it: 16 bits read, the sum read and written.
+
+    Where a sum is torch's ``.grad``, the gradient of the first micro-batch becomes it, and nothing is added.
+    """
+    added = np.where(columns.zeroed_sums > 0, 1.0, 1 - 1 / columns.micro_batches)
+    traffic: Column = added * (2 + 2 * columns.gradient_bytes)
     return traffic
 
 
@@ -269,12 +275,11 @@ def _embedding(columns: WorkloadColumns, constants: Constants) -> Column:
     """Seconds of the embedding, forward and backward.
 
     Rows are copied, and their gradients added to those of the table, in 16 bits. The gradient of the table is dense
-    (torch.nn.Embedding without ``sparse``; jax.numpy.take): it is set to zero, written, and added to the sums of the
-    step if there are several micro-batches and these sums are not sharded.
+    (torch.nn.Embedding without ``sparse``; jax.numpy.take): it is set to zero, and added to the sums of the step if
+    there are several micro-batches and these sums are not sharded.
     """
     table = columns.vocab / columns.tensor * columns.hidden
-    traffic = 8 * columns.tokens * columns.hidden + table * np.where(
-        _accumulates(columns), 6 + 2 * columns.gradient_bytes, 4
-    )
+    added = np.where(_accumulates(columns), _sum_traffic(columns), 0.0)
+    traffic = 8 * columns.tokens * columns.hidden + table * (2 + added)
     seconds: Column = traffic / (columns.memory_rate * constants.column("memory", columns))
     return seconds

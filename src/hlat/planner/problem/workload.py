@@ -110,6 +110,9 @@ class SoftwareProfile:
         loss_bytes: memory traffic of the loss per logit, forward and backward: 20 bytes in fused kernels.
         pads_rows: True if a compiler pads matrices whose rows are not multiples of 16 bytes.
         adds_apart: True if kernels of their own add gradients of weights to the sums of the step, not the products.
+        zeroed_sums: True if these sums start from zeros, to which the first micro-batch is added like all others.
+        causal_softmax: True if the softmax of written scores reads only those that a causal mask leaves.
+        recomputes_sums: True if recomputation of a block repeats its last all-reduce, whose result is not needed.
     """
 
     attention: int = FLASH_ATTENTION_2
@@ -128,6 +131,9 @@ class SoftwareProfile:
     loss_bytes: float = FUSED_LOSS_BYTES
     pads_rows: bool = False
     adds_apart: bool = False
+    zeroed_sums: bool = False
+    causal_softmax: bool = False
+    recomputes_sums: bool = False
 
 
 @dataclass(frozen=True)

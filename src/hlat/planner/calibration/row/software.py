@@ -76,6 +76,9 @@ def read_software(
         loss_bytes=FUSED_LOSS_BYTES if framework.fused_loss or not eager else COMPOSED_LOSS_BYTES,
         pads_rows=not eager,
         adds_apart=eager and framework.adds_apart(date),
+        zeroed_sums=xla or framework.zeroes_sums,
+        causal_softmax=framework.causal_softmax,
+        recomputes_sums=eager and framework.repeats_blocks,
     )
 
 
