@@ -50,6 +50,7 @@ class Framework:
         zeroes_sums: True if it sums gradients in buffers that it sets to zero, not in torch's ``.grad``.
         causal_softmax: True if its softmax of scores in memory reads only those that a causal mask leaves.
         repeats_blocks: True if it recomputes blocks to their end, the last all-reduce included.
+        transformer_engine: True if fp8 is Transformer Engine's, whose tensor ranks gather in fp8.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Framework:
     zeroes_sums: bool = False
     causal_softmax: bool = False
     repeats_blocks: bool = False
+    transformer_engine: bool = False
 
     def adds_apart(self, date: int) -> bool:
         """True if kernels of their own add gradients of weights, at a date (0 if it is unknown: its last state)."""
@@ -98,11 +100,14 @@ FRAMEWORKS = (
               pads_vocabulary=True, zeroes_sums=True, causal_softmax=True, repeats_blocks=True),
     Framework("Megatron-Core", r"megatron[- ]?(?:core|bridge)|mcore|nemo(?: framework)? ?(?:2[4-9](?:\.\d+)*|2\.\d\S*)|"
               r"megascale|mlperf\S*", fused=True, overlaps_tensor=True, interleaves=True, third=True, fused_loss=True,
-              products_add_since=1, pads_vocabulary=True, zeroes_sums=True, causal_softmax=True, repeats_blocks=True),
+              products_add_since=1, pads_vocabulary=True, zeroes_sums=True, causal_softmax=True, repeats_blocks=True,
+              transformer_engine=True),
     Framework("NeMo", r"nemo\S*", fused=True, flash_since=202303, third=True, fused_loss=True,
-              products_add_since=1, pads_vocabulary=True, zeroes_sums=True, causal_softmax=True, repeats_blocks=True),
+              products_add_since=1, pads_vocabulary=True, zeroes_sums=True, causal_softmax=True, repeats_blocks=True,
+              transformer_engine=True),
     Framework("Megatron-LM", r"megatron(?:-lm)?", flash_since=202301, products_add_since=202204,
-              pads_vocabulary=True, zeroes_sums=True, causal_softmax=True, repeats_blocks=True),
+              pads_vocabulary=True, zeroes_sums=True, causal_softmax=True, repeats_blocks=True,
+              transformer_engine=True),
     Framework("MaxText", r"maxtext|jax\S*|pax\S*|praxis|t5x|easylm|levanter|flax|marin|tpu-recipes", "accelerator",
               xla=True, fused=True, shards=True, third=True),
     Framework("PyTorch/XLA", r"torch[- _]?xla|pytorch/xla|torchprime|pytorch-tpu", "accelerator", xla=True, fused=True,
@@ -125,8 +130,10 @@ FRAMEWORKS = (
               repeats_blocks=True),
     Framework("ATorch", r"atorch", shards=True, composes=True),
     Framework("Primus", r"primus", flash_since=202301, products_add_since=1, pads_vocabulary=True,
-              zeroes_sums=True, causal_softmax=True, repeats_blocks=True),
-    Framework("Transformer Engine", r"transformer[- ]?engine|te", fused=True, third=True, products_add_since=1),
+              zeroes_sums=True, causal_softmax=True, repeats_blocks=True,
+              transformer_engine=True),
+    Framework("Transformer Engine", r"transformer[- ]?engine|te", fused=True, third=True, products_add_since=1,
+              transformer_engine=True),
 )  # fmt: skip
 OTHER = Framework("other", r"(?!)")
 
