@@ -25,10 +25,10 @@ def tensor_seconds(layout=LAYOUT, **software):
 def test_gathers_in_fp8_send_one_byte_of_three():
     """A gather and a scatter: torch's fp8 element and its 16-bit one instead of two 16-bit ones."""
     narrow, wide = (torch.empty(0, dtype=dtype).element_size() for dtype in (torch.float8_e4m3fn, torch.bfloat16))
-    ratio = tensor_seconds(eight_bit_gathers=True) / tensor_seconds()
+    ratio = tensor_seconds(transformer_engine=True) / tensor_seconds()
     assert ratio == pytest.approx((narrow + wide) / (wide + wide))
 
 
 def test_sums_of_whole_activations_stay_in_sixteen_bits():
     whole = replace(LAYOUT, sequence_parallel=False)
-    assert tensor_seconds(whole, eight_bit_gathers=True) == tensor_seconds(whole)
+    assert tensor_seconds(whole, transformer_engine=True) == tensor_seconds(whole)

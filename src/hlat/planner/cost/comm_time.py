@@ -60,7 +60,7 @@ def comm_times(columns: WorkloadColumns, constants: Constants) -> CommTimes:
     steps = _steps(columns, columns.tensor, hidden, whole_chips) * np.where(inside, near_hop, far_hop)
     # Transformer Engine gathers what fp8 products read in fp8, inputs forward and gradients backward; it scatters in 16
     # bits (pytorch/distributed.py, gather_along_first_dim).
-    narrow = (columns.eight_bit_gathers > 0) & (columns.sequence_parallel > 0)
+    narrow = (columns.transformer_engine > 0) & (columns.sequence_parallel > 0)
     sent = np.where(narrow, 3 / 4, 1.0) * hidden  # mean of a gather and a scatter
     half = np.where(columns.tensor > 1, steps + (columns.tensor - 1) / columns.tensor * sent / rate, 0.0)
     passage = columns.memory_rate * constants.column("passage", columns)

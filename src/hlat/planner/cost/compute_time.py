@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hlat.planner.cost.constants import Constants
+from hlat.planner.cost.eight_bit_casts import cast_times
 from hlat.planner.problem import (
     CHIP_FAMILIES,
     FLASH_ATTENTION_1,
@@ -172,15 +173,13 @@ def _layer_products(columns: WorkloadColumns, constants: Constants, product: Pro
             strict=True,
         )
     )
-    pointwise_rate = columns.memory_rate * constants.column("memory", columns)
-    casts = sum(3 * m * k for m, _, k in shapes) / pointwise_rate * constants.column("casts", columns)
-    casts = np.where(columns.eight_bit > 0, casts, 0.0)
+    casts_forward, casts_backward = cast_times(columns, constants)
     # Gradient accumulation: the product reads and writes the fp32 gradients of weights at its end.
     in_product = np.where(columns.zero < 3, 8 * product.unhidden / columns.memory_rate, 0.0)
     accumulated = layer_weights(columns) * np.where(
         _adds_apart(columns), _sum_traffic(columns) / _streaming(columns, constants), in_product
     )
-    return forward + casts, by_input + 2 * casts, by_weight + accumulated
+    return forward + casts_forward, by_input + casts_backward, by_weight + accumulated
 
 
 def _attention(columns: WorkloadColumns, constants: Constants, product: Products) -> tuple[Column, Column]:

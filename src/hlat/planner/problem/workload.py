@@ -102,7 +102,7 @@ class SoftwareProfile:
         overlaps_data: True if data-parallel communication overlaps with passes.
         overlaps_context: True if the exchange of keys and values overlaps with attention.
         eight_bit: True if the matrix products of decoder blocks run in fp8.
-        eight_bit_gathers: True if tensor ranks then gather activations and gradients in fp8 too.
+        transformer_engine: True if these are Transformer Engine's: casts are fused, and tensor ranks gather in fp8.
         early_stop: True if recomputation of a block stops before its last product, whose result is not needed.
         gradient_bytes: bytes per gradient element in a reduction.
         gathers_blocks: True if weights are gathered block by block at every ZeRO stage; else in large buckets below 2.
@@ -124,7 +124,7 @@ class SoftwareProfile:
     overlaps_data: bool = True
     overlaps_context: bool = False
     eight_bit: bool = False
-    eight_bit_gathers: bool = False
+    transformer_engine: bool = False
     early_stop: bool = False
     gradient_bytes: int = 4
     gathers_blocks: bool = False

@@ -152,7 +152,7 @@ def test_kernels_and_checkpoints_of_megatron_lm():
 
 def test_programs_with_transformer_engine_gather_in_fp8():
     def gathers(framework, precision="fp8"):
-        return read(**PIPELINE | {"framework": framework, "precision": precision}).workload.software.eight_bit_gathers
+        return read(**PIPELINE | {"framework": framework, "precision": precision}).workload.software.transformer_engine
 
     assert gathers("NeMo 25.02.01") and gathers("Megatron-LM") and gathers("Megatron-Bridge", "mxfp8")
     assert not gathers("NeMo 25.02.01", "bf16") and not gathers("torchtitan FSDP2") and not gathers("MaxText GPU")

@@ -50,7 +50,7 @@ class Framework:
         zeroes_sums: True if it sums gradients in buffers that it sets to zero, not in torch's ``.grad``.
         causal_softmax: True if its softmax of scores in memory reads only those that a causal mask leaves.
         repeats_blocks: True if it recomputes blocks to their end, the last all-reduce included.
-        transformer_engine: True if fp8 is Transformer Engine's, whose tensor ranks gather in fp8.
+        transformer_engine: True if its fp8 is Transformer Engine's.
     """
 
     name: str
@@ -115,7 +115,7 @@ FRAMEWORKS = (
     Framework("torchtitan", r"torchtitan", "one", shards=True, composes=True),
     Framework("fms-fsdp", r"fms-?fsdp|foundation[- ]model[- ]stack", "one", shards=True, flash_since=202303),
     Framework("LLM Foundry", r"composer|llm[- ]?foundry|mosaicml\S*|mpt", shards=True, first_until=202401,
-              fused_loss=True),
+              fused_loss=True, transformer_engine=True),
     Framework("OLMo", r"olmo(?:-core)?", shards=True),
     Framework("picotron", r"picotron|nanotron"),
     Framework("litgpt", r"lit-?gpt|lightning|tinyllama", shards=True, fused_loss=True),

@@ -70,7 +70,7 @@ def read_software(
         overlaps_data=not materialized and (xla_chip or not xla),
         overlaps_context=True,
         eight_bit=eight_bit,
-        eight_bit_gathers=eight_bit and not xla and framework.transformer_engine,
+        transformer_engine=eight_bit and not xla and framework.transformer_engine,
         gradient_bytes=2 if sixteen else 4,
         balances_stages=schedule.balances_stages,
         divides_head=schedule.divides_head,
