@@ -89,13 +89,32 @@ def test_sums_of_gradients_by_their_own_kernel_cost_its_memory_traffic():
     total, gradient = torch.zeros(ROWS), torch.zeros(ROWS, dtype=torch.bfloat16)
     with Traffic(ROWS) as traffic:
         total.add_(gradient)
-    (columns, apart), (_, inside) = times(adds_apart=True), times()
+    (columns, apart), (_, inside) = times(adds_apart=True, zeroed_sums=True), times(zeroed_sums=True)
     known = load_constants()
     rate = float(columns.memory_rate[0])
     each = traffic.bytes / ROWS / (rate * known.values["streaming", "all"])
     each -= 8 * known.values["unhidden", "all"] / rate
     assert apart.backward[0] - inside.backward[0] == pytest.approx(each * layer_weights(columns)[0])
     assert apart.head[0] - inside.head[0] == pytest.approx(each * 50304 * 768)
+
+
+def test_the_first_gradient_of_torch_becomes_the_sum():
+    """Autograd stores the first gradient as ``.grad``, and adds the following ones to it."""
+    weight, passes = torch.nn.Parameter(torch.zeros(ROWS, dtype=torch.bfloat16)), 5
+
+    def traffic_of(number):
+        weight.grad = None
+        with Traffic(ROWS) as traffic:
+            for _ in range(number):
+                (weight * 2).sum().backward()
+        return traffic.bytes
+
+    added = (traffic_of(passes) - passes * traffic_of(1)) / ROWS
+    columns, kept = times(adds_apart=True, gradient_bytes=2)
+    assert columns.micro_batches[0] == passes
+    nothing = times(adds_apart=True, gradient_bytes=2, layout=replace(NANO_GPT, zero=3))[1]
+    rate = float(columns.memory_rate[0]) * load_constants().values["streaming", "all"]
+    assert passes * (kept.backward[0] - nothing.backward[0]) == pytest.approx(added / rate * layer_weights(columns)[0])
 
 
 @pytest.mark.parametrize(

@@ -58,10 +58,14 @@ def comm_times(columns: WorkloadColumns, constants: Constants) -> CommTimes:
     whole_chips = columns.tensor % columns.per_chip == 0
     rate = np.where(inside, fast, np.minimum(fast, net))
     steps = _steps(columns, columns.tensor, hidden, whole_chips) * np.where(inside, near_hop, far_hop)
-    half = np.where(columns.tensor > 1, steps + (columns.tensor - 1) / columns.tensor * hidden / rate, 0.0)
+    # Transformer Engine gathers what fp8 products read in fp8, inputs forward and gradients backward; it scatters in 16
+    # bits (pytorch/distributed.py, gather_along_first_dim).
+    narrow = (columns.transformer_engine > 0) & (columns.sequence_parallel > 0)
+    sent = np.where(narrow, 3 / 4, 1.0) * hidden  # mean of a gather and a scatter
+    half = np.where(columns.tensor > 1, steps + (columns.tensor - 1) / columns.tensor * sent / rate, 0.0)
     passage = columns.memory_rate * constants.column("passage", columns)
     start = constants.column("collective", columns)
-    passages = _passages(columns, hidden, whole_chips) * hidden / passage
+    passages = _passages(columns, hidden, whole_chips) * sent / passage
     tensor = 2 * (half + np.where(columns.tensor > 1, start + passages, 0.0))
 
     keys = 4 * columns.tokens * np.maximum(columns.kv_heads / columns.tensor, 1.0) * columns.head_dim

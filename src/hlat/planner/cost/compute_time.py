@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hlat.planner.cost.constants import Constants
+from hlat.planner.cost.eight_bit_casts import cast_times
 from hlat.planner.problem import (
     CHIP_FAMILIES,
     FLASH_ATTENTION_1,
@@ -172,15 +173,13 @@ def _layer_products(columns: WorkloadColumns, constants: Constants, product: Pro
             strict=True,
         )
     )
-    pointwise_rate = columns.memory_rate * constants.column("memory", columns)
-    casts = sum(3 * m * k for m, _, k in shapes) / pointwise_rate * constants.column("casts", columns)
-    casts = np.where(columns.eight_bit > 0, casts, 0.0)
+    casts_forward, casts_backward = cast_times(columns, constants)
     # Gradient accumulation: the product reads and writes the fp32 gradients of weights at its end.
     in_product = np.where(columns.zero < 3, 8 * product.unhidden / columns.memory_rate, 0.0)
     accumulated = layer_weights(columns) * np.where(
         _adds_apart(columns), _sum_traffic(columns) / _streaming(columns, constants), in_product
     )
-    return forward + casts, by_input + 2 * casts, by_weight + accumulated
+    return forward + casts_forward, by_input + casts_backward, by_weight + accumulated
 
 
 def _attention(columns: WorkloadColumns, constants: Constants, product: Products) -> tuple[Column, Column]:
@@ -203,11 +202,13 @@ def _attention(columns: WorkloadColumns, constants: Constants, product: Products
     slowdown = np.where(head % 8 > 0, constants.column("odd_heads", columns), 1.0)
     scores = slowdown * product.seconds(length, length, head, count=count)
     values = slowdown * product.seconds(length, head, length, count=count)
-    # Masked softmax and dropout: 2 bytes per score read or written, 1 for the dropout mask.
+    # Masked softmax and dropout: 2 bytes per score read or written, 1 for the dropout mask. Megatron-LM's softmax for
+    # causal masks (scaled_upper_triang_masked_softmax.h) reads half of them and writes all, forward and backward.
+    unread = columns.causal_softmax
     per_score = count * length * length / (columns.memory_rate * constants.column("memory", columns))
     materialized = columns.attention == MATERIALIZED_SCORES
-    forward = np.where(materialized, scores + values + 9 * per_score, flash_forward)
-    backward = np.where(materialized, 2 * scores + 2 * values + 11 * per_score, flash_backward)
+    forward = np.where(materialized, scores + values + (9 - unread) * per_score, flash_forward)
+    backward = np.where(materialized, 2 * scores + 2 * values + (11 - 2 * unread) * per_score, flash_backward)
     return forward, backward
 
 
@@ -247,8 +248,12 @@ def _streaming(columns: WorkloadColumns, constants: Constants) -> Column:
 
 
 def _sum_traffic(columns: WorkloadColumns) -> Column:
-    """Bytes that a kernel moves for each gradient that it adds: 16 bits read, the sum read and written."""
-    traffic: Column = 2 + 2 * columns.gradient_bytes
+    """Bytes that a kernel moves per gradient and micro-batch to add it: 16 bits read, the sum read and written.
+
+    Where a sum is torch's ``.grad``, the gradient of the first micro-batch becomes it, and nothing is added.
+    """
+    added = np.where(columns.zeroed_sums > 0, 1.0, 1 - 1 / columns.micro_batches)
+    traffic: Column = added * (2 + 2 * columns.gradient_bytes)
     return traffic
 
 
@@ -269,12 +274,11 @@ def _embedding(columns: WorkloadColumns, constants: Constants) -> Column:
     """Seconds of the embedding, forward and backward.
 
     Rows are copied, and their gradients added to those of the table, in 16 bits. The gradient of the table is dense
-    (torch.nn.Embedding without ``sparse``; jax.numpy.take): it is set to zero, written, and added to the sums of the
-    step if there are several micro-batches and these sums are not sharded.
+    (torch.nn.Embedding without ``sparse``; jax.numpy.take): it is set to zero, and added to the sums of the step if
+    there are several micro-batches and these sums are not sharded.
     """
     table = columns.vocab / columns.tensor * columns.hidden
-    traffic = 8 * columns.tokens * columns.hidden + table * np.where(
-        _accumulates(columns), 6 + 2 * columns.gradient_bytes, 4
-    )
+    added = np.where(_accumulates(columns), _sum_traffic(columns), 0.0)
+    traffic = 8 * columns.tokens * columns.hidden + table * (2 + added)
     seconds: Column = traffic / (columns.memory_rate * constants.column("memory", columns))
     return seconds

@@ -146,8 +146,9 @@ def step_times(columns: WorkloadColumns, constants: Constants | None = None) -> 
     again = np.where((columns.gathers_again > 0) & (columns.recompute != _FULL), exposed * comm.tensor, 0.0)
     forward = _device_and_host(compute.forward + tensor_one_way, compute.host_forward, blend)
     backward = _device_and_host(compute.backward + tensor_one_way + again, compute.host_backward, blend)
-    # Recomputation skips the last all-reduce of a layer's forward pass.
-    repeated = forward - tensor_one_way / 2 - columns.early_stop * compute.last
+    # The result of a layer's last all-reduce is not needed again.
+    skipped = np.where(columns.recomputes_sums > 0, 0.0, tensor_one_way / 2)
+    repeated = forward - skipped - columns.early_stop * compute.last
     recomputed = np.select(
         [columns.recompute == _FULL, columns.recompute == _SELECTIVE],
         [columns.recomputed_share * known.column("recomputed", columns) * repeated, compute.attention_forward],

@@ -102,6 +102,7 @@ class SoftwareProfile:
         overlaps_data: True if data-parallel communication overlaps with passes.
         overlaps_context: True if the exchange of keys and values overlaps with attention.
         eight_bit: True if the matrix products of decoder blocks run in fp8.
+        transformer_engine: True if these are Transformer Engine's: casts are fused, and tensor ranks gather in fp8.
         early_stop: True if recomputation of a block stops before its last product, whose result is not needed.
         gradient_bytes: bytes per gradient element in a reduction.
         gathers_blocks: True if weights are gathered block by block at every ZeRO stage; else in large buckets below 2.
@@ -110,6 +111,9 @@ class SoftwareProfile:
         loss_bytes: memory traffic of the loss per logit, forward and backward: 20 bytes in fused kernels.
         pads_rows: True if a compiler pads matrices whose rows are not multiples of 16 bytes.
         adds_apart: True if kernels of their own add gradients of weights to the sums of the step, not the products.
+        zeroed_sums: True if these sums start from zeros, to which the first micro-batch is added like all others.
+        causal_softmax: True if the softmax of written scores reads only those that a causal mask leaves.
+        recomputes_sums: True if recomputation of a block repeats its last all-reduce, whose result is not needed.
     """
 
     attention: int = FLASH_ATTENTION_2
@@ -120,6 +124,7 @@ class SoftwareProfile:
     overlaps_data: bool = True
     overlaps_context: bool = False
     eight_bit: bool = False
+    transformer_engine: bool = False
     early_stop: bool = False
     gradient_bytes: int = 4
     gathers_blocks: bool = False
@@ -128,6 +133,9 @@ class SoftwareProfile:
     loss_bytes: float = FUSED_LOSS_BYTES
     pads_rows: bool = False
     adds_apart: bool = False
+    zeroed_sums: bool = False
+    causal_softmax: bool = False
+    recomputes_sums: bool = False
 
 
 @dataclass(frozen=True)

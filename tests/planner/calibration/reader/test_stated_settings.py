@@ -6,7 +6,13 @@ from dataclasses import replace
 import pytest
 
 from hlat.hardware import load_catalog
-from hlat.planner.calibration.reader import UnreadableError, keeps_projections, read_recompute, read_schedule
+from hlat.planner.calibration.reader import (
+    UnreadableError,
+    find_framework,
+    keeps_projections,
+    read_recompute,
+    read_schedule,
+)
 from hlat.planner.calibration.row import read_run
 from hlat.planner.cost import load_constants, step_times
 from hlat.planner.cost.compute_time import compute_times
@@ -124,6 +130,46 @@ def test_losses_and_sums_of_gradients_follow_the_framework():
     found = {name: software(framework=name).loss_bytes for name in fused}
     assert found == {name: FUSED_LOSS_BYTES if one else COMPOSED_LOSS_BYTES for name, one in fused.items()}
     assert software(framework="MaxText").loss_bytes == FUSED_LOSS_BYTES, "XLA fuses it"
+
+
+def test_kernels_and_checkpoints_of_megatron_lm():
+    def software(framework):
+        return read(**PIPELINE | {"framework": framework}).workload.software
+
+    found = {
+        name: (one.causal_softmax, one.recomputes_sums, one.zeroed_sums)
+        for name in ("Megatron-LM", "Megatron-DeepSpeed", "DeepSpeed", "PyTorch FSDP", "MaxText")
+        if (one := software(name))
+    }
+    assert found == {
+        "Megatron-LM": (True, True, True),
+        "Megatron-DeepSpeed": (True, True, False),
+        "DeepSpeed": (False, True, False),
+        "PyTorch FSDP": (False, False, False),
+        "MaxText": (False, False, True),
+    }
+
+
+def test_programs_with_transformer_engine_gather_in_fp8():
+    def gathers(framework, precision="fp8"):
+        return read(**PIPELINE | {"framework": framework, "precision": precision}).workload.software.transformer_engine
+
+    assert gathers("NeMo 25.02.01") and gathers("Megatron-LM") and gathers("Megatron-Bridge", "mxfp8")
+    assert not gathers("NeMo 25.02.01", "bf16") and not gathers("torchtitan FSDP2") and not gathers("MaxText GPU")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("OneFlow (Megatron layout)", "OneFlow"),
+        ("NeuronX Distributed / neuronx-nemo-megatron", "NxDT"),
+        ("Meta internal (FSDP+TP+CP+PP)", "Meta"),
+        ("DeepSpeed+Megatron", "Megatron-DeepSpeed"),
+        ("FlagScale (Megatron-LM)", "Megatron-LM"),
+    ],
+)
+def test_a_framework_that_mentions_another_is_itself(text, name):
+    assert find_framework(text).name == name
 
 
 def test_megatron_pads_the_vocabulary_on_every_tensor_rank():

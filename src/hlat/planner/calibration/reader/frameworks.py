@@ -47,6 +47,10 @@ class Framework:
         products_add_since: first month, as year x 100 + month, in which its products added gradients of weights to the
             sums of the step themselves; 1 for always, 0 for never.
         pads_vocabulary: True if it pads the vocabulary to a multiple of 128 on every tensor rank.
+        zeroes_sums: True if it sums gradients in buffers that it sets to zero, not in torch's ``.grad``.
+        causal_softmax: True if its softmax of scores in memory reads only those that a causal mask leaves.
+        repeats_blocks: True if it recomputes blocks to their end, the last all-reduce included.
+        transformer_engine: True if its fp8 is Transformer Engine's.
     """
 
     name: str
@@ -65,6 +69,10 @@ class Framework:
     fused_loss: bool = False
     products_add_since: int = 0
     pads_vocabulary: bool = False
+    zeroes_sums: bool = False
+    causal_softmax: bool = False
+    repeats_blocks: bool = False
+    transformer_engine: bool = False
 
     def adds_apart(self, date: int) -> bool:
         """True if kernels of their own add gradients of weights, at a date (0 if it is unknown: its last state)."""
@@ -77,21 +85,29 @@ class Framework:
 # Megatron-Core and NeMo set ``cross_entropy_loss_fusion``; MosaicML, lit-gpt and InternEvo take FlashAttention's
 # kernel, Paddle and OneFlow have one of their own. ``gradient_accumulation_fusion`` is on in Megatron-LM since apex has
 # the kernel (2022-03), off in NeMo Megatron 22 ("only used with pipeline parallelism"), and no option of DeepSpeed.
-# Megatron-LM and what is built on it have ``make-vocab-size-divisible-by`` 128.
-# The first entry that occurs decides: combinations before their parts.
+# Megatron-LM and what is built on it have ``make-vocab-size-divisible-by`` 128, ``masked_softmax_fusion`` by default,
+# and ``main_grad`` buffers; DeepSpeed's optimizers set gradients to None. Functions that recompute all of a block
+# are ``CheckpointFunction`` of Megatron-LM (tensor_parallel/random.py) and DeepSpeed (activation_checkpointing/
+# checkpointing.py), Paddle's ``RecomputeFunction``; torch's own stops early since 2.1.
+# The first entry that occurs decides: combinations before their parts, and first names that mention another program.
 FRAMEWORKS = (
+    Framework("Meta", r"meta internal", third=True),
+    Framework("OneFlow", r"oneflow\S*|libai", fused=True, flash_since=202212, fused_loss=True),
+    Framework("NxDT", r"neuronx?\S*|nxdt?|optimum[- ]neuron|torchneuron", xla=True, fused=True, third=True),
     Framework("Megatron-DeepSpeed", r"megatron[- ]?deepspeed|deepspeed ?\+ ?megatron|gpt-?neox", sixteen_bit_sums=True,
-              flash_since=202301, pads_vocabulary=True),
+              flash_since=202301, pads_vocabulary=True, causal_softmax=True, repeats_blocks=True),
     Framework("NeMo Megatron", r"nemo[- ]megatron(?:-launcher)?|nemo ?(?:1\.)?2[12]\.\d+\S*", flash_since=202303,
-              pads_vocabulary=True),
+              pads_vocabulary=True, zeroes_sums=True, causal_softmax=True, repeats_blocks=True),
     Framework("Megatron-Core", r"megatron[- ]?(?:core|bridge)|mcore|nemo(?: framework)? ?(?:2[4-9](?:\.\d+)*|2\.\d\S*)|"
               r"megascale|mlperf\S*", fused=True, overlaps_tensor=True, interleaves=True, third=True, fused_loss=True,
-              products_add_since=1, pads_vocabulary=True),
-    Framework("NxDT", r"neuronx?\S*|nxdt?|optimum[- ]neuron|torchneuron", xla=True, fused=True, third=True),
+              products_add_since=1, pads_vocabulary=True, zeroes_sums=True, causal_softmax=True, repeats_blocks=True,
+              transformer_engine=True),
     Framework("NeMo", r"nemo\S*", fused=True, flash_since=202303, third=True, fused_loss=True,
-              products_add_since=1, pads_vocabulary=True),
+              products_add_since=1, pads_vocabulary=True, zeroes_sums=True, causal_softmax=True, repeats_blocks=True,
+              transformer_engine=True),
     Framework("Megatron-LM", r"megatron(?:-lm)?", flash_since=202301, products_add_since=202204,
-              pads_vocabulary=True),
+              pads_vocabulary=True, zeroes_sums=True, causal_softmax=True, repeats_blocks=True,
+              transformer_engine=True),
     Framework("MaxText", r"maxtext|jax\S*|pax\S*|praxis|t5x|easylm|levanter|flax|marin|tpu-recipes", "accelerator",
               xla=True, fused=True, shards=True, third=True),
     Framework("PyTorch/XLA", r"torch[- _]?xla|pytorch/xla|torchprime|pytorch-tpu", "accelerator", xla=True, fused=True,
@@ -99,7 +115,7 @@ FRAMEWORKS = (
     Framework("torchtitan", r"torchtitan", "one", shards=True, composes=True),
     Framework("fms-fsdp", r"fms-?fsdp|foundation[- ]model[- ]stack", "one", shards=True, flash_since=202303),
     Framework("LLM Foundry", r"composer|llm[- ]?foundry|mosaicml\S*|mpt", shards=True, first_until=202401,
-              fused_loss=True),
+              fused_loss=True, transformer_engine=True),
     Framework("OLMo", r"olmo(?:-core)?", shards=True),
     Framework("picotron", r"picotron|nanotron"),
     Framework("litgpt", r"lit-?gpt|lightning|tinyllama", shards=True, fused_loss=True),
@@ -107,15 +123,17 @@ FRAMEWORKS = (
     Framework("Colossal-AI", r"colossal-?ai|hetu\S*|alpa|galvatron", sixteen_bit_sums=True, flash_since=202303),
     Framework("PyTorch FSDP", r"fsdp2?", shards=True, composes=True),
     Framework("DeepSpeed", r"deepspeed|accelerate|transformers|axolotl|hf trainer", sixteen_bit_sums=True,
-              flash_since=202307, composes=True),
+              flash_since=202307, composes=True, repeats_blocks=True),
     Framework("xformers", r"xformers|fair internal|metaseq", flash_since=202211),
     Framework("PyTorch FSDP", r"pytorch|torch|nanogpt|nanochat", shards=True, composes=True),
-    Framework("PaddlePaddle", r"paddle\w*", flash_since=202307, composes=True, fused_loss=True),
-    Framework("OneFlow", r"oneflow\S*|libai", fused=True, flash_since=202212, fused_loss=True),
+    Framework("PaddlePaddle", r"paddle\w*", flash_since=202307, composes=True, fused_loss=True,
+              repeats_blocks=True),
     Framework("ATorch", r"atorch", shards=True, composes=True),
-    Framework("Primus", r"primus", flash_since=202301, products_add_since=1, pads_vocabulary=True),
-    Framework("Meta", r"meta internal", third=True),
-    Framework("Transformer Engine", r"transformer[- ]?engine|te", fused=True, third=True, products_add_since=1),
+    Framework("Primus", r"primus", flash_since=202301, products_add_since=1, pads_vocabulary=True,
+              zeroes_sums=True, causal_softmax=True, repeats_blocks=True,
+              transformer_engine=True),
+    Framework("Transformer Engine", r"transformer[- ]?engine|te", fused=True, third=True, products_add_since=1,
+              transformer_engine=True),
 )  # fmt: skip
 OTHER = Framework("other", r"(?!)")
 

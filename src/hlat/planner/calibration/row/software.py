@@ -70,12 +70,16 @@ def read_software(
         overlaps_data=not materialized and (xla_chip or not xla),
         overlaps_context=True,
         eight_bit=eight_bit,
+        transformer_engine=eight_bit and not xla and framework.transformer_engine,
         gradient_bytes=2 if sixteen else 4,
         balances_stages=schedule.balances_stages,
         divides_head=schedule.divides_head,
         loss_bytes=FUSED_LOSS_BYTES if framework.fused_loss or not eager else COMPOSED_LOSS_BYTES,
         pads_rows=not eager,
         adds_apart=eager and framework.adds_apart(date),
+        zeroed_sums=xla or framework.zeroes_sums,
+        causal_softmax=framework.causal_softmax,
+        recomputes_sums=eager and framework.repeats_blocks,
     )
 
 
