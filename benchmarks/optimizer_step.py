@@ -8,6 +8,7 @@ bf16), 28 for fp32; the copy moves 14 too, 7 read and 7 written.
 
     python benchmarks/optimizer_step.py [--rounds 9] [--layers 8] [--device cuda] [--compile]
     python benchmarks/optimizer_step.py --generators   cost of the random bits, by generator, on this CPU
+    python benchmarks/optimizer_step.py --norms        sum of squares of bf16 gradients, in processor time
     python benchmarks/optimizer_step.py --check        the kernels of this machine equal the plain one bit for bit
 
 ``--compile`` adds the plain kernel under torch.compile. Without a GPU, ``--check`` runs Triton's kernel in its
@@ -34,6 +35,7 @@ from hlat.optim import build_optimizer
 from hlat.optim.adamw_bf16 import kernel_for
 from hlat.optim.adamw_reference import Operands
 from hlat.optim.element_addresses import ElementAddresses
+from hlat.parallel.norms import _norms_of_runs, sum_of_squares
 from hlat.runtime.backend import synchronize
 from results import Recorder
 
@@ -173,12 +175,12 @@ def generators(options):
     torch.set_num_threads(1)
     sides = {}
     for name, generator in variants.items():
-        native.native_kernel.cache_clear()
+        native._library.cache_clear()
         with tempfile.NamedTemporaryFile("w", suffix=".c") as file, patch.object(native, "_SOURCE", file.name):
             file.write(source[:start] + generator + source[stop:])
             file.flush()
             sides[name] = bf16_side(options.layers, torch.device("cpu"), kernel_for(torch.device("cpu")))
-    native.native_kernel.cache_clear()
+    native._library.cache_clear()
     elements = sum(local.parameter.numel() for local in parameters(options.layers, torch.bfloat16, "meta"))
     _, times = measure(sides, options.rounds, torch.device("cpu"))
     middle = {name: statistics.median(values) for name, values in times.items()}
@@ -188,6 +190,36 @@ def generators(options):
         each = [1e9 * (taken - free) / elements for taken, free in zip(times[name], times["none"], strict=True)]
         record.add(f"48 random bits of {name} in a step of AdamW, one core", "ns per element", each)
     record.write("optimizer_step-generators")
+
+
+def norms(options):
+    """Print the processor time of the sum of squares of bf16 gradients: now, and as before, from fp32 copies."""
+    record, zero = Recorder(__file__, "precision.md"), torch.zeros(())
+    gradients = [local.gradient for local in parameters(options.layers, torch.bfloat16, "cpu")]
+    elements = sum(gradient.numel() for gradient in gradients)
+
+    def widened():
+        parts = (part.float() for each in gradients for part in each.reshape(-1).split(1 << 15))
+        return torch.cat([norm for part in parts for norm in _norms_of_runs(part)]).double().square().sum()
+
+    def timed_on_processor(step):
+        began = time.process_time()
+        step()
+        return 1e9 * (time.process_time() - began) / elements
+
+    sides = {"compiled": lambda: sum_of_squares(gradients, zero), "before, norms of fp32 copies": widened}
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        times = {name: [] for name in sides}
+        for number, (name, step) in itertools.product(range(options.rounds + 1), sides.items()):
+            seconds = timed_on_processor(step)
+            times[name] += [seconds] if number else []
+        for name, each in times.items():
+            print(f"{threads} threads, {name}: {statistics.median(each):.2f} ns/element of processor time")
+        claim = f"sum of squares of {elements / 1e6:.1f} M bf16 gradients, {threads} thread(s), processor time"
+        (ours, theirs), peer = times.values(), "hlat before: torch, norms of runs of 256 elements of fp32 copies"
+        record.add(claim, "ns per element", ours, peer=peer, peer_values=theirs)
+    record.write("optimizer_step-norms")
 
 
 def check(options):
@@ -244,9 +276,10 @@ def main():
         "--compile", action="store_true", help="also the plain kernel under torch.compile; a minute to compile"
     )
     parser.add_argument("--generators", action="store_true", help="cost of the random bits")
+    parser.add_argument("--norms", action="store_true", help="sum of squares of the gradients")
     parser.add_argument("--check", action="store_true", help="only compare the kernels bit for bit")
     options = parser.parse_args()
-    (check if options.check else generators if options.generators else speed)(options)
+    (check if options.check else norms if options.norms else generators if options.generators else speed)(options)
 
 
 if __name__ == "__main__":

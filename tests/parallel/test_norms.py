@@ -58,6 +58,27 @@ def test_many_small_tensors_and_few_large_ones_together():
     assert_exact(tensors, exact(tensors))
 
 
+def test_a_sum_of_bf16_squares_has_a_single_rounding():
+    """Squares of 8 bits are exact in float64, whose sums have an error far below 2^-24, the rounding of the result."""
+    for count in (1, 300, (1 << 22) + 77):
+        values = drawn(count, torch.bfloat16)
+        assert float(sum_of_squares([values], ZERO)) == float(torch.tensor(exact([values]), dtype=torch.float32))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_number_of_threads_does_not_change_a_bit(dtype):
+    tensors = [drawn((1 << 23) + 77, dtype), drawn(513, dtype), drawn(5, dtype)]
+    found = [sum_of_squares(tensors, ZERO.double()).item()]
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 3, 7):
+            torch.set_num_threads(threads)
+            found.append(sum_of_squares(tensors, ZERO.double()).item())
+    finally:
+        torch.set_num_threads(before)
+    assert len(set(found)) == 1
+
+
 def test_float64_is_summed_in_float64():
     values = torch.randn(100_003, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     found = sum_of_squares([values], ZERO.double())
