@@ -44,7 +44,7 @@ def operands(rounding: str, gradient: torch.dtype, lines: int, length: int, seed
         exp_avg=stored(),
         exp_avg_sq=stored().abs(),
         compensation=stored() if "kahan" in rounding else None,
-        scalars=torch.tensor([3e-5, 1.1e-3, 0.1, 0.95, 0.05, 3.3, 1e-8]),
+        scalars=torch.tensor([3e-5, 1.1e-3, 0.1, 0.95, 0.05, 3.3, 1e-8, 0.37]),
         addresses=ElementAddresses(length, *table, torch.randint(0, 3, (lines,), generator=generator).to(torch.int32)),
     )
 

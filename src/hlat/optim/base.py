@@ -19,6 +19,7 @@ from hlat.model import LocalParameter, local
 
 STEP = "step"
 """Name of the step counter in the state of a parameter: an fp32 scalar, not a state tensor."""
+_SMALLEST_NORM = 1e-6  # added to a norm, as torch does
 COUNTER_BYTES = 4
 """Bytes of the step counter of a parameter."""
 
@@ -114,6 +115,20 @@ class Optimizer(torch.optim.Optimizer, ABC):
         for group in self.param_groups:
             group["lr"] = rate
 
+    def clip_gradients(self, norm: torch.Tensor, limit: float) -> None:
+        """Scale the gradients of the next step by min(1, limit / norm), like ``torch.nn.utils.clip_grads_with_norm_``.
+
+        Args:
+            norm: L2 norm of the gradients of all ranks, an fp32 (or float64) scalar on their device.
+            limit: largest norm.
+        """
+        self.scale_gradients((limit / (norm + _SMALLEST_NORM)).clamp(max=1.0))
+
+    @torch.no_grad()
+    def scale_gradients(self, scale: torch.Tensor) -> None:
+        """Multiply the gradients of the next step by a scalar, in place unless the update can do it."""
+        scale_in_place([each for group in self.param_groups for each in group["params"]], scale)
+
     def state_tensors(self, parameters: Sequence[LocalParameter]) -> dict[str, list[torch.Tensor | None]]:
         """Return the state tensors by name: a local tensor for each parameter, None for one that has no such state.
 
@@ -126,6 +141,13 @@ class Optimizer(torch.optim.Optimizer, ABC):
 
 
 Config = TypeVar("Config", bound=OptimizerConfig)
+
+
+def scale_in_place(parameters: Sequence[torch.Tensor], scale: torch.Tensor) -> None:
+    """Multiply the gradients of parameters by a scalar; those without one are skipped."""
+    gradients = [local(each.grad) for each in parameters if each.grad is not None]
+    if gradients:
+        torch._foreach_mul_(gradients, scale)
 
 
 class OptimizerSpec(ABC, Generic[Config]):

@@ -9,7 +9,7 @@
 #include <string.h>
 
 typedef struct {
-    float decay, step_size, one_minus_beta1, beta2, one_minus_beta2, inverse_bias2, eps;
+    float decay, step_size, one_minus_beta1, beta2, one_minus_beta2, inverse_bias2, eps, gradient_scale;
 } Scalars;
 
 enum { STOCHASTIC, NEAREST, KAHAN, NEAREST_LONG, KAHAN_LONG };
@@ -67,7 +67,9 @@ INLINE void update(
 #pragma omp simd
         for (int64_t index = 0; index < length; index++) {
             const int64_t at = offset + index;
-            const float w = widen(weight[at]), g = wide_gradient ? wide[at] : widen(narrow[at]);
+            const float w = widen(weight[at]), unscaled = wide_gradient ? wide[at] : widen(narrow[at]);
+            const float scaled = unscaled * s.gradient_scale;
+            const float g = wide_gradient ? scaled : widen(nearest(scaled));
             const float m_old = widen(exp_avg[at]), v_old = widen(exp_avg_sq[at]);
             const float m = m_old + (g - m_old) * s.one_minus_beta1;
             const float v = v_old * s.beta2 + (g * g) * s.one_minus_beta2;

@@ -1,4 +1,4 @@
-"""Global L2 norm of many tensors, and gradient clipping.
+"""Global L2 norm of many tensors.
 
     tensors of any size -> norms of short runs of elements, fp32 -> squares, summed in float64 -> a scalar
     bf16 tensors on a CPU -> sums of squares of short runs, float64 -----^
@@ -45,12 +45,6 @@ def sum_of_squares(tensors: Sequence[torch.Tensor], zero: torch.Tensor) -> torch
     if norms:
         totals.append(_sum(torch.cat(norms).double().square()))
     return torch.stack(totals).sum().to(zero.dtype) if totals else zero.clone()
-
-
-def clip(gradients: Sequence[torch.Tensor], norm: torch.Tensor, limit: float) -> None:
-    """Scale gradients in place by min(1, limit / norm), like ``torch.nn.utils.clip_grads_with_norm_``."""
-    if gradients:
-        torch._foreach_mul_(list(gradients), (limit / (norm + 1e-6)).clamp(max=1.0))
 
 
 def _norms_of_runs(flat: torch.Tensor) -> Iterator[torch.Tensor]:
