@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from hlat.runtime import lazily
 
 if TYPE_CHECKING:
-    from hlat.model.builder import build, replace_parameters
+    from hlat.model.builder import allocate, build, replace_parameters
     from hlat.model.decoder import Decoder
     from hlat.model.document_mask import DocumentMask
     from hlat.model.init import initialise
@@ -30,6 +30,7 @@ __getattr__ = lazily(
     __name__,
     {
         "builder": (
+            "allocate",
             "build",
             "replace_parameters",
         ),
@@ -97,6 +98,7 @@ __all__ = [
     "LocalParameter",
     "ModelShard",
     "Reduction",
+    "allocate",
     "attend",
     "attention_backend",
     "build",

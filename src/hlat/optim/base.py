@@ -8,9 +8,10 @@ Plans ask the ``OptimizerSpec``, which exists before any tensor; training, rehea
 (``RowLayout.is_hidden_matrix``: those of attention and feed-forward layers) and all others.
 """
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
@@ -53,6 +54,18 @@ class WholeMatrices(Protocol):
         """
 
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def without_tracing(method: Method) -> Method:
+    """Return a method of torch's optimizers without wrappers that keep torch's compiler out of it.
+
+    The wrappers import the compiler, which takes a second of every start. Runs compile blocks, never their optimizer.
+    """
+    unwrapped: Method = inspect.unwrap(method)
+    return unwrapped
+
+
 class LocalMatrices:
     """The ``WholeMatrices`` of a process that stores its parameters unsharded."""
 
@@ -91,6 +104,8 @@ class Optimizer(torch.optim.Optimizer, ABC):
     """
 
     state_names: tuple[str, ...]
+    add_param_group = without_tracing(torch.optim.Optimizer.add_param_group)
+    zero_grad = without_tracing(torch.optim.Optimizer.zero_grad)
 
     @abstractmethod
     def init_state(self, parameter: torch.Tensor) -> None:

@@ -22,6 +22,7 @@ from hlat.model import (
     Decoder,
     ModelShard,
     Reduction,
+    allocate,
     collect_local_parameters,
     head_loss,
     initialise,
@@ -386,5 +387,5 @@ def _build_stage(
         shard_model(model, groups.shard_mesh, layout.zero, mode)
         model.to_empty(device=runtime.device)
     else:
-        replace_parameters(model, lambda parameter: torch.empty_like(parameter, device=runtime.device))
+        allocate(model, runtime.device)
     return model

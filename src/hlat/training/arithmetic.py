@@ -1,4 +1,4 @@
-"""What computes the model of a run, by name: the same on all processes, saved, and compared with the loaded checkpoint.
+"""Names of what computes the model of a run: the same on all processes, saved, compared with the loaded checkpoint.
 
 recipe, device -> Arithmetic --> every checkpoint
 saved names    -> Arithmetic --> differences, which a resumed run reports: its bits are no longer those before it

@@ -1,4 +1,4 @@
-"""What computes a model has a name, which is saved; a run that resumes with another one says so."""
+"""Names of what computes a model are saved; a run that resumes with another one says so."""
 
 from contextlib import ExitStack
 from types import SimpleNamespace
