@@ -8,6 +8,8 @@ bf16), 28 for fp32; the copy moves 14 too, 7 read and 7 written.
 
     python benchmarks/optimizer_step.py [--rounds 9] [--layers 8] [--device cuda] [--compile]
     python benchmarks/optimizer_step.py --generators   cost of the random bits, by generator, on this CPU
+    python benchmarks/optimizer_step.py --norms        sum of squares of bf16 gradients, in processor time
+    python benchmarks/optimizer_step.py --clipping     clipping within the update and before it, in processor time
     python benchmarks/optimizer_step.py --check        the kernels of this machine equal the plain one bit for bit
 
 ``--compile`` adds the plain kernel under torch.compile. Without a GPU, ``--check`` runs Triton's kernel in its
@@ -34,6 +36,7 @@ from hlat.optim import build_optimizer
 from hlat.optim.adamw_bf16 import kernel_for
 from hlat.optim.adamw_reference import Operands
 from hlat.optim.element_addresses import ElementAddresses
+from hlat.parallel.norms import _norms_of_runs, sum_of_squares
 from hlat.runtime.backend import synchronize
 from results import Recorder
 
@@ -80,7 +83,8 @@ def compiled_kernel():
         operand = Operands(weight, gradient, exp_avg, exp_avg_sq, None, scalars, lines)
         reference.update_lines(operand, keys, "bf16-sr")
 
-    compiled = torch.compile(step, dynamic=True, fullgraph=True)
+    options = {"emulate_precision_casts": True}  # or the scaled gradient is not rounded
+    compiled = torch.compile(step, dynamic=True, fullgraph=True, options=options)
 
     def kernel(operands, keys, _mode):
         with patch.object(reference, "square_root", torch.sqrt):
@@ -173,12 +177,12 @@ def generators(options):
     torch.set_num_threads(1)
     sides = {}
     for name, generator in variants.items():
-        native.native_kernel.cache_clear()
+        native._library.cache_clear()
         with tempfile.NamedTemporaryFile("w", suffix=".c") as file, patch.object(native, "_SOURCE", file.name):
             file.write(source[:start] + generator + source[stop:])
             file.flush()
             sides[name] = bf16_side(options.layers, torch.device("cpu"), kernel_for(torch.device("cpu")))
-    native.native_kernel.cache_clear()
+    native._library.cache_clear()
     elements = sum(local.parameter.numel() for local in parameters(options.layers, torch.bfloat16, "meta"))
     _, times = measure(sides, options.rounds, torch.device("cpu"))
     middle = {name: statistics.median(values) for name, values in times.items()}
@@ -188,6 +192,60 @@ def generators(options):
         each = [1e9 * (taken - free) / elements for taken, free in zip(times[name], times["none"], strict=True)]
         record.add(f"48 random bits of {name} in a step of AdamW, one core", "ns per element", each)
     record.write("optimizer_step-generators")
+
+
+def on_processor(sides, options, elements, record, claim, peer):
+    """Print and record the processor time of two sides with one and with two threads, alternating."""
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        times = {name: [] for name in sides}
+        for number, (name, step) in itertools.product(range(options.rounds + 1), sides.items()):
+            began = time.process_time()
+            step()
+            times[name] += [1e9 * (time.process_time() - began) / elements] if number else []
+        for name, each in times.items():
+            print(f"{threads} threads, {name}: {statistics.median(each):.2f} ns/element of processor time")
+        ours, theirs = times.values()
+        whole = f"{claim}, {threads} thread(s), processor time"
+        record.add(whole, "ns per element", ours, peer=peer, peer_values=theirs)
+
+
+def clipping(options):
+    """Print the processor time of a clipped step: scaled by the update, and as before, in place before it."""
+    record, norm = Recorder(__file__, "precision.md"), torch.tensor(3.0)
+    held = parameters(options.layers, torch.bfloat16, "cpu")
+    optimizer = build_optimizer(held, AdamWConfig(lr=1e-4), "bf16-sr")
+    elements = sum(each.parameter.numel() for each in held)
+
+    def scaled_by_the_update():
+        optimizer.clip_gradients(norm, 1.0)
+        optimizer.step()
+
+    def scaled_before():
+        torch.nn.utils.clip_grads_with_norm_([each.parameter for each in held], 1.0, norm)
+        optimizer.step()
+
+    sides = {"scaled by the update": scaled_by_the_update, "scaled before": scaled_before}
+    claim, peer = f"clipped step of bf16-sr, {elements / 1e6:.1f} M", "torch.nn.utils.clip_grads_with_norm_ before it"
+    on_processor(sides, options, elements, record, claim, peer)
+    record.write("optimizer_step-clipping")
+
+
+def norms(options):
+    """Print the processor time of the sum of squares of bf16 gradients: now, and as before, from fp32 copies."""
+    record, zero = Recorder(__file__, "precision.md"), torch.zeros(())
+    gradients = [local.gradient for local in parameters(options.layers, torch.bfloat16, "cpu")]
+    elements = sum(gradient.numel() for gradient in gradients)
+
+    def widened():
+        parts = (part.float() for each in gradients for part in each.reshape(-1).split(1 << 15))
+        return torch.cat([norm for part in parts for norm in _norms_of_runs(part)]).double().square().sum()
+
+    sides = {"compiled": lambda: sum_of_squares(gradients, zero), "before, norms of fp32 copies": widened}
+    claim = f"sum of squares of {elements / 1e6:.1f} M bf16 gradients"
+    peer = "hlat before: torch, norms of runs of 256 elements of fp32 copies"
+    on_processor(sides, options, elements, record, claim, peer)
+    record.write("optimizer_step-norms")
 
 
 def check(options):
@@ -226,7 +284,7 @@ def random_operands(rounding, wide, lines, length, device):
 
     weight, gradient, exp_avg, exp_avg_sq, lost = (bits(1 << 15, torch.int16, torch.bfloat16) for _ in range(5))
     tables = torch.randint(0, 3, (3, lines), generator=generator).to(torch.int32).to(device)
-    scalars = torch.tensor([3e-5, 1.1e-3, 0.1, 0.95, 0.05, 3.3, 1e-8], device=device)
+    scalars = torch.tensor([3e-5, 1.1e-3, 0.1, 0.95, 0.05, 3.3, 1e-8, 0.37], device=device)
     compensation = lost if "kahan" in rounding else None
     made = Operands(
         weight, gradient, exp_avg, exp_avg_sq.abs(), compensation, scalars, ElementAddresses(length, *tables)
@@ -244,9 +302,12 @@ def main():
         "--compile", action="store_true", help="also the plain kernel under torch.compile; a minute to compile"
     )
     parser.add_argument("--generators", action="store_true", help="cost of the random bits")
+    parser.add_argument("--norms", action="store_true", help="sum of squares of the gradients")
+    parser.add_argument("--clipping", action="store_true", help="a step that clips")
     parser.add_argument("--check", action="store_true", help="only compare the kernels bit for bit")
     options = parser.parse_args()
-    (check if options.check else generators if options.generators else speed)(options)
+    kinds = {"check": check, "norms": norms, "clipping": clipping, "generators": generators}
+    next((kind for name, kind in kinds.items() if getattr(options, name)), speed)(options)
 
 
 if __name__ == "__main__":

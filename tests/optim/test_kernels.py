@@ -44,7 +44,7 @@ def operands(rounding: str, gradient: torch.dtype, lines: int, length: int, seed
         exp_avg=stored(),
         exp_avg_sq=stored().abs(),
         compensation=stored() if "kahan" in rounding else None,
-        scalars=torch.tensor([3e-5, 1.1e-3, 0.1, 0.95, 0.05, 3.3, 1e-8]),
+        scalars=torch.tensor([3e-5, 1.1e-3, 0.1, 0.95, 0.05, 3.3, 1e-8, 0.37]),
         addresses=ElementAddresses(length, *table, torch.randint(0, 3, (lines,), generator=generator).to(torch.int32)),
     )
 
@@ -120,13 +120,13 @@ def test_without_a_working_compiler_the_plain_kernel_runs_and_the_reason_is_logg
     monkeypatch, caplog, compiler, reason
 ):
     monkeypatch.setenv("CC", compiler)
-    native.native_kernel.cache_clear()
+    native._library.cache_clear()
     try:
         with caplog.at_level(logging.WARNING):
             assert kernel_for(CPU) is update
         assert reason in caplog.text
     finally:
-        native.native_kernel.cache_clear()
+        native._library.cache_clear()
 
 
 @pytest.mark.slow
@@ -164,9 +164,9 @@ def test_lines_past_two_to_the_31_elements_are_updated_in_place(rounding, gradie
         long[name] = None if values is None else _long(values, lines, length)
     whole = Operands(**long, addresses=ElementAddresses(length, *(_long(table, lines) for table in tables)))
 
-    library = native.native_kernel().args[0]
+    library = native._library()
     function = getattr(library, f"{native._FUNCTIONS[rounding]}_{native._GRADIENTS[gradient]}")
-    native._update_lines([(function, lines, native._arguments(whole, KEYS))], lines // some - 1, lines // some)
+    native._call_lines([(function, lines, native._arguments(whole, KEYS))], lines // some - 1, lines // some)
     update([last], KEYS, rounding)
     assert_same(
         last, replace(whole, **{name: long[name] if long[name] is None else long[name][-some:] for name in WRITTEN})

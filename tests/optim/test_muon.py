@@ -209,6 +209,27 @@ def test_a_restored_optimizer_continues_bit_for_bit_fused_or_not(mode: str, tmp_
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+@pytest.mark.parametrize("mode", ["fp32", "bf16-sr"])
+def test_clipping_by_the_optimizer_has_the_bits_of_torchs(mode: str) -> None:
+    """Gradients of hidden matrices are scaled in place, those of AdamW perhaps within its update."""
+    ends = []
+    for clips in (True, False):
+        [parameters] = shard_model(config_of(), ModelShard())
+        for each in parameters:
+            each.parameter.data = each.parameter.data.to(MODES[mode].weights)
+        fill_weights(parameters)
+        optimizer = build_optimizer(parameters, MuonConfig(kind="muon", lr=0.01), mode, seed=2)
+        fill_gradients(parameters, 0)
+        norm = torch.tensor(30.0)
+        if clips:
+            optimizer.clip_gradients(norm, 1.0)
+        else:
+            torch.nn.utils.clip_grads_with_norm_([each.parameter for each in parameters], 1.0, norm)
+        optimizer.step()
+        ends.append([each.tensor for each in parameters])
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(*ends, strict=True))
+
+
 def test_a_sharded_parameter_without_access_to_whole_matrices_is_refused() -> None:
     [parameters] = shard_model(config_of(), ModelShard(0, 2))
     optimizer = build_optimizer(parameters, MuonConfig(kind="muon", lr=0.01), "bf16", seed=2)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from hlat.runtime import lazily
 
 if TYPE_CHECKING:
-    from hlat.model.builder import build, replace_parameters
+    from hlat.model.builder import allocate, build, replace_parameters
     from hlat.model.decoder import Decoder
     from hlat.model.document_mask import DocumentMask
     from hlat.model.init import initialise
@@ -13,7 +13,15 @@ if TYPE_CHECKING:
     from hlat.model.layers import DecoderBlock
     from hlat.model.local_parameters import LocalParameter, collect_local_parameters, local
     from hlat.model.loss import HEAD_ROWS, IGNORED, CrossEntropy, Head, Reduction, head_loss, next_tokens, row_losses
-    from hlat.model.matmul import Linear, attend, attention_backend, computing_as_simulated, split_backward
+    from hlat.model.matmul import (
+        ONEDNN,
+        Linear,
+        attend,
+        attention_backend,
+        computing_as_simulated,
+        product_library,
+        split_backward,
+    )
     from hlat.model.model_shard import ModelShard, kv_replication, shard_heads, vocabulary_rows
     from hlat.model.spec import Axis, GradientSum
     from hlat.model.varlen_attention import DOCUMENT_ATTENTION
@@ -22,6 +30,7 @@ __getattr__ = lazily(
     __name__,
     {
         "builder": (
+            "allocate",
             "build",
             "replace_parameters",
         ),
@@ -49,10 +58,12 @@ __getattr__ = lazily(
             "row_losses",
         ),
         "matmul": (
+            "ONEDNN",
             "Linear",
             "attend",
             "attention_backend",
             "computing_as_simulated",
+            "product_library",
             "split_backward",
         ),
         "model_shard": (
@@ -73,6 +84,7 @@ __all__ = [
     "DOCUMENT_ATTENTION",
     "HEAD_ROWS",
     "IGNORED",
+    "ONEDNN",
     "Axis",
     "CrossEntropy",
     "Decoder",
@@ -86,6 +98,7 @@ __all__ = [
     "LocalParameter",
     "ModelShard",
     "Reduction",
+    "allocate",
     "attend",
     "attention_backend",
     "build",
@@ -96,6 +109,7 @@ __all__ = [
     "kv_replication",
     "local",
     "next_tokens",
+    "product_library",
     "replace_parameters",
     "row_losses",
     "shard_heads",

@@ -27,10 +27,18 @@ def build(
     replace_parameters(model, lambda parameter: parameter.to(dtype))
     if torch.device(device).type == "meta":
         return model
-    replace_parameters(model, lambda parameter: torch.empty_like(parameter, device=device))
+    allocate(model, torch.device(device))
     if seed is not None:
         initialise(collect_local_parameters(model), config, seed)
     return model
+
+
+def allocate(model: Decoder, device: torch.device) -> None:
+    """Replace every parameter by one of the same shape and dtype with memory on a device, without values.
+
+    ``torch.empty_like`` of a tensor on the meta device imports sympy, half a second.
+    """
+    replace_parameters(model, lambda each: torch.empty(each.shape, dtype=each.dtype, device=device))
 
 
 def replace_parameters(model: Decoder, function: Callable[[torch.Tensor], torch.Tensor]) -> None:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from torch.nn.attention.bias import CausalBias
 
 
+ONEDNN = "oneDNN"
+"""Name of the library of fp32 products on some processors."""
 _SPLIT_BACKWARD = ContextVar("split_backward", default=False)
 
 # Device types, as one text: torch.compile guards it by one comparison, and a tuple by a comparison for each element.
@@ -95,6 +97,15 @@ def uses_onednn(x: torch.Tensor) -> bool:
         and not _SPLIT_BACKWARD.get()
         and not in_fake_world()
     )
+
+
+def product_library(dtype: torch.dtype, device: torch.device) -> str:
+    """Name what computes the products of eager blocks in training: products with the same name have the same bits.
+
+    Zero-bubble schedules compute with torch in any case (``split_backward``); another schedule adds in another order.
+    """
+    x = torch.empty(0, dtype=dtype, device=device)
+    return ONEDNN if uses_onednn(x) else "torch, widened to fp32" if needs_widening(x) else "torch"
 
 
 @contextmanager

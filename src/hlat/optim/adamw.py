@@ -13,7 +13,7 @@ import torch
 from hlat.config.sections import OptimizerConfig
 from hlat.model import LocalParameter
 from hlat.optim.adamw_bf16 import Bf16AdamW, kernel_name
-from hlat.optim.base import STEP, Optimizer, OptimizerSpec, WholeMatrices
+from hlat.optim.base import STEP, Optimizer, OptimizerSpec, WholeMatrices, without_tracing
 from hlat.precision import MODES
 from hlat.runtime.backend import backend_of
 
@@ -79,6 +79,7 @@ class Fp32AdamW(Optimizer, torch.optim.AdamW):
     """torch's AdamW, over fp32 weights."""
 
     state_names = _MOMENTS
+    step = torch.no_grad()(without_tracing(torch.optim.AdamW.step))
 
     def init_state(self, parameter: torch.Tensor) -> None:
         """Create the state of a parameter as torch's AdamW does at its first step, unless it exists."""

@@ -67,6 +67,7 @@ class Bf16AdamW(Optimizer):
         self._mode, self._streams = mode, RoundingStreams(self._parameters, seed, mode)
         self._squares: dict[float, Squares] = {}  # by beta, where float64 is
         self._host_steps = _HostSteps()
+        self._gradient_scale: torch.Tensor | None = None  # of the next step; None for 1
         self.state_names = ("exp_avg", "exp_avg_sq") + (("compensation",) if mode == "bf16-kahan" else ())
         params = [
             {"params": [each.parameter for each in members], "weight_decay": decay}
@@ -86,6 +87,10 @@ class Bf16AdamW(Optimizer):
             self._squares_of(beta)
         self._streams.allocate()
 
+    def scale_gradients(self, scale: torch.Tensor) -> None:
+        """Multiply the gradients by a scalar within the update of the next step, which reads them anyway."""
+        self._gradient_scale = scale
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient, bf16 or fp32."""
@@ -94,14 +99,15 @@ class Bf16AdamW(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self.allocate_state()
+        scale, self._gradient_scale = self._gradient_scale, None
         with_gradient = [index for index, each in enumerate(self._parameters) if each.gradient is not None]
         if not with_gradient:
             return loss
         steps_P, wide_steps_P = self._count_step(with_gradient)
         keys_2N = self._streams.keys(steps_P)
-        scalars_P7 = self._scalars(wide_steps_P).to(self._device, non_blocking=True)
+        scalars_P8 = _add_column(self._scalars(wide_steps_P).to(self._device, non_blocking=True), scale)
         rounding = rounding_of(self._mode, self.param_groups[0]["betas"], self._in_hardware)
-        self._kernel([self._operands(index, scalars_P7[index]) for index in with_gradient], keys_2N, rounding)
+        self._kernel([self._operands(index, scalars_P8[index]) for index in with_gradient], keys_2N, rounding)
         return loss
 
     def _count_step(self, with_gradient: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -134,7 +140,7 @@ class Bf16AdamW(Optimizer):
         )
 
     def _scalars(self, steps_P: torch.Tensor) -> torch.Tensor:
-        """Compute ``reference.SCALARS`` of every parameter in float64, where ``steps_P`` is: fp32 of shape (P, 7)."""
+        """Compute ``reference.SCALARS`` but for the last in float64, where ``steps_P`` is: fp32 of shape (P, 7)."""
         rows = []
         for group, steps in zip(self.param_groups, steps_P.split(self._sizes), strict=True):
             beta1, beta2 = group["betas"]
@@ -173,6 +179,12 @@ class Bf16AdamW(Optimizer):
     @functools.cached_property
     def _kernel(self) -> Kernel:
         return _skip_update if in_fake_world() else kernel_for(self._device)
+
+
+def _add_column(scalars_P7: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    """Append the scale of the gradients, 1 for None, to the scalars of every parameter: shape (P, 8)."""
+    ones_P1 = torch.ones_like(scalars_P7[:, :1])
+    return torch.cat((scalars_P7, ones_P1 if scale is None else ones_P1 * scale), dim=1)
 
 
 class _HostSteps:

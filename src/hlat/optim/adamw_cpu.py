@@ -1,4 +1,4 @@
-"""AdamW update of bf16 weights on a CPU: ``native.c``, compiled at the first step.
+"""AdamW update of bf16 weights on a CPU, and sums of squares: ``native.c``, compiled at the first step.
 
     native.c --the machine's C compiler, half a second--> shared library of this process --ctypes--> Kernel
 
@@ -39,11 +39,40 @@ _SINGLE_THREAD = 1 << 16  # elements; for fewer, a second thread costs more than
 
 Arguments = tuple[int, ...]
 """Arguments of a library function for a parameter, after the range of lines."""
+Call = tuple[Callable[..., None], int, Arguments]
+"""A library function, its number of lines (or of runs, in sums of squares), and its other arguments."""
+
+
+def native_kernel() -> Kernel | None:
+    """Return the kernel; None, with a warning that gives the reason, if it cannot be compiled."""
+    library = _library()
+    return None if library is None else functools.partial(_update, library)
+
+
+def native_square_sums(tensors: Sequence[torch.Tensor], run: int) -> torch.Tensor | None:
+    """Compute ``square_sums`` of flat bf16 tensors with elements; None without a compiler.
+
+    Args:
+        tensors: contiguous.
+        run: elements of a sum; the library's.
+    """
+    library = _library()
+    if library is None:
+        return None
+    counts = [-(-tensor.numel() // run) for tensor in tensors]
+    sums = torch.empty(sum(counts), dtype=torch.float64)
+    targets = sums.split(counts) if counts else ()
+    calls = [
+        (library.square_sums, count, (tensor.numel(), tensor.data_ptr(), target.data_ptr()))
+        for tensor, count, target in zip(tensors, counts, targets, strict=True)
+    ]
+    _call(calls, sum(tensor.numel() for tensor in tensors))
+    return sums
 
 
 @functools.cache
-def native_kernel() -> Kernel | None:
-    """Compile and return the kernel; None, with a warning that gives the reason, if that fails."""
+def _library() -> ctypes.CDLL | None:
+    """Compile the library; None, with a warning that gives the reason, if that fails."""
     started = time.perf_counter()
     try:
         library = _compile()
@@ -51,7 +80,7 @@ def native_kernel() -> Kernel | None:
         _LOG.warning("AdamW over bf16 weights runs uncompiled, about 20 times slower: %s", problem)
         return None
     _LOG.info("AdamW over bf16 weights: compiled in %.1f s", time.perf_counter() - started)
-    return functools.partial(_update, library)
+    return library
 
 
 def _compile() -> ctypes.CDLL:
@@ -61,6 +90,8 @@ def _compile() -> ctypes.CDLL:
             function = getattr(library, f"{kind}_{gradient}")
             function.restype = None
             function.argtypes = [ctypes.c_int64] * 3 + [ctypes.c_void_p] * 10 + [ctypes.c_int64]
+    library.square_sums.restype = None
+    library.square_sums.argtypes = [ctypes.c_int64] * 3 + [ctypes.c_void_p] * 2
     return library
 
 
@@ -73,11 +104,16 @@ def _update(library: ctypes.CDLL, parameters: Sequence[Operands], keys_2N: torch
         for each in parameters
         if each.weight.numel()
     ]
+    _call(calls, sum(each.weight.numel() for each in parameters))
+
+
+def _call(calls: Sequence[Call], elements: int) -> None:
+    """Divide the lines of each call over the threads."""
     threads = torch.get_num_threads()
-    if threads == 1 or sum(each.weight.numel() for each in parameters) < _SINGLE_THREAD:
-        _update_lines(calls, 0, 1)
+    if threads == 1 or elements < _SINGLE_THREAD:
+        _call_lines(calls, 0, 1)
     else:
-        list(_threads(threads).map(functools.partial(_update_lines, calls, count=threads), range(threads)))
+        list(_threads(threads).map(functools.partial(_call_lines, calls, count=threads), range(threads)))
 
 
 def _arguments(operands: Operands, keys_2N: torch.Tensor) -> Arguments:
@@ -95,8 +131,8 @@ def _arguments(operands: Operands, keys_2N: torch.Tensor) -> Arguments:
     return (operands.addresses.length, *pointers, keys_2N.shape[1])
 
 
-def _update_lines(calls: Sequence[tuple[Callable[..., None], int, Arguments]], index: int, count: int) -> None:
-    """Update thread ``index``'s lines (of ``count`` threads) of every parameter."""
+def _call_lines(calls: Sequence[Call], index: int, count: int) -> None:
+    """Compute thread ``index``'s lines (of ``count`` threads) of every call."""
     for function, lines, arguments in calls:
         function(index * lines // count, (index + 1) * lines // count, *arguments)
 

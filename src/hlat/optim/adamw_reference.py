@@ -1,10 +1,12 @@
 """AdamW update of bf16 weights in plain torch: the definition that all kernels reproduce bit for bit.
 
-    w, g, m, v, (c), scalars, keys --update--> w, m, v, (c) in place
+    w, g, m, v, (c), scalars, keys --update--> w, m, v, (c) in place; g is only read
 
 Every value is widened to fp32, every operation is rounded to fp32 (IEEE 754, nothing fused or reordered), and the
-scalars of ``SCALARS`` are computed in float64 and rounded to fp32 once:
+scalars of ``SCALARS`` are computed in float64 and rounded to fp32 once, but for the scale of the gradients, which is
+computed in fp32:
 
+    g  = g * scale, rounded to the dtype of the gradient, as if clipping had stored it
     m <- m + (g - m) * (1 - beta1)
     v <- v * beta2 + (g * g) * (1 - beta2)
     u  = w * (lr * decay) + (m / (sqrt(v) * (1 / sqrt(1 - beta2^t)) + eps)) * (lr / (1 - beta1^t))
@@ -36,7 +38,16 @@ from hlat.optim.element_addresses import ElementAddresses
 from hlat.precision import element_bits, stochastic_round
 from hlat.runtime.backend import types_with
 
-SCALARS = ("decay", "step_size", "one_minus_beta1", "beta2", "one_minus_beta2", "inverse_bias2", "eps")
+SCALARS = (
+    "decay",
+    "step_size",
+    "one_minus_beta1",
+    "beta2",
+    "one_minus_beta2",
+    "inverse_bias2",
+    "eps",
+    "gradient_scale",
+)
 """Scalars of an update, in the order of the kernels' arguments; decay is lr times weight decay."""
 
 ROUNDINGS = ("bf16-sr", "bf16", "bf16-kahan", "bf16-long", "bf16-kahan-long")
@@ -109,8 +120,9 @@ def update(parameters: Sequence[Operands], keys_2N: torch.Tensor, rounding: str)
 
 def update_lines(operands: Operands, keys_2N: torch.Tensor, rounding: str) -> None:
     """Update some lines, with fp32 temporaries of their size."""
-    decay, step_size, one_minus_beta1, beta2, one_minus_beta2, inverse_bias2, eps = operands.scalars.unbind()
-    weight, gradient = operands.weight.float(), operands.gradient.float()
+    decay, step_size, one_minus_beta1, beta2, one_minus_beta2, inverse_bias2, eps, scale = operands.scalars.unbind()
+    weight, gradient = operands.weight.float(), operands.gradient
+    gradient = (gradient.float() * scale).to(gradient.dtype).float()
     exp_avg, exp_avg_sq = operands.exp_avg.float(), operands.exp_avg_sq.float()
     exp_avg = exp_avg + (gradient - exp_avg) * one_minus_beta1
     exp_avg_sq = exp_avg_sq * beta2 + (gradient * gradient) * one_minus_beta2

@@ -146,12 +146,11 @@ def _step(
         tl.load(scalars_ptr + 3),
         tl.load(scalars_ptr + 4),
     )
-    inverse_bias2, eps = tl.load(scalars_ptr + 5), tl.load(scalars_ptr + 6)
+    inverse_bias2, eps, scale = tl.load(scalars_ptr + 5), tl.load(scalars_ptr + 6), tl.load(scalars_ptr + 7)
 
     w = _widen(tl.load(weight_ptr + at, mask=inside, other=0))
     g = tl.load(gradient_ptr + at, mask=inside, other=0)
-    if not WIDE_GRADIENT:
-        g = _widen(g)
+    g = g * scale if WIDE_GRADIENT else _widen(_nearest(_widen(g) * scale))
     m = _widen(tl.load(exp_avg_ptr + at, mask=inside, other=0))
     v = _widen(tl.load(exp_avg_sq_ptr + at, mask=inside, other=0))
     m = m + (g - m) * one_minus_beta1

@@ -8,9 +8,10 @@ Plans ask the ``OptimizerSpec``, which exists before any tensor; training, rehea
 (``RowLayout.is_hidden_matrix``: those of attention and feed-forward layers) and all others.
 """
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
@@ -19,6 +20,7 @@ from hlat.model import LocalParameter, local
 
 STEP = "step"
 """Name of the step counter in the state of a parameter: an fp32 scalar, not a state tensor."""
+_SMALLEST_NORM = 1e-6  # added to a norm, as torch does
 COUNTER_BYTES = 4
 """Bytes of the step counter of a parameter."""
 
@@ -50,6 +52,18 @@ class WholeMatrices(Protocol):
             tensors: this process's rows and columns of them, contiguous; receives those of the results.
             function: computes a matrix.
         """
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def without_tracing(method: Method) -> Method:
+    """Return a method of torch's optimizers without wrappers that keep torch's compiler out of it.
+
+    The wrappers import the compiler, which takes a second of every start. Runs compile blocks, never their optimizer.
+    """
+    unwrapped: Method = inspect.unwrap(method)
+    return unwrapped
 
 
 class LocalMatrices:
@@ -90,6 +104,8 @@ class Optimizer(torch.optim.Optimizer, ABC):
     """
 
     state_names: tuple[str, ...]
+    add_param_group = without_tracing(torch.optim.Optimizer.add_param_group)
+    zero_grad = without_tracing(torch.optim.Optimizer.zero_grad)
 
     @abstractmethod
     def init_state(self, parameter: torch.Tensor) -> None:
@@ -114,6 +130,20 @@ class Optimizer(torch.optim.Optimizer, ABC):
         for group in self.param_groups:
             group["lr"] = rate
 
+    def clip_gradients(self, norm: torch.Tensor, limit: float) -> None:
+        """Scale the gradients of the next step by min(1, limit / norm), like ``torch.nn.utils.clip_grads_with_norm_``.
+
+        Args:
+            norm: L2 norm of the gradients of all ranks, an fp32 (or float64) scalar on their device.
+            limit: largest norm.
+        """
+        self.scale_gradients((limit / (norm + _SMALLEST_NORM)).clamp(max=1.0))
+
+    @torch.no_grad()
+    def scale_gradients(self, scale: torch.Tensor) -> None:
+        """Multiply the gradients of the next step by a scalar, in place unless the update can do it."""
+        scale_in_place([each for group in self.param_groups for each in group["params"]], scale)
+
     def state_tensors(self, parameters: Sequence[LocalParameter]) -> dict[str, list[torch.Tensor | None]]:
         """Return the state tensors by name: a local tensor for each parameter, None for one that has no such state.
 
@@ -126,6 +156,13 @@ class Optimizer(torch.optim.Optimizer, ABC):
 
 
 Config = TypeVar("Config", bound=OptimizerConfig)
+
+
+def scale_in_place(parameters: Sequence[torch.Tensor], scale: torch.Tensor) -> None:
+    """Multiply the gradients of parameters by a scalar; those without one are skipped."""
+    gradients = [local(each.grad) for each in parameters if each.grad is not None]
+    if gradients:
+        torch._foreach_mul_(gradients, scale)
 
 
 class OptimizerSpec(ABC, Generic[Config]):

@@ -29,7 +29,7 @@ from hlat.config.sections.optimizers import AdamWConfig, MuonConfig
 from hlat.model import LocalParameter, local
 from hlat.optim.adamw import AdamWSpec
 from hlat.optim.adamw_reference import random_bits, rounded, rounding_of, subtract
-from hlat.optim.base import STEP, LocalMatrices, Optimizer, OptimizerSpec, WholeMatrices
+from hlat.optim.base import STEP, LocalMatrices, Optimizer, OptimizerSpec, WholeMatrices, scale_in_place
 from hlat.optim.rounding_streams import RoundingStreams
 from hlat.precision import MODES
 from hlat.runtime.backend import backend_of
@@ -154,6 +154,13 @@ class Muon(Optimizer):
         self._share_state()
         ratio = 1.0 if self._config.adamw_lr is None else self._config.adamw_lr / self._config.lr
         self._adamw.set_learning_rate(rate * ratio)
+
+    @torch.no_grad()
+    def scale_gradients(self, scale: torch.Tensor) -> None:
+        """Multiply the gradients of the next step by a scalar: those of hidden matrices in place."""
+        scale_in_place([each.parameter for each in self._matrices], scale)
+        self._share_state()
+        self._adamw.scale_gradients(scale)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

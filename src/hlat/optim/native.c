@@ -1,14 +1,15 @@
-/* AdamW update of bf16 weights on a CPU; reproduces hlat/optim/adamw_reference.py, which defines it, bit for bit.
+/* AdamW update of bf16 weights on a CPU, and sums of squares of their gradients; reproduces, bit for bit,
+ * hlat/optim/adamw_reference.py and hlat/optim/square_sums.py, which define them.
  *
  * Compiled by hlat/optim/adamw_cpu.py without contraction of products and sums, or any other option that changes the
- * result of an operation. Every function updates the lines begin <= line < end of one parameter.
+ * result of an operation. Every update function updates the lines begin <= line < end of one parameter.
  */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
 typedef struct {
-    float decay, step_size, one_minus_beta1, beta2, one_minus_beta2, inverse_bias2, eps;
+    float decay, step_size, one_minus_beta1, beta2, one_minus_beta2, inverse_bias2, eps, gradient_scale;
 } Scalars;
 
 enum { STOCHASTIC, NEAREST, KAHAN, NEAREST_LONG, KAHAN_LONG };
@@ -66,7 +67,9 @@ INLINE void update(
 #pragma omp simd
         for (int64_t index = 0; index < length; index++) {
             const int64_t at = offset + index;
-            const float w = widen(weight[at]), g = wide_gradient ? wide[at] : widen(narrow[at]);
+            const float w = widen(weight[at]), unscaled = wide_gradient ? wide[at] : widen(narrow[at]);
+            const float scaled = unscaled * s.gradient_scale;
+            const float g = wide_gradient ? scaled : widen(nearest(scaled));
             const float m_old = widen(exp_avg[at]), v_old = widen(exp_avg_sq[at]);
             const float m = m_old + (g - m_old) * s.one_minus_beta1;
             const float v = v_old * s.beta2 + (g * g) * s.one_minus_beta2;
@@ -120,3 +123,29 @@ EXPORT(nearest_long_bf16, NEAREST_LONG, 0)
 EXPORT(nearest_long_fp32, NEAREST_LONG, 1)
 EXPORT(kahan_long_bf16, KAHAN_LONG, 0)
 EXPORT(kahan_long_fp32, KAHAN_LONG, 1)
+
+enum { RUN = 256, LANES = 16 };
+
+/* Sum the squares of the runs begin <= run < end of a tensor of count elements; the last run may be shorter. */
+void square_sums(int64_t begin, int64_t end, int64_t count, const void *tensor, double *sums) {
+    for (int64_t run = begin; run < end; run++) {
+        const uint16_t *values = (const uint16_t *)tensor + run * RUN;
+        uint16_t last[RUN];
+        if (count - run * RUN < RUN) {
+            memset(last, 0, sizeof last);
+            memcpy(last, values, (size_t)(count - run * RUN) * sizeof *last);
+            values = last;
+        }
+        double lanes[LANES] = {0.0};
+        for (int row = 0; row < RUN; row += LANES) {
+#pragma omp simd
+            for (int lane = 0; lane < LANES; lane++) {
+                const double value = (double)widen(values[row + lane]);
+                lanes[lane] += value * value;
+            }
+        }
+        for (int half = LANES / 2; half; half /= 2)
+            for (int lane = 0; lane < half; lane++) lanes[lane] += lanes[lane + half];
+        sums[run] = lanes[0];
+    }
+}

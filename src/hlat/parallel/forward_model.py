@@ -22,6 +22,7 @@ from hlat.model import (
     KVCache,
     LocalParameter,
     ModelShard,
+    allocate,
     collect_local_parameters,
     replace_parameters,
     vocabulary_rows,
@@ -158,7 +159,7 @@ def build_forward_model(
         for block in model.blocks():
             parallelize_block(block, groups.tensor, False)
         parallelize_embedding_and_head(model, groups.tensor, False)
-    replace_parameters(model, lambda parameter: torch.empty_like(parameter, device=runtime.device))
+    allocate(model, runtime.device)
     return ForwardModel(model.eval(), runtime.device, groups.tensor), layout
 
 

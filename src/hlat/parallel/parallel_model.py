@@ -22,6 +22,7 @@ from hlat.model import (
     Decoder,
     ModelShard,
     Reduction,
+    allocate,
     collect_local_parameters,
     head_loss,
     initialise,
@@ -45,7 +46,7 @@ from hlat.parallel.host_sum import sum_on_host
 from hlat.parallel.matrix_exchange import MatrixExchange
 from hlat.parallel.mesh import Layout, ProcessGroups, create_process_groups, try_groups
 from hlat.parallel.micro_batch import MicroBatch
-from hlat.parallel.norms import clip, sum_of_squares
+from hlat.parallel.norms import sum_of_squares
 from hlat.parallel.stages import MatrixPlan, StepShape, pass_label, rank_model_shards
 from hlat.parallel.tensor_parallel import parallelize_block
 from hlat.parallel.vocab_parallel import parallelize_embedding_and_head
@@ -316,11 +317,6 @@ class ParallelModel:
         """Sum a CPU tensor over all ranks, in place."""
         return self._ranks.all_reduce_sum(values)
 
-    @torch.no_grad()
-    def clip_gradients(self, norm: torch.Tensor, limit: float) -> None:
-        """Scale the gradients in place by min(1, limit / norm)."""
-        clip([each.gradient for each in self.local_parameters if each.gradient is not None], norm, limit)
-
 
 def build_parallel(
     recipe: Recipe, runtime: Runtime, seed: int | None, dtype: torch.dtype | None = None
@@ -391,5 +387,5 @@ def _build_stage(
         shard_model(model, groups.shard_mesh, layout.zero, mode)
         model.to_empty(device=runtime.device)
     else:
-        replace_parameters(model, lambda parameter: torch.empty_like(parameter, device=runtime.device))
+        allocate(model, runtime.device)
     return model

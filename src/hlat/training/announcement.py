@@ -34,8 +34,7 @@ def announce(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
         parameters=parameters,
         processes=state.runtime.world,
         device=device,
-        kernels=state.kernels,
-        attention=state.attention,
+        **state.arithmetic.names(),
         changes=recipe_changes,
         recipe=recipe.model_dump(mode="json"),  # reports need it before there is a checkpoint
         **loaded,
@@ -65,7 +64,7 @@ def _decisions(state: RunState) -> list[str]:
     return [
         *chosen,
         f"peak: {state.peak.value / 1e9:,.0f} GFLOP/s ({state.peak.source})",
-        f"attention: {state.attention}; norms, RoPE, SwiGLU and loss: {state.kernels}",
+        "; ".join(f"{subject}: {name}" for subject, name in state.arithmetic.by_subject().items()),
         f"blocks: {decide_compilation(recipe, device, state.runtime.world)}",
         *state.prepared.advice,
     ]
@@ -98,15 +97,8 @@ def _report_notes(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
         tracker.message(f"at step {state.step} already, past the {recipe.total_steps} steps of the recipe")
     elif state.step:
         tracker.message(f"resumed at step {state.step} of {recipe.total_steps}")
-    for what, now, saved in (
-        ("norms, RoPE, SwiGLU and loss are", state.kernels, state.saved_kernels),
-        ("attention is", state.attention, state.saved_attention),
-    ):
-        if saved not in (None, now):
-            tracker.message(
-                f"{what} computed by {now}, before the checkpoint by {saved}: they round differently, so the run will "
-                "not be bitwise the one that was not interrupted"
-            )
+    for note in state.arithmetic.differences(state.saved_arithmetic) if state.saved_arithmetic is not None else ():
+        tracker.message(note)
     for change in state.recipe_changes:
         tracker.message(f"changed since the checkpoint: {change.path}: {change.old!r} -> {change.new!r}")
     report_component_changes(state, tracker)

@@ -21,7 +21,7 @@ from hlat.checkpoint import (
     software_versions,
     tokenizer_files,
 )
-from hlat.checkpoint.protocol import Checkpoint, CheckpointContent, CheckpointStore
+from hlat.checkpoint.protocol import CheckpointContent, CheckpointStore
 from hlat.checkpoint.tiers import RunId, Tiers
 from hlat.config import Recipe
 from hlat.data import open_validation_sets, prepare_recipe_data, prepare_validation_sets
@@ -30,9 +30,7 @@ from hlat.data.prepare import ProgressCallback
 from hlat.data.prepared import PreparedData, check_tokenizer, check_vocabulary, open_prepared
 from hlat.data.samples import Batch, TrainingData
 from hlat.hardware import PeakFlops, peak_flops
-from hlat.model import attention_backend
 from hlat.model.derived import flops_per_token
-from hlat.model.kernels import describe_attention, describe_kernels
 from hlat.optim import Optimizer, build_optimizer
 from hlat.parallel import ParallelModel, build_parallel
 from hlat.precision import AUTO, MODES
@@ -43,6 +41,7 @@ from hlat.runtime.process import enter_stage
 from hlat.runtime.randomness import seed_generators
 from hlat.runtime.storage import EarlierAttempt, RunFolder
 from hlat.tracking import from_json_value, to_json_value
+from hlat.training.arithmetic import Arithmetic
 from hlat.training.batches import BatchSource, OnlineBatchSource, PreparedBatchSource
 from hlat.training.components import ComponentList, StateChanges, load_state, requested_components
 from hlat.training.faulty_disk import checkpoint_disk
@@ -81,12 +80,10 @@ class RunState:
     anomalies: AnomalyPolicy
     components: ComponentList  # those that the recipe asks for; their state is part of every checkpoint
     component_changes: StateChanges  # components without state in the loaded checkpoint, and state without a component
+    arithmetic: Arithmetic  # what computes the model
     precision_note: str | None  # explains the choice of precision.mode=auto, or warns of a mode that is slow here
     mode_was_chosen: bool = False  # precision.mode was auto
-    kernels: str = "torch"  # what computes norms, RoPE, SwiGLU and loss
-    saved_kernels: str | None = None  # what did when the loaded checkpoint was saved
-    attention: str = "torch"  # what computes attention
-    saved_attention: str | None = None  # what did when the loaded checkpoint was saved
+    saved_arithmetic: Arithmetic | None = None  # what did when the loaded checkpoint was saved
     unwritten_metrics: dict[str, Any] | None = (
         None  # of the step just done, for its line of metrics, until that is written
     )
@@ -130,7 +127,7 @@ class RunState:
             "recipe": self.recipe.model_dump(mode="json"),
             "data_fingerprint": self.prepared.fingerprint,
             "metrics": to_json_value(self.unwritten_metrics),
-            "versions": software_versions() | {"kernels": self.kernels, "attention": self.attention},
+            "versions": software_versions() | self.arithmetic.names(),
         }
         files = tokenizer_files(self.prepared.tokenizer_dir) if self.runtime.ranks.is_first else {}
         extra = self.components.state()
@@ -230,7 +227,6 @@ def build_run_state(
         HlatError: any subclass; the message says what is wrong and what would work.
     """
     check_consistent(runtime.ranks, {"recipe": _dotted_fields(recipe.model_dump(mode="json")), "code": code_identity()})
-    kernels = describe_kernels(runtime.device)
     seed_generators(recipe.training.seed)
     enter_stage("preparing data")
     prepared = _prepare_data(recipe, runtime, data_progress)
@@ -247,8 +243,8 @@ def build_run_state(
     recipe, precision_note = resolve_precision(
         recipe, runtime, read_saved_run(newest)[0] if newest is not None else None
     )
-    attention = _attention(recipe, runtime)
-    check_consistent(runtime.ranks, {"kernels": {"norms, RoPE, SwiGLU and loss": kernels, "attention": attention}})
+    arithmetic = Arithmetic.of(recipe, runtime)
+    check_consistent(runtime.ranks, {"kernels": arithmetic.by_subject()})
     if newest is not None:
         recipe_changes = check_resume(*read_saved_run(newest), recipe, prepared.fingerprint)
     fresh = newest is None and recipe.checkpoint.init_from is None
@@ -292,30 +288,10 @@ def build_run_state(
         component_changes=changes,
         precision_note=precision_note,
         mode_was_chosen=asked_for == AUTO,
-        kernels=kernels,
-        # earlier versions had no other kernels
-        saved_kernels=newest.meta.get("versions", {}).get("kernels", "torch") if newest is not None else None,
-        attention=attention,
-        saved_attention=_saved_attention(newest, attention),
+        arithmetic=arithmetic,
+        saved_arithmetic=arithmetic.saved_in(newest.meta.get("versions", {})) if newest is not None else None,
         unwritten_metrics=_saved_metrics(newest.meta) if newest is not None else None,
     )
-
-
-def _attention(recipe: Recipe, runtime: Runtime) -> str:
-    """Name the kernel of attention; its bits are those of all runs with the same name."""
-    model, compute = recipe.model, MODES[recipe.precision.mode].compute
-    heads = (model.heads, model.n_kv_heads, model.n_head_dim)
-    by_document = recipe.data.isolate or model.window(recipe.data.sequence_length) is not None
-    return attention_backend(*heads, compute, runtime.device, by_document)
-
-
-def _saved_attention(newest: Checkpoint | None, attention: str) -> str | None:
-    """Return the kernel of attention when the loaded checkpoint was saved; earlier versions had torch's only."""
-    if newest is None:
-        return None
-    before = "torch" if describe_attention() in attention else attention
-    found: str = newest.meta.get("versions", {}).get("attention", before)
-    return found
 
 
 def _open_storage(

@@ -75,7 +75,7 @@ def update(
     rate = learning_rate(recipe.schedule, peak=recipe.optimizer.lr, horizon=recipe.horizon_steps, step=step)
     if verdict.applied:
         if recipe.optimizer.clip_norm is not None:
-            model.clip_gradients(norm, recipe.optimizer.clip_norm)
+            optimizer.clip_gradients(norm, recipe.optimizer.clip_norm)
         optimizer.set_learning_rate(rate)
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)

@@ -11,6 +11,7 @@ import yaml
 from hlat.checkpoint.protocol import read_meta, resolve
 from hlat.config import Recipe
 from hlat.config.load import parse_recipe
+from hlat.model import product_library
 from hlat.model.kernels import describe_kernels
 from hlat.training import run
 from tests.model.test_parity import longest_path
@@ -71,5 +72,7 @@ def test_a_run_that_resumes_with_other_kernels_says_so(recipe_of) -> None:
     said = trained(recipe_of("run", 3))
     assert f"computed by {KERNELS}, before the checkpoint by torch" in said
     assert "before the checkpoint by" not in trained(recipe_of("run", 4))
+    [found_products] = {event["products"] for event in events_of(recipe_of("run", 2).run_dir, "resume")}
+    assert found_products == product_library(torch.float32, torch.device("cpu"))
     found = [event["kernels"] for kind in ("start", "resume") for event in events_of(recipe_of("run", 2).run_dir, kind)]
     assert found == ["torch", KERNELS, KERNELS]
