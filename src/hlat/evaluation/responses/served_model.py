@@ -26,7 +26,7 @@ from hlat.runtime.distributed import Runtime
 
 T = TypeVar("T")
 
-_NUMERICS = 2  # to be increased when responses of the same weights change, so that stored ones are not used
+_NUMERICS = 3  # to be increased when responses of the same weights change, so that stored ones are not used
 
 
 @dataclass(frozen=True)

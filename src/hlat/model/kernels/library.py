@@ -32,6 +32,7 @@ _FUNCTIONS = (
     "swiglu_backward",
     "loss_sums",
     "loss_gradient",
+    "first_equal",
     "attend",
     "attend_backward",
     "attend_sums",
@@ -90,11 +91,11 @@ class Gated(ctypes.Structure):
 
 
 class Loss(ctypes.Structure):
-    """Arguments of ``loss_sums`` and ``loss_gradient``."""
+    """Arguments of ``loss_sums``, ``loss_gradient`` and ``first_equal``."""
 
     _fields_ = (
         ("width", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("logits", "rows", "peak", "sum", "label", "factor")),
+        *((name, ctypes.c_void_p) for name in ("logits", "rows", "peak", "sum", "label", "factor", "first")),
     )
 
 
