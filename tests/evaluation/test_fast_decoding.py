@@ -15,7 +15,9 @@ from tests.support.model.families import FAMILIES, config_of, our_model, tokens_
 
 CPU = torch.device("cpu")
 NEW = 24
+STEM = list(range(100, 130))  # computed once, in front of the padding
 PROMPTS = [[5, 17, 3, 99, 200, 31], [8, 8, 150], [210, 0, 1, 44, 90, 12, 7, 7, 33, 101, 9], [8, 8, 150, 2, 64]]
+PROMPTS += [STEM + rest for rest in ([7], [8, 8, 150, 2, 64, 3, 3], [210, 0, 1])]
 has_step = pytest.mark.skipif(compile_step(our_model(config_of("tied"))) is None, reason="no AVX-512, or no C compiler")
 
 
@@ -42,8 +44,11 @@ def test_texts_of_any_length_are_those_of_transformers(family: str, coalesce: bo
     prepare_to_generate(model)
     assert model.step is not None
     generator = BatchGenerator(ForwardModel(model, CPU), frozenset(), str)
-    (batch,) = plan_generation([GenerationRequest(tuple(prompt), NEW) for prompt in PROMPTS])
-    texts = dict(zip(batch.order, generator.generate(batch), strict=True))
+    batches = plan_generation([GenerationRequest(tuple(prompt), NEW) for prompt in PROMPTS])
+    assert [batch.stem for batch in batches] == [len(STEM), 0] and all(len(batch.requests) > 2 for batch in batches)
+    texts = {}
+    for batch in batches:
+        texts |= dict(zip(batch.order, generator.generate(batch), strict=True))
     assert [texts[index] for index in range(len(PROMPTS))] == expected
 
 
