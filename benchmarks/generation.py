@@ -29,7 +29,7 @@ import torch  # noqa: E402
 
 from hlat.config.sections import ModelConfig  # noqa: E402
 from hlat.evaluation.batch_generation import BatchGenerator, GenerationRequest, plan_generation  # noqa: E402
-from hlat.evaluation.packed_weights import pack_weights  # noqa: E402
+from hlat.evaluation.fast_decoding import prepare_to_generate  # noqa: E402
 from hlat.evaluation.scoring import ScoreRequest, score_all  # noqa: E402
 from hlat.model import Decoder, build  # noqa: E402
 from hlat.model.hf import write_hf  # noqa: E402
@@ -62,7 +62,7 @@ def make_models(name: str, dtype: torch.dtype) -> tuple[Decoder, ForwardModel, A
         weights = to_canonical(config, dict(plain.named_parameters()))
         written = write_hf(Path(folder) / "hf", config, weights)
         theirs = transformers.AutoModelForCausalLM.from_pretrained(written, dtype=dtype).eval()
-    pack_weights(packed)
+    prepare_to_generate(packed)
     return plain, ForwardModel(packed, torch.device("cpu")), theirs
 
 

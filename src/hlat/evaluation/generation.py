@@ -10,7 +10,7 @@ import torch
 
 from hlat.checkpoint import end_token_ids, load_model, read_tokenizer
 from hlat.checkpoint.protocol import open_checkpoint, resolve
-from hlat.evaluation.packed_weights import packed_weights
+from hlat.evaluation.fast_decoding import fast_decoding
 from hlat.evaluation.sampling import Sampling, choose_token
 from hlat.model import Decoder, KVCache
 from hlat.runtime import DataError
@@ -51,12 +51,12 @@ def generate(
     total = _total_length(len(prompt), max_tokens, model.config.max_sequence_length)
     sampling = sampling or Sampling()
     device = next(model.parameters()).device
-    dtype = next(model.parameters()).dtype
+    dtype = model.compute or next(model.parameters()).dtype
     cache = KVCache(model.config, 1, total, device, dtype) if use_cache else None
     assert model.head is not None, "the model is complete"
     tokens = list(prompt)
     new = torch.tensor([tokens], device=device)
-    with packed_weights(model, total - len(prompt)):
+    with fast_decoding(model, total - len(prompt)):
         for index in range(total - len(prompt)):
             logits_V = model.head(model.hidden(new, cache=cache)[0, -1])
             token = choose_token(logits_V, sampling, index)

@@ -33,7 +33,7 @@ def pack_weights(decoder: Decoder) -> None:
     tied embedding) and this exceeds a quarter of the machine's.
     """
     modules = _modules(decoder)
-    if not _fits(decoder, _additional_bytes(modules, decoder)):
+    if not fits(decoder, _additional_bytes(modules, decoder)):
         return
     for module in modules:
         vars(module)["forward"] = _product(module, decoder)  # of this object: hooks are called as before
@@ -50,7 +50,7 @@ def packed_weights(decoder: Decoder, tokens: int) -> Iterator[None]:
         tokens: number of tokens that the block generates, one after the other.
     """
     bytes_of_copies = sum(parameter.numel() for parameter in decoder.parameters()) * torch.float32.itemsize
-    modules = _modules(decoder) if tokens >= FEWEST_TOKENS and _fits(decoder, bytes_of_copies) else []
+    modules = _modules(decoder) if tokens >= FEWEST_TOKENS and fits(decoder, bytes_of_copies) else []
     try:
         for module in modules:
             vars(module)["forward"] = _product(module, decoder)
@@ -72,7 +72,7 @@ def _compute(decoder: Decoder) -> torch.dtype:
     return decoder.compute or next(decoder.parameters()).dtype
 
 
-def _fits(decoder: Decoder, additional: int) -> bool:
+def fits(decoder: Decoder, additional: int) -> bool:
     """True if so many bytes leave most of the memory to others; the same in every run on a machine."""
     device = next(decoder.parameters()).device
     return additional <= 0 or additional <= _LARGEST_SHARE * backend_of(device).memory_bytes(device)

@@ -6,6 +6,7 @@ Tensor suffixes: B batch, S sequence, D model width, V vocabulary.
 """
 
 from collections.abc import Iterator
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -22,6 +23,20 @@ from hlat.model.model_shard import FULL_MODEL, ModelShard, vocabulary_rows
 from hlat.model.rope import Rope
 
 
+class DecodingStep(Protocol):
+    """A faster way to compute all blocks and the final norm for one new token of each row."""
+
+    def takes(self, x_BSD: torch.Tensor, cache: KVCache) -> bool:
+        """Return True if it computes this call."""
+        ...
+
+    def __call__(
+        self, x_B1D: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor], cache: KVCache, window: int | None
+    ) -> torch.Tensor:
+        """Compute (B, 1, D) -> (B, 1, D), in the memory of ``x``; keys and values are appended to the cache."""
+        ...
+
+
 class Decoder(nn.Module):
     """A decoder-only language model, or the shard of one that a process builds.
 
@@ -34,6 +49,7 @@ class Decoder(nn.Module):
         window: number of tokens that a token attends to, itself included; None for all before it.
         compute: dtype of the activations, and so of the matrix products; None for the dtype of the weights. Norm
             statistics, rotations, softmax and loss are always computed in fp32 or wider.
+        step: computes calls with one token of each row and a cache, if it takes them; None for the blocks themselves.
     """
 
     def __init__(self, config: ModelConfig, shard: ModelShard = FULL_MODEL) -> None:
@@ -48,6 +64,7 @@ class Decoder(nn.Module):
         self.spans: tuple[tuple[int, int], ...] | None = None
         self.window = config.sliding_window
         self.compute: torch.dtype | None = None
+        self.step: DecodingStep | None = None
         self._check_description()
 
     def _check_description(self) -> None:
@@ -95,6 +112,10 @@ class Decoder(nn.Module):
         x_BSD = self.embedding(x) if self.embedding is not None else x
         if self.compute is not None:
             x_BSD = x_BSD.to(self.compute)
+        if cache is not None and self.step is not None and self.step.takes(x_BSD, cache):
+            x_BSD = self.step(x_BSD, tables, cache, self.window)
+            cache.advance(1)
+            return x_BSD
         for name, block in self.layers.items():
             x_BSD = block(x_BSD, tables, cache.layer(int(name)) if cache is not None else None, document_mask)
         if cache is not None:

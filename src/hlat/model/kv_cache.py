@@ -49,6 +49,16 @@ class KVCache:
         """Number of sequences."""
         return self._memory.shape[2]
 
+    @property
+    def memory(self) -> torch.Tensor:
+        """Keys (0) and values (1) of all layers: (layers, 2, B, K, max_length, E)."""
+        return self._memory
+
+    @property
+    def mask(self) -> torch.Tensor | None:
+        """Positions that each token of the next call attends to, bool (B, S, T); None for all before it."""
+        return None if self._mask_B1ST is None else self._mask_B1ST[:, 0]
+
     def start_with(self, prefix: "KVCache") -> None:
         """Copy the positions of a cache of one sequence to the beginning of every sequence of this empty one."""
         assert self.length == 0 and prefix.batch == 1, "every sequence starts with the same prefix"

@@ -123,6 +123,32 @@ class CrossEntropy:
         grad_Nv.scatter_add_(1, row_N.masked_fill(~here_N, 0).unsqueeze(1), -here_N.to(grad_Nv.dtype).unsqueeze(1))
         return loss_N, grad_Nv.to(logits_Nv.dtype)
 
+    def score(self, logits_Nv: torch.Tensor, tokens_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute how likely given tokens are.
+
+        Args:
+            logits_Nv: logits of the local vocabulary rows, contiguous; overwritten.
+            tokens_N: rows of the complete vocabulary, int64.
+
+        Returns:
+            Log-probabilities in nats, (N,), fp32 or wider; and for each token True if it is the most likely one (of
+            equally likely ones the first in the vocabulary), (N,).
+        """
+        row_N, columns = tokens_N - self._first_row, logits_Nv.shape[1]
+        here_N = (row_N >= 0) & (row_N < columns)
+        if has_kernels(logits_Nv):
+            peak_N, total_N, label_N, _ = self._fused_sums(logits_Nv, row_N, here_N)
+            best_N = torch.ops.hlat.first_equal(logits_Nv, peak_N)
+        else:
+            best_N = logits_Nv.argmax(1)  # the first of equal logits; max() may return another
+            local_peak_N = logits_Nv.gather(1, best_N[:, None])[:, 0]
+            peak_N, total_N, label_N, _ = self._plain_sums(logits_Nv, row_N, here_N)
+            best_N = best_N.masked_fill(local_peak_N != peak_N, columns)
+        total_N, label_N = self.reduce_sum(torch.stack((total_N, label_N)))
+        # int32: some devices have no collectives of int64.
+        best_N = (best_N + self._first_row).masked_fill(best_N == columns, torch.iinfo(torch.int32).max)
+        return label_N - total_N.log(), self.reduce_min(best_N.to(torch.int32)) == tokens_N
+
     def _plain_sums(
         self, logits_Nv: torch.Tensor, row_N: torch.Tensor, here_N: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

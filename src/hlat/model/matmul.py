@@ -76,9 +76,12 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         bias: (out,).
     """
     weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
-    if uses_onednn(x) and torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-        product: torch.Tensor = _OneDnnLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
-        return product
+    if uses_onednn(x):
+        if not torch.is_grad_enabled():
+            return _onednn(x, weight, bias)
+        if x.requires_grad or weight.requires_grad:
+            product: torch.Tensor = _OneDnnLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+            return product
     if not needs_widening(x):
         return F.linear(x, weight, bias)
     out: torch.Tensor = _WideLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
@@ -86,7 +89,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 
 def uses_onednn(x: torch.Tensor) -> bool:
-    """Return True if products with a backward pass are computed by oneDNN rather than by the library of torch's choice.
+    """Return True if products are computed by oneDNN rather than by the library of torch's choice.
 
     A compiler chooses itself, and a rehearsal computes nothing: its operations are those of torch.
     """

@@ -13,12 +13,12 @@ Tensor suffixes: B batch, S sequence, D model width, N positions, v local vocabu
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from hlat.config.sections import ModelConfig, ParallelConfig
 from hlat.model import (
     Decoder,
+    Head,
     KVCache,
     LocalParameter,
     ModelShard,
@@ -32,8 +32,6 @@ from hlat.parallel.tensor_parallel import parallelize_block
 from hlat.parallel.vocab_parallel import parallelize_embedding_and_head
 from hlat.runtime import LaunchError
 from hlat.runtime.distributed import Runtime
-
-_CHUNK_BYTES = 64 << 20  # bytes of fp32 logits
 
 
 @dataclass(frozen=True)
@@ -85,33 +83,17 @@ class ForwardModel:
             Log-probabilities in nats, (N,), fp32 or wider; and for each token True if it is the most likely one (of
             equally likely ones the first in the vocabulary), (N,).
         """
-        rows = max(1, _CHUNK_BYTES // (4 * self.config.vocab_size))
+        head = self._head
+        columns = len(vocabulary_rows(self.config, self.decoder.shard))
+        rows = head.cross_entropy.chunk(columns, self.config.hidden_size)
         chunks = zip(hidden_ND.split(rows), targets_N.split(rows), strict=True)
-        results = [self._log_probabilities(*chunk) for chunk in chunks]
+        results = [head.cross_entropy.score(head(hidden_nD), targets_n) for hidden_nD, targets_n in chunks]
         return torch.cat([each[0] for each in results]), torch.cat([each[1] for each in results])
-
-    def _log_probabilities(self, hidden_ND: torch.Tensor, targets_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logits_Nv = self._local_logits(hidden_ND)
-        logits_Nv = logits_Nv.to(torch.promote_types(logits_Nv.dtype, torch.float32))
-        first, width = vocabulary_rows(self.config, self.decoder.shard).start, logits_Nv.shape[1]
-        local_best_N = logits_Nv.argmax(1)  # the first of equal logits; max() may return another
-        local_peak_N = logits_Nv.gather(1, local_best_N[:, None])[:, 0]
-        peak_N = self._reduce(local_peak_N.clone(), dist.ReduceOp.MAX)
-        row_N = targets_N - first
-        here_N = (row_N >= 0) & (row_N < width)
-        target_N = logits_Nv.gather(1, row_N.masked_fill(~here_N, 0)[:, None])[:, 0]
-        sums_2N = torch.stack(
-            (logits_Nv.sub_(peak_N[:, None]).exp_().sum(1), (target_N - peak_N).masked_fill(~here_N, 0))
-        )
-        total_N, shifted_N = self._reduce(sums_2N, dist.ReduceOp.SUM)
-        best_N = (local_best_N + first).masked_fill(local_peak_N != peak_N, self.config.vocab_size)
-        best_N = self._reduce(best_N.to(torch.int32), dist.ReduceOp.MIN)  # some devices have no collectives of int64
-        return shifted_N - total_N.log(), best_N == targets_N
 
     @torch.no_grad()
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
         """Compute the logits of the complete vocabulary, (N, V), on every tensor-parallel rank."""
-        logits_Nv = self._local_logits(hidden_ND)
+        logits_Nv: torch.Tensor = self._head(hidden_ND)
         if self.group is None:
             return logits_Nv
         shards = [ModelShard(index, self.group.size()) for index in range(self.group.size())]
@@ -120,16 +102,10 @@ class ForwardModel:
         gathered = all_gather(torch.nn.functional.pad(logits_Nv, (0, padding)), self.group)
         return torch.cat([part[:, :width] for part, width in zip(gathered, widths, strict=True)], dim=1)
 
-    def _local_logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
+    @property
+    def _head(self) -> Head:
         assert self.decoder.head is not None, "the shard has all layers"
-        logits_Nv: torch.Tensor = self.decoder.head(hidden_ND)
-        return logits_Nv
-
-    def _reduce(self, values: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> torch.Tensor:
-        """Reduce a tensor over the tensor-parallel ranks, in place."""
-        if self.group is not None:
-            dist.all_reduce(values, op=operation, group=self.group)
-        return values
+        return self.decoder.head
 
 
 def build_forward_model(

@@ -82,12 +82,45 @@ def test_the_gradient_takes_the_memory_of_the_logits(dtype: torch.dtype) -> None
     assert nothing is None and torch.equal(untouched, normal(TOKENS, 100, dtype=dtype)) and losses[0] == 0
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_scores_are_those_of_float64(vocabulary: int, dtype: torch.dtype) -> None:
+    """The log-probability is the negative loss, whose bound is above; the most likely token is the first of equals."""
+    logits = normal(TOKENS, vocabulary, dtype=dtype).round()  # whole numbers: many are equal
+    tokens = labels(vocabulary).clamp(min=0)
+    tokens[7:20] = logits[7:20].float().argmax(1)
+    found, is_best = CrossEntropy().score(logits.clone(), tokens)
+    exact = logits.double().log_softmax(1).gather(1, tokens[:, None])[:, 0]
+    spread = float(logits.float().amax() - logits.float().amin())
+    steps = (4 + spread + 32 + 4 + vocabulary / 512 + 10) * FP32
+    assert found.dtype == torch.float32
+    assert bool((found.double() - exact).abs().le(steps * (1 + exact.abs())).all())
+    assert torch.equal(is_best, torch.from_numpy(logits.float().numpy().argmax(1)) == tokens)
+    with torch_only():
+        plain, plain_best = CrossEntropy().score(logits.clone(), tokens)
+    assert bool((plain.double() - exact).abs().le(steps * (1 + exact.abs())).all())
+    assert torch.equal(plain_best, is_best)
+
+
+def test_the_first_equal_logit_is_found_or_none() -> None:
+    logits = torch.tensor([[1.0, 3.0, 3.0], [torch.nan, 2.0, 2.0], [0.0, -torch.inf, 5.0], [0.0, -0.0, 1.0]])
+    values = torch.tensor([3.0, 2.0, 4.0, -0.0])
+    assert torch.ops.hlat.first_equal(logits, values).tolist() == [1, 1, 3, 0]
+    assert torch.ops.hlat.first_equal(torch.zeros(2, 0), torch.zeros(2)).tolist() == [0, 0]
+
+
 class _Shard(CrossEntropy):
     """A shard of the vocabulary that knows what the other shards have computed."""
 
-    def __init__(self, first: int, peaks: torch.Tensor, sums: torch.Tensor | None) -> None:
+    def __init__(
+        self, first: int, peaks: torch.Tensor, sums: torch.Tensor | None, best: torch.Tensor | None = None
+    ) -> None:
         super().__init__(first)
-        self._peaks, self._sums = peaks, sums
+        self._peaks, self._sums, self._best = peaks, sums, best
+
+    def reduce_min(self, rows_N: torch.Tensor) -> torch.Tensor:
+        self.own_best = rows_N
+        return rows_N if self._best is None else torch.minimum(rows_N, self._best)
 
     def reduce_max(self, peak_N: torch.Tensor) -> torch.Tensor:
         return torch.maximum(peak_N, self._peaks)
@@ -118,6 +151,26 @@ def test_a_sharded_vocabulary_gives_the_same_loss_and_gradient() -> None:
         torch.testing.assert_close(losses, whole, rtol=100 * FP32, atol=100 * FP32)
         assert gradient is not None
         torch.testing.assert_close(part, gradient[:, first : first + part.shape[1]], rtol=100 * FP32, atol=100 * FP32)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
+def test_a_sharded_vocabulary_gives_the_same_scores(dtype: torch.dtype) -> None:
+    logits = normal(TOKENS, 100, dtype=dtype).round()
+    tokens = labels(100).clamp(min=0)
+    tokens[7:20] = logits[7:20].float().argmax(1)
+    whole, is_best = CrossEntropy().score(logits.clone(), tokens)
+    parts = [logits[:, :60].contiguous(), logits[:, 60:].contiguous()]
+    peaks = [part.amax(-1).to(torch.promote_types(dtype, torch.float32)) for part in parts]
+    own = []
+    for part, first, other in zip(parts, (0, 60), reversed(peaks), strict=True):
+        shard = _Shard(first, other, None)
+        shard.score(part.clone(), tokens)
+        own.append((shard.own, shard.own_best))
+    for index, first in enumerate((0, 60)):
+        shard = _Shard(first, peaks[1 - index], *own[1 - index])
+        found, found_best = shard.score(parts[index].clone(), tokens)
+        torch.testing.assert_close(found, whole, rtol=100 * FP32, atol=100 * FP32)  # as for losses, above
+        assert torch.equal(found_best, is_best) and found_best[7:20].all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

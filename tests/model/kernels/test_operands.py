@@ -29,6 +29,7 @@ def right_operands() -> dict[str, dict[str, torch.Tensor]]:
         "swiglu": {"gate": x, "up": rows(3, WIDTH)},
         "swiglu_backward": {name: rows(3, WIDTH) for name in ("gradient", "gate", "up", "by_gate", "by_up")},
         "cross_entropy_sums": labels,
+        "first_equal": {"logits": logits, "values": tokens},
         "cross_entropy_gradient_": labels | {"peak": tokens, "factor": tokens.clone()},
     }
 

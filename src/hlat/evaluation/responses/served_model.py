@@ -15,7 +15,7 @@ from hlat.checkpoint import ModelSource, open_model
 from hlat.config.sections import ModelConfig
 from hlat.data.tokenizers import Tokenizer
 from hlat.evaluation.batch_generation import BatchGenerator, GenerationLimits
-from hlat.evaluation.packed_weights import pack_weights
+from hlat.evaluation.fast_decoding import prepare_to_generate
 from hlat.evaluation.responses.kinds import Generation, Scoring
 from hlat.evaluation.responses.replicas import Compute, Replicas
 from hlat.evaluation.responses.responder import Progress, Responder
@@ -26,7 +26,7 @@ from hlat.runtime.distributed import Runtime
 
 T = TypeVar("T")
 
-_NUMERICS = 2  # to be increased when responses of the same weights change, so that stored ones are not used
+_NUMERICS = 3  # to be increased when responses of the same weights change, so that stored ones are not used
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def serve_model(
     dtype = options.dtype or source.dtype
     model, layout = runtime.ranks.run_on_all(lambda: build_forward_model(source.config, runtime, options.tensor, dtype))
     runtime.ranks.run_on_all(lambda: source.fill(model.local_parameters))
-    pack_weights(model.decoder)
+    prepare_to_generate(model.decoder)
     tokenizer = runtime.ranks.run_on_all(source.tokenizer)
     here = layout.coordinates(runtime.rank)
     scorer, generator = Scorer(model), BatchGenerator(model, source.end_ids, tokenizer.decode)

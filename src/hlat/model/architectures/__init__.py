@@ -6,7 +6,7 @@
 from typing import TYPE_CHECKING
 
 from hlat.config.sections import ModelConfig
-from hlat.model.architectures.base import Architecture
+from hlat.model.architectures.base import Architecture, NormPlace
 from hlat.model.architectures.llama import LLAMA
 from hlat.model.architectures.mistral import MISTRAL
 from hlat.model.architectures.olmo2 import OLMO2
@@ -18,7 +18,7 @@ from hlat.model.spec import ModelSpec
 if TYPE_CHECKING:
     from hlat.model.layers import DecoderBlock
 
-__all__ = ["build_block", "model_spec"]
+__all__ = ["NormPlace", "build_block", "model_spec", "norm_place"]
 
 _ARCHITECTURES: dict[str, Architecture] = {
     "llama": LLAMA,
@@ -37,3 +37,8 @@ def model_spec(config: ModelConfig) -> ModelSpec:
 def build_block(config: ModelConfig, shard: ModelShard) -> "DecoderBlock":
     """Build a decoder block of a model's architecture."""
     return _ARCHITECTURES[config.architecture].block()(config, shard)
+
+
+def norm_place(config: ModelConfig) -> NormPlace | None:
+    """Return where the norms of a model's blocks are; None if its blocks differ in other ways from LLaMA's too."""
+    return _ARCHITECTURES[config.architecture].norm_place

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from hlat.config.sections import ModelConfig
 from hlat.model.architectures import parameters as parts
-from hlat.model.architectures.base import Architecture, decoder_block
+from hlat.model.architectures.base import Architecture, NormPlace, decoder_block
 from hlat.model.spec import Axis, ModelSpec, SavedTensor
 
 
@@ -56,4 +56,4 @@ def _saved(coalesce: bool, qk_norm: bool) -> tuple[SavedTensor, ...]:
     )
 
 
-LLAMA = Architecture(llama_spec, decoder_block)
+LLAMA = Architecture(llama_spec, decoder_block, NormPlace.INPUT)

@@ -4,7 +4,7 @@ The window is part of the mask of attention within documents (``hlat.model.docum
 parallelism and generation use.
 """
 
-from hlat.model.architectures.base import Architecture, decoder_block
+from hlat.model.architectures.base import Architecture, NormPlace, decoder_block
 from hlat.model.architectures.llama import llama_spec
 
-MISTRAL = Architecture(llama_spec, decoder_block)
+MISTRAL = Architecture(llama_spec, decoder_block, NormPlace.INPUT)

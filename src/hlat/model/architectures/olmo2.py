@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from hlat.config.sections import ModelConfig
 from hlat.model.architectures import parameters as parts
-from hlat.model.architectures.base import Architecture
+from hlat.model.architectures.base import Architecture, NormPlace
 from hlat.model.spec import Axis, Component, GradientSum, Initial, ModelSpec, ParameterSpec, SavedTensor, TensorSpec
 
 if TYPE_CHECKING:
@@ -75,4 +75,4 @@ def _block() -> type["DecoderBlock"]:
     return Olmo2Block
 
 
-OLMO2 = Architecture(olmo2_spec, _block)
+OLMO2 = Architecture(olmo2_spec, _block, NormPlace.OUTPUT)

@@ -3,7 +3,7 @@
 The biases are ``model.qkv_bias``, which is always true for this architecture.
 """
 
-from hlat.model.architectures.base import Architecture, decoder_block
+from hlat.model.architectures.base import Architecture, NormPlace, decoder_block
 from hlat.model.architectures.llama import llama_spec
 
-QWEN2 = Architecture(llama_spec, decoder_block)
+QWEN2 = Architecture(llama_spec, decoder_block, NormPlace.INPUT)

@@ -3,7 +3,7 @@
 The norms are ``model.qk_norm``, which is always true for this architecture; biases (``model.qkv_bias``) are optional.
 """
 
-from hlat.model.architectures.base import Architecture, decoder_block
+from hlat.model.architectures.base import Architecture, NormPlace, decoder_block
 from hlat.model.architectures.llama import llama_spec
 
-QWEN3 = Architecture(llama_spec, decoder_block)
+QWEN3 = Architecture(llama_spec, decoder_block, NormPlace.INPUT)

@@ -21,8 +21,10 @@ from hlat.runtime.process import CompilationFailed, begin_compiling, compile_c_l
 _LOG = logging.getLogger(__name__)
 _SOURCE = Path(__file__).with_name("kernels.c")
 # Products and sums may be contracted, which is exacter. Vectors are passed between inlined functions only.
-_FLAGS = ("-ffp-contract=fast", "-Wno-psabi")
-_SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
+FLAGS = ("-ffp-contract=fast", "-Wno-psabi")
+"""Flags of the compiler."""
+SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
+"""Endings of the names of functions, by the dtype of their operands."""
 _FUNCTIONS = (
     "norm",
     "norm_backward",
@@ -32,11 +34,12 @@ _FUNCTIONS = (
     "swiglu_backward",
     "loss_sums",
     "loss_gradient",
+    "first_equal",
     "attend",
     "attend_backward",
     "attend_sums",
 )
-DTYPES = tuple(_SUFFIXES)
+DTYPES = tuple(SUFFIXES)
 """Dtypes of the operands."""
 
 
@@ -90,11 +93,11 @@ class Gated(ctypes.Structure):
 
 
 class Loss(ctypes.Structure):
-    """Arguments of ``loss_sums`` and ``loss_gradient``."""
+    """Arguments of ``loss_sums``, ``loss_gradient`` and ``first_equal``."""
 
     _fields_ = (
         ("width", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("logits", "rows", "peak", "sum", "label", "factor")),
+        *((name, ctypes.c_void_p) for name in ("logits", "rows", "peak", "sum", "label", "factor", "first")),
     )
 
 
@@ -145,7 +148,7 @@ class Library:
         self._functions = {
             (name, dtype): ctypes.cast(getattr(library, f"{name}_{suffix}"), ctypes.c_void_p)
             for name in _FUNCTIONS
-            for dtype, suffix in _SUFFIXES.items()
+            for dtype, suffix in SUFFIXES.items()
         }
 
     def run(self, name: str, dtype: torch.dtype, arguments: ctypes.Structure, rows: int, block_rows: int) -> None:
@@ -165,7 +168,7 @@ class Library:
 
 def begin() -> None:
     """Start to compile the library in the background; ``library`` waits for the rest."""
-    begin_compiling(_SOURCE, _FLAGS)
+    begin_compiling(_SOURCE, FLAGS)
 
 
 @functools.cache
@@ -173,7 +176,7 @@ def library() -> Library | None:
     """Compile and return the library; None, with a warning that gives the reason, if that fails."""
     started = time.perf_counter()
     try:
-        found = Library(compile_c_library(_SOURCE, _FLAGS), _openmp())
+        found = Library(compile_c_library(_SOURCE, FLAGS), find_openmp())
     except (CompilationFailed, OSError) as problem:
         _LOG.warning("norms, RoPE, SwiGLU, attention and loss are computed by torch, more slowly: %s", problem)
         return None
@@ -186,7 +189,7 @@ def is_available() -> bool:
     return find_c_compiler() is not None if in_fake_world() else library() is not None
 
 
-def _openmp() -> Any:
+def find_openmp() -> Any:
     """Find ``GOMP_parallel`` of the OpenMP library whose threads torch uses; LLVM's and Intel's have it too.
 
     As the dynamic linker did for torch: first what the complete process sees, such as a library in LD_PRELOAD, then

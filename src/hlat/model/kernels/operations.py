@@ -286,17 +286,34 @@ def _loss_gradient(logits_NV: torch.Tensor, rows_N: torch.Tensor, peak_N: torch.
     _run_loss("loss_gradient", logits_NV, rows_N, peak_N.contiguous(), factor=factor_N.contiguous())
 
 
+def _first_equal_on_meta(logits: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    if logits.dim() == 2:  # else the check of logits says so
+        _check("values", values, torch.float32, logits.shape[:1], logits.device)
+    found = logits.new_empty(logits.shape[:1], dtype=torch.int64)
+    _check_loss(logits, found)
+    return found
+
+
+@_operator("first_equal(Tensor logits, Tensor values) -> Tensor", _first_equal_on_meta)
+def _first_equal(logits_NV: torch.Tensor, values_N: torch.Tensor) -> torch.Tensor:
+    """Find the first logit of each token that equals a value, fp32 (N,): its column, int64 (N,), or V if none does."""
+    found = _first_equal_on_meta(logits_NV, values_N).fill_(logits_NV.shape[1])
+    _run_loss("first_equal", logits_NV, None, values_N.contiguous(), first=found)
+    return found
+
+
 def _run_loss(
     name: str,
     logits_NV: torch.Tensor,
-    rows_N: torch.Tensor,
+    rows_N: torch.Tensor | None,
     peak: torch.Tensor,
     total: torch.Tensor | None = None,
     label: torch.Tensor | None = None,
     factor: torch.Tensor | None = None,
+    first: torch.Tensor | None = None,
 ) -> None:
-    rows_N = rows_N.contiguous()
-    tensors = (logits_NV, rows_N, peak, total, label, factor)
+    rows_N = None if rows_N is None else rows_N.contiguous()
+    tensors = (logits_NV, rows_N, peak, total, label, factor, first)
     width = logits_NV.shape[1]
     arguments = Loss(width, *(None if tensor is None else tensor.data_ptr() for tensor in tensors))
     if logits_NV.numel():

@@ -165,6 +165,7 @@ typedef struct {
     const int64_t *rows; /* column of each row's label; outside of 0 .. width - 1 if there is none here */
     float *peak, *sum, *label;
     const float *factor;
+    int64_t *first;
 } Loss;
 
 /* Largest logit, sum of the exponentials relative to it, and logit of the label (0 without) of each row. Sums of rows
@@ -193,6 +194,22 @@ INLINE void loss_sums(const Loss *a, int64_t begin, int64_t end, const int wide)
         a->peak[row] = peak;
         a->sum[row] = total(sums);
         a->label[row] = label >= 0 && label < a->width ? load(logits, label, 1, wide)[0] : 0.0f;
+    }
+}
+
+/* Column of the first logit of each row that equals the peak; ``width`` if none does. */
+INLINE void first_equal(const Loss *a, int64_t begin, int64_t end, const int wide) {
+    for (int64_t row = begin; row < end; row++) {
+        const void *logits = offset(a->logits, row * a->width, wide);
+        const Floats peak = fill(a->peak[row]);
+        int64_t found = a->width;
+        for (int64_t at = 0; at < a->width && found == a->width; at += LANES) {
+            const Ints equal = load(logits, at, a->width - at, wide) == peak;
+            if (!any(equal)) continue;
+            for (int64_t lane = 0; lane < LANES && at + lane < a->width; lane++)
+                if (equal[lane] && found == a->width) found = at + lane;
+        }
+        a->first[row] = found;
     }
 }
 

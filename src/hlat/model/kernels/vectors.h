@@ -107,6 +107,12 @@ INLINE float total(Floats sums) {
     return sums[0];
 }
 
+INLINE int any(Ints conditions) {
+    int32_t found = 0;
+    for (int lane = 0; lane < LANES; lane++) found |= conditions[lane];
+    return found != 0;
+}
+
 INLINE float largest(Floats values) {
     float found = values[0];
     for (int lane = 1; lane < LANES; lane++) found = values[lane] > found ? values[lane] : found;
