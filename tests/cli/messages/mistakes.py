@@ -29,7 +29,7 @@ def _check(name: str, override: str, *says: str) -> Mistake:
 
 FIELDS = (
     _check("misspelled section", "trainig.steps=4", "trainig: there is no such field", "Did you mean 'training'?"),
-    _check("misspelled field", "optimizer.learning_rate=1", "optimizer.learning_rate", "Fields here: lr, betas"),
+    _check("misspelled field", "optimizer.learning_rate=1", "optimizer.learning_rate", "Here it is optimizer.lr."),
     _check("text for a whole number", "training.steps=many", "training.steps = 'many'", "as in 100, 100M or 1e9"),
     _check("text for a number", "optimizer.lr=three", "optimizer.lr = 'three': must be a number", "Peak learning rate"),
     _check("half a step", "training.steps=1.5", "training.steps = 1.5: must be a whole number"),
