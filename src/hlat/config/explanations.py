@@ -87,16 +87,22 @@ def _where_meant(location: tuple[int | str, ...]) -> str:
     return (suggestion(name, known) or f"{FIELD_LIST}: {', '.join(known)}.").rstrip()
 
 
+def field_called(name: str) -> str | None:
+    """Return the dotted field or the option of ``hlat train`` that a name stands for, here or in another program.
+
+    Args:
+        name: with underscores, as in ``learning_rate`` or ``steps``.
+    """
+    own = [path for path in _PATHS if path.rpartition(".")[2] == name]
+    return min(own, key=lambda path: path.count(".")) if own else FIELDS.get(name)
+
+
 def _field_paths(section: type[Section], prefix: str = "") -> Iterator[str]:
     for name, field in section.model_fields.items():
         yield f"{prefix}{name}"
-        kind: Any = field.annotation
-        if isinstance(kind, type) and issubclass(kind, Section):
-            yield from _field_paths(kind, f"{prefix}{name}.")
-
-
-_PATHS = tuple(path for path in _field_paths(Recipe) if "." in path)
-"""Dotted paths of the fields of all sections, without those of lists and unions."""
+        if typing.get_origin(field.annotation) not in (tuple, dict):
+            for kind in _section_classes(field.annotation):
+                yield from _field_paths(kind, f"{prefix}{name}.")
 
 
 def _how_to_write(path: str, kind: str, value: Any) -> str:
@@ -184,3 +190,7 @@ def _description(location: tuple[int | str, ...]) -> str:
     section = _section_at(location[:-1])
     field = section.model_fields.get(str(location[-1])) if section is not None else None
     return f"It means: {' '.join(field.description.split())}" if field is not None and field.description else ""
+
+
+_PATHS = tuple(path for path in _field_paths(Recipe) if "." in path)
+"""Dotted paths of the fields of all sections, without those in lists and mappings."""
