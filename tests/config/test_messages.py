@@ -59,13 +59,13 @@ def test_the_file_and_the_line_are_named(tmp_path: Path) -> None:
     said = message(tmp_path / "r.yaml")
     assert f"{tmp_path / 'r.yaml'}: is not valid YAML: line 3, column 1: " in said and "unicode string" not in said
     (tmp_path / "b.yaml").write_bytes(b"a: 1\nb: \xff\n")
-    assert "b.yaml: cannot be read: it is not text in UTF-8: line 2 holds the byte 0xff." in message(
+    assert "b.yaml: cannot be read: it is not text in UTF-8: line 2 holds the byte 0xff; save it as UTF-8." in message(
         tmp_path / "b.yaml"
     )
 
 
 def test_a_folder_is_not_a_recipe(good: Path) -> None:
-    assert f"{good.parent}: is a folder. Name a file in it: good.yaml." in message(good.parent)
+    assert f"{good.parent}: is a folder. Name a file in it: {good}." in message(good.parent)
 
 
 def test_an_empty_file_lacks_three_sections_and_nothing_else(tmp_path: Path) -> None:

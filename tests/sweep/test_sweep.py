@@ -60,6 +60,12 @@ def test_the_recipes_of_all_runs_are_checked_first(recipe: list[str], tmp_path: 
         plan_sweep(recipe[0], [*recipe[1:], "optimizer.lr=1e-3,-1", "batch.micro_batch=4,3"], str(tmp_path / "sweep"))
 
 
+def test_a_sweep_of_names_is_refused(recipe: list[str], tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"run\.name: is not what runs of a sweep differ in\. Vary what"):
+        plan_sweep(recipe[0], [*recipe[1:], "run.name=a,b"], str(tmp_path / "sweep"))
+    assert plan_sweep(recipe[0], [*recipe[1:], "run.name=a"], str(tmp_path / "sweep")).runs
+
+
 def test_names_tell_runs_apart_and_stay_in_the_folder(recipe: list[str], tmp_path: Path) -> None:
     words = [*recipe[1:], "optimizer.lr=1e-3,2e-3", "schedule.kind=cosine,constant", "evaluation.every_steps=2,4"]
     words += ["checkpoint.every_steps=2,4", "data.text_column=../../etc,a b"]

@@ -24,6 +24,7 @@ from hlat.cli import (
 )
 from hlat.cli.common import LOG_ENV, complain, say
 from hlat.cli.data import data_app
+from hlat.cli.hints import hinted
 from hlat.cli.launch import launch_app, sweep
 from hlat.runtime import HlatError, StorageError, escape_controls, redact_value
 from hlat.runtime.process import INTERRUPTED_MESSAGE, print_json_lines
@@ -88,10 +89,8 @@ def _visible_usage() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(message := getattr(error, "message", None), str) and hasattr(error, "format_message"):
-            option = getattr(error, "option_name", "")  # typer's exceptions, which it does not all export
-            hint = f". Overrides take no dashes: {option.lstrip('-')}=VALUE" if "." in option else ""
-            error.message = escape_controls(redact_value(message) + hint)  # type: ignore[attr-defined]
+        if isinstance(getattr(error, "message", None), str) and hasattr(error, "format_message"):
+            error.message = escape_controls(redact_value(hinted(error)))  # type: ignore[attr-defined]
         raise
 
 

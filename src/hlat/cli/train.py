@@ -22,7 +22,7 @@ from hlat.cli.common import (
     show_event,
     show_notes,
 )
-from hlat.runtime import rank_info
+from hlat.runtime import LaunchError, rank_info
 from hlat.runtime.process import LAUNCHER_ENV, REQUEUE_CODE, be_verbose, enter_stage, stop_exit_code
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ def train(
             TrainingJob,
             join_slurm_job,
             parse_nproc,
+            refuse_half_environment,
             refuse_worker,
             supervise_job,
         )
@@ -109,7 +110,13 @@ def train(
             refuse_worker(nproc or "")
             options = SupervisionOptions(most, most, False, *show, show_event=show_event)
             raise typer.Exit(supervise_on_hosts(job, options, HostOptions(nodes, node, address), begin))
+        if alone := [name for name, value in (("--node", node), ("--address", address)) if value is not None]:
+            raise LaunchError(
+                f"{' and '.join(alone)}: for a run on several hosts, whose number is not given. Add --nodes N on every "
+                "host; without it each would be a run of its own."
+            )
         join_slurm_job(nproc)
+        refuse_half_environment()
         if most > 1:
             refuse_worker(nproc or "")
         elif no_supervisor or "WORLD_SIZE" in os.environ:

@@ -2,7 +2,9 @@
 
 from hlat.config.batch_schedule import BatchSchedule
 from hlat.config.errors import Fix, Problem, RecipeError, short
+from hlat.config.explanations import field_called
 from hlat.config.load import load_recipe, model_section, numbers_with_units
+from hlat.config.model_base import model_differences
 from hlat.config.presets import PRESETS
 from hlat.config.recipe import Recipe
 from hlat.config.schema import recipe_schema
@@ -15,7 +17,9 @@ __all__ = [
     "Problem",
     "Recipe",
     "RecipeError",
+    "field_called",
     "load_recipe",
+    "model_differences",
     "model_section",
     "numbers_with_units",
     "recipe_schema",

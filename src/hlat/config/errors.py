@@ -32,10 +32,12 @@ class Problem:
     value: Any = None
     has_value: bool = False
     fixes: tuple[Fix, ...] = ()  # the values that the remedy names, for programs; empty if no value would help
+    is_default: bool = False  # the value is the field's default: the recipe does not give it
 
     def __str__(self) -> str:
         path = _shortened(escape_name(redact_value(self.path)), _LONGEST)
-        shown = f" = {short(self.value)}" if self.has_value else ""
+        shown = f" = {short(self.value)}" if self.has_value and not (self.is_default and self.value is None) else ""
+        shown += " (the default)" if shown and self.is_default else ""
         remedy = f" {self.remedy}" if self.remedy else ""
         return f"{path}{shown}: {self.reason}{remedy}"
 

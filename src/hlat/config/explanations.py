@@ -6,11 +6,13 @@ location, kind of error, value --explain--> Problem: field, value, reason, and t
 import difflib
 import re
 import typing
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic_core import ErrorDetails
 
-from hlat.config.errors import Problem
+from hlat.config.errors import Problem, short
+from hlat.config.other_names import FIELDS, FIELDS_OF_SECTION, MAIN_FIELDS, VALUES
 from hlat.config.recipe import Recipe
 from hlat.config.sections import Section
 
@@ -37,6 +39,10 @@ _REASONS = {
     "too_short": "has too few entries",
     "ip_any_address": "must be an IP address, as in 127.0.0.1",
 }
+_COMMA = re.compile(r"[-+]?\d+,\d+")
+_TYPOGRAPHIC = "\u201c\u201d\u201e\u2018\u2019"
+FIELD_LIST = "Fields here"
+"""How a list of the fields that there are begins."""
 _LONGEST_NAME = 100  # characters; a longer name is no misspelling of a field
 
 
@@ -48,15 +54,14 @@ def explain(detail: ErrorDetails) -> Problem:
     """
     path = _dotted_path(detail["loc"])
     if detail["type"] == "extra_forbidden":
-        section, name = _section_at(detail["loc"][:-1]), str(detail["loc"][-1])
-        known = list(section.model_fields) if section is not None else []
-        remedy = suggestion(name, known) or f"Fields here: {', '.join(known)}."
-        return Problem(path, "there is no such field.", remedy.strip())
+        return Problem(path, "there is no such field.", _where_meant(detail["loc"]))
     if detail["type"] == "missing":
         return Problem(path, "is required.", _description(detail["loc"]))
     value, reason = detail["input"], _reason(detail)
-    remedy = "" if detail["type"] == "quantity" else f"{_nearest(detail)}{_description(detail['loc'])}".rstrip()
-    return Problem(path, f"{reason}.", remedy, value, not isinstance(value, dict))
+    if detail["type"] == "quantity":
+        return Problem(path, f"{reason}.", "", value, True)
+    remedy = f"{_how_to_write(path, detail['type'], value)}{_nearest(path, detail)}{_description(detail['loc'])}"
+    return Problem(path, f"{reason}.", remedy.rstrip(), value, not isinstance(value, dict))
 
 
 def suggestion(name: str, known: typing.Iterable[str]) -> str:
@@ -65,10 +70,74 @@ def suggestion(name: str, known: typing.Iterable[str]) -> str:
     return f"Did you mean {close[0]!r}? " if close else ""
 
 
-def _nearest(detail: ErrorDetails) -> str:
-    """Suggest the allowed value that a refused one is close to."""
-    allowed = _QUOTED.findall(str(detail.get("ctx", {}).get("expected", "")))
-    return suggestion(detail["input"], allowed) if isinstance(detail["input"], str) else ""
+def _where_meant(location: tuple[int | str, ...]) -> str:
+    """What an unknown field may be: misspelled, one of another section, one of another program."""
+    section, name = _section_at(location[:-1]), str(location[-1])
+    known = list(section.model_fields) if section is not None else []
+    above = ".".join(map(str, location[:-1]))
+    if (meant := FIELDS_OF_SECTION.get((above, name))) is not None:
+        return f"Here it is {meant}."
+    if name.isdigit():
+        return f"Is it half of a number with a comma? Write a dot, as in 0.{name}."
+    owners = [path for path in _PATHS if path.rpartition(".")[2] == name]
+    if owners and above != (place := min(owners, key=lambda path: path.count(".")).rpartition(".")[0]):
+        return f"It is a field of {place}: write {place}.{name}, or indent it below {place}."
+    if (meant := FIELDS.get(name)) is not None:
+        return f"Here it is {meant}."
+    return (suggestion(name, known) or f"{FIELD_LIST}: {', '.join(known)}.").rstrip()
+
+
+def field_called(name: str) -> str | None:
+    """Return the dotted field or the option of ``hlat train`` that a name stands for, here or in another program.
+
+    Args:
+        name: with underscores, as in ``learning_rate`` or ``steps``.
+    """
+    own = [path for path in _PATHS if path.rpartition(".")[2] == name]
+    return min(own, key=lambda path: path.count(".")) if own else FIELDS.get(name)
+
+
+def _field_paths(section: type[Section], prefix: str = "") -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        yield f"{prefix}{name}"
+        if typing.get_origin(field.annotation) not in (tuple, dict):
+            for kind in _section_classes(field.annotation):
+                yield from _field_paths(kind, f"{prefix}{name}.")
+
+
+def _how_to_write(path: str, kind: str, value: Any) -> str:
+    """How to write what seems to be meant, as a sentence with a space after it; empty if nothing is recognised."""
+    hint = ""
+    if kind in ("model_type", "model_attributes_type"):
+        hint = _as_section(path, value)
+    elif kind == "dict_type":
+        hint = "Write {NAME: VALUE}, with a name of your own."
+    elif not isinstance(value, str):
+        pass
+    elif kind.startswith("float_") and _COMMA.fullmatch(value):
+        hint = f"Write {value.replace(',', '.')}, with a dot."
+    elif kind == "tuple_type":
+        hint = f"Write [{', '.join(part.strip() for part in short(value).strip(chr(39)).split(','))}]."
+    elif any(quote in value for quote in _TYPOGRAPHIC):
+        hint = "Its quotes are typographic, and belong to the text; write plain ones or none."
+    return f"{hint} " if hint else ""
+
+
+def _as_section(path: str, value: Any) -> str:
+    """How to write a value as the section that belongs there."""
+    if value is None:
+        return "Indent its fields below it."
+    if path not in MAIN_FIELDS or not isinstance(value, str | int | float):
+        return ""
+    return f"Write {path.rpartition('.')[2]}: {{{MAIN_FIELDS[path]}: {short(value).strip(chr(39))}}}."
+
+
+def _nearest(path: str, detail: ErrorDetails) -> str:
+    """Suggest the allowed value that a refused one stands for, or is close to."""
+    value, allowed = detail["input"], _QUOTED.findall(str(detail.get("ctx", {}).get("expected", "")))
+    if (meant := VALUES.get((path, str(value).lower()))) in allowed:
+        return f"Here it is {meant!r}. "
+    return suggestion(value, allowed) if isinstance(value, str) else ""
 
 
 def _reason(detail: ErrorDetails) -> str:
@@ -121,3 +190,7 @@ def _description(location: tuple[int | str, ...]) -> str:
     section = _section_at(location[:-1])
     field = section.model_fields.get(str(location[-1])) if section is not None else None
     return f"It means: {' '.join(field.description.split())}" if field is not None and field.description else ""
+
+
+_PATHS = tuple(path for path in _field_paths(Recipe) if "." in path)
+"""Dotted paths of the fields of all sections, without those in lists and mappings."""

@@ -7,15 +7,16 @@ Field errors do not hide rule errors: the rules run on whatever fields are valid
 """
 
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from hlat.config.errors import Problem, RecipeError
-from hlat.config.explanations import explain, suggestion
+from hlat.config.explanations import FIELD_LIST, explain, suggestion
 from hlat.config.files import apply_overrides, find_recipe, read_file
 from hlat.config.model_base import expand_model, read_hf_config
 from hlat.config.presets import PRESETS
@@ -26,6 +27,7 @@ from hlat.config.value_checks import plain_content, size_problem
 from hlat.runtime.quantities import QuantityError, parse_length
 from hlat.runtime.storage import HubModel
 
+_NO_SECTION = ("missing", "model_type", "model_attributes_type")  # errors of a section that is not one
 _EXPLAINED = 1_000  # errors in fields that are explained
 
 
@@ -120,18 +122,54 @@ def _parse(content: dict[str, Any], problems: list[Problem], source: str, world:
         # Without its preset a model lacks every number: reporting each would only repeat the first error.
         incomplete = "model" if expansion_problems else None
         found = [d for d in error.errors() if d["type"] != "missing" or d["loc"][0] != incomplete]
-        problems.extend(explain(detail) for detail in found[:_EXPLAINED])
-        absent = {detail["loc"][0] for detail in found if detail["type"] == "missing" and len(detail["loc"]) == 1}
+        absent = {detail["loc"][0] for detail in found if detail["type"] in _NO_SECTION and len(detail["loc"]) == 1}
+        if content and not content.keys() & Recipe.model_fields.keys():
+            problems.append(_no_recipe(content, source))
+            is_other_file = "model_type" in content
+            found = [detail for detail in found if not is_other_file and detail["type"] != "missing"]
+        problems.extend(_each_remedy_once(explain(detail) for detail in found[:_EXPLAINED]))
     values = Values(_valid_values(Recipe, content))
     broken = broken_rules(values if world is None else values.having("world", world))
     # A missing section and a refused value are reported once, not again for each of their fields.
     problems.extend(
-        problem for problem in broken if problem.path.split(".")[0] not in absent and problem.path not in refused
+        _marked_if_default(problem, content)
+        for problem in broken
+        if problem.path.split(".")[0] not in absent and problem.path not in refused
     )
     if problems:
         raise RecipeError(sorted(problems, key=_section_order), source, _valid_sections(content))
     assert recipe is not None, "a recipe without problems has been validated"
     return recipe
+
+
+def _no_recipe(content: dict[str, Any], source: str) -> Problem:
+    """The problem of a file that has no section of a recipe, but perhaps a use."""
+    remedy = "A recipe has model, data and training, and their fields indented below; hlat init writes one."
+    if "model_type" in content:
+        remedy = "It looks like the config.json of a model: write model: {hf_config: FILE} in a recipe, and name that."
+    return Problem(source, "holds no section of a recipe.", remedy)
+
+
+def _each_remedy_once(problems: Iterable[Problem]) -> Iterator[Problem]:
+    """Leave out a list of the fields that there are if an earlier problem has the same."""
+    seen: set[str] = set()
+    for problem in problems:
+        again = problem.remedy in seen and problem.remedy.startswith(FIELD_LIST)
+        seen.add(problem.remedy)
+        yield replace(problem, remedy="") if again else problem
+
+
+def _marked_if_default(problem: Problem, content: Any) -> Problem:
+    """Mark a problem of a field that the recipe does not give: its reader would look for the value in vain."""
+    if problem.path == "world":
+        return problem
+    for name in problem.path.split("."):
+        if isinstance(content, list | tuple):
+            return problem
+        if not isinstance(content, dict) or name not in content:
+            return replace(problem, is_default=True)
+        content = content[name]
+    return problem
 
 
 def _valid_sections(content: dict[str, Any]) -> dict[str, BaseModel]:

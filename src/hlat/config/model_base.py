@@ -17,7 +17,7 @@ from hlat.config.errors import Problem, RecipeError
 from hlat.config.explanations import suggestion
 from hlat.config.files import ModelFolder, hf_to_model, merge, read_config_json, read_model_folder
 from hlat.config.presets import PRESETS
-from hlat.config.sections import with_fixed_options
+from hlat.config.sections import ModelConfig, with_fixed_options
 from hlat.runtime.storage import CONFIG_FILES, TOKENIZER_FILES, HubModel
 
 _BASES = ("preset", "hf_config", "from")
@@ -51,6 +51,39 @@ def expand_model(content: dict[str, Any], refused: set[str]) -> tuple[dict[str, 
     except RecipeError as error:
         return content, list(error.problems)
     return {**content, "model": with_fixed_options(merge(base, model))}, []
+
+
+_COMPARED = ("architecture", "layers", "hidden_size", "intermediate_size", "heads", "kv_heads", "head_dim")
+
+
+def model_differences(model: ModelConfig, folder: Path) -> dict[str, tuple[Any, Any]]:
+    """Compare a model with that of a folder of weights, by the fields that decide the shapes of layers.
+
+    Args:
+        model: the model of a recipe.
+        folder: a checkpoint, a run, or a Hugging Face folder.
+
+    Returns:
+        Fields that differ, with the value of the folder and that of the model; empty if the folder cannot be read,
+        which its reader says better.
+    """
+    newest = [*sorted(folder.glob("step-*")), *sorted(folder.glob("checkpoints/step-*"))][-1:]
+    for candidate in (folder, *newest):
+        try:
+            stored = ModelConfig.model_validate(read_model_folder(candidate).fields)
+        except (ValueError, OSError, RecipeError):
+            continue
+        there, here = _shape(stored), _shape(model)
+        return {name: (there[name], here[name]) for name in _COMPARED if there[name] != here[name]}
+    return {}
+
+
+def _shape(model: ModelConfig) -> dict[str, Any]:
+    width = model.head_dim or model.hidden_size // model.heads
+    return {name: getattr(model, name) for name in _COMPARED} | {
+        "kv_heads": model.kv_heads or model.heads,
+        "head_dim": width,
+    }
 
 
 def read_hf_config(name: Any) -> dict[str, Any]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         TrainingJob,
         join_slurm_job,
         parse_nproc,
+        refuse_half_environment,
         refuse_worker,
         supervise_job,
     )
@@ -38,6 +39,7 @@ __getattr__ = lazily(
             "TrainingJob",
             "join_slurm_job",
             "parse_nproc",
+            "refuse_half_environment",
             "refuse_worker",
             "supervise_job",
         ),
@@ -58,6 +60,7 @@ __all__ = [
     "launch_forked",
     "launch_multiprocess",
     "parse_nproc",
+    "refuse_half_environment",
     "refuse_worker",
     "run_local",
     "supervise",

@@ -233,6 +233,18 @@ def refuse_worker(nproc: str | int) -> None:
         raise LaunchError(f"{message} Under torchrun leave --nproc out; otherwise unset RANK and WORLD_SIZE.")
 
 
+def refuse_half_environment() -> None:
+    """Raise LaunchError if a variable says that this is one of several processes and none says of how many.
+
+    Such a process would train alone, and so would each of the others.
+    """
+    if "WORLD_SIZE" not in os.environ and (rank := os.environ.get("RANK", "0")) not in ("", "0"):
+        raise LaunchError(
+            f"RANK={rank} is set, and WORLD_SIZE is not: this would be a run of its own, as would each other process. "
+            "Start the processes with `hlat train --nproc N` or torchrun, which set both, or unset RANK."
+        )
+
+
 def join_slurm_job(nproc: str | int | None) -> None:
     """Take rank and world size from Slurm if this process is one of several tasks of srun.
 

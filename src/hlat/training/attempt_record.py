@@ -24,7 +24,7 @@ from hlat.data.stores import write_atomic
 from hlat.runtime import HlatError, StorageError, host_name, redact, redact_json, redact_value
 from hlat.runtime.backend import backend_of
 from hlat.runtime.distributed import Runtime
-from hlat.runtime.storage import ATTEMPTS_NAME, RECIPE_NAME
+from hlat.runtime.storage import ATTEMPTS_NAME, RECIPE_HEAD, RECIPE_NAME, is_foreign_recipe
 from hlat.tracking import EventLog
 
 _PACKAGES = ("numpy", "pyarrow", "safetensors", "tokenizers", "transformers", "triton")
@@ -55,12 +55,17 @@ def record_attempt(recipe: Recipe, runtime: Runtime, origin: RunOrigin | None) -
         origin: file and overrides; None for a recipe that a program has made.
 
     Raises:
-        StorageError: a file cannot be written.
+        StorageError: a file cannot be written, or would replace a recipe of the user's.
     """
     settings = redact_json(recipe.model_dump(mode="json"))
     file = recipe.run_dir / RECIPE_NAME
+    if is_foreign_recipe(recipe.run_dir):
+        raise StorageError(
+            f"run.dir {recipe.run_dir}: {RECIPE_NAME} there was not written by a run, and the run's own recipe would "
+            "replace it. Rename that file, or choose another run.dir."
+        )
     changes = _changes(_earlier(file), settings)
-    text = f"# The resolved recipe of this run. The same run: hlat train {recipe.run_dir}/{RECIPE_NAME}\n"
+    text = f"{RECIPE_HEAD} The same run: hlat train {recipe.run_dir}/{RECIPE_NAME}\n"
     try:
         write_atomic(file, (text + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)).encode())
     except OSError as error:

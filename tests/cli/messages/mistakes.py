@@ -29,7 +29,7 @@ def _check(name: str, override: str, *says: str) -> Mistake:
 
 FIELDS = (
     _check("misspelled section", "trainig.steps=4", "trainig: there is no such field", "Did you mean 'training'?"),
-    _check("misspelled field", "optimizer.learning_rate=1", "optimizer.learning_rate", "Fields here: lr, betas"),
+    _check("misspelled field", "optimizer.learning_rate=1", "optimizer.learning_rate", "Here it is optimizer.lr."),
     _check("text for a whole number", "training.steps=many", "training.steps = 'many'", "as in 100, 100M or 1e9"),
     _check("text for a number", "optimizer.lr=three", "optimizer.lr = 'three': must be a number", "Peak learning rate"),
     _check("half a step", "training.steps=1.5", "training.steps = 1.5: must be a whole number"),
@@ -144,6 +144,18 @@ RECIPES = (
 COMMANDS = (
     Mistake("unknown verb", "trian RECIPE", ("No such command 'trian'", "Did you mean 'train'?")),
     Mistake("unknown option", "train RECIPE --n-proc 2", ("No such option: --n-proc", "--nproc")),
+    Mistake("a verb for resuming", "resume nowhere", ("No such command 'resume'", "`hlat train RECIPE` resumes")),
+    Mistake("an option for resuming", "train RECIPE --resume", ("--resume", "resumes by itself")),
+    Mistake("a field as an option", "train RECIPE --lr 1", ("--lr", "takes no dashes: optimizer.lr=VALUE")),
+    Mistake(
+        "another program's option", "train RECIPE --learning-rate 1", ("--learning-rate", "dashes: optimizer.lr=VALUE")
+    ),
+    Mistake("a number of GPUs", "train RECIPE --gpus 8", ("--gpus", "Here it is --nproc")),
+    Mistake("a recipe as an option", "train --config RECIPE", ("--config", "The recipe is an argument")),
+    Mistake("a host of how many", "train RECIPE --node 1", ("--node", "Add --nodes N on every host")),
+    Mistake("a range of a library", "generate nowhere --prompt x --top-k 0", ("--top-k", "greater than or equal to 1")),
+    Mistake("a dtype that is none", "export nowhere --to x --dtype fp16", ("'fp16' is not one of", "'bfloat16'")),
+    Mistake("nothing to train", "train", ("Missing argument 'recipe'", "Recipe file, or the name of a shipped recipe")),
     Mistake("no checkpoint", "generate nowhere --prompt x", ("nowhere",)),
     Mistake("no prompt", "generate nowhere", ("--prompt",)),
     Mistake("tokens of lots", "plan --model llama-2-7b --cluster h100:1 --tokens lots", ("--tokens lots", "300B")),

@@ -49,9 +49,19 @@ def test_a_mistake(mistake: Mistake, cli, recipe_file, tiny, files, tmp_path) ->
     assert "Traceback" not in done.stdout + done.stderr
     for text in mistake.says:
         assert " ".join(text.split()) in said, (text, said)
-    assert not any(word in said for word in ("unicode string", "input should", "Input should", "pydantic", "unmarshal"))
+    assert not any(
+        word in said
+        for word in ("unicode string", "input should", "Input should", "Value error", "pydantic", "unmarshal")
+    )
     assert not (tmp_path / "run").exists(), "a refused command writes nothing"
 
 
 def test_the_table_is_long_and_has_no_line_twice() -> None:
     assert len(MISTAKES) >= 60 and len({mistake.name for mistake in MISTAKES}) == len(MISTAKES)
+
+
+def test_a_rank_of_unknown_how_many_is_refused(cli, recipe_file, tiny, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    done = cli("train", recipe_file, *tiny, cwd=tmp_path)
+    assert done.returncode == 2 and "RANK=1 is set, and WORLD_SIZE is not" in done.stderr, done.stderr
+    assert "hlat train --nproc N" in done.stderr and not (tmp_path / "run").exists()

@@ -1,11 +1,12 @@
 """Checks of a start: each finds its mistake, all of them at once, and none finds anything in a good recipe."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
@@ -15,7 +16,10 @@ from hlat.config.load import parse_recipe
 from hlat.launch.preflight.ranks import plan_needs
 from hlat.launch.start_checks import Here, load_and_check, machine
 from hlat.launch.start_checks.place import StartPlace
+from hlat.runtime import StorageError
 from hlat.runtime.backend import absent_device, expects_accelerator, table
+from hlat.runtime.storage import RECIPE_HEAD, RECIPE_NAME
+from hlat.training.attempt_record import record_attempt
 
 
 def content(corpus: Path, run_dir: Path, **sections: Any) -> dict[str, Any]:
@@ -226,3 +230,40 @@ def test_other_verbs_name_it_too(closed, tmp_path):
     done = without_access("generate", closed / "run", "--prompt", "x", cwd=tmp_path)
     assert done.returncode == 3 and "Traceback" not in done.stderr, done.stderr
     assert f"{closed}/run: permission denied" in done.stderr
+
+
+def test_weights_of_another_model_are_refused_before_anything_starts(corpus, tmp_path):
+    config = {
+        "model_type": "llama", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 176,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = {"vocab_size": 512, "layers": 2, "hidden_size": 64, "intermediate_size": 176, "heads": 2, "kv_heads": 1}
+    start = {"init_from": str(tmp_path)}
+
+    def parsed(**changed):
+        sections = content(corpus, tmp_path / "run", data={"tokenizer": {"vocab_size": 512}}, checkpoint=start)
+        return {**sections, "model": {**model, **changed}}
+
+    check(parsed())
+    check(parsed(head_dim=32))  # as it follows from the others
+    with pytest.raises(RecipeError) as caught:
+        check(parsed(layers=4, kv_heads=None))
+    message = str(caught.value)
+    assert "weights of another model: layers 2 (here 4), kv_heads 1 (here 2)." in message
+    assert f"model: {{from: {tmp_path}}}" in message
+    (tmp_path / "run" / "checkpoints" / "step-00000001").mkdir(parents=True)
+    check(parsed(layers=4))  # this run has begun, and does not read them again
+
+
+def test_a_recipe_of_the_user_s_in_the_folder_of_the_run_is_not_replaced(corpus, tmp_path):
+    sections = content(corpus, tmp_path)
+    own = tmp_path / RECIPE_NAME
+    own.write_text("# my notes\nrun: {name: mine}\n")
+    with pytest.raises(RecipeError, match=r"was not written by a run, .* Rename that file, or choose another run\.dir"):
+        check(sections)
+    with pytest.raises(StorageError, match="was not written by a run"):
+        record_attempt(parse_recipe(sections), cast(Any, None), None)
+    assert own.read_text().startswith("# my notes")
+    own.write_text(f"{RECIPE_HEAD} The same run: hlat train x\n")
+    check(sections)

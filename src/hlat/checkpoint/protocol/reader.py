@@ -86,7 +86,8 @@ class Checkpoint:
         if problems:
             more = [f"and {len(problems) - _LISTED} more"] if len(problems) > _LISTED else []
             head = f"{self.path}: {len(problems)} tensors do not fit the model and optimizer of the recipe"
-            raise CheckpointError("\n  ".join([head, *problems[:_LISTED], *more]))
+            remedy = "Give the recipe the model and optimizer that `hlat checkpoint show` lists, or another checkpoint."
+            raise CheckpointError("\n  ".join([head, *problems[:_LISTED], *more]) + f"\n{remedy}")
 
     def load(self, prefix: str) -> dict[str, torch.Tensor]:
         """Read the tensors whose names begin with ``prefix`` to the CPU; the result's keys lack the prefix."""

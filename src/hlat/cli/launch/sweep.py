@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlat.cli.common import RecipeArgument, ready, say
+from hlat.cli.common import RecipeArgument, complain, ready, say
 
 if TYPE_CHECKING:
     from hlat.sweep import Sweep, SweepResult
@@ -51,6 +51,8 @@ def sweep(
     if not slurm and (at_once is not None or sbatch or dry_run):
         raise LaunchError("--at-once, --sbatch and --dry-run belong to --slurm. Add it, or leave them out.")
     planned = plan_sweep(recipe, axes, to)
+    if len(planned.runs) == 1:
+        complain("warning: no field has several values, so this is one run. Write them as in optimizer.lr=1e-3,2e-3.")
     if only is not None and only >= len(planned.runs):
         raise LaunchError(f"--only {only}: the sweep has {len(planned.runs)} runs. Use 0 to {len(planned.runs) - 1}.")
     options = () if nproc is None else ("--nproc", nproc)

@@ -5,6 +5,8 @@
 Mappings merge key by key, everything else replaces. Relative includes start at the file that names them.
 """
 
+import difflib
+import itertools
 from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
@@ -19,7 +21,10 @@ _DEEPEST_FIELD = 32  # names in the dotted path of an override
 _LARGEST = 1 << 18  # bytes of a recipe file: room for thousands of sources
 _DEEPEST_INCLUDE = 32  # nested includes
 _DIGITS = 10  # limit for the digits of a list index
+_SUFFIXES = (".yaml", ".yml", ".json")
 _NAMED = 10  # files of a folder that a message names
+_LOOKED_AT = 1_000  # files of a folder whose names are compared
+_LONGEST_NAME = 100  # characters of a name that is compared
 
 
 def find_recipe(name: str | Path) -> Path:
@@ -36,15 +41,28 @@ def find_recipe(name: str | Path) -> Path:
         if path.is_file():
             return path
         if path.is_dir() and str(name) not in shipped:
-            inside = sorted(file.name for file in path.glob("*.y*ml"))[:_NAMED]
+            inside = sorted(str(file) for file in path.glob("*.y*ml"))[:_NAMED]
             remedy = f"Name a file in it: {', '.join(inside)}." if inside else "Name a recipe file."
             raise RecipeError([Problem(str(name), "is a folder.", remedy)])
     except (OSError, ValueError):  # a name that no file can have
         pass
     if path.name == str(name) and path.stem in shipped:
         return shipped[path.stem]
-    problem = Problem(str(name), "there is no such recipe file.", f"Shipped recipes: {', '.join(sorted(shipped))}.")
-    raise RecipeError([problem])
+    remedy = f"{_similar_recipe(path, shipped)}Shipped recipes: {', '.join(sorted(shipped))}."
+    raise RecipeError([Problem(str(name), "there is no such recipe file.", remedy)])
+
+
+def _similar_recipe(path: Path, shipped: Iterable[str]) -> str:
+    """``Did you mean ...? `` with a file in the same folder or a shipped recipe; empty if none is similar."""
+    try:
+        beside = {file.name: str(file) for file in itertools.islice(path.parent.glob("*.y*ml"), _LOOKED_AT)}
+    except (OSError, ValueError):
+        beside = {}
+    known = beside if path.parent != Path() else beside | {name: name for name in shipped}
+    if (same := next((file for name, file in beside.items() if Path(name).stem == path.stem), None)) is not None:
+        return f"Did you mean {same}? "
+    close = difflib.get_close_matches(path.name[:_LONGEST_NAME], known, n=1, cutoff=0.7)
+    return f"Did you mean {known[close[0]]}? " if close else ""
 
 
 def _shipped_folder() -> Path:
@@ -82,11 +100,13 @@ def _read(path: Path, including: tuple[Path, ...], known: dict[Path, dict[str, A
             raise RecipeError([problem])
         if here in known:
             return known[here]
-        content = load_yaml(read_small_file(path, _LARGEST))
+        content = load_yaml(read_small_file(path, _LARGEST, "a recipe"))
     except YamlError as error:
-        raise RecipeError([Problem(str(path), f"is not valid YAML: {error}.")]) from error
+        remedy = "" if path.suffix in _SUFFIXES else "A recipe is a YAML file; hlat init writes one."
+        raise RecipeError([Problem(str(path), f"is not valid YAML: {error}.", remedy)]) from error
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: symbolic links that form a cycle
-        raise RecipeError([Problem(str(path), f"cannot be read: {_reason(error)}.")]) from error
+        by = f"It is included by {including[-1]}; a relative name starts at that file's folder." if including else ""
+        raise RecipeError([Problem(str(path), f"cannot be read: {_reason(error)}.", by)]) from error
     if content is None:
         content = {}
     if not isinstance(content, dict):
@@ -111,11 +131,18 @@ def _read(path: Path, including: tuple[Path, ...], known: dict[Path, dict[str, A
 def apply_overrides(content: dict[str, Any], overrides: Iterable[str]) -> tuple[dict[str, Any], list[Problem]]:
     """Apply ``a.b=c`` overrides to a copy of the mapping; values are YAML, list elements are addressed by index."""
     problems = []
-    for override in overrides:
+    given = list(overrides)
+    if "=" in given:  # the shell has made three words of it
+        at = given.index("=")
+        spaced = " ".join(given[max(at - 1, 0) : at + 2])
+        remedy = f"Write {spaced.replace(' ', '')}, without spaces."
+        return content, [Problem(spaced, "is not an override.", remedy)]
+    for override in given:
         path, equals, text = override.partition("=")
         keys = path.split(".")
         if not equals or not all(keys):
-            remedy = "Write section.field=value, as in training.steps=100."
+            example = override.replace(":", "=", 1) if not equals and ":" in override else "training.steps=100"
+            remedy = f"Write section.field=value, as in {example}."
             problems.append(Problem(override, "is not an override.", remedy))
             continue
         try:

@@ -116,7 +116,7 @@ def _last_phase(v: Values) -> Iterator[Problem]:
 
 def _proportions(path: str, weights: list[float]) -> Iterator[Problem]:
     if not any(weights):
-        yield _wrong(path, None, "all weights are zero.", "Give at least one source a share.")
+        yield Problem(path, "all weights are zero.", "Give at least one source a share.")
         return
     period = sum(whole_weights(weights))
     if period > LONGEST_PERIOD:

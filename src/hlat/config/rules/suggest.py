@@ -93,10 +93,10 @@ def _remedy(path: str, fixes: tuple[Fix, ...]) -> str:
 
 
 def _option(field: str, values: str, own: bool) -> str:
+    if field == "world":
+        return f"{values} process{'' if values == '1' else 'es'}{' (--nproc)' if own else ''}"
     if own:
         return values
-    if field == "world":
-        return f"{values} process{'' if values == '1' else 'es'}"
     return f"{field}={values}"
 
 

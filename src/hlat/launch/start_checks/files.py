@@ -5,10 +5,10 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from hlat.config import Problem
+from hlat.config import Problem, model_differences
 from hlat.launch.start_checks.place import StartPlace, absence, nearest_folder
 from hlat.runtime import is_url
-from hlat.runtime.storage import CONFIG_FILES, HubError, HubModel
+from hlat.runtime.storage import CONFIG_FILES, RECIPE_NAME, HubError, HubModel, is_foreign_recipe
 
 
 def inputs(place: StartPlace) -> Iterator[Problem]:
@@ -21,7 +21,10 @@ def weights(place: StartPlace) -> Iterator[Problem]:
     """Yield a checkpoint to start from that does not exist, or a model that the Hub does not give."""
     checkpoint = place.sections.get("checkpoint")
     path = None if checkpoint is None else checkpoint.init_from
-    if path is None or is_url(path) or not (reason := absence(path)):
+    if path is None or is_url(path):
+        return
+    if not (reason := absence(path)):
+        yield from _other_model(place, path)
         return
     if (hub := HubModel.parse(path)) is None:
         remedy = "Name a checkpoint, a run folder, or a Hugging Face folder."
@@ -31,6 +34,18 @@ def weights(place: StartPlace) -> Iterator[Problem]:
         hub.snapshot(CONFIG_FILES)  # the weights follow when training starts
     except HubError as error:
         yield Problem("checkpoint.init_from", f"{error}.", "", path, True)
+
+
+def _other_model(place: StartPlace, path: str) -> Iterator[Problem]:
+    """Yield weights of a model of other shapes; a run that has begun does not read them."""
+    model, run_dir = place.sections.get("model"), place.run_dir
+    if model is None or (run_dir is not None and any(run_dir.glob("checkpoints/step-*"))):
+        return
+    differences = model_differences(model, Path(path).expanduser())
+    if differences:
+        named = ", ".join(f"{name} {there} (here {here})" for name, (there, here) in differences.items())
+        remedy = f"Give the model these numbers, or write model: {{from: {path}}}, which takes them from there."
+        yield Problem("checkpoint.init_from", f"these are weights of another model: {named}.", remedy, path, True)
 
 
 def tasks(place: StartPlace) -> Iterator[Problem]:
@@ -47,24 +62,37 @@ def written_folders(place: StartPlace) -> Iterator[Problem]:
     run, data = place.sections.get("run"), place.sections.get("data")
     if run is not None and place.run_dir is not None:
         yield from _unwritable("run.dir", run.dir or str(place.run_dir))
+        yield from _own_recipe(place.run_dir)
     if data is not None and data.prepared_dir is not None and not place.inputs.is_prepared:
         yield from _unwritable("data.prepared_dir", data.prepared_dir)
 
 
+def _own_recipe(run_dir: Path) -> Iterator[Problem]:
+    """Yield a recipe of the user's where the run writes its own."""
+    if is_foreign_recipe(run_dir):
+        reason = f"{run_dir / RECIPE_NAME} was not written by a run, and the run's own recipe would replace it."
+        remedy = "Rename that file, or choose another run.dir."
+        yield Problem("run.dir", reason, remedy, str(run_dir), True)
+
+
 def _unwritable(field: str, folder: str) -> Iterator[Problem]:
+    other = f"Choose another {field}."
+    remedy = f"Choose another {field}, or ask for the permission."
     try:
         nearest = nearest_folder(Path(folder).expanduser())
         if not nearest.is_dir():
-            reason = f"{nearest} is a file, so no folder can be there."
+            reason, remedy = f"{nearest} is a file, so no folder can be there.", other
+        elif os.statvfs(nearest).f_flag & os.ST_RDONLY:
+            reason, remedy = f"{nearest} is in a file system that is mounted read-only.", other
         elif not os.access(nearest, os.W_OK | os.X_OK):
             reason = f"permission denied: {nearest} cannot be written by this user."
         elif shutil.disk_usage(nearest).total == 0:
-            reason = f"{nearest} is in a file system without a disk, which holds no files."
+            reason, remedy = f"{nearest} is in a file system without a disk, which holds no files.", other
         else:
             return
     except OSError as error:
         reason = f"{error.filename or folder} cannot be accessed: {error.strerror}."
-    yield Problem(field, reason, f"Choose another {field}, or ask for the permission.", folder, True)
+    yield Problem(field, reason, remedy, folder, True)
 
 
 def length(place: StartPlace) -> Iterator[Problem]:

@@ -22,6 +22,8 @@ from hlat.runtime.errors import StateLostError, StorageError
 LOCK_NAME = ".lock"
 RECIPE_NAME = "recipe.yaml"
 """Resolved recipe of the run, as of its last start."""
+RECIPE_HEAD = "# The resolved recipe of this run."
+"""How that file begins: one that begins otherwise is the user's."""
 ATTEMPTS_NAME = "attempts.jsonl"
 """A line per start of the run."""
 ID_NAME = ".run-id"
@@ -54,6 +56,15 @@ class EarlierAttempt:
         """Read from the environment; None in a first attempt."""
         saved, _, run_id = environment.get(EARLIER_ATTEMPT_ENV, "").partition(" ")
         return cls(int(saved), run_id) if saved.isdigit() else None
+
+
+def is_foreign_recipe(run_dir: Path) -> bool:
+    """True if a folder has a recipe.yaml that no run has written: a run in this folder would replace it."""
+    try:
+        with (run_dir / RECIPE_NAME).open(encoding="utf-8", errors="replace") as file:
+            return not file.read(len(RECIPE_HEAD)).startswith(RECIPE_HEAD)
+    except OSError:
+        return False
 
 
 def read_run_id(run_dir: Path) -> str | None:

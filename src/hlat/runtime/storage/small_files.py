@@ -1,5 +1,6 @@
 """Read small files that people write (recipes, config.json, catalogs), with a size limit."""
 
+import codecs
 import os
 import stat
 from pathlib import Path
@@ -7,12 +8,13 @@ from pathlib import Path
 _MIB = 1 << 20
 
 
-def read_small_file(path: Path, limit: int = _MIB) -> str:
+def read_small_file(path: Path, limit: int = _MIB, kind: str = "such a file") -> str:
     """Return the text of a regular file of at most ``limit`` bytes of UTF-8.
 
     Args:
         path: the file. A device, a pipe or a socket is rejected without reading from it.
         limit: maximum size in bytes.
+        kind: what the file is to be, for the message about its size.
 
     Raises:
         ValueError: the file cannot be used; the message continues a sentence that begins with the file's name.
@@ -23,12 +25,16 @@ def read_small_file(path: Path, limit: int = _MIB) -> str:
             raise ValueError("it is a device or a pipe; give a regular file")
         content = file.read(limit + 1)
     if len(content) > limit:
-        raise ValueError(f"it has more than {limit:,} bytes, too many for such a file")
+        raise ValueError(f"it has more than {limit:,} bytes, too many for {kind}")
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ValueError("it is text in UTF-16; save it as UTF-8")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"it is not text in UTF-8: line {line} holds the byte {content[error.start]:#04x}") from None
+        raise ValueError(
+            f"it is not text in UTF-8: line {line} holds the byte {content[error.start]:#04x}; save it as UTF-8"
+        ) from None
 
 
 def _open_nonblocking(path: str, flags: int) -> int:

@@ -1,0 +1,84 @@
+"""Hints for mistakes on the command line: verbs and options of other programs, and what they are here.
+
+Errors of the parser pass through ``hinted``, which adds a sentence and leaves out words of libraries.
+"""
+
+import re
+from typing import Any
+
+_VERBS = {
+    "resume": "`hlat train RECIPE` resumes an interrupted run: give the same command again",
+    "continue": "`hlat train RECIPE` resumes an interrupted run: give the same command again",
+    "restart": "`hlat train RECIPE` resumes an interrupted run: give the same command again",
+    "run": "It is `hlat train RECIPE`",
+    "start": "It is `hlat train RECIPE`",
+    "fit": "It is `hlat train RECIPE`",
+    "pretrain": "It is `hlat train RECIPE`",
+    "eval": "It is `hlat evaluate RUN`",
+    "test": "It is `hlat check RECIPE`, or `hlat evaluate RUN`",
+    "validate": "It is `hlat check RECIPE`, or `hlat evaluate RUN`",
+    "sample": "It is `hlat generate RUN --prompt TEXT`",
+    "chat": "It is `hlat generate RUN --prompt TEXT`",
+    "infer": "It is `hlat generate RUN --prompt TEXT`",
+    "tokenize": "It is `hlat data prepare RECIPE`",
+    "preprocess": "It is `hlat data prepare RECIPE`",
+    "prepare": "It is `hlat data prepare RECIPE`",
+    "convert": "It is `hlat import` for other programs' models, `hlat export` for Hugging Face's",
+    "list": "It is `hlat runs`",
+    "ls": "It is `hlat runs`",
+    "status": "It is `hlat runs`, or `hlat show RUN`",
+    "new": "It is `hlat init TEXTS`",
+    "create": "It is `hlat init TEXTS`",
+    "help": "It is `hlat --help`, and `hlat VERB --help`",
+    "version": "It is `hlat --version`",
+}
+_RESUMES = "`hlat train` resumes by itself: give the same command again, without it"
+_OPTIONS = {
+    "resume": _RESUMES,
+    "continue": _RESUMES,
+    "resume-from": _RESUMES,
+    "from-checkpoint": "Write the field checkpoint.init_from=CHECKPOINT",
+    "config": "The recipe is an argument, without an option",
+    "recipe": "The recipe is an argument, without an option",
+    "checkpoint": "The run or checkpoint is an argument, without an option",
+    "n": "The number of processes is --nproc N",
+    "output": "Where a file or folder is written, that is --to",
+    "out": "Where a file or folder is written, that is --to",
+}
+
+
+def hinted(error: Any) -> str:
+    """Return the message of an error of the command line's parser, with what would work where that is known.
+
+    Args:
+        error: exception of typer; ``possibilities`` of it that are worse than a hint are removed.
+    """
+    message = str(error.message or "")
+    message = message.replace("Value error, ", "").replace("Input should be ", "must be ")
+    if (option := getattr(error, "option_name", None)) and (hint := _option_hint(option)):
+        if getattr(error, "possibilities", None):
+            error.possibilities = None
+        return f"{message}. {hint}"
+    if found := re.match(r"No such command '([^']+)'", message):
+        hint = _VERBS.get(found[1], "")
+        return f"No such command '{found[1]}'. {hint}." if hint else message
+    if type(error).__name__ == "MissingParameter" and not message:
+        return str(getattr(getattr(error, "param", None), "help", None) or "")
+    return message
+
+
+def _option_hint(option: str) -> str:
+    """What an unknown option is here; empty if nothing is known, and the parser's own suggestion is left."""
+    name = option.lstrip("-").partition("=")[0]
+    if "." in name:
+        return f"Overrides take no dashes: {name}=VALUE"
+    if name in _OPTIONS:
+        return _OPTIONS[name]
+    from hlat.config import field_called
+
+    if (meant := field_called(name.replace("-", "_"))) is None:
+        return ""
+    if meant.startswith("--"):
+        return f"Here it is {meant}"
+    written = meant if "=" in meant else f"{meant.partition(',')[0].partition(' ')[0].rstrip(':')}=VALUE"
+    return f"It is a field of the recipe, and its override takes no dashes: {written}"
