@@ -61,6 +61,9 @@ def matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) ->
 
     For use inside autograd functions: not meant to be differentiated.
     """
+    if uses_onednn(a):
+        product = _onednn(a, b.T)
+        return product if out is None else out.copy_(product)
     if not needs_widening(a):
         return torch.matmul(a, b, out=out)
     wide = a.float() @ b.float()
@@ -86,7 +89,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 
 def uses_onednn(x: torch.Tensor) -> bool:
-    """Return True if products with a backward pass are computed by oneDNN rather than by the library of torch's choice.
+    """Return True if products of training are computed by oneDNN rather than by the library of torch's choice.
 
     A compiler chooses itself, and a rehearsal computes nothing: its operations are those of torch.
     """
@@ -100,7 +103,7 @@ def uses_onednn(x: torch.Tensor) -> bool:
 
 
 def product_library(dtype: torch.dtype, device: torch.device) -> str:
-    """Name what computes the products of eager blocks in training: products with the same name have the same bits.
+    """Name what computes the products of eager models in training: products with the same name have the same bits.
 
     Zero-bubble schedules compute with torch in any case (``split_backward``); another schedule adds in another order.
     """
