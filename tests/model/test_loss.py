@@ -1,14 +1,17 @@
 """The chunked loss equals the plain loss, and its memory does not grow with vocabulary times tokens."""
 
 import multiprocessing
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hlat.model import IGNORED, CrossEntropy, loss
 from hlat.model.loss import head_loss
 from hlat.runtime.backend import peak_memory_bytes
+from hlat.runtime.backend.cpu import CpuBackend
 
 CPU = torch.device("cpu")
 
@@ -77,6 +80,37 @@ def test_the_chunked_loss_equals_the_plain_loss(dtype: torch.dtype, weights: tor
     for ours, theirs in zip((hidden, head), exact, strict=True):
         assert ours.grad is not None and theirs.grad is not None and ours.grad.dtype == ours.dtype
         assert distance(ours.grad, theirs.grad) < bound
+
+
+class Products(TorchDispatchMode):
+    """Names of the products of matrices within the block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: tuple[Any, ...] = (), options: dict[str, Any] | None = None
+    ) -> Any:
+        name = function._schema.name
+        self.names += [name] if name in ("aten::mm", "aten::addmm", "mkldnn::_linear_pointwise") else []
+        return function(*arguments, **(options or {}))
+
+
+@pytest.mark.skipif(not CpuBackend("cpu").fp32_by_onednn, reason="a processor of AMD with AVX-512")
+def test_all_products_of_the_head_in_training_are_onednns_where_those_of_blocks_are() -> None:
+    """Of each of four chunks: logits, the gradient by states, and that by each of three blocks of rows."""
+    hidden, head, labels = given(torch.float32, torch.float32)
+    with Products() as training:
+        head_loss(hidden, head, labels, InChunks())
+    assert set(training.names) == {"mkldnn::_linear_pointwise"}
+    assert len(training.names) == 4 * (1 + 1 + 3)
+    with Products() as inference, torch.no_grad():
+        head_loss(hidden, head, labels, InChunks())
+    assert set(inference.names) == {"aten::mm"}
+    with Products() as narrow:
+        head_loss(*(each.detach().bfloat16().requires_grad_() for each in (hidden, head)), labels, InChunks())
+    assert set(narrow.names) == {"aten::mm"}
 
 
 @pytest.mark.parametrize("factor", [1e-5, 0.1])

@@ -17,7 +17,7 @@ from hlat.runtime.distributed import Runtime
 _SUBJECTS = {
     "kernels": "norms, RoPE, SwiGLU and loss",
     "attention": "attention",
-    "products": "products of blocks",
+    "products": "products with weights",
 }
 _TORCH = "torch"  # the library of torch's choice
 
@@ -29,7 +29,7 @@ class Arithmetic:
     Attributes:
         kernels: computes norms, RoPE, SwiGLU and loss.
         attention: computes attention.
-        products: computes products of weights and activations in blocks.
+        products: computes products of weights and activations.
     """
 
     kernels: str = _TORCH

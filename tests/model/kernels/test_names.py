@@ -58,7 +58,7 @@ def test_products_widened_to_fp32_have_a_name() -> None:
 def test_a_checkpoint_of_another_library_of_products_is_told() -> None:
     now, before = named("fp32", onednn=True), named("fp32", onednn=False)
     [message] = now.differences(now.saved_in(before.names()))
-    assert message.startswith("products of blocks: computed by oneDNN, before the checkpoint by torch: ")
+    assert message.startswith("products with weights: computed by oneDNN, before the checkpoint by torch: ")
     assert list(now.differences(now.saved_in(now.names()))) == []
 
 
