@@ -3,9 +3,9 @@
     python benchmarks/generation.py [--rounds N] [--models 34M,125M] [--dtypes fp32,bf16] [--batches 1,8] [--new N]
 
 Both sides run in one process and alternate. A measurement is a complete call, with the prompt of 128 tokens:
-``BatchGenerator``, as ``hlat evaluate`` uses it, with weights that were packed when the model was loaded, against
-``generate`` of transformers with its defaults (sdpa, dynamic cache), greedy, on models with random weights. Texts are
-compared; in bf16 they differ, because each side rounds at other places. Scoring: log-probabilities of 8 continuations
+``BatchGenerator``, as ``hlat evaluate`` uses it, on a model that was prepared when it was loaded, against ``generate``
+of transformers with its defaults (sdpa, dynamic cache), greedy, on models with random weights. Texts are compared; in
+bf16 they differ, because each side rounds at other places. Scoring: log-probabilities of 8 continuations
 of 512 tokens each, against the forward pass of training on as many tokens (loss without gradient, one process).
 
 With ``--one-thread`` seconds are processor time of a single thread: where other programs keep the machine busy, threads
@@ -53,17 +53,17 @@ PROMPT, SCORED, ROWS = 128, 512, 8
 
 
 def make_models(name: str, dtype: torch.dtype) -> tuple[Decoder, ForwardModel, Any]:
-    """The model of training, the packed one of evaluation, and that of transformers."""
+    """The model of training, the prepared one of evaluation, and that of transformers."""
     import transformers
 
     config = ModelConfig(**MODELS[name], max_sequence_length=2048, init_std=0.05)
-    plain, packed = (build(config, device="cpu", seed=1, dtype=dtype).eval() for _ in range(2))
+    plain, prepared = (build(config, device="cpu", seed=1, dtype=dtype).eval() for _ in range(2))
     with tempfile.TemporaryDirectory() as folder:
         weights = to_canonical(config, dict(plain.named_parameters()))
         written = write_hf(Path(folder) / "hf", config, weights)
         theirs = transformers.AutoModelForCausalLM.from_pretrained(written, dtype=dtype).eval()
-    prepare_to_generate(packed)
-    return plain, ForwardModel(packed, torch.device("cpu")), theirs
+    prepare_to_generate(prepared)
+    return plain, ForwardModel(prepared, torch.device("cpu")), theirs
 
 
 def generate_ours(model: ForwardModel, prompts: list[list[int]], new: int) -> list[list[int]]:
@@ -106,11 +106,11 @@ def ratios(seconds: dict[str, list[float]]) -> list[float]:
 
 
 def measure_generation(record: Recorder, title: str, models: Any, batch: int, new: int, rounds: int) -> None:
-    plain, packed, theirs = models
+    plain, prepared, theirs = models
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(0, plain.config.vocab_size, (batch, PROMPT), generator=generator).tolist()
     sides = {
-        "hlat": lambda: generate_ours(packed, prompts, new),
+        "hlat": lambda: generate_ours(prepared, prompts, new),
         "transformers": lambda: generate_theirs(theirs, prompts, new),
     }
     seconds, texts = alternate(sides, rounds)
@@ -129,7 +129,7 @@ def measure_generation(record: Recorder, title: str, models: Any, batch: int, ne
 
 
 def measure_scoring(record: Recorder, title: str, models: Any, rounds: int) -> None:
-    plain, packed, _ = models
+    plain, prepared, _ = models
     generator = torch.Generator().manual_seed(1)
     tokens_BS = torch.randint(0, plain.config.vocab_size, (ROWS, SCORED + 1), generator=generator)
     requests = [ScoreRequest((row[0],), tuple(row[1:])) for row in tokens_BS.tolist()]
@@ -138,7 +138,7 @@ def measure_scoring(record: Recorder, title: str, models: Any, rounds: int) -> N
         with torch.no_grad():
             return sum(float(plain(x[:, :-1], x[:, 1:])) for x in tokens_BS.split(4))
 
-    sides = {"scoring": lambda: score_all(packed, requests), "training": train}
+    sides = {"scoring": lambda: score_all(prepared, requests), "training": train}
     seconds, results = alternate(sides, rounds)
     total, loss = -sum(score.log_probability for score in results["scoring"]), results["training"]
     ours, others = ([ROWS * SCORED / spent for spent in seconds[side]] for side in sides)
@@ -173,7 +173,7 @@ def main() -> None:
             for batch in map(int, options.batches.split(",")):
                 measure_generation(record, title, models, batch, options.new, options.rounds)
             measure_scoring(record, title, models, options.rounds)
-    record.write()
+    record.write("generation" if options.one_thread else "generation_clock")
 
 
 if __name__ == "__main__":

@@ -75,11 +75,11 @@ def build_tree(sequences: Sequence[Sequence[int]], stem: int = 0) -> TokenTree:
         for node in path[shared:]:
             ends[node] = len(tokens)
         del path[shared:]
-        for depth in range(shared, len(sequence)):
-            path.append(len(tokens))
-            tokens.append(sequence[depth])
-            depths.append(stem + depth)
-            ends.append(0)
+        new = len(sequence) - shared
+        path.extend(range(len(tokens), len(tokens) + new))
+        tokens.extend(sequence[shared:])
+        depths.extend(range(stem + shared, stem + len(sequence)))
+        ends.extend([0] * new)
         paths[index] = np.array(path, dtype=np.int64)
         before = sequence
     for node in path:
