@@ -127,6 +127,7 @@ FILES = (
     _check("run folder is a file", "run.dir={short}", "is a file, so no folder can be there", "another run.dir"),
     _check("run folder in /proc", "run.dir=/proc/x", "run.dir", "/proc", "another run.dir"),
     _check("cuda", "run.device=cuda", "run.device = 'cuda': this machine has no cuda device", "run.device=auto"),
+    _check("fp8 on a CPU", "precision.mode=fp8", "no fp8 products on a CPU", "Use precision.mode=mixed"),
     _check("neuron", "run.device=neuron", "no neuron device", "--no-files"),
     Mistake("train finds the same", "train RECIPE data.path=nope.txt run.device=cuda", ("nope.txt", "no cuda device")),
 )
@@ -153,6 +154,15 @@ COMMANDS = (
     Mistake("a number of GPUs", "train RECIPE --gpus 8", ("--gpus", "Here it is --nproc")),
     Mistake("a recipe as an option", "train --config RECIPE", ("--config", "The recipe is an argument")),
     Mistake("a host of how many", "train RECIPE --node 1", ("--node", "Add --nodes N on every host")),
+    Mistake("a recipe for a run", "generate {twice} --prompt x", ("It is a file. If it is a recipe", "run.name")),
+    Mistake("a step that is not there", "generate {step-00000004}-8 --prompt x", ("There is step-00000004.",)),
+    Mistake("a run, nearly", "show {run_a}b", ("does not exist. Did you mean", "run_a?", "`hlat runs DIR` lists")),
+    Mistake("a file for a run", "show {twice}", ("is not the folder of a run, but a file",)),
+    Mistake(
+        "three parts of eight devices",
+        "plan --model llama-2-7b --cluster p5.48xlarge:1 --tokens 1B --layout tp=3",
+        ("tensor 3", "is not the number of devices", "as in tp=2"),
+    ),
     Mistake("a range of a library", "generate nowhere --prompt x --top-k 0", ("--top-k", "greater than or equal to 1")),
     Mistake("a dtype that is none", "export nowhere --to x --dtype fp16", ("'fp16' is not one of", "'bfloat16'")),
     Mistake("nothing to train", "train", ("Missing argument 'recipe'", "Recipe file, or the name of a shipped recipe")),
