@@ -30,11 +30,9 @@ class TextFormat(FileFormat):
         """Accept any file: an empty one is an empty document."""
 
     def bad_beginning(self, path: Path) -> RowError | None:
-        """Return the problem of the first bytes of a file, if they are no text; None for a good or a compressed one."""
+        """Return the problem of the first bytes of a file, decompressed, if they are no text; None for a good one."""
         with convert_file_errors(path, self.kind), path.open("rb") as raw:
-            if open_decompressed(path, raw) is not raw:
-                return None
-            content = raw.read(_CHECKED_BYTES)
+            content = open_decompressed(path, raw).read(_CHECKED_BYTES)
         if len(content) == _CHECKED_BYTES:  # the last character may be cut
             content = content.rstrip(_CONTINUATION)[:-1]
         found = _decode(content)
