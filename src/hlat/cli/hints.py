@@ -71,7 +71,7 @@ def hinted(error: Any) -> str:
 
 
 def _option_hint(option: str) -> str:
-    """What an unknown option is here; empty if nothing is known, and the parser's own suggestion is left."""
+    """Name what an unknown option is here; empty if nothing is known, and the parser's own suggestion is left."""
     name = option.lstrip("-").partition("=")[0]
     if "." in name:
         return f"Overrides take no dashes: {name}=VALUE"

@@ -164,7 +164,7 @@ COMMANDS = (
         ("tensor 3", "is not the number of devices", "as in tp=2"),
     ),
     Mistake("a range of a library", "generate nowhere --prompt x --top-k 0", ("--top-k", "greater than or equal to 1")),
-    Mistake("a dtype that is none", "export nowhere --to x --dtype fp16", ("'fp16' is not one of", "Here it is 'float16'")),
+    Mistake("a dtype, nearly", "export nowhere --to x --dtype fp16", ("'fp16' is not one of", "Here it is 'float16'")),
     Mistake("nothing to train", "train", ("Missing argument 'recipe'", "Recipe file, or the name of a shipped recipe")),
     Mistake("no checkpoint", "generate nowhere --prompt x", ("nowhere",)),
     Mistake("no prompt", "generate nowhere", ("--prompt",)),

@@ -122,7 +122,7 @@ class CsvFormat(FileFormat):
         return _Header(len(names), names.index(file.column), record.end)
 
     def _remedy(self, names: list[str]) -> str:
-        """What to do about a header without the column, which may be no header, or divided otherwise."""
+        """Say what to do about a header without the column, which may be no header, or divided otherwise."""
         other = next((sign for sign in ";\t|," if len(names) == 1 and sign in names[0]), None)
         if other is None:
             return f"{self.column.remedy} The first line of the file names its columns."
