@@ -59,5 +59,5 @@ def test_a_run_that_cannot_be_read_any_more_is_a_page_that_says_why(server, tmp_
 def test_mistakes_are_reported_before_it_serves(server, tmp_path):
     with pytest.raises(LaunchError, match="--port"):
         ReportServer([tmp_path / "run"], port=int(server.url.rstrip("/").rpartition(":")[2]))
-    with pytest.raises(DataError, match="is not the folder of a run"):
+    with pytest.raises(DataError, match="does not exist"):
         ReportServer([tmp_path / "nothing"])

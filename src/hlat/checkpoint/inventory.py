@@ -30,6 +30,8 @@ from hlat.runtime import CheckpointError, CheckpointFormatError
 
 CheckpointState = Literal["committed", "damaged", "set aside", "unfinished", "newer format"]
 
+_NAMED = 10  # checkpoints that a message names
+
 
 @dataclass(frozen=True)
 class CheckpointEntry:
@@ -88,7 +90,9 @@ def find_checkpoints_folder(path: Path) -> Path:
     if (folder / "checkpoints").is_dir():
         folder = (folder / "checkpoints").resolve()
     if not folder.is_dir():
-        raise CheckpointError(f"{path}: no such folder. Give a run folder, or its checkpoints folder.")
+        others = [entry.name for entry in list_checkpoints(folder.parent)] if folder.parent.is_dir() else []
+        there = f"There are {', '.join(others[-_NAMED:])}. " if others else ""
+        raise CheckpointError(f"{path}: no such folder. {there}Give a run folder, or its checkpoints folder.")
     if is_checkpoint(folder):
         raise CheckpointError(f"{path}: is a single checkpoint. Give the folder that contains it, {folder.parent}.")
     if folder.name != "checkpoints" and not list_checkpoints(folder):

@@ -84,6 +84,7 @@ def evaluate(
     requests: Annotated[
         list[str] | None, typer.Option(help="With --watch: a further file of requests, as in evaluation.tasks.")
     ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only, no progress.")] = False,
 ) -> None:
     """Compute loss, perplexity and bits per byte over the whole validation split; or run tasks of lm-eval.
 
@@ -100,9 +101,9 @@ def evaluate(
     if checkpoint is None:
         raise LaunchError("name a run folder, a checkpoints folder or one checkpoint; only --render needs none.")
     if tasks is not None or suite is not None:
-        _refuse_others(context, "--tasks and --suite", job_options | {"nproc"})
+        _refuse_others(context, "--tasks and --suite", job_options | {"nproc", "quiet"})
         job = EvaluationJob(**{name: context.params[name] for name in job_options})
-        raise typer.Exit(_run_tasks(job, nproc))
+        raise typer.Exit(_run_tasks(job, nproc, quiet))
     import hlat.evaluation  # while Ctrl-C cannot interrupt it
 
     ready()
@@ -111,11 +112,11 @@ def evaluate(
         hlat.watch(checkpoint, requests or (), weights=weights, once=once, on_result=_say_result)
         return
     alone = "an evaluation without --tasks, --suite or --watch"
-    _refuse_others(context, alone, {"checkpoint", "data", "weights", "as_json"})
+    _refuse_others(context, alone, {"checkpoint", "data", "weights", "as_json", "quiet"})
     from hlat.tracking.display import show_progress
 
     with show_progress(sys.stderr if as_json else sys.stdout, complain if as_json else say) as progress:
-        result = hlat.evaluate(checkpoint, data, weights=weights, on_progress=progress)
+        result = hlat.evaluate(checkpoint, data, weights=weights, on_progress=None if quiet else progress)
     if as_json:
         from hlat.tracking import to_json_value
 
@@ -144,7 +145,7 @@ def _refuse_others(context: typer.Context, what: str, allowed: Collection[str]) 
         raise LaunchError(f"{', '.join(wrong)}: no part of {what}. See hlat evaluate --help.")
 
 
-def _run_tasks(job: "EvaluationJob", nproc: int | None) -> int:
+def _run_tasks(job: "EvaluationJob", nproc: int | None, quiet: bool) -> int:
     """Run tasks in this process, or in several; return the exit code."""
     from hlat.launch import join_slurm_job, refuse_worker, worker_context
     from hlat.launch.evaluation import run_processes
@@ -163,7 +164,7 @@ def _run_tasks(job: "EvaluationJob", nproc: int | None) -> int:
         import hlat.evaluation.harness  # noqa: F401
 
         ready()
-        report = job.evaluate_here(suite, _progress())
+        report = job.evaluate_here(suite, (lambda *_: None) if quiet else _progress())
     if report is not None:
         for name, value in report.columns.items():
             say(f"{name}: {value:.1f} %")

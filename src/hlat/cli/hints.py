@@ -45,6 +45,7 @@ _OPTIONS = {
     "output": "Where a file or folder is written, that is --to",
     "out": "Where a file or folder is written, that is --to",
 }
+_DTYPES = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32", "float": "float32"}
 
 
 def hinted(error: Any) -> str:
@@ -62,13 +63,15 @@ def hinted(error: Any) -> str:
     if found := re.match(r"No such command '([^']+)'", message):
         hint = _VERBS.get(found[1], "")
         return f"No such command '{found[1]}'. {hint}." if hint else message
+    if (refused := re.match(r"'([^']+)' is not one of ", message)) and f"'{_DTYPES.get(refused[1])}'" in message:
+        return f"{message} Here it is '{_DTYPES[refused[1]]}'."
     if type(error).__name__ == "MissingParameter" and not message:
         return str(getattr(getattr(error, "param", None), "help", None) or "")
     return message
 
 
 def _option_hint(option: str) -> str:
-    """What an unknown option is here; empty if nothing is known, and the parser's own suggestion is left."""
+    """Name what an unknown option is here; empty if nothing is known, and the parser's own suggestion is left."""
     name = option.lstrip("-").partition("=")[0]
     if "." in name:
         return f"Overrides take no dashes: {name}=VALUE"

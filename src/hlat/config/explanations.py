@@ -71,7 +71,7 @@ def suggestion(name: str, known: typing.Iterable[str]) -> str:
 
 
 def _where_meant(location: tuple[int | str, ...]) -> str:
-    """What an unknown field may be: misspelled, one of another section, one of another program."""
+    """Say what an unknown field may be: misspelled, one of another section, one of another program."""
     section, name = _section_at(location[:-1]), str(location[-1])
     known = list(section.model_fields) if section is not None else []
     above = ".".join(map(str, location[:-1]))
@@ -106,7 +106,7 @@ def _field_paths(section: type[Section], prefix: str = "") -> Iterator[str]:
 
 
 def _how_to_write(path: str, kind: str, value: Any) -> str:
-    """How to write what seems to be meant, as a sentence with a space after it; empty if nothing is recognised."""
+    """Say how to write what seems to be meant, as a sentence with a space after it; empty if nothing is recognised."""
     hint = ""
     if kind in ("model_type", "model_attributes_type"):
         hint = _as_section(path, value)
@@ -124,7 +124,7 @@ def _how_to_write(path: str, kind: str, value: Any) -> str:
 
 
 def _as_section(path: str, value: Any) -> str:
-    """How to write a value as the section that belongs there."""
+    """Say how to write a value as the section that belongs there."""
     if value is None:
         return "Indent its fields below it."
     if path not in MAIN_FIELDS or not isinstance(value, str | int | float):

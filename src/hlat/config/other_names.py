@@ -4,6 +4,8 @@ Read by error messages only: a recipe that uses them is refused, with the name t
 transformers' configurations and trainer, litgpt, nanoGPT, torchtitan, Megatron-LM and axolotl.
 """
 
+from hlat.runtime.backend import OTHER_DEVICE_NAMES
+
 FIELDS = {
     "learning_rate": "optimizer.lr",
     "max_lr": "optimizer.lr",
@@ -125,12 +127,7 @@ FIELDS_OF_SECTION = {
 }
 """Names that mean this only in a section."""
 
-VALUES = {
-    ("run.device", "gpu"): "cuda",
-    ("run.device", "nvidia"): "cuda",
-    ("run.device", "trainium"): "neuron",
-    ("run.device", "trn"): "neuron",
-    ("run.device", "xla"): "neuron",
+VALUES = {("run.device", name): device for name, device in OTHER_DEVICE_NAMES.items()} | {
     ("precision.mode", "float32"): "fp32",
     ("precision.mode", "32"): "fp32",
     ("precision.mode", "float16"): "mixed",

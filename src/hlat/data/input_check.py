@@ -173,12 +173,8 @@ def _bad_beginning(file: SourceFile, data: DataConfig, vocabulary: Vocabulary | 
     """Return the problem of the first rows of a file, or an empty string; a file without rows is only opened."""
     path = Path(file.path)
     if file.format.is_one_document:
-        try:
-            with path.open("rb") as opened:
-                opened.read(1)
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-        return ""
+        problem = file.format.bad_beginning(path)
+        return "" if problem is None or data.unreadable_rows else f"{path}: {problem.reason}. {problem.remedy}"
     with file.as_input(path, vocabulary) as opened_file:
         rows = list(islice(file.format.documents(opened_file), _ROWS))
     for row in rows:

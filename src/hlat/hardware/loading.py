@@ -64,7 +64,10 @@ def _read(path: Path) -> dict[str, Any]:
         raise HardwareError(f"{path}: a catalog is a mapping with the sections sources, chips, instances")
     wrong = [name for name in _SECTIONS if not isinstance(content.get(name, []), list)]
     if wrong or not isinstance(content.get("sources", {}), dict):
-        raise HardwareError(f"{path}: chips and instances are lists, sources is a mapping of names to publications")
+        raise HardwareError(
+            f"{path}: chips and instances are lists, as in `instances: [{{name: mybox, ...}}]`; sources is a mapping "
+            "of names to publications; `hlat hardware show p5.48xlarge` shows the fields of an instance"
+        )
     return content
 
 

@@ -15,8 +15,7 @@ from typing import Any
 import yaml
 
 from hlat.reporting.events import run_events
-from hlat.reporting.status import RunStatus, is_run, read_status
-from hlat.runtime import DataError
+from hlat.reporting.status import RunStatus, is_run, no_run, read_status
 from hlat.runtime.storage import ATTEMPTS_NAME, RECIPE_NAME
 from hlat.tracking import from_json_value, read_valid_records
 
@@ -82,7 +81,7 @@ def read_overview(folder: Path) -> RunOverview:
         StorageError: a file cannot be read.
     """
     if not is_run(folder):
-        raise DataError(f"{folder}: is not the folder of a run. `hlat runs DIR` lists the runs below a folder.")
+        raise no_run(folder)
     metrics, damaged_metrics = read_valid_records(folder / "metrics.jsonl")
     records, damaged_events = read_valid_records(folder / "events.jsonl")
     attempts, damaged_attempts = read_valid_records(folder / ATTEMPTS_NAME)

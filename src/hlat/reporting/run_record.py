@@ -18,8 +18,8 @@ from pydantic import ValidationError
 from hlat.checkpoint import CheckpointEntry, list_checkpoints, open_unverified
 from hlat.config import Recipe
 from hlat.reporting.events import RunEvent, read_run_events
-from hlat.reporting.status import RunStatus, is_run, read_status
-from hlat.runtime import DataError, HlatError
+from hlat.reporting.status import RunStatus, is_run, no_run, read_status
+from hlat.runtime import HlatError
 from hlat.tracking import GeneratedText, metrics_table, read_samples
 
 Floats = npt.NDArray[np.float64]
@@ -88,10 +88,7 @@ def read_run(folder: Path, name: str | None = None) -> RunRecord:
         StorageError: a file cannot be read.
     """
     if not is_run(folder):
-        raise DataError(
-            f"{folder}: is not the folder of a run: it has neither metrics.jsonl nor events.jsonl nor attempts.jsonl. "
-            "`hlat runs DIR` lists the runs below a folder."
-        )
+        raise no_run(folder)
     notes: list[str] = []
     metrics = _read_metrics(folder / "metrics.jsonl")
     events = read_run_events(folder / "events.jsonl")

@@ -6,14 +6,20 @@ The lock itself is not tried: that would, for a moment, keep a run from starting
 """
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 
 from hlat.reporting.events import RunEvent
+from hlat.runtime import DataError
 from hlat.runtime.process import is_running
 from hlat.runtime.storage import ATTEMPTS_NAME, LOCK_NAME
 
+_LOOKED_AT = 1_000  # folders whose names are compared
+_LONGEST_NAME = 100  # characters of a name that is compared
 _STEPPING = ("start", "resume", "end", "error", "incident")
 
 
@@ -33,6 +39,25 @@ class RunStatus:
 def is_run(folder: Path) -> bool:
     """Return True if a folder is that of a run that has begun."""
     return any((folder / name).is_file() for name in ("metrics.jsonl", "events.jsonl", ATTEMPTS_NAME))
+
+
+def no_run(folder: Path) -> DataError:
+    """Return the error of a folder that is not that of a run, with the run that may be meant."""
+    if not folder.exists():
+        runs = [each.name for each in islice(_folders(folder.parent), _LOOKED_AT) if is_run(each)]
+        close = get_close_matches(folder.name[:_LONGEST_NAME], runs, n=1)
+        meant = f"Did you mean {folder.parent / close[0]}? " if close else ""
+        return DataError(f"{folder}: does not exist. {meant}`hlat runs DIR` lists the runs below a folder.")
+    kind = "not the folder of a run, but a file" if folder.is_file() else "not the folder of a run"
+    return DataError(
+        f"{folder}: is {kind}: it has neither metrics.jsonl nor events.jsonl nor {ATTEMPTS_NAME}. "
+        "`hlat runs DIR` lists the runs below a folder."
+    )
+
+
+def _folders(parent: Path) -> Iterator[Path]:
+    with suppress(OSError):
+        yield from parent.iterdir()
 
 
 def read_status(folder: Path, events: Sequence[RunEvent]) -> RunStatus:

@@ -94,7 +94,10 @@ def _report_notes(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
     if state.tiers.warning:
         tracker.message(state.tiers.warning)
     if state.step > recipe.total_steps:
-        tracker.message(f"at step {state.step} already, past the {recipe.total_steps} steps of the recipe")
+        tracker.message(
+            f"at step {state.step} already, past the {recipe.total_steps} steps of the recipe; to go on, "
+            "give a larger training.steps"
+        )
     elif state.step:
         tracker.message(f"resumed at step {state.step} of {recipe.total_steps}")
     for note in state.arithmetic.differences(state.saved_arithmetic) if state.saved_arithmetic is not None else ():

@@ -29,7 +29,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, text in texts.items():
         (folder / name).write_text(text)
     (folder / "binary.yaml").write_bytes(bytes(range(256)))
-    (folder / "empty_folder").mkdir()
+    for name in ("empty_folder", "step-00000004", "run_a"):
+        (folder / name).mkdir()
+    (folder / "run_a" / "attempts.jsonl").touch()
     parquet.write_table(pa.table({"text": ["one"], "id": [1]}), folder / "parquet.parquet")
     train_bpe(iter(["some words"]), 300, "auto").save(folder / "tokenizer")
     return {path.stem: path for path in folder.iterdir()}

@@ -34,6 +34,7 @@ from hlat.runtime.distributed import HostGroup
 
 _LOG = logging.getLogger(__name__)  # not configured by hlat: Python writes its warnings to stderr, one line each
 
+_NAMED = 10  # checkpoints that a message names
 _LISTED = 20  # maximum number of tensors listed in an error
 
 
@@ -200,7 +201,7 @@ def resolve(path: Path) -> Path:
     """
     path = Path(path)
     if not path.exists():
-        raise CheckpointError(f"{path}: does not exist. Give a run folder, its checkpoints folder, or one checkpoint.")
+        raise CheckpointError(f"{path}: does not exist. {_others_here(path)}")
     if (path / MARKER_NAME).exists() or STEP_FOLDER.fullmatch(path.name):
         if problems := verify_checkpoint(path):
             refuse_newer_format(path)
@@ -220,7 +221,20 @@ def resolve(path: Path) -> Path:
     raise CheckpointError(f"{path}: no checkpoint there. {_hint(path)}")
 
 
+def _others_here(path: Path) -> str:
+    """Return what may be meant by a path of no checkpoint: those beside it, or what to give at all."""
+    try:
+        beside = [folder.name for folder in step_folders(path.parent)]
+    except OSError:
+        beside = []
+    if beside:
+        return f"There {'are' if beside[1:] else 'is'} {', '.join(beside[-_NAMED:])}."
+    return "Give a run folder, its checkpoints folder, or one checkpoint."
+
+
 def _hint(path: Path) -> str:
+    if path.is_file():
+        return "It is a file. If it is a recipe, give the folder of its run: run.dir, or runs/ and run.name."
     if (path / "config.json").exists():
         return f"It looks like a Hugging Face model: convert it to a checkpoint with `hlat import {path} --to DIR`."
     return "Give a run folder, its checkpoints folder, or one checkpoint."

@@ -17,7 +17,7 @@ from typing import ClassVar, NamedTuple
 
 from hlat.data.formats.columns import ColumnKind
 from hlat.data.formats.ranges import WHOLE_FILE, FileRange, RangeReader, cut_rows
-from hlat.data.formats.records import InputFile, Row, convert_file_errors
+from hlat.data.formats.records import InputFile, Row, RowError, convert_file_errors
 from hlat.runtime import DataError
 
 
@@ -82,6 +82,16 @@ class FileFormat(ABC):
         """
         if path.stat().st_size == 0:
             raise DataError(f"{path}: the file is empty (0 bytes); restore it, or leave it out of the source")
+
+    def bad_beginning(self, path: Path) -> RowError | None:
+        """Return the problem of the first bytes of a file that is one document, if they show one.
+
+        Raises:
+            DataError: it cannot be read.
+        """
+        with convert_file_errors(path, self.kind), path.open("rb") as opened:
+            opened.read(1)
+        return None
 
     def documents(self, file: InputFile, start: int = 0) -> Iterator[Row]:
         """Yield the documents of a file from row ``start`` on, in order.

@@ -116,10 +116,18 @@ class CsvFormat(FileFormat):
                 f"{file.path}, line {record.line}: not the header of a {self.kind} file: {error}. {_TEXT_UTF8}"
             ) from error
         if file.column not in names:
-            raise DataError(f"{file.path}: {missing_column(file.column, names)}. {self.column.remedy}")
+            raise DataError(f"{file.path}: {missing_column(file.column, names)}. {self._remedy(names)}")
         if names.count(file.column) > 1:
             raise DataError(f"{file.path}: {names.count(file.column)} columns are called {file.column!r}. Rename them.")
         return _Header(len(names), names.index(file.column), record.end)
+
+    def _remedy(self, names: list[str]) -> str:
+        """Say what to do about a header without the column, which may be no header, or divided otherwise."""
+        other = next((sign for sign in ";\t|," if len(names) == 1 and sign in names[0]), None)
+        if other is None:
+            return f"{self.column.remedy} The first line of the file names its columns."
+        remedy = f"It seems to be divided by {other!r}, and {self.kind} files by {self.delimiter.decode()!r}"
+        return f"{remedy}: write it anew, as parquet or jsonl, with a first line that names the columns."
 
     def _names(self, header: CsvRecord) -> list[str]:
         """Return the names of the columns; raise ValueError if there are none."""

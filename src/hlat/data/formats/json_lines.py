@@ -9,6 +9,7 @@ Memory is bounded: a line longer than ``MAX_LINE_BYTES`` is a bad row.
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from hlat.data.formats.base import FileFormat
 from hlat.data.formats.columns import TEXT_COLUMN, ColumnKind
@@ -22,6 +23,13 @@ from hlat.data.formats.streams import (
     iter_lines,
     open_decompressed,
     skip_line,
+)
+from hlat.runtime import escape_name
+
+_NAMED = 20  # keys that a message lists
+_LIST = (
+    "Each line must be one JSON object. If the file is one JSON list, write each element on a line of its own: "
+    "jq -c '.[]' FILE > NEW.jsonl."
 )
 
 
@@ -107,14 +115,27 @@ class JsonLinesFormat(FileFormat):
             reason = f"invalid UTF-8 at byte {offset + error.start} ({error.reason})"
             return RowError(number, reason, "Repair or remove the line.")
         except (ValueError, RecursionError) as error:
+            if offset == 0 and line.strip() in (b"[", b"{"):
+                return RowError(
+                    number, f"a JSON text of several lines, which begins with {line.strip().decode()}", _LIST
+                )
+            what = (
+                f"{error.msg.removesuffix(' at')} at column {error.colno}"
+                if isinstance(error, json.JSONDecodeError)
+                else str(error)
+            )
             no_end = "" if line.endswith(b"\n") else ". The line does not end with a newline: the file may be truncated"
-            return RowError(number, f"invalid JSON: {error}{no_end}", "Each line must be one JSON object.")
+            return RowError(number, f"invalid JSON: {what}{no_end}", "Each line must be one JSON object.")
         if not isinstance(record, dict):
             remedy = f"Each line must be an object with the key {file.column!r}."
+            if offset == 0 and isinstance(record, list):
+                remedy = _LIST
             return RowError(number, f"a JSON {type(record).__name__}, not an object", remedy)
         if file.column not in record:
             return RowError(number, missing_column(file.column, list(record)), self.column.remedy)
-        return self.column.from_json(record[file.column], file, number)
+        content = self.column.from_json(record[file.column], file, number)
+        no_text = self.column is TEXT_COLUMN and not isinstance(record[file.column], str)
+        return _naming_texts(content, record) if no_text and isinstance(content, RowError) else content
 
 
 class _LineRangeReader:
@@ -129,6 +150,25 @@ class _LineRangeReader:
 
     def rows(self, file: InputFile, part: FileRange, row: int) -> Iterator[Row]:
         return (found for found in self._lines.lines_in(file, part) if found.row >= row)
+
+
+def _naming_texts(error: RowError, record: dict[str, Any]) -> RowError:
+    """Add the keys that hold text to the error of a key that does not."""
+    keys = [escape_name(key) for key, value in record.items() if isinstance(value, str)][:_NAMED]
+    return error._replace(remedy=f"{error.remedy} Here that is: {', '.join(keys) or 'none'}.")
+
+
+def _no_json(line: bytes, number: int | None, offset: int, error: Exception) -> RowError:
+    """Describe a line that is no JSON; the first one may begin a JSON text that is more than a line."""
+    if offset == 0 and (begins := line.strip().decode()) in ("[", "{"):
+        return RowError(number, f"a JSON text of several lines, which begins with {begins}", _LIST)
+    what = (
+        f"{error.msg.removesuffix(' at')} at column {error.colno}"
+        if isinstance(error, json.JSONDecodeError)
+        else str(error)
+    )
+    no_end = "" if line.endswith(b"\n") else ". The line does not end with a newline: the file may be truncated"
+    return RowError(number, f"invalid JSON: {what}{no_end}", "Each line must be one JSON object.")
 
 
 def _too_long(number: int | None, expansion: str) -> RowError:

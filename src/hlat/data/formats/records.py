@@ -98,11 +98,40 @@ def convert_file_errors(file: Path, kind: str) -> Iterator[None]:
     except PermissionError as error:
         raise DataError(f"{file}: permission denied; make the file readable") from error
     except (EOFError, zlib.error, gzip.BadGzipFile, DamagedStream) as error:
-        raise _damaged(file, "the compressed data", error) from error
+        raise _misnamed(file) or _damaged(file, "the compressed data", error) from error
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             raise DataError(f"{file}: {error.strerror}. Raise the limit (ulimit -n), and run again.") from error
-        raise _damaged(file, f"the {kind} file", error) from error
+        raise _misnamed(file) or _damaged(file, f"the {kind} file", error) from error
+
+
+_BEGINNINGS = {
+    ".gz": b"\x1f\x8b",
+    ".zst": b"\x28\xb5\x2f\xfd",
+    ".bz2": b"BZh",
+    ".xz": b"\xfd7zXZ\x00",
+    ".parquet": b"PAR1",
+    ".zip": b"PK\x03\x04",
+}
+"""The bytes with which files of an ending begin."""
+
+
+def _misnamed(file: Path) -> DataError | None:
+    """Return the error of a file that is no file of its ending at all; None for one that begins as such a file does."""
+    expected = _BEGINNINGS.get(ending := file.suffix.lower())
+    try:
+        with file.open("rb") as opened:
+            begins = opened.read(8)
+    except OSError:
+        return None
+    if expected is None or begins.startswith(expected) or not begins.strip(b"\0"):
+        return None
+    is_like = [other for other, first in _BEGINNINGS.items() if begins.startswith(first)]
+    found = f"a {is_like[0]} file" if is_like else "plain text" if begins.isascii() else "something else"
+    return DataError(
+        f"{file}: the file is not what its ending {ending} says: it begins like {found}. Give it the ending of what it "
+        "is, or fetch it again."
+    )
 
 
 def _damaged(file: Path, what: str, error: object) -> DataError:

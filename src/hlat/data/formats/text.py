@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hlat.data.formats.base import FileFormat
-from hlat.data.formats.records import InputFile, Row, RowError, make_row
+from hlat.data.formats.records import InputFile, Row, RowError, convert_file_errors, make_row
 from hlat.data.formats.streams import describe_expansion, open_decompressed
 
 MAX_TEXT_BYTES = 1 << 30
 """Maximum size in bytes of a compressed text file after decompression."""
 _READ_BYTES = 1 << 20
+_CHECKED_BYTES = 1 << 16
+_CONTINUATION = bytes(range(0x80, 0xC0))  # bytes of a character of UTF-8 after its first one
 
 
 class TextFormat(FileFormat):
@@ -26,6 +28,15 @@ class TextFormat(FileFormat):
 
     def check(self, path: Path) -> None:
         """Accept any file: an empty one is an empty document."""
+
+    def bad_beginning(self, path: Path) -> RowError | None:
+        """Return the problem of the first bytes of a file, decompressed, if they are no text; None for a good one."""
+        with convert_file_errors(path, self.kind), path.open("rb") as raw:
+            content = open_decompressed(path, raw).read(_CHECKED_BYTES)
+        if len(content) == _CHECKED_BYTES:  # the last character may be cut
+            content = content.rstrip(_CONTINUATION)[:-1]
+        found = _decode(content)
+        return found if isinstance(found, RowError) else None
 
     def _read(self, file: InputFile, start: int) -> Iterator[Row]:
         """Yield the file as row 0; nothing is read if ``start`` > 0."""
@@ -40,6 +51,9 @@ class TextFormat(FileFormat):
         """Return nothing: the file is the row."""
         del row, line, position
         return ""
+
+
+_CONVERT = "Convert the file to UTF-8, as with iconv -f LATIN1 -t UTF-8 FILE > NEW"
 
 
 def _read_content(file: Path, raw: io.BufferedReader) -> bytes | bytearray | RowError:
@@ -65,7 +79,7 @@ def _decode(content: bytes | bytearray) -> str | RowError:
         text = content.decode()
     except UnicodeDecodeError as error:
         reason = f"invalid UTF-8 at byte {error.start} ({error.reason})"
-        return RowError(None, reason, f"Convert the file to UTF-8; if it is not text, {glob}")
+        return RowError(None, reason, f"{_CONVERT}; if it is not text, {glob}")
     if "\0" in text:
         reason = f"a zero byte (NUL) at byte {content.index(0)}: this is not text"
         return RowError(None, reason, f"If it is meant to be text, remove the byte; if not, {glob}")

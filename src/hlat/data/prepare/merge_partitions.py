@@ -112,7 +112,10 @@ def _load_partitions(folders: list[Path], settings: dict[str, object]) -> list[F
         problems += _partition_problems(partition, partitions[0], settings)
     problems += _numbering_problems(partitions)
     if problems or not partitions:
-        listed = "".join(f"\n  {problem}" for problem in problems or ["no parts were named"])
+        none = (
+            "no parts were named, and none are beside the folder of the data; hlat data prepare --part I/N makes them"
+        )
+        listed = "".join(f"\n  {problem}" for problem in problems or [none])
         raise DataError(f"the parts cannot be merged:{listed}")
     return partitions
 

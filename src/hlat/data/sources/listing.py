@@ -173,7 +173,7 @@ def _find_files(path: str) -> list[Path]:
     if root.is_dir():
         files = sorted(file for file in _walk(root) if file.is_file() and not _hidden(file.relative_to(root)))
         if not files:
-            raise DataError(f"{path}: the folder contains no files")
+            raise DataError(f"{path}: the folder contains no files. Put the texts there, or name another folder.")
         return files
     if glob.has_magic(path):
         files = sorted(Path(name) for name in _matches(str(root)) if Path(name).is_file())
@@ -182,6 +182,11 @@ def _find_files(path: str) -> list[Path]:
                 f"{path}: no file matches this glob. Quote it in the shell, and use ** to cross folders."
             )
         return files
+    if root.is_symlink():
+        raise SourceNotFoundError(f"{path}: a link to {root.readlink()}, which does not exist. Correct the link.")
+    if "$" in path:
+        advice = "Environment variables are not filled in here: let the shell do it, in double quotes."
+        raise SourceNotFoundError(f"{path}: no such file or folder. {advice}")
     if root.is_absolute():
         raise SourceNotFoundError(f"{path}: no such file or folder")
     advice = dataset_id_advice(path) or "Relative paths start at the folder of the command."

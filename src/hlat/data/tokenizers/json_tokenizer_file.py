@@ -34,6 +34,8 @@ def parse_tokenizer_json(content: bytes, where: str) -> tuple[tokenizers.Tokeniz
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         reason = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, UnicodeDecodeError):
+            reason = f"it is not text in UTF-8 at byte {error.start}, or cut off there"
         raise DataError(f"{where}: not a tokenizer.json: {reason}. Give a file that `tokenizers` saved.") from error
     if not ids:
         raise DataError(f"{where}: the tokenizer has no tokens. Give a file that `tokenizers` saved after training.")

@@ -70,7 +70,9 @@ def _tokenizer_file(path: Path) -> Path:
     if path.is_dir():
         found = [path / name for name in _NAMES if (path / name).is_file()]
         if not found:
-            raise DataError(f"{path}: no tokenizer here: expected {' or '.join(_NAMES)} in the folder")
+            raise DataError(
+                f"{path}: no tokenizer here: expected {' or '.join(_NAMES)} in it. Name another, or null to train one."
+            )
         return found[0]
     if not path.is_file():
         raise DataError(f"{path}: no such tokenizer. Check data.tokenizer.path, or set it to null to train one.")

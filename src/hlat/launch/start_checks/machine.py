@@ -28,6 +28,16 @@ def device(place: StartPlace) -> Iterator[Problem]:
         yield Problem("run.device", reason, remedy, run.device, True)
 
 
+def precision(place: StartPlace) -> Iterator[Problem]:
+    """Yield fp8 on a CPU; whether an accelerator has it is known when it is opened."""
+    run, section = place.sections.get("run"), place.sections.get("precision")
+    if run is None or section is None or place.here.processes is None or section.mode != "fp8":
+        return
+    if not expects_accelerator(run.device) and not absent_device(run.device):
+        remedy = "Use precision.mode=mixed, or bf16-sr for half the memory."
+        yield Problem("precision.mode", "torch has no fp8 products on a CPU.", remedy, section.mode, True)
+
+
 def memory(place: StartPlace) -> Iterator[Problem | SettingNote]:
     """Yield a run that needs more memory than this machine, or its container, has; a note if others use it now.
 

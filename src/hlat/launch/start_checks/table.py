@@ -13,6 +13,7 @@ StartCheck = Callable[[StartPlace], Iterator[Problem | SettingNote]]
 CHECKS: tuple[StartCheck, ...] = (
     files.written_folders,
     machine.device,
+    machine.precision,
     files.inputs,
     files.length,
     files.weights,

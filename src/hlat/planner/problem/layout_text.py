@@ -46,7 +46,8 @@ def parse_layout(text: str, request: PlanRequest, option: str = "--layout") -> C
     if rest or stated != data:
         raise PlanError(
             f"{option} {text}: tensor {degrees[0]} x pipeline {degrees[1]} x context {degrees[2]} x data {stated} is "
-            f"not the number of devices of {request.cluster.name}, {request.cluster.devices}"
+            f"not the number of devices of {request.cluster.name}, {request.cluster.devices}. Give degrees whose "
+            f"product divides it, as in tp={_largest_divisor(request.cluster.devices, degrees[0])}"
         )
     recompute: RecomputePolicy = values.get("recompute", "none")
     schedule: Schedule = values.get("schedule", "interleaved-1f1b" if values.get("virtual", 1) > 1 else "1f1b")
@@ -92,6 +93,11 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "gather_again": ("auto", "never"),
     "schedule": get_args(Schedule),
 }
+
+
+def _largest_divisor(devices: int, most: int) -> int:
+    """Return the largest divisor of a number that is at most ``most``."""
+    return next(degree for degree in range(min(devices, max(most, 1)), 0, -1) if devices % degree == 0)
 
 
 def _parse_pairs(text: str, option: str) -> dict[str, Any]:

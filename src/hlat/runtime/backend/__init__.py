@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hlat.runtime.backend.settings import restored_settings
     from hlat.runtime.backend.table import (
         BACKENDS,
+        OTHER_DEVICE_NAMES,
         absent_device,
         backend_of,
         driver_versions,
@@ -62,6 +63,7 @@ __getattr__ = lazily(
         "settings": ("restored_settings",),
         "table": (
             "BACKENDS",
+            "OTHER_DEVICE_NAMES",
             "absent_device",
             "backend_of",
             "driver_versions",
@@ -77,6 +79,7 @@ __getattr__ = lazily(
 
 __all__ = [
     "BACKENDS",
+    "OTHER_DEVICE_NAMES",
     "AttentionHeads",
     "Backend",
     "DeviceFault",

@@ -41,6 +41,17 @@ DEVICE_FILES = {
 """For ``absent_device``; a type without an entry is taken to be present."""
 
 
+OTHER_DEVICE_NAMES = {
+    # what people write -> the device type that they mean
+    "gpu": "cuda",
+    "nvidia": "cuda",
+    "trainium": "neuron",
+    "trn": "neuron",
+    "xla": "neuron",
+}
+"""For messages about ``run.device``."""
+
+
 def absent_device(device: str) -> str:
     """Return why a device type cannot be used on this machine, as far as is known without torch; empty if it may be.
 
