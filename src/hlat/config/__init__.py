@@ -2,7 +2,7 @@
 
 from hlat.config.batch_schedule import BatchSchedule
 from hlat.config.errors import Fix, Problem, RecipeError, short
-from hlat.config.load import load_recipe, model_section, numbers_with_units
+from hlat.config.load import load_recipe, model_section, numbers_with_units, parse_recipe
 from hlat.config.presets import PRESETS
 from hlat.config.recipe import Recipe
 from hlat.config.schema import recipe_schema
@@ -18,6 +18,7 @@ __all__ = [
     "load_recipe",
     "model_section",
     "numbers_with_units",
+    "parse_recipe",
     "recipe_schema",
     "short",
     "size_problem",
