@@ -135,8 +135,8 @@ def batch_script(request: RunRequest, options: SlurmOptions, folder: Path) -> Ba
     if not _reserves_accelerators(run, options):
         _logger.warning(
             "warning: the job asks Slurm for no accelerators, and without any it trains on the CPUs. Add --instance "
-            "NAME (`hlat hardware list`) or --sbatch=--gpus-per-node=%d, or say run.device=cpu; nothing is missing on a "
-            "cluster whose nodes give theirs to every job.",
+            "NAME (`hlat hardware list`) or --sbatch=--gpus-per-node=%d, or say run.device=cpu; nothing is missing on "
+            "a cluster whose nodes give theirs to every job.",
             run.nproc,
         )
     return BatchScript(_script(run, options, folder), folder / run.recipe.run_dir)
