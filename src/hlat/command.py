@@ -42,8 +42,9 @@ def main() -> None:
 
 def _interrupted_early(number: int, frame: FrameType | None) -> None:
     """Handle Ctrl-C before the command line has started."""
-    if "hlat.runtime.bottom_line" in sys.modules:
-        sys.modules["hlat.runtime.bottom_line"].erase_line()
+    erase_line = getattr(sys.modules.get("hlat.runtime.bottom_line"), "erase_line", None)
+    if erase_line is not None:  # a module that is just being imported has none, and has drawn nothing
+        erase_line()
     if os.environ.get("RANK", "0") == "0":  # only one of several processes prints this
         os.write(2, b"interrupted: nothing had been started\n")
     os._exit(_INTERRUPTED)

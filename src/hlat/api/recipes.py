@@ -1,6 +1,6 @@
 """Loading of recipes, and jobs made of them.
 
-recipe file, name or Recipe, overrides --> Recipe, TrainingJob
+recipe file, name, mapping or Recipe, overrides --> Recipe, TrainingJob
 """
 
 import json
@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hlat.config import Recipe
+from hlat.config import Problem, Recipe, RecipeError, parse_recipe
 from hlat.config import load_recipe as read_recipe
 from hlat.runtime import LaunchError
 
@@ -21,11 +21,13 @@ Overrides = Sequence[str] | Mapping[str, object]
 """Changes of a recipe: ``["training.steps=100"]``, or ``{"training.steps": 100}``."""
 
 
-def load_recipe(path: str | Path, overrides: Overrides = (), *, world: int | None = None) -> Recipe:
+def load_recipe(
+    path: str | Path | Mapping[str, object], overrides: Overrides = (), *, world: int | None = None
+) -> Recipe:
     """Load a recipe and check it.
 
     Args:
-        path: recipe file, or the name of a shipped recipe.
+        path: recipe file, the name of a shipped recipe, or the sections themselves: ``{"run": {"name": "mine"}, ...}``.
         overrides: changes, as ``["training.steps=100"]`` or ``{"training.steps": 100}``.
         world: number of processes that the layout must fit; None checks only that some number fits.
 
@@ -35,7 +37,18 @@ def load_recipe(path: str | Path, overrides: Overrides = (), *, world: int | Non
     Raises:
         RecipeError: with every problem of file, overrides and fields (``problems``).
     """
+    if isinstance(path, Mapping):
+        return parse_recipe(_plain_values(path), "the recipe", override_words(overrides), world=world)
     return read_recipe(path, override_words(overrides), world=world)
+
+
+def _plain_values(sections: Mapping[str, object]) -> dict[str, Any]:
+    """Turn sections into what YAML would have given: lists for tuples, and texts for paths."""
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(dict(sections), default=str))
+    except (TypeError, ValueError, RecursionError) as error:  # keys that are no texts, cycles
+        raise RecipeError([Problem("the recipe", f"has values that no recipe file can hold: {error}.")]) from error
+    return plain
 
 
 def draft_recipe(

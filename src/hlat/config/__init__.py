@@ -3,7 +3,7 @@
 from hlat.config.batch_schedule import BatchSchedule
 from hlat.config.errors import Fix, Problem, RecipeError, short
 from hlat.config.explanations import field_called
-from hlat.config.load import load_recipe, model_section, numbers_with_units
+from hlat.config.load import load_recipe, model_section, numbers_with_units, parse_recipe
 from hlat.config.model_base import model_differences
 from hlat.config.presets import PRESETS
 from hlat.config.recipe import Recipe
@@ -22,6 +22,7 @@ __all__ = [
     "model_differences",
     "model_section",
     "numbers_with_units",
+    "parse_recipe",
     "recipe_schema",
     "short",
     "size_problem",

@@ -47,18 +47,28 @@ def load_recipe(path: str | Path, overrides: typing.Sequence[str] = (), *, world
     return _parse(content, problems, str(file), world)
 
 
-def parse_recipe(content: dict[str, Any], source: str = "recipe", *, world: int | None = None) -> Recipe:
-    """Validate a mapping, as from ``Recipe.model_dump()`` or JSON.
+def parse_recipe(
+    content: dict[str, Any],
+    source: str = "recipe",
+    overrides: typing.Sequence[str] = (),
+    *,
+    world: int | None = None,
+) -> Recipe:
+    """Apply overrides to a mapping, as from ``Recipe.model_dump()`` or JSON, and validate it.
 
     Args:
         content: the sections.
         source: name of the recipe in errors.
+        overrides: ``a.b=c`` each.
         world: number of processes that the layout must fit; None checks only that some number fits.
 
     Raises:
-        RecipeError: with every problem of fields and rules.
+        RecipeError: with every problem of overrides, fields and rules.
     """
-    return _parse(content, [], source, world)
+    if (too_large := size_problem(content)) is not None:
+        raise RecipeError([Problem("the recipe", too_large)], source)
+    content, problems = apply_overrides(content, overrides)
+    return _parse(content, problems, source, world)
 
 
 def numbers_with_units(

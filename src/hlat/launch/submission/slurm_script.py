@@ -12,6 +12,7 @@ A chain is a job array of which one element runs at a time. It needs one submiss
 and is one script that can be printed; jobs with dependencies (``afterany``) need the id of each one before.
 """
 
+import logging
 import re
 import shlex
 import sys
@@ -24,8 +25,10 @@ from hlat.launch.submission.request import PreparedRun, RunRequest
 from hlat.runtime import escape_controls
 from hlat.runtime.process import REQUEUE_CODE
 
+_logger = logging.getLogger(__name__)
 _TIME = re.compile(r"\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+|\d+-\d+:\d\d|\d+-\d+:\d\d:\d\d")  # man sbatch, --time
 _LAST_CODES = "0|2|4"  # after these the same command again would end the same way
+_ACCELERATORS = re.compile(r"--(gpus|gres|tres-per|exclusive)|-G")  # sbatch: --exclusive takes all of a node, GPUs too
 _SAFE = re.compile(r"[A-Za-z0-9_./:,=@%+\[\]-]+")
 
 _PREPARE = r"""
@@ -129,7 +132,21 @@ def batch_script(request: RunRequest, options: SlurmOptions, folder: Path) -> Ba
         RecipeError: only the recipe is wrong; every problem is listed.
     """
     run = request.prepare(options.problems())
+    if not _reserves_accelerators(run, options):
+        _logger.warning(
+            "warning: the job asks Slurm for no accelerators, and without any it trains on the CPUs. Add --instance "
+            "NAME (`hlat hardware list`) or --sbatch=--gpus-per-node=%d, or say run.device=cpu; nothing is missing on "
+            "a cluster whose nodes give theirs to every job.",
+            run.nproc,
+        )
     return BatchScript(_script(run, options, folder), folder / run.recipe.run_dir)
+
+
+def _reserves_accelerators(run: PreparedRun, options: SlurmOptions) -> bool:
+    """Return True if the job reserves accelerators, or needs none: the device is the CPU, or the instance has none."""
+    if run.recipe.run.device == "cpu" or run.request.instance is not None:
+        return True
+    return any(_ACCELERATORS.match(option) for option in options.sbatch)
 
 
 def _script(run: PreparedRun, options: SlurmOptions, folder: Path) -> str:

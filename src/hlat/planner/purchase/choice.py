@@ -39,6 +39,16 @@ class Purchase:
         """The offer to take."""
         return self.rows[0]
 
+    @property
+    def range_goal(self) -> Goal:
+        """Limits for the whole range of a prediction: a budget that chose the tokens does not limit their cost."""
+        return Goal(self.goal.days, None if self.affords else self.goal.usd)
+
+    @property
+    def sure(self) -> tuple[Offer, ...]:
+        """The rows that meet the goal also at the slow end of the range in which 4 of 5 runs are expected."""
+        return tuple(offer for offer in self.rows if self.range_goal.meets(offer.slow_end))
+
 
 def choose_cluster(
     chips: str,

@@ -55,6 +55,13 @@ class Offer:
         """Number that orders offers of one kind by cost: USD, or instance-days without a price."""
         return self.days * self.cluster.count if self.usd is None else self.usd
 
+    @property
+    def slow_end(self) -> "Offer":
+        """The run at the slow end of the range in which 4 of 5 runs are expected."""
+        one, high = self.prediction, self.prediction.interval.high
+        cost = None if one.cost_usd is None else high * one.cost_usd
+        return Offer(self.request, replace(one, days=high * one.days, cost_usd=cost))
+
     def with_tokens(self, tokens: int) -> "Offer":
         """Return the run with another number of tokens, to which days, cost and energy are proportional."""
         share, one = tokens / self.request.tokens, self.prediction

@@ -7,6 +7,7 @@ from hlat.planner.problem import comparison_note, layout_text, why_not_runnable
 from hlat.planner.purchase.choice import Purchase
 from hlat.planner.purchase.model_size import ModelSize, SizedRun, optimal_tokens
 from hlat.planner.purchase.offers import Offer
+from hlat.planner.purchase.risk import risk_sentence
 from hlat.planner.purchase.scaling_law import CHINCHILLA
 from hlat.planner.report import (
     energy_sentence,
@@ -35,6 +36,9 @@ def purchase_lines(purchase: Purchase, columns: int) -> Iterator[str]:
         first = [purchase.chosen, *(offer for offer in purchase.sizes if offer is not purchase.chosen)]
         yield from table_lines(list(_rows(first, purchase.chosen, purchase.affords)), columns)
     yield ""
+    risk = risk_sentence(purchase)
+    if risk:
+        yield from wrapped(f"! {risk}", columns, 2)
     yield from _marks(purchase.rows, purchase.missed, columns)
     if purchase.affords:
         yield from wrapped(_beside_the_optimum(purchase.chosen), columns, 2)
@@ -160,6 +164,7 @@ def purchase_json(purchase: Purchase) -> dict[str, Any]:
         "price_kind": purchase.price,
         "chosen": _json(purchase.chosen),
         "rows": [_json(offer) for offer in purchase.rows],
+        "sure": [offer.cluster.name for offer in purchase.sure],
         "sizes": [_json(offer) for offer in purchase.sizes],
         "missed": purchase.missed,
     }

@@ -1,0 +1,25 @@
+"""A Slurm job that reserves no accelerators would train on CPUs that cost as much: the command says so."""
+
+import pytest
+
+from tests.support.commands import hlat
+
+
+@pytest.mark.parametrize(
+    ("words", "warns"),
+    [
+        ((), True),
+        (("--sbatch=--reservation=mine",), True),
+        (("--sbatch=--gpus-per-node=2",), False),
+        (("--sbatch=--gres=gpu:2",), False),
+        (("--sbatch=--exclusive",), False),
+        (("--instance", "p5.48xlarge"), False),
+        (("run.device=cpu",), False),
+    ],
+)
+def test_a_job_without_accelerators_is_warned_of(recipe_file, tmp_path, words, warns) -> None:
+    words = ("data.path=texts", "batch.micro_batch=1", *words)
+    done = hlat("launch", "slurm", str(recipe_file), "--nodes", "1", "--dry-run", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert ("asks Slurm for no accelerators" in done.stderr) == warns
+    assert "warning" not in done.stdout, "the script can be piped into sbatch"

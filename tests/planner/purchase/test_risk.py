@@ -1,0 +1,66 @@
+"""What a buyer is told when the range of a prediction reaches beyond the goal, by arithmetic on the ranges."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+import hlat
+from hlat.planner.purchase import Purchase, purchase_json, purchase_lines
+from hlat.planner.purchase.goal import Goal
+
+MODEL = {"tokens": 10**11, "sequence": 4096, "global_batch": 512, "precision": "mixed"}
+
+
+@pytest.fixture(scope="module")
+def purchase() -> Purchase:
+    """A choice of two kinds of instances, of which the second has the narrower range."""
+    return hlat.choose_cluster("llama-3.2-1b", chips="p5.48xlarge,p4d.24xlarge", deadline="9d", **MODEL)
+
+
+def told(purchase: Purchase) -> str:
+    """The warning of the goal, on one line; empty without one."""
+    text = " ".join(line.strip() for line in purchase_lines(purchase, 80))
+    found = re.search(r"! (\S+ may miss .*?\.) (?:! |not |assumed |expect )", text)
+    return found[1] if found else ""
+
+
+def with_goal(purchase: Purchase, days: float | None, usd: float | None = None) -> Purchase:
+    return replace(purchase, goal=Goal(days, usd))
+
+
+def test_a_range_within_the_goal_is_not_worth_a_word(purchase: Purchase) -> None:
+    slowest = max(offer.prediction.interval.of(offer.days)[1] for offer in purchase.rows)
+    kept = with_goal(purchase, slowest)
+    assert told(kept) == "" and kept.sure == kept.rows
+    assert purchase_json(kept)["sure"] == [offer.cluster.name for offer in kept.rows]
+
+
+def test_a_range_beyond_the_deadline_is_told_with_a_deadline_that_leaves_room(purchase: Purchase) -> None:
+    """The advice, multiplied with the slow end's ratio, is the deadline, but for its two digits."""
+    days = purchase.chosen.days * 1.001
+    risky = replace(with_goal(purchase, days), rows=purchase.rows[:1])
+    line = told(risky)
+    assert line.startswith(f"{risky.chosen.cluster.name} may miss the deadline: ") and "budget" not in line
+    assert risky.sure == () and purchase_json(risky)["sure"] == []
+    advised = float(re.search(r"--deadline ([\d.]+)d", line)[1])
+    assert 0.9 * days < advised * risky.chosen.prediction.interval.high <= days
+
+
+def test_offers_that_are_sure_are_named(purchase: Purchase) -> None:
+    """Exactly one of two offers ends its range before the deadline."""
+    ends = {offer.cluster.name: offer.prediction.interval.of(offer.days)[1] for offer in purchase.rows}
+    first, second = sorted(ends.values())
+    some = with_goal(purchase, (first + second) / 2)
+    (sure,) = (name for name, end in ends.items() if end == first)
+    assert [offer.cluster.name for offer in some.sure] == [sure]
+    if some.chosen.cluster.name == sure:
+        some = replace(some, rows=some.rows[::-1])
+    assert told(some).endswith(f"Within the goal over the whole range: {sure}.")
+
+
+def test_a_range_beyond_the_budget_is_told_unless_the_budget_chose_the_tokens(purchase: Purchase) -> None:
+    usd = max(offer.usd for offer in purchase.rows) * 1.001
+    risky = with_goal(purchase, None, usd)
+    assert "may miss the budget: " in told(risky) and "USD in 4 of 5 runs" in told(risky)
+    assert told(replace(risky, affords=True)) == ""
