@@ -151,7 +151,7 @@ def measure_model(table: Table, size_name: str, size: float, recipe: Recipe, run
 def _update_again(model: Any, optimizer: Any, recipe: Recipe) -> None:
     """Norm, clipping and update with the same gradients."""
     _, norm = model.reduce_loss_and_norm(torch.zeros(()))
-    model.clip_gradients(norm, 1.0)
+    optimizer.clip_gradients(norm, 1.0)
     optimizer.step()
 
 

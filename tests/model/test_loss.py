@@ -99,7 +99,7 @@ class Products(TorchDispatchMode):
 
 @pytest.mark.skipif(not CpuBackend("cpu").fp32_by_onednn, reason="a processor of AMD with AVX-512")
 def test_all_products_of_the_head_in_training_are_onednns_where_those_of_blocks_are() -> None:
-    """Of each of four chunks: logits, the gradient by states, and that by each of three blocks of rows."""
+    """Products of each of four chunks: logits, the gradient by states, and that by each of three blocks of rows."""
     hidden, head, labels = given(torch.float32, torch.float32)
     with Products() as training:
         head_loss(hidden, head, labels, InChunks())
