@@ -173,7 +173,7 @@ def main() -> None:
             for batch in map(int, options.batches.split(",")):
                 measure_generation(record, title, models, batch, options.new, options.rounds)
             measure_scoring(record, title, models, options.rounds)
-    record.write("generation" if options.one_thread else "generation_clock")
+    record.write(f"generation{'' if options.one_thread else '_clock'}-{options.models}")
 
 
 if __name__ == "__main__":

@@ -94,9 +94,9 @@ def test_threads_are_those_of_a_preloaded_openmp_library(tmp_path: Path) -> None
     assert compiler is not None
     subprocess.run([*compiler.split(), "-shared", "-fPIC", str(source), "-o", str(preloaded)], check=True)
     code = (
-        "import ctypes, sys; from hlat.model.kernels.library import _openmp\n"
+        "import ctypes, sys; from hlat.model.kernels.library import find_openmp\n"
         "address = lambda function: ctypes.cast(function, ctypes.c_void_p).value\n"
-        "assert address(_openmp()) == address(ctypes.CDLL(sys.argv[1]).GOMP_parallel)"
+        "assert address(find_openmp()) == address(ctypes.CDLL(sys.argv[1]).GOMP_parallel)"
     )
     environment = os.environ | {"LD_PRELOAD": str(preloaded)}
     subprocess.run([sys.executable, "-c", code, str(preloaded)], env=environment, check=True)

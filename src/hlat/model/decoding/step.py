@@ -14,7 +14,7 @@ import torch
 from hlat.model.architectures import norm_place
 from hlat.model.decoder import Decoder
 from hlat.model.decoding.weights import StepWeights
-from hlat.model.kernels import DecodingLibrary, Step, decoding_library
+from hlat.model.kernels import DecodingLibrary, StepArguments, decoding_library
 from hlat.model.kv_cache import KVCache
 from hlat.model.loss import Head, Reduction, head_loss
 from hlat.model.model_shard import FULL_MODEL
@@ -72,7 +72,7 @@ class CompiledStep:
         work = [x_B1D.new_empty((rows, width)) for width in widths]
         cos, sin = (table.contiguous() for table in tables)
         mask = None if cache.mask is None else cache.mask.contiguous()
-        step = Step.from_buffer_copy(weights.step)
+        step = StepArguments.from_buffer_copy(weights.step)
         step.rows, step.place = rows, cache.length
         step.first = max(0, cache.length + 1 - window) if window is not None and mask is None else 0
         step.cos, step.sin, step.table_step = cos.data_ptr(), sin.data_ptr(), cos.shape[-1] if cos.dim() == 3 else 0

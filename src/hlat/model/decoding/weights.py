@@ -1,6 +1,6 @@
 """Weights of a decoder as the compiled step reads them: contiguous, in the dtype of the activations.
 
-    blocks of a decoder --their own memory, or a copy in the dtype in which the model computes--> a ``Layer`` for each
+    blocks of a decoder --their own memory, or a copy in the dtype of its products--> a ``StepLayer``
 
 Which weights a block has follows from its modules: fused or split projections, biases, norms of queries and keys.
 """
@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from hlat.model.architectures import NormPlace
-from hlat.model.kernels import Layer, Step
+from hlat.model.kernels import StepArguments, StepLayer
 from hlat.model.layers import Attention, DecoderBlock, FeedForward, RMSNorm, ShardedRMSNorm
 from hlat.model.matmul import Linear
 
 
 class StepWeights:
-    """Weights of blocks and final norm, and what a ``Step`` says about their shapes.
+    """Weights of blocks and final norm, and what ``StepArguments`` say about their shapes.
 
     Args:
         blocks: all blocks of a complete model.
@@ -33,17 +33,17 @@ class StepWeights:
     def __init__(self, blocks: list[DecoderBlock], norm: nn.Module, place: NormPlace, dtype: torch.dtype) -> None:
         self._dtype, self._kept = dtype, list[torch.Tensor]()
         first = blocks[0]
-        self.step = Step(layers=len(blocks))
-        self._layers = (Layer * len(blocks))(*(self._layer(block, place) for block in blocks))
+        self.step = StepArguments(layers=len(blocks))
+        self._layers = (StepLayer * len(blocks))(*(self._layer(block, place) for block in blocks))
         self.step.layer = self._layers
         self.step.final_norm, self.step.eps = self._norm(norm), first.attention_norm.eps
         self._describe_attention(first.attention)
         self._describe_feed_forward(first.feed_forward)
         self.step.width = first.attention_norm.weight.numel()
 
-    def _layer(self, block: DecoderBlock, place: NormPlace) -> Layer:
+    def _layer(self, block: DecoderBlock, place: NormPlace) -> StepLayer:
         attention, feed_forward = block.attention, block.feed_forward
-        layer = Layer(output=self._keep(attention.output.weight), down=self._keep(feed_forward.down.weight))
+        layer = StepLayer(output=self._keep(attention.output.weight), down=self._keep(feed_forward.down.weight))
         norms = self._norm(block.attention_norm), self._norm(block.feed_forward_norm)
         if place is NormPlace.INPUT:
             layer.before_attention, layer.before_feed_forward = norms

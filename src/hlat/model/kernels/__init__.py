@@ -8,7 +8,7 @@ import torch
 
 from hlat.model.kernels import operations as operations  # registers the operators
 from hlat.model.kernels.attention import ATTENTION, WIDEST_HEAD, attend_to_ranges, head_sums_shape
-from hlat.model.kernels.decode import DecodingLibrary, Layer, Step, decoding_library
+from hlat.model.kernels.decode import DecodingLibrary, StepArguments, StepLayer, decoding_library
 from hlat.model.kernels.library import DTYPES, begin, is_available
 from hlat.model.kernels.library import library as compiled_library
 from hlat.runtime.backend import backend_of, find_device_type
@@ -17,8 +17,8 @@ from hlat.runtime.distributed import in_fake_world
 __all__ = [
     "ATTENTION",
     "DecodingLibrary",
-    "Layer",
-    "Step",
+    "StepArguments",
+    "StepLayer",
     "are_used_on",
     "attend_to_ranges",
     "attention_is_used_on",

@@ -26,7 +26,7 @@ def _fields(kind: type, *names: str) -> list[tuple[str, type]]:
     return [(name, kind) for name in names]
 
 
-class Layer(ctypes.Structure):
+class StepLayer(ctypes.Structure):
     """Weights of a block; norms and biases that it does not have are null."""
 
     _fields_ = (
@@ -37,7 +37,7 @@ class Layer(ctypes.Structure):
     )
 
 
-class Step(ctypes.Structure):
+class StepArguments(ctypes.Structure):
     """Arguments of ``decode``: shapes, strides in elements, and memory; see ``decode.c``."""
 
     _fields_ = (
@@ -47,13 +47,13 @@ class Step(ctypes.Structure):
         *_fields(ctypes.c_int64, "whole_norms", "table_step", "layer_step", "value_step", "row_step", "head_step"),
         *_fields(ctypes.c_int64, "place", "first"),
         *_fields(ctypes.c_float, "eps", "scale"),
-        ("layer", ctypes.POINTER(Layer)),
+        ("layer", ctypes.POINTER(StepLayer)),
         *_fields(ctypes.c_void_p, "final_norm", "cos", "sin", "mask"),
         *_fields(ctypes.c_void_p, "x", "hidden", "qkv", "attended", "gated", "cache"),
     )
 
 
-class _Product(ctypes.Structure):
+class _ProductArguments(ctypes.Structure):
     """Arguments of ``multiply_rows``."""
 
     _fields_ = (
@@ -89,7 +89,7 @@ class DecodingLibrary:
             self._decode[dtype] = function
             self._multiply[dtype] = ctypes.cast(getattr(library, f"multiply_rows_{suffix}"), ctypes.c_void_p)
 
-    def decode(self, dtype: torch.dtype, step: Step) -> None:
+    def decode(self, dtype: torch.dtype, step: StepArguments) -> None:
         """Run a step, all of whose pointers are to tensors of a dtype that the caller keeps."""
         self._decode[dtype](self._parallel, torch.get_num_threads(), ctypes.byref(step))
 
@@ -100,7 +100,7 @@ class DecodingLibrary:
         outs = len(weight_VD)
         out_BV = x_BD.new_empty((rows, outs))
         pointers = (weight_VD.data_ptr(), None, None, x_BD.data_ptr(), None, out_BV.data_ptr())
-        product = _Product(width, outs, rows, width, outs, outs, outs, *pointers)
+        product = _ProductArguments(width, outs, rows, width, outs, outs, outs, *pointers)
         together = max(1, _BLOCK_BYTES // (width * _LANES * x_BD.itemsize))
         arguments = ctypes.byref(product), -(-outs // _LANES), together
         self._run(self._parallel, torch.get_num_threads(), self._multiply[x_BD.dtype], *arguments)
