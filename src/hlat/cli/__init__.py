@@ -163,11 +163,11 @@ app.add_typer(hardware.app, name="hardware")
 app.add_typer(launch_app, name="launch")
 
 _PANELS = {
-    "Begin": ("quickstart", "check", "schema", "recipe"),
+    "Begin": ("quickstart", "init", "check", "schema", "recipe"),
     "Plan": ("plan", "rehearse", "hardware"),
     "Data": ("data",),
-    "Train": ("train", "launch", "doctor", "compile"),
-    "Watch": ("report", "runs"),
+    "Train": ("train", "sweep", "launch", "doctor", "compile"),
+    "Watch": ("report", "runs", "show", "compare"),
     "Use the model": ("evaluate", "generate", "checkpoint", "average", "import", "export"),
 }
 """Groups of verbs in help; a verb in none of them is listed under "Commands"."""

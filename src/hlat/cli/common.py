@@ -2,7 +2,6 @@
 
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -13,7 +12,7 @@ import typer
 
 from hlat.runtime import BottomLine, draws_lines, erase_rest_of, escape_controls
 from hlat.runtime.backend import untested_torch_warning
-from hlat.runtime.process import LAUNCHER_ENV, json_line, prints_json
+from hlat.runtime.process import LAUNCHER_ENV, json_line, prints_json, raise_interrupts
 
 if TYPE_CHECKING:
     from hlat.config.rules import SettingNote
@@ -69,8 +68,7 @@ def ready() -> None:
     A verb calls this before it starts anything. It imports its room only when it runs, so that each verb starts as fast
     as it can: torch takes a second, its distributed parts two more.
     """
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's background job ignores Ctrl-C
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    raise_interrupts()
     logger = logging.getLogger("hlat")
     if logging.lastResort is not None and logging.lastResort not in logger.handlers:
         logger.addHandler(logging.lastResort)  # warnings go to standard error; as a library hlat is quiet

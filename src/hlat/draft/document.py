@@ -52,7 +52,7 @@ def recipe_text(name: str, texts: Texts, machine: Machine, sizes: Sizes, model: 
             f"{MOST_EPOCHS} still help",
         ],
         [f"evaluation: {{every_steps: {max(1, sizes.steps // 10)}, sequences: 64}}"],
-        [f"checkpoint: {{every_steps: {_save_every(sizes)}}}  # about every ten minutes"],
+        [f"checkpoint: {{every_steps: {_save_every(sizes)}}}  # {_when(sizes)}; Ctrl-C saves too"],
     ]
     return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
 
@@ -103,6 +103,10 @@ def _warmup(steps: int) -> int:
 def _save_every(sizes: Sizes) -> int:
     wanted = sizes.steps * _SAVE_SECONDS / max(sizes.seconds, 1.0)
     return max(1, min(sizes.steps, round(wanted)))
+
+
+def _when(sizes: Sizes) -> str:
+    return "about every ten minutes" if _save_every(sizes) < sizes.steps else "at the end, within ten minutes"
 
 
 def _time(seconds: float) -> str:

@@ -15,6 +15,7 @@ from hlat.runtime.process.exit_codes import (
     STOP_SIGNALS,
     stop_exit_code,
 )
+from hlat.runtime.process.interrupts import raise_interrupts
 from hlat.runtime.process.json_output import json_line, print_json_lines, prints_json
 from hlat.runtime.process.phase import PHASES, current_phase, enter_phase, observe_phases
 from hlat.runtime.process.process_status import LAUNCHER_ENV, is_running, is_stopped, session_is_alive
@@ -48,6 +49,7 @@ __all__ = [
     "observe_stages",
     "print_json_lines",
     "prints_json",
+    "raise_interrupts",
     "rank_log",
     "session_is_alive",
     "stop_exit_code",
