@@ -1,0 +1,56 @@
+"""Messages on their way to other stages, and the memory that they hold.
+
+    send operations of a pass -> sent at once, the oldest are waited for -> at most PENDING_SENDS tensors are kept
+
+Torch's schedules with several stages per rank, and GPipe, send after each pass and wait when the step ends, or its
+forward half: until then every message of the step stays in memory. Waiting earlier cannot block for ever: torch orders
+sends and receives such that each receive follows its send directly (``_add_send_recv`` in its schedules), so that even
+sends that end with their receive would end.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from hlat.parallel.stages.memory import PENDING_SENDS
+
+
+class Outbox:
+    """Sends the messages of a rank's stages.
+
+    Args:
+        at_once: False if the schedule sends a pass's messages together with receives (1F1B), and waits for both.
+    """
+
+    def __init__(self, *, at_once: bool) -> None:
+        self._at_once = at_once
+        self._pending: deque[tuple[dist.Work, torch.Tensor]] = deque()
+
+    def send(self, operations: Sequence[dist.P2POp]) -> list[dist.P2POp]:
+        """Send messages.
+
+        Args:
+            operations: the sends of a pass.
+
+        Returns:
+            The operations that the schedule has to start.
+        """
+        if not self._at_once:
+            return list(operations)
+        for each in operations:
+            work = dist.isend(each.tensor, group=each.group, tag=each.tag, group_dst=each.group_peer)
+            assert work is not None, "this rank is in the group"
+            self._pending.append((work, each.tensor))
+        self._wait_for_all_but(PENDING_SENDS)
+        return []
+
+    def wait(self) -> None:
+        """Wait until all messages are sent."""
+        self._wait_for_all_but(0)
+
+    def _wait_for_all_but(self, count: int) -> None:
+        while len(self._pending) > count:
+            work, _ = self._pending.popleft()
+            work.wait()
