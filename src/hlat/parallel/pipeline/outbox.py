@@ -3,9 +3,15 @@
     send operations of a pass -> sent at once, the oldest are waited for -> at most PENDING_SENDS tensors are kept
 
 Torch's schedules with several stages per rank, and GPipe, send after each pass and wait when the step ends, or its
-forward half: until then every message of the step stays in memory. Waiting earlier cannot block for ever: torch orders
-sends and receives such that each receive follows its send directly (``_add_send_recv`` in its schedules), so that even
-sends that end with their receive would end.
+forward half: until then every message of the step stays in memory.
+
+Waiting earlier cannot block for ever. There is one order of all messages of which the order of every rank is a part:
+torch appends a receive to its rank when it appends the send (``_add_send_recv`` in its schedules, the same in 2.12 and
+2.13), and GPipe's messages are ordered by half, micro-batch and stage. The ranks of the first message that has not
+ended have ended all earlier ones, so both come to it, and it ends, even if every send waits for its receive. With gloo
+a wait blocks the process; with NCCL the stream, on which kernels, sends and receives keep the order of the process.
+1F1B combines sends and receives in operations of its own, which stay as they are. A test lets ranks wait at every
+message (tests/parallel/pipeline/test_waiting.py).
 """
 
 from collections import deque
