@@ -10,11 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
-from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import (
     Schedule1F1B,
     ScheduleGPipe,
@@ -27,9 +25,7 @@ from hlat.model import Decoder, Reduction, head_loss, split_backward
 from hlat.parallel.fsdp import reshard_after_every_backward
 from hlat.parallel.mesh import Layout
 from hlat.parallel.micro_batch import MicroBatch
-from hlat.parallel.stages import pass_label
-from hlat.runtime.distributed import in_fake_world
-from hlat.runtime.process import enter_phase
+from hlat.parallel.pipeline import Outbox, ReportingStage
 
 _SINGLE_STAGE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 _MULTI_STAGE = {
@@ -39,38 +35,6 @@ _MULTI_STAGE = {
 }
 
 _ZERO_BUBBLE = ("interleaved-zero-bubble", "zbv")  # schedules with passes for the gradients by weight alone
-
-_AGREEMENT: Any = np.int32(1)  # instead of a tensor, which has no value in a rehearsal
-
-
-class _ReportingStage(PipelineStage):
-    """Torch's pipeline stage; also reports the phase of this process, and labels each pass for profilers."""
-
-    # The first argument of each is the micro-batch; torch names the others.
-
-    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        enter_phase("forward")
-        with pass_label("forward", self.stage_index, args[0]):
-            return super().forward_one_chunk(*args, **kwargs)
-
-    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        enter_phase("backward")
-        with pass_label("backward" if kwargs.get("full_backward", True) else "input", self.stage_index, args[0]):
-            return super().backward_one_chunk(*args, **kwargs)
-
-    def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        enter_phase("backward")
-        with pass_label("weight", self.stage_index, args[0]):
-            return super().backward_weight_one_chunk(*args, **kwargs)
-
-    # Before the first step torch's stages vote whether all know the shapes of their messages. They do; in a rehearsal,
-    # which has no other ranks, the result is given.
-
-    def _warmup_forward_vote(self, has_backward: bool, received_acc: torch.Tensor | None = None) -> torch.Tensor:
-        return _AGREEMENT if in_fake_world() else super()._warmup_forward_vote(has_backward, received_acc)
-
-    def _warmup_backward_result(self, received_result: torch.Tensor | None = None) -> torch.Tensor:
-        return _AGREEMENT if in_fake_world() else super()._warmup_backward_result(received_result)
 
 
 class Pipeline:
@@ -106,6 +70,8 @@ class Pipeline:
             for stage in stages:
                 reshard_after_every_backward(stage)
         self._current: tuple[int, Any] = (0, None)  # torch's schedule, for a number of micro-batches
+        # 1F1B sends and receives in one operation.
+        self._outbox = Outbox(at_once=layout.config.schedule != "1f1b")
         self._divisor: torch.Tensor | int = 1
         self.has_first = 0 in self._stages
         self.has_last = layout.config.stages - 1 in self._stages
@@ -135,11 +101,12 @@ class Pipeline:
                 return_outputs=False,
                 **kwargs,
             )
+        self._outbox.wait()
         return torch.stack(losses).detach().sum() if losses else torch.zeros((), dtype=self._wide, device=self._device)
 
     def _schedule(self, micro_batches: int) -> Any:
         if micro_batches != self._current[0]:
-            self._current = (0, None)  # first: a schedule keeps buffers for every micro-batch
+            self._current = (0, None)
             config = self._layout.config
             stages: list[Any] = [self._build_stage(index, model) for index, model in self._stages.items()]
             options: dict[str, Any] = {"loss_fn": self._scale_loss, "scale_grads": False}
@@ -150,13 +117,13 @@ class Pipeline:
             self._current = (micro_batches, schedule)
         return self._current[1]
 
-    def _build_stage(self, index: int, model: Decoder) -> PipelineStage:
+    def _build_stage(self, index: int, model: Decoder) -> ReportingStage:
         """Build torch's stage with given shapes, so that torch does not run it once to find them."""
         sequences = self._shape[0]
         tokens = torch.empty((sequences, self._positions), dtype=torch.int64, device="meta")
         hidden = torch.empty(self._shape, dtype=self._dtype, device="meta", requires_grad=True)
         loss = torch.empty((), dtype=self._wide, device="meta", requires_grad=True)
-        return _ReportingStage(
+        return ReportingStage(
             model,
             index,
             self._layout.config.stages,
@@ -164,6 +131,7 @@ class Pipeline:
             input_args=tokens if index == 0 else hidden,
             output_args=loss if index == self._layout.config.stages - 1 else hidden,
             group=self._group,
+            outbox=self._outbox,
         )
 
     def _scale_loss(self, loss: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:

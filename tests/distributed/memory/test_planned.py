@@ -162,6 +162,27 @@ def test_plans_agree_with_rehearsals_and_processes(
         assert report.flops == measured[report.rank].flops, stage
 
 
+DEEP = (
+    "pp=4,schedule=gpipe,zero=0,mbs=2",
+    "pp=4,zero=0,mbs=2",
+    "pp=4,vpp=2,zero=0,mbs=2",
+    "pp=4,schedule=interleaved-zero-bubble,zero=0,mbs=2",
+    "pp=4,schedule=zbv,zero=0,mbs=2",
+    "pp=4,vpp=2,zero=0,mbs=2,ckpt=full",
+)
+
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param(each, marks=() if index == 2 else pytest.mark.slow) for index, each in enumerate(DEEP)]
+)
+def test_plans_of_deep_pipelines_agree_with_rehearsals(machine: str, layout: str) -> None:
+    """Four ranks, and more micro-batches than messages may be on their way at a time."""
+    changes = {"micro_batches": 12, "model": {"layers": 8, "vocab_size": 512}}
+    _, recipe, question, candidate = asked(machine, 4, layout, "mixed", changes)
+    for stage, report in enumerate(rehearse(recipe, 4, range(4)).ranks):
+        compare_with_rehearsal(question, candidate, stage, report)
+
+
 @pytest.mark.parametrize(
     ("world", "layout", "mode"),
     [(1, "zero=0,mbs=2", "bf16-sr"), pytest.param(4, "zero=2,mbs=2", "mixed", marks=pytest.mark.slow)],

@@ -32,14 +32,14 @@ from hlat.planner.problem import Candidate, PlanRequest
 from hlat.precision import MODES
 
 _GIB = 1 << 30
-_RUNTIME_BYTES = {"measured": 0.0, "trainium": 6.25 * _GIB}
+_RUNTIME_BYTES = {"measured": 0.0, "trainium": 7.0 * _GIB}
 """Memory of the device's runtime by chip family: context, code of kernels and graphs, buffers of the collectives.
 
-For Trainium none is published. It is inferred from two runs of AWS's library, whose pipelines allocate no buffer per
-micro-batch. HLAT reports that Llama-2-70B ran out of memory on 4 trn1.32xlarge; counted as here but without such
-buffers, it needs at least 9.0 GiB of the 16 GiB per core. AWS trains it on 8 with tensor 8, pipeline 16 and full
-recomputation, which needs 7.5 GiB. So the runtime takes more than 6 or 7 GiB, depending on what else takes memory, and
-less than 8.5 GiB.
+For Trainium none is published. It is inferred from two runs of AWS's library, whose pipelines had one stage per rank
+and kept no more messages than is counted here. HLAT reports that Llama-2-70B ran out of memory on 4 trn1.32xlarge;
+counted as here, it needs at least 9.04 GiB of the 15.36 GiB per core that can be used. AWS trains it on 8 with tensor
+8, pipeline 16 and full recomputation, which needs 7.49 GiB. So the runtime takes more than 6.32 GiB and less than 7.87;
+this is near the middle, further from both than the 3 % (0.3 GiB) by which a count may be wrong.
 """
 _OTHER_RUNTIME_BYTES = 2.0 * _GIB
 # Rounding and fragmentation of the allocator, as a share of the transient memory.
@@ -108,7 +108,8 @@ def estimate_rank_memory(request: PlanRequest, candidate: Candidate, pipeline_ra
     stored_elements = elements / candidate.shards if sharded else elements
     gathered = 0.0
     if sharded:
-        gathered = ends if candidate.zero == 3 else elements
+        # A rank with more than three stages gathers three at a time (parallel/stages/state_bytes.py).
+        gathered = ends if candidate.zero == 3 else elements * min(1.0, 3 / candidate.virtual)
     accumulates = candidate.zero == 1 and candidate.accumulation(request.global_batch) > 1
     full_gradients = not sharded or candidate.pipeline > 1 or accumulates
     state = (

@@ -3,21 +3,55 @@
 from dataclasses import replace
 
 import pytest
+from torch.distributed.pipelining.schedules import _Action, _add_send_recv
 
-from hlat.parallel.stages.memory.in_flight import peak_instants
+from hlat.parallel.stages.memory.in_flight import PENDING_SENDS, peak_instants
+from hlat.parallel.stages.memory.posted_receives import posted_receives
 from hlat.parallel.stages.memory.transient_memory import transient_bytes
+from hlat.parallel.stages.pipeline_order import pass_order
 from hlat.planner.memory import estimate_rank_memory, rank_memory
 from hlat.planner.problem import parse_layout
 from tests.support.planner.requests import request_for
 
 
-def test_several_stages_per_rank_keep_sent_messages_until_the_step_ends_and_one_stage_while_passes_are_in_flight():
+def test_the_messages_in_memory_do_not_grow_with_the_micro_batches():
+    """Those on their way are limited; the first rank of interleaved 1F1B also receives the outputs of the last."""
     sends = ((True, False), (True, True))  # the first stage sends no gradients
-    for count in (8, 16, 80):
-        found = peak_instants("interleaved-1f1b", 0, 2, count, sends, (1.0, 1.0))
-        assert max(instant.sent for instant in found) == 3 * count
-    assert {instant.sent for instant in peak_instants("1f1b", 3, 4, 16, ((False, True),), (1.0,))} == {0}
-    assert max(instant.sent for instant in peak_instants("1f1b", 0, 4, 16, ((True, False),), (1.0,))) == 4
+    found = [
+        max(instant.messages for instant in peak_instants("interleaved-1f1b", 0, 4, count, sends, (1.0, 1.0)))
+        for count in (8, 16, 80)
+    ]
+    assert found[0] == found[1] == found[2] <= PENDING_SENDS + 3 + 2
+    # 1F1B: the last message of each kind; the last rank sends no activations, the first no gradients.
+    for stage, sent, most in ((0, (True, False), 2), (1, (True, True), 3), (3, (False, True), 1)):
+        assert max(instant.messages for instant in peak_instants("1f1b", stage, 4, 16, (sent,), (1.0,))) == most
+
+
+@pytest.mark.parametrize(("schedule", "each"), [("interleaved-1f1b", 2), ("interleaved-zero-bubble", 2), ("zbv", 2)])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_receives_are_posted_as_torch_posts_them(schedule, each, ranks):
+    """Against the order of sends and receives that torch's schedules derive from their passes."""
+    count, last = 3 * ranks, ranks * each - 1
+    kinds = {"forward": "F", "backward": "B", "input": "I", "weight": "W"}
+    orders = [pass_order(schedule, rank, ranks, count, each) for rank in range(ranks)]
+    ranks_of = {stage: rank for rank, order in enumerate(orders) for _, stage, _ in order}
+    actions = {
+        rank: [_Action.from_str(f"{stage}{kinds[kind]}{number}") for kind, stage, number in order]
+        for rank, order in enumerate(orders)
+    }
+    for rank, lowered in _add_send_recv(actions, ranks_of.__getitem__, last + 1).items():
+        waiting, found = 0, []
+        for action in lowered:
+            kind, stage = action.computation_type.value, action.stage_index
+            before, after = (stage - 1, stage + 1) if kind == "F" else (stage + 1, stage - 1)
+            if kind.startswith("RECV"):
+                waiting += 1
+            elif not kind.startswith("SEND"):
+                moves = kind != "W"
+                waiting -= moves and 0 <= before <= last
+                found.append(waiting)
+                waiting += moves and 0 <= after <= last and ranks_of[after] == rank  # handed over at the turn of a V
+        assert tuple(found) == posted_receives(schedule, ranks, count, each)[rank]
 
 
 def test_bytes_at_the_loss():

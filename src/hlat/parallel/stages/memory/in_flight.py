@@ -1,20 +1,26 @@
 """Passes in flight: replay a pipeline schedule and keep the instants at which memory can peak.
 
-    schedule, rank, ranks, micro-batches -> after each pass: number of forward passes alive, of backward passes whose
-        weight gradients are not computed yet, of messages sent, of stages with gradients
+    schedule, rank, ranks, micro-batches -> for each pass: number of forward passes alive, of backward passes whose
+        weight gradients are not computed yet, of messages in memory, of stages with gradients
         -> the instants that no other instant of the same kind of pass exceeds in all of these numbers
 
-The messages that a rank with several stages has sent are kept until the step ends, when torch waits for them; with one
-stage, until the backward pass of the message's micro-batch.
+Messages in memory are those on their way to other ranks (``parallel/pipeline/outbox.py``), and receive buffers of
+passes that have not begun. The received input of a pass that has begun is one of its saved activations.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from hlat.config.sections import Schedule
+from hlat.parallel.stages.memory.posted_receives import posted_receives
 from hlat.parallel.stages.pipeline_order import pass_order
 
+PENDING_SENDS = 4
+"""Messages of a rank that may be on their way when its next pass begins, except in 1F1B, which waits for them.
+
+In a schedule that alternates forward and backward passes these are the messages of the last two of each.
+"""
 _ROUNDS = 4  # rounds of as many micro-batches as ranks to replay; later rounds repeat the last
 
 
@@ -25,16 +31,14 @@ class Instant:
     Passes and stages are weighted by the size of their stage; one of mean size counts 1.
 
     Attributes:
-        forward: True after a forward pass, False during a backward pass.
+        forward: True in a forward pass, False in a backward pass.
         stage: index of the pass's stage among those of the rank.
         alive: forward passes whose weight gradients are not computed yet, over all stages.
         waiting: those of ``alive`` whose input gradients are computed; none for the first stage, which has no inputs.
         earlier: those of ``waiting`` except for the current pass.
-        sent: messages sent whose buffers are still kept; with several stages those too that a stage hands to the next
-            on the same rank, which torch keeps like a receive buffer.
+        messages: messages in memory that are no input of a pass in ``alive``.
         stages: stages that have gradients from earlier passes.
-        received: forward passes alive whose input is such a message or a receive buffer; not weighted.
-        waiting_received: those of ``waiting`` whose gradient by the output is one; not weighted.
+        waiting_received: those of ``waiting`` that began with a gradient from another stage; not weighted.
         last: forward passes alive of the rank's last stage; not weighted.
     """
 
@@ -43,9 +47,8 @@ class Instant:
     alive: float
     waiting: float
     earlier: float
-    sent: int
+    messages: int
     stages: float
-    received: int
     waiting_received: int
     last: int
 
@@ -69,26 +72,7 @@ def peak_instants(
         sends: for each stage of the rank, whether it sends activations, and gradients, to another rank.
         sizes: layers of each stage of the rank, or any numbers in proportion.
     """
-    replayed = min(count, _ROUNDS * ranks)
-    found = list(_replay(schedule, rank, ranks, replayed, sends, sizes))
-    if len(sizes) > 1 and count > replayed:
-        more = (count - replayed) * sum(map(sum, _messages(schedule, rank, ranks, sends)))
-        found = [replace(instant, sent=instant.sent + more) for instant in found]
-    return tuple(_pareto_front(found))
-
-
-def _messages(
-    schedule: Schedule, rank: int, ranks: int, sends: tuple[tuple[bool, bool], ...]
-) -> list[tuple[bool, bool]]:
-    """Return for each stage of a rank if it passes on activations, and if it passes on gradients.
-
-    To another rank, or at the turn of a V to its own next stage: torch keeps that like a receive buffer.
-    """
-    stages = sorted({stage for _, stage, _ in pass_order(schedule, rank, ranks, ranks, len(sends))})
-    return [
-        (activations or stage + 1 in stages, gradients or stage - 1 in stages)
-        for stage, (activations, gradients) in zip(stages, sends, strict=True)
-    ]
+    return tuple(_pareto_front(_replay(schedule, rank, ranks, min(count, _ROUNDS * ranks), sends, sizes)))
 
 
 def _replay(
@@ -101,40 +85,69 @@ def _replay(
 ) -> Iterator[Instant]:
     each, total = len(sizes), sum(sizes)
     passes, waits, has_gradients = [0] * each, [0] * each, [0] * each
-    messages = _messages(schedule, rank, ranks, sends)
-    sent = 0
+    sent = _Sent(schedule == "1f1b", sends)
+    posted = posted_receives(schedule, ranks, count, each)[rank]
+    last_stage = each * ranks - 1
 
     def weighted(numbers: list[int]) -> float:
         return sum(number * size for number, size in zip(numbers, sizes, strict=True)) * each / total
 
-    for kind, stage, _ in pass_order(schedule, rank, ranks, count, each):
+    for (kind, stage, _), received in zip(pass_order(schedule, rank, ranks, count, each), posted, strict=True):
         index = stage // ranks
-        activations, gradients = messages[index]
-        if kind == "forward":
-            passes[index] += 1
-            sent += activations
-        elif kind != "weight":
-            sent += gradients
-            waits[index] += kind == "input" and stage > 0
-        kept = sent if each > 1 else passes[0] * activations
+        passes[index] += kind == "forward"
+        waits[index] += kind == "input" and stage > 0
         waiting = weighted(waits)
-        earlier = waiting - (sizes[index] * each / total if waits[index] else 0.0)
         yield Instant(
             forward=kind == "forward",
             stage=index,
             alive=weighted(passes),
             waiting=waiting,
-            earlier=earlier,
-            sent=kept,
+            earlier=waiting - (sizes[index] * each / total if waits[index] else 0.0),
+            # A backward pass refers to the gradient that it began with until it ends.
+            messages=sent.kept(kind == "forward") + received + (kind in ("backward", "input") and stage < last_stage),
             stages=weighted(has_gradients),
-            received=sum(number for number, (_, before) in zip(passes, messages, strict=True) if before),
-            waiting_received=sum(number for number, (after, _) in zip(waits, messages, strict=True) if after),
+            waiting_received=sum(waits[:-1]) + waits[-1] * (_stage(schedule, rank, ranks, each - 1) < last_stage),
             last=passes[-1],
         )
+        sent.add(kind, index)
         if kind in ("backward", "weight"):
             has_gradients[index] = 1
             passes[index] -= 1
             waits[index] -= kind == "weight" and stage > 0
+
+
+def _stage(schedule: Schedule, rank: int, ranks: int, index: int) -> int:
+    """Number of a rank's stage; in a V every second one counts backwards."""
+    return (index + 1) * ranks - 1 - rank if schedule == "zbv" and index % 2 else index * ranks + rank
+
+
+class _Sent:
+    """Messages that a rank has sent and that are still in memory.
+
+    Args:
+        together: True if torch's loop sends and receives in one operation (1F1B). It then refers to the last message of
+            each kind until the next, also to the last gradient received.
+        sends: for each stage of the rank, whether it sends activations, and gradients, to another rank.
+    """
+
+    def __init__(self, together: bool, sends: tuple[tuple[bool, bool], ...]) -> None:
+        self._together, self._sends = together, sends
+        self._count = 0
+        self._forward = self._backward = False
+
+    def add(self, kind: str, index: int) -> None:
+        """Count the messages of a pass that has ended."""
+        self._forward |= kind == "forward"
+        self._backward |= kind == "backward"
+        activations, gradients = self._sends[index]
+        self._count += activations if kind == "forward" else gradients and kind != "weight"
+
+    def kept(self, forward: bool) -> int:
+        """Number of messages in memory, beside those that a forward or a backward pass began with."""
+        if not self._together:
+            return min(self._count, PENDING_SENDS)
+        ((activations, gradients),) = self._sends
+        return activations * self._forward + (gradients + (forward and activations)) * self._backward
 
 
 def _pareto_front(instants: Iterable[Instant]) -> Iterator[Instant]:
@@ -151,9 +164,16 @@ def _kind(instant: Instant) -> tuple[bool, int]:
 
 
 def _numbers(instant: Instant) -> tuple[float, ...]:
-    """Numbers of an instant of which each needs memory, or with a minus saves some."""
-    need = (instant.alive, instant.waiting, instant.earlier, instant.sent, instant.stages, instant.last)
-    return *need, -instant.received, -instant.waiting_received
+    """Numbers of an instant of which each needs memory."""
+    return (
+        instant.alive,
+        instant.waiting,
+        instant.earlier,
+        instant.messages,
+        instant.stages,
+        instant.waiting_received,
+        instant.last,
+    )
 
 
 def _exceeds(first: Instant, second: Instant) -> bool:

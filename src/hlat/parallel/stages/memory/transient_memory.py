@@ -42,8 +42,8 @@ def transient_bytes(
         gradients: bytes of accumulated gradients.
         kernels: eager kernels of the device.
     """
-    received, instants = _messages(step, pipeline_rank, sizes)
-    rank = transient_sizes(step, sum(sizes), ends, gradients, received, kernels)
+    instants = _instants(step, pipeline_rank, sizes)
+    rank = transient_sizes(step, sum(sizes), ends, gradients, kernels)
     if step.budget is not None:
         alive = max((now.alive for now in instants if now.alive), default=1)
         rank = _within_budget(rank, step.budget / alive, sum(sizes) / step.virtual)
@@ -153,9 +153,7 @@ def _last_block(step: StepShape, rank: TransientSizes, layers: float) -> list[By
 
 def _at(rank: TransientSizes, now: Instant) -> list[Bytes]:
     """List the transient bytes by name at an instant of a pipeline; several sets if any may be largest."""
-    # The input of a stage that another rank has sent is its receive buffer.
-    blocks = now.alive * rank.per_pass - now.received * rank.message
-    buffers = rank.message * (rank.received + now.sent)
+    blocks, buffers = now.alive * rank.per_pass, now.messages * rank.message
     common: Bytes = {"gradients": now.stages * rank.gradients, "activations": blocks, "buffers": buffers}
     if now.alive == 0:
         return [common]
@@ -195,7 +193,7 @@ def _head_gradient(rank: TransientSizes, now: Instant) -> float:
 
 def _waiting(rank: TransientSizes, now: Instant) -> float:
     """Bytes kept for weight gradients that are not computed yet."""
-    return now.waiting * rank.split_pass - now.waiting_received * rank.split_received
+    return now.waiting * rank.split_pass + now.waiting_received * rank.split_received
 
 
 def _at_loss(rank: TransientSizes, now: Instant, common: Bytes) -> list[Bytes]:
@@ -226,21 +224,17 @@ def _reduction_in_pipeline(step: StepShape, rank: TransientSizes) -> list[Bytes]
     """List the transient bytes by name while FSDP2 reduces the gradients of a pipeline rank, at the end of a step."""
     if not step.sharded:
         return []
-    total = rank.gradients * step.virtual
-    buffers = rank.message * rank.received
-    return [{"gradients": total, "buffers": buffers + max(rank.block_reduced, rank.end_reduced)}]
+    return [{"gradients": rank.gradients * step.virtual, "buffers": max(rank.block_reduced, rank.end_reduced)}]
 
 
-def _messages(step: StepShape, pipeline_rank: int, sizes: tuple[float, ...]) -> tuple[int, tuple[Instant, ...]]:
-    """Count the messages that a rank receives in a step, and find the instants at which its memory can peak."""
-    layout, micro_batches = step.layout, step.micro_batches
+def _instants(step: StepShape, pipeline_rank: int, sizes: tuple[float, ...]) -> tuple[Instant, ...]:
+    """Find the instants of a step at which the memory of a pipeline rank can peak."""
+    layout = step.layout
     if layout.pipeline == 1:
-        return 0, ()
+        return ()
     sends = _sends(step.parallel.schedule, layout.pipeline, step.virtual, pipeline_rank)
-    received = micro_batches * sum(map(sum, sends))
     even = (1.0,) * len(sizes) if len(set(sizes)) == 1 else sizes
-    instants = peak_instants(step.parallel.schedule, pipeline_rank, layout.pipeline, micro_batches, sends, even)
-    return received, instants
+    return peak_instants(step.parallel.schedule, pipeline_rank, layout.pipeline, step.micro_batches, sends, even)
 
 
 @lru_cache(maxsize=4096)

@@ -51,7 +51,6 @@ class TransientSizes:
         block_reduced: buffer in which gradients of a sharded block are reduced.
         end_kept, end_reduced: the same for embedding and head.
         message: a message between stages.
-        received: number of messages with a receive buffer.
         virtual: number of stages.
     """
 
@@ -83,12 +82,11 @@ class TransientSizes:
     end_kept: float
     end_reduced: float
     message: float
-    received: int
     virtual: int
 
 
 def transient_sizes(
-    step: StepShape, layers: float, ends: tuple[bool, bool], gradients: float, received: int, kernels: EagerKernels
+    step: StepShape, layers: float, ends: tuple[bool, bool], gradients: float, kernels: EagerKernels
 ) -> TransientSizes:
     """Count the transient tensors of a rank.
 
@@ -97,7 +95,6 @@ def transient_sizes(
         layers: layers of the rank.
         ends: (True if it has the embedding, True if it has the head).
         gradients: bytes of accumulated gradients.
-        received: number of messages with a receive buffer.
         kernels: eager kernels of the device.
     """
     model, mode, layout = step.model, MODES[step.mode], step.layout
@@ -148,8 +145,8 @@ def transient_sizes(
         first_head_gradient=first_head,
         split_layer=split,
         split_pass=layers / step.virtual * split,
-        # The gradient by a stage's output is the receive buffer, unless its gathered copy is kept.
-        split_received=0.0 if gathers else message,
+        # The gradient by a stage's output is that of its last product, unless that has a gathered copy.
+        split_received=message if gathers else 0.0,
         largest_gradient=max(*_parameter_sizes(step), at_ends.matrix * any(ends)) * mode.gradients.itemsize,
         block_gradient=block * mode.gradients.itemsize / sharing,
         end_gradient=at_ends.matrix * mode.gradients.itemsize / sharing,
@@ -163,7 +160,6 @@ def transient_sizes(
         end_kept=matrices * at_ends.matrix * item if step.sharded else 0.0,
         end_reduced=matrices * at_ends.matrix * reduced,
         message=message,
-        received=received,
         virtual=step.virtual,
     )
 
