@@ -23,6 +23,7 @@ from pathlib import Path
 from hlat.launch.submission.preflight_step import preflight_step
 from hlat.launch.submission.request import PreparedRun, RunRequest
 from hlat.runtime import escape_controls
+from hlat.runtime.backend import expects_accelerator
 from hlat.runtime.process import REQUEUE_CODE
 
 _logger = logging.getLogger(__name__)
@@ -144,7 +145,9 @@ def batch_script(request: RunRequest, options: SlurmOptions, folder: Path) -> Ba
 
 def _reserves_accelerators(run: PreparedRun, options: SlurmOptions) -> bool:
     """Return True if the job reserves accelerators, or needs none: the device is the CPU, or the instance has none."""
-    if run.recipe.run.device == "cpu" or run.request.instance is not None:
+    device = run.recipe.run.device
+    wants = device == "auto" or expects_accelerator(device)  # of auto, this machine may know nothing: a login node
+    if not wants or run.request.instance is not None:
         return True
     return any(_ACCELERATORS.match(option) for option in options.sbatch)
 
