@@ -1,4 +1,4 @@
-"""What a buyer is told when the range of a prediction reaches beyond the goal, by arithmetic on the ranges."""
+"""The warning of a prediction whose range reaches beyond the goal, by arithmetic on the ranges."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a buyer risks: offers that meet the goal as predicted, and may miss it within the range of their prediction."""
+"""Risks of a buyer: offers that meet the goal as predicted, and may miss it within the range of their prediction."""
 
 from math import floor, log10
 
