@@ -1,5 +1,7 @@
 """Pipeline schedules differ in the order of passes and messages only: their losses are equal bit by bit."""
 
+from typing import Any
+
 import pytest
 
 from tests.support.distributed.jobs import train
@@ -7,7 +9,7 @@ from tests.support.distributed.layouts import Case, recipe_content
 from tests.support.distributed.workers import Pool
 
 MODEL = {"layers": 8, "hidden_size": 64, "intermediate_size": 96, "heads": 4, "vocab_size": 307}
-SCHEDULES = {
+SCHEDULES: dict[str, dict[str, Any]] = {
     "gpipe": {"schedule": "gpipe"},
     "interleaved 1F1B": {"virtual_stages": 2, "schedule": "interleaved-1f1b"},
     "interleaved zero bubble": {"virtual_stages": 2, "schedule": "interleaved-zero-bubble"},

@@ -1,4 +1,4 @@
-"""Waiting for sends early cannot block a pipeline: even sends that wait for their receive at once end."""
+"""Order of messages: early waits for sends cannot block a pipeline, as even sends that wait for their receive end."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace

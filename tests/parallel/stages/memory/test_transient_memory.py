@@ -15,7 +15,7 @@ from tests.support.planner.requests import request_for
 
 
 def test_the_messages_in_memory_do_not_grow_with_the_micro_batches():
-    """Those on their way are limited; the first rank of interleaved 1F1B also receives the outputs of the last."""
+    """Limit of those on their way; the first rank of interleaved 1F1B also receives the outputs of the last."""
     sends = ((True, False), (True, True))  # the first stage sends no gradients
     found = [
         max(instant.messages for instant in peak_instants("interleaved-1f1b", 0, 4, count, sends, (1.0, 1.0)))
