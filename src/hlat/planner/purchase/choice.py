@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hlat.hardware import Catalog, Chip, Cluster, Instance, PriceKind
-from hlat.planner.problem import PlanRequest
+from hlat.planner.problem import PlanRequest, why_not_runnable
 from hlat.planner.purchase.exploration import explore
 from hlat.planner.purchase.goal import Goal
 from hlat.planner.purchase.offers import Kind, Offer
@@ -46,8 +46,19 @@ class Purchase:
 
     @property
     def sure(self) -> tuple[Offer, ...]:
-        """The rows that meet the goal also at the slow end of the range in which 4 of 5 runs are expected."""
-        return tuple(offer for offer in self.rows if self.range_goal.meets(offer.slow_end))
+        """Offers that meet the goal with the whole range in which 4 of 5 runs are expected, cheapest first.
+
+        Those that hlat cannot run are left out, unless it cannot run the chosen one either.
+        """
+        offers = {offer.cluster.name: offer for offer in (*self.rows, *self.sizes)}.values()
+        sure = [offer for offer in offers if self.range_goal.meets(offer.slow_end)]
+        if _runnable(self.chosen):
+            sure = [offer for offer in sure if _runnable(offer)]
+        return tuple(sorted(sure, key=lambda offer: (offer.usd or 0.0, offer.days)))
+
+
+def _runnable(offer: Offer) -> bool:
+    return not why_not_runnable(offer.cluster.chip, offer.request.mode)
 
 
 def choose_cluster(
