@@ -1,4 +1,4 @@
-"""Training speed and peak memory of hlat and transformers.
+"""Training speed and peak memory of hlat, transformers and torchtitan.
 
 Trains the same 33.6 M-parameter model (width 512, 8 layers, 8 heads, 4 kv heads, ffn 1536, vocabulary 8192, sequence
 512, batch 4) in hlat and in transformers.LlamaForCausalLM with torch's AdamW, each eager and compiled, in fp32 and in
@@ -8,7 +8,10 @@ machine affects all. Tokens per processor second count the time of all threads: 
 change them much. MFU is the share of the matrix-product rate measured in the same process. Where bf16 is emulated
 product by product (a CPU without bf16 instructions), transformers' bf16 is left out: a step takes minutes.
 
-    python benchmarks/train_speed.py [--rounds 3] [--steps 8] [--device cpu]
+torchtitan takes part if a checkout of it is named (torchtitan_training.py says which): in fp32, in its mixed
+precision, and with weights in bf16 beside hlat's bf16-sr.
+
+    python benchmarks/train_speed.py [--rounds 3] [--steps 8] [--device cpu] [--torchtitan CHECKOUT]
 """
 
 import argparse
@@ -19,10 +22,12 @@ import sys
 import time
 
 from results import Recorder
+from torchtitan_training import torchtitan_step
 
 VOCABULARY, LAYERS, WIDTH, FFN, HEADS, KV_HEADS, LENGTH, BATCH = 8192, 8, 512, 1536, 8, 4, 512, 4
 MODES = {"fp32": "fp32", "bf16": "mixed", "bf16-sr": "bf16-sr"}
-SIDES = ("hlat", "hlat compiled", "transformers", "transformers compiled")
+PEERS = ("transformers", "torchtitan")
+SIDES = tuple(f"{name}{how}" for name in ("hlat", *PEERS) for how in ("", " compiled"))
 WARM_UP = 2
 
 
@@ -100,7 +105,18 @@ def transformers_step(device, mode, compiled):
     return step, sum(p.numel() for p in model.parameters()), torch
 
 
-def worker(side, mode, steps, device_name):
+def build(side, device, mode, checkout):
+    """Build a side; return its step and its number of parameters."""
+    compiled = side.endswith("compiled")
+    if side.startswith("torchtitan"):
+        shape = {"vocabulary": VOCABULARY, "layers": LAYERS, "width": WIDTH, "ffn": FFN}
+        shape |= {"heads": HEADS, "kv_heads": KV_HEADS, "length": LENGTH, "batch": BATCH}
+        return torchtitan_step(checkout, mode, compiled, **shape)
+    make = hlat_step if side.startswith("hlat") else transformers_step
+    return make(device, mode, compiled)[:2]
+
+
+def worker(side, mode, steps, device_name, checkout):
     """Train and print tokens/s and peak memory as JSON."""
     import torch
 
@@ -110,9 +126,8 @@ def worker(side, mode, steps, device_name):
     from hlat.runtime.backend import peak_memory_bytes, synchronize
 
     device = torch.device(device_name)
-    build = hlat_step if side.startswith("hlat") else transformers_step
     begin = time.perf_counter()
-    step, parameters, _ = build(device, mode, side.endswith("compiled"))
+    step, parameters = build(side, device, mode, checkout)
     generator = torch.Generator().manual_seed(1)
     batches = [torch.randint(0, VOCABULARY, (BATCH, LENGTH + 1), generator=generator) for _ in range(steps + WARM_UP)]
     for number in range(1, WARM_UP + 1):  # allocators and kernels warm up, compilers compile
@@ -145,12 +160,13 @@ def worker(side, mode, steps, device_name):
 def measured(side, mode, arguments):
     """Run one round of one side, in a process of its own."""
     command = [sys.executable, __file__, "--steps", str(arguments.steps), "--device", arguments.device]
+    command += ["--torchtitan", arguments.torchtitan] if arguments.torchtitan else []
     done = subprocess.run([*command, "--worker", side, mode], check=True, capture_output=True, text=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def sides_of(device_name, compiled=True):
-    """Pairs (side, mode) that are measured on this device, with or without compiled blocks."""
+def sides_of(device_name, *, compiled, torchtitan):
+    """Pairs (side, mode) that are measured on this device, with or without compiled blocks and torchtitan."""
     import torch
 
     from hlat.runtime.backend import has_fast_bf16
@@ -160,8 +176,10 @@ def sides_of(device_name, compiled=True):
         (side, mode)
         for mode in MODES
         for side in SIDES
-        if (side.startswith("hlat") or mode == "fp32" or (mode == "bf16" and fast))
+        if (side.startswith("hlat") or mode == "fp32" or fast)
+        and not (side.startswith("transformers") and mode == "bf16-sr")
         and (compiled or not side.endswith("compiled"))
+        and (torchtitan or not side.startswith("torchtitan"))
     ]
 
 
@@ -172,13 +190,15 @@ def main():
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--eager", action="store_true", help="leave out compiled blocks")
+    parser.add_argument("--torchtitan", metavar="CHECKOUT", help="folder of torchtitan's repository")
     parser.add_argument("--worker", nargs=2, metavar=("SIDE", "MODE"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        worker(*arguments.worker, arguments.steps, arguments.device)
+        worker(*arguments.worker, arguments.steps, arguments.device, arguments.torchtitan)
         return
     record = Recorder(__file__, "speed.md", packages=("transformers",), device=arguments.device)
-    results = {key: [] for key in sides_of(arguments.device, not arguments.eager)}
+    chosen = sides_of(arguments.device, compiled=not arguments.eager, torchtitan=arguments.torchtitan is not None)
+    results = {key: [] for key in chosen}
     for _ in range(arguments.rounds):
         for key, rounds in results.items():
             rounds.append(measured(*key, arguments))
@@ -192,27 +212,29 @@ def main():
         spread = ", ".join(f"{row['tokens_per_second']:,.0f}" for row in rounds)
         cells = f"{rate:,.0f} | {spread} | {busy:,.0f} | {mfu:.0%} | {memory / 2**20:,.0f} | {start_up:.0f}"
         print(f"| {side} | {mode} | {cells} |")
-    for (side, mode), (ours, our_busy, our_memory) in middle.items():
-        other = side.replace("hlat", "transformers")
-        if side != other and (other, mode) in middle:
-            theirs, their_busy, their_memory = middle[other, mode]
-            by_processor, memory = our_busy / their_busy, our_memory / their_memory
-            ratios = f"speed {ours / theirs:.2f}, per processor second {by_processor:.2f}, peak memory {memory:.2f}"
-            print(f"{side} / {other}, {mode}: {ratios}")
-    for side, mode in results:
-        if not side.startswith("hlat"):
-            continue
-        other = side.replace("hlat", "transformers")
+    pairs = [
+        (key, (key[0].replace("hlat", peer), key[1])) for key in results if key[0].startswith("hlat") for peer in PEERS
+    ]
+    pairs = [(ours, theirs) for ours, theirs in pairs if theirs in results]
+    for ours, theirs in pairs:
+        speed, by_processor, memory = (one / other for one, other in zip(middle[ours], middle[theirs], strict=True))
+        ratios = f"speed {speed:.2f}, per processor second {by_processor:.2f}, peak memory {memory:.2f}"
+        print(f"{ours[0]} / {theirs[0]}, {ours[1]}: {ratios}")
+    alone = [(key, None) for key in results if key[0].startswith("hlat") and key not in dict(pairs)]
+    write_record(record, results, pairs + alone)
+
+
+def write_record(record, results, pairs):
+    """Record speed and memory of hlat's sides, beside those of a peer unless it is None."""
+    for ours, theirs in pairs:
         for what, unit, field, scale in (
             ("training speed", "tokens/s", "tokens_per_second", 1),
             ("training speed by processor time", "tokens/processor s", "tokens_per_processor_second", 1),
             ("peak memory", "MiB", "peak_memory", 2**20),
         ):
-            ours, theirs = (
-                [row[field] / scale for row in results.get(key, [])] for key in ((side, mode), (other, mode))
-            )
-            peer = {"peer": f"{other}, torch AdamW", "peer_values": theirs} if theirs else {}
-            record.add(f"{what}, 33.6 M parameters, {MODES[mode]}, {side}", unit, ours, **peer)
+            values, others = ([row[field] / scale for row in results.get(key, [])] for key in (ours, theirs))
+            peer = {"peer": f"{theirs[0]}, torch AdamW", "peer_values": others} if theirs else {}
+            record.add(f"{what}, 33.6 M parameters, {MODES[ours[1]]}, {ours[0]}", unit, values, **peer)
     record.write()
 
 

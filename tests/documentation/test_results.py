@@ -23,6 +23,7 @@ NO_MEASUREMENT = {
     "mutant_places.py",
     "mutant_trials.py",
     "stock_training.py",
+    "torchtitan_training.py",
 }  # modules that scripts import
 SCRIPTS = sorted(file for file in BENCHMARKS.glob("*.py") if file.name not in NO_MEASUREMENT)
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *BENCHMARKS.rglob("*.md")])
