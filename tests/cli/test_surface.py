@@ -102,7 +102,7 @@ SURFACE = {
         *("checkpoint", "--allow-code-execution", "--batch-rows", "--batch-tokens", "--data", "--dtype", "--files"),
         *("--include", "--limit", "--max-length", "--max-new-tokens", "--nproc", "--once", "--out", "--render"),
         *("--requests", "--seed", "--shots", "--suite", "--tasks", "--tensor", "--watch", "--weights"),
-        "--json",
+        *("--json", "--quiet"),
     },
     "generate": {
         "checkpoint",

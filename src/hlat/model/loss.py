@@ -23,7 +23,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from hlat.model.kernels import has_kernels
-from hlat.model.matmul import linear, matmul, uses_onednn
+from hlat.model.matmul import linear, matmul
 from hlat.model.pointwise import accumulation_dtype
 
 IGNORED = -100  # label of positions without a target, PyTorch's default ignore_index
@@ -293,8 +293,8 @@ class _HeadLoss(torch.autograd.Function):
 
 
 def _add_product(total_vD: torch.Tensor, grad_nv: torch.Tensor, hidden_nD: torch.Tensor) -> None:
-    """Add ``grad.T @ hidden`` to a tensor; some rows at a time, whose product fits into a cache, if no library adds."""
-    if total_vD.dtype == grad_nv.dtype and not uses_onednn(grad_nv):
+    """Add ``grad.T @ hidden`` to a tensor; if that is wider, some rows at a time, whose product fits into a cache."""
+    if total_vD.dtype == grad_nv.dtype:
         total_vD.addmm_(grad_nv.T, hidden_nD)
         return
     for begin in range(0, len(total_vD), HEAD_ROWS):

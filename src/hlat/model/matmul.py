@@ -61,9 +61,6 @@ def matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) ->
 
     For use inside autograd functions: not meant to be differentiated.
     """
-    if uses_onednn(a):
-        product = _onednn(a, b.T)
-        return product if out is None else out.copy_(product)
     if not needs_widening(a):
         return torch.matmul(a, b, out=out)
     wide = a.float() @ b.float()
@@ -106,7 +103,7 @@ def uses_onednn(x: torch.Tensor) -> bool:
 
 
 def product_library(dtype: torch.dtype, device: torch.device) -> str:
-    """Name what computes the products of eager models in training: products with the same name have the same bits.
+    """Name what computes the products of eager blocks in training: products with the same name have the same bits.
 
     Zero-bubble schedules compute with torch in any case (``split_backward``); another schedule adds in another order.
     """

@@ -166,8 +166,9 @@ def test_a_signature_depends_on_boundaries_and_repr_hides_the_key():
     "host", ["127.0.0.1", pytest.param("::1", marks=pytest.mark.skipif(not IPV6, reason="no IPv6"))]
 )
 def test_rank_0_listens_on_the_given_address_only(host, monkeypatch):
-    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        port = probe.getsockname()[1]
+    every, family = ("::", socket.AF_INET6) if IPV6 else ("", socket.AF_INET)
+    with socket.create_server((every, 0), family=family, dualstack_ipv6=IPV6) as probe:
+        port = probe.getsockname()[1]  # nobody else's on any address
     with listen(host, port) as listener:
         assert listener.getsockname()[:2] == (host, port)
         assert wait_until_reachable(host, port, 5.0) == (host, host)
