@@ -45,6 +45,7 @@ _OPTIONS = {
     "output": "Where a file or folder is written, that is --to",
     "out": "Where a file or folder is written, that is --to",
 }
+_FIELD = re.compile(r"[\w.]+(=\w+)?")
 _DTYPES = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32", "float": "float32"}
 
 
@@ -81,7 +82,7 @@ def _option_hint(option: str) -> str:
 
     if (meant := field_called(name.replace("-", "_"))) is None:
         return ""
-    if meant.startswith("--"):
+    if not _FIELD.fullmatch(meant):  # an option, or a field that means something else, with a note
         return f"Here it is {meant}"
-    written = meant if "=" in meant else f"{meant.partition(',')[0].partition(' ')[0].rstrip(':')}=VALUE"
+    written = meant if "=" in meant else f"{meant}=VALUE"
     return f"It is a field of the recipe, and its override takes no dashes: {written}"

@@ -153,7 +153,7 @@ def _parse(content: dict[str, Any], problems: list[Problem], source: str, world:
 
 
 def _no_recipe(content: dict[str, Any], source: str) -> Problem:
-    """The problem of a file that has no section of a recipe, but perhaps a use."""
+    """Return the problem of a file without any section of a recipe, with what else it seems to be."""
     remedy = "A recipe has model, data and training, and their fields indented below; hlat init writes one."
     if "model_type" in content:
         remedy = "It looks like the config.json of a model: write model: {hf_config: FILE} in a recipe, and name that."

@@ -16,7 +16,8 @@ from pathlib import Path
 STACKS_SIGNAL = signal.SIGUSR2
 """Signal on which a rank dumps its stacks."""
 
-_CUT = "  ..."  # the last line of a stack of more than 100 frames
+# The last line of a stack of more than 100 frames. If another thread's is as deep, the main thread's may be missed.
+_CUT = "  ..."
 
 
 def stacks_path(folder: Path, rank: int) -> Path:

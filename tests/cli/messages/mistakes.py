@@ -147,6 +147,10 @@ COMMANDS = (
     Mistake("unknown option", "train RECIPE --n-proc 2", ("No such option: --n-proc", "--nproc")),
     Mistake("a verb for resuming", "resume nowhere", ("No such command 'resume'", "`hlat train RECIPE` resumes")),
     Mistake("an option for resuming", "train RECIPE --resume", ("--resume", "resumes by itself")),
+    Mistake("epochs as an option", "train RECIPE --epochs 3", ("Here it is training.steps or training.tokens",)),
+    Mistake(
+        "a resume by option", "train RECIPE --resume-from-checkpoint c", ("same command, which resumes by itself",)
+    ),
     Mistake("a field as an option", "train RECIPE --lr 1", ("--lr", "takes no dashes: optimizer.lr=VALUE")),
     Mistake(
         "another program's option", "train RECIPE --learning-rate 1", ("--learning-rate", "dashes: optimizer.lr=VALUE")

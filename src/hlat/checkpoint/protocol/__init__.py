@@ -32,13 +32,7 @@ from hlat.checkpoint.protocol.rank_parts import (
     verify_part,
     write_part,
 )
-from hlat.checkpoint.protocol.reader import (
-    Checkpoint,
-    open_checkpoint,
-    open_on_all_ranks,
-    read_meta,
-    resolve,
-)
+from hlat.checkpoint.protocol.reader import Checkpoint, open_checkpoint, open_on_all_ranks, read_meta, resolve
 from hlat.checkpoint.protocol.retry import FailedAttempt, SaveResult, save_with_retries
 from hlat.checkpoint.protocol.store import BAD_SUFFIX, CheckpointStore, DamageHandler, log_damage, prunable_steps
 

@@ -53,7 +53,7 @@ def find_recipe(name: str | Path) -> Path:
 
 
 def _similar_recipe(path: Path, shipped: Iterable[str]) -> str:
-    """``Did you mean ...? `` with a file in the same folder or a shipped recipe; empty if none is similar."""
+    """Suggest a file in the same folder, or a shipped recipe, of a similar name; empty if there is none."""
     try:
         beside = {file.name: str(file) for file in itertools.islice(path.parent.glob("*.y*ml"), _LOOKED_AT)}
     except (OSError, ValueError):

@@ -115,17 +115,7 @@ class JsonLinesFormat(FileFormat):
             reason = f"invalid UTF-8 at byte {offset + error.start} ({error.reason})"
             return RowError(number, reason, "Repair or remove the line.")
         except (ValueError, RecursionError) as error:
-            if offset == 0 and line.strip() in (b"[", b"{"):
-                return RowError(
-                    number, f"a JSON text of several lines, which begins with {line.strip().decode()}", _LIST
-                )
-            what = (
-                f"{error.msg.removesuffix(' at')} at column {error.colno}"
-                if isinstance(error, json.JSONDecodeError)
-                else str(error)
-            )
-            no_end = "" if line.endswith(b"\n") else ". The line does not end with a newline: the file may be truncated"
-            return RowError(number, f"invalid JSON: {what}{no_end}", "Each line must be one JSON object.")
+            return _no_json(line, number, offset, error)
         if not isinstance(record, dict):
             remedy = f"Each line must be an object with the key {file.column!r}."
             if offset == 0 and isinstance(record, list):
@@ -160,7 +150,8 @@ def _naming_texts(error: RowError, record: dict[str, Any]) -> RowError:
 
 def _no_json(line: bytes, number: int | None, offset: int, error: Exception) -> RowError:
     """Describe a line that is no JSON; the first one may begin a JSON text that is more than a line."""
-    if offset == 0 and (begins := line.strip().decode()) in ("[", "{"):
+    if offset == 0 and line.strip() in (b"[", b"{"):
+        begins = line.strip().decode()
         return RowError(number, f"a JSON text of several lines, which begins with {begins}", _LIST)
     what = (
         f"{error.msg.removesuffix(' at')} at column {error.colno}"

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from hlat.model.kernels.attention import WIDEST_HEAD
-from hlat.model.kernels.library import DTYPES, FLAGS, SUFFIXES, find_openmp
+from hlat.model.kernels.library import DTYPES, FLAGS, SUFFIXES, find_openmp, find_run
 from hlat.runtime.backend import backend_of
 from hlat.runtime.distributed import in_fake_world
 from hlat.runtime.process import CompilationFailed, compile_c_library
@@ -72,16 +72,7 @@ class DecodingLibrary:
 
     def __init__(self, library: ctypes.CDLL, parallel: ctypes.c_void_p) -> None:
         self._parallel = parallel
-        self._run = library.run
-        self._run.restype = None
-        self._run.argtypes = (
-            ctypes.c_void_p,
-            ctypes.c_int64,
-            ctypes.c_void_p,
-            ctypes.c_void_p,
-            ctypes.c_int64,
-            ctypes.c_int64,
-        )
+        self._run = find_run(library)
         self._decode, self._multiply = {}, {}
         for dtype, suffix in SUFFIXES.items():
             function = getattr(library, f"decode_{suffix}")

@@ -132,16 +132,7 @@ class Library:
     """
 
     def __init__(self, library: ctypes.CDLL, parallel: Any) -> None:
-        self._run = library.run
-        self._run.restype = None
-        self._run.argtypes = (
-            ctypes.c_void_p,
-            ctypes.c_int64,
-            ctypes.c_void_p,
-            ctypes.c_void_p,
-            ctypes.c_int64,
-            ctypes.c_int64,
-        )
+        self._run = find_run(library)
         self._parallel = ctypes.cast(parallel, ctypes.c_void_p)
         library.build.restype = ctypes.c_char_p
         self.build: str = library.build().decode()
@@ -187,6 +178,15 @@ def library() -> Library | None:
 def is_available() -> bool:
     """Return True if the library can be used. A rehearsal computes nothing: a compiler is enough for it."""
     return find_c_compiler() is not None if in_fake_world() else library() is not None
+
+
+def find_run(library: ctypes.CDLL) -> Any:
+    """Find ``run`` of ``threads.h`` in a library: OpenMP's function, threads, kernel, its arguments, rows, block."""
+    run = library.run
+    run.restype = None
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    run.argtypes = (pointer, number, pointer, pointer, number, number)
+    return run
 
 
 def find_openmp() -> Any:

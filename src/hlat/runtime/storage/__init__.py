@@ -47,7 +47,6 @@ __getattr__ = lazily(
             "ATTEMPTS_NAME",
             "LOCK_NAME",
             "RECIPE_HEAD",
-            "RECIPE_HEAD",
             "RECIPE_NAME",
             "RunFolder",
             "open_run_folder",
