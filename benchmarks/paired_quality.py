@@ -1,4 +1,4 @@
-"""Whether changes of speed changed quality: validation losses of two checkouts of hlat, run by run with equal seeds.
+"""Quality before and after changes of speed: validation losses of two checkouts of hlat with equal seeds.
 
 Trains the model of precision_quality.py (10.6 M parameters, 2 x 128 tokens a step) on the same text, in each mode and
 with each seed, in this checkout and in another. A paired difference has no part of what the seed decides, so that it

@@ -148,7 +148,7 @@ def _work(job: "TrainingJob") -> int:
             enter_stage("importing PyTorch")
             from hlat.model.kernels import begin_compilation
 
-            begin_compilation()  # beside the other imports, which use one core
+            begin_compilation(recipe.run.device)  # beside the imports, which use one core
             import hlat.training  # noqa: F401
 
             ready()  # only now: an import that an exception interrupts may raise a different one
