@@ -25,7 +25,7 @@ import numpy as np
 
 from hlat.planner.calibration.accuracy import layout_kind
 from hlat.planner.calibration.one_constant import ideal_steps
-from hlat.planner.calibration.published_memory import predicted_gib
+from hlat.planner.calibration.published_memory import memory_reading, predicted_gib
 from hlat.planner.calibration.published_runs import read_published_runs
 from hlat.planner.cost import shipped_interval, step_times
 from hlat.planner.problem import WorkloadColumns
@@ -90,7 +90,8 @@ def predict(known, name):
             "id": run.name, "source": run.group, "family": family(run), "layout": layout_kind(run.workload.layout),
             "step_seconds": f"{seconds:.6g}", "low": f"{low:.6g}", "high": f"{high:.6g}",
             "tokens_per_s_per_chip": f"{run.tokens_per_step / seconds / run.chips:.6g}",
-            "memory_gib": f"{memory:.4g}", "one_constant_step_seconds": f"{ideal[index] / efficiency:.6g}",
+            "memory_gib": f"{memory:.4g}" if memory_reading(run).instrument else "",
+            "one_constant_step_seconds": f"{ideal[index] / efficiency:.6g}",
             "spread": f"{run.spread:.3g}", "assumed": "; ".join(run.assumed), "skipped": "",
         })  # fmt: skip
     rows += [{"id": row.name, "source": row.group, "skipped": row.reason} for row in skipped]
@@ -114,7 +115,8 @@ def read_errors(name):
         # Tokens of a step cancel: the reading of the global batch may have changed since the prediction.
         ratio = float(row["tokens_per_s_per_chip"]) / run.tokens_per_second
         step = float(row["step_seconds"])
-        memory = None if run.memory_gib is None else float(row["memory_gib"]) / run.memory_gib - 1
+        compared = run.memory_gib is not None and row["memory_gib"]
+        memory = float(row["memory_gib"]) / run.memory_gib - 1 if compared else None
         found.append(row | {
             "subset": run.row["subset"], "model": run.row["model"], "error": 1 / ratio - 1,
             "baseline": float(row["one_constant_step_seconds"]) / step / ratio - 1,
