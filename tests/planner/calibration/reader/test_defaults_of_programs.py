@@ -1,6 +1,8 @@
 """What programs do where a row says nothing: kernels, overlap, sequence parallelism; and stated memories and power."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hlat.hardware import load_catalog
 from hlat.planner.calibration.reader import UnreadableError, find_framework, read_chip
@@ -121,3 +123,13 @@ def test_a_cloud_machine_has_its_network(chip, gigabits):
     assert read(chip=chip, interconnect="").device.network_rate == pytest.approx(gigabits * 1e9 / 8)
     stated = read(chip=chip, interconnect="8x100 Gb/s per node").device.network_rate
     assert stated == pytest.approx(100e9), "what a row states comes first"
+
+
+@given(
+    st.text("0123456789abcdef", min_size=7, max_size=12), st.sampled_from(["torchao {}", "torch {} (nightly)", "@{}"])
+)
+def test_a_commit_names_no_attention_kernel(digits, form):
+    """0afa4c1 is no FlashAttention 4."""
+    version = form.format(f"0{digits}")
+    named = read(framework="torchtitan", framework_version=version, notes="2025-06").software.attention
+    assert named == read(framework="torchtitan", notes="2025-06").software.attention

@@ -166,7 +166,7 @@ _NO_FLASH = (
 )
 _SWITCH = re.compile(r"use flash[- ]?att(?:entio)?n\s*[=:]?\s*(1|0|true|false|yes|no)(?![\w.])")
 _NUMBERED = re.compile(
-    r"flash attn ([12])(?=\.\d)|(?:flash[- ]?attention|flash[- ]?attn|flash|fa)[- ]?v?([1-4])(?![\d.])"
+    r"flash attn ([12])(?=\.\d)|(?<![a-z0-9])(?:flash[- ]?attention|flash[- ]?attn|flash|fa)[- ]?v?([1-4])(?![a-z0-9.])"
 )
 _FLASH = re.compile(r"(?<![a-z0-9])flash(?:[- ]?att(?:entio)?n)?(?![a-z0-9])")
 _XLA_CUDNN = 202408
