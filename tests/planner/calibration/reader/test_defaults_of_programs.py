@@ -1,5 +1,7 @@
 """What programs do where a row says nothing: kernels, overlap, sequence parallelism; and stated memories and power."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +9,8 @@ from hypothesis import strategies as st
 from hlat.hardware import load_catalog
 from hlat.planner.calibration.reader import UnreadableError, find_framework, read_chip
 from hlat.planner.calibration.row import read_run
-from hlat.planner.cost import step_times
+from hlat.planner.cost import load_constants, step_times
+from hlat.planner.cost.comm_time import comm_times
 from hlat.planner.problem import FLASH_ATTENTION_2, FLASH_ATTENTION_3, WorkloadColumns
 
 ROW = {
@@ -43,8 +46,11 @@ def test_xla_overlaps_gathers_on_gpus_since_its_scheduler_is_set():
     assert times(since).data < times(before).data
     # Sums across replicas come after the loop over the layers, and nothing hides them.
     assert not since.software.overlaps_sums and read().software.overlaps_sums
-    hybrid = read(framework="MaxText", replicas="8")
-    assert times(hybrid).data > 0
+    hybrid = read(framework="MaxText", replicas="8", interconnect="1x25 Gb/s per node")
+    hidden = replace(hybrid, software=replace(hybrid.software, overlaps_sums=True))
+    across = comm_times(WorkloadColumns([hybrid]), load_constants()).across[0]
+    assert times(hybrid).data >= across > 0
+    assert times(hidden).data < times(hybrid).data
 
 
 @pytest.mark.parametrize(
