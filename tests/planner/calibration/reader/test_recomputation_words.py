@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hlat.hardware import load_catalog
+from hlat.planner.calibration.counted_memory import counted_bytes
 from hlat.planner.calibration.reader import Recomputation, find_framework, read_recompute
 from hlat.planner.calibration.row import read_run
 from hlat.planner.cost import step_times
@@ -97,3 +99,21 @@ def test_what_does_not_fit_is_recomputed_if_nothing_is_stated():
     said = next(one for one in readings if one.column == "activation_ckpt")
     assert said.sure == "assumed" and "does not fit" in said.reason
     assert read(**stated | {"activation_ckpt": "none"}, global_batch="1024").layout.recompute == "none", "stated"
+    megatron = stated | {"framework": "Megatron-LM", "micro_batch": "16", "zero_stage": "1"}
+    assert read(**megatron, global_batch="1024").layout.recompute == "none", (
+        "what its pipelines keep is not known so well"
+    )
+
+
+def test_kept_results_take_memory():
+    """Half of the layers keep half of the activations; results of products as much as they are of the products."""
+    whole = read()
+    policies = (
+        replace(whole.layout, recompute="none"),
+        replace(whole.layout, recomputed_products=0.5),
+        replace(whole.layout, recomputed_layers=0.5),
+        whole.layout,
+    )
+    columns = WorkloadColumns([replace(whole, layout=layout) for layout in policies])
+    none, products, layers, every = counted_bytes(columns, np.full(len(policies), 4.0))
+    assert every < products == layers < none + (products - every), "one layer at a time is computed again"
