@@ -1,4 +1,4 @@
-"""What programs do where a row says nothing: kernels, overlap, sequence parallelism; and stated memories and power."""
+"""Defaults of programs, where a row says nothing: kernels, overlap, sequence parallelism; stated memories and power."""
 
 from dataclasses import replace
 

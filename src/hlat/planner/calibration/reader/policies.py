@@ -21,7 +21,7 @@ Kept = Literal["", "projections", "alternate"]
 
 @dataclass(frozen=True)
 class Recomputation:
-    """What a backward pass computes again.
+    """Operations that a backward pass computes again.
 
     Attributes:
         policy: policy of the cost model.
