@@ -96,7 +96,8 @@ def test_blocks_compiled_by_torch_overlap_like_eager_ones(tmp_path: Path) -> Non
         for name in ("FSDP", "FSDP + torch.compile", "MaxText")
     )
     assert eager.eager and not blocks.eager and not xla.eager
-    assert eager.overlaps_data and blocks.overlaps_data and not xla.overlaps_data
+    assert eager.overlaps_data and blocks.overlaps_data and xla.overlaps_data
+    assert eager.overlaps_sums and blocks.overlaps_sums and not xla.overlaps_sums
     assert eager.attention == blocks.attention != xla.attention
 
 
