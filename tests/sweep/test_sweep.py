@@ -2,9 +2,13 @@
 
 import itertools
 import json
+import os
 import shlex
 import shutil
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hlat.config import RecipeError
+from hlat.runtime.process import REQUEUE_CODE
 from hlat.sweep import array_script, plan_sweep
 from hlat.sweep.axes import combinations, parse_axes
 
@@ -95,6 +100,37 @@ def test_a_sweep_runs_resumes_and_ranks(cli, recipe: list[str], tmp_path: Path) 
     assert again.stdout.count("finished before") == 3
     after = json.loads(cli(*command, "--list", "--json").stdout)
     assert [run["validation_loss"] for run in after] == losses
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_sweep_alone_ends_its_run_which_saves(recipe: list[str], tmp_path: Path, number: int) -> None:
+    words = [
+        recipe[1],
+        "schedule.warmup_steps=1",
+        "training.steps=100000",
+        "training.seed=1..2",
+        "checkpoint.every_steps=100000",
+    ]
+    command = [sys.executable, "-m", "hlat", "sweep", recipe[0], *words, "--to", str(tmp_path / "sweep")]
+    first = tmp_path / "sweep" / "seed=1"
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as sweep:
+        while not (first / "metrics.jsonl").exists():
+            assert sweep.poll() is None
+            time.sleep(0.1)
+        sweep.send_signal(number)
+        code = sweep.wait()
+    assert code in (128 + number, REQUEUE_CODE)
+    assert list((first / "checkpoints").glob("step-*")), "it has ended, and saved before"
+    assert not (tmp_path / "sweep" / "seed=2").exists(), "and no other run was begun"
+    left = [folder / "cmdline" for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+    assert not [file for file in left if os.fsencode(first) in _read(file)], "and no process is left behind"
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:  # that process has ended
+        return b""
 
 
 def test_a_run_that_fails_does_not_stop_the_others(cli, recipe: list[str], tmp_path: Path) -> None:

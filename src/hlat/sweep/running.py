@@ -7,13 +7,16 @@ run --subprocess--> exit code; a run that fails does not keep the others from ru
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 
 from hlat.reporting import RunSummary, list_runs
 from hlat.sweep.runs import Sweep, SweepRun
 
-_INTERRUPTIONS = (128 + signal.SIGINT, -signal.SIGINT)
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_INTERRUPTIONS = {code for number in _PASSED_ON for code in (128 + number, -number)}
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ def run_sweep(
         train_options: options of ``hlat train``, such as ("--nproc", "2").
 
     Returns:
-        Every run as it stands then. Training ends with the run that Ctrl-C interrupted.
+        Every run as it stands then. Training ends with the run that a signal interrupted.
     """
     codes: dict[str, int] = {}
     for number, run in enumerate(sweep.runs):
@@ -81,11 +84,25 @@ def _result(run: SweepRun, exit_code: int | None = None) -> SweepResult:
 
 
 def _train(recipe: str, run: SweepRun, options: Sequence[str]) -> int:
-    """Train one run; Ctrl-C at the terminal reaches its process too, which saves before it ends."""
+    """Train one run; signals are passed on to its process, which saves before it ends."""
     command = [sys.executable, "-P", "-m", "hlat", "train", *options, recipe, *run.overrides]
-    process = subprocess.Popen(command)
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            continue  # its process ends by itself, and once more ends it at once
+    # A process group of its own: Ctrl-C at a terminal would reach it twice, and twice means at once.
+    process = subprocess.Popen(command, process_group=0)
+    with _passing_on(process):
+        return process.wait()
+
+
+@contextmanager
+def _passing_on(process: "subprocess.Popen[bytes]") -> Iterator[None]:
+    """Send the signals that end a program to another process instead, except those that this one ignores."""
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        process.send_signal(number)
+
+    heard = [number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN]
+    previous = {number: signal.signal(number, pass_on) for number in heard}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
