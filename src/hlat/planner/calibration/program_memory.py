@@ -14,10 +14,12 @@ from hlat.planner.calibration.published_runs import PublishedRun
 from hlat.planner.calibration.reader import find_framework, lower
 from hlat.planner.problem import MATERIALIZED_SCORES, Workload, WorkloadColumns, layer_weights
 
+_FP32 = 4
+
 
 @dataclass(frozen=True)
 class ProgramProfile:
-    """What a program keeps, in bytes per element.
+    """Bytes per element that a program keeps.
 
     Attributes:
         weights: weights that products read, as they are kept between steps; 0 if only shards of masters are.
@@ -26,7 +28,7 @@ class ProgramProfile:
         logits: at the peak of the loss.
         operator_policy: True if "selective" means torchtitan's operators: every second product, attention.
         whole_logits: True if tensor ranks have all logits.
-        unsynchronized: True if FSDP keeps gathered weights and whole gradients until the last micro-batch.
+        unsynchronized: True if FSDP adds whole gradients, in fp32, until the last micro-batch.
         early: True if gradients exist only after the first backward pass (set to None, not to zero).
         distributed_optimizer: True if its recipes shard the optimizer's state unless told otherwise.
         logs_first: True if the rank that writes its log is one of the first stage.
@@ -60,13 +62,13 @@ _PROFILES: tuple[tuple[str, ProgramProfile], ...] = (
 )
 _BY_FRAMEWORK: dict[str, ProgramProfile] = {
     **dict.fromkeys(("PyTorch FSDP", "fms-fsdp", "LLM Foundry", "OLMo", "litgpt", "ATorch"), _FSDP),
-    # runtime/zero/stage_1_and_2.py: 16-bit gradients; loss of transformers over logits.float().
+    # DeepSpeed, runtime/zero/stage_1_and_2.py: 16-bit gradients; transformers' Llama widens its logits for the loss.
     "DeepSpeed": ProgramProfile(gradients=2, logits=14),
     "Colossal-AI": ProgramProfile(gradients=2, logits=14),
     # NeMo, collections/llm/recipes/optim: distributed_fused_adam with use_distributed_optimizer.
     "NeMo": ProgramProfile(distributed_optimizer=True),
     "NeMo Megatron": ProgramProfile(distributed_optimizer=True),
-    # vocab_parallel_cross_entropy: 16-bit logits, fp32 softmax in their place, its gradient in 16 bits.
+    # core/tensor_parallel/cross_entropy.py: 16-bit logits, their softmax in fp32, its gradient in 16 bits.
     "Megatron-LM": ProgramProfile(logits=8),
 }
 
@@ -158,7 +160,7 @@ def _state(
     masters = profile.weights + profile.optimizer if not profile.weights else profile.optimizer
     gradients = profile.gradients if passes > 1 or not profile.early else 0.0
     if profile.unsynchronized:
-        whole = weights * (profile.weights + profile.gradients) if shards > 1 and passes > 1 else 0.0
+        whole = _FP32 * weights if shards > 1 and passes > 1 else 0.0
         return weights * (profile.weights + profile.gradients + profile.optimizer) / shards + whole, 0.0
     if zero == 3 and shards > 1:
         return weights * (profile.weights + masters + gradients) / shards, 2 * 2 * block + 2 * ends / 2 + 4 * block
