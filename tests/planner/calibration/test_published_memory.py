@@ -13,7 +13,7 @@ from hlat.planner.calibration.published_memory import predicted_gib
 from hlat.planner.calibration.published_runs import PublishedRun, read_published_runs
 from hlat.rehearsal.memory import MemoryTracker
 from hlat.rehearsal.operations import OperationObserver
-from tests.planner.calibration.test_published_runs import GOOD, write
+from tests.planner.calibration.test_published_runs import GOOD, HEADER, write
 
 
 def row(framework: str, kind: str = "", changes: tuple[tuple[str, str], ...] = ()) -> str:
@@ -65,6 +65,22 @@ def test_neither_source_nor_measurement_changes_a_prediction(tmp_path: Path) -> 
     said = row("torchtitan", "max reserved")
     runs = read(tmp_path, said, said.replace("a,s,m,", "b,another,m,"), said.replace(",9000,40,", ",9000,70,"))
     assert len(set(predicted_gib(runs))) == 1
+
+
+def test_a_table_without_a_column_for_recomputation_is_predicted(tmp_path: Path) -> None:
+    header, text = (
+        HEADER.replace("activation_ckpt,", ""),
+        row("torchtitan", "max reserved").replace(",none,bf16", ",bf16"),
+    )
+    (run,), skipped = read_published_runs(write(tmp_path, text, header=header))
+    assert not skipped and predicted_gib([run])[0] > 0
+
+
+def test_torchtitans_operator_policy_keeps_less_than_all_and_more_than_inputs(tmp_path: Path) -> None:
+    policies = ("full", "selective", "none")
+    rows = (row("torchtitan", "max allocated", ((",1,none,bf16", f",1,{policy},bf16"),)) for policy in policies)
+    full, operators, everything = predicted_gib(read(tmp_path, *rows))
+    assert full < operators < everything
 
 
 def test_a_device_holds_more_than_is_reserved_and_that_more_than_is_allocated(tmp_path: Path) -> None:

@@ -31,11 +31,10 @@ _LOGS: tuple[tuple[str, Instrument], ...] = (
     (r"torchtitan", "reserved"),
     # KempnerForge, metrics/tracker.py: "mem" is peak_gb, torch.cuda.max_memory_allocated over 1024^3.
     (r"kempnerforge", "allocated"),
-    # nanotron, trainer.py: "Memory usage: ... Peak allocated, Peak reserved"; the second is the number of its tables.
+    # nanotron, logging/base.py, log_memory: allocated and reserved peaks; its tables have the second.
     (r"nanotron", "reserved"),
-    # PaddleNLP, trainer: max_memory_allocated in every line of its log.
+    # PaddleNLP, page of pre-training performance: "max_memory_allocated".
     (r"paddlenlp", "allocated"),
-    # Megatron-LM, training/utils.py, report_memory: allocated, max allocated, reserved, max reserved.
 )
 
 
@@ -45,7 +44,8 @@ class MemoryReading:
 
     Attributes:
         instrument: None if it cannot be compared.
-        reason: why not, or how the instrument was found out.
+        reason: why not, or how the instrument was found out. A share of a device's memory ("used / total") is read as
+            what the device holds.
     """
 
     instrument: Instrument | None
@@ -66,7 +66,7 @@ def read_instrument(kind: str, row: CsvRow) -> MemoryReading:
         return MemoryReading(None, "an allocator that takes a share of the device in advance")
     for pattern, instrument in _WORDS:
         if re.search(pattern, words):
-            return MemoryReading(instrument, "stated")
+            return MemoryReading(instrument, f"the source says: {kind}")
     if find_framework(framework).xla or re.search(r"jax|alpa|xla", framework):
         return MemoryReading(None, "XLA plans all buffers of a program; what the source read is not stated")
     for pattern, instrument in _LOGS:

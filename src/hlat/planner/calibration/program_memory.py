@@ -14,10 +14,12 @@ from hlat.planner.calibration.published_runs import PublishedRun
 from hlat.planner.calibration.reader import find_framework, lower
 from hlat.planner.problem import MATERIALIZED_SCORES, Workload, WorkloadColumns, layer_weights
 
+_FP32 = 4
+
 
 @dataclass(frozen=True)
 class ProgramProfile:
-    """What a program keeps, in bytes per element.
+    """Bytes per element that a program keeps.
 
     Attributes:
         weights: weights that products read, as they are kept between steps; 0 if only shards of masters are.
@@ -26,7 +28,7 @@ class ProgramProfile:
         logits: at the peak of the loss.
         operator_policy: True if "selective" means torchtitan's operators: every second product, attention.
         whole_logits: True if tensor ranks have all logits.
-        unsynchronized: True if FSDP keeps gathered weights and whole gradients until the last micro-batch.
+        unsynchronized: True if FSDP adds whole gradients, in fp32, until the last micro-batch.
         early: True if gradients exist only after the first backward pass (set to None, not to zero).
         distributed_optimizer: True if its recipes shard the optimizer's state unless told otherwise.
         logs_first: True if the rank that writes its log is one of the first stage.
@@ -60,13 +62,13 @@ _PROFILES: tuple[tuple[str, ProgramProfile], ...] = (
 )
 _BY_FRAMEWORK: dict[str, ProgramProfile] = {
     **dict.fromkeys(("PyTorch FSDP", "fms-fsdp", "LLM Foundry", "OLMo", "litgpt", "ATorch"), _FSDP),
-    # runtime/zero/stage_1_and_2.py: 16-bit gradients; loss of transformers over logits.float().
+    # DeepSpeed, runtime/zero/stage_1_and_2.py: 16-bit gradients; transformers' Llama widens its logits for the loss.
     "DeepSpeed": ProgramProfile(gradients=2, logits=14),
     "Colossal-AI": ProgramProfile(gradients=2, logits=14),
     # NeMo, collections/llm/recipes/optim: distributed_fused_adam with use_distributed_optimizer.
     "NeMo": ProgramProfile(distributed_optimizer=True),
     "NeMo Megatron": ProgramProfile(distributed_optimizer=True),
-    # vocab_parallel_cross_entropy: 16-bit logits, fp32 softmax in their place, its gradient in 16 bits.
+    # core/tensor_parallel/cross_entropy.py: 16-bit logits, their softmax in fp32, its gradient in 16 bits.
     "Megatron-LM": ProgramProfile(logits=8),
 }
 
@@ -89,7 +91,7 @@ def profile_of(run: PublishedRun) -> ProgramProfile:
     if "fp32 grad accumulation" in precision:
         found = replace(found, gradients=6)
     software = run.workload.software
-    if framework_is_transformers(framework) and not run.workload.shape.gated and "amp" not in precision:
+    if _is_transformers(framework) and not run.workload.shape.gated and "amp" not in precision:
         # transformers, models/gpt2/modeling_gpt2.py: a loss over 16-bit logits, of which a copy is shifted; autocast
         # and Llama's widen them.
         found = replace(found, logits=8)
@@ -97,7 +99,7 @@ def profile_of(run: PublishedRun) -> ProgramProfile:
     return replace(found, logits=4) if compiled else found
 
 
-def framework_is_transformers(framework: str) -> bool:
+def _is_transformers(framework: str) -> bool:
     """True if a program trains models of the transformers library."""
     return re.search(r"transformers|hf trainer|accelerate", lower(framework)) is not None
 
@@ -106,7 +108,7 @@ def program_bytes(run: PublishedRun) -> ProgramBytes:
     """Count the bytes on the device that needs most, without what its allocator and runtime add."""
     profile = profile_of(run)
     work = run.workload
-    if profile.operator_policy and work.layout.recompute == "none" and "selective" in lower(run.row["activation_ckpt"]):
+    if profile.operator_policy and work.layout.recompute == "none" and _says_selective(run):
         # Times read the policy of operators as none, since the products that it repeats are few.
         work = replace(work, layout=replace(work.layout, recompute="selective"))
     if profile.distributed_optimizer and not work.layout.zero:
@@ -114,6 +116,10 @@ def program_bytes(run: PublishedRun) -> ProgramBytes:
     ends = (True,) if work.layout.pipeline == 1 else (False,) if profile.logs_first else (False, True)
     found = [_stage(work, profile, last) for last in ends]
     return max(found, key=lambda each: each.state + each.transient)
+
+
+def _says_selective(run: PublishedRun) -> bool:
+    return "selective" in lower(run.row.get("activation_ckpt"))
 
 
 def _stage(work: Workload, profile: ProgramProfile, last: bool) -> ProgramBytes:
@@ -126,7 +132,6 @@ def _stage(work: Workload, profile: ProgramProfile, last: bool) -> ProgramBytes:
     divided = work.software.divides_head and not alone
     block = float(layer_weights(WorkloadColumns([work]))[0])
     layers = ceil(shape.layers / layout.pipeline)
-    # A stage that has the head has fewer layers if stages are balanced: the first stage is the larger one then.
     ends = matrix * (2 if alone or divided else 1)
     weights = layers * block + ends
     columns = WorkloadColumns([work])
@@ -154,20 +159,31 @@ def _stage(work: Workload, profile: ProgramProfile, last: bool) -> ProgramBytes:
 def _state(
     profile: ProgramProfile, weights: float, block: float, ends: float, zero: int, shards: float, passes: float
 ) -> tuple[float, float]:
-    """Bytes between steps, and of weights gathered within one."""
-    masters = profile.weights + profile.optimizer if not profile.weights else profile.optimizer
+    """Bytes between steps (with gradients that exist at the peak), and bytes of weights gathered or cast within one.
+
+    Args:
+        profile: the program.
+        weights: elements of a rank's weights before they are sharded.
+        block: those of a block.
+        ends: those of embedding and head.
+        zero: ZeRO stage.
+        shards: ranks that state may be sharded over.
+        passes: micro-batches of a step.
+    """
     gradients = profile.gradients if passes > 1 or not profile.early else 0.0
     if profile.unsynchronized:
-        whole = weights * (profile.weights + profile.gradients) if shards > 1 and passes > 1 else 0.0
+        whole = _FP32 * weights if shards > 1 and passes > 1 else 0.0
         return weights * (profile.weights + profile.gradients + profile.optimizer) / shards + whole, 0.0
     if zero == 3 and shards > 1:
-        return weights * (profile.weights + masters + gradients) / shards, 2 * 2 * block + 2 * ends / 2 + 4 * block
-    kept = profile.weights or 4.0  # without shards, fp32 weights are the masters
-    moments = profile.optimizer if profile.weights else profile.optimizer - 4
-    sharded = shards if zero > 0 else 1.0
-    return weights * (
-        kept + (profile.gradients / (shards if zero == 2 else 1)) + moments / sharded
-    ), 0.0 if profile.weights else 2 * weights
+        # Two blocks and the head in 16 bits, and the gradients of a block in fp32, before they are reduced.
+        gathered = 2 * (2 * block + ends / 2) + _FP32 * block
+        return weights * (profile.weights + profile.optimizer + gradients) / shards, gathered
+    gradients = profile.gradients / (shards if zero == 2 else 1)
+    if profile.weights:
+        return weights * (profile.weights + gradients + profile.optimizer / (shards if zero > 0 else 1)), 0.0
+    # The fp32 masters are the weights, of which products read 16-bit copies; moments are sharded at most.
+    moments = (profile.optimizer - _FP32) / (shards if zero > 0 else 1)
+    return weights * (_FP32 + gradients + moments), 2 * weights
 
 
 def _kept(work: Workload, profile: ProgramProfile) -> float:
