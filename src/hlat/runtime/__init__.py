@@ -24,6 +24,7 @@ from hlat.runtime.errors import (
 from hlat.runtime.hub_ids import dataset_id_advice
 from hlat.runtime.lazy import lazily
 from hlat.runtime.rank_env import RankInfo, host_name, rank_info
+from hlat.runtime.stage_line import StageLine, spinner, writes_unicode
 from hlat.runtime.terminal_text import EscapingStream, escape_beneath_rich, escape_controls, escape_name
 from hlat.runtime.urls import WEB_PROTOCOLS, find_secret, is_url, redact, redact_json, redact_value
 
@@ -43,6 +44,7 @@ __all__ = [
     "PersistentCorruptionError",
     "PlanError",
     "RankInfo",
+    "StageLine",
     "StateLostError",
     "StorageError",
     "dataset_id_advice",
@@ -62,4 +64,6 @@ __all__ = [
     "redact",
     "redact_json",
     "redact_value",
+    "spinner",
+    "writes_unicode",
 ]

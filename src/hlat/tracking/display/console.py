@@ -12,9 +12,9 @@ from contextlib import ExitStack
 from typing import Any, Protocol, TextIO
 
 from hlat.config.sections import TrackingConfig
-from hlat.runtime import BottomLine, draws_lines, escape_controls, open_line
+from hlat.runtime import BottomLine, draws_lines, escape_controls, open_line, spinner
 from hlat.runtime.process import observe_stages, print_json_lines
-from hlat.tracking.display.status_line import Field, bar, fit, has_colour, spinner
+from hlat.tracking.display.status_line import Field, bar, fit, has_colour
 from hlat.tracking.json_console import JsonConsole
 from hlat.tracking.metrics import Metrics
 from hlat.tracking.metrics_text import duration, named_values, progress, values
@@ -54,6 +54,11 @@ def console_kind(config: TrackingConfig, stream: TextIO) -> str:
     if kind in ("auto", "rich"):
         return "rich" if stream.isatty() and draws_lines() else "plain"
     return kind
+
+
+def shows_a_line(config: TrackingConfig) -> bool:
+    """Return True if the recipe's console is a line at the bottom of the terminal of standard output."""
+    return console_kind(config, sys.stdout) == "rich"
 
 
 def make_console(config: TrackingConfig, stream: TextIO | None, *, total_steps: int, start_step: int) -> Console:
