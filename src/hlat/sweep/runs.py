@@ -29,6 +29,7 @@ class SweepRun:
         overrides: all its overrides of the recipe.
         folder: its run folder.
         steps: its steps.
+        device: field ``run.device`` of its recipe.
     """
 
     name: str
@@ -36,6 +37,7 @@ class SweepRun:
     overrides: tuple[str, ...]
     folder: Path
     steps: int
+    device: str
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def plan_sweep(recipe: str, words: Sequence[str], folder: str | None, world: int
         root = root or Path("runs") / f"{loaded.run.name}-sweep"
         shared = [] if _is_about_data(axes) or loaded.data.prepared_dir else [f"data.prepared_dir={root / 'data'}"]
         overrides = (*fixed, *shared, f"run.dir={root / name}")
-        runs.append(SweepRun(name, varied, overrides, root / name, loaded.total_steps))
+        runs.append(SweepRun(name, varied, overrides, root / name, loaded.total_steps, loaded.run.device))
     if problems:
         raise RecipeError(problems, recipe)
     assert root is not None, "a sweep has at least one run"

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from hlat.config.rules import recipe_notes
 from hlat.model.derived import count_parameters
 from hlat.parallel import decide_compilation
+from hlat.runtime import plural
 from hlat.runtime.backend import backend_of
 from hlat.runtime.process import is_verbose
 from hlat.tracking import OtherRankTracker, Tracker
@@ -47,7 +48,8 @@ def _header(state: RunState, parameters: int, device: str) -> list[str]:
     layout = recipe.parallel.describe(state.model.layout.data) if state.runtime.world > 1 else "1 process"
     training = "" if recipe.data.mode == "online" else f"{prepared.train_tokens:,} tokens, "
     lines = [
-        f"{recipe.run.name}: {parameters:,} parameters, {model.layers} layers, vocabulary {model.vocab_size:,}",
+        f"{recipe.run.name}: {parameters:,} parameters, {plural(model.layers, 'layer')}, "
+        f"vocabulary {model.vocab_size:,}",
         f"data: {training}{prepared.validation_tokens:,} for validation; {recipe.steps_and_tokens}",
         f"run: {recipe.precision.mode} on {device}, {layout}; in {recipe.run_dir}",
     ]
@@ -95,7 +97,7 @@ def _report_notes(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
         tracker.message(state.tiers.warning)
     if state.step > recipe.total_steps:
         tracker.message(
-            f"at step {state.step} already, past the {recipe.total_steps} steps of the recipe; to go on, "
+            f"at step {state.step} already, past the {plural(recipe.total_steps, 'step')} of the recipe; to go on, "
             "give a larger training.steps"
         )
     elif state.step:
