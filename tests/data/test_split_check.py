@@ -72,7 +72,7 @@ def test_other_splits_are_not_warned_of(tmp_path: Path, validation: dict[str, An
 
 def test_a_split_without_validation_text_is_refused_before_the_start_and_the_remedy_works(tmp_path: Path) -> None:
     content = sections(tmp_path, {"prose": texts(11, 4)}, fraction=0.001)
-    with pytest.raises(RecipeError, match="none of the 11 documents of the corpus is chosen for validation") as refused:
+    with pytest.raises(RecipeError, match="none of the 11 documents is chosen for validation") as refused:
         check(content)
     with pytest.raises(DataError, match="none of the 11 documents"):
         prepared(content, tmp_path / "data")

@@ -15,7 +15,7 @@ from hlat.config import short
 from hlat.config.sections import DataConfig
 from hlat.data.formats import Vocabulary
 from hlat.data.formats.streams import COMPRESSED_ENDINGS
-from hlat.data.manifest import DataManifest, read_data_manifest
+from hlat.data.manifest import DataManifest, read_data_manifest, recipe_locations
 from hlat.data.sources import (
     NumberedSource,
     SourceFile,
@@ -101,6 +101,9 @@ def check_inputs(
         except SourceNotFoundError as error:
             if manifest is None or name in named:
                 report.problems.append(_problem(name, source.path, str(error)))
+            elif (recorded := manifest.places["corpus"]) != recipe_locations(data)["corpus"]:
+                other = f"{error} {folder} holds data prepared from another path: {' '.join(recorded)}."
+                report.problems.append(_problem(name, source.path, other))
         except DataError as error:
             report.problems.append(_problem(name, source.path, str(error)))
     corpus = [files.get(name) for name, source in sources.items() if source.number >= 0]

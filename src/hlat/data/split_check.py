@@ -96,11 +96,11 @@ def describe_empty_split(splits: Sequence[SourceSplit]) -> str:
     documents = sum(each.documents for each in splits)
     if not documents or any(each.held_out for each in splits):
         return ""
-    counted = "its only document" if documents == 1 else f"none of the {documents:,} documents of the corpus"
+    counted = "the only document of the corpus is not" if documents == 1 else f"none of the {documents:,} documents is"
     share = math.ceil(min(each.smallest_share for each in splits) * 100 + 1e-9) / 100
     larger = f", data.validation.fraction={share:g}, which keeps one aside" if documents > 1 and share < 0.5 else ""
     return (
-        f"{counted} is chosen for validation. Use data.validation.by=tail, which cuts inside a document{larger}, or "
+        f"{counted} chosen for validation. Use data.validation.by=tail, which cuts inside a document{larger}, or "
         "data.validation.fraction=0 for no validation."
     )
 
