@@ -9,7 +9,6 @@ from hlat.api.outcomes import outcome_error
 from hlat.api.settings import restored
 from hlat.launch import refuse_worker
 from hlat.launch.evaluation import EvaluationJob, run_processes
-from hlat.runtime import LaunchError
 
 if TYPE_CHECKING:
     import torch
@@ -207,14 +206,7 @@ def generate(
     Raises:
         CheckpointError: there is no valid checkpoint, or it has no tokenizer.
         DataError: the prompt has no tokens, or too many for the model.
-        LaunchError: ``top_k`` or ``top_p`` is given and the temperature is 0, at which neither has an effect.
     """
-    if temperature == 0.0 and (top_k is not None or top_p is not None):
-        given = "top_k" if top_p is None else "top_p" if top_k is None else "top_k and top_p"
-        raise LaunchError(
-            f"{given} without a temperature: at 0, the default, the most likely token is always taken. Give a "
-            f"temperature above 0, such as 0.8, or leave out {given}."
-        )
     with restored():
         from hlat.evaluation import Sampling, generate_text
 

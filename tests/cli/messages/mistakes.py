@@ -200,7 +200,6 @@ COMMANDS = (
     Mistake("an option that is not there", "runs --frmt x", ("No such option: --frmt", "There are: ", "--json")),
     Mistake("a format of export", "export nowhere --to x --format gguf", ("--format", "Hugging Face's safetensors")),
     Mistake("hours of lots", "init nowhere --hours lots", ("--hours", "lots is no time", "2h, 1d")),
-    Mistake("a nucleus at temperature 0", "generate nowhere --prompt x --top-p 0.9", ("top_p", "temperature above 0")),
     Mistake("no such model", "plan --model llama-9-7b --cluster h100:1 --tokens 1B", ("llama-9-7b",)),
 )
 MISTAKES = (*FIELDS, *MODEL, *LAYOUT, *RUN, *FILES, *RECIPES, *COMMANDS)
