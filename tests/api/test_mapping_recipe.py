@@ -72,3 +72,17 @@ def test_a_recipe_that_is_constructed_of_wrong_sections_has_the_errors_of_a_file
 def test_a_recipe_can_be_constructed_of_its_own_sections() -> None:
     found = hlat.load_recipe("quickstart", {"data.path": "x"})
     assert hlat.Recipe(**found.model_dump()) == found == hlat.Recipe(**dict(found)) == found.model_copy(deep=True)
+
+
+def test_a_loaded_recipe_that_is_changed_says_how_it_is_done() -> None:
+    found = hlat.load_recipe("quickstart", {"data.path": "x"})
+    with pytest.raises(hlat.RecipeError, match=r"steps: cannot be changed.*hlat\.load_recipe\(PATH"):
+        found.training.steps = 3  # type: ignore[misc]
+    assert found.model_copy(deep=True) == found
+
+
+def test_a_function_that_there_is_not_is_answered_with_those_that_there_are() -> None:
+    with pytest.raises(AttributeError, match=r"has no attribute 'trian'; did you mean train\?"):
+        hlat.trian  # noqa: B018
+    with pytest.raises(AttributeError, match=r"it has average, .*, train"):
+        hlat.fit  # noqa: B018

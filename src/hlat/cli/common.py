@@ -36,7 +36,7 @@ LOG_ENV = "HLAT_LOG"
 
 QuietOption = Annotated[
     bool,
-    typer.Option("--quiet", "-q", help="Print the beginning, warnings and the end only, as tracking.console=none."),
+    typer.Option("--quiet", "-q", help="Print warnings and the end only, as tracking.console=warnings."),
 ]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Say what was measured and decided, too.")]
 

@@ -66,11 +66,25 @@ def hinted(error: Any) -> str:
         return message + _of_verb(error, message)
     if found := re.match(r"No such command '([^']+)'", message):
         hint = _VERBS.get(found[1], "")
-        return f"No such command '{found[1]}'. {hint}." if hint else message
+        return f"No such command '{found[1]}'. {hint}." if hint and _is_top(error) else message + _verbs_below(error)
     if (refused := re.match(r"'([^']+)' is not one of ", message)) and f"'{_DTYPES.get(refused[1])}'" in message:
         return f"{message} Here it is '{_DTYPES[refused[1]]}'."
     of_missing = getattr(getattr(error, "param", None), "help", None) if not message else None
     return message or str((type(error).__name__ == "MissingParameter" and of_missing) or "")
+
+
+def _is_top(error: Any) -> bool:
+    """Return True unless the unknown command stands below a verb, as in ``hlat launch mine.yaml``."""
+    return getattr(getattr(error, "ctx", None), "parent", None) is None
+
+
+def _verbs_below(error: Any) -> str:
+    """Return the verbs that there are below one whose command is unknown, with an example."""
+    context = getattr(error, "ctx", None)
+    names = list(getattr(getattr(context, "command", None), "commands", {}))
+    if _is_top(error) or not names:
+        return ""
+    return f" There are: {', '.join(names)}; as in `hlat {context.info_name} {names[0]}`, and -h shows their arguments."
 
 
 def _of_verb(error: Any, message: str) -> str:
@@ -80,7 +94,7 @@ def _of_verb(error: Any, message: str) -> str:
         parameters = getattr(getattr(context, "command", None), "params", ())
         options = [names[0] for each in parameters if (names := [name for name in each.opts if name.startswith("--")])]
         return f". There are: {', '.join(options)}" if options else ""
-    extra = re.search(r"\((\S+?)[\s)]", message)
+    extra = re.search(r"argument\S* \((\S+?)[\s)]", message)
     is_plan = getattr(context, "info_name", "") == "plan"
     return f". Here a model or recipe is an option: --model {extra[1]}" if extra and is_plan else ""
 

@@ -100,7 +100,7 @@ def train(
             _begin(accepted, line)
 
         console = ["tracking.console=json"] if os.environ.get(LOG_ENV) == "json" else []
-        given = [*(overrides or ()), *(["tracking.console=none"] if quiet else console)]
+        given = [*(overrides or ()), *(["tracking.console=warnings"] if quiet else console)]
         job = TrainingJob(recipe, tuple(given), profile, allow_faults, require_step)
         least, most = parse_nproc(nproc)
         show = (complain_above, say_above)

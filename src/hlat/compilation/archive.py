@@ -143,7 +143,8 @@ def opened(path: Path) -> Iterator[tuple[Manifest, tarfile.TarFile]]:
     except (tarfile.TarError, EOFError) as error:
         raise LaunchError(f"{path}: no complete archive of compiled code: {error}. Copy or make it again.") from error
     except OSError as error:
-        raise StorageError(f"{error.filename or path}: {error.strerror or error}.") from error
+        made = " `hlat compile RECIPE --out FILE` writes one." if isinstance(error, FileNotFoundError) else ""
+        raise StorageError(f"{error.filename or path}: {error.strerror or error}.{made}") from error
 
 
 def _read_manifest(path: Path, archive: tarfile.TarFile) -> Manifest:

@@ -48,7 +48,7 @@ class InputProblem:
 
     field: str
     message: str
-    value: str
+    value: str | float
 
 
 @dataclass
@@ -230,7 +230,7 @@ def _check_split(
     if documents and data.tokenizer.path is None:
         report.most_tokens = sum(each.bytes for each in splits) + documents
     if problem := describe_empty_split(splits):
-        report.problems.append(InputProblem("data.validation.fraction", problem, str(data.validation.fraction)))
+        report.problems.append(InputProblem("data.validation.fraction", problem, data.validation.fraction))
     else:
         report.scarce_validation = describe_scarce(
             held_out(splits, _bytes_per_token(data)), data.validation.fraction, "about "

@@ -18,6 +18,8 @@ from hlat.runtime import HardwareError
 _GIB = 1 << 30
 _KINDS: tuple[PriceKind, ...] = ("on-demand", "capacity-block", "reserved", "spot", "own")
 
+_ALIKE = 3  # letters at the beginning in which names of one family agree: trn1, trn2
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -175,7 +177,8 @@ def close_names(name: str, names: Sequence[str]) -> list[str]:
     """Return names that begin as a wrong one does, or are spelled nearly as it is; at most three."""
     wrong = name.lower()
     begins = [each for each in names if wrong and each.lower().startswith(wrong)]
-    return begins[:3] or get_close_matches(wrong, names, n=3, cutoff=0.5)
+    alike = [each for each in names if each.lower()[:_ALIKE] == wrong[:_ALIKE] and len(wrong) >= _ALIKE]
+    return begins[:3] or get_close_matches(wrong, names, n=3, cutoff=0.5) or alike[:3]
 
 
 def _unknown_instance(name: str, catalog: Catalog) -> str:

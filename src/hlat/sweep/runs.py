@@ -72,8 +72,8 @@ def plan_sweep(recipe: str, words: Sequence[str], folder: str | None, world: int
         remedy = "Name the folder of the sweep with --to."
         raise RecipeError([Problem(own[0].field, "is chosen by the sweep, a folder for each run.", remedy)], "sweep")
     if any(axis.field == "run.name" and axis.varies for axis in axes):
-        remedy = "Vary what runs are to differ in; their folders are named after it."
-        raise RecipeError([Problem("run.name", "is not what runs of a sweep differ in.", remedy)], "sweep")
+        remedy = "Leave it out: each run is named after the values in which it differs, and --to names their folder."
+        raise RecipeError([Problem("run.name", "does not change how a run trains.", remedy)], "sweep")
     names = _short_names([axis.field for axis in axes if axis.varies])
     root = Path(folder) if folder is not None else None
     runs: list[SweepRun] = []

@@ -45,6 +45,7 @@ FIELDS = (
     _check("negative", "optimizer.lr=-1", "optimizer.lr = -1: must be greater than 0"),
     _check("precision of torch", "precision.mode=bfloat16", "precision.mode = 'bfloat16'", "'bf16-sr'", "mixed"),
     _check("close to a value", "data.mode=onlin", "data.mode = 'onlin'", "Did you mean 'online'?"),
+    _check("optimizer by name", "optimizer.name=adam", "optimizer.name: there is no", "it is optimizer.kind"),
     _check("unknown optimizer", "optimizer.kind=sgd", "optimizer: kind must be adamw or muon"),
     _check("unknown scaling", "model.rope.scaling={kind: yarn}", "kind = 'yarn' must be one of 'linear', 'llama3'"),
     _check("name with a space", "run.name=my\u00a0run!", "run.name = ", "letters, digits, dot, dash and underscore"),
@@ -144,6 +145,7 @@ RECIPES = (
     Mistake("an empty recipe", "check {empty}", ("empty.yaml: is empty", "A recipe has model")),
     Mistake("braces that a shell has cut", "check RECIPE model={preset: tiny-1m}", ("Put it in quotes for the shell",)),
     Mistake("no value", "check RECIPE training.steps", ("training.steps: is not an override", "training.steps=100")),
+    Mistake("a blank of a web page", "check {no_break}", ("holds a no-break space (U+00A0)", "an ordinary blank")),
     Mistake("dashes", "check RECIPE --training.steps=4", ("No such option", "Overrides take no dashes")),
 )
 COMMANDS = (
@@ -200,6 +202,16 @@ COMMANDS = (
     Mistake("an option that is not there", "runs --frmt x", ("No such option: --frmt", "There are: ", "--json")),
     Mistake("a format of export", "export nowhere --to x --format gguf", ("--format", "Hugging Face's safetensors")),
     Mistake("hours of lots", "init nowhere --hours lots", ("--hours", "lots is no time", "2h, 1d")),
+    Mistake(
+        "a cluster of the family",
+        "plan --model llama-2-7b --cluster trn9:4 --tokens 1B",
+        ("mean trn1.32xlarge",),
+    ),
+    Mistake("a launch of no kind", "launch {twice}", ("No such command", "There are: slurm, kubernetes, local")),
+    Mistake("a verb below, nearly", "checkpoint remove x", ("No such command 'remove'", "list, show, verify, prune")),
+    Mistake("a sweep with blanks", "sweep RECIPE optimizer.lr=1, 2", ("Write optimizer.lr=1,2, without blanks",)),
+    Mistake("a recipe for a job", "launch status {twice}", ("is a file. Give the folder of the run",)),
+    Mistake("an archive that is not there", "compile RECIPE --from nix.tar", ("nix.tar", "compile RECIPE --out"), 3),
     Mistake("no such model", "plan --model llama-9-7b --cluster h100:1 --tokens 1B", ("llama-9-7b",)),
 )
 MISTAKES = (*FIELDS, *MODEL, *LAYOUT, *RUN, *FILES, *RECIPES, *COMMANDS)

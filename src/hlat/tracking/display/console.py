@@ -35,6 +35,9 @@ class Console(Protocol):
     def message(self, text: str) -> None:
         """Show a line of text."""
 
+    def warning(self, text: str) -> None:
+        """Show a warning."""
+
     def event(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Show an event, on a console for programs; people get messages."""
 
@@ -67,6 +70,8 @@ def make_console(config: TrackingConfig, stream: TextIO | None, *, total_steps: 
     kind = console_kind(config, stream)
     if kind == "none":
         return SilentConsole()
+    if kind == "warnings":
+        return WarningsConsole(stream)
     if kind == "plain":
         return PlainConsole(stream)
     if kind == "json":
@@ -86,11 +91,30 @@ class SilentConsole:
     def message(self, text: str) -> None:
         """Show nothing."""
 
+    def warning(self, text: str) -> None:
+        """Show nothing."""
+
     def event(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Show nothing: people get messages."""
 
     def close(self) -> None:
         """Do nothing."""
+
+
+class WarningsConsole(SilentConsole):
+    """Console that shows warnings only.
+
+    Args:
+        stream: receives them, a line each.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def warning(self, text: str) -> None:
+        """Print a warning."""
+        self._stream.write(escape_controls(f"warning: {text}") + "\n")
+        self._stream.flush()
 
 
 class PlainConsole:
@@ -118,6 +142,10 @@ class PlainConsole:
         self._said_at = self._clock()
         self._stream.write(escape_controls(text) + "\n")
         self._stream.flush()
+
+    def warning(self, text: str) -> None:
+        """Print a warning."""
+        self.message(f"warning: {text}")
 
     def event(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Show nothing: people get messages."""
@@ -195,6 +223,10 @@ class ProgressBarConsole:
     def message(self, text: str) -> None:
         """Print a line of text above the line."""
         self._line.print(text)
+
+    def warning(self, text: str) -> None:
+        """Print a warning above the line."""
+        self.message(f"warning: {text}")
 
     def event(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Show nothing: people get messages."""
