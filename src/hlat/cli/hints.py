@@ -80,7 +80,7 @@ def _is_top(error: Any) -> bool:
 
 def _verbs_below(error: Any) -> str:
     """Return the verbs that there are below one whose command is unknown, with an example."""
-    context = getattr(error, "ctx", None)
+    context: Any = getattr(error, "ctx", None)
     names = list(getattr(getattr(context, "command", None), "commands", {}))
     if _is_top(error) or not names:
         return ""

@@ -1,4 +1,4 @@
-"""What a program is doing as a line for a terminal: a spinner, a name and the seconds since it began."""
+"""Line for a terminal about what a program is doing: a spinner, a name and the seconds since it began."""
 
 import sys
 import time
