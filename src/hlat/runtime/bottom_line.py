@@ -45,7 +45,7 @@ class BottomLine:
         self._stream = getattr(stream, "rich_proxied_file", stream)  # the terminal itself: controls are not escaped
         self._render, self._queue = render, SimpleQueue[str | None]()
         self._thread: threading.Thread | None = None
-        self._replaced: dict[str, TextIO] = {}
+        self._replaced: dict[str, _LinesAbove] = {}
         self._replace_streams()
         _open_lines.add(self)
         self._start()
@@ -82,6 +82,7 @@ class BottomLine:
         self.close()
 
     def _start(self) -> None:
+        self._queue.put("")  # the first drawing is at once
         self._thread = threading.Thread(target=self._run, name="hlat-bottom-line", daemon=True)
         self._thread.start()
 
@@ -118,15 +119,14 @@ class BottomLine:
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
             if _same_terminal(stream, self._stream):
-                self._replaced[name] = stream
-                setattr(sys, name, _LinesAbove(self, stream))
+                self._replaced[name] = _LinesAbove(self, stream)
+                setattr(sys, name, self._replaced[name])
 
     def _restore_streams(self) -> None:
-        for name, stream in self._replaced.items():
-            above = getattr(sys, name)
-            if isinstance(above, _LinesAbove):
-                above.end_line()
-                setattr(sys, name, stream)
+        for name, above in self._replaced.items():
+            above.end()
+            if getattr(sys, name) is above:  # else another stream copies it to a log, and will give it back later
+                setattr(sys, name, above.stream)
         self._replaced = {}
 
     def _forked(self) -> None:
@@ -136,24 +136,34 @@ class BottomLine:
 
 
 class _LinesAbove(io.TextIOBase):
-    """Stream whose lines are printed above a bottom line; everything else is asked of the original stream."""
+    """Stream whose lines are printed above a bottom line; everything else is asked of the original stream.
+
+    Attributes:
+        stream: the original stream, to which it writes once the line has been closed.
+    """
 
     def __init__(self, line: BottomLine, stream: TextIO) -> None:
-        self._line, self._stream, self._rest = line, stream, ""
+        self._line: BottomLine | None = line
+        self.stream, self._rest = stream, ""
 
     def write(self, text: str) -> int:
+        if self._line is None:
+            return self.stream.write(text)
         *lines, self._rest = (self._rest + text).split("\n")
         if lines:
             self._line.print("\n".join(lines) + "\n")
         return len(text)
 
-    def end_line(self) -> None:
-        """Print a line that was not ended."""
+    def end(self) -> None:
+        """Print a line that was not ended; write to the original stream from now on."""
         if self._rest:
             self.write("\n")
+        self._line = None
 
     def flush(self) -> None:
-        """Do nothing: lines are printed at once, and an unfinished one cannot be."""
+        """Do nothing while there is a bottom line: lines are printed at once, and an unfinished one cannot be."""
+        if self._line is None:
+            self.stream.flush()
 
     def writable(self) -> bool:
         return True
@@ -162,14 +172,14 @@ class _LinesAbove(io.TextIOBase):
         return True
 
     def fileno(self) -> int:
-        return self._stream.fileno()
+        return self.stream.fileno()
 
     @property
     def encoding(self) -> str:  # type: ignore[override]  # typeshed has an attribute
-        return self._stream.encoding
+        return self.stream.encoding
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+        return getattr(self.stream, name)
 
 
 _open_lines: "weakref.WeakSet[BottomLine]" = weakref.WeakSet()

@@ -269,7 +269,7 @@ class Checkpointer(TrainingComponent):
         with suppress(StorageError):
             self._tracker.event(kind, step=result.step, **fields)
         if failed and not failed_before:  # once: a full folder fails many in a row
-            self._tracker.message(f"snapshot of step {result.step} failed, training continues: {result.message}")
+            self._tracker.warn(f"snapshot of step {result.step} failed, training continues: {result.message}")
 
     def _report_refusal(self, refusal: FailedAttempt) -> None:
         text = f"checkpoint of step {refusal.step}: attempt {refusal.attempts} failed, retrying: {refusal.message}"
