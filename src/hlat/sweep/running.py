@@ -16,7 +16,6 @@ from hlat.reporting import RunSummary, list_runs
 from hlat.sweep.runs import Sweep, SweepRun
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_INTERRUPTIONS = {code for number in _PASSED_ON for code in (128 + number, -number)}
 
 
 @dataclass(frozen=True)
@@ -72,8 +71,8 @@ def run_sweep(
             say(f"{head}: finished before")
             continue
         say(head)
-        codes[run.name] = _train(sweep.recipe, run, train_options)
-        if codes[run.name] in _INTERRUPTIONS:
+        codes[run.name], interrupted = _train(sweep.recipe, run, train_options)
+        if interrupted:
             break
     return [_result(run, codes.get(run.name)) for run in sweep.runs]
 
@@ -83,26 +82,36 @@ def _result(run: SweepRun, exit_code: int | None = None) -> SweepResult:
     return SweepResult(run, next((one for one in found if one.path == run.folder), None), exit_code)
 
 
-def _train(recipe: str, run: SweepRun, options: Sequence[str]) -> int:
-    """Train one run; signals are passed on to its process, which saves before it ends."""
+def _train(recipe: str, run: SweepRun, options: Sequence[str]) -> tuple[int, bool]:
+    """Train one run; signals are passed on to its process, which saves before it ends.
+
+    Returns:
+        The exit code of the process, and True if a signal came.
+    """
     command = [sys.executable, "-P", "-m", "hlat", "train", *options, recipe, *run.overrides]
     # A process group of its own: Ctrl-C at a terminal would reach it twice, and twice means at once.
     process = subprocess.Popen(command, process_group=0)
-    with _passing_on(process):
-        return process.wait()
+    with _passing_on(process) as passed:
+        return process.wait(), bool(passed)
 
 
 @contextmanager
-def _passing_on(process: "subprocess.Popen[bytes]") -> Iterator[None]:
-    """Send the signals that end a program to another process instead, except those that this one ignores."""
+def _passing_on(process: "subprocess.Popen[bytes]") -> Iterator[list[int]]:
+    """Send the signals that end a program to another process instead, except those that this one ignores.
+
+    Yields:
+        The signals that have come.
+    """
+    passed: list[int] = []
 
     def pass_on(number: int, _: FrameType | None) -> None:
+        passed.append(number)
         process.send_signal(number)
 
     heard = [number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN]
     previous = {number: signal.signal(number, pass_on) for number in heard}
     try:
-        yield
+        yield passed
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
