@@ -1,6 +1,7 @@
 """The display of a run at a terminal: something at once, every step, and nothing left behind."""
 
 import os
+import pty
 import random
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import sys
 import psutil
 import pytest
 
+from hlat.runtime import BottomLine
 from tests.support.terminal import Screen, TerminalCommand
 
 SPINNER = set("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
@@ -135,3 +137,19 @@ def test_the_emulator_breaks_lines_anew_and_refuses_other_controls():
     assert screen.text == "message\n0123456789"
     with pytest.raises(AssertionError, match="unexpected control"):
         screen.feed("\x1b[?25l")
+
+
+def test_a_line_that_is_left_stays_until_another_is_drawn_over_it():
+    """A pseudo-terminal shows what two lines in a row write: between them the text is never gone."""
+    reading, writing = pty.openpty()
+    with os.fdopen(writing, "w") as terminal:
+        first = BottomLine(terminal, lambda width: "starting")
+        first.close(leave=True)
+        screen = Screen(80)
+        screen.feed(os.read(reading, 1 << 16).decode())
+        assert screen.text == "starting"
+        second = BottomLine(terminal, lambda width: "reading")
+        second.close()
+        screen.feed(os.read(reading, 1 << 16).decode())
+        assert "starting" in screen.drawn and screen.text == ""
+    os.close(reading)

@@ -142,26 +142,31 @@ class OpeningLine:
     def __init__(self) -> None:
         self._draws = sys.stdout.isatty() and draws_lines() and os.environ.get("RANK", "0") == "0"
         self._line: BottomLine | None = None
+        self._was_left = False
 
     def show(self, what: str) -> Callable[[], None]:
-        """Show what is being done from now on; return the function that erases the line."""
+        """Show what is being done from now on; return the function that leaves the line to another process."""
         if self._draws:
             if self._line is None:
                 self._line = BottomLine(sys.stdout, StageLine(what))
             else:
                 self._line.show(StageLine(what))
-        return self.erase
+        return self.leave
 
-    def erase(self) -> None:
-        """Erase the line until the next ``show``. Erasing it twice is harmless."""
+    def leave(self) -> None:
+        """Draw no more until the next ``show``, and erase nothing: another process draws its line there."""
         if self._line is not None:
-            self._line.close()
-            self._line = None
+            self._line.close(leave=True)
+            self._line, self._was_left = None, True
 
     def end(self) -> None:
         """Erase the line for good."""
         self._draws = False
-        self.erase()
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+        elif self._was_left:
+            erase_rest_of(sys.stdout)
 
 
 @contextmanager

@@ -44,6 +44,7 @@ class BottomLine:
     def __init__(self, stream: TextIO, render: Render) -> None:
         self._stream = getattr(stream, "rich_proxied_file", stream)  # the terminal itself: controls are not escaped
         self._render, self._queue = render, SimpleQueue[str | None]()
+        self._leaves = False
         self._thread: threading.Thread | None = None
         self._replaced: dict[str, _LinesAbove] = {}
         self._replace_streams()
@@ -64,14 +65,20 @@ class BottomLine:
         """Print text above the line, with control characters escaped. Signal handlers may call it."""
         self._queue.put(escape_controls(text.rstrip("\n")) + "\n")
 
-    def close(self) -> None:
-        """Print what is waiting, erase the line and give the streams back. Closing it twice is harmless."""
+    def close(self, *, leave: bool = False) -> None:
+        """Print what is waiting, erase the line and give the streams back. Closing it twice is harmless.
+
+        Args:
+            leave: leave the line where it is: another process draws over it, or erases it.
+        """
         if self not in _open_lines:
             return
         self._restore_streams()
+        self._leaves = leave
         self._stop()
         _open_lines.discard(self)
-        self._write(_ERASE)
+        if not leave:
+            self._write(_ERASE)
 
     def __enter__(self) -> Self:
         return self
@@ -94,7 +101,7 @@ class BottomLine:
     def _run(self) -> None:
         while True:
             above, ended = self._waiting()
-            line = "" if ended else self._render(max(1, _columns(self._stream) - 1))
+            line = "" if ended and not self._leaves else self._render(max(1, _columns(self._stream) - 1))
             self._write(f"{_ERASE}{above}{line}\r" if above else f"\r{line}\x1b[J\r")
             if ended:
                 return

@@ -260,7 +260,8 @@ class ClusterAttempts:
         self._members = self._place(members)
         now = [member.name for member in self._members]
         if now != before:
-            self._settings.complain(f"{plural(len(now), 'host')}, {plural(self.world, 'process')}: {', '.join(now)}")
+            processes, hosts = plural(self.world, "process"), plural(len(now), "host")
+            self._settings.complain(f"the run has {processes} on {hosts}: {', '.join(now)}")
             self._settings.event("hosts", hosts=now, world=self.world)
 
     def _missing(self, ready: Mapping[int, HostStatus]) -> str:
