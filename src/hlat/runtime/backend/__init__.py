@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from hlat.runtime.backend.device_faults import DeviceFault, fault_tables, find_fault, find_kernel_faults
     from hlat.runtime.backend.openmp import ProcessorTime, set_spin_count
+    from hlat.runtime.backend.products import ONEDNN, PRODUCTS, TORCH, linear_by_onednn
     from hlat.runtime.backend.settings import restored_settings
     from hlat.runtime.backend.table import (
         BACKENDS,
@@ -60,6 +61,7 @@ __getattr__ = lazily(
             "ProcessorTime",
             "set_spin_count",
         ),
+        "products": ("ONEDNN", "PRODUCTS", "TORCH", "linear_by_onednn"),
         "settings": ("restored_settings",),
         "table": (
             "BACKENDS",
@@ -79,7 +81,10 @@ __getattr__ = lazily(
 
 __all__ = [
     "BACKENDS",
+    "ONEDNN",
     "OTHER_DEVICE_NAMES",
+    "PRODUCTS",
+    "TORCH",
     "AttentionHeads",
     "Backend",
     "DeviceFault",
@@ -101,6 +106,7 @@ __all__ = [
     "is_on_host",
     "is_simulated",
     "keep_freed_memory",
+    "linear_by_onednn",
     "nondeterministic_kernel_error",
     "peak_memory_bytes",
     "restored_settings",
