@@ -6,15 +6,17 @@ from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
     from hlat.runtime.backend.allocator import keep_freed_memory
-    from hlat.runtime.backend.base import AttentionHeads, Backend
+    from hlat.runtime.backend.base import ONEDNN, TORCH, AttentionHeads, Backend
     from hlat.runtime.backend.compile_cache import compile_cache_folders, use_compile_cache
     from hlat.runtime.backend.device import (
+        PRODUCTS,
         accelerator_in_use,
         choose_device,
         configure_numerics,
         find_device_type,
         has_fast_bf16,
         is_on_host,
+        linear_by_onednn,
         nondeterministic_kernel_error,
         peak_memory_bytes,
         select_device,
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     )
     from hlat.runtime.backend.device_faults import DeviceFault, fault_tables, find_fault, find_kernel_faults
     from hlat.runtime.backend.openmp import ProcessorTime, set_spin_count
-    from hlat.runtime.backend.products import ONEDNN, PRODUCTS, TORCH, linear_by_onednn
     from hlat.runtime.backend.settings import restored_settings
     from hlat.runtime.backend.table import (
         BACKENDS,
@@ -43,14 +44,16 @@ __getattr__ = lazily(
     {
         "allocator": ("keep_freed_memory",),
         "compile_cache": ("compile_cache_folders", "use_compile_cache"),
-        "base": ("AttentionHeads", "Backend"),
+        "base": ("ONEDNN", "TORCH", "AttentionHeads", "Backend"),
         "device": (
+            "PRODUCTS",
             "accelerator_in_use",
             "choose_device",
             "configure_numerics",
             "find_device_type",
             "has_fast_bf16",
             "is_on_host",
+            "linear_by_onednn",
             "nondeterministic_kernel_error",
             "peak_memory_bytes",
             "select_device",
@@ -61,7 +64,6 @@ __getattr__ = lazily(
             "ProcessorTime",
             "set_spin_count",
         ),
-        "products": ("ONEDNN", "PRODUCTS", "TORCH", "linear_by_onednn"),
         "settings": ("restored_settings",),
         "table": (
             "BACKENDS",

@@ -18,8 +18,10 @@ from pathlib import Path
 import torch
 from torch.distributed import ProcessGroup
 
-from hlat.runtime.backend.products import ONEDNN, TORCH
 from hlat.runtime.errors import LaunchError
+
+TORCH, ONEDNN = "torch", "oneDNN"
+"""Libraries of matrix products: that of torch's choice, and oneDNN, called for fp32 on some processors."""
 
 
 @dataclass(frozen=True)
