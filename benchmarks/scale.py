@@ -1,6 +1,6 @@
 """Cost against scale: layers, parameters, ranks, samples, checkpoints, metrics; with the exponent of each.
 
-    python benchmarks/scale.py [--only layers,metrics] [--rounds N] [--quick]
+    python benchmarks/scale.py [--only layers,metrics] [--rounds N] [--quick] [--gigabytes 1 4 10]
 
 Each row is one operation at several sizes: processor seconds of one thread (of checkpoints also seconds by the clock),
 the least of some rounds after one that does not count. The exponent p of cost = a + b size^p is estimated twice: the
@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ from hlat.training.step import accumulate_gradients, update
 from results import Recorder
 
 Operation = Callable[[], Any]
+
+_GIGABYTES = (0.25, 0.5, 1, 2)
 
 
 @dataclass
@@ -227,10 +230,13 @@ def samples(table: Table, quick: bool) -> None:
         table.measure("best-fit packing, by documents", "documents", count, fit)
 
 
-def checkpoints(table: Table, quick: bool) -> None:
-    """Bytes of a checkpoint, one process; and the number of checkpoints that are listed."""
+def checkpoints(table: Table, quick: bool, sizes: Sequence[float] = _GIGABYTES) -> None:
+    """Bytes of a checkpoint, one process; and the number of checkpoints that are listed.
+
+    A checkpoint takes its size in memory, and in a temporary folder.
+    """
     with tempfile.TemporaryDirectory() as folder, joined_run("cpu") as runtime:
-        for gigabytes in (0.1, 0.2) if quick else (0.25, 0.5, 1, 2):
+        for gigabytes in (0.1, 0.2) if quick else sizes:
             _checkpoint_of(table, Path(folder), gigabytes, runtime)
         recipe = tiny_recipe(Path(folder), layers=2)
         model = build_parallel(recipe, runtime, 1)
@@ -370,19 +376,22 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="few and small sizes, to try the script")
+    parser.add_argument("--gigabytes", type=float, nargs="+", default=_GIGABYTES, help="sizes of checkpoints")
     options = parser.parse_args()
     torch.set_num_threads(1)  # threads that wait for each other use processor time too
     record, table = Recorder(__file__, "scale.md"), Table(options.rounds)
+    parts = PARTS | {"checkpoints": partial(checkpoints, sizes=options.gigabytes)}
     for name in options.only.split(","):
         print(name, flush=True)
-        PARTS[name](table, options.quick)
+        parts[name](table, options.quick)
     print(markdown(list(table.rows.values())))
     for row in table.rows.values():
         points = ", ".join(f"{size:.3g}: {spent:.3g} s" for size, spent in zip(row.sizes, row.seconds, strict=True))
         record.add(
             f"{row.name}: exponent of the last two sizes", "1", row.last_slope, note=f"{points}; all: {row.slope:.2f}"
         )
-    record.write()
+    default = options.only == parser.get_default("only")
+    record.write(None if default else "-".join(["scale", *options.only.split(",")]))
 
 
 if __name__ == "__main__":

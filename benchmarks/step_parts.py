@@ -1,14 +1,16 @@
-"""Processor time of a training step, part by part, summed against the whole step.
+"""Time of a training step, part by part, summed against the whole step.
 
-    hlat's training loop, 33.6 M parameters --every other step--> processor time of each operator
-                                            --the other steps--> processor time of the whole step and of its phases
+    hlat's training loop, 33.6 M parameters --every other step--> time of each operator
+                                            --the other steps--> time of the whole step and of its phases
 
 One process for each mode trains text of random letters as ``hlat train`` does: data, gradient norm, verdict, optimizer,
-metrics; modes alternate in rounds. Operators are timed by a dispatch mode of torch, with the processor time of all
-threads of the process before and after each. What the untimed steps take beyond the operators and the phases around
-them is Python, autograd and dispatch. Each product of matrices is compared with the fastest of some ways of multiplying
-matrices of its shape and dtype in the same process: contiguous or transposed operands, by the library of torch's choice
-or by oneDNN. The share of that rate, times the share of products in the step, is the utilization of measured GEMM.
+metrics; modes alternate in rounds. Operators are timed by a dispatch mode of torch. With one thread time is processor
+time of the process, which a busy machine changes least; with several it is the clock's, since threads that wait for
+each other use the processor too: then the machine has to be quiet. What the untimed steps take beyond the operators
+and the phases around them is Python, autograd and dispatch. Each product of matrices is compared with the fastest of
+some ways of multiplying matrices of its shape and dtype in the same process: contiguous or transposed operands, by the
+library of torch's choice or by oneDNN. The share of that rate, times the share of products in the step, is the
+utilization of measured GEMM. MFU is as in ``metrics.jsonl``: FLOPs that the model needs, of the measured peak.
 
     python benchmarks/step_parts.py [--threads 1] [--steps 6] [--rounds 2] [--modes mixed bf16-sr fp32]
 """
@@ -55,11 +57,12 @@ def part_of(name, shapes):
 
 
 class Timer:
-    """Processor time of phases in some steps, and of operators in the steps between them."""
+    """Time of phases in some steps, and of operators in the steps between them."""
 
-    def __init__(self, mode):
-        self.mode = mode  # the dispatch mode
-        self.step, self.phase, self.began = 0, "start", time.process_time()
+    def __init__(self, mode, clock):
+        self.mode, self.clock = mode, clock  # the dispatch mode; seconds
+        self.step, self.phase, self.began = 0, "start", clock()
+        self.processor, self.used = 0.0, time.process_time()  # processor seconds of the steps whose phases are timed
         self.phases, self.operators = defaultdict(float), defaultdict(list)  # operators: seconds of each call
         self.stack = ExitStack()
 
@@ -69,27 +72,28 @@ class Timer:
 
     def __call__(self, phase):
         """Observe a phase that begins."""
-        now = time.process_time()
+        now, used = self.clock(), time.process_time()
         if self.step > WARM and not self.times_operators:
             self.phases[self.phase] += now - self.began
+            self.processor += used - self.used
         if phase == "data":
             self.step += 1
         if self.times_operators and phase in COMPUTING and self.phase not in COMPUTING:
             self.stack.enter_context(self.mode)
         if phase not in COMPUTING:
             self.stack.close()
-        self.phase, self.began = phase, time.process_time()
+        self.phase, self.used, self.began = phase, time.process_time(), self.clock()
 
 
-def timing_mode(operators):
-    """Dispatch mode that adds the processor time of each operator to a table by name, shapes and dtype."""
+def timing_mode(operators, clock):
+    """Dispatch mode that adds the time of each operator to a table by name, shapes and dtype."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Timing(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, arguments=(), options=None):
-            began = time.process_time()
+            began = clock()
             result = function(*arguments, **(options or {}))
-            spent = time.process_time() - began
+            spent = clock() - began
             tensors = [each for each in arguments if hasattr(each, "shape")]
             shapes = tuple(tuple(each.shape) for each in tensors)
             dtype = str(tensors[0].dtype) if tensors else ""
@@ -108,10 +112,13 @@ def corpus(folder):
 
 
 def worker(mode, threads, steps, folder):
-    """Train; print the processor seconds of a step by part, and the products with their measured rates."""
+    """Train; print the seconds of a step by part, and the products with their measured rates."""
     import torch
 
     from hlat.config.load import parse_recipe
+    from hlat.hardware import peak_flops
+    from hlat.model.derived import flops_per_token
+    from hlat.precision import MODES
     from hlat.runtime.process import observe_phases
     from hlat.training import run
 
@@ -134,11 +141,20 @@ def worker(mode, threads, steps, folder):
             "tracking": {"tensorboard": False, "console": "plain"},
         }
     )
-    timer = Timer(None)
-    timer.mode = timing_mode(timer.operators)
+    clock = clock_of(threads)
+    timer = Timer(None, clock)
+    timer.mode = timing_mode(timer.operators, clock)
     with observe_phases(timer), Path(os.devnull).open("w", encoding="utf-8") as quiet:
         run(recipe, stream=quiet)
-    print(json.dumps(summary(timer, steps)))
+    found = summary(timer, steps, clock)
+    peak = peak_flops(torch.device("cpu"), MODES[mode].compute)
+    found |= {"model_flops": flops_per_token(recipe.model, LENGTH) * ROWS * LENGTH, "peak": peak.value}
+    print(json.dumps(found | {"source": peak.source}))
+
+
+def clock_of(threads):
+    """Return the clock that counts: processor time of one thread, else the time that passes."""
+    return time.process_time if threads == 1 else time.perf_counter
 
 
 def sizes(name, shapes):
@@ -148,8 +164,8 @@ def sizes(name, shapes):
     return *shapes[-2], shapes[-1][1]
 
 
-def fastest(rows, summed, columns, dtype):
-    """Processor seconds of the fastest of some ways to multiply matrices."""
+def fastest(rows, summed, columns, dtype, clock):
+    """Seconds of the fastest of some ways to multiply matrices."""
     import torch
 
     kind = {"dtype": getattr(torch, dtype.removeprefix("torch."))}
@@ -161,13 +177,13 @@ def fastest(rows, summed, columns, dtype):
     seconds = []
     for way in ways:
         for number in range(7):
-            began = time.process_time()
+            began = clock()
             way()
-            seconds += [time.process_time() - began] if number > 1 else []
+            seconds += [clock() - began] if number > 1 else []
     return min(seconds)
 
 
-def summary(timer, steps):
+def summary(timer, steps, clock):
     """Seconds of a step by part, and of its products if each took as long as the fastest of its shape."""
     parts, ideal, flops = defaultdict(float), defaultdict(float), defaultdict(float)
     for (name, shapes, dtype), calls in timer.operators.items():
@@ -175,13 +191,20 @@ def summary(timer, steps):
         parts[part] += sum(calls) / steps
         if part in (BLOCKS, HEAD):
             of_shape = sizes(name, shapes)
-            ideal[part] += len(calls) / steps * fastest(*of_shape, dtype)
+            ideal[part] += len(calls) / steps * fastest(*of_shape, dtype, clock)
             flops[part] += len(calls) / steps * 2 * math.prod(of_shape)
     parts[PYTHON] = sum(timer.phases[phase] for phase in COMPUTING) / steps - sum(parts.values())
     parts |= {title: timer.phases[phase] / steps for phase, title in PHASES.items()}
     whole = sum(timer.phases.values()) / steps
     parts[COMPONENTS] = whole - sum(parts.values())
-    return {"parts": parts, "whole": whole, "ideal": ideal, "flops": flops}
+    return {
+        "parts": parts,
+        "whole": whole,
+        "ideal": ideal,
+        "flops": flops,
+        "processor": timer.processor / steps,
+        "operators": sum(map(len, timer.operators.values())) / steps,
+    }
 
 
 def main():
@@ -205,13 +228,14 @@ def main():
             found[mode].append(json.loads(done.stdout.splitlines()[-1]))
     table(found)
     for mode, rounds in found.items():
-        report(record, f"step of 33.6 M parameters, {ROWS} x {LENGTH}, {mode}, {options.threads} thread(s)", rounds)
+        title = f"step of 33.6 M parameters, {ROWS} x {LENGTH}, {mode}, {options.threads} thread(s)"
+        report(record, title, rounds, "ms of processor time" if options.threads == 1 else "ms")
     default = options.modes == parser.get_default("modes")
     record.write("-".join(["step_parts", str(options.threads), *([] if default else options.modes)]))
 
 
 def table(found):
-    """Print milliseconds of processor time by part and mode, with shares of the step."""
+    """Print milliseconds by part and mode, with shares of the step."""
     print(f"| part | {' | '.join(found)} |\n|---{'|---' * len(found)}|")
     wholes = [statistics.median(each["whole"] for each in rounds) for rounds in found.values()]
     for part in PARTS:
@@ -221,6 +245,20 @@ def table(found):
         pairs = zip(of(found, part, "ideal"), of(found, part, "flops"), of(found, part), strict=True)
         row(f"{part}, of measured GEMM", [f"{i / s:.0%}, {f / s / 1e9:,.0f} GFLOP/s" for i, f, s in pairs])
     row("utilization of measured GEMM", [f"{statistics.median(map(utilization, r)):.0%}" for r in found.values()])
+    row("MFU", [f"{statistics.median(map(mfu, r)):.0%}" for r in found.values()])
+    row("processor time of a step", [f"{1e3 * middle(r, 'processor'):,.0f}" for r in found.values()])
+    row("operators of forward and backward", [f"{middle(r, 'operators'):,.0f}" for r in found.values()])
+    row("peak", [f"{middle(r, 'peak') / 1e9:,.0f} GFLOP/s: {r[0]['source']}" for r in found.values()])
+
+
+def middle(rounds, name):
+    """Median of a number over the rounds."""
+    return statistics.median(each[name] for each in rounds)
+
+
+def mfu(each):
+    """FLOPs that the model needs in a step, of those that the measured peak allows in its time."""
+    return each["model_flops"] / each["whole"] / each["peak"]
 
 
 def row(title, cells):
@@ -238,16 +276,18 @@ def utilization(each):
     return sum(each["ideal"].values()) / each["whole"]
 
 
-def report(record, title, rounds):
+def report(record, title, rounds, unit):
     """Record the parts of one mode."""
-    record.add(f"{title}, whole step", "ms of processor time", [1e3 * each["whole"] for each in rounds])
+    record.add(f"{title}, whole step", unit, [1e3 * each["whole"] for each in rounds])
     for part in PARTS:
         values = [1e3 * each["parts"].get(part, 0.0) for each in rounds]
-        record.add(f"{title}: {part}", "ms of processor time", values)
+        record.add(f"{title}: {part}", unit, values)
     for part in (BLOCKS, HEAD):
         shares = [each["ideal"][part] / each["parts"][part] for each in rounds]
         record.add(f"{title}: rate of {part} as a share of measured GEMM of these shapes", "1", shares)
     record.add(f"{title}: utilization of measured GEMM", "1", list(map(utilization, rounds)))
+    record.add(f"{title}: MFU", "1", list(map(mfu, rounds)), note=rounds[0]["source"])
+    record.add(f"{title}: processor time of a step", "ms", [1e3 * each["processor"] for each in rounds])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Peak FLOP/s: published for a chip of the catalog, measured for any other."""
+"""Peak FLOP/s: published for a chip of the catalog, measured for any other with all libraries of products."""
 
 import time
 from collections.abc import Callable
@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hlat.hardware import PeakFlops, load_catalog, peak, peak_flops
+from hlat.hardware import PeakFlops, load_catalog, measure, peak, peak_flops
 from hlat.hardware.measure import MatmulRate, measure_matmul
+from hlat.model import matmul, product_library
 from hlat.runtime import plural
-from hlat.runtime.backend import has_fast_bf16, neuron
+from hlat.runtime.backend import PRODUCTS, TORCH, backend_of, has_fast_bf16, neuron
 from hlat.runtime.backend.cpu import CpuBackend
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -26,7 +27,7 @@ def as_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[torch.dtype]
 
         def measure(device: torch.device, dtype: torch.dtype) -> MatmulRate:
             measured.append(dtype)
-            return MatmulRate(flops=1.5e12, size=2048)
+            return MatmulRate(flops=1.5e12, size=2048, library="torch")
 
         module = SimpleNamespace(get_device_name=lambda device: name)
         monkeypatch.setattr(torch, "get_device_module", lambda device: module)
@@ -57,7 +58,7 @@ def test_an_unknown_gpu_is_measured(name: str, as_gpu: Callable[[str], list[torc
     measured = as_gpu(name)
     found = peak_flops(CUDA, torch.bfloat16)
     assert measured == [torch.bfloat16]
-    assert found == PeakFlops(1.5e12, "measured here: bfloat16 products of 2048 x 2048")
+    assert found == PeakFlops(1.5e12, "measured here: bfloat16 products of 2048 x 2048 by torch")
 
 
 @pytest.mark.parametrize("fast", [True, False])
@@ -67,7 +68,7 @@ def test_emulated_bf16_has_the_peak_of_fp32(fast: bool, monkeypatch: pytest.Monk
 
     def measure(_: torch.device, dtype: torch.dtype) -> MatmulRate:
         measured.append(dtype)
-        return MatmulRate(1e11, 1024)
+        return MatmulRate(1e11, 1024, "torch")
 
     monkeypatch.setattr(CpuBackend, "has_fast_bf16", lambda self, device: fast)
     monkeypatch.setattr(peak, "measure_matmul", measure)
@@ -143,6 +144,13 @@ class _Clock:
         return self.now
 
 
+@pytest.fixture
+def torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure with torch only, as on most devices."""
+    monkeypatch.setattr(CpuBackend, "fp32_by_onednn", False)
+
+
+@pytest.mark.usefixtures("torch_alone")
 def test_the_rate_is_two_n_cubed_over_the_fastest_time() -> None:
     # 512 takes 1 ms; three of 1024 are expected to take 3 * 8 ms, which fit into 35 ms; then 2048 does not.
     best = measure_matmul(CPU, torch.float32, budget_seconds=0.035, clock=_Clock(0.001))
@@ -150,13 +158,62 @@ def test_the_rate_is_two_n_cubed_over_the_fastest_time() -> None:
     assert best.flops == pytest.approx(2 * 1024**3 / 0.001)
 
 
+@pytest.mark.usefixtures("torch_alone")
 def test_a_slow_chip_is_measured_only_at_the_smallest_size() -> None:
     clock = _Clock(10.0)
     best = measure_matmul(CPU, torch.float32, clock=clock)
-    assert best == MatmulRate(pytest.approx(2 * 512**3 / 10.0), 512)
+    assert best == MatmulRate(pytest.approx(2 * 512**3 / 10.0), 512, "torch")
     assert clock.now <= 10 * 12  # 3 products of two readings each, and a reading per decision
 
 
+@pytest.mark.usefixtures("torch_alone")
 def test_a_clock_that_does_not_advance_does_not_divide_by_zero() -> None:
     readings = iter([0.0] * 7 + [1.0] * 1000)  # constant during the smallest size, past the deadline afterwards
     assert measure_matmul(CPU, torch.float32, clock=lambda: next(readings)).flops > 0
+
+
+@pytest.mark.parametrize("seconds", [{"torch": 0.004, "oneDNN": 0.002}, {"torch": 0.002, "oneDNN": 0.004}])
+def test_the_peak_is_that_of_the_fastest_library_of_training(
+    seconds: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Utilization is at most 1 by any library: the peak is the maximum over them, whichever of them is the fastest."""
+    clock, calls = _Clock(0.0), dict.fromkeys(seconds, 0)
+
+    def by(library: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        def multiply(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            clock.now += seconds[library] * (len(x) / 512) ** 3
+            calls[library] += 1
+            return x
+
+        return multiply
+
+    monkeypatch.setattr(CpuBackend, "fp32_by_onednn", True)
+    monkeypatch.setattr(measure, "PRODUCTS", {library: by(library) for library in seconds})
+    rate = measure_matmul(CPU, torch.float32, budget_seconds=0.2, clock=clock)
+    assert rate.flops == pytest.approx(2 * 512**3 / 0.002)
+    assert rate.library == min(seconds, key=lambda name: seconds[name])
+    # 3 x (4 + 2) ms at 512 and 8 times as much at 1,024 fit into 0.2 s; then the fastest fills the rest.
+    assert min(calls.values()) == 6
+    assert clock.now == pytest.approx(0.2, abs=0.016)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("onednn", [True, False])
+@pytest.mark.parametrize("emulated", ["cpu", ""])
+def test_every_library_that_a_run_can_name_takes_part_in_the_peak(
+    dtype: torch.dtype, onednn: bool, emulated: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Saved names are a library and a remark, such as ``torch, widened to fp32``; torch computes the head always."""
+    monkeypatch.setattr(CpuBackend, "fp32_by_onednn", onednn)
+    monkeypatch.setattr(CpuBackend, "has_fast_bf16", lambda self, device: not emulated)
+    monkeypatch.setattr(matmul, "_EMULATE_BF16", emulated)
+    backend = backend_of(CPU)
+    measured = backend.product_libraries(backend.product_dtype(dtype))
+    assert {product_library(dtype, CPU).partition(",")[0], TORCH} <= set(measured) <= set(PRODUCTS)
+
+
+@pytest.mark.parametrize("library", backend_of(CPU).product_libraries(torch.float32))
+def test_a_library_multiplies_by_the_transposed_weight(library: str) -> None:
+    """Whole numbers up to 8 and sums up to 8 x 8 x 24 are exact in fp32."""
+    x, weight = (torch.arange(24.0 * rows).view(rows, 24) % 9 for rows in (5, 7))
+    assert torch.equal(PRODUCTS[library](x, weight), x @ weight.T)

@@ -7,6 +7,7 @@ block in front of it computes only if their gathering was issued before that com
 from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
+from typing import Any
 
 import pytest
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
@@ -17,18 +18,19 @@ from hlat.rehearsal import ENDS, PRODUCT, TraceEvent, rehearse
 from tests.support.rehearsal.small_recipes import recipe_of
 
 GATHER, REDUCE = "all_gather", "reduce_scatter"
+HEAD = "norm, head"
 
 
-def trace_of(zero: int = 3) -> tuple[TraceEvent, ...]:
-    """Events of rank 0 of two, which share the state of four blocks, in a step of one micro-batch."""
-    recipe = recipe_of(2, parallel={"zero": zero}, batch={"global_batch": 2, "micro_batch": 1})
+def trace_of(**sections: Any) -> tuple[TraceEvent, ...]:
+    """Events of rank 0 of two, which share the state of four blocks (ZeRO 3), in a step of one micro-batch."""
+    recipe = recipe_of(2, parallel={"zero": 3}, batch={"global_batch": 2, "micro_batch": 1}, **sections)
     return rehearse(recipe, 2, [0]).ranks[0].trace
 
 
 def blocks_of(trace: Sequence[TraceEvent]) -> list[str]:
     """Names of the blocks in the order of the forward pass."""
     computed = [event.module for event in trace if event.phase == "forward" and event.kind == PRODUCT]
-    return [name for name in dict.fromkeys(computed) if name != ENDS]
+    return [name for name in dict.fromkeys(computed) if name.startswith("layers.")]
 
 
 def place(trace: Sequence[TraceEvent], phase: str, kind: str, module: str) -> int:
@@ -52,6 +54,24 @@ def test_parameters_are_requested_one_block_ahead_in_both_directions() -> None:
     trace = trace_of()
     assert len(blocks_of(trace)) == 4
     assert late_gathers(trace, "forward") == late_gathers(trace, "backward") == []
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_an_untied_head_is_requested_during_the_last_block_and_reduced_at_once(
+    tied: bool,
+) -> None:
+    """Embedding and head of an untied model are modules of their own, each gathered once; a tied model has one."""
+    trace = trace_of(model={"tie_embeddings": tied})
+    blocks = blocks_of(trace)
+    units = [event.module for event in trace if event.phase == "forward" and event.kind == GATHER and event.module]
+    assert units == ([ENDS, *blocks] if tied else ["embedding", *blocks, HEAD])
+    again = [event.module for event in trace if event.phase == "backward" and event.kind == GATHER]
+    assert again == blocks[::-1]
+    reduced = [event.module for event in trace if event.kind == REDUCE and event.module]
+    assert reduced == ([*blocks[::-1], ENDS] if tied else [HEAD, *blocks[::-1], "embedding"])
+    if not tied:
+        assert place(trace, "forward", GATHER, HEAD) < place(trace, "forward", PRODUCT, blocks[-1])
+        assert place(trace, "backward", REDUCE, HEAD) < place(trace, "backward", PRODUCT, blocks[-1])
 
 
 def test_gradients_are_reduced_behind_the_request_of_the_next_parameters() -> None:

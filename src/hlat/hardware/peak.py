@@ -36,7 +36,8 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> PeakFlops:
             instructions, where hlat widens the operands.
 
     Returns:
-        The published figure if the catalog has exactly this chip and dtype, else a measurement (about 0.3 s).
+        The published figure if the catalog has exactly this chip and dtype, else a measurement (about 0.3 s) of
+        products by all libraries that training multiplies with.
     """
     return published_flops(device, dtype) or _measured(device, dtype)
 
@@ -75,4 +76,5 @@ def _measured(device: torch.device, dtype: torch.dtype) -> PeakFlops:
     name = str(computed).removeprefix("torch.")
     threads = f" on {plural(torch.get_num_threads(), 'thread')}" if backend.uses_host_threads else ""
     widening = ", in which bfloat16 is computed here" if computed != dtype else ""
-    return PeakFlops(best.flops, f"measured here: {name} products of {best.size} x {best.size}{threads}{widening}")
+    products = f"{name} products of {best.size} x {best.size} by {best.library}"
+    return PeakFlops(best.flops, f"measured here: {products}{threads}{widening}")

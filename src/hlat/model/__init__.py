@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from hlat.model.local_parameters import LocalParameter, collect_local_parameters, local
     from hlat.model.loss import HEAD_ROWS, IGNORED, CrossEntropy, Head, Reduction, head_loss, next_tokens, row_losses
     from hlat.model.matmul import (
-        ONEDNN,
         Linear,
         attend,
         attention_backend,
@@ -58,7 +57,6 @@ __getattr__ = lazily(
             "row_losses",
         ),
         "matmul": (
-            "ONEDNN",
             "Linear",
             "attend",
             "attention_backend",
@@ -84,7 +82,6 @@ __all__ = [
     "DOCUMENT_ATTENTION",
     "HEAD_ROWS",
     "IGNORED",
-    "ONEDNN",
     "Axis",
     "CrossEntropy",
     "Decoder",

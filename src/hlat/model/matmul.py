@@ -21,15 +21,13 @@ from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend
 
 from hlat.model.kernels import attend_to_ranges, describe_attention, has_attention
-from hlat.runtime.backend import backend_of, types_with
+from hlat.runtime.backend import ONEDNN, TORCH, backend_of, linear_by_onednn, types_with
 from hlat.runtime.distributed import in_fake_world
 
 if TYPE_CHECKING:
     from torch.nn.attention.bias import CausalBias
 
 
-ONEDNN = "oneDNN"
-"""Name of the library of fp32 products on some processors."""
 _SPLIT_BACKWARD = ContextVar("split_backward", default=False)
 
 # Device types, as one text: torch.compile guards it by one comparison, and a tuple by a comparison for each element.
@@ -78,7 +76,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
     if uses_onednn(x):
         if not torch.is_grad_enabled():
-            return _onednn(x, weight, bias)
+            return linear_by_onednn(x, weight, bias)
         if x.requires_grad or weight.requires_grad:
             product: torch.Tensor = _OneDnnLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
             return product
@@ -108,7 +106,7 @@ def product_library(dtype: torch.dtype, device: torch.device) -> str:
     Zero-bubble schedules compute with torch in any case (``split_backward``); another schedule adds in another order.
     """
     x = torch.empty(0, dtype=dtype, device=device)
-    return ONEDNN if uses_onednn(x) else "torch, widened to fp32" if needs_widening(x) else "torch"
+    return ONEDNN if uses_onednn(x) else f"{TORCH}, widened to fp32" if needs_widening(x) else TORCH
 
 
 @contextmanager
@@ -131,22 +129,16 @@ class _OneDnnLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
-        return _onednn(x, weight, bias)
+        return linear_by_onednn(x, weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         rows = grads[0].flatten(0, -2)
-        by_weight = _onednn(rows.T, x.flatten(0, -2).T) if ctx.needs_input_grad[1] else None
-        by_x = _onednn(grads[0], weight.T) if ctx.needs_input_grad[0] else None
+        by_weight = linear_by_onednn(rows.T, x.flatten(0, -2).T) if ctx.needs_input_grad[1] else None
+        by_x = linear_by_onednn(grads[0], weight.T) if ctx.needs_input_grad[0] else None
         return by_x, by_weight, rows.sum(0) if ctx.needs_input_grad[2] else None
-
-
-def _onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Compute ``x @ weight.T + bias``."""
-    out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return out
 
 
 class _WideLinear(torch.autograd.Function):

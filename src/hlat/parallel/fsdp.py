@@ -4,12 +4,14 @@
     0      all three, unsharded              nothing                                        one all-reduce per step
     1      a shard of all three              all parameters, all gradients                  one reduce-scatter per step
     2      a shard of all three              all parameters                                 one per micro-batch
-    3      a shard of all three              parameters of a block, embedding and head      one per micro-batch
+    3      a shard of all three              parameters of a block, of norm and head        one per micro-batch
 
 ZeRO stages 1 to 3 use FSDP2 (``fully_shard``): each block, and the rest of the model (embedding, norm, head), gathers
-its parameters before it runs. FSDP2 stores only shards of the parameters between steps at all three ZeRO stages. In a
-pipeline, gradients stay unsharded until the last micro-batch at every ZeRO stage, and so are sent once per step.
-Gradients are summed, never averaged: the loss is divided by the tokens of the global batch.
+its parameters before it runs. At ZeRO 3 the embedding, and norm with head, gather theirs apart, so that neither is in
+memory while blocks run; a tied matrix stays from the lookup to the end of the backward pass. FSDP2 stores only shards
+of the parameters between steps at all three ZeRO stages. In a pipeline, gradients stay unsharded until the last
+micro-batch at every ZeRO stage, and so are sent once per step. Gradients are summed, never averaged: the loss is
+divided by the tokens of the global batch.
 """
 
 import sys
@@ -47,11 +49,20 @@ def shard_model(model: Decoder, mesh: DeviceMesh, zero: int, mode: Mode) -> None
         reduce_dtype=mode.reduction if narrow else None,
         cast_forward_inputs=False,  # the model casts its inputs itself
     )
-    for block in model.blocks():
-        fully_shard(block, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy)
-    # Embedding, norm and head are used at the start and end of a step: gathered once per step at ZeRO 3 too.
-    fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
-    _prefetch_in_order([module for module in (model, *model.blocks()) if is_sharded(module)])
+    order = [
+        fully_shard(block, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy) for block in model.blocks()
+    ]
+    if zero == 3 and model.embedding is not None and model.head is not None and not model.config.tie_embeddings:
+        embedding = fully_shard(model.embedding, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
+        embedding.set_unshard_in_backward(False)  # the gradient of a lookup needs no weights
+        assert model.norm is not None, "a model with a head has the norm before it"
+        # The backward pass of norm and head follows their forward pass at once.
+        head = fully_shard([model.norm, model.head], mesh=mesh, reshard_after_forward=False, mp_policy=policy)[0]
+        head._set_unshard_async_op(True)  # else the buffer of this gather would stay during the loss
+        order = [embedding, *order, head]
+    # What is left is used at the start and end of a step: gathered once in it at ZeRO 3 too.
+    rest = fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
+    _prefetch_in_order([rest, *order])
     for module in model.modules():
         if is_sharded(module):
             module.set_gradient_divide_factor(1.0)
@@ -144,10 +155,10 @@ def unsharded_gradients(model: Decoder) -> Iterator[torch.Tensor]:
 
 
 def _groups(model: Decoder) -> Iterator[Any]:
-    """Iterate over FSDP2's parameter groups: one per block, and one for embedding, norm and head."""
-    for module in model.modules():
-        if is_sharded(module):
-            yield from module._get_fsdp_state()._fsdp_param_groups
+    """Iterate over FSDP2's parameter groups: one per block; one or two for embedding, norm and head."""
+    # Norm and head may share a state.
+    for state in dict.fromkeys(module._get_fsdp_state() for module in model.modules() if is_sharded(module)):
+        yield from state._fsdp_param_groups
 
 
 def all_reduce_gradients(parameters: Sequence[LocalParameter], group: ProcessGroup) -> None:

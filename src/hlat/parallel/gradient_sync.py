@@ -81,7 +81,7 @@ def owned_rows(parameter: LocalParameter, tensor: torch.Tensor) -> list[torch.Te
     """Return views of the rows of ``tensor`` (local shape of the parameter) that this rank owns and counts in norms."""
     if not parameter.owned or tensor.numel() == 0:
         return []
-    if all(canonical.owned for canonical in parameter.layout.tensors):
+    if parameter.layout.all_owned:
         return [tensor]
     return [view for block in parameter.row_blocks() if block.owned for view in parameter.row_views(block, tensor)]
 

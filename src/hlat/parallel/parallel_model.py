@@ -300,8 +300,8 @@ class ParallelModel:
         gradients = [
             row
             for each in self.local_parameters
-            if each.gradient is not None
-            for row in owned_rows(each, each.gradient)
+            if (gradient := each.gradient) is not None  # of a DTensor it is made with each reading
+            for row in owned_rows(each, gradient)
         ]
         squares = sum_of_squares(gradients, self._zero)
         total = sum_over_world(torch.stack((loss.to(squares.dtype), squares)), self.layout.world)

@@ -21,7 +21,7 @@ from hlat.rehearsal.message_counter import message_kind
 from hlat.runtime.process import current_phase
 
 ENDS = "embedding, norm and head"
-"""Name of the FSDP module with everything outside of blocks."""
+"""Name of the FSDP module with everything that no other one gathers."""
 
 PRODUCT, FP8_PRODUCT = "product", "fp8 product"
 ATTENTION, ATTENTION_BACKWARD = "attention", "attention backward"

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 
 from hlat.config import Recipe
-from hlat.model import ONEDNN, attention_backend, product_library
+from hlat.model import attention_backend, product_library
 from hlat.model.kernels import describe_attention, describe_kernels
 from hlat.parallel import decide_compilation
 from hlat.precision import MODES
+from hlat.runtime.backend import ONEDNN, TORCH
 from hlat.runtime.distributed import Runtime
 
 _SUBJECTS = {
@@ -19,7 +20,6 @@ _SUBJECTS = {
     "attention": "attention",
     "products": "products with weights",
 }
-_TORCH = "torch"  # the library of torch's choice
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Arithmetic:
         products: computes products of weights and activations.
     """
 
-    kernels: str = _TORCH
-    attention: str = _TORCH
-    products: str = _TORCH
+    kernels: str = TORCH
+    attention: str = TORCH
+    products: str = TORCH
 
     @classmethod
     def of(cls, recipe: Recipe, runtime: Runtime) -> "Arithmetic":
@@ -61,9 +61,9 @@ class Arithmetic:
         """
         own_attention = describe_attention() in self.attention
         earlier = {
-            "kernels": _TORCH,
-            "attention": _TORCH if own_attention else self.attention,
-            "products": _TORCH if self.products == ONEDNN else self.products,
+            "kernels": TORCH,
+            "attention": TORCH if own_attention else self.attention,
+            "products": TORCH if self.products == ONEDNN else self.products,
         }
         return Arithmetic(**{each.name: versions.get(each.name, earlier[each.name]) for each in fields(self)})
 

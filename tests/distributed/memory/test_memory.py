@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hlat.config.load import parse_recipe
 from hlat.config.sections import ModelConfig, ParallelConfig
 from hlat.model.derived import count_parameters
 from hlat.parallel.stages import StepShape
@@ -44,12 +45,25 @@ def test_many_stages_in_one_round_stay_within_the_upper_bounds(pool: Pool) -> No
         assert replace(here, parameters_within_step=within[0], gradients_accumulating=within[1]) == bound
 
 
-def test_zero_3_gathers_one_block_at_a_time(pool: Pool) -> None:
+@pytest.mark.parametrize("vocabulary", [64, 1024])
+def test_zero_3_gathers_one_unit_at_a_time(vocabulary: int, pool: Pool) -> None:
+    """Embedding, blocks, norm with head: whichever is the largest, nothing else is gathered while it is."""
     (row,) = (replace(row, micro_batch=4) for row in ROWS if row.name == "DP2, ZeRO 3")
-    within = [state.parameters_within_step for state in expected(row)]
-    for (most, block), resident in zip(pool.run(2, measure_gathered, content_of(row)), within, strict=True):
-        assert block > 0
-        assert most == resident + block
+    content = content_of(row)
+    content["model"] |= {"vocab_size": vocabulary}
+    stored = state_bytes(StepShape.of(parse_recipe(content, world=2), 2), 0).parameters
+    for most, units in pool.run(2, measure_gathered, content):
+        assert len(units) == content["model"]["layers"] + 2
+        assert most == stored + max(units)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_tied_matrix_stays_gathered_between_lookup_and_head(tied: bool) -> None:
+    """Without a pipeline ZeRO 3 keeps embedding, norm and head of a tied model, else norm and head only."""
+    model = ModelConfig(**(_EVEN | {"tie_embeddings": tied}))
+    matrix, norm = 4 * model.vocab_size * model.hidden_size, 4 * model.hidden_size
+    found = state_bytes(StepShape(model, ParallelConfig(zero=3), 2, LENGTH, 2), 0)
+    assert found.parameters_within_step - found.parameters == matrix + norm
 
 
 degrees = st.sampled_from((1, 2, 4))
@@ -73,7 +87,8 @@ def test_evenly_divided_layouts_have_the_bytes_of_the_zero_paper(
     N = data * context if zero else 1
     counts = count_parameters(model)
     psi = (counts.total - counts.norms) // tensor + counts.norms
-    ends = (counts.embedding + counts.head) // tensor + model.hidden_size
+    embedding = 0 if pipeline == 1 else counts.embedding  # freed after its lookup
+    ends = (embedding + counts.head) // tensor + model.hidden_size
     cut = StepShape(model, parallel, world, LENGTH, data * micro_batches)
     ranks = [state_bytes(cut, rank) for rank in cut.layout.group(world - 1, "pp")]
     found = StateBytes(*map(sum, zip(*map(astuple, ranks), strict=True)))

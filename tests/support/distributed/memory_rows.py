@@ -162,8 +162,11 @@ class _AtEveryOperation(TorchDispatchMode):
         return result
 
 
-def measure_gathered(runtime: Runtime, content: dict[str, Any]) -> tuple[int, int]:
-    """Measure the maximum bytes of parameters during a step, and of a gathered block; a job of the pool."""
+def measure_gathered(runtime: Runtime, content: dict[str, Any]) -> tuple[int, list[int]]:
+    """Measure the maximum bytes of parameters during a step, and of each gathered unit; a job of the pool.
+
+    Units are what FSDP2 gathers together, in order of execution.
+    """
     recipe = parse_recipe(content, world=runtime.world)
     model = build_parallel(recipe, runtime, recipe.training.seed)
     accumulate_gradients(model, batch_of(model, recipe, 1))
@@ -175,15 +178,17 @@ def measure_gathered(runtime: Runtime, content: dict[str, Any]) -> tuple[int, in
 
     with _AtEveryOperation(look):
         accumulate_gradients(model, batch_of(model, recipe, 2))
-    blocks = [group for group in _sharded_groups(model) if group._module_fqn]
-    gathered = [one.padded_sharded_param_size.numel() * runtime.world * 4 for one in blocks[0].fsdp_params]
-    return most, sum(gathered)
+    return most, [
+        sum(one.padded_sharded_param_size.numel() * runtime.world * 4 for one in group.fsdp_params)
+        for group in _sharded_groups(model)
+    ]
 
 
 def _sharded_groups(model: ParallelModel) -> list[Any]:
-    """Iterate over FSDP2's parameter groups: one per block, and one for embedding, norm and head of each stage."""
+    """Iterate over FSDP2's parameter groups: one per block; of each stage one or two for embedding, norm and head."""
     modules = [module for part in model.stages for module in part.modules() if isinstance(module, FSDPModule)]
-    return [group for module in modules for group in module._get_fsdp_state()._fsdp_param_groups]
+    states = dict.fromkeys(module._get_fsdp_state() for module in modules)  # norm and head may share one
+    return [group for state in states for group in state._fsdp_param_groups]
 
 
 def _parameters(model: ParallelModel) -> Iterator[torch.Tensor]:

@@ -143,8 +143,11 @@ def _pipeline(recipe: Recipe, layout: Layout, stage: _RankLayers) -> Iterator[Me
 def _zero(recipe: Recipe, layout: Layout, stage: _RankLayers) -> Iterator[Messages]:
     psi = count_parameters(recipe.model)
     block = (psi.total - psi.embedding - psi.head - recipe.model.hidden_size) // recipe.model.layers * _FP32
-    ends = (psi.embedding if stage.first else 0) + (psi.head + recipe.model.hidden_size if stage.last else 0)
-    units = [(stage.layers, block), (1, ends * _FP32)]  # what FSDP2 gathers or reduces in one message
+    embedding = psi.embedding * stage.first * _FP32
+    head = (psi.head + recipe.model.hidden_size) * stage.last * _FP32
+    apart = layout.zero == 3 and layout.pipeline == 1
+    # What FSDP2 gathers or reduces in one message. At ZeRO 3 the embedding and the head are freed after their use.
+    units = [(stage.layers, block), *([(1, embedding), (1, head)] if apart else [(1, embedding + head)])]
     if layout.zero == 0:
         # 2 Psi: an all-reduce sends each element twice. Accumulation is local, so once per step.
         yield Messages("gradients", "all_reduce", 1, sum(n * size for n, size in units), ZERO)
@@ -165,8 +168,10 @@ def _zero(recipe: Recipe, layout: Layout, stage: _RankLayers) -> Iterator[Messag
             # A replica accumulates its shards over the micro-batches, and sends the sum.
             yield Messages("gradients, over replicas", "all_reduce", number, shard, HYBRID)
     if layout.zero == 3:
-        # Embedding, norm and head are used first or last in both directions: they stay gathered between them.
-        yield Messages("embedding, norm, head: backward", "all_gather", -M, ends * _FP32, None)
+        # Norm and head stay gathered until their backward pass, which comes next; a lookup's backward pass needs no
+        # weights. In a pipeline embedding or head are used first or last in both directions.
+        for size in (embedding, head) if apart else (embedding + head,):
+            yield Messages("embedding, norm, head: backward", "all_gather", -M, size, None)
 
 
 def table(counted: dict[str, list[tuple[Traffic, list[Messages]]]]) -> str:

@@ -17,6 +17,7 @@ description of the architecture (``hlat.model.spec``). Initialisation, checkpoin
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -115,6 +116,11 @@ class RowLayout:
     def rows(self) -> int:
         """Number of rows of the parameter."""
         return self.groups * sum(tensor.rows_per_group for tensor in self.tensors)
+
+    @cached_property
+    def all_owned(self) -> bool:
+        """True if the tensor-parallel shard owns all of the canonical tensors, not only some of them."""
+        return all(tensor.owned for tensor in self.tensors)
 
     @property
     def is_hidden_matrix(self) -> bool:

@@ -19,7 +19,7 @@ from hlat.parallel.stages.stage_layers import (
     stage_layer_counts,
     stage_layers,
 )
-from hlat.parallel.stages.state_bytes import state_bytes_of_shards
+from hlat.parallel.stages.state_bytes import gathered_ends, state_bytes_of_shards
 from hlat.parallel.stages.step_shape import StepShape
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "PassOrder",
     "RankBytes",
     "StepShape",
+    "gathered_ends",
     "has_embedding_and_head",
     "matrix_shapes",
     "parse_pass_label",

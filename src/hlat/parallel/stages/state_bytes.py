@@ -23,15 +23,16 @@ Otherwise actual storage is counted:
   sharded and gathered. Optimizer state has no padding. There is a step counter per parameter in addition.
 - Within a step the shards stay in memory in addition to the gathered copy, at ZeRO 1 and 2 too. (In the paper ZeRO 1
   and 2 always keep one complete copy, and the shards are fp32 master weights in addition to a bf16 copy.)
-- (*) At ZeRO 3, embedding, norm and head stay gathered from their forward to the end of their backward pass. Blocks are
-  gathered one at a time, while they run.
+- (*) At ZeRO 3, norm and head stay gathered from their forward to the end of their backward pass, and blocks are
+  gathered one at a time, while they run; so is the embedding, whose backward pass needs no weights. In a pipeline, and
+  if it is tied to the head, it stays gathered until its own backward pass.
 - With one micro-batch per step nothing is accumulated; ZeRO 1 then reduces each gradient as soon as it is computed,
   like ZeRO 2.
 - A pipeline accumulates unsharded gradients until its last micro-batch at every ZeRO stage. Schedules with several
   stages per rank gather all parameters of a pipeline stage when it is first needed, at ZeRO 3 too.
 
 The buffers of FSDP2's collectives during a pass are not counted. Each has the size of the parameters or gradients that
-it gathers or reduces: those of a block, or of embedding, norm and head.
+it gathers or reduces: those of a block, or of embedding, norm and head, together or (ZeRO 3) of the embedding alone.
 """
 
 from collections.abc import Sequence
@@ -89,11 +90,7 @@ def state_bytes_of_shards(
         parameter_bytes: bytes per parameter element.
         gradient_bytes: bytes per gradient element.
     """
-    group = step.layout.state_shards(rank) if step.sharded else (rank,)
-    spec = optimizer_spec(step.optimizer, step.mode)
-    stages = [
-        _StageElements.of(parameter_layouts(step.model, shard), group.index(rank), len(group), spec) for shard in shards
-    ]
+    stages = _stage_elements(step, rank, shards)
     stored = sum(stage.stored for stage in stages)
     unsharded = sum(stage.unsharded for stage in stages)
     accumulates_unsharded = (
@@ -109,6 +106,25 @@ def state_bytes_of_shards(
     )
 
 
+def gathered_ends(step: StepShape, rank: int, shards: Sequence[ModelShard]) -> int:
+    """Count the elements of embedding, norm and head in gathered copies, which a rank gathers once in a micro-batch.
+
+    Args:
+        step: model, layout and batch of a training step, sharded.
+        rank: the rank.
+        shards: model shards of the rank, one per stage.
+    """
+    return sum(stage.ends for stage in _stage_elements(step, rank, shards))
+
+
+def _stage_elements(step: StepShape, rank: int, shards: Sequence[ModelShard]) -> "list[_StageElements]":
+    group = step.layout.state_shards(rank) if step.sharded else (rank,)
+    spec = optimizer_spec(step.optimizer, step.mode)
+    return [
+        _StageElements.of(parameter_layouts(step.model, shard), group.index(rank), len(group), spec) for shard in shards
+    ]
+
+
 @dataclass(frozen=True)
 class _StageElements:
     """Numbers of elements of one model shard on a rank.
@@ -118,6 +134,7 @@ class _StageElements:
         stored: elements stored between steps, padding included; the same as ``unsharded`` if nothing is sharded.
         gathered: elements of a gathered copy, padding included.
         ends: those of ``gathered`` outside of blocks (embedding, norm, head).
+        embedding: those of ``ends`` in the embedding.
         unpadded: elements stored between steps, without padding.
         state_bytes: bytes of optimizer state.
     """
@@ -126,6 +143,7 @@ class _StageElements:
     stored: int
     gathered: int
     ends: int
+    embedding: int
     unpadded: int
     state_bytes: int
 
@@ -138,6 +156,7 @@ class _StageElements:
             stored=sum(size.padded for size in sizes.values()),
             gathered=sum(size.padded * count for size in sizes.values()),
             ends=sum(size.padded * count for name, size in sizes.items() if not name.startswith("layers.")),
+            embedding=sum(size.padded * count for name, size in sizes.items() if name.startswith("embedding.")),
             unpadded=sum(size.elements(index) for size in sizes.values()),
             state_bytes=sum(
                 size.elements(index) * spec.state_bytes(layouts[name].is_hidden_matrix) + COUNTER_BYTES
@@ -170,5 +189,6 @@ def _gathered(stages: Sequence[_StageElements], step: StepShape) -> int:
     if not step.sharded:
         return 0
     if step.layout.zero == 3:
-        return sum(stage.ends for stage in stages)
+        freed = sum(stage.embedding for stage in stages) if step.gathers_ends_apart else 0
+        return sum(stage.ends for stage in stages) - freed
     return sum(sorted((stage.gathered for stage in stages), reverse=True)[:_GATHERED_STAGES])

@@ -88,6 +88,14 @@ class StepShape:
         return self.layout.zero > 0 and self.shards > 1
 
     @property
+    def gathers_ends_apart(self) -> bool:
+        """True if embedding and head are gathered each when it runs, and freed after it (ZeRO 3).
+
+        In a pipeline they are on different stages, and a tied matrix is needed from the start to the end of a pass.
+        """
+        return self.sharded and self.layout.zero == 3 and self.layout.pipeline == 1 and not self.model.tie_embeddings
+
+    @property
     def virtual(self) -> int:
         """Number of stages per pipeline rank."""
         return self.parallel.stages_per_rank

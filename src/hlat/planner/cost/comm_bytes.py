@@ -12,7 +12,7 @@ from typing import Literal
 
 from hlat.config.sections import ZERO_BUBBLE
 from hlat.model import ModelShard
-from hlat.parallel.stages import MatrixPlan, rank_model_shards, state_bytes_of_shards
+from hlat.parallel.stages import MatrixPlan, gathered_ends, rank_model_shards, state_bytes_of_shards
 from hlat.planner.problem import Candidate, PlanRequest
 from hlat.precision import MODES
 
@@ -100,7 +100,7 @@ def _data(request: PlanRequest, candidate: Candidate, rank: int, stages: list[Mo
     mode = MODES[request.mode]
     micro_batches = candidate.accumulation(request.global_batch)
 
-    def state(zero: Literal[0, 1, 3]) -> tuple[float, float]:
+    def state(zero: Literal[0, 1]) -> tuple[float, float]:
         """Elements of the parameters stored on the rank, and of those added when all blocks are gathered."""
         counted = state_bytes_of_shards(candidate.with_zero(zero).step_shape(request), rank, stages, 1, 1)
         return float(counted.parameters), float(counted.parameters_within_step - counted.parameters)
@@ -108,7 +108,7 @@ def _data(request: PlanRequest, candidate: Candidate, rank: int, stages: list[Mo
     if candidate.zero == 0:
         return state(0)[0] * mode.reduction.itemsize
     gathered = state(1)[1]
-    ends = state(3)[1] if candidate.zero == 3 else 0.0
+    ends = gathered_ends(candidate.step_shape(request), rank, stages)
     gathers = {1: gathered, 2: gathered, 3: micro_batches * (2 * (gathered - ends) + ends)}[candidate.zero]
     reductions = micro_batches if candidate.zero > 1 and candidate.pipeline == 1 else 1
     reduced = mode.reduction if mode.compute != mode.weights else mode.gradients

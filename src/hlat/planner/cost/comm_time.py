@@ -157,8 +157,9 @@ def _passages(columns: WorkloadColumns, message: Column, whole_chips: NDArray[np
 def _data_calls(columns: WorkloadColumns, weights: Column) -> Column:
     """Gathers (or scatters) of all weights of a rank.
 
-    FSDP has one per block, and one for embedding and head. Megatron-LM fills buckets of 40 million weights, or of one
-    million for each rank if that is more, so that steps stay long. Gradients that are summed whole are one message.
+    FSDP has one per block, and one for embedding and head (hlat one for each at ZeRO 3). Megatron-LM fills buckets of
+    40 million weights, or of one million for each rank if that is more, so that steps stay long. Gradients that are
+    summed whole are one message.
     """
     blocks = 1 + np.ceil(columns.layers / columns.pipeline)
     buckets = np.ceil(weights / np.maximum(40e6, 1e6 * columns.shards))

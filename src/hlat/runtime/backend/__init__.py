@@ -6,15 +6,17 @@ from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
     from hlat.runtime.backend.allocator import keep_freed_memory
-    from hlat.runtime.backend.base import AttentionHeads, Backend
+    from hlat.runtime.backend.base import ONEDNN, TORCH, AttentionHeads, Backend
     from hlat.runtime.backend.compile_cache import compile_cache_folders, use_compile_cache
     from hlat.runtime.backend.device import (
+        PRODUCTS,
         accelerator_in_use,
         choose_device,
         configure_numerics,
         find_device_type,
         has_fast_bf16,
         is_on_host,
+        linear_by_onednn,
         nondeterministic_kernel_error,
         peak_memory_bytes,
         select_device,
@@ -42,14 +44,16 @@ __getattr__ = lazily(
     {
         "allocator": ("keep_freed_memory",),
         "compile_cache": ("compile_cache_folders", "use_compile_cache"),
-        "base": ("AttentionHeads", "Backend"),
+        "base": ("ONEDNN", "TORCH", "AttentionHeads", "Backend"),
         "device": (
+            "PRODUCTS",
             "accelerator_in_use",
             "choose_device",
             "configure_numerics",
             "find_device_type",
             "has_fast_bf16",
             "is_on_host",
+            "linear_by_onednn",
             "nondeterministic_kernel_error",
             "peak_memory_bytes",
             "select_device",
@@ -79,7 +83,10 @@ __getattr__ = lazily(
 
 __all__ = [
     "BACKENDS",
+    "ONEDNN",
     "OTHER_DEVICE_NAMES",
+    "PRODUCTS",
+    "TORCH",
     "AttentionHeads",
     "Backend",
     "DeviceFault",
@@ -101,6 +108,7 @@ __all__ = [
     "is_on_host",
     "is_simulated",
     "keep_freed_memory",
+    "linear_by_onednn",
     "nondeterministic_kernel_error",
     "peak_memory_bytes",
     "restored_settings",

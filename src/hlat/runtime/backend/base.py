@@ -20,6 +20,9 @@ from torch.distributed import ProcessGroup
 
 from hlat.runtime.errors import LaunchError
 
+TORCH, ONEDNN = "torch", "oneDNN"
+"""Libraries of matrix products: that of torch's choice, and oneDNN, called for fp32 on some processors."""
+
 
 @dataclass(frozen=True)
 class Collectives:
@@ -299,6 +302,16 @@ class Backend:
     def fp32_by_onednn(self) -> bool:
         """True if oneDNN computes fp32 products faster than the library that torch calls."""
         return False
+
+    def product_libraries(self, dtype: torch.dtype) -> tuple[str, ...]:
+        """Return the libraries that compute products of a dtype in training: keys of ``PRODUCTS``.
+
+        Some products are torch's in any case: those of the head, of compiled blocks, and of zero-bubble schedules.
+
+        Args:
+            dtype: dtype of the operands, as ``product_dtype`` gives it.
+        """
+        return (TORCH, ONEDNN) if self.fp32_by_onednn and dtype == torch.float32 else (TORCH,)
 
     @property
     def fused_attention(self) -> bool:

@@ -1,14 +1,19 @@
-"""The device of a process: chosen and configured once, and queries that need the device only.
+"""The device of a process: chosen and configured once, queries that need the device only, and its matrix products.
 
 run.device --find_device_type--> device type --configure_numerics--> settings of torch
                                              --select_device(local rank)--> device of this process
+
+``Backend.product_libraries`` says which libraries multiply matrices on a device; ``hlat.model`` chooses one for each
+product in training, and the peak of a device is measured with all of them, so that utilization is a share of the best.
 """
 
 import os
 import sys
+from collections.abc import Callable
 
 import torch
 
+from hlat.runtime.backend.base import ONEDNN, TORCH
 from hlat.runtime.backend.table import backend_of
 from hlat.runtime.errors import LaunchError
 from hlat.runtime.rank_env import RankInfo
@@ -133,3 +138,22 @@ def has_fast_bf16(device: torch.device) -> bool:
 def is_on_host(tensor: torch.Tensor) -> bool:
     """Return True if a tensor is in host memory, where Python can read it."""
     return tensor.device.type == _HOST
+
+
+def linear_by_onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Compute ``x @ weight.T + bias`` in fp32 on a CPU; torch itself calls this operator for packed weights only.
+
+    Args:
+        x: (..., in).
+        weight: (out, in); it and x may be transposed views.
+        bias: (out,).
+    """
+    out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return out
+
+
+PRODUCTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    TORCH: torch.nn.functional.linear,
+    ONEDNN: linear_by_onednn,
+}
+"""Functions of x (rows, in) and weight (out, in) that compute ``x @ weight.T``, by library."""

@@ -38,6 +38,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "torch.cpu._is_avx512_bf16_supported": "precision: detect fast bf16 products",
     "torch.distributed.checkpoint.filesystem._StorageInfo": "write checkpoint indexes that DCP can read",
     "torch.distributed.fsdp.FSDPModule._get_fsdp_state": "sharding: FSDP2's state, for memory and gradients",
+    "torch.distributed.fsdp.FSDPModule._set_unshard_async_op": "sharding: free the buffer of the head's gather",
     "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam._sharded_param_data": "sharding: as above",
     "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam._unsharded_param": "sharding: as above",
     "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup._partial_reduce_output": "sharding: as above",

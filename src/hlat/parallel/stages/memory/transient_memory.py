@@ -74,18 +74,26 @@ def _single_stage(step: StepShape, rank: TransientSizes, layers: float) -> list[
     last_gather = rank.block_gather if step.layout.zero == 3 or not several else 0.0
     ahead = 2 * rank.gathered
     first = {
-        "gradients": before + rank.head_gradient,
+        "parameters": -rank.head_freed,
+        "gradients": before + (_reduced_head(rank, several) if rank.head_freed else rank.head_gradient),
         "activations": blocks,
         **_in_block(rank.block.whole),
         "buffers": ahead,
     }
     found: list[Bytes] = [
         {"gradients": before, "activations": blocks, "working": rank.block.forward, "buffers": ahead},
-        {"gradients": before, "activations": blocks + norm, "logits": rank.loss or 0.0, "buffers": last_gather},
+        {
+            "gradients": before,
+            "activations": blocks + norm,
+            "logits": rank.loss or 0.0,
+            "buffers": 0.0 if rank.head_freed else last_gather,
+        },
         {"gradients": before, "activations": blocks + norm + rank.by_loss, "logits": rank.loss_backward},
         {"gradients": before + rank.head_gradient, "activations": blocks + norm, "working": rank.norm},
         first,
     ]
+    if rank.head_freed:
+        found += _head_reduction(rank, before, first)
     if step.sharded:
         found += _second_block(step, rank, first)
     if not several:
@@ -101,6 +109,31 @@ def _single_stage(step: StepShape, rank: TransientSizes, layers: float) -> list[
             }
         )
     return found
+
+
+def _reduced_head(rank: TransientSizes, several: bool) -> float:
+    """Bytes of the head's gradient after its reduction, unless an earlier micro-batch has made them."""
+    return 0.0 if several else rank.end_gradient
+
+
+def _head_reduction(rank: TransientSizes, before: float, first: Bytes) -> list[Bytes]:
+    """List the transient bytes by name while a head that is gathered apart is reduced, and in the block after it.
+
+    Args:
+        rank: sizes of the rank.
+        before: bytes of the gradients of earlier micro-batches.
+        first: the bytes while the first block runs backward.
+    """
+    return [
+        {
+            "parameters": -rank.head_freed,
+            "gradients": before + rank.end_kept,
+            "activations": first["activations"],
+            "working": rank.message,
+            "buffers": rank.end_reduced + rank.gathered,
+        },
+        {**first, "buffers": first["buffers"] + rank.end_reduced},
+    ]
 
 
 def _second_block(step: StepShape, rank: TransientSizes, first: Bytes) -> list[Bytes]:
@@ -130,9 +163,9 @@ def _second_block(step: StepShape, rank: TransientSizes, first: Bytes) -> list[B
 def _last_block(step: StepShape, rank: TransientSizes, layers: float) -> list[Bytes]:
     """List the transient bytes by name when the first block runs backward, with all gradients but its own."""
     made = rank.gradients - rank.end_gradient - rank.block_gradient
-    freed = (layers - 1) * rank.block_gather if step.sharded and step.layout.zero < 3 else 0.0
-    # If not sharded, the head's gradient is among the others.
-    head = rank.head_gradient if step.sharded or rank.head_waits else 0.0
+    freed = (layers - 1) * rank.block_gather if step.sharded and step.layout.zero < 3 else rank.head_freed
+    # If not sharded, or reduced already, the head's gradient is among the others.
+    head = rank.head_gradient if (step.sharded and not rank.head_freed) or rank.head_waits else 0.0
     return [
         {
             "parameters": -freed,

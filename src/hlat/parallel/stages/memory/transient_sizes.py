@@ -50,7 +50,8 @@ class TransientSizes:
         last_gather: such buffers that FSDP2 keeps from a forward pass of a pipeline stage, until its next gather.
         block_kept: gradients of a sharded block before they are reduced or accumulated.
         block_reduced: buffer in which gradients of a sharded block are reduced.
-        end_kept, end_reduced: the same for embedding and head.
+        end_kept, end_reduced: the same for embedding and head, or for each of them if they are gathered apart.
+        head_freed: gathered head, freed after its backward pass; 0 if it stays until that of the embedding.
         message: a message between stages.
         virtual: number of stages.
     """
@@ -83,6 +84,7 @@ class TransientSizes:
     block_reduced: float
     end_kept: float
     end_reduced: float
+    head_freed: float
     message: float
     virtual: int
 
@@ -125,7 +127,7 @@ def transient_sizes(
     in_place = accumulates and whole and (not step.sharded or mode.compute == mode.gradients)
     kept = 0 if in_place else first_kept
     tied = model.tie_embeddings and all(ends)  # one matrix on this rank
-    matrices = 1 if tied else sum(ends)
+    matrices = 1 if tied or step.gathers_ends_apart else sum(ends)
     # A tied head's gradient waits in autograd for that of the embedding, whatever is accumulated later.
     waiting = at_ends.matrix * stored if tied else 0.0
     first_head = waiting or ends[1] * at_ends.matrix * first_kept
@@ -162,6 +164,7 @@ def transient_sizes(
         block_reduced=block * reduced,
         end_kept=matrices * at_ends.matrix * item if step.sharded else 0.0,
         end_reduced=matrices * at_ends.matrix * reduced,
+        head_freed=at_ends.matrix * item if step.gathers_ends_apart else 0.0,
         message=message,
         virtual=step.virtual,
     )
