@@ -54,8 +54,9 @@ def main():
     parser.add_argument("--record", action="store_true", help="write benchmarks/results")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        both = Path(folder) / "both.csv"
-        join(options.known, both)
+        first, both = (Path(folder) / name for name in ("first.csv", "both.csv"))
+        join(options.known, first, "first")
+        join(first, both, "second")
         found = prediction_errors(both)
     groups = defaultdict(list)
     for row in found["rows"]:

@@ -3,7 +3,7 @@
     runs of a set --measured columns blanked--> reader -> shipped constants and intervals -> its predictions  (predict)
     predictions, runs -> errors by source, chips, layout; coverage of intervals; worst rows                   (compare)
 
-The sets are new_runs.csv (first) and new_runs_2.csv (second) in benchmarks/published.
+The sets are new_runs.csv (first), new_runs_2.csv (second) and new_runs_3.csv (third) in benchmarks/published.
 
 The baseline of a row is FLOPs / (peak x e), with e the median over the sources of the known table (``--known``), by
 chip family and precision; a family without known runs takes the median over all families.
@@ -25,14 +25,14 @@ import numpy as np
 
 from hlat.planner.calibration.accuracy import layout_kind
 from hlat.planner.calibration.one_constant import ideal_steps
-from hlat.planner.calibration.published_memory import predicted_gib
+from hlat.planner.calibration.published_memory import memory_reading, predicted_gib
 from hlat.planner.calibration.published_runs import read_published_runs
 from hlat.planner.cost import shipped_interval, step_times
 from hlat.planner.problem import WorkloadColumns
 from results import Recorder
 
 FOLDER = Path(__file__).parent / "published"
-SETS = {"first": "", "second": "_2"}  # ends of the files' names
+SETS = {"first": "", "second": "_2", "third": "_3"}  # ends of the files' names
 MEASURED = ("tokens_per_s_per_chip", "step_time_s", "tflops_per_chip", "mfu", "memory_per_chip_gib", "tok_s_chip_norm",
             "norm_basis", "mfu_norm_causal_bf16peak", "tokens_per_s", "samples_per_s", "hfu", "quotation")  # fmt: skip
 COLUMNS = ("id", "source", "family", "layout", "step_seconds", "low", "high", "tokens_per_s_per_chip", "memory_gib",
@@ -90,7 +90,8 @@ def predict(known, name):
             "id": run.name, "source": run.group, "family": family(run), "layout": layout_kind(run.workload.layout),
             "step_seconds": f"{seconds:.6g}", "low": f"{low:.6g}", "high": f"{high:.6g}",
             "tokens_per_s_per_chip": f"{run.tokens_per_step / seconds / run.chips:.6g}",
-            "memory_gib": f"{memory:.4g}", "one_constant_step_seconds": f"{ideal[index] / efficiency:.6g}",
+            "memory_gib": f"{memory:.4g}" if memory_reading(run).instrument else "",
+            "one_constant_step_seconds": f"{ideal[index] / efficiency:.6g}",
             "spread": f"{run.spread:.3g}", "assumed": "; ".join(run.assumed), "skipped": "",
         })  # fmt: skip
     rows += [{"id": row.name, "source": row.group, "skipped": row.reason} for row in skipped]
@@ -114,7 +115,8 @@ def read_errors(name):
         # Tokens of a step cancel: the reading of the global batch may have changed since the prediction.
         ratio = float(row["tokens_per_s_per_chip"]) / run.tokens_per_second
         step = float(row["step_seconds"])
-        memory = None if run.memory_gib is None else float(row["memory_gib"]) / run.memory_gib - 1
+        compared = run.memory_gib is not None and row["memory_gib"]
+        memory = float(row["memory_gib"]) / run.memory_gib - 1 if compared else None
         found.append(row | {
             "subset": run.row["subset"], "model": run.row["model"], "error": 1 / ratio - 1,
             "baseline": float(row["one_constant_step_seconds"]) / step / ratio - 1,

@@ -38,7 +38,7 @@ def main():
         file = Path(folder) / "own.yaml"
         file.write_text(yaml.safe_dump(machine.catalog("here")), encoding="utf-8")
         for world, layout, mode in LAYOUTS:
-            content, recipe, question, candidate = asked(str(file), world, layout, mode)
+            content, recipe, question, candidate = asked(str(file), world, layout, mode, {})
             measured = pool.run(world, measure, content)
             first = [stage * (world // candidate.pipeline) for stage in range(candidate.pipeline)]
             for stage, report in enumerate(rehearse(recipe, world, first).ranks):

@@ -11,7 +11,7 @@ product by product (a CPU without bf16 instructions), transformers' bf16 is left
 torchtitan takes part if a checkout of it is named (torchtitan_training.py says which): in fp32, in its mixed
 precision, and with weights in bf16 beside hlat's bf16-sr.
 
-    python benchmarks/train_speed.py [--rounds 3] [--steps 8] [--device cpu] [--torchtitan CHECKOUT]
+    python benchmarks/train_speed.py [--rounds 3] [--steps 8] [--device cpu] [--sides SIDES] [--torchtitan CHECKOUT]
 """
 
 import argparse
@@ -190,6 +190,7 @@ def main():
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--eager", action="store_true", help="leave out compiled blocks")
+    parser.add_argument("--sides", help='only these, as "hlat,hlat compiled,torchtitan compiled"')
     parser.add_argument("--torchtitan", metavar="CHECKOUT", help="folder of torchtitan's repository")
     parser.add_argument("--worker", nargs=2, metavar=("SIDE", "MODE"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -198,6 +199,8 @@ def main():
         return
     record = Recorder(__file__, "speed.md", packages=("transformers",), device=arguments.device)
     chosen = sides_of(arguments.device, compiled=not arguments.eager, torchtitan=arguments.torchtitan is not None)
+    if arguments.sides:
+        chosen = [key for key in chosen if key[0] in arguments.sides.split(",")]
     results = {key: [] for key in chosen}
     for _ in range(arguments.rounds):
         for key, rounds in results.items():
@@ -213,9 +216,13 @@ def main():
         cells = f"{rate:,.0f} | {spread} | {busy:,.0f} | {mfu:.0%} | {memory / 2**20:,.0f} | {start_up:.0f}"
         print(f"| {side} | {mode} | {cells} |")
     pairs = [
-        (key, (key[0].replace("hlat", peer), key[1])) for key in results if key[0].startswith("hlat") for peer in PEERS
+        (ours, theirs)
+        for ours in results
+        for theirs in results
+        if ours[0].startswith("hlat") and theirs[0].startswith(PEERS) and ours[1] == theirs[1]
     ]
-    pairs = [(ours, theirs) for ours, theirs in pairs if theirs in results]
+    # Like beside like; and hlat not compiled, which is its default on CPUs, beside peers that are.
+    pairs = [(ours, theirs) for ours, theirs in pairs if ours[0] == "hlat" or theirs[0].endswith("compiled")]
     for ours, theirs in pairs:
         speed, by_processor, memory = (one / other for one, other in zip(middle[ours], middle[theirs], strict=True))
         ratios = f"speed {speed:.2f}, per processor second {by_processor:.2f}, peak memory {memory:.2f}"

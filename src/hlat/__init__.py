@@ -105,7 +105,15 @@ def __getattr__(name: str) -> object:
 
         return version("hlat")
     if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from difflib import get_close_matches  # noqa: PLC0415
+
+        close = get_close_matches(name, _HOMES, n=3)
+        hint = (
+            f"did you mean {' or '.join(close)}?"
+            if close
+            else f"it has {', '.join(sorted(_API['api'], key=str.lower))}"
+        )
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; {hint}")
     from importlib import import_module  # noqa: PLC0415
 
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,13 +1,16 @@
 """Entry point of the command ``hlat``: set up signals and output streams before the program and torch are imported.
 
-Only modules that Python loads in a few milliseconds are imported at the top: Ctrl-C before ``main`` prints a
-traceback.
+Nothing is imported at the top but what Python or pip's script has loaded already. Ctrl-C before ``main`` prints
+Python's own traceback, from Python's start or from that script, and no package can change it.
 """
 
 import os
 import signal
 import sys
-from types import FrameType
+
+TYPE_CHECKING = False  # typing.TYPE_CHECKING, without the import
+if TYPE_CHECKING:
+    from types import FrameType
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
@@ -40,7 +43,7 @@ def main() -> None:
         _flush()
 
 
-def _interrupted_early(number: int, frame: FrameType | None) -> None:
+def _interrupted_early(number: int, frame: "FrameType | None") -> None:
     """Handle Ctrl-C before the command line has started."""
     erase_line = getattr(sys.modules.get("hlat.runtime.bottom_line"), "erase_line", None)
     if erase_line is not None:  # a module that is just being imported has none, and has drawn nothing

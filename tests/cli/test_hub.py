@@ -97,6 +97,25 @@ def test_texts_of_the_hub_are_prepared(cli, hub: Hub, recipe: Path, run: list[st
     assert tokens[0] == tokens[1]
 
 
+@pytest.mark.parametrize("offline", [True, False])
+def test_prepared_texts_of_the_hub_need_no_network(
+    cli, hub: Hub, recipe_file: Path, run: list[str], tmp_path: Path, offline: bool
+) -> None:
+    """Prepared where there is network, trained where there is none: told to be offline, or with a name of no host."""
+    words = [recipe_file, *run, f"data.path={TEXTS}", f"data.prepared_dir={tmp_path / 'data'}"]
+    done = cli("data", "prepare", *words, env=hub.environment(tmp_path / "cache"))
+    assert done.returncode == 0, done.stderr
+    asked = len(hub.requested)
+    env = hub.environment(tmp_path / "cache", offline=offline)
+    if not offline:
+        env |= {"HF_ENDPOINT": "http://nowhere.invalid"}
+    for verb in ("check", "train"):
+        done = cli(verb, *words, env=env, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "finished at step 2" in done.stdout and "is used without it" in done.stdout
+    assert len(hub.requested) == asked
+
+
 def test_the_commit_is_pinned_and_cached(cli, hub: Hub, recipe: Path, tmp_path: Path) -> None:
     cache, pinned = tmp_path / "cache", f"{MODEL}@{hub.commit('models', MODEL)}"
     found = resolved(cli, hub, recipe, cache)

@@ -1,5 +1,7 @@
 """The display of a run at a terminal: something at once, every step, and nothing left behind."""
 
+import os
+import pty
 import random
 import subprocess
 import sys
@@ -7,6 +9,7 @@ import sys
 import psutil
 import pytest
 
+from hlat.runtime import BottomLine
 from tests.support.terminal import Screen, TerminalCommand
 
 SPINNER = set("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
@@ -31,6 +34,30 @@ def test_a_run_says_what_it_does_and_leaves_lines_of_text(recipe_file, tiny, tmp
     rest = [line for line in rest if not line.startswith("data: ")]  # this corpus is small: two notes
     assert rest[0].startswith("step 20/40  loss ")
     assert [line for line in rest if line.startswith("finished at step 40; validation loss ")]
+
+
+def test_a_start_in_several_processes_is_shown_until_rank_0_shows_its_own(recipe_file, tiny, tmp_path):
+    """The ranks are held at the start of Python, as a slow disk would; the supervisor's line stays alive meanwhile."""
+    go = tmp_path / "go"
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, pathlib, time\n"
+        "parent = os.getppid()\n"
+        f"while 'RANK' in os.environ and os.getppid() == parent and not pathlib.Path({str(go)!r}).exists():\n"
+        "    time.sleep(0.05)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    arguments = ["train", recipe_file, *tiny, "--nproc", "2", "tracking.console=auto", "training.stop_after=2"]
+    with TerminalCommand(*arguments, columns=80, folder=tmp_path, environment={"PYTHONPATH": path}) as command:
+        command.wait_for(drawn("starting 2 processes  2 s"))
+        command.wait_for(drawn("starting 2 processes  4 s"))
+        assert command.screen.text  # nothing has erased it
+        go.touch()
+        command.wait_for(drawn("importing PyTorch"))
+        assert command.wait() == 0
+    lines = command.screen.text.splitlines()
+    assert "stopped at step 2 of 40 (stop_after); the same command goes on" in lines, lines
+    assert lines[-1].startswith("time ")
+    assert not SPINNER & set(command.screen.text) and command.screen.cursor_is_free
 
 
 def test_a_resize_and_ctrl_c_leave_messages_only(recipe_file, tiny, tmp_path):
@@ -110,3 +137,19 @@ def test_the_emulator_breaks_lines_anew_and_refuses_other_controls():
     assert screen.text == "message\n0123456789"
     with pytest.raises(AssertionError, match="unexpected control"):
         screen.feed("\x1b[?25l")
+
+
+def test_a_line_that_is_left_stays_until_another_is_drawn_over_it():
+    """A pseudo-terminal shows what two lines in a row write: between them the text is never gone."""
+    reading, writing = pty.openpty()
+    with os.fdopen(writing, "w") as terminal:
+        first = BottomLine(terminal, lambda width: "starting")
+        first.close(leave=True)
+        screen = Screen(80)
+        screen.feed(os.read(reading, 1 << 16).decode())
+        assert screen.text == "starting"
+        second = BottomLine(terminal, lambda width: "reading")
+        second.close()
+        screen.feed(os.read(reading, 1 << 16).decode())
+        assert "starting" in screen.drawn and screen.text == ""
+    os.close(reading)

@@ -51,3 +51,9 @@ def test_completion_can_be_shown_for_a_shell() -> None:
     command = [sys.executable, "-c", program, "--show-completion", "bash"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "complete -o default -F _hlat_completion hlat" in done.stdout
+
+
+def test_a_misspelled_variable_is_named(cli) -> None:
+    done = cli("recipe", env={"HLAT_LGO": "json", "HLAT_VERBOSE": "please"})
+    assert "HLAT_LGO has no effect. Did you mean HLAT_LOG?" in done.stderr
+    assert "HLAT_VERBOSE=please is taken for 1" in done.stderr

@@ -1,5 +1,6 @@
 """Generation: the KV cache does not change the text; sampling depends on seed and position, and follows the softmax."""
 
+import math
 from collections import Counter
 
 import pytest
@@ -38,6 +39,20 @@ def test_a_top_k_of_one_and_a_tiny_top_p_are_greedy(model):
     greedy = generate(model, [4, 2], 30)
     assert generate(model, [4, 2], 30, Sampling(temperature=1.0, top_k=1)) == greedy
     assert generate(model, [4, 2], 30, Sampling(temperature=1.0, top_p=1e-9)) == greedy
+
+
+def test_numbers_without_a_meaning_are_refused_all_at_once(model):
+    with pytest.raises(DataError) as caught:
+        Sampling(-1.0, top_k=0, top_p=5.0, seed=-1)
+    for word in ("temperature -1.0", "top_k 0", "top_p 5.0", "seed -1"):
+        assert word in str(caught.value)
+    for wrong in (math.nan, math.inf):
+        with pytest.raises(DataError, match="temperature"):
+            Sampling(wrong)
+    with pytest.raises(DataError, match="top_p has no effect at temperature 0"):
+        Sampling(top_p=0.9)
+    with pytest.raises(DataError, match="max_tokens -3 must be 1"):
+        generate(model, [1], -3)
 
 
 def test_the_end_of_text_token_ends_the_text_and_is_not_returned(model):

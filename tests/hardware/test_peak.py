@@ -11,6 +11,7 @@ import torch
 from hlat.hardware import PeakFlops, load_catalog, measure, peak, peak_flops
 from hlat.hardware.measure import MatmulRate, measure_matmul
 from hlat.model import matmul, product_library
+from hlat.runtime import plural
 from hlat.runtime.backend import PRODUCTS, TORCH, backend_of, has_fast_bf16, neuron
 from hlat.runtime.backend.cpu import CpuBackend
 
@@ -123,7 +124,7 @@ def test_a_cpu_is_measured(dtype: torch.dtype) -> None:
     found = peak_flops(CPU, dtype)
     assert 1 / 3 < found.value / (2 * 512**3 / best) < 3
     assert found.source.startswith(f"measured here: {str(computed).removeprefix('torch.')} products of ")
-    assert f" on {torch.get_num_threads()} threads" in found.source
+    assert f" on {plural(torch.get_num_threads(), 'thread')}" in found.source
 
 
 def test_measuring_draws_no_random_numbers() -> None:

@@ -35,7 +35,7 @@ def test_the_supervisor_of_a_single_process_does_not_import_torch(recipe_file, t
     program = (
         "import os, sys\n"
         "from hlat.cli import app, train\n"
-        "train._work = lambda job: os.getsid(0) != os.getpid()\n"
+        "train._work = lambda job, line: os.getsid(0) != os.getpid()\n"
         "try:\n  app()\nfinally:\n  print('torch' in sys.modules)\n"
     )
     arguments = ["train", str(recipe_file), *tiny]

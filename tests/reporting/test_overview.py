@@ -43,18 +43,33 @@ def test_a_run_shows_its_last_numbers_curve_and_recipe(runs: list[Path]) -> None
     assert json.loads(command("show", runs[1], "--json").stdout) == json.loads(json.dumps(found.to_dict()))
 
 
-def test_curves_are_compared_at_the_same_tokens_as_numpy_interpolates(runs: list[Path]) -> None:
+def test_curves_are_compared_where_both_runs_have_logged(runs: list[Path]) -> None:
     found = compare_runs(runs)
     assert list(found.recipe) == ["optimizer.lr"] and found.recipe["optimizer.lr"][1] == "0.5"
-    curves = [read_overview(run).loss for run in runs]
-    places = [tokens for tokens, _ in found.curve]
-    assert places[-1] == 100_000 and places == sorted(places) and places[0] >= 25_000
-    for index, curve in enumerate(curves):
-        x, y = zip(*curve, strict=True)
-        np.testing.assert_allclose([losses[index] for _, losses in found.curve], np.interp(places, x, y), rtol=1e-12)
+    both = [dict(read_overview(run).loss) for run in runs]
+    common = sorted(both[0].keys() & both[1].keys())
+    assert common == [50_000, 100_000]
+    assert found.curve == [(tokens, [each[tokens] for each in both], [False, False]) for tokens in common]
     said = command("compare", *runs).stdout
-    assert "optimizer.lr" in said and "100,000" in said and "finished" in said
+    assert "optimizer.lr" in said and "100,000" in said and "finished" in said and "~" not in said
     assert json.loads(command("compare", *runs, "--json").stdout) == json.loads(json.dumps(found.to_dict()))
+
+
+def test_losses_between_logged_steps_are_marked_and_those_that_numpy_interpolates(tmp_path: Path) -> None:
+    steps = (range(10, 101, 10), range(25, 116, 30))  # nothing in common
+    runs = [
+        write_run(tmp_path / name, [line(step, loss=9.0 - step**0.5) for step in each], [begun()])
+        for name, each in zip("ab", steps, strict=True)
+    ]
+    found = compare_runs(runs)
+    places = [row.tokens for row in found.curve]
+    assert places == [25_000, 55_000, 85_000]  # those of the run that has logged less, up to the end of the shorter
+    assert all(row.interpolated == [True, False] for row in found.curve)
+    for index, run in enumerate(runs):
+        x, y = zip(*read_overview(run).loss, strict=True)
+        np.testing.assert_allclose([row.losses[index] for row in found.curve], np.interp(places, x, y), rtol=1e-12)
+    said = command("compare", *runs).stdout
+    assert said.count("~") == 4 and "~ between two logged steps" in said  # three values and the line that explains it
 
 
 def test_damaged_lines_are_left_out_and_counted(runs: list[Path]) -> None:

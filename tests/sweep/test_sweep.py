@@ -2,9 +2,13 @@
 
 import itertools
 import json
+import os
 import shlex
 import shutil
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hlat.config import RecipeError
+from hlat.runtime.process import REQUEUE_CODE
 from hlat.sweep import array_script, plan_sweep
 from hlat.sweep.axes import combinations, parse_axes
 
@@ -46,7 +51,14 @@ def test_all_mistakes_of_the_axes_are_said_at_once() -> None:
     with pytest.raises(RecipeError) as caught:
         parse_axes(["optimizer.lr", "a.b=1,,2", "c.d=1,1", "e.f=1", "e.f=2", "g.h=1..10000", "i.j=1,2"])
     message = str(caught.value)
-    for part in ("optimizer.lr: is not an axis", "a.b = ", "c.d = ", "training.seed", "e.f: is given twice", "runs"):
+    for part in (
+        "optimizer.lr: is no field with values",
+        "a.b = ",
+        "c.d = ",
+        "training.seed",
+        "e.f: is given twice",
+        "runs",
+    ):
         assert part in message
 
 
@@ -61,7 +73,7 @@ def test_the_recipes_of_all_runs_are_checked_first(recipe: list[str], tmp_path: 
 
 
 def test_a_sweep_of_names_is_refused(recipe: list[str], tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"run\.name: is not what runs of a sweep differ in\. Vary what"):
+    with pytest.raises(RecipeError, match=r"run\.name: does not change how a run trains\. Leave it out"):
         plan_sweep(recipe[0], [*recipe[1:], "run.name=a,b"], str(tmp_path / "sweep"))
     assert plan_sweep(recipe[0], [*recipe[1:], "run.name=a"], str(tmp_path / "sweep")).runs
 
@@ -97,6 +109,37 @@ def test_a_sweep_runs_resumes_and_ranks(cli, recipe: list[str], tmp_path: Path) 
     assert [run["validation_loss"] for run in after] == losses
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_sweep_alone_ends_its_run_which_saves(recipe: list[str], tmp_path: Path, number: int) -> None:
+    words = [
+        recipe[1],
+        "schedule.warmup_steps=1",
+        "training.steps=100000",
+        "training.seed=1..2",
+        "checkpoint.every_steps=100000",
+    ]
+    command = [sys.executable, "-m", "hlat", "sweep", recipe[0], *words, "--to", str(tmp_path / "sweep")]
+    first = tmp_path / "sweep" / "seed=1"
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as sweep:
+        while not (first / "metrics.jsonl").exists():
+            assert sweep.poll() is None
+            time.sleep(0.1)
+        sweep.send_signal(number)
+        code = sweep.wait()
+    assert code in (128 + number, REQUEUE_CODE)
+    assert list((first / "checkpoints").glob("step-*")), "it has ended, and saved before"
+    assert not (tmp_path / "sweep" / "seed=2").exists(), "and no other run was begun"
+    left = [folder / "cmdline" for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+    assert not [file for file in left if os.fsencode(first) in _read(file)], "and no process is left behind"
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:  # that process has ended
+        return b""
+
+
 def test_a_run_that_fails_does_not_stop_the_others(cli, recipe: list[str], tmp_path: Path) -> None:
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / "seed=1").write_text("not a folder")
@@ -112,9 +155,10 @@ def test_the_script_of_an_array_runs_the_element_it_is_told(recipe: list[str], t
     """Witness: bash runs the script, with a program in the place of Python that prints its arguments."""
     axes = ["training.seed=1..3", "data.text_column=it's,b"]
     planned = plan_sweep(recipe[0], [*recipe[1:], *axes], str(tmp_path / "sweep"))
-    script = array_script(planned, [*recipe[1:], *axes], {"time": "1:00:00"}, 2)
+    script = array_script(planned, [*recipe[1:], *axes], ["--time=1:00:00", '--comment=it is "mine"'], 2)
     assert "#SBATCH --array=0-5%2" in script
     assert "#SBATCH --time=1:00:00" in script
+    assert '#SBATCH "--comment=it is \\"mine\\""' in script  # as hlat launch slurm writes it
     program = script.split("exec ")[1].split()[0]
     shown = script.replace(f"exec {program}", "exec printf '%s\\n'")
     environment = {"SLURM_ARRAY_TASK_ID": "4", "PATH": "/usr/bin:/bin"}
@@ -123,3 +167,31 @@ def test_the_script_of_an_array_runs_the_element_it_is_told(recipe: list[str], t
     assert words[-2:] == ["--only", "4"]
     assert words[words.index("sweep") + 1 :][: len(recipe) + 2] == [recipe[0], *recipe[1:], *axes]
     assert shlex.split(script.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("words", "warns"),
+    [
+        ((), True),
+        (("--sbatch=--time=1:00:00",), True),
+        (("--sbatch", "time=1:00:00"), True),
+        (("--sbatch=--gpus-per-node=2",), False),
+        (("--sbatch", "gres=gpu:2"), False),
+        (("run.device=cpu",), False),
+    ],
+)
+def test_options_of_sbatch_are_those_of_launch_slurm_and_a_missing_accelerator_is_said(
+    cli, recipe_file: Path, corpus: Path, tmp_path: Path, words, warns
+) -> None:
+    recipe = [recipe_file, f"data.path={corpus}"]
+    done = cli("sweep", *recipe, "training.seed=1,2", "--to", tmp_path / "s", "--slurm", "--dry-run", *words)
+    assert done.returncode == 0, done.stderr
+    assert ("asks Slurm for no accelerators" in done.stderr) == warns
+    given = [word.removeprefix("--sbatch=").removeprefix("--") for word in words if "=" in word and "." not in word]
+    assert all(f"#SBATCH --{option}\n" in done.stdout for option in given), done.stdout
+
+
+def test_a_wrong_option_of_sbatch_is_refused(cli, recipe_file: Path, corpus: Path, tmp_path: Path) -> None:
+    words = ["sweep", recipe_file, f"data.path={corpus}", "training.seed=1,2", "--slurm", "--dry-run"]
+    done = cli(*words, "--sbatch=--comment=a\nb", "--sbatch=-G2")
+    assert done.returncode == 2 and done.stderr.count("expected one option of sbatch") == 2

@@ -236,6 +236,22 @@ def test_console_none_prints_nothing_and_records_everything(tmp_path: Path) -> N
     assert [event["event"] for event in read_events(tmp_path / "events.jsonl")] == ["end"]
 
 
+def test_a_warning_is_marked_and_all_that_console_warnings_prints(tmp_path: Path) -> None:
+    said = {}
+    for kind in ("plain", "json", "warnings", "none"):
+        stream, config = io.StringIO(), TrackingConfig(console=kind, tensorboard=False)
+        (tmp_path / kind).mkdir()
+        with open_tracker(tmp_path / kind, config, total_steps=10, start_step=0, stream=stream) as tracker:
+            tracker.message("hello")
+            tracker.warn("a rate of 3")
+            tracker.log(line(1))
+        said[kind] = stream.getvalue()
+    assert said["warnings"] == "warning: a rate of 3\n" and said["none"] == ""
+    assert "hello\nwarning: a rate of 3\nstep 1/10" in said["plain"]
+    found = [json.loads(each) for each in said["json"].splitlines()]
+    assert [each["level"] for each in found if "a rate of 3" in str(each)] == ["warning"]
+
+
 def test_a_closed_pipe_does_not_end_the_run(tmp_path: Path) -> None:
     """As in ``hlat train recipe.yaml | head -3``, with a pipe."""
     reading, writing = os.pipe()

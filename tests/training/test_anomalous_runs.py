@@ -166,6 +166,23 @@ def test_a_warning_changes_nothing_and_a_skipped_spike_is_not_applied(runs):
     assert int(newest(skipped).load("optimizer.")["step"]) == STEPS - 1
 
 
+def test_no_state_is_saved_while_numbers_are_not_finite(runs):
+    """Weights that are ruined have no finite gradient: saved, they would take the place of good ones."""
+    nans = ", ".join(f"{{kind: nan, at_step: {step}}}" for step in (2 * EVERY, 2 * EVERY + 1))
+    run = runs.train("two NaN", faults=nans)
+    saved = sorted(int(path.name.removeprefix("step-")) for path in (run / "checkpoints").glob("step-*"))
+    assert saved == [EVERY, 2 * EVERY + 2, 3 * EVERY, STEPS]
+
+
+def test_a_run_ruined_by_its_learning_rate_begins_anew_with_a_lower_one(runs):
+    """Step 1 leaves huge weights: every later gradient is NaN, and no state is worth keeping."""
+    run = runs["ruined"]
+    high = runs.train(run.name, "optimizer.lr=1e20", "schedule.warmup_steps=0", "anomalies.budget=10", code=4)
+    assert not any((high / "checkpoints").iterdir())
+    runs.train(run.name)
+    assert_same_state(run, runs["plain"])
+
+
 @pytest.mark.parametrize("spike", ["skip", "rollback"])
 def test_beyond_the_budget_the_run_stops_with_the_last_good_checkpoint(runs, spike):
     """Three bad batches in a row, where two are allowed."""

@@ -205,7 +205,8 @@ def generate(
 
     Raises:
         CheckpointError: there is no valid checkpoint, or it has no tokenizer.
-        DataError: the prompt has no tokens, or too many for the model.
+        DataError: the prompt has no tokens, or too many for the model; or a number has no meaning, as a top_p without a
+            temperature.
     """
     with restored():
         from hlat.evaluation import Sampling, generate_text

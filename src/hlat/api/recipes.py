@@ -37,9 +37,18 @@ def load_recipe(
     Raises:
         RecipeError: with every problem of file, overrides and fields (``problems``).
     """
+    _check_kind(path)
     if isinstance(path, Mapping):
         return parse_recipe(_plain_values(path), "the recipe", override_words(overrides), world=world)
     return read_recipe(path, override_words(overrides), world=world)
+
+
+def _check_kind(recipe: object) -> None:
+    """Raise RecipeError unless this can be a recipe at all."""
+    if not isinstance(recipe, str | Path | Mapping | Recipe):
+        reason = f"a {type(recipe).__name__} is no recipe."
+        remedy = "Give the path of a recipe file, the name of a shipped recipe, or its sections as a mapping."
+        raise RecipeError([Problem("the recipe", reason, remedy, recipe, True)], "the recipe")
 
 
 def _plain_values(sections: Mapping[str, object]) -> dict[str, Any]:
@@ -98,6 +107,7 @@ def recipe_job(
     from hlat.launch import TrainingJob
 
     options = (profile, allow_faults, require_step)
+    _check_kind(recipe)
     if not isinstance(recipe, Recipe):
         yield TrainingJob(str(recipe), tuple(override_words(overrides)), *options)
         return
@@ -111,8 +121,14 @@ def recipe_job(
 
 def override_words(overrides: Overrides) -> list[str]:
     """Overrides as the command line has them."""
-    if not isinstance(overrides, Mapping):
-        return [overrides] if isinstance(overrides, str) else list(overrides)
+    if isinstance(overrides, str):
+        return [overrides]
+    if isinstance(overrides, Sequence) and all(isinstance(word, str) for word in overrides):
+        return list(overrides)
+    if not isinstance(overrides, Mapping) or not all(isinstance(path, str) for path in overrides):
+        reason = f"a {type(overrides).__name__} of this kind holds no overrides."
+        remedy = 'Give {"training.steps": 100} or ["training.steps=100"].'
+        raise RecipeError([Problem("overrides", reason, remedy, overrides, True)], "the recipe")
     return [f"{path}={_yaml(value)}" for path, value in overrides.items()]
 
 

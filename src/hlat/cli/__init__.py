@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 import typer
@@ -27,7 +28,7 @@ from hlat.cli.data import data_app
 from hlat.cli.hints import hinted
 from hlat.cli.launch import launch_app, sweep
 from hlat.runtime import HlatError, StorageError, escape_controls, redact_value
-from hlat.runtime.process import INTERRUPTED_MESSAGE, print_json_lines
+from hlat.runtime.process import INTERRUPTED_MESSAGE, VERBOSE_ENV, print_json_lines
 
 __all__ = ["app"]
 
@@ -151,6 +152,11 @@ def _options(
         os.environ[LOG_ENV] = "json"
     elif (asked := os.environ.get(LOG_ENV, "")) not in ("", "json", "text"):
         complain(f"warning: {LOG_ENV}={asked} has no effect; it takes json or text.")
+    if (asked := os.environ.get(VERBOSE_ENV, "")) not in ("", "0", "1"):
+        complain(f"warning: {VERBOSE_ENV}={asked} is taken for 1; it takes 0 or 1.")
+    for name in sorted(set(os.environ) - {LOG_ENV, VERBOSE_ENV}):
+        if name.startswith("HLAT_") and (close := get_close_matches(name, (LOG_ENV, VERBOSE_ENV), n=1, cutoff=0.8)):
+            complain(f"warning: {name} has no effect. Did you mean {close[0]}?")
     if os.environ.get(LOG_ENV) == "json":
         print_json_lines()
 

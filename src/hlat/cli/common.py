@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from hlat.runtime import BottomLine, draws_lines, erase_rest_of, escape_controls
+from hlat.runtime import BottomLine, StageLine, draws_lines, erase_rest_of, escape_controls
 from hlat.runtime.backend import untested_torch_warning
 from hlat.runtime.process import LAUNCHER_ENV, json_line, prints_json, raise_interrupts
 
@@ -36,7 +36,7 @@ LOG_ENV = "HLAT_LOG"
 
 QuietOption = Annotated[
     bool,
-    typer.Option("--quiet", "-q", help="Print the beginning, warnings and the end only, as tracking.console=none."),
+    typer.Option("--quiet", "-q", help="Print warnings and the end only, as tracking.console=warnings."),
 ]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Say what was measured and decided, too.")]
 
@@ -136,15 +136,49 @@ def data_progress() -> Iterator["ProgressCallback"]:
         yield progress
 
 
+class OpeningLine:
+    """Line on a terminal about what a command is doing, while nothing else shows it; elsewhere it does nothing."""
+
+    def __init__(self) -> None:
+        self._draws = sys.stdout.isatty() and draws_lines() and os.environ.get("RANK", "0") == "0"
+        self._line: BottomLine | None = None
+        self._was_left = False
+
+    def show(self, what: str) -> Callable[[], None]:
+        """Show what is being done from now on; return the function that leaves the line to another process."""
+        if self._draws:
+            if self._line is None:
+                self._line = BottomLine(sys.stdout, StageLine(what))
+            else:
+                self._line.show(StageLine(what))
+        return self.leave
+
+    def leave(self) -> None:
+        """Draw no more until the next ``show``, and erase nothing: another process draws its line there."""
+        if self._line is not None:
+            self._line.close(leave=True)
+            self._line, self._was_left = None, True
+
+    def end(self) -> None:
+        """Erase the line for good."""
+        self._draws = False
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+        elif self._was_left:
+            erase_rest_of(sys.stdout)
+
+
 @contextmanager
-def opening_line(what: str) -> Iterator[Callable[[], None]]:
+def opening_line(what: str) -> Iterator[OpeningLine]:
     """Show on a terminal, within the block, that a command has begun, before anything slow is imported.
 
-    Yields:
-        Function that ends the line before the block does.
+    A process that a supervisor has started begins without the line: the supervisor shows one.
     """
-    if not (sys.stdout.isatty() and draws_lines()) or os.environ.get("RANK", "0") != "0":
-        yield lambda: None
-        return
-    with BottomLine(sys.stdout, lambda width: what[:width]) as line:
-        yield line.close
+    line = OpeningLine()
+    if LAUNCHER_ENV not in os.environ:
+        line.show(what)
+    try:
+        yield line
+    finally:
+        line.end()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hlat.cli.common import OverridesArgument, RecipeArgument, complain, ready, say
-from hlat.runtime import LaunchError
+from hlat.runtime import LaunchError, plural
 
 if TYPE_CHECKING:
     from hlat.compilation import CompiledCache
@@ -82,6 +82,6 @@ def _work(job: "CompileJob") -> None:
 
 def _report(cache: "CompiledCache", what: str) -> None:
     processes = "process" if cache.world == 1 else f"each of {cache.world} processes"
-    say(f"{what}: {cache.files:,} files, {cache.size / 1e6:,.1f} MB, for {processes} on {cache.device_type}")
+    say(f"{what}: {plural(cache.files, 'file')}, {cache.size / 1e6:,.1f} MB, for {processes} on {cache.device_type}")
     for name, value in cache.versions.items():
         say(f"  {name}: {value or 'none'}")

@@ -44,6 +44,7 @@ _OPTIONS = {
     "n": "The number of processes is --nproc N",
     "output": "Where a file or folder is written, that is --to",
     "out": "Where a file or folder is written, that is --to",
+    "format": "Models are exported as Hugging Face's safetensors, and formats of text are known by their endings",
 }
 _FIELD = re.compile(r"[\w.]+(=\w+)?")
 _DTYPES = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32", "float": "float32"}
@@ -61,14 +62,41 @@ def hinted(error: Any) -> str:
         if getattr(error, "possibilities", None):
             error.possibilities = None
         return f"{message}. {hint}"
+    if (option and not getattr(error, "possibilities", None)) or message.startswith("Got unexpected extra argument"):
+        return message + _of_verb(error, message)
     if found := re.match(r"No such command '([^']+)'", message):
         hint = _VERBS.get(found[1], "")
-        return f"No such command '{found[1]}'. {hint}." if hint else message
+        return f"No such command '{found[1]}'. {hint}." if hint and _is_top(error) else message + _verbs_below(error)
     if (refused := re.match(r"'([^']+)' is not one of ", message)) and f"'{_DTYPES.get(refused[1])}'" in message:
         return f"{message} Here it is '{_DTYPES[refused[1]]}'."
-    if type(error).__name__ == "MissingParameter" and not message:
-        return str(getattr(getattr(error, "param", None), "help", None) or "")
-    return message
+    of_missing = getattr(getattr(error, "param", None), "help", None) if not message else None
+    return message or str((type(error).__name__ == "MissingParameter" and of_missing) or "")
+
+
+def _is_top(error: Any) -> bool:
+    """Return True unless the unknown command stands below a verb, as in ``hlat launch mine.yaml``."""
+    return getattr(getattr(error, "ctx", None), "parent", None) is None
+
+
+def _verbs_below(error: Any) -> str:
+    """Return the verbs that there are below one whose command is unknown, with an example."""
+    context: Any = getattr(error, "ctx", None)
+    names = list(getattr(getattr(context, "command", None), "commands", {}))
+    if _is_top(error) or not names:
+        return ""
+    return f" There are: {', '.join(names)}; as in `hlat {context.info_name} {names[0]}`, and -h shows their arguments."
+
+
+def _of_verb(error: Any, message: str) -> str:
+    """Return what the verb of an unknown option or argument has instead; empty if it is not known."""
+    context = getattr(error, "ctx", None)
+    if getattr(error, "option_name", None):
+        parameters = getattr(getattr(context, "command", None), "params", ())
+        options = [names[0] for each in parameters if (names := [name for name in each.opts if name.startswith("--")])]
+        return f". There are: {', '.join(options)}" if options else ""
+    extra = re.search(r"argument\S* \((\S+?)[\s)]", message)
+    is_plan = getattr(context, "info_name", "") == "plan"
+    return f". Here a model or recipe is an option: --model {extra[1]}" if extra and is_plan else ""
 
 
 def _option_hint(option: str) -> str:

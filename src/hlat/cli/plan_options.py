@@ -54,10 +54,7 @@ def check_question(
     if model is None and chips and sized:
         problems += _size_problems(goals["--budget"], sizes["--flops"], tokens)
     elif model is None or not (cluster or chips):
-        problems.append(
-            "hlat plan needs --model and --cluster (or --chips, to choose the number; or --chips and --budget or "
-            "--flops, to choose the model), or --validate FILE"
-        )
+        problems.append(_lacking(model, bool(cluster or chips)))
     elif cluster and chips:
         problems.append("--cluster plans for a number of instances, --chips chooses it: give one of them")
     if chips and any(of_clusters):
@@ -69,6 +66,19 @@ def check_question(
         problems.append("--flops and --inference-tokens choose the size of a model: leave --model out")
     if problems:
         raise PlanError("\n".join(problems))
+
+
+def _lacking(model: str | None, has_place: bool) -> str:
+    """Say which of the two main options lack, with an example."""
+    if model is not None:
+        return (
+            "--cluster is missing: on what to train, as in --cluster p5.48xlarge:4. Or give --chips any with "
+            "--deadline 14d or --budget 50k, and the number is chosen"
+        )
+    example = "--model is missing: a preset, config.json or recipe, as in --model llama-3.1-8b"
+    if has_place:
+        return f"{example}. With --chips, --budget 50k or --flops 1e22 chooses the size of the model instead"
+    return f"{example}; and --cluster, as in --cluster p5.48xlarge:4, or --chips any to choose the cluster"
 
 
 def _size_problems(budget: str | None, flops: str | None, tokens: str | None) -> Iterator[str]:

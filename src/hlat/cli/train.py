@@ -9,6 +9,7 @@ import typer
 
 from hlat.cli.common import (
     LOG_ENV,
+    OpeningLine,
     OverridesArgument,
     QuietOption,
     RecipeArgument,
@@ -84,7 +85,7 @@ def train(
     """Train. The same command again resumes an interrupted run."""
     if verbose:
         be_verbose()
-    with opening_line(f"reading {recipe}") as end_line:
+    with opening_line(f"reading {recipe}") as line:
         from hlat.launch import (
             SupervisionOptions,
             TrainingJob,
@@ -96,11 +97,10 @@ def train(
         )
 
         def begin(accepted: "Recipe") -> None:
-            end_line()
-            _begin(accepted)
+            _begin(accepted, line)
 
         console = ["tracking.console=json"] if os.environ.get(LOG_ENV) == "json" else []
-        given = [*(overrides or ()), *(["tracking.console=none"] if quiet else console)]
+        given = [*(overrides or ()), *(["tracking.console=warnings"] if quiet else console)]
         job = TrainingJob(recipe, tuple(given), profile, allow_faults, require_step)
         least, most = parse_nproc(nproc)
         show = (complain_above, say_above)
@@ -108,7 +108,7 @@ def train(
             from hlat.launch import HostOptions, supervise_on_hosts  # with what preflight checks need: 0.3 s
 
             refuse_worker(nproc or "")
-            options = SupervisionOptions(most, most, False, *show, show_event=show_event)
+            options = SupervisionOptions(most, most, False, *show, show_event=show_event, show_start=line.show)
             raise typer.Exit(supervise_on_hosts(job, options, HostOptions(nodes, node, address), begin))
         if alone := [name for name, value in (("--node", node), ("--address", address)) if value is not None]:
             raise LaunchError(
@@ -120,35 +120,40 @@ def train(
         if most > 1:
             refuse_worker(nproc or "")
         elif no_supervisor or "WORLD_SIZE" in os.environ:
-            end_line()
-            raise typer.Exit(_work(job))
-        options = SupervisionOptions(least, most, no_supervisor, *show, show_event=show_event)
-        raise typer.Exit(supervise_job(job, options, lambda: _work(job), begin))
+            raise typer.Exit(_work(job, line))
+        options = SupervisionOptions(least, most, no_supervisor, *show, show_event=show_event, show_start=line.show)
+        raise typer.Exit(supervise_job(job, options, lambda: _work(job, OpeningLine()), begin))
 
 
-def _begin(recipe: "Recipe") -> None:
+def _begin(recipe: "Recipe", line: OpeningLine) -> None:
     """Get ready to print and to be interrupted, once the recipe has been accepted."""
-    from hlat.tracking.display import prepare_streams
+    from hlat.tracking.display import prepare_streams, shows_a_line
 
+    if shows_a_line(recipe.tracking):
+        line.show("starting")
+    else:
+        line.end()
     prepare_streams(recipe.tracking)
     ready()
 
 
-def _work(job: "TrainingJob") -> int:
+def _work(job: "TrainingJob", line: OpeningLine) -> int:
     """Train in this process; return the exit code."""
     from hlat.launch import worker_context
 
     with worker_context():
+        line.show(f"reading {job.recipe}")  # a supervisor shows its own line until now
         from hlat.tracking.display import prepare_streams, show_stages
 
         here = rank_info()
         recipe = _checked(job, here.world)
+        line.end()
         prepare_streams(recipe.tracking)
         with show_stages(recipe.tracking, say) if here.rank == 0 else nullcontext():
             enter_stage("importing PyTorch")
             from hlat.model.kernels import begin_compilation
 
-            begin_compilation()  # beside the other imports, which use one core
+            begin_compilation(recipe.run.device)  # beside the imports, which use one core
             import hlat.training  # noqa: F401
 
             ready()  # only now: an import that an exception interrupts may raise a different one

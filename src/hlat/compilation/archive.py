@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
-from hlat.runtime import LaunchError, StorageError, escape_name
+from hlat.runtime import LaunchError, StorageError, escape_name, plural
 
 FORMAT = 1
 _MANIFEST, _CONTENT = "manifest.json", "content/"
@@ -143,7 +143,8 @@ def opened(path: Path) -> Iterator[tuple[Manifest, tarfile.TarFile]]:
     except (tarfile.TarError, EOFError) as error:
         raise LaunchError(f"{path}: no complete archive of compiled code: {error}. Copy or make it again.") from error
     except OSError as error:
-        raise StorageError(f"{error.filename or path}: {error.strerror or error}.") from error
+        made = " `hlat compile RECIPE --out FILE` writes one." if isinstance(error, FileNotFoundError) else ""
+        raise StorageError(f"{error.filename or path}: {error.strerror or error}.{made}") from error
 
 
 def _read_manifest(path: Path, archive: tarfile.TarFile) -> Manifest:
@@ -216,7 +217,7 @@ def extract(path: Path, manifest: Manifest, archive: tarfile.TarFile, folder: Pa
 def _check_complete(path: Path, wanted: Sequence[PackedFile], found: Mapping[str, Path]) -> None:
     missing = sum(packed.sha256 not in found for packed in wanted)
     if missing:
-        raise LaunchError(f"{path}: {missing} of {len(wanted)} files are missing. Copy the archive again.")
+        raise LaunchError(f"{path}: missing: {missing} of {plural(len(wanted), 'file')}. Copy the archive again.")
 
 
 def _copy(source: IO[bytes], target: Path) -> str:

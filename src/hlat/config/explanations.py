@@ -77,6 +77,8 @@ def _where_meant(location: tuple[int | str, ...]) -> str:
     above = ".".join(map(str, location[:-1]))
     if (meant := FIELDS_OF_SECTION.get((above, name))) is not None:
         return f"Here it is {meant}."
+    if "\u00a0" in name:
+        return "It holds a no-break space (U+00A0), as text of web pages does: write an ordinary blank instead."
     if name.isdigit():
         return f"Is it half of a number with a comma? Write a dot, as in 0.{name}."
     owners = [path for path in _PATHS if path.rpartition(".")[2] == name]

@@ -133,10 +133,10 @@ def _parse(content: dict[str, Any], problems: list[Problem], source: str, world:
         incomplete = "model" if expansion_problems else None
         found = [d for d in error.errors() if d["type"] != "missing" or d["loc"][0] != incomplete]
         absent = {detail["loc"][0] for detail in found if detail["type"] in _NO_SECTION and len(detail["loc"]) == 1}
-        if content and not content.keys() & Recipe.model_fields.keys():
+        if not content.keys() & Recipe.model_fields.keys():
             problems.append(_no_recipe(content, source))
             is_other_file = "model_type" in content
-            found = [detail for detail in found if not is_other_file and detail["type"] != "missing"]
+            found = [detail for detail in found if content and not is_other_file and detail["type"] != "missing"]
         problems.extend(_each_remedy_once(explain(detail) for detail in found[:_EXPLAINED]))
     values = Values(_valid_values(Recipe, content))
     broken = broken_rules(values if world is None else values.having("world", world))
@@ -155,6 +155,8 @@ def _parse(content: dict[str, Any], problems: list[Problem], source: str, world:
 def _no_recipe(content: dict[str, Any], source: str) -> Problem:
     """Return the problem of a file without any section of a recipe, with what else it seems to be."""
     remedy = "A recipe has model, data and training, and their fields indented below; hlat init writes one."
+    if not content:
+        return Problem(source, "is empty.", remedy)
     if "model_type" in content:
         remedy = "It looks like the config.json of a model: write model: {hf_config: FILE} in a recipe, and name that."
     return Problem(source, "holds no section of a recipe.", remedy)

@@ -124,6 +124,11 @@ FIELDS_OF_SECTION = {
     ("parallel", "data"): "--nproc: what is left of the processes shares the batch",
     ("batch", "size"): FIELDS["batch_size"],
     ("run", "output"): "run.dir",
+    **{
+        (f"optimizer.{kind}", name): "optimizer.kind, adamw or muon"
+        for kind in ("adamw", "muon")  # the kind in force, adamw if none is given
+        for name in ("name", "type", "optimizer", "algorithm")
+    },
 }
 """Names that mean this only in a section."""
 

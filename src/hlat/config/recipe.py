@@ -1,8 +1,12 @@
 """The recipe: every section together, and the values that one section takes from another."""
 
 from pathlib import Path
+from typing import Any, Self
+
+from pydantic import ValidationError
 
 from hlat.config.batch_schedule import BatchSchedule
+from hlat.config.errors import Problem, RecipeError
 from hlat.config.sections import (
     AnomalyConfig,
     BatchConfig,
@@ -24,10 +28,17 @@ from hlat.config.sections import (
     TrainingConfig,
 )
 from hlat.config.sections.optimizers import AdamWConfig, AnyOptimizerConfig
+from hlat.runtime import plural
 
 
 class Recipe(Section):
     """One training run, from raw text to a model."""
+
+    def __new__(cls, *values: Any, **sections: Any) -> Self:
+        """Refuse wrong sections of ``Recipe(...)`` with a RecipeError, as ``hlat.load_recipe`` does."""
+        if values or sections:
+            _refuse_wrong(cls, values, sections)
+        return super().__new__(cls)
 
     run: RunConfig = RunConfig()
     """Name, folder and device of the run."""
@@ -102,8 +113,8 @@ class Recipe(Section):
         """Steps of the run and their tokens, in words, for the user."""
         length, parts = self.data.sequence_length, self.batches.in_steps(self.total_steps)
         if len(parts) == 1:
-            return f"{self.total_steps:,} steps of {parts[0][1] * length:,} tokens"
-        return f"{self.total_steps:,} steps: " + ", then ".join(
+            return f"{plural(self.total_steps, 'step')} of {parts[0][1] * length:,} tokens"
+        return f"{plural(self.total_steps, 'step')}: " + ", then ".join(
             f"{n:,} of {size * length:,} tokens" for n, size in parts
         )
 
@@ -134,3 +145,19 @@ class Recipe(Section):
         count, rest = divmod(self.batch.global_batch, self.batch.micro_batch * self.data_parallel(world))
         assert rest == 0, "the rules of a recipe require it"
         return count
+
+
+def _refuse_wrong(recipe: type[Recipe], values: tuple[Any, ...], sections: dict[str, Any]) -> None:
+    """Raise RecipeError with every problem if ``Recipe(*values, **sections)`` is no recipe."""
+    remedy = "hlat.load_recipe takes a file, the name of a shipped recipe, or a mapping of sections."
+    if values:
+        raise RecipeError([Problem("hlat.Recipe", "takes sections by name, as in model={...}.", remedy)], "hlat.Recipe")
+    try:
+        recipe.model_validate(sections)
+    except ValidationError as error:
+        from hlat.config.load import parse_recipe  # noqa: PLC0415  (it explains errors in the recipe's own words)
+
+        plain = {name: value.model_dump() if isinstance(value, Section) else value for name, value in sections.items()}
+        parse_recipe(plain, "hlat.Recipe")
+        reason = "fills in nothing that follows from other fields, such as the numbers of model.preset."
+        raise RecipeError([Problem("hlat.Recipe", reason, remedy)], "hlat.Recipe") from error

@@ -15,16 +15,18 @@ from hlat.config import short
 from hlat.config.sections import DataConfig
 from hlat.data.formats import Vocabulary
 from hlat.data.formats.streams import COMPRESSED_ENDINGS
-from hlat.data.manifest import DataManifest, read_data_manifest
+from hlat.data.manifest import DataManifest, read_data_manifest, recipe_locations
 from hlat.data.sources import (
     NumberedSource,
     SourceFile,
     SourceNotFoundError,
     cache_location,
     default_column,
+    describe_scarce,
     files_of_source,
     numbered_sources,
 )
+from hlat.data.split_check import describe_empty_split, held_out, split_sources
 from hlat.data.stores import Cache
 from hlat.data.tokenizers import Tokenizer, load_tokenizer
 from hlat.runtime import DataError, is_url
@@ -46,7 +48,7 @@ class InputProblem:
 
     field: str
     message: str
-    value: str
+    value: str | float
 
 
 @dataclass
@@ -59,6 +61,7 @@ class InputReport:
         most_tokens: upper bound of the tokens of the corpus, end tokens included; None if unknown.
         training_tokens: tokens of an epoch: counted if the data is prepared, else estimated; None if unknown.
         is_prepared: True if the data is prepared already.
+        scarce_validation: sources with little validation text, and what would work; empty if there is none.
     """
 
     problems: list[InputProblem] = field(default_factory=list)
@@ -66,6 +69,7 @@ class InputReport:
     most_tokens: int | None = None
     training_tokens: float | None = None
     is_prepared: bool = False
+    scarce_validation: tuple[str, str] | None = None
 
 
 def check_inputs(
@@ -97,11 +101,17 @@ def check_inputs(
         except SourceNotFoundError as error:
             if manifest is None or name in named:
                 report.problems.append(_problem(name, source.path, str(error)))
+            elif (recorded := manifest.places["corpus"]) != recipe_locations(data)["corpus"]:
+                other = f"{error} {folder} holds data prepared from another path: {' '.join(recorded)}."
+                report.problems.append(_problem(name, source.path, other))
         except DataError as error:
             report.problems.append(_problem(name, source.path, str(error)))
     corpus = [files.get(name) for name, source in sources.items() if source.number >= 0]
     if all(found is not None for found in corpus):
         _measure(data, [file for found in corpus for file in found or ()], report)
+        if manifest is None and not report.problems:
+            named_files = {_name(data, source): files[name] for name, source in sources.items() if source.number >= 0}
+            _check_split(data, named_files, vocabulary, report)
     if manifest is not None and "train" in manifest.splits:
         report.training_tokens = manifest.splits["train"].tokens
     return report
@@ -127,6 +137,12 @@ def _field(data: DataConfig, source: NumberedSource) -> str:
         return "data.validation.path"
     own = data.path is not None
     return "data.path" if own and source.number == 0 else f"data.sources.{source.number - own}.path"
+
+
+def _name(data: DataConfig, source: NumberedSource) -> str:
+    """Name of a source of the corpus, or its path."""
+    place = source.number - (data.path is not None)
+    return (data.sources[place].name if place >= 0 else None) or source.path
 
 
 def _problem(name: str, value: str, message: str) -> InputProblem:
@@ -197,6 +213,25 @@ def _measure(data: DataConfig, files: list[SourceFile], report: InputReport) -> 
         return
     if all(file.format.is_one_document for file in files) and data.tokenizer.path is None:
         report.most_tokens = report.text_bytes + len(files)  # a byte is the smallest token; and an end per document
-    per_token = 1.0 if data.tokenizer.path is None and data.tokenizer.train == "char" else _TRAINED_BYTES_PER_TOKEN
     kept = 1.0 if data.validation.path is not None else 1.0 - data.validation.fraction
-    report.training_tokens = report.text_bytes / per_token * kept
+    report.training_tokens = report.text_bytes / _bytes_per_token(data) * kept
+
+
+def _bytes_per_token(data: DataConfig) -> float:
+    return 1.0 if data.tokenizer.path is None and data.tokenizer.train == "char" else _TRAINED_BYTES_PER_TOKEN
+
+
+def _check_split(
+    data: DataConfig, files: Mapping[str, list[SourceFile]], vocabulary: Vocabulary | None, report: InputReport
+) -> None:
+    """Find out how much of each source of a small corpus is for validation, and how many tokens there can be."""
+    splits = split_sources(data, files, vocabulary)
+    documents = sum(each.documents for each in splits)
+    if documents and data.tokenizer.path is None:
+        report.most_tokens = sum(each.bytes for each in splits) + documents
+    if problem := describe_empty_split(splits):
+        report.problems.append(InputProblem("data.validation.fraction", problem, data.validation.fraction))
+    else:
+        report.scarce_validation = describe_scarce(
+            held_out(splits, _bytes_per_token(data)), data.validation.fraction, "about "
+        )

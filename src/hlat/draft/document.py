@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from hlat.draft.machine import REACHED, Machine
 from hlat.draft.sizes import MOST_EPOCHS, STATE_BYTES, Sizes
 from hlat.draft.texts import Texts
+from hlat.runtime import plural
 
 _WARMUP, _MOST_WARMUP = 0.02, 2000
 _SAVE_SECONDS = 600.0
@@ -27,8 +28,8 @@ def recipe_text(name: str, texts: Texts, machine: Machine, sizes: Sizes, model: 
         [
             f"# Drafted by hlat init for {_time(hours * 3600)} on this machine: {machine.devices} x {machine.name}, "
             f"{gib:.0f} GiB.",
-            f"# Expected: {sizes.parameters:,} parameters, {sizes.tokens:,} tokens, {sizes.steps:,} steps in about "
-            f"{_time(sizes.seconds)},",
+            f"# Expected: {sizes.parameters:,} parameters, {sizes.tokens:,} tokens, {plural(sizes.steps, 'step')} in "
+            f"about {_time(sizes.seconds)},",
             f"# at {machine.rate / 1e12:.3g} TFLOP/s ({REACHED:.0%} of the peak, an assumption). hlat check reads it, "
             "hlat train runs it.",
         ],
@@ -67,7 +68,7 @@ def _model(sizes: Sizes, model: dict[str, str]) -> list[str]:
 def _data(texts: Texts, sizes: Sizes, model: dict[str, str]) -> list[str]:
     kinds = " and ".join(texts.kinds)
     lines = [
-        f"data:  # {texts.files:,} {kinds} files, about {texts.text_bytes / 1e6:,.3g} MB of text and "
+        f"data:  # {plural(texts.files, f'{kinds} file')}, about {texts.text_bytes / 1e6:,.3g} MB of text and "
         f"{sizes.epoch_tokens:,} tokens (from a sample)",
         f"  path: {_quoted(texts.path)}",
     ]

@@ -46,7 +46,7 @@ def generate(
         The new token ids.
 
     Raises:
-        DataError: the prompt is empty, or leaves no room for a new token.
+        DataError: the prompt is empty, or leaves no room for a new token, or no new token is asked for.
     """
     total = _total_length(len(prompt), max_tokens, model.config.max_sequence_length)
     sampling = sampling or Sampling()
@@ -71,6 +71,8 @@ def _total_length(prompt: int, max_tokens: int, longest: int | None) -> int:
     """Return the largest number of tokens of prompt and new text together."""
     if not prompt:
         raise DataError("the prompt has no tokens. Give at least one character.")
+    if max_tokens < 1:
+        raise DataError(f"max_tokens {max_tokens} must be 1 or above.")
     if longest is None:
         return prompt + max_tokens
     if prompt >= longest:

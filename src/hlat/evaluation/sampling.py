@@ -5,11 +5,13 @@ seed, names of the text, position in it -> a number in [0, 1)        logits, num
 Tensor suffix: V vocabulary, K most likely tokens.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from hlat.runtime import DataError
 from hlat.runtime.distributed import sendable
 from hlat.runtime.randomness import philox, stream_key
 
@@ -19,12 +21,32 @@ _CANDIDATES = 512  # tokens to sort first; nearly always they have the probabili
 @sendable
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling of the next token."""
+    """Sampling of the next token.
+
+    Raises:
+        DataError: values without a meaning, all at once.
+    """
 
     temperature: float = 0.0  # 0 is greedy: the most likely token
     top_k: int | None = None  # keep only the k most likely tokens
     top_p: float | None = None  # of these, the smallest set of most likely tokens whose total probability reaches p
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        wrong = []
+        if not 0 <= self.temperature < math.inf:
+            wrong.append(f"temperature {self.temperature} must be 0, which is greedy, or above.")
+        if self.top_k is not None and self.top_k < 1:
+            wrong.append(f"top_k {self.top_k} must be 1 or above.")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            wrong.append(f"top_p {self.top_p} must be above 0 and at most 1.")
+        if self.seed < 0:
+            wrong.append(f"seed {self.seed} must be 0 or above.")
+        if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
+            given = " and ".join(name for name in ("top_k", "top_p") if getattr(self, name) is not None)
+            wrong.append(f"{given} has no effect at temperature 0, which is greedy. Give a temperature, such as 0.8.")
+        if wrong:
+            raise DataError("\n".join(wrong))
 
 
 def choose_token(logits_V: torch.Tensor, sampling: Sampling, index: int, *names: str | int) -> int:

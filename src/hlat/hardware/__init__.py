@@ -6,7 +6,7 @@ Modules that measure need torch. They are imported on first use.
 from typing import TYPE_CHECKING
 
 from hlat.hardware.catalog import Catalog, Chip, Instance, LaunchSettings, PriceKind
-from hlat.hardware.cluster import Cluster, parse_cluster
+from hlat.hardware.cluster import Cluster, close_names, parse_cluster
 from hlat.hardware.loading import load_catalog
 from hlat.hardware.quotes import OWN, Per, parse_quote, with_prices_of, with_quote
 from hlat.hardware.site import HOST_SHARE, Site, StorageRate, parse_site
@@ -41,6 +41,7 @@ __all__ = [
     "PriceKind",
     "Site",
     "StorageRate",
+    "close_names",
     "load_catalog",
     "measure_machine",
     "measure_matmul",

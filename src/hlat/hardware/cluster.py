@@ -7,6 +7,7 @@ core). All rates are per device or per instance, in bytes and FLOP per second.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -16,6 +17,8 @@ from hlat.runtime import HardwareError
 
 _GIB = 1 << 30
 _KINDS: tuple[PriceKind, ...] = ("on-demand", "capacity-block", "reserved", "spot", "own")
+
+_ALIKE = 3  # letters at the beginning in which names of one family agree: trn1, trn2
 
 
 @dataclass(frozen=True)
@@ -170,8 +173,16 @@ def _find_instance(name: str, catalog: Catalog) -> Instance:
     return found.with_chips(chips).model_copy(update={"name": f"{chips}x{found.name}"})
 
 
+def close_names(name: str, names: Sequence[str]) -> list[str]:
+    """Return names that begin as a wrong one does, or are spelled nearly as it is; at most three."""
+    wrong = name.lower()
+    begins = [each for each in names if wrong and each.lower().startswith(wrong)]
+    alike = [each for each in names if each.lower()[:_ALIKE] == wrong[:_ALIKE] and len(wrong) >= _ALIKE]
+    return begins[:3] or get_close_matches(wrong, names, n=3, cutoff=0.5) or alike[:3]
+
+
 def _unknown_instance(name: str, catalog: Catalog) -> str:
     names = [instance.name for instance in catalog.instances]
-    close = get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+    close = close_names(name, names)
     hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names)}."
     return f"unknown instance {name!r}; {hint} `hlat hardware list` shows all; --hardware FILE adds your own."

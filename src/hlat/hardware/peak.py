@@ -11,6 +11,7 @@ import torch
 from hlat.hardware.catalog import Catalog, Chip
 from hlat.hardware.loading import load_catalog
 from hlat.hardware.measure import measure_matmul
+from hlat.runtime import plural
 from hlat.runtime.backend import backend_of
 from hlat.runtime.distributed import sendable
 
@@ -73,7 +74,7 @@ def _measured(device: torch.device, dtype: torch.dtype) -> PeakFlops:
     computed = backend.product_dtype(dtype)
     best = measure_matmul(device, computed)
     name = str(computed).removeprefix("torch.")
-    threads = f" on {torch.get_num_threads()} threads" if backend.uses_host_threads else ""
+    threads = f" on {plural(torch.get_num_threads(), 'thread')}" if backend.uses_host_threads else ""
     widening = ", in which bfloat16 is computed here" if computed != dtype else ""
     products = f"{name} products of {best.size} x {best.size} by {best.library}"
     return PeakFlops(best.flops, f"measured here: {products}{threads}{widening}")

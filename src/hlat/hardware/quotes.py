@@ -65,7 +65,16 @@ def with_prices_of(catalog: Catalog, month: str | None) -> Catalog:
 
     instances = [change(instance) for instance in catalog.instances]
     if not any(instance.prices for instance in instances):
-        raise HardwareError(f"--prices-of {month}: the catalog has no price of that month")
+        days = [
+            day
+            for instance in catalog.instances
+            for day in (
+                *(price.since or price.seen for price in instance.prices.values()),
+                *(price.since for price in instance.past_prices),
+            )
+        ]
+        first = f"; the earliest are of {min(days):%Y-%m}" if days else ""
+        raise HardwareError(f"--prices-of {month}: the catalog has no price of that month{first}")
     return catalog.model_copy(update={"instances": instances})
 
 

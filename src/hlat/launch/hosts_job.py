@@ -129,7 +129,13 @@ def supervise_on_hosts(
             fits=partial(fits, job),
             examine=partial(_examine, recipe, options.most),
             settings=Supervision(
-                recipe.run_dir, recipe.recovery, options.complain, options.say, options.failed, options.show_event
+                recipe.run_dir,
+                recipe.recovery,
+                options.complain,
+                options.say,
+                options.failed,
+                options.show_event,
+                options.show_start,
             ),
             observe=observe,
         )

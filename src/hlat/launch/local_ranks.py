@@ -27,7 +27,7 @@ from hlat.resilience import (
     read_heartbeat_run_id,
     read_stacks,
 )
-from hlat.runtime import host_name
+from hlat.runtime import host_name, plural
 from hlat.runtime.process import is_stopped
 
 Start = Callable[[int, Mapping[str, str], Path], AbstractContextManager[ProcessSet]]
@@ -156,7 +156,9 @@ class LocalAttempts:
         before = self.world
         if not self._sizes.shrink_after(failure, failure.saved):
             return None
-        return f"rank {failure.rank} of {before} was lost twice in a row: continuing with {self.world} processes"
+        return (
+            f"rank {failure.rank} of {before} was lost twice in a row: continuing with {plural(self.world, 'process')}"
+        )
 
     def goes_on(self) -> bool:
         """Return False: an attempt that saves and stops was asked to by the user."""

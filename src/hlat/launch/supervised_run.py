@@ -9,7 +9,7 @@ from typing import Any
 
 from hlat.config.sections import RecoveryConfig
 from hlat.launch.local_ranks import LocalAttempts, Start
-from hlat.launch.supervision import RunOutcome, SignalForwarder, Supervision, Supervisor
+from hlat.launch.supervision import RunOutcome, SignalForwarder, Supervision, Supervisor, show_no_start
 from hlat.resilience import WorldSizePolicy, heartbeat_root
 
 
@@ -35,6 +35,7 @@ class SupervisedRun:
         say: shows other messages to the user.
         failed: called with the reason if the run fails for good.
         show_event: called with each event of the supervisor, kind and fields.
+        show_start: shows what is being started until the function that it returns is called.
         observe: context of the run, with the folder of its heartbeats and of its account of goodput.
     """
 
@@ -46,6 +47,7 @@ class SupervisedRun:
     say: Callable[[str], None]
     failed: Callable[[RunOutcome], None] = _ignore
     show_event: Callable[[str, Mapping[str, Any]], None] = _ignore
+    show_start: Callable[[str], Callable[[], None]] = show_no_start
     observe: Callable[[Path], AbstractContextManager[None]] = _unobserved
 
 
@@ -64,5 +66,7 @@ def supervise(run: SupervisedRun) -> int:
         run.observe(Path(name)),
     ):
         beats = Path(name)
-        settings = Supervision(run.run_dir, run.recovery, run.complain, run.say, run.failed, run.show_event)
+        settings = Supervision(
+            run.run_dir, run.recovery, run.complain, run.say, run.failed, run.show_event, run.show_start
+        )
         return Supervisor(settings, LocalAttempts(run.start, run.sizes, beats), stops, beats).run()

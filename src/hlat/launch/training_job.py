@@ -25,7 +25,7 @@ from hlat.launch.metrics_server import metrics_server
 from hlat.launch.process_set import ProcessSet
 from hlat.launch.start_checks import Here, load_and_check
 from hlat.launch.supervised_run import SupervisedRun, supervise
-from hlat.launch.supervision import RunOutcome
+from hlat.launch.supervision import RunOutcome, show_no_start
 from hlat.launch.unsupervised import watching_itself
 from hlat.resilience import WorldSizePolicy
 from hlat.runtime import LaunchError, slurm
@@ -124,6 +124,7 @@ class SupervisionOptions:
         failed: called with the reason if the run fails for good.
         show: receives the lines that the processes print; None prints them on the streams of this process.
         show_event: called with each event of the supervisor, kind and fields.
+        show_start: shows what is being started until the function that it returns is called.
     """
 
     least: int
@@ -134,6 +135,7 @@ class SupervisionOptions:
     failed: Callable[[RunOutcome], None] = _nothing
     show: Callable[[str], None] | None = None
     show_event: Callable[[str, Mapping[str, Any]], None] = _nothing
+    show_start: Callable[[str], Callable[[], None]] = show_no_start
 
 
 def supervise_job(
@@ -186,6 +188,7 @@ def supervise_job(
             options.say,
             options.failed,
             options.show_event,
+            options.show_start,
             observe,
         )
         return supervise(run)

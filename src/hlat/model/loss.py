@@ -192,7 +192,6 @@ def head_loss(
     return out
 
 
-@torch.no_grad()
 def row_losses(
     hidden_BSD: torch.Tensor, weight_vD: torch.Tensor, labels_BS: torch.Tensor, cross_entropy: CrossEntropy
 ) -> torch.Tensor:
@@ -209,15 +208,16 @@ def row_losses(
     Returns:
         (B,) in nats, fp32 or wider.
     """
-    counted_BS = labels_BS != IGNORED
-    hidden_ND, labels_N = hidden_BSD[counted_BS], labels_BS[counted_BS]
-    row_N = counted_BS.nonzero()[:, 0]
-    rows, matrix_vD = cross_entropy.chunk(*weight_vD.shape), weight_vD.to(hidden_BSD.dtype)
-    losses_B = hidden_BSD.new_zeros(len(labels_BS), dtype=accumulation_dtype(hidden_BSD.dtype))
-    for begin in range(0, len(hidden_ND), rows):
-        chunk = slice(begin, begin + rows)
-        losses_n, _ = cross_entropy(linear(hidden_ND[chunk], matrix_vD), labels_N[chunk], gradient=False)
-        losses_B.index_add_(0, row_N[chunk], losses_n)
+    with torch.no_grad():
+        counted_BS = labels_BS != IGNORED
+        hidden_ND, labels_N = hidden_BSD[counted_BS], labels_BS[counted_BS]
+        row_N = counted_BS.nonzero()[:, 0]
+        rows, matrix_vD = cross_entropy.chunk(*weight_vD.shape), weight_vD.to(hidden_BSD.dtype)
+        losses_B = hidden_BSD.new_zeros(len(labels_BS), dtype=accumulation_dtype(hidden_BSD.dtype))
+        for begin in range(0, len(hidden_ND), rows):
+            chunk = slice(begin, begin + rows)
+            losses_n, _ = cross_entropy(linear(hidden_ND[chunk], matrix_vD), labels_N[chunk], gradient=False)
+            losses_B.index_add_(0, row_N[chunk], losses_n)
     return losses_B
 
 

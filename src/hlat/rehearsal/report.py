@@ -9,6 +9,7 @@ from hlat.planner.search import format_number
 from hlat.rehearsal.memory import CATEGORIES
 from hlat.rehearsal.rank import RankReport
 from hlat.rehearsal.verdict import FitVerdict
+from hlat.runtime import plural
 
 if TYPE_CHECKING:
     from hlat.rehearsal.world import Rehearsal
@@ -45,7 +46,7 @@ def report_lines(report: RankReport, width: int = _WIDE) -> Iterator[str]:
     if not report.messages:
         yield "    none"
     yield f"  compute     {report.flops:.4g} FLOPs per step"
-    yield f"  checkpoint  {report.checkpoint_blocks:,} blocks, {_gib(report.checkpoint_bytes)}"
+    yield f"  checkpoint  {plural(report.checkpoint_blocks, 'block')}, {_gib(report.checkpoint_bytes)}"
 
 
 def decision_lines(rehearsal: "Rehearsal", width: int = _WIDE) -> Iterator[str]:

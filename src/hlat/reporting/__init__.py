@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from hlat.runtime import lazily
 
 if TYPE_CHECKING:
-    from hlat.reporting.comparison import RunComparison, compare_runs
+    from hlat.reporting.comparison import LossesAt, RunComparison, compare_runs
     from hlat.reporting.overview import RunOverview, flat_settings, read_overview, sparkline
     from hlat.reporting.plan_comparison import Machines
     from hlat.reporting.report_writer import report_page, write_report
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
-        "comparison": ("RunComparison", "compare_runs"),
+        "comparison": ("LossesAt", "RunComparison", "compare_runs"),
         "overview": ("RunOverview", "flat_settings", "read_overview", "sparkline"),
         "plan_comparison": ("Machines",),
         "report_writer": ("report_page", "write_report"),
@@ -34,6 +34,7 @@ __getattr__ = lazily(
 )
 
 __all__ = [
+    "LossesAt",
     "Machines",
     "ReportServer",
     "RunComparison",

@@ -2,19 +2,35 @@
 
     RunOverview each -> RunComparison -> text of `hlat compare`, or JSON
 
-Losses between two logged steps are interpolated. No run is compared beyond the tokens of the shortest.
+Losses are compared at token counts that all runs have logged. Only if there are none, at those of the run that has
+logged least, where the losses of the others are interpolated and marked. No run is compared beyond the tokens of the
+shortest, and no value is repeated: two logged steps are two rows.
 """
 
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hlat.reporting.overview import Curve, RunOverview, flat_settings, read_overview
 
 _PLACES = 8
 _OWN = ("run.name", "run.dir")  # differ in any two runs
+
+
+class LossesAt(NamedTuple):
+    """Training losses of several runs after the same number of tokens.
+
+    Attributes:
+        tokens: trained tokens.
+        losses: loss of each run.
+        interpolated: for each run, True if it logged no loss there, so that it lies between two logged ones.
+    """
+
+    tokens: float
+    losses: list[float]
+    interpolated: list[bool]
 
 
 @dataclass(frozen=True)
@@ -24,19 +40,21 @@ class RunComparison:
     Attributes:
         runs: the runs.
         recipe: fields in which the recipes differ: the value in each run, None where a recipe lacks the field.
-        curve: tokens, and the training loss of each run there.
+        curve: training losses at the same tokens; at most eight rows, the last one at the most tokens.
     """
 
     runs: tuple[RunOverview, ...]
     recipe: dict[str, list[str | None]]
-    curve: list[tuple[float, list[float]]]
+    curve: list[LossesAt]
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
         return {
             "runs": [{**run.to_dict(), "loss": None, "recipe": None} for run in self.runs],
             "recipe": self.recipe,
-            "curve": [{"tokens": tokens, "loss": losses} for tokens, losses in self.curve],
+            "curve": [
+                {"tokens": each.tokens, "loss": each.losses, "interpolated": each.interpolated} for each in self.curve
+            ],
         }
 
 
@@ -58,20 +76,29 @@ def compare_runs(folders: Sequence[Path]) -> RunComparison:
     )
 
 
-def _curve(curves: Sequence[Curve]) -> list[tuple[float, list[float]]]:
+def _curve(curves: Sequence[Curve]) -> list[LossesAt]:
     """Return the losses at some numbers of tokens that all runs have reached."""
     if not curves or not all(curves):
         return []
+    logged = [dict(curve) for curve in curves]
+    common = sorted(set.intersection(*(set(each) for each in logged)))
     first, last = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
-    if last < first:
-        return []
-    count = 1 if first == last else _PLACES
-    places = [first + (last - first) * (place + 1) / count if count > 1 else last for place in range(count)]
-    return [(tokens, [_at(curve, tokens) for curve in curves]) for tokens in places]
+    ranges = [[tokens for tokens, _ in curve if first <= tokens <= last] for curve in curves]
+    places = common or min((each for each in ranges if each), key=len, default=[])
+    return [
+        LossesAt(tokens, [_at(curve, tokens) for curve in curves], [tokens not in each for each in logged])
+        for tokens in _some(places)
+    ]
+
+
+def _some(places: Sequence[float]) -> list[float]:
+    """Return at most eight values, evenly spread, the last one included."""
+    count = min(_PLACES, len(places))
+    return [places[len(places) * (number + 1) // count - 1] for number in range(count)]
 
 
 def _at(curve: Curve, tokens: float) -> float:
-    """Interpolate a curve linearly; its ends go on as they are."""
+    """Return the loss that was logged there, else one interpolated linearly; a curve's ends go on as they are."""
     index = bisect_left(curve, (tokens, float("-inf")))
     if index == len(curve):
         return curve[-1][1]

@@ -48,6 +48,11 @@ class StepVerdict:
         """True if the update is applied."""
         return self.action in ("apply", "warn")
 
+    @property
+    def leaves_doubt(self) -> bool:
+        """True if the update was refused since a number was not finite, which weights that are ruined cause too."""
+        return self.kind == "non_finite" and not self.applied
+
 
 APPLY = StepVerdict()
 

@@ -24,7 +24,8 @@ from hlat.runtime.errors import (
 from hlat.runtime.hub_ids import dataset_id_advice
 from hlat.runtime.lazy import lazily
 from hlat.runtime.rank_env import RankInfo, host_name, rank_info
-from hlat.runtime.terminal_text import EscapingStream, escape_beneath_rich, escape_controls, escape_name
+from hlat.runtime.stage_line import StageLine, spinner, writes_unicode
+from hlat.runtime.terminal_text import EscapingStream, escape_beneath_rich, escape_controls, escape_name, plural
 from hlat.runtime.urls import WEB_PROTOCOLS, find_secret, is_url, redact, redact_json, redact_value
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "PersistentCorruptionError",
     "PlanError",
     "RankInfo",
+    "StageLine",
     "StateLostError",
     "StorageError",
     "dataset_id_advice",
@@ -58,8 +60,11 @@ __all__ = [
     "is_url",
     "lazily",
     "open_line",
+    "plural",
     "rank_info",
     "redact",
     "redact_json",
     "redact_value",
+    "spinner",
+    "writes_unicode",
 ]

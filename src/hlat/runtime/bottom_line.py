@@ -44,8 +44,9 @@ class BottomLine:
     def __init__(self, stream: TextIO, render: Render) -> None:
         self._stream = getattr(stream, "rich_proxied_file", stream)  # the terminal itself: controls are not escaped
         self._render, self._queue = render, SimpleQueue[str | None]()
+        self._leaves = False
         self._thread: threading.Thread | None = None
-        self._replaced: dict[str, TextIO] = {}
+        self._replaced: dict[str, _LinesAbove] = {}
         self._replace_streams()
         _open_lines.add(self)
         self._start()
@@ -64,14 +65,20 @@ class BottomLine:
         """Print text above the line, with control characters escaped. Signal handlers may call it."""
         self._queue.put(escape_controls(text.rstrip("\n")) + "\n")
 
-    def close(self) -> None:
-        """Print what is waiting, erase the line and give the streams back. Closing it twice is harmless."""
+    def close(self, *, leave: bool = False) -> None:
+        """Print what is waiting, erase the line and give the streams back. Closing it twice is harmless.
+
+        Args:
+            leave: leave the line where it is: another process draws over it, or erases it.
+        """
         if self not in _open_lines:
             return
         self._restore_streams()
+        self._leaves = leave
         self._stop()
         _open_lines.discard(self)
-        self._write(_ERASE)
+        if not leave:
+            self._write(_ERASE)
 
     def __enter__(self) -> Self:
         return self
@@ -82,6 +89,7 @@ class BottomLine:
         self.close()
 
     def _start(self) -> None:
+        self._queue.put("")  # the first drawing is at once
         self._thread = threading.Thread(target=self._run, name="hlat-bottom-line", daemon=True)
         self._thread.start()
 
@@ -93,7 +101,7 @@ class BottomLine:
     def _run(self) -> None:
         while True:
             above, ended = self._waiting()
-            line = "" if ended else self._render(max(1, _columns(self._stream) - 1))
+            line = "" if ended and not self._leaves else self._render(max(1, _columns(self._stream) - 1))
             self._write(f"{_ERASE}{above}{line}\r" if above else f"\r{line}\x1b[J\r")
             if ended:
                 return
@@ -118,15 +126,14 @@ class BottomLine:
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
             if _same_terminal(stream, self._stream):
-                self._replaced[name] = stream
-                setattr(sys, name, _LinesAbove(self, stream))
+                self._replaced[name] = _LinesAbove(self, stream)
+                setattr(sys, name, self._replaced[name])
 
     def _restore_streams(self) -> None:
-        for name, stream in self._replaced.items():
-            above = getattr(sys, name)
-            if isinstance(above, _LinesAbove):
-                above.end_line()
-                setattr(sys, name, stream)
+        for name, above in self._replaced.items():
+            above.end()
+            if getattr(sys, name) is above:  # else another stream copies it to a log, and will give it back later
+                setattr(sys, name, above.stream)
         self._replaced = {}
 
     def _forked(self) -> None:
@@ -136,24 +143,34 @@ class BottomLine:
 
 
 class _LinesAbove(io.TextIOBase):
-    """Stream whose lines are printed above a bottom line; everything else is asked of the original stream."""
+    """Stream whose lines are printed above a bottom line; everything else is asked of the original stream.
+
+    Attributes:
+        stream: the original stream, to which it writes once the line has been closed.
+    """
 
     def __init__(self, line: BottomLine, stream: TextIO) -> None:
-        self._line, self._stream, self._rest = line, stream, ""
+        self._line: BottomLine | None = line
+        self.stream, self._rest = stream, ""
 
     def write(self, text: str) -> int:
+        if self._line is None:
+            return self.stream.write(text)
         *lines, self._rest = (self._rest + text).split("\n")
         if lines:
             self._line.print("\n".join(lines) + "\n")
         return len(text)
 
-    def end_line(self) -> None:
-        """Print a line that was not ended."""
+    def end(self) -> None:
+        """Print a line that was not ended; write to the original stream from now on."""
         if self._rest:
             self.write("\n")
+        self._line = None
 
     def flush(self) -> None:
-        """Do nothing: lines are printed at once, and an unfinished one cannot be."""
+        """Do nothing while there is a bottom line: lines are printed at once, and an unfinished one cannot be."""
+        if self._line is None:
+            self.stream.flush()
 
     def writable(self) -> bool:
         return True
@@ -162,14 +179,14 @@ class _LinesAbove(io.TextIOBase):
         return True
 
     def fileno(self) -> int:
-        return self._stream.fileno()
+        return self.stream.fileno()
 
     @property
     def encoding(self) -> str:  # type: ignore[override]  # typeshed has an attribute
-        return self._stream.encoding
+        return self.stream.encoding
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+        return getattr(self.stream, name)
 
 
 _open_lines: "weakref.WeakSet[BottomLine]" = weakref.WeakSet()

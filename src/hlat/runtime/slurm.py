@@ -2,6 +2,7 @@
 
     SLURM_PROCID, SLURM_NTASKS, ... of a task --rank_variables--> RANK, WORLD_SIZE, ... as torchrun would set them
     SLURM_JOB_END_TIME, or the output of squeue --job_end_time--> seconds since 1970
+    options of sbatch, as a user gives them ----directive-------> lines of a batch script
 
 ``srun hlat train`` starts one process per task and numbers the tasks. Without these numbers each process would be a
 run of its own. The batch script and the shell of salloc are not tasks: in a job of several tasks they get an error that
@@ -12,10 +13,11 @@ import os
 import re
 import socket
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
 from hlat.runtime.errors import LaunchError
+from hlat.runtime.terminal_text import escape_controls
 
 Ask = Callable[[list[str]], str]
 """Runs a command and returns its output; an empty text if the command fails."""
@@ -23,6 +25,8 @@ Ask = Callable[[list[str]], str]
 _TIMEOUT = 10.0  # seconds to wait for Slurm's controller
 _NO_TASKS = 0xFFFFFFF0  # higher step numbers: batch script, interactive shell, ...
 _PORTS = range(20000, 30000)  # below the ephemeral ports of the system
+_ACCELERATORS = re.compile(r"--(gpus|gres|tres-per|exclusive)|-G")  # sbatch: --exclusive takes all of a node, GPUs too
+_SAFE = re.compile(r"[A-Za-z0-9_./:,=@%+\[\]-]+")
 _REMEDY = (
     "Set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in each process yourself, or WORLD_SIZE=1 in one "
     "that is a run of its own."
@@ -142,6 +146,26 @@ def _required(environment: Mapping[str, str], problems: list[str], *names: str) 
     if found is None:
         problems.append(f"{' or '.join(names)} is not set to a number")
     return found
+
+
+def option_problems(name: str, options: Sequence[str]) -> list[str]:
+    """Return what is wrong with options of sbatch or srun that a user gives with ``--sbatch`` or ``--srun``."""
+    return [
+        f"--{name} {escape_controls(text)!r}: expected one option of {name} in the form --comment=text."
+        for text in options
+        if not text.startswith("--") or not text.isprintable()
+    ]
+
+
+def asks_for_accelerators(options: Sequence[str]) -> bool:
+    """Return True if options of sbatch reserve accelerators."""
+    return any(_ACCELERATORS.match(option) for option in options)
+
+
+def directive(option: str) -> str:
+    """Return the line of a batch script for an option; within double quotes sbatch's parser takes backslashes."""
+    quoted = option if _SAFE.fullmatch(option) else '"' + re.sub(r'(["\\])', r"\\\1", option) + '"'
+    return f"#SBATCH {quoted}"
 
 
 def _number(environment: Mapping[str, str], *names: str) -> int | None:

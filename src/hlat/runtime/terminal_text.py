@@ -99,3 +99,11 @@ def escape_beneath_rich() -> None:
         stream = getattr(sys, name)
         if type(stream).__module__.startswith("rich."):
             setattr(sys, name, EscapingStream(stream))
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun: ``1 host``, ``2 hosts``, ``1,000 processes``, ``3 copies``."""
+    if count != 1:
+        ending = "es" if noun.endswith("s") else "ies" if noun.endswith("y") else "s"
+        noun = (noun[:-1] if ending == "ies" else noun) + ending
+    return f"{count:,} {noun}"

@@ -9,12 +9,13 @@ table.py    what they have reached
 
 from hlat.sweep.running import SweepResult, run_sweep, sweep_results
 from hlat.sweep.runs import Sweep, plan_sweep
-from hlat.sweep.slurm import array_script
+from hlat.sweep.slurm import accelerator_warning, array_script
 from hlat.sweep.table import ranked, sweep_json, sweep_lines
 
 __all__ = [
     "Sweep",
     "SweepResult",
+    "accelerator_warning",
     "array_script",
     "plan_sweep",
     "ranked",

@@ -52,7 +52,9 @@ def parse_axes(words: Sequence[str]) -> list[SweepAxis]:
         values = _values(text)
         repeated = sorted({value for value in values if values.count(value) > 1})
         if not equals or not field:
-            problems.append(Problem(word, "is not an axis.", "Write a.b=x,y,z or a.b=1..3."))
+            before = words[words.index(word) - 1] if words.index(word) else ""
+            joined = f"{before}{word}, without blanks" if before.endswith(",") else "FIELD=X,Y,Z or FIELD=1..3"
+            problems.append(Problem(word, "is no field with values.", f"Write {joined}."))
         elif field in {axis.field for axis in axes}:
             problems.append(Problem(field, "is given twice.", "Write all its values in one argument."))
         elif not values or "" in values[1:] or (len(values) > 1 and not values[0]):

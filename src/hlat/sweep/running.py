@@ -7,13 +7,15 @@ run --subprocess--> exit code; a run that fails does not keep the others from ru
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 
 from hlat.reporting import RunSummary, list_runs
 from hlat.sweep.runs import Sweep, SweepRun
 
-_INTERRUPTIONS = (128 + signal.SIGINT, -signal.SIGINT)
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def run_sweep(
         train_options: options of ``hlat train``, such as ("--nproc", "2").
 
     Returns:
-        Every run as it stands then. Training ends with the run that Ctrl-C interrupted.
+        Every run as it stands then. Training ends with the run that a signal interrupted.
     """
     codes: dict[str, int] = {}
     for number, run in enumerate(sweep.runs):
@@ -69,8 +71,8 @@ def run_sweep(
             say(f"{head}: finished before")
             continue
         say(head)
-        codes[run.name] = _train(sweep.recipe, run, train_options)
-        if codes[run.name] in _INTERRUPTIONS:
+        codes[run.name], interrupted = _train(sweep.recipe, run, train_options)
+        if interrupted:
             break
     return [_result(run, codes.get(run.name)) for run in sweep.runs]
 
@@ -80,12 +82,36 @@ def _result(run: SweepRun, exit_code: int | None = None) -> SweepResult:
     return SweepResult(run, next((one for one in found if one.path == run.folder), None), exit_code)
 
 
-def _train(recipe: str, run: SweepRun, options: Sequence[str]) -> int:
-    """Train one run; Ctrl-C at the terminal reaches its process too, which saves before it ends."""
+def _train(recipe: str, run: SweepRun, options: Sequence[str]) -> tuple[int, bool]:
+    """Train one run; signals are passed on to its process, which saves before it ends.
+
+    Returns:
+        The exit code of the process, and True if a signal came.
+    """
     command = [sys.executable, "-P", "-m", "hlat", "train", *options, recipe, *run.overrides]
-    process = subprocess.Popen(command)
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            continue  # its process ends by itself, and once more ends it at once
+    # A process group of its own: Ctrl-C at a terminal would reach it twice, and twice means at once.
+    process = subprocess.Popen(command, process_group=0)
+    with _passing_on(process) as passed:
+        return process.wait(), bool(passed)
+
+
+@contextmanager
+def _passing_on(process: "subprocess.Popen[bytes]") -> Iterator[list[int]]:
+    """Send the signals that end a program to another process instead, except those that this one ignores.
+
+    Yields:
+        The signals that have come.
+    """
+    passed: list[int] = []
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        passed.append(number)
+        process.send_signal(number)
+
+    heard = [number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN]
+    previous = {number: signal.signal(number, pass_on) for number in heard}
+    try:
+        yield passed
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -29,6 +29,7 @@ class SweepRun:
         overrides: all its overrides of the recipe.
         folder: its run folder.
         steps: its steps.
+        device: field ``run.device`` of its recipe.
     """
 
     name: str
@@ -36,6 +37,7 @@ class SweepRun:
     overrides: tuple[str, ...]
     folder: Path
     steps: int
+    device: str
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,8 @@ def plan_sweep(recipe: str, words: Sequence[str], folder: str | None, world: int
         remedy = "Name the folder of the sweep with --to."
         raise RecipeError([Problem(own[0].field, "is chosen by the sweep, a folder for each run.", remedy)], "sweep")
     if any(axis.field == "run.name" and axis.varies for axis in axes):
-        remedy = "Vary what runs are to differ in; their folders are named after it."
-        raise RecipeError([Problem("run.name", "is not what runs of a sweep differ in.", remedy)], "sweep")
+        remedy = "Leave it out: each run is named after the values in which it differs, and --to names their folder."
+        raise RecipeError([Problem("run.name", "does not change how a run trains.", remedy)], "sweep")
     names = _short_names([axis.field for axis in axes if axis.varies])
     root = Path(folder) if folder is not None else None
     runs: list[SweepRun] = []
@@ -88,7 +90,7 @@ def plan_sweep(recipe: str, words: Sequence[str], folder: str | None, world: int
         root = root or Path("runs") / f"{loaded.run.name}-sweep"
         shared = [] if _is_about_data(axes) or loaded.data.prepared_dir else [f"data.prepared_dir={root / 'data'}"]
         overrides = (*fixed, *shared, f"run.dir={root / name}")
-        runs.append(SweepRun(name, varied, overrides, root / name, loaded.total_steps))
+        runs.append(SweepRun(name, varied, overrides, root / name, loaded.total_steps, loaded.run.device))
     if problems:
         raise RecipeError(problems, recipe)
     assert root is not None, "a sweep has at least one run"

@@ -10,41 +10,61 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hlat.runtime import LaunchError
+from hlat.runtime import LaunchError, slurm
+from hlat.runtime.backend import expects_accelerator
 from hlat.sweep.runs import Sweep
 
 
-def array_script(sweep: Sweep, words: Sequence[str], options: dict[str, str], at_once: int | None) -> str:
+def array_script(sweep: Sweep, words: Sequence[str], options: Sequence[str], at_once: int | None) -> str:
     """Return the batch script of a sweep.
 
     Args:
         sweep: the sweep.
         words: arguments of ``hlat sweep`` after the recipe: axes, overrides and options, without --slurm.
-        options: options of sbatch by name, without dashes.
+        options: options of sbatch, as in --time=2:00:00.
         at_once: elements that may run at the same time; None for no limit.
 
     Raises:
-        LaunchError: a value has a line break.
+        LaunchError: an option is wrong; every problem is listed.
     """
-    if any("\n" in value for value in options.values()):
-        raise LaunchError("an option of sbatch has a line break; remove it.")
+    if problems := slurm.option_problems("sbatch", options):
+        raise LaunchError("\n".join(problems))
     limit = "" if at_once is None else f"%{at_once}"
     folder = sweep.folder.absolute()
-    head = {
-        "job-name": f"{sweep.folder.name}",
-        "array": f"0-{len(sweep.runs) - 1}{limit}",
-        "output": str(folder / "slurm-%a.out"),
-        **options,
-    }
+    head = [
+        f"--job-name={sweep.folder.name}",
+        f"--array=0-{len(sweep.runs) - 1}{limit}",
+        f"--output={folder / 'slurm-%a.out'}",
+        *options,
+    ]
     command = [sys.executable, "-P", "-m", "hlat", "sweep", sweep.recipe, *words, "--to", str(sweep.folder)]
     return "\n".join(
         [
             "#!/bin/bash",
-            *(f"#SBATCH --{name}={shlex.quote(value)}" for name, value in head.items()),
+            *map(slurm.directive, head),
             f"cd {shlex.quote(str(Path.cwd()))} || exit 1",
             # srun is not used: each element is one task on one node
             "unset SLURM_NTASKS SLURM_PROCID",
             f'exec {shlex.join(command)} --only "$SLURM_ARRAY_TASK_ID"',
             "",
         ]
+    )
+
+
+def accelerator_warning(sweep: Sweep, options: Sequence[str], processes: int) -> str | None:
+    """Return a warning if elements of the array reserve no accelerators although a run may want one; else None.
+
+    Args:
+        sweep: the sweep.
+        options: options of sbatch.
+        processes: processes of each run.
+    """
+    # A login node, where this is asked, knows nothing of the devices that ``auto`` finds on a compute node.
+    wants = any(run.device == "auto" or expects_accelerator(run.device) for run in sweep.runs)
+    if not wants or slurm.asks_for_accelerators(options):
+        return None
+    return (
+        "warning: the job asks Slurm for no accelerators, and without any its runs train on the CPUs. Add "
+        f"--sbatch=--gpus-per-node={processes}, or say run.device=cpu; nothing is missing on a cluster whose nodes "
+        "give theirs to every job."
     )

@@ -75,6 +75,10 @@ class JsonConsole:
         """Print the line of a message."""
         self._print(json_line("message", text, rank=0))
 
+    def warning(self, text: str) -> None:
+        """Print the line of a warning."""
+        self._print(json_line("message", text, rank=0, level="warning"))
+
     def event(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Print the line of an event."""
         self._print(event_line(kind, fields, rank=0))

@@ -26,6 +26,10 @@ class OtherRankTracker:
         """Write a line to the log."""
         print(escape_controls(redact(text)), flush=True)  # noqa: T201  (this rank's standard output is its log)
 
+    def warn(self, text: str) -> None:
+        """Write a warning to the log."""
+        self.message(f"warning: {text}")
+
     def __enter__(self) -> Self:
         return self
 

@@ -80,6 +80,10 @@ class Tracker:
         """Show a message on the console, without credentials in URLs."""
         self._show(lambda console: console.message(redact(text)))
 
+    def warn(self, text: str) -> None:
+        """Show a warning on the console, as ``message`` does; consoles that show warnings only show it too."""
+        self._show(lambda console: console.warning(redact(text)))
+
     def close(self, failed: bool = False) -> None:
         """Close all outputs, even if closing one of them fails.
 

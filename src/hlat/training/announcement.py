@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from hlat.config.rules import recipe_notes
 from hlat.model.derived import count_parameters
 from hlat.parallel import decide_compilation
+from hlat.runtime import plural
 from hlat.runtime.backend import backend_of
 from hlat.runtime.process import is_verbose
 from hlat.tracking import OtherRankTracker, Tracker
@@ -47,7 +48,8 @@ def _header(state: RunState, parameters: int, device: str) -> list[str]:
     layout = recipe.parallel.describe(state.model.layout.data) if state.runtime.world > 1 else "1 process"
     training = "" if recipe.data.mode == "online" else f"{prepared.train_tokens:,} tokens, "
     lines = [
-        f"{recipe.run.name}: {parameters:,} parameters, {model.layers} layers, vocabulary {model.vocab_size:,}",
+        f"{recipe.run.name}: {parameters:,} parameters, {plural(model.layers, 'layer')}, "
+        f"vocabulary {model.vocab_size:,}",
         f"data: {training}{prepared.validation_tokens:,} for validation; {recipe.steps_and_tokens}",
         f"run: {recipe.precision.mode} on {device}, {layout}; in {recipe.run_dir}",
     ]
@@ -76,7 +78,7 @@ def _report_notes(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
     if state.precision_note is not None and (state.saved is not None or not state.mode_was_chosen):
         tracker.message(state.precision_note)
     if recipe.precision.mode == "bf16":
-        tracker.message(
+        tracker.warn(
             "precision.mode=bf16 rounds small updates away: training stalls as the learning rate falls. "
             "It is here for comparison; bf16-sr costs the same memory."
         )
@@ -85,17 +87,19 @@ def _report_notes(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
             "precision.rounding=hardware: the device rounds every conversion to bf16 stochastically, with random "
             "numbers that no checkpoint has: a resumed run is not bitwise the one that was not interrupted"
         )
-    for note in (*recipe_notes(recipe), *state.training_data.notes):
+    for warning in recipe_notes(recipe):
+        tracker.warn(str(warning))
+    for note in state.training_data.notes:
         tracker.message(note)
     for note in [*prepared.notes, *prepared.training_notes]:
         tracker.message(f"data: {note}")
     report_damaged(state.damaged, tracker)
     report_tier_notes(state.tiers.events, tracker)
     if state.tiers.warning:
-        tracker.message(state.tiers.warning)
+        tracker.warn(state.tiers.warning)
     if state.step > recipe.total_steps:
         tracker.message(
-            f"at step {state.step} already, past the {recipe.total_steps} steps of the recipe; to go on, "
+            f"at step {state.step} already, past the {plural(recipe.total_steps, 'step')} of the recipe; to go on, "
             "give a larger training.steps"
         )
     elif state.step:
@@ -123,4 +127,4 @@ def report_damaged(damaged: Sequence[DamagedCheckpoint], tracker: Tracker | Othe
     """Record checkpoints that were found damaged and set aside."""
     for checkpoint in damaged:
         tracker.event("checkpoint_damaged", path=str(checkpoint.path), problems=checkpoint.problems)
-        tracker.message(f"damaged checkpoint set aside: {checkpoint.path}: {'; '.join(checkpoint.problems)}")
+        tracker.warn(f"damaged checkpoint set aside: {checkpoint.path}: {'; '.join(checkpoint.problems)}")

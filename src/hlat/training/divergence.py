@@ -77,11 +77,14 @@ def check_values(state: RunState, applied: bool, loss: float, gradient_norm: flo
 
 
 def _diverged(state: RunState, problem: str) -> NumericsError:
-    good = (
-        f"The last good state is {state.saved.path}." if state.saved is not None else "No checkpoint has been written."
+    recipe = state.recipe
+    clip = "" if recipe.optimizer.clip_norm is not None else ", or optimizer.clip_norm=1.0"
+    remedies = (
+        f"Try an optimizer.lr below {recipe.optimizer.lr:g} or a schedule.warmup_steps above "
+        f"{recipe.schedule.warmup_steps}{clip}"
     )
-    return NumericsError(
-        f"{problem}: training has diverged. "
-        f"{good} Try a lower optimizer.lr, a longer schedule.warmup_steps or optimizer.clip_norm=1.0; "
-        "the same command resumes from that checkpoint."
-    )
+    if state.saved is None:
+        good = f"No checkpoint has been written. {remedies}: the same command begins anew."
+    else:
+        good = f"The last good state is {state.saved.path}. {remedies}: the same command resumes from that checkpoint."
+    return NumericsError(f"{problem}: training has diverged. {good}")

@@ -203,7 +203,8 @@ def _train(
         components.begin(LoopStart(recipe, state.runtime, state.step, tracker, stack))
         metrics_lines.write_missing()
         compiles = decide_compilation(recipe, state.runtime.device, state.runtime.world).on
-        enter_stage("compiling, first step" if compiles else "first step")
+        if state.step < last_step:
+            enter_stage("compiling, first step" if compiles else "first step")
         while state.step < last_step and stop_reason is None:
             stop.start_vote()
             components.before_step()

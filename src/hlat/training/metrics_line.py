@@ -145,7 +145,7 @@ class MetricsLines(TrainingComponent):
     def _report(self, failure: str) -> None:
         step = self._state.step
         self._tracker.event("evaluation_failed", step=step, error=failure)
-        self._tracker.message(f"the evaluation of step {step} failed, training goes on: {failure}")
+        self._tracker.warn(f"the evaluation of step {step} failed, training goes on: {failure}")
 
 
 class MetricsCollection(TrainingComponent):

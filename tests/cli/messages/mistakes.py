@@ -45,6 +45,7 @@ FIELDS = (
     _check("negative", "optimizer.lr=-1", "optimizer.lr = -1: must be greater than 0"),
     _check("precision of torch", "precision.mode=bfloat16", "precision.mode = 'bfloat16'", "'bf16-sr'", "mixed"),
     _check("close to a value", "data.mode=onlin", "data.mode = 'onlin'", "Did you mean 'online'?"),
+    _check("optimizer by name", "optimizer.name=adam", "optimizer.name: there is no", "it is optimizer.kind"),
     _check("unknown optimizer", "optimizer.kind=sgd", "optimizer: kind must be adamw or muon"),
     _check("unknown scaling", "model.rope.scaling={kind: yarn}", "kind = 'yarn' must be one of 'linear', 'llama3'"),
     _check("name with a space", "run.name=my\u00a0run!", "run.name = ", "letters, digits, dot, dash and underscore"),
@@ -113,6 +114,9 @@ FILES = (
     _check("an archive", "data.path={zip}", "hlat does not read .zip files", "Unpack it first"),
     _check("an empty folder", "data.path={empty_folder}", "the folder contains no files"),
     _check("no such tokenizer", "data.tokenizer.path=nope.json", "no such tokenizer", "set it to null to train one"),
+    _check("an id without an owner", "data.tokenizer.path=gpt2", "its id has an owner, as in openai-community/gpt2"),
+    _check("weights of torch.save", "checkpoint.init_from={short}", "this is a file", "`hlat import FOLDER` reads"),
+    _check("no validation text", "data.path={rows}", "none of the 2 documents is chosen for validation", "by=tail"),
     _check("no tokenizer", "data.tokenizer.path={rows}", "data.tokenizer.path", "not a tokenizer"),
     _check(
         "tokenizer too large", "data.tokenizer.path={tokenizer} model.vocab_size=200", "the model only 200", "at least"
@@ -138,8 +142,10 @@ RECIPES = (
     Mistake("a list", "check {list_yaml}", ("is not a mapping of sections", "Start with 'run:'")),
     Mistake("binary", "check {binary}", ("binary", "cannot be read")),
     Mistake("key twice", "check {twice}", ("line 3", "'run' stands here twice")),
-    Mistake("an empty recipe", "check {empty}", ("model: is required", "data: is required", "training: is required")),
+    Mistake("an empty recipe", "check {empty}", ("empty.yaml: is empty", "A recipe has model")),
+    Mistake("braces that a shell has cut", "check RECIPE model={preset: tiny-1m}", ("Put it in quotes for the shell",)),
     Mistake("no value", "check RECIPE training.steps", ("training.steps: is not an override", "training.steps=100")),
+    Mistake("a blank of a web page", "check {no_break}", ("holds a no-break space (U+00A0)", "an ordinary blank")),
     Mistake("dashes", "check RECIPE --training.steps=4", ("No such option", "Overrides take no dashes")),
 )
 COMMANDS = (
@@ -177,7 +183,35 @@ COMMANDS = (
     Mistake(
         "no tokens", "generate nowhere --prompt x --max-tokens 0", ("--max-tokens", "at least 1, as in 2000 or 2K")
     ),
-    Mistake("no such instance", "plan --model llama-2-7b --cluster p5:1 --tokens 1B", ("p5",)),
+    Mistake(
+        "an instance, half", "plan --model llama-2-7b --cluster p5:1 --tokens 1B", ("did you mean p5.48xlarge or p5en",)
+    ),
+    Mistake(
+        "a chip, nearly",
+        "plan --model llama-2-7b --chips h300 --deadline 14d --tokens 300B",
+        ("no such instance or chip; did you mean", "h100"),
+    ),
+    Mistake("a plan of a recipe", "plan {twice}", ("unexpected extra argument", "is an option: --model", "twice.yaml")),
+    Mistake("a plan of no model", "plan --cluster h100:1", ("--model is missing", "as in --model llama-3.1-8b")),
+    Mistake("a plan on nothing", "plan --model llama-2-7b", ("--cluster is missing", "as in --cluster p5.48xlarge:4")),
+    Mistake(
+        "prices of long ago",
+        "plan --model llama-2-7b --cluster p5.48xlarge:1 --tokens 1B --prices-of 1999-01",
+        ("no price of that month; the earliest are of 20",),
+    ),
+    Mistake("an option that is not there", "runs --frmt x", ("No such option: --frmt", "There are: ", "--json")),
+    Mistake("a format of export", "export nowhere --to x --format gguf", ("--format", "Hugging Face's safetensors")),
+    Mistake("hours of lots", "init nowhere --hours lots", ("--hours", "lots is no time", "2h, 1d")),
+    Mistake(
+        "a cluster of the family",
+        "plan --model llama-2-7b --cluster trn9:4 --tokens 1B",
+        ("mean trn1.32xlarge",),
+    ),
+    Mistake("a launch of no kind", "launch {twice}", ("No such command", "There are: slurm, kubernetes, local")),
+    Mistake("a verb below, nearly", "checkpoint remove x", ("No such command 'remove'", "list, show, verify, prune")),
+    Mistake("a sweep with blanks", "sweep RECIPE optimizer.lr=1, 2", ("Write optimizer.lr=1,2, without blanks",)),
+    Mistake("a recipe for a job", "launch status {twice}", ("is a file. Give the folder of the run",)),
+    Mistake("an archive that is not there", "compile RECIPE --from nix.tar", ("nix.tar", "compile RECIPE --out"), 3),
     Mistake("no such model", "plan --model llama-9-7b --cluster h100:1 --tokens 1B", ("llama-9-7b",)),
 )
 MISTAKES = (*FIELDS, *MODEL, *LAYOUT, *RUN, *FILES, *RECIPES, *COMMANDS)

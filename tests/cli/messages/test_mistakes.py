@@ -25,6 +25,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "list_yaml.yaml": "- run\n",
         "twice.yaml": "run: {name: a}\nmodel: {preset: tiny-1m}\nrun: {name: b}\n",
         "empty.yaml": "",
+        "no_break.yaml": "run:\u00a0{name: x}\nmodel: {preset: tiny-1m}\ndata: {path: x}\ntraining: {steps: 2}\n",
     }
     for name, text in texts.items():
         (folder / name).write_text(text)

@@ -24,6 +24,7 @@ FILES = {
     "binary.txt": bytes(range(1, 256)) * 300,
     "nul.txt": b"some\0words",
     "numbers.jsonl": '{"text": 3, "body": "some words", "title": "x", "id": 1}\n',
+    "row_of_number.jsonl": '{"text": "some words"}\n{"text": 5}\n',
     "semicolon.csv": "hello;5\nthere;6\n",
     "headless.csv": "hello there,5\nmore,6\n",
     "tabs.csv": "text\tid\nhello\t5\n",
@@ -39,6 +40,7 @@ SAYS = {
     "binary.txt": ("invalid UTF-8 at byte 127", "if it is not text, name the text files with a glob"),
     "nul.txt": ("a zero byte (NUL) at byte 4",),
     "numbers.jsonl": ("'text' holds a number, not text", "to a key of strings. Here that is: body, title."),
+    "row_of_number.jsonl": ("line 2: 'text' holds a number, not text", "has no text: mend or", "data.unreadable_rows"),
     "semicolon.csv": (
         "no column 'text'",
         "divided by ';', and csv files by ','",
@@ -65,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check(recipe_file: Path, tiny: list[str], run_dir: Path, path: str, *more: str):
-    overrides = [*tiny, f"data.path={path}", f"run.dir={run_dir}", *more]
+    overrides = [*tiny, f"data.path={path}", f"run.dir={run_dir}", "data.validation.fraction=0", *more]
     return load_and_check(lambda: load_recipe(recipe_file, overrides), Here())
 
 

@@ -183,6 +183,33 @@ def test_plans_of_deep_pipelines_agree_with_rehearsals(machine: str, layout: str
         compare_with_rehearsal(question, candidate, stage, report)
 
 
+SPLIT = (
+    *((2, f"pp=2,schedule=zbv,zero=0,mbs=2,ckpt={policy}", "mixed", {}) for policy in ("none", "selective", "full")),
+    (2, "pp=2,schedule=interleaved-zero-bubble,zero=0,mbs=2,ckpt=full", "fp32", {"coalesce": False}),
+    (4, "tp=2,pp=2,schedule=zbv,zero=0,mbs=2,ckpt=full", "bf16-sr", {}),
+    *(
+        (4, f"pp=4,schedule={schedule},zero=0,mbs=2,ckpt={policy}", "mixed", {})
+        for schedule in ("zbv", "interleaved-zero-bubble")
+        for policy in ("none", "selective", "full")
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("world", "layout", "mode", "model"),
+    [pytest.param(*each, marks=() if index < 5 else pytest.mark.slow) for index, each in enumerate(SPLIT)],
+)
+def test_plans_of_split_backward_passes_agree_with_rehearsals(
+    machine: str, world: int, layout: str, mode: str, model: dict[str, Any]
+) -> None:
+    """Zero-bubble schedules: what both halves keep and recompute is most of the memory of these small models."""
+    changes = {"micro_batches": 6 if world == 2 else 8, "model": {"layers": 8, "vocab_size": 512} | model}
+    _, recipe, question, candidate = asked(machine, world, layout, mode, changes)
+    ranks = [stage * (world // candidate.pipeline) for stage in range(candidate.pipeline)]
+    for stage, report in enumerate(rehearse(recipe, world, ranks).ranks):
+        compare_with_rehearsal(question, candidate, stage, report)
+
+
 @pytest.mark.parametrize(
     ("world", "layout", "mode"),
     [(1, "zero=0,mbs=2", "bf16-sr"), pytest.param(4, "zero=2,mbs=2", "mixed", marks=pytest.mark.slow)],

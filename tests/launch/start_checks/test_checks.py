@@ -11,12 +11,14 @@ from typing import Any, NamedTuple, cast
 import pytest
 import torch
 
-from hlat.config import RecipeError, load_recipe
+from hlat.config import RecipeError
 from hlat.config.load import parse_recipe
+from hlat.data.prepare import prepare
+from hlat.data.tokenizers import train_bpe
 from hlat.launch.preflight.ranks import plan_needs
 from hlat.launch.start_checks import Here, load_and_check, machine
 from hlat.launch.start_checks.place import StartPlace
-from hlat.runtime import StorageError
+from hlat.runtime import DataError, StorageError
 from hlat.runtime.backend import absent_device, expects_accelerator, table
 from hlat.runtime.storage import RECIPE_HEAD, RECIPE_NAME
 from hlat.training.attempt_record import record_attempt
@@ -26,7 +28,7 @@ def content(corpus: Path, run_dir: Path, **sections: Any) -> dict[str, Any]:
     base = {
         "run": {"dir": str(run_dir), "device": "cpu"},
         "model": {"preset": "tiny-1m"},
-        "data": {"path": str(corpus), "sequence_length": 64},
+        "data": {"path": str(corpus), "sequence_length": 64, "validation": {"by": "tail"}},
         "batch": {"global_batch": 8, "micro_batch": 8},
         "training": {"steps": 10},
     }
@@ -86,11 +88,18 @@ def test_a_forked_check_finds_the_same(corpus, tmp_path, monkeypatch):
     assert errors[0] == errors[1] and len(errors[0][1]) == 2
 
 
-def test_finished_data_needs_neither_corpus_nor_tokenizer(corpus, tmp_path, cli, recipe_file, tiny):
-    assert cli("data", "prepare", recipe_file, *tiny).returncode == 0
-    recipe = load_recipe(recipe_file, [*tiny, "data.path=gone.txt", "data.tokenizer.path=gone.json"])
-    report = load_and_check(lambda: recipe, Here())
-    assert [note.rule for note in report.notes] == []
+def test_finished_data_needs_neither_corpus_nor_tokenizer(corpus, tmp_path):
+    """The preparation, which returns at once, is the witness."""
+    texts, tokenizer = tmp_path / "texts", tmp_path / "tokenizer"
+    shutil.copytree(corpus, texts)
+    train_bpe((file.read_text() for file in corpus.iterdir()), 300, "auto").save(tokenizer)
+    sections = content(texts, tmp_path / "run", data={"tokenizer": {"path": str(tokenizer)}})
+    recipe = parse_recipe(sections, world=1)
+    prepare(recipe.data, recipe.prepared_dir, workers=1)
+    shutil.rmtree(texts)
+    shutil.rmtree(tokenizer)
+    assert check(sections).notes == ()
+    assert "is used without it" in prepare(recipe.data, recipe.prepared_dir, workers=1).notes[-1]
 
 
 @pytest.mark.parametrize("present", [True, False])
@@ -267,3 +276,17 @@ def test_a_recipe_of_the_user_s_in_the_folder_of_the_run_is_not_replaced(corpus,
     assert own.read_text().startswith("# my notes")
     own.write_text(f"{RECIPE_HEAD} The same run: hlat train x\n")
     check(sections)
+
+
+def test_data_that_was_prepared_from_another_path_is_not_taken_for_a_path_that_is_missing(corpus, tmp_path):
+    """The preparation refuses the same: it is the witness."""
+    sections = content(corpus, tmp_path / "run", data={"tokenizer": {"train": "char"}, "validation": {"fraction": 0.0}})
+    recipe = parse_recipe(sections, world=1)
+    prepare(recipe.data, recipe.prepared_dir, workers=1)
+    check(sections)
+    none = tmp_path / "none.txt"
+    moved = content(none, tmp_path / "run", data=sections["data"] | {"path": str(none)})
+    with pytest.raises(DataError, match="prepared from another path"):
+        prepare(parse_recipe(moved, world=1).data, recipe.prepared_dir, workers=1)
+    with pytest.raises(RecipeError, match=f"(?s)none.txt.*holds data prepared from another path: .*{corpus}"):
+        check(moved)

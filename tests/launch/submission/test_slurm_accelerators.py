@@ -23,3 +23,18 @@ def test_a_job_without_accelerators_is_warned_of(recipe_file, tmp_path, words, w
     assert done.returncode == 0, done.stderr
     assert ("asks Slurm for no accelerators" in done.stderr) == warns
     assert "warning" not in done.stdout, "the script can be piped into sbatch"
+
+
+@pytest.mark.parametrize(
+    ("nproc", "said"),
+    [
+        ("8", ""),
+        ("4", "--nproc 4 uses 4 of them. Use --nproc 8"),
+        ("16", "--nproc 16 starts more processes than that"),
+    ],
+)
+def test_devices_that_a_job_reserves_and_does_not_use_are_said(recipe_file, tmp_path, nproc, said) -> None:
+    words = ("data.path=texts", "batch.micro_batch=1", "batch.global_batch=16", "--instance", "h100", "--nproc", nproc)
+    done = hlat("launch", "slurm", str(recipe_file), "--nodes", "1", "--dry-run", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert ("reserves the 8 devices of each h100" in done.stderr) == bool(said) and said in done.stderr

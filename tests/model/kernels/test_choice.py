@@ -155,6 +155,35 @@ def test_a_process_that_ends_before_its_compiler_leaves_no_folder(tmp_path: Path
     assert list(folder.iterdir()) == []
 
 
+def test_the_compiler_starts_before_torch_is_imported_if_the_kernels_will_be_used(tmp_path: Path) -> None:
+    """Not for accelerators, for processors without AVX-512, or where the system says nothing of its processors."""
+    code = """
+import pathlib, subprocess, sys
+started = []
+class Compiler:
+    def __init__(self, command, **options):
+        started.append(command)
+subprocess.Popen = Compiler
+from hlat.model.kernels import begin_compilation, source
+source._PROCESSORS = pathlib.Path(sys.argv[1])
+for device in sys.argv[2:]:
+    begin_compilation(device)
+assert "torch" not in sys.modules
+print(len(started), sum("kernels.c" in " ".join(command) for command in started))
+"""
+    (tmp_path / "avx512").write_text("flags\t\t: fpu avx2 avx512f avx512bw\n")
+    (tmp_path / "avx2").write_text("flags\t\t: fpu avx2\n")
+    for processors, devices, compilations in (
+        ("avx512", ["cpu"], "1 1"),
+        ("avx512", ["cuda", "neuron"], "0 0"),
+        ("avx2", ["cpu"], "0 0"),
+        ("none", ["cpu"], "0 0"),
+    ):
+        command = [sys.executable, "-c", code, str(tmp_path / processors), *devices]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        assert done.stdout.split() == compilations.split()
+
+
 def test_other_devices_use_torch() -> None:
     x = torch.ones(2, 4)
     assert has_kernels(x)

@@ -13,7 +13,7 @@ import pytest
 
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "published"
 # Each set in the order of collection, with the least numbers of rows and of sources it was to have.
-SETS = {"new_runs.csv": (250, 12), "new_runs_2.csv": (120, 10)}
+SETS = {"new_runs.csv": (250, 12), "new_runs_2.csv": (120, 10), "new_runs_3.csv": (150, 10)}
 KNOWN = ("published_runs.csv", "published_runs_vtrain_single.csv")
 STATED = (
     "id",

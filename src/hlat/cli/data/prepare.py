@@ -9,7 +9,7 @@ import typer
 import hlat
 from hlat.cli.common import OverridesArgument, RecipeArgument, data_progress, ready, say
 from hlat.cli.data import show
-from hlat.runtime import DataError
+from hlat.runtime import DataError, plural
 
 if TYPE_CHECKING:
     from hlat.config import Recipe
@@ -76,7 +76,9 @@ def _prepare_part(recipe: "Recipe", part: str, workers: int | None) -> None:
     with data_progress() as progress:
         record = prepare_partition(recipe.data, folder, number, parts, workers=workers, progress=progress)
     files = record.stop - record.first
-    say(f"part {number} of {parts}: {files:,} of {len(record.files):,} files, in {record.units:,} units")
+    say(
+        f"part {number} of {parts}: {files:,} of {plural(len(record.files), 'file')}, in {plural(record.units, 'unit')}"
+    )
     if files == 0:
         say("No file falls to it: parts are made of whole files. It is merged all the same.")
     say(f"prepared in {folder}")
@@ -136,15 +138,17 @@ def _summary(prepared: "PreparedData") -> str:
     manifest = prepared.manifest
     lines = [f"vocabulary {manifest.vocab_size:,}, {manifest.dtype} tokens"]
     for name, split in manifest.splits.items():
-        counts = f"{split.documents:,} documents, {split.tokens:,} tokens, {split.text_bytes:,} bytes of text"
+        counts = f"{plural(split.documents, 'document')}, {split.tokens:,} tokens, {split.text_bytes:,} bytes of text"
         if manifest.blocks is None or name == "validation":
             lines.append(f"{name:10s} {counts}")
     if manifest.blocks is not None:
-        lines.append(f"{sum(manifest.blocks.counts):,} blocks of {len(manifest.sources):,} files, for training")
+        lines.append(
+            f"{plural(sum(manifest.blocks.counts), 'block')} of {plural(len(manifest.sources), 'file')}, for training"
+        )
     lines += prepared.notes
     for source in manifest.rows if len(manifest.rows) > 1 else []:
         if source.copies or source.unreadable_rows:
-            copies = f"{source.copies:,} copies ({source.copied_tokens:,} tokens)"
+            copies = f"{plural(source.copies, 'copy')} ({source.copied_tokens:,} tokens)"
             lines.append(
                 f"  {manifest.source_names[source.source]}: {copies}, {source.unreadable_rows:,} unreadable rows"
             )

@@ -9,7 +9,7 @@ import typer
 
 import hlat
 from hlat.cli.common import OverridesArgument, data_progress, ready, say
-from hlat.runtime import escape_controls, escape_name
+from hlat.runtime import escape_controls, escape_name, plural
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -71,7 +71,7 @@ def verify_command(source: DataArgument, overrides: OverridesArgument = None) ->
         prepared = verify_data(folder, config, progress)
     files = sum(len(split.shards) for split in prepared.manifest.splits.values())
     tokens = prepared.train_tokens + prepared.validation_tokens
-    say("\n".join([f"{folder} is whole: {files:,} shards, {tokens:,} tokens", *prepared.advice]))
+    say("\n".join([f"{folder} is whole: {plural(files, 'shard')}, {tokens:,} tokens", *prepared.advice]))
 
 
 def _find(source: str, overrides: list[str] | None) -> "tuple[Path, DataConfig | None]":

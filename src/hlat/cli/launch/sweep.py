@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hlat.cli.common import RecipeArgument, complain, ready, say
+from hlat.runtime import plural
 
 if TYPE_CHECKING:
     from hlat.sweep import Sweep, SweepResult
@@ -39,13 +40,17 @@ def sweep(
         int | None, typer.Option(min=1, help="With --slurm: runs at the same time; default: as many as Slurm starts.")
     ] = None,
     sbatch: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="With --slurm: option of sbatch, as in time=2:00:00.")
+        list[str] | None,
+        typer.Option(
+            metavar="--OPTION=VALUE", help="With --slurm: option of sbatch, as in --sbatch=--time=2:00:00; repeatable."
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="With --slurm: print the script, submit nothing.")] = False,
 ) -> None:
     """Train a recipe with several values of some fields. The same command again goes on where it stopped."""
+    from hlat.launch import parse_nproc
     from hlat.runtime import LaunchError
-    from hlat.sweep import plan_sweep, run_sweep, sweep_results
+    from hlat.sweep import accelerator_warning, plan_sweep, run_sweep, sweep_results
 
     ready()
     if not slurm and (at_once is not None or sbatch or dry_run):
@@ -54,10 +59,15 @@ def sweep(
     if len(planned.runs) == 1:
         complain("warning: no field has several values, so this is one run. Write them as in optimizer.lr=1e-3,2e-3.")
     if only is not None and only >= len(planned.runs):
-        raise LaunchError(f"--only {only}: the sweep has {len(planned.runs)} runs. Use 0 to {len(planned.runs) - 1}.")
+        raise LaunchError(
+            f"--only {only}: the sweep has {plural(len(planned.runs), 'run')}. Use 0 to {len(planned.runs) - 1}."
+        )
     options = () if nproc is None else ("--nproc", nproc)
     if slurm:
-        _submit(planned, [*axes, *options], sbatch or [], at_once, dry_run)
+        given = [word if word.startswith("-") else f"--{word}" for word in sbatch or ()]  # time=2:00:00 was the form
+        if (warning := accelerator_warning(planned, given, parse_nproc(nproc)[1])) is not None:
+            complain(warning)
+        _submit(planned, [*axes, *options], given, at_once, dry_run)
         return
     quiet = (lambda _: None) if as_json else say
     results = sweep_results(planned) if show else run_sweep(planned, quiet, only=only, train_options=options)
@@ -84,8 +94,7 @@ def _submit(planned: "Sweep", words: list[str], given: list[str], at_once: int |
     from hlat.runtime import LaunchError, StorageError
     from hlat.sweep import array_script
 
-    options = dict(word.partition("=")[::2] for word in given)
-    script = array_script(planned, words, options, at_once)
+    script = array_script(planned, words, given, at_once)
     if dry_run:
         say(script.rstrip())
         return

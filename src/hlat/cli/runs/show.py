@@ -13,7 +13,7 @@ from hlat.cli.common import ready, say
 from hlat.runtime import LaunchError, escape_name
 
 if TYPE_CHECKING:
-    from hlat.reporting import RunComparison, RunOverview
+    from hlat.reporting import LossesAt, RunComparison, RunOverview
 
 _WIDTH = 60  # columns of a curve
 _MOST_CHECKPOINTS = 8
@@ -121,8 +121,9 @@ def _comparison(found: "RunComparison") -> Iterator[str]:
     yield from _table([["recipe", *names], *(rows or [["(equal)", *("" for _ in names)]])])
     yield ""
     if found.curve:
-        curve = [[f"{tokens:,.0f}", *(f"{loss:.4f}" for loss in losses)] for tokens, losses in found.curve]
-        yield from _table([["loss at tokens", *names], *curve])
+        yield from _table([["loss at tokens", *names], *(_losses(row) for row in found.curve)])
+        if any(flag for row in found.curve for flag in row.interpolated):
+            yield "~ between two logged steps of that run: they have logged no loss at the same tokens"
         yield ""
     last = [["last", *names], ["state", *(run.status.state for run in found.runs)]]
     for name, form in _FORMATS.items():
@@ -134,6 +135,11 @@ def _comparison(found: "RunComparison") -> Iterator[str]:
         texts = (f"{run.validation[name]:.4f}" if name in run.validation else "-" for run in found.runs)
         last.append([f"{escape_name(name)} loss", *texts])
     yield from _table(last)
+
+
+def _losses(row: "LossesAt") -> list[str]:
+    marked = zip(row.losses, row.interpolated, strict=True)
+    return [f"{row.tokens:,.0f}", *(f"{'~' if flag else ''}{loss:.4f}" for loss, flag in marked)]
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -14,10 +14,27 @@ def register(app: typer.Typer) -> None:
     app.command()(init)
 
 
+def _hours(text: str | float) -> float:
+    """Parse a time to train, in hours: a number of them, or a duration as recipes take it."""
+    from hlat.runtime.quantities import QuantityError, parse_seconds
+
+    if not isinstance(text, str):
+        return text
+    try:
+        found = float(text) if text.replace(".", "", 1).isdigit() else (parse_seconds(text) or 0.0) / 3600
+    except QuantityError as error:
+        raise typer.BadParameter(str(error)) from None
+    if found < 0.01:
+        raise typer.BadParameter(f"{text} is no time of at least 36 s; write hours, as in 2, or 90min, 2h, 1d")
+    return found
+
+
 def init(
     texts: Annotated[str, typer.Argument(help="The corpus: a file, folder or glob.", show_default=False)],
     to: Annotated[Path, typer.Option(help="Recipe file to write; must not exist.")] = Path("recipe.yaml"),
-    hours: Annotated[float, typer.Option(min=0.01, help="Time to train, in hours.")] = 1.0,
+    hours: Annotated[
+        float, typer.Option(parser=_hours, metavar="TIME", help="Time to train: 2h, 90min, 1d; a number is hours.")
+    ] = 1.0,
     start: Annotated[
         str | None,
         typer.Option("--from", help="Model to continue from: checkpoint, Hugging Face folder, or id of the Hub."),

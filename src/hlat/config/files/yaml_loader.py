@@ -90,6 +90,11 @@ def read_file(path: Path) -> dict[str, Any]:
     return _read(path, (), {})
 
 
+def _is_cut(text: str) -> bool:
+    """Return True if a value has more opening than closing braces and brackets: a shell has cut it at a blank."""
+    return any(text.count(begin) > text.count(end) for begin, end in ("{}", "[]"))
+
+
 def _read(path: Path, including: tuple[Path, ...], known: dict[Path, dict[str, Any]]) -> dict[str, Any]:
     """Read a file with its includes; ``known`` caches files, since two may include the same one."""
     try:
@@ -148,7 +153,9 @@ def apply_overrides(content: dict[str, Any], overrides: Iterable[str]) -> tuple[
         try:
             content = _put(content, keys, _value(text))
         except YamlError as error:
-            problems.append(Problem(override, f"is not valid YAML: {error}."))
+            remedy = f"Put it in quotes for the shell: '{path}={text} ...'." if _is_cut(text) else ""
+            reason = "ends within braces or brackets." if remedy else f"is not valid YAML: {error}."
+            problems.append(Problem(override, reason, remedy))
         except _NoSuchField as error:
             problems.append(Problem(override, f"cannot be applied: {error}."))
     return content, problems

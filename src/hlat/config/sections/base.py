@@ -8,11 +8,22 @@ from typing import Annotated, Any, ClassVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from hlat.config.errors import Problem, RecipeError
+
 
 class Section(BaseModel):
     """A section of a recipe: unknown keys are refused, values are immutable once validated."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse to change a field.
+
+        Raises:
+            RecipeError: always, in the words of recipes.
+        """
+        remedy = 'Load it with other values, as in hlat.load_recipe(PATH, {"training.steps": 100}).'
+        raise RecipeError([Problem(name, "cannot be changed in a recipe that has been loaded.", remedy)])
 
     @model_validator(mode="before")
     @classmethod

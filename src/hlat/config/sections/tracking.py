@@ -61,8 +61,8 @@ class TrackingConfig(Section):
 
     tensorboard: bool = True
     """Write TensorBoard event files to <run.dir>/tensorboard."""
-    console: Literal["auto", "rich", "plain", "json", "none"] = "auto"
-    """Progress bar (rich), plain lines, JSON lines, or nothing; auto takes the bar on a terminal."""
+    console: Literal["auto", "rich", "plain", "json", "warnings", "none"] = "auto"
+    """Progress bar (rich), plain lines, JSON lines, warnings only, or nothing; auto takes the bar on a terminal."""
     prometheus: PrometheusConfig | None = None
     """Metrics for Prometheus and health for probes, over HTTP; null for none."""
     wandb: WandbConfig | None = None

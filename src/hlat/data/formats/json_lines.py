@@ -145,7 +145,10 @@ class _LineRangeReader:
 def _naming_texts(error: RowError, record: dict[str, Any]) -> RowError:
     """Add the keys that hold text to the error of a key that does not."""
     keys = [escape_name(key) for key, value in record.items() if isinstance(value, str)][:_NAMED]
-    return error._replace(remedy=f"{error.remedy} Here that is: {', '.join(keys) or 'none'}.")
+    if keys:
+        return error._replace(remedy=f"{error.remedy} Here that is: {', '.join(keys)}.")
+    remedy = "This row has no text: mend or remove it, or leave out a share of such rows with data.unreadable_rows."
+    return error._replace(remedy=remedy)
 
 
 def _no_json(line: bytes, number: int | None, offset: int, error: Exception) -> RowError:

@@ -38,6 +38,9 @@ def read_data_manifest(folder: Path) -> DataManifest | None:
         return DataManifest.model_validate(read_record(path))
     except FileNotFoundError:
         return None
+    except NotADirectoryError as error:
+        remedy = "`hlat data prepare RECIPE` makes such a folder of texts."
+        raise DataError(f"{folder}: is a file, and the folder of prepared data is expected. {remedy}") from error
     except UnknownFormatError as error:
         raise DataError(
             f"{path}: {error}. Prepare the data again in another data.prepared_dir, or use the version of hlat that "

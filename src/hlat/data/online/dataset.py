@@ -12,7 +12,7 @@ from hlat.data.online.build_plan import build_worker_plan
 from hlat.data.online.loader import CursorTable, OnlineLoader
 from hlat.data.online.stream_assignment import StreamAssignment, row_stride
 from hlat.data.prepared import PreparedData
-from hlat.runtime import DataError, is_url
+from hlat.runtime import DataError, is_url, plural
 
 Int64s = npt.NDArray[np.int64]
 
@@ -49,8 +49,8 @@ class OnlineData:
     def notes(self) -> list[str]:
         """Notes on blocks and streams, and on settings that would waste less tokenization, one sentence each."""
         plan, assignment = self._plan, self._plan.assignment
-        blocks = ", ".join(f"{sum(source.blocks):,} blocks of {source.name}" for source in plan.sources)
-        notes = [f"tokenizing while training: {blocks}, distributed to {assignment.streams} streams"]
+        blocks = ", ".join(f"{plural(sum(source.blocks), 'block')} of {source.name}" for source in plan.sources)
+        notes = [f"tokenizing while training: {blocks}, distributed to {plural(assignment.streams, 'stream')}"]
         if not assignment.is_even:
             notes.append(
                 f"data.streams = {assignment.streams} cannot be divided evenly among {assignment.ranks} data-parallel "
@@ -61,8 +61,9 @@ class OnlineData:
             partitions = source.partition_count(assignment.streams)
             if (repetitions := row_stride(assignment.streams, partitions)) > 1:
                 notes.append(
-                    f"{source.name} has only {sum(source.blocks):,} blocks for {assignment.streams} streams: its text "
-                    f"is tokenized {repetitions} times. For a new run, data.streams = {partitions} avoids this."
+                    f"{source.name} has only {plural(sum(source.blocks), 'block')} for "
+                    f"{plural(assignment.streams, 'stream')}: its text is tokenized "
+                    f"{repetitions} times. For a new run, data.streams = {partitions} avoids this."
                 )
         return notes
 

@@ -20,6 +20,7 @@ from hlat.data.prepared import CHECKSUM_SUFFIX, token_dtype
 from hlat.data.sources import SourceFile
 from hlat.data.stores import sync_folder
 from hlat.data.tokenizers import Tokenizer
+from hlat.runtime import plural
 
 
 def complete_staging(
@@ -78,7 +79,8 @@ def _notes(config: DataConfig, rows: list[SourceRows], quarantine: QuarantineRec
     """Return notes for the user about null rows, bad rows and duplicates, one sentence each."""
     notes = []
     if nulls := sum(source.null_rows for source in rows):
-        notes.append(f"{nulls} rows hold no text (null) and were left out.")
+        outcome = "holds no text (null) and was" if nulls == 1 else "hold no text (null) and were"
+        notes.append(f"{plural(nulls, 'row')} {outcome} left out.")
     if quarantine is not None:
         total = sum(source.rows for source in rows)
         notes.append(

@@ -36,7 +36,7 @@ from hlat.data.prepared.consistency import (
     tokenizer_problems,
 )
 from hlat.data.prepared.shards import TokenArray
-from hlat.data.sources import SPLITS, Split, sha256_of
+from hlat.data.sources import SPLITS, HeldOut, Split, describe_scarce, sha256_of
 from hlat.data.tokenizers import Tokenizer, load_saved, load_tokenizer
 from hlat.runtime import DataError
 
@@ -79,7 +79,25 @@ class PreparedData:
     @property
     def notes(self) -> list[str]:
         """Sentences for the user about this preparation."""
-        return self.manifest.notes
+        scarce = describe_scarce(self._held_out(), self.manifest.settings.get("data.validation.fraction", 0.0))
+        return [*self.manifest.notes, *([] if scarce is None else [" ".join(scarce)])]
+
+    def _held_out(self) -> list[HeldOut]:
+        """Validation text of each source of which documents are chosen by hash; none for other splits."""
+        manifest = self.manifest
+        if manifest.settings.get("data.validation.by") != "document" or manifest.blocks is not None:
+            return []  # of online data, only so much as the recipe evaluates is kept
+        train, aside = (
+            {each.source: each for each in manifest.splits[split].sources} for split in ("train", "validation")
+        )
+        names = manifest.source_names
+        held = []
+        for source in sorted(train.keys() | aside.keys()):
+            all_of_it = [each[source] for each in (train, aside) if source in each]
+            documents, tokens = sum(each.documents for each in all_of_it), sum(each.tokens for each in all_of_it)
+            kept = (aside[source].documents, aside[source].tokens) if source in aside else (0, 0)
+            held.append(HeldOut(names.get(source, "the corpus"), kept[0], documents, kept[1], tokens))
+        return held
 
     @property
     def advice(self) -> list[str]:

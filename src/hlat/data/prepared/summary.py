@@ -10,6 +10,7 @@ import numpy.typing as npt
 from hlat.data.manifest import SourceRows
 from hlat.data.prepared.prepared_folder import PreparedData, check_token_ids
 from hlat.data.sources import SPLITS, Split
+from hlat.runtime import plural
 
 _CHUNK = 1 << 20  # documents processed at once
 _MAX_EXACT = 1 << 20  # tokens; longer documents are counted as one length
@@ -131,7 +132,9 @@ def summarize(prepared: PreparedData, samples: int = 3, tokens: int = 128) -> Su
     quarantine = manifest.quarantine
     notes = [*prepared.notes, *prepared.advice]
     if manifest.blocks is not None:
-        notes.append(f"The training text is tokenized while training, from {sum(manifest.blocks.counts):,} blocks.")
+        notes.append(
+            f"The training text is tokenized while training, from {plural(sum(manifest.blocks.counts), 'block')}."
+        )
     return Summary(
         folder=str(prepared.dir),
         fingerprint=manifest.fingerprint,

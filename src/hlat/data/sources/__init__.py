@@ -17,9 +17,10 @@ if TYPE_CHECKING:
         numbered_sources,
         open_cached_store,
     )
+    from hlat.data.sources.held_out import HeldOut, describe_scarce
     from hlat.data.sources.listing import SourceNotFoundError
     from hlat.data.sources.source_file import SourceFile, Stamp, sha256_of
-    from hlat.data.sources.split import ALL_VALIDATION, SPLITS, Split, SplitRule, hash_threshold, tail_start
+    from hlat.data.sources.split import ALL_VALIDATION, SPLITS, Split, SplitRule, hash_share, hash_threshold, tail_start
 
 __getattr__ = lazily(
     __name__,
@@ -36,6 +37,7 @@ __getattr__ = lazily(
             "numbered_sources",
             "open_cached_store",
         ),
+        "held_out": ("HeldOut", "describe_scarce"),
         "listing": ("SourceNotFoundError",),
         "source_file": (
             "SourceFile",
@@ -47,6 +49,7 @@ __getattr__ = lazily(
             "SPLITS",
             "Split",
             "SplitRule",
+            "hash_share",
             "hash_threshold",
             "tail_start",
         ),
@@ -57,6 +60,7 @@ __all__ = [
     "ALL_VALIDATION",
     "CACHE_FOLDER",
     "SPLITS",
+    "HeldOut",
     "NumberedSource",
     "SourceFile",
     "SourceNotFoundError",
@@ -66,8 +70,10 @@ __all__ = [
     "cache_location",
     "default_column",
     "describe_corpus_changes",
+    "describe_scarce",
     "files_of_source",
     "hash_files",
+    "hash_share",
     "hash_threshold",
     "list_files",
     "numbered_sources",

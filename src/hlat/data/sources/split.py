@@ -64,6 +64,11 @@ class SplitRule:
         return "validation" if self.below > 0 and _hash(encoded) < self.below else "train"
 
 
+def hash_share(encoded: bytes) -> float:
+    """Return the fraction of the corpus above which a document, as ``content_bytes`` returns it, is for validation."""
+    return _hash(encoded) / 2.0**64
+
+
 ALL_VALIDATION = SplitRule(boundary=0)
 
 

@@ -75,7 +75,19 @@ def _tokenizer_file(path: Path) -> Path:
             )
         return found[0]
     if not path.is_file():
-        raise DataError(f"{path}: no such tokenizer. Check data.tokenizer.path, or set it to null to train one.")
+        raise DataError(
+            f"{path}: no such tokenizer.{_hub_advice(path)} Check data.tokenizer.path, or set it to null to train one."
+        )
     if path.suffix not in (".json", ".model"):
         raise DataError(f"{path}: not a tokenizer: expected tokenizer.json, a SentencePiece .model, or their folder")
     return path
+
+
+def _hub_advice(path: Path) -> str:
+    """Return how a model of the Hugging Face Hub is named, if this may be meant as one; its id has an owner."""
+    if path.suffix or path.is_absolute() or len(path.parts) > 1:
+        return ""
+    return (
+        f" If it is a model of the Hugging Face Hub, its id has an owner, as in openai-community/{path}; for a machine "
+        "without network, name a folder made with `hf download OWNER/MODEL --local-dir FOLDER`."
+    )

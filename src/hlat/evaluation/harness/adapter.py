@@ -132,7 +132,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         end = self._served.tokenizer.token_name(self.eot_token_id)
         stop = [each for each in handle_stop_sequences(list(normal["until"]), eos=end) if each]
         temperature = float(normal.get("temperature") or 0.0) if normal["do_sample"] else 0.0
-        sampling = Sampling(temperature, normal.get("top_k"), normal.get("top_p"), self._seed)
+        top_k, top_p = (normal.get("top_k"), normal.get("top_p")) if temperature > 0 else (None, None)
+        sampling = Sampling(temperature, top_k, top_p, self._seed)
         context = self.tok_encode(text)[-(self.max_length - new) :]
         return stop, GenerationRequest(tuple(context), new, tuple(stop), sampling)
 

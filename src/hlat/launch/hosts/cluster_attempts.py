@@ -22,7 +22,7 @@ from hlat.launch.hosts.records import STATE, AttemptOrder, HostMember, HostStatu
 from hlat.launch.hosts.remote_ranks import HostLimits, RemoteRanks
 from hlat.launch.supervision import RunningRanks
 from hlat.resilience import Failure
-from hlat.runtime import MissingHostsError
+from hlat.runtime import MissingHostsError, plural
 from hlat.runtime.process import DEADLINE_ENV, machine_clock
 
 _POLL = 0.2
@@ -175,7 +175,8 @@ class ClusterAttempts:
             return None
         self._excluded.add(member.index)
         self._members, self._blamed = self._place(self._fitting(others)), None
-        return f"host {member.name} was to blame twice in a row: continuing without it, with {self.world} processes"
+        processes = plural(self.world, "process")
+        return f"host {member.name} was to blame twice in a row: continuing without it, with {processes}"
 
     def goes_on(self) -> bool:
         """Return True if the last attempt was asked to save and stop because hosts have come back."""
@@ -259,7 +260,8 @@ class ClusterAttempts:
         self._members = self._place(members)
         now = [member.name for member in self._members]
         if now != before:
-            self._settings.complain(f"{len(now)} hosts, {self.world} processes: {', '.join(now)}")
+            processes, hosts = plural(self.world, "process"), plural(len(now), "host")
+            self._settings.complain(f"the run has {processes} on {hosts}: {', '.join(now)}")
             self._settings.event("hosts", hosts=now, world=self.world)
 
     def _missing(self, ready: Mapping[int, HostStatus]) -> str:

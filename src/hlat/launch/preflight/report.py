@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from hlat.runtime import plural
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -119,10 +121,8 @@ class PreflightReport:
         """Yield lines for people: one per finding, or one that says what is healthy."""
         yield from (f"{'warning' if finding.is_warning else 'problem'} {finding}" for finding in self.findings)
         checks = len({check for host in self.hosts for check in host.checks})
-        hosts = "1 host" if len(self.hosts) == 1 else f"{len(self.hosts)} hosts"
-        scope = (
-            f"{hosts}, {self.ranks} process{'' if self.ranks == 1 else 'es'}, {checks} checks in {self.seconds:.1f} s"
-        )
+        hosts = plural(len(self.hosts), "host")
+        scope = f"{hosts}, {plural(self.ranks, 'process')}, {plural(checks, 'check')} in {self.seconds:.1f} s"
         if self.ok:
             yield f"healthy: {scope}" + (f"; {', '.join(self.measured)}" if self.measured else "")
         else:

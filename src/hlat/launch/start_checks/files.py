@@ -24,6 +24,14 @@ def weights(place: StartPlace) -> Iterator[Problem]:
     if path is None or is_url(path):
         return
     if not (reason := absence(path)):
+        if Path(path).expanduser().is_file():
+            reason = "this is a file, and a run starts from the folder of a checkpoint, of a run, or of a model."
+            remedy = (
+                "`hlat import FOLDER` reads Hugging Face, NxDT and torchtitan (DCP); files of torch.save are not read: "
+                "save the weights as Hugging Face's safetensors in the program that wrote them."
+            )
+            yield Problem("checkpoint.init_from", reason, remedy, path, True)
+            return
         yield from _other_model(place, path)
         return
     if (hub := HubModel.parse(path)) is None:

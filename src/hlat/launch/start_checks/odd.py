@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from hlat.config.rules import SettingNote
 from hlat.launch.start_checks.place import StartPlace
+from hlat.runtime import plural
 from hlat.runtime.backend import expects_accelerator
 
 _PASSES = 16.0
@@ -27,6 +28,13 @@ def passes(place: StartPlace) -> Iterator[SettingNote]:
         yield SettingNote("passes", text, "Usual are 1 to 4; give more text, or fewer training.steps.")
 
 
+def validation(place: StartPlace) -> Iterator[SettingNote]:
+    """Yield a note if little text of a source is for validation."""
+    if place.inputs.scarce_validation is not None:
+        text, remedy = place.inputs.scarce_validation
+        yield SettingNote("validation", text, remedy)
+
+
 def cores(place: StartPlace) -> Iterator[SettingNote]:
     """Yield a note if processes on CPUs share cores."""
     processes, run = place.here.processes, place.sections.get("run")
@@ -34,7 +42,7 @@ def cores(place: StartPlace) -> Iterator[SettingNote]:
     if processes is None or run is None or processes <= have or expects_accelerator(run.device):
         return
     text = (
-        f"--nproc {processes}: this machine has {have} core{'s' if have > 1 else ''} for these processes, which take "
+        f"--nproc {processes}: this machine has {plural(have, 'core')} for these processes, which take "
         f"turns on them: the run is slower than with {have}."
     )
     yield SettingNote("cores", text, "Usual is 1, or a process per socket.")

@@ -21,6 +21,7 @@ CHECKS: tuple[StartCheck, ...] = (
     machine.memory,
     machine.disk,
     odd.passes,
+    odd.validation,
     odd.cores,
 )
 """All checks. What is odd in a recipe alone, wherever it runs, is in the table of ``hlat.config.rules.notes``."""

@@ -5,6 +5,7 @@
 Recipe and options are checked where the command is given, long before a node is allocated.
 """
 
+import logging
 import re
 import shlex
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 from hlat.config import Recipe, RecipeError, load_recipe
 from hlat.hardware import LaunchSettings, load_catalog, parse_cluster
-from hlat.runtime import HardwareError, LaunchError, escape_controls, find_secret
+from hlat.runtime import HardwareError, LaunchError, escape_controls, find_secret, plural
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OWN_VARIABLES = (
@@ -24,6 +25,25 @@ _OWN_VARIABLES = (
     "SLURM_JOB_END_TIME",
     "HLAT_POD_ADDRESS",
 )
+
+
+_logger = logging.getLogger(__name__)
+
+
+def _warn_of_devices(instance: str, per_node: int, nproc: int) -> None:
+    """Warn of accelerators that are reserved and idle, or shared by processes: the job takes all of a machine's."""
+    devices = f"the job reserves the {plural(per_node, 'device')} of each {instance}"
+    if nproc < per_node:
+        _logger.warning(
+            "warning: %s, and --nproc %d uses %d of them. Use --nproc %d, which is the default; or, to share machines, "
+            "leave out --instance and ask the scheduler for %d.",
+            *(devices, nproc, nproc, per_node, nproc),
+        )
+    else:
+        _logger.warning(
+            "warning: %s, and --nproc %d starts more processes than that. Use --nproc %d, which is the default.",
+            *(devices, nproc, per_node),
+        )
 
 
 def _no_problems(recipe: Recipe) -> list[str]:
@@ -83,6 +103,8 @@ class RunRequest:
         found += check(recipe) if recipe is not None else []
         if found or recipe is None:
             raise problems_error(found)
+        if self.instance is not None and nproc != per_node:
+            _warn_of_devices(self.instance, per_node, nproc)
         return PreparedRun(self, recipe, nproc, settings, {**settings.environment, **variables}, words)
 
     def _count_problems(self) -> list[str]:

@@ -97,6 +97,9 @@ def newest_job(run_dir: Path) -> int:
         lines = record.read_text(encoding="utf-8").splitlines()
         return int(json.loads(lines[-1])["job"])
     except (OSError, ValueError, IndexError, KeyError, TypeError) as error:
+        if run_dir.is_file():
+            remedy = "Give the folder of the run: run.dir, or runs/ and run.name."
+            raise LaunchError(f"{run_dir} is a file. {remedy}") from error
         message = f"{run_dir} has no record of a job ({_RECORD}): {error or type(error).__name__}."
         raise LaunchError(f"{message} `hlat launch slurm` writes it when it submits a run.") from error
 

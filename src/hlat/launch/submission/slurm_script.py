@@ -22,15 +22,13 @@ from pathlib import Path
 
 from hlat.launch.submission.preflight_step import preflight_step
 from hlat.launch.submission.request import PreparedRun, RunRequest
-from hlat.runtime import escape_controls
+from hlat.runtime import escape_controls, slurm
 from hlat.runtime.backend import expects_accelerator
 from hlat.runtime.process import REQUEUE_CODE
 
 _logger = logging.getLogger(__name__)
 _TIME = re.compile(r"\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+|\d+-\d+:\d\d|\d+-\d+:\d\d:\d\d")  # man sbatch, --time
 _LAST_CODES = "0|2|4"  # after these the same command again would end the same way
-_ACCELERATORS = re.compile(r"--(gpus|gres|tres-per|exclusive)|-G")  # sbatch: --exclusive takes all of a node, GPUs too
-_SAFE = re.compile(r"[A-Za-z0-9_./:,=@%+\[\]-]+")
 
 _PREPARE = r"""
 # The end of the job, which not every version of Slurm tells, and the addresses of the nodes, whose names may not
@@ -98,11 +96,7 @@ class SlurmOptions:
             if value is not None and (not value or not value.isprintable()):
                 found.append(f"--{name} {escape_controls(value)!r}: expected printable characters.")
         for name in ("sbatch", "srun"):
-            found += [
-                f"--{name} {escape_controls(text)!r}: expected one option of {name} in the form --comment=text."
-                for text in getattr(self, name)
-                if not text.startswith("--") or not text.isprintable()
-            ]
+            found += slurm.option_problems(name, getattr(self, name))
         found += [f"--setup {escape_controls(text)!r}: one line each." for text in self.setup if "\n" in text]
         return found
 
@@ -149,7 +143,7 @@ def _reserves_accelerators(run: PreparedRun, options: SlurmOptions) -> bool:
     wants = device == "auto" or expects_accelerator(device)  # of auto, this machine may know nothing: a login node
     if not wants or run.request.instance is not None:
         return True
-    return any(_ACCELERATORS.match(option) for option in options.sbatch)
+    return slurm.asks_for_accelerators(options.sbatch)
 
 
 def _script(run: PreparedRun, options: SlurmOptions, folder: Path) -> str:
@@ -165,7 +159,7 @@ def _script(run: PreparedRun, options: SlurmOptions, folder: Path) -> str:
     return "\n".join(
         [
             "#!/bin/bash",
-            *(f"#SBATCH {_directive(option)}" for option in _options(run, options, folder)),
+            *(slurm.directive(option) for option in _options(run, options, folder)),
             f"# Written by hlat {version('hlat')}. It ends with the exit code of the run (docs/clusters.md).",
             "",
             *options.setup,
@@ -185,11 +179,6 @@ def _script(run: PreparedRun, options: SlurmOptions, folder: Path) -> str:
             "",
         ]
     )
-
-
-def _directive(option: str) -> str:
-    """Write an option for a line that begins with #SBATCH: within double quotes its parser takes backslashes."""
-    return option if _SAFE.fullmatch(option) else '"' + re.sub(r'(["\\])', r"\\\1", option) + '"'
 
 
 def _options(run: PreparedRun, options: SlurmOptions, folder: Path) -> list[str]:

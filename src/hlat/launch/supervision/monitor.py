@@ -39,6 +39,21 @@ class ObservedHang:
         return text if self.file is None else f"{text}\nevery rank's stacks: {self.file}"
 
 
+@dataclass(frozen=True)
+class MonitorObservers:
+    """Functions that a monitor calls.
+
+    Attributes:
+        on_start: called, perhaps often, once rank 0 has a heartbeat: from then on it shows what it does.
+        on_slow: called with each slow rank.
+        folder_is_ours: returns True if the run's folder is still the folder of this run.
+    """
+
+    on_start: Callable[[], None]
+    on_slow: Callable[[Straggler], None]
+    folder_is_ours: Callable[[], bool]
+
+
 class RunMonitor:
     """Monitor of one attempt.
 
@@ -47,8 +62,7 @@ class RunMonitor:
         run_dir: folder of the run, in whose logs the stacks are kept.
         watchdog: finds hangs; it learns over all attempts.
         slowness: finds slow ranks.
-        on_slow: called with each slow rank.
-        folder_is_ours: returns True if ``run_dir`` is still the folder of this run.
+        observers: functions that it calls.
     """
 
     def __init__(
@@ -57,12 +71,10 @@ class RunMonitor:
         run_dir: Path,
         watchdog: Watchdog,
         slowness: StragglerDetector,
-        on_slow: Callable[[Straggler], None],
-        folder_is_ours: Callable[[], bool],
+        observers: MonitorObservers,
     ) -> None:
         self._workers, self._run_dir = workers, run_dir
-        self._watchdog, self._slowness, self._on_slow = watchdog, slowness, on_slow
-        self._folder_is_ours = folder_is_ours
+        self._watchdog, self._slowness, self._observers = watchdog, slowness, observers
         self._next = time.monotonic()
         self.hang: ObservedHang | None = None
         self._at_hang: list[HeartbeatReading] | None = None
@@ -74,8 +86,10 @@ class RunMonitor:
             return False
         self._next = now + _EVERY
         beats = self.readings()
+        if any(beat.rank == 0 for beat in beats):
+            self._observers.on_start()
         for slow in self._slowness.check(beats, now) if len(beats) == len(self._workers.ranks) else []:
-            self._on_slow(slow)
+            self._observers.on_slow(slow)
         late = self._watchdog.check(beats, now, self._workers.is_stopped)
         hang = self._workers.outage() if late is None else self._workers.locate(late)
         if hang is not None:
@@ -97,7 +111,7 @@ class RunMonitor:
         texts = self._workers.stacks()
         file = log_path(self._run_dir, 0).with_name(f"hang-step-{hang.step:08d}.txt")
         content = "\n\n".join(f"{_describe_heartbeat(beat)}\n{texts.get(beat.rank, '')}" for beat in beats) + "\n\n"
-        if not self._folder_is_ours():
+        if not self._observers.folder_is_ours():
             return ObservedHang(hang, main_thread_stack(texts.get(hang.ranks[0], "")), None)
         try:
             file.parent.mkdir(exist_ok=True)

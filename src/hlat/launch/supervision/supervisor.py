@@ -10,15 +10,15 @@ run, on this machine or on several hosts, is up to ``Attempts``.
 
 import json
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hlat.config.sections import RecoveryConfig
 from hlat.launch.supervision.attempts import Attempts, Stops
-from hlat.launch.supervision.monitor import ObservedHang, RunMonitor
+from hlat.launch.supervision.monitor import MonitorObservers, ObservedHang, RunMonitor
 from hlat.launch.supervision.root_cause import RunOutcome, find_root_cause
 from hlat.launch.supervision.run_events import RunEvents
 from hlat.launch.supervision.running_ranks import RunningRanks
@@ -51,6 +51,11 @@ def _hide(kind: str, fields: Mapping[str, object]) -> None:
     """Show nothing: people get messages."""
 
 
+def show_no_start(text: str) -> Callable[[], None]:
+    """Show nothing while processes start."""
+    return lambda: None
+
+
 @dataclass(frozen=True)
 class Supervision:
     """Settings of a supervised run, and where its messages go.
@@ -62,6 +67,7 @@ class Supervision:
         say: shows other messages to the user.
         failed: called with the reason if the run fails for good.
         show_event: called with each event of the supervisor, kind and fields.
+        show_start: shows what is being started until the function that it returns is called; it may be called again.
     """
 
     run_dir: Path
@@ -70,6 +76,7 @@ class Supervision:
     say: Callable[[str], None]
     failed: Callable[[RunOutcome], None] = _ignore
     show_event: Callable[[str, Mapping[str, Any]], None] = _hide
+    show_start: Callable[[str], Callable[[], None]] = show_no_start
 
 
 @dataclass(frozen=True)
@@ -217,9 +224,10 @@ class Supervisor:
         environment = {**self._deadline_variable(), **self._describe_earlier_attempt()}
         self._count += 1
         self._attempts.keep(self.state())
-        with self._attempts.start(environment) as ranks:
+        with self._showing_start() as has_started, self._attempts.start(environment) as ranks:
             self._ranks, slowness = ranks, StragglerDetector(run.recovery.slow_factor)
-            monitor = RunMonitor(ranks, run.run_dir, self._watchdog, slowness, self._report_slow, self._folder_is_ours)
+            observers = MonitorObservers(has_started, self._report_slow, self._folder_is_ours)
+            monitor = RunMonitor(ranks, run.run_dir, self._watchdog, slowness, observers)
             exits = wait_for_processes(ranks, stops, monitor)
             readings = {beat.rank: beat for beat in monitor.readings()}
             ranks.end_leftovers(_SAVING, lambda: len(stops.received) > 1)
@@ -230,6 +238,16 @@ class Supervisor:
         if monitor.hang is not None:
             outcome = RunOutcome(1, str(monitor.hang), exits[monitor.hang.hang.ranks[0]])
         return _Attempt(exits, outcome, monitor.hang, readings, hosts)
+
+    @contextmanager
+    def _showing_start(self) -> Iterator[Callable[[], None]]:
+        """Show that processes are being started, until the function that it yields is called or the block ends."""
+        world = self._attempts.world
+        has_started = self._run.show_start("starting" if world == 1 else f"starting {world} processes")
+        try:
+            yield has_started
+        finally:
+            has_started()
 
     def _deadline_variable(self) -> dict[str, str]:
         """Environment variable with the time by which every attempt must save and stop."""

@@ -4,15 +4,42 @@ are the kernels usable for this tensor? --yes--> operators ``torch.ops.hlat`` (o
 --no---> the formulas in torch of pointwise.py and loss.py, torch's attention
 """
 
-import torch
+from typing import TYPE_CHECKING
 
-from hlat.model.kernels import operations as operations  # registers the operators
-from hlat.model.kernels.attention import ATTENTION, WIDEST_HEAD, attend_to_ranges, head_sums_shape
-from hlat.model.kernels.decode import DecodingLibrary, StepArguments, StepLayer, decoding_library
-from hlat.model.kernels.library import DTYPES, begin, is_available
-from hlat.model.kernels.library import library as compiled_library
-from hlat.runtime.backend import backend_of, find_device_type
-from hlat.runtime.distributed import in_fake_world
+from hlat.runtime import lazily
+
+if TYPE_CHECKING:
+    from hlat.model.kernels.attention import ATTENTION, attend_to_ranges, head_sums_shape
+    from hlat.model.kernels.choice import (
+        are_used_on,
+        attention_is_used_on,
+        builds_masks,
+        describe_attention,
+        describe_kernels,
+        has_attention,
+        has_kernels,
+    )
+    from hlat.model.kernels.decode import DecodingLibrary, StepArguments, StepLayer, decoding_library
+    from hlat.model.kernels.source import begin_compilation
+
+# Lazy, because ``begin_compilation`` is for processes that have not imported torch yet.
+__getattr__ = lazily(
+    __name__,
+    {
+        "attention": ("ATTENTION", "attend_to_ranges", "head_sums_shape"),
+        "choice": (
+            "are_used_on",
+            "attention_is_used_on",
+            "builds_masks",
+            "describe_attention",
+            "describe_kernels",
+            "has_attention",
+            "has_kernels",
+        ),
+        "decode": ("DecodingLibrary", "StepArguments", "StepLayer", "decoding_library"),
+        "source": ("begin_compilation",),
+    },
+)
 
 __all__ = [
     "ATTENTION",
@@ -31,72 +58,3 @@ __all__ = [
     "has_kernels",
     "head_sums_shape",
 ]
-
-
-def begin_compilation() -> None:
-    """Compile the operators in the background, if models on this machine's devices compute with them.
-
-    A process that is going to train calls this early, so that the compiler runs while the process imports modules.
-    """
-    if backend_of(find_device_type("auto")).fused_pointwise:
-        begin()
-
-
-def has_kernels(x: torch.Tensor) -> bool:
-    """Return True if the operators compute with tensors of this device and dtype.
-
-    Not for code that ``torch.compile`` traces: a compiler fuses the plain formulas itself.
-    """
-    return x.dtype in DTYPES and are_used_on(x.device)
-
-
-def are_used_on(device: torch.device) -> bool:
-    """Return True if eager models compute with the operators on a device, in the dtypes that these have."""
-    return backend_of(device).fused_pointwise and is_available()
-
-
-def attention_is_used_on(device: torch.device | str) -> bool:
-    """Return True if models compute attention by the compiled operator on a device, in its dtypes and widths."""
-    return backend_of(device).fused_attention and is_available()
-
-
-def builds_masks(device: torch.device | str) -> bool:
-    """Return True if attention under context parallelism builds a mask in memory on a device."""
-    return backend_of(device).materialises_masks and not attention_is_used_on(device)
-
-
-def has_attention(device_type: str, dtype: torch.dtype, width: int) -> bool:
-    """Return True if the operator of attention computes with heads of this kind.
-
-    Args:
-        device_type: type of the device of queries, keys and values.
-        dtype: their dtype.
-        width: width of a head.
-    """
-    return dtype in DTYPES and width <= WIDEST_HEAD and attention_is_used_on(device_type)
-
-
-# torch.compile asks it once instead of tracing it. torch.compiler.assume_constant_result sets this, and imports torch's
-# compiler to do so, which takes 0.8 s of every start.
-has_attention._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def describe_attention() -> str:
-    """Name the compiled attention, as ``describe_kernels`` does."""
-    return f"fused C kernel{_build()}"
-
-
-def describe_kernels(device: torch.device) -> str:
-    """Name what computes norms, RoPE, SwiGLU and loss of eager models on a device, for messages and checkpoints.
-
-    Computations with the same name have the same bits: it has the compiler and the instructions of the kernels, except
-    in a rehearsal, which compiles nothing.
-    """
-    if not are_used_on(device):
-        return "torch"
-    return f"fused C kernels{_build()}"
-
-
-def _build() -> str:
-    compiled = None if in_fake_world() else compiled_library()
-    return "" if compiled is None else f" ({compiled.build})"

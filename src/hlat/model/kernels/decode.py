@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 
 from hlat.model.kernels.attention import WIDEST_HEAD
-from hlat.model.kernels.library import DTYPES, FLAGS, SUFFIXES, find_openmp, find_run
+from hlat.model.kernels.library import DTYPES, SUFFIXES, find_openmp, find_run
+from hlat.model.kernels.source import KERNEL_FLAGS
 from hlat.runtime.backend import backend_of
 from hlat.runtime.distributed import in_fake_world
 from hlat.runtime.process import CompilationFailed, compile_c_library
@@ -108,7 +109,7 @@ def decoding_library(device: torch.device, dtype: torch.dtype, head_width: int) 
 def _compiled() -> DecodingLibrary | None:
     try:
         parallel = ctypes.cast(find_openmp(), ctypes.c_void_p)
-        return DecodingLibrary(compile_c_library(_SOURCE, FLAGS), parallel)
+        return DecodingLibrary(compile_c_library(_SOURCE, KERNEL_FLAGS), parallel)
     except (CompilationFailed, OSError) as problem:
         _LOG.warning("tokens are decoded by torch, more slowly: %s", problem)
         return None

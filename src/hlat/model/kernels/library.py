@@ -15,14 +15,11 @@ from typing import Any
 
 import torch
 
+from hlat.model.kernels.source import KERNEL_FLAGS, KERNEL_SOURCE
 from hlat.runtime.distributed import in_fake_world
-from hlat.runtime.process import CompilationFailed, begin_compiling, compile_c_library, find_c_compiler
+from hlat.runtime.process import CompilationFailed, compile_c_library, find_c_compiler
 
 _LOG = logging.getLogger(__name__)
-_SOURCE = Path(__file__).with_name("kernels.c")
-# Products and sums may be contracted, which is exacter. Vectors are passed between inlined functions only.
-FLAGS = ("-ffp-contract=fast", "-Wno-psabi")
-"""Flags of the compiler."""
 SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 """Endings of the names of functions, by the dtype of their operands."""
 _FUNCTIONS = (
@@ -157,17 +154,12 @@ class Library:
         self._run(self._parallel, torch.get_num_threads(), function, address, rows, block_rows)
 
 
-def begin() -> None:
-    """Start to compile the library in the background; ``library`` waits for the rest."""
-    begin_compiling(_SOURCE, FLAGS)
-
-
 @functools.cache
 def library() -> Library | None:
     """Compile and return the library; None, with a warning that gives the reason, if that fails."""
     started = time.perf_counter()
     try:
-        found = Library(compile_c_library(_SOURCE, FLAGS), find_openmp())
+        found = Library(compile_c_library(KERNEL_SOURCE, KERNEL_FLAGS), find_openmp())
     except (CompilationFailed, OSError) as problem:
         _LOG.warning("norms, RoPE, SwiGLU, attention and loss are computed by torch, more slowly: %s", problem)
         return None

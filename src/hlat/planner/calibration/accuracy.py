@@ -17,7 +17,7 @@ from hlat.planner.calibration.constants_fit import ConstantsFit, prior_constants
 from hlat.planner.calibration.intervals import LeftOutErrors, borrows
 from hlat.planner.calibration.one_constant import one_constant_steps
 from hlat.planner.calibration.order import PairErrors
-from hlat.planner.calibration.published_memory import constant_gib, framework_of, predicted_gib
+from hlat.planner.calibration.published_memory import constant_gib, framework_of, memory_reading, predicted_gib
 from hlat.planner.calibration.published_runs import PublishedRun, SkippedRow, read_published_runs
 from hlat.planner.cost import INTERVAL_SHARE, step_times
 from hlat.planner.problem import Column, StepLayout, WorkloadColumns
@@ -64,7 +64,7 @@ def prediction_errors(path: Path, catalog: Catalog | None = None) -> dict[str, A
         "coverage": _coverage(rows),
         "intervals": _intervals(rows),
         "order": _order(rows),
-        "memory": _errors(_memory_rows([run for run in runs if run.memory_gib])),
+        "memory": _memory([run for run in runs if run.memory_gib]),
         "skipped": {
             "count": len(missing),
             "reasons": dict(Counter(row.reason for row in missing).most_common()),
@@ -233,6 +233,18 @@ def _covered(runs: list[tuple[str, bool, float]]) -> dict[str, float | int | Non
     }
 
 
+def _memory(runs: list[PublishedRun]) -> dict[str, Any]:
+    """Errors of readings whose instrument is known; the others with the reason."""
+    comparable = [run for run in runs if memory_reading(run).instrument is not None]
+    others = [run for run in runs if memory_reading(run).instrument is None]
+    return {
+        **_errors(_memory_rows(comparable)),
+        "not_comparable": [
+            {"id": run.name, "source": run.group, "reason": memory_reading(run).reason} for run in others
+        ],
+    }
+
+
 def _memory_rows(runs: list[PublishedRun]) -> list[Row]:
     rows = []
     for run, predicted in zip(runs, predicted_gib(runs), strict=True):
@@ -244,6 +256,7 @@ def _memory_rows(runs: list[PublishedRun]) -> list[Row]:
                 "model": run.row.get("model", ""),
                 "chip": run.row["chip"],
                 "framework": framework_of(run),
+                "instrument": memory_reading(run).instrument,
                 "measured_gib": run.memory_gib,
                 "predicted_gib": predicted,
                 "error": predicted / run.memory_gib - 1,

@@ -3,6 +3,7 @@
 prediction_errors(...) -> lines for a terminal | one page without scripts or external references
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -42,6 +43,8 @@ def accuracy_lines(result: Mapping[str, Any]) -> Iterator[str]:
         yield f"{'memory, by source':60} {'n':>5} {'mean':>7} {'median':>7} {'90%':>7}"
         for name, one in (*memory["groups"].items(), ("all", memory["overall"])):
             yield f"{name[:60]:60} {one['n']:5} {one['mean']:7.1%} {one['median']:7.1%} {one['p90']:7.1%}"
+    for reason, count in Counter(row["reason"] for row in memory["not_comparable"]).most_common():
+        yield f"memory not compared {count:5}: {reason}"
     yield ""
     for reason, count in _assumptions(result).items():
         yield f"assumed {count:5}: {reason}"

@@ -60,9 +60,11 @@ def _stage_bytes(columns: WorkloadColumns, gradients: Column, at_end: bool) -> C
 def _kept_bytes(columns: WorkloadColumns) -> Column:
     """Bytes of activations that a layer keeps per micro-batch."""
     entry = 2 * columns.tokens * columns.hidden / np.where(columns.sequence_parallel > 0, columns.tensor, 1.0)
-    return np.where(
-        columns.recompute == _FULL, entry, _layer_bytes(columns) - (columns.recompute != _NONE) * _score_bytes(columns)
-    )
+    whole = _layer_bytes(columns)
+    # Results of products that are kept: the same share of a layer's bytes as of its products.
+    repeated = columns.recomputed_layers * columns.recomputed_products
+    full = repeated * entry + (1 - repeated) * whole
+    return np.where(columns.recompute == _FULL, full, whole - (columns.recompute != _NONE) * _score_bytes(columns))
 
 
 def _layer_bytes(columns: WorkloadColumns) -> Column:

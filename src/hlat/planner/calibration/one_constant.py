@@ -44,7 +44,7 @@ def ideal_steps(c: WorkloadColumns) -> Column:
     queries, keys = c.heads * c.head_dim, c.kv_heads * c.head_dim
     weights = c.layers * (c.hidden * (2 * queries + 2 * keys) + (2 + c.gated) * c.hidden * c.intermediate)
     core = 4 * c.sequence * causal * queries * c.layers
-    full = c.recomputed_share * (2 * weights + core)
+    full = c.recomputed_layers * (2 * c.recomputed_products * weights + c.recomputed_attention * core)
     again = np.select([c.recompute == _FULL, c.recompute == _SELECTIVE], [full, core], 0.0)
     flops = 6 * (weights + c.hidden * c.vocab) + 3 * core + again
     peak = np.where(c.eight_bit > 0, c.peak_eight_bit, c.peak)

@@ -1,55 +1,62 @@
-"""Memory of published runs: published formulas for what other frameworks allocate, and one constant per framework.
+"""Memory of published runs, as the source's instrument shows it.
 
-    runs -> counted bytes (counted_memory.py) + constant of the framework (contexts, collective buffers, fragmentation)
+    run -> instrument (memory_instrument.py) -> bytes of its program (program_memory.py), and what the instrument adds
+        -> GiB;  None with the reason if the reading cannot be compared
 
-Only the constant is derived from measured memory.
+Totals that a source computed, and Megatron-DeepSpeed's memory, follow Korthikanti's formulas (counted_memory.py), the
+latter with the one constant that was derived from measured memory.
 """
 
 import numpy as np
 
-from hlat.planner.calibration.counted_memory import OTHER_GIB, counted_bytes
+from hlat.planner.calibration.counted_memory import counted_bytes
+from hlat.planner.calibration.memory_instrument import MemoryReading, read_instrument
+from hlat.planner.calibration.program_memory import program_bytes
 from hlat.planner.calibration.published_runs import PublishedRun
-from hlat.planner.problem import Column, WorkloadColumns
+from hlat.planner.calibration.reader import find_framework
+from hlat.planner.problem import WorkloadColumns
 
 _GIB = 1 << 30
+_DEEPSPEED = "Megatron-DeepSpeed"
 
-_FRAMEWORKS = {
-    "Megatron-DeepSpeed": "Megatron-DeepSpeed",
-    "DeepSpeed+Megatron": "Megatron-DeepSpeed",
-    "no FlashAttention": "analytic",
-    "torchtitan": "torchtitan",
-    "InternEvo": "InternEvo",
-    "Composer": "Composer",
-    "NeMo": "NeMo",
-    "Megatron": "Megatron",
-}
-CONSTANTS_GIB = {"Megatron-DeepSpeed": 9.4, "analytic": 0.0}
-"""By framework: median of measured minus counted memory in BigScience's 69 readings; 0 for computed totals."""
+DEEPSPEED_GIB = 9.4
+"""GiB beside the counted memory of Megatron-DeepSpeed in ``nvidia-smi``: median of BigScience's 69 readings."""
+_ALLOCATOR_SHARE = 0.06
+"""Rounding and fragmentation of torch's caching allocator, as a share of transient memory: that of hlat's own plans."""
+_RUNTIME_GIB = 2.0
+"""CUDA context, code of kernels, NCCL's buffers: that of hlat's own plans (planner/memory/rank_memory.py)."""
 
 
 def framework_of(run: PublishedRun) -> str:
-    """Name of the framework whose constant applies to a run."""
-    framework = run.row.get("framework") or ""
-    return next((name for words, name in _FRAMEWORKS.items() if words in framework), "other")
+    """Name of the framework of a run."""
+    return find_framework(run.row.get("framework") or "").name
+
+
+def memory_reading(run: PublishedRun) -> MemoryReading:
+    """Instrument of a run's memory reading, and how it was found out or why there is none."""
+    return read_instrument(run.memory_kind, run.row)
 
 
 def constant_gib(run: PublishedRun) -> float:
-    """GiB that a framework allocates besides the counted memory."""
-    return CONSTANTS_GIB.get(framework_of(run), OTHER_GIB)
+    """GiB that are added to the counted bytes, whatever their number."""
+    if memory_reading(run).instrument not in (None, "device"):
+        return 0.0
+    return DEEPSPEED_GIB if framework_of(run) == _DEEPSPEED else _RUNTIME_GIB
 
 
 def predicted_gib(runs: list[PublishedRun]) -> list[float]:
-    """GiB on the device that needs most, for each run."""
-    if not runs:
-        return []
-    return [float(size) / _GIB + constant_gib(run) for run, size in zip(runs, counted_memory(runs), strict=True)]
+    """GiB that the source's instrument shows of the device that needs most; a device's where none is stated."""
+    return [_predicted(run) for run in runs]
 
 
-def counted_memory(runs: list[PublishedRun]) -> Column:
-    """Bytes on the device that needs most, for each run, without the constant of the framework."""
-    return counted_bytes(
-        WorkloadColumns([run.workload for run in runs]), np.array([_gradient_bytes(run) for run in runs])
-    )
+def _predicted(run: PublishedRun) -> float:
+    instrument = memory_reading(run).instrument
+    if instrument == "computed" or framework_of(run) == _DEEPSPEED:
+        counted = counted_bytes(WorkloadColumns([run.workload]), np.array([_gradient_bytes(run)]))
+        return float(counted[0]) / _GIB + constant_gib(run)
+    program = program_bytes(run)
+    slack = 0.0 if instrument == "allocated" else _ALLOCATOR_SHARE
+    return (program.state + program.transient * (1 + slack)) / _GIB + constant_gib(run)
 
 
 def _gradient_bytes(run: PublishedRun) -> float:
@@ -57,4 +64,4 @@ def _gradient_bytes(run: PublishedRun) -> float:
     precision = run.row.get("precision") or ""
     if "fp32 grad accumulation" in precision:
         return 6.0
-    return 2.0 if precision == "fp16" and framework_of(run) == "Megatron-DeepSpeed" else 4.0
+    return 2.0 if precision == "fp16" and framework_of(run) == _DEEPSPEED else 4.0

@@ -48,6 +48,7 @@ class ComputeTimes:
     Attributes:
         forward, backward: one pass, without communication and without the host's launch time.
         products, attention, pointwise, gaps: components of forward and backward together.
+        forward_products: the products of the forward pass alone.
         attention_forward, attention_backward: the attention core alone.
         host_forward, host_backward: time the host takes to launch the kernels of a pass.
         head: output projection and loss, forward and backward; per model, not per layer.
@@ -59,6 +60,7 @@ class ComputeTimes:
     forward: Column
     backward: Column
     products: Column
+    forward_products: Column
     attention: Column
     pointwise: Column
     gaps: Column
@@ -81,13 +83,14 @@ def compute_times(columns: WorkloadColumns, constants: Constants) -> ComputeTime
     pointwise = _pointwise(columns, constants)
     intermediate = columns.intermediate / columns.tensor
     kernels = np.where(columns.attention == MATERIALIZED_SCORES, _KERNELS[0], _KERNELS[1])
-    kernels = kernels + _COMPOSED_KERNELS * columns.composed
+    kernels = kernels + _COMPOSED_KERNELS * columns.composed + columns.extra_kernels
     gaps = kernels * constants.column("kernel", columns)
     host = kernels * constants.column("host", columns) * columns.eager
     return ComputeTimes(
         forward=forward_products + attention_forward + pointwise + gaps,
         backward=backward_products + attention_backward + _POINTWISE_BACKWARD * pointwise + _BACKWARD_KERNELS * gaps,
         products=forward_products + backward_products,
+        forward_products=forward_products,
         attention=attention_forward + attention_backward,
         pointwise=(1 + _POINTWISE_BACKWARD) * pointwise,
         gaps=(1 + _BACKWARD_KERNELS) * gaps,

@@ -148,10 +148,12 @@ def step_times(columns: WorkloadColumns, constants: Constants | None = None) -> 
     backward = _device_and_host(compute.backward + tensor_one_way + again, compute.host_backward, blend)
     # The result of a layer's last all-reduce is not needed again.
     skipped = np.where(columns.recomputes_sums > 0, 0.0, tensor_one_way / 2)
-    repeated = forward - skipped - columns.early_stop * compute.last
+    kept = (1 - columns.recomputed_products) * compute.forward_products
+    kept = kept + (1 - columns.recomputed_attention) * compute.attention_forward
+    repeated = columns.recomputed_layers * (forward - skipped - kept - columns.early_stop * compute.last)
     recomputed = np.select(
         [columns.recompute == _FULL, columns.recompute == _SELECTIVE],
-        [columns.recomputed_share * known.column("recomputed", columns) * repeated, compute.attention_forward],
+        [known.column("recomputed", columns) * repeated, compute.attention_forward],
         0.0,
     )
     # The pass for gradients of weights needs the inputs of products and norms again, but not attention.
@@ -176,7 +178,9 @@ def step_times(columns: WorkloadColumns, constants: Constants | None = None) -> 
     once = once + comm.across
     contention = known.column("contention", columns)
     per_pass = _exposed_smooth(each, rank_compute * columns.overlaps_data, blend)
-    hideable = np.where(columns.overlaps_data > 0, known.column("hiding", columns) * rank_compute, 0.0)
+    hideable = np.where(
+        (columns.overlaps_data > 0) & (columns.overlaps_sums > 0), known.column("hiding", columns) * rank_compute, 0.0
+    )
     exposed_once = _exposed_smooth(once, hideable, blend)
     exposed_once = np.maximum(exposed_once, _ends(columns) * (comm.gather + comm.reduce + comm.across))
     data = per_pass * count + exposed_once

@@ -68,8 +68,10 @@ class StepLayout:
         gathers_again: True if backward waits for the inputs of attention and feed-forward to be gathered again. False
             for programs that hide this gather behind a product; the constants of the time model include theirs.
         replicas: copies of the sharded state (hybrid sharding); gradients are summed across them once per step.
-        recomputed_share: share of a forward pass that ``full`` recomputation repeats; less than 1 if results of
-            products are kept.
+        recomputed_layers: share of the layers that ``full`` recomputation repeats.
+        recomputed_products: share of the work of products that it repeats in these layers; less than 1 if results are
+            kept.
+        recomputed_attention: 1 if it repeats attention, 0 if its result is kept.
     """
 
     tensor: int
@@ -86,7 +88,9 @@ class StepLayout:
     split_backward: bool = False
     gathers_again: bool = False
     replicas: int = 1
-    recomputed_share: float = 1.0
+    recomputed_layers: float = 1.0
+    recomputed_products: float = 1.0
+    recomputed_attention: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,8 @@ class SoftwareProfile:
         eager: True if the host launches every kernel itself, and may be too slow for small ones.
         overlaps_tensor: True if tensor-parallel communication overlaps with its matrix products.
         overlaps_data: True if data-parallel communication overlaps with passes.
+        overlaps_sums: True if what is sent once per step (sums of gradients) overlaps with passes too.
+        extra_kernels: kernels of a layer's forward pass that the host launches besides those of every eager program.
         overlaps_context: True if the exchange of keys and values overlaps with attention.
         eight_bit: True if the matrix products of decoder blocks run in fp8.
         transformer_engine: True if these are Transformer Engine's: casts are fused, and tensor ranks gather in fp8.
@@ -122,6 +128,8 @@ class SoftwareProfile:
     eager: bool = True
     overlaps_tensor: bool = False
     overlaps_data: bool = True
+    overlaps_sums: bool = True
+    extra_kernels: int = 0
     overlaps_context: bool = False
     eight_bit: bool = False
     transformer_engine: bool = False

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hlat.hardware import Catalog, Chip, Cluster, Instance, PriceKind
+from hlat.hardware import Catalog, Chip, Cluster, Instance, PriceKind, close_names
 from hlat.planner.problem import PlanRequest, why_not_runnable
 from hlat.planner.purchase.exploration import explore
 from hlat.planner.purchase.goal import Goal
@@ -147,7 +147,7 @@ def _instances(chips: str, catalog: Catalog, *, priced: bool) -> list[tuple[Inst
     if chips.strip().lower() == ANY:
         return [(instance, chip) for instance, chip in usable if instance.prices]
     chosen: list[tuple[Instance, Chip]] = []
-    problems = []
+    problems, is_close = [], True
     for word in filter(None, (word.strip() for word in chips.split(","))):
         named = catalog.instance(word)
         of_chip = catalog.chip(word)
@@ -155,12 +155,17 @@ def _instances(chips: str, catalog: Catalog, *, priced: bool) -> list[tuple[Inst
         if priced and found and not any(instance.prices for instance, _ in found):
             found += [(one, chip) for one, chip in usable if chip is found[0][1] and one.prices]
         chosen += [pair for pair in found if pair not in chosen]
-        problems += [] if found else [f"--chips: {word!r} is neither an instance nor a chip with instances"]
-    if not chosen:
-        problems = problems or ["--chips names nothing"]
+        if not found:
+            close = close_names(word, [name for one, chip in usable for name in (one.name, chip.name)])
+            hint = f"; did you mean {' or '.join(dict.fromkeys(close))}?" if close else ""
+            problems.append(f"--chips {word}: the catalog has no such instance or chip{hint}")
+            is_close = is_close and bool(close)
+    if not chosen and not problems:
+        problems, is_close = ["--chips names nothing"], False
     if problems:
         known = ", ".join(instance.name for instance, _ in usable)
-        raise HardwareError("\n".join([*problems, f"Known instances: {known}; or any, for all that have a price."]))
+        listed = "`hlat hardware list` shows all" if is_close else f"Known instances: {known}"
+        raise HardwareError("\n".join([*problems, f"{listed}; or any, for all that have a price."]))
     return chosen
 
 

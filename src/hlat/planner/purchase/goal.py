@@ -61,7 +61,7 @@ class Goal:
         return min(flat, key=lambda offer: offer.days)
 
     def __str__(self) -> str:
-        words = [] if self.days is None else [f"done in {self.days:g} days"]
+        words = [] if self.days is None else [f"done in {_time(self.days)}"]
         words += [] if self.usd is None else [f"for at most {self.usd:,.0f} USD"]
         knee = f"the largest cluster whose run costs at most {KNEE - 1:.0%} more than the cheapest"
         return " ".join(words) or knee
@@ -88,3 +88,7 @@ def parse_goal(deadline: str | None, budget: str | None) -> Goal:
     if problems:
         raise PlanError("\n".join(problems))
     return Goal(days, usd)
+
+
+def _time(days: float) -> str:
+    return f"{days:g} days" if days >= 1 else f"{days * 24:.3g} hours"

@@ -13,6 +13,7 @@ import torch
 
 from hlat.runtime.backend.allocator import keep_freed_memory
 from hlat.runtime.backend.base import AttentionHeads, Backend, Collectives, Compiler, DocumentKernel
+from hlat.runtime.terminal_text import plural
 
 LONG_RUN = 4.5e14
 """FLOPs of a run per CPU thread of all its processes from which compiling pays: half an hour at 250 GFLOP/s.
@@ -122,7 +123,7 @@ class CpuBackend(Backend):
 
     def describe(self, device: torch.device) -> str:
         """Return a readable name, such as ``cpu (2 threads)``."""
-        return f"{self.device_type} ({torch.get_num_threads()} threads)"
+        return f"{self.device_type} ({plural(torch.get_num_threads(), 'thread')})"
 
     def chip_name(self, device: torch.device) -> str | None:
         """Return None: the catalog has no CPUs, they are measured."""

@@ -21,7 +21,7 @@ from hlat.runtime.process.phase import PHASES, current_phase, enter_phase, obser
 from hlat.runtime.process.process_status import LAUNCHER_ENV, is_running, is_stopped, session_is_alive
 from hlat.runtime.process.rank_log import log_path, rank_log
 from hlat.runtime.process.startup_stage import enter_stage, observe_stages
-from hlat.runtime.process.verbosity import be_verbose, is_verbose
+from hlat.runtime.process.verbosity import VERBOSE_ENV, be_verbose, is_verbose
 
 __all__ = [
     "DEADLINE_ENV",
@@ -31,6 +31,7 @@ __all__ = [
     "REQUEUE_CODE",
     "STOP_EXIT_CODES",
     "STOP_SIGNALS",
+    "VERBOSE_ENV",
     "CompilationFailed",
     "be_verbose",
     "begin_compiling",

@@ -15,7 +15,7 @@ REQUEUE_CODE = 75
 DEADLINE_ENV = "HLAT_DEADLINE"
 """Environment variable with the time at which a run saves and stops, in seconds of ``machine_clock``."""
 
-INTERRUPTED_MESSAGE = "interrupted: completed work is kept, and the same command resumes from there"
+INTERRUPTED_MESSAGE = "interrupted: completed work is kept; the same command goes on from there, or begins anew"
 """Message that is printed after Ctrl-C."""
 
 _PREEMPTING = (signal.SIGTERM, signal.SIGUSR1)

@@ -95,6 +95,7 @@ def _kind(chain: list[BaseException], names: set[str], status: int | None) -> Fa
         ),  # set by google.auth
         (bool(names & _NO_CREDENTIALS), FailureKind.NO_CREDENTIALS),
         (status in by_status, by_status.get(status or 0, FailureKind.OTHER)),
+        ("OfflineModeIsEnabled" in names, FailureKind.OTHER),  # HF_HUB_OFFLINE, a ConnectionError: no time will help
         (_unknown_host(chain), FailureKind.NO_HOST),
         (not names.isdisjoint(refused), FailureKind.OTHER),
         (bool(names & _TRANSIENT) or _transient_errno(chain) is not None, FailureKind.TRANSIENT),

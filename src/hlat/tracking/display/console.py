@@ -12,9 +12,9 @@ from contextlib import ExitStack
 from typing import Any, Protocol, TextIO
 
 from hlat.config.sections import TrackingConfig
-from hlat.runtime import BottomLine, draws_lines, escape_controls, open_line
+from hlat.runtime import BottomLine, draws_lines, escape_controls, open_line, spinner
 from hlat.runtime.process import observe_stages, print_json_lines
-from hlat.tracking.display.status_line import Field, bar, fit, has_colour, spinner
+from hlat.tracking.display.status_line import Field, bar, fit, has_colour
 from hlat.tracking.json_console import JsonConsole
 from hlat.tracking.metrics import Metrics
 from hlat.tracking.metrics_text import duration, named_values, progress, values
@@ -34,6 +34,9 @@ class Console(Protocol):
 
     def message(self, text: str) -> None:
         """Show a line of text."""
+
+    def warning(self, text: str) -> None:
+        """Show a warning."""
 
     def event(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Show an event, on a console for programs; people get messages."""
@@ -56,12 +59,19 @@ def console_kind(config: TrackingConfig, stream: TextIO) -> str:
     return kind
 
 
+def shows_a_line(config: TrackingConfig) -> bool:
+    """Return True if the recipe's console is a line at the bottom of the terminal of standard output."""
+    return console_kind(config, sys.stdout) == "rich"
+
+
 def make_console(config: TrackingConfig, stream: TextIO | None, *, total_steps: int, start_step: int) -> Console:
     """Return the recipe's console; ``auto`` and ``rich`` are the progress bar if the stream is a terminal."""
     stream = stream or sys.stdout
     kind = console_kind(config, stream)
     if kind == "none":
         return SilentConsole()
+    if kind == "warnings":
+        return WarningsConsole(stream)
     if kind == "plain":
         return PlainConsole(stream)
     if kind == "json":
@@ -81,11 +91,30 @@ class SilentConsole:
     def message(self, text: str) -> None:
         """Show nothing."""
 
+    def warning(self, text: str) -> None:
+        """Show nothing."""
+
     def event(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Show nothing: people get messages."""
 
     def close(self) -> None:
         """Do nothing."""
+
+
+class WarningsConsole(SilentConsole):
+    """Console that shows warnings only.
+
+    Args:
+        stream: receives them, a line each.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def warning(self, text: str) -> None:
+        """Print a warning."""
+        self._stream.write(escape_controls(f"warning: {text}") + "\n")
+        self._stream.flush()
 
 
 class PlainConsole:
@@ -113,6 +142,10 @@ class PlainConsole:
         self._said_at = self._clock()
         self._stream.write(escape_controls(text) + "\n")
         self._stream.flush()
+
+    def warning(self, text: str) -> None:
+        """Print a warning."""
+        self.message(f"warning: {text}")
 
     def event(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Show nothing: people get messages."""
@@ -190,6 +223,10 @@ class ProgressBarConsole:
     def message(self, text: str) -> None:
         """Print a line of text above the line."""
         self._line.print(text)
+
+    def warning(self, text: str) -> None:
+        """Print a warning above the line."""
+        self.message(f"warning: {text}")
 
     def event(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Show nothing: people get messages."""

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from hlat.runtime import BottomLine, draws_lines, open_line
-from hlat.tracking.display.start_display import StageLine
-from hlat.tracking.display.status_line import Field, bar, fit, has_colour, spinner
+from hlat.runtime import BottomLine, StageLine, draws_lines, open_line, spinner
+from hlat.tracking.display.status_line import Field, bar, fit, has_colour
 from hlat.tracking.metrics_text import duration
 
 COUNTED = {"train tokenizer": "merges"}

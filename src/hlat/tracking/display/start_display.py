@@ -11,24 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from hlat.config.sections import TrackingConfig
-from hlat.runtime import BottomLine
+from hlat.runtime import BottomLine, StageLine
 from hlat.runtime.process import observe_stages
 from hlat.tracking.display.console import console_kind
-from hlat.tracking.display.status_line import Field, fit, spinner
 
 _WORTH_SAYING = 2.0  # seconds
-
-
-class StageLine:
-    """The present stage as a line for a terminal: a spinner, its name and its seconds."""
-
-    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._name, self._clock, self._begin = name, clock, clock()
-
-    def __call__(self, width: int) -> str:
-        """Return the line for a width in columns."""
-        seconds = self._clock() - self._begin
-        return fit([Field(f"{spinner()} {self._name}", 0), Field(f"{seconds:.0f} s", 1)], width)
 
 
 class StageLines:

@@ -4,17 +4,13 @@ fields in the order of display, each with its rank --fit--> one line of at most 
 """
 
 import os
-import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
 from rich.cells import cell_len, set_cell_size
 
-_FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-_ASCII_FRAMES = "|/-\\"
-_PER_SECOND = 8.0
+from hlat.runtime import writes_unicode
 
 
 @dataclass(frozen=True)
@@ -46,12 +42,6 @@ def _columns(fields: Sequence[Field]) -> int:
     return sum(cell_len(field.text) for field in fields) + 2 * max(0, len(fields) - 1)
 
 
-def spinner(stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> str:
-    """Return the frame of the spinner at this moment: a sign that the program is alive."""
-    frames = _FRAMES if writes_unicode(stream) else _ASCII_FRAMES
-    return frames[int(clock() * _PER_SECOND) % len(frames)]
-
-
 def bar(share: float, width: int, stream: TextIO | None = None) -> str:
     """Return a bar of which a share is filled."""
     full, empty = ("━", "─") if writes_unicode(stream) else ("#", "-")
@@ -62,13 +52,3 @@ def bar(share: float, width: int, stream: TextIO | None = None) -> str:
 def has_colour() -> bool:
     """Return True unless the environment says NO_COLOR (https://no-color.org)."""
     return not os.environ.get("NO_COLOR")
-
-
-def writes_unicode(stream: TextIO | None = None) -> bool:
-    """Return True if a stream, or standard output, can encode the characters of bar and spinner."""
-    encoding = getattr(stream or sys.stdout, "encoding", None) or "utf-8"
-    try:
-        "━⠋".encode(encoding)
-    except (UnicodeError, LookupError):
-        return False
-    return True

@@ -56,6 +56,6 @@ def report_tier_notes(notes: Iterable[TierEvent], tracker: Tracker | OtherRankTr
             tracker.event(note.kind, step=note.step, message=note.message, seconds=note.seconds)
         if note.kind == "remote_failed":
             which = "" if note.step is None else f" of step {note.step}"
-            tracker.message(f"no copy of the checkpoint{which} in the object store: {note.message}")
+            tracker.warn(f"no copy of the checkpoint{which} in the object store: {note.message}")
         elif note.kind != "remote":
             tracker.message(note.message)

@@ -97,6 +97,7 @@ class Checkpointer(TrainingComponent):
         self._background, self._clock = background, clock
         self._config = state.recipe.checkpoint
         self._prepared = False
+        self._postponed = False  # True while a checkpoint waits for an update that is applied
         self._pending = False  # True while a submitted save has no result yet
         self._stall: dict[str, float] = {}  # seconds that training stood still for the save
         self._failures: list[SaveResult] = []  # in a row
@@ -112,6 +113,9 @@ class Checkpointer(TrainingComponent):
     def after_step(self, end: StepEnd) -> None:
         """Save a checkpoint or a snapshot, if one is due; the last step is always saved. Collective.
 
+        After a step whose update was refused because a number was not finite, the save waits for the next update that
+        is applied: weights without a finite gradient may be ruined, and would take the place of good ones.
+
         Raises:
             StateLostError: the run's folder is gone.
             StorageError: ``checkpoint.failures`` saves in a row have failed.
@@ -119,9 +123,14 @@ class Checkpointer(TrainingComponent):
         self._receive(wait=False)
         self._prepare()
         snapshot_due = self._snapshots.is_due()
-        checkpoint_due = end.is_last or any(self._state.step % every == 0 for every in _periods(self._config))
+        scheduled = any(self._state.step % every == 0 for every in _periods(self._config))
+        checkpoint_due = end.is_last or scheduled or self._postponed
         if not checkpoint_due and not snapshot_due:
             return
+        if end.result.verdict.leaves_doubt and not end.is_last:
+            self._postponed = checkpoint_due
+            return
+        self._postponed = False
         enter_phase("checkpoint")
         begin = self._clock()
         self.wait_for_save()
@@ -260,7 +269,7 @@ class Checkpointer(TrainingComponent):
         with suppress(StorageError):
             self._tracker.event(kind, step=result.step, **fields)
         if failed and not failed_before:  # once: a full folder fails many in a row
-            self._tracker.message(f"snapshot of step {result.step} failed, training continues: {result.message}")
+            self._tracker.warn(f"snapshot of step {result.step} failed, training continues: {result.message}")
 
     def _report_refusal(self, refusal: FailedAttempt) -> None:
         text = f"checkpoint of step {refusal.step}: attempt {refusal.attempts} failed, retrying: {refusal.message}"

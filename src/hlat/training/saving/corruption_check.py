@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from hlat.checkpoint import software_versions
 from hlat.resilience import CorruptionIncident, Mismatch, ReplicaCheck
-from hlat.runtime import CorruptionError, PersistentCorruptionError, StorageError
+from hlat.runtime import CorruptionError, PersistentCorruptionError, StorageError, plural
 from hlat.runtime.process import enter_phase
 from hlat.runtime.storage import sync_to_disk
 from hlat.tracking import OtherRankTracker, Tracker
@@ -146,7 +146,7 @@ class CorruptionCheck(TrainingComponent):
     def _layout(self) -> str:
         """Layout and library versions in which a repeated step has the same bits."""
         parallel = self._state.recipe.parallel.model_dump_json()
-        return f"{self._state.runtime.world} processes, {parallel}, {json.dumps(software_versions())}"
+        return f"{plural(self._state.runtime.world, 'process')}, {parallel}, {json.dumps(software_versions())}"
 
 
 def _message(incident: CorruptionIncident, state: RunState) -> str:

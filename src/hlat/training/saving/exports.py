@@ -172,7 +172,7 @@ class WeightExports(TrainingComponent):
     def _fail(self, saved: SavedCheckpoint, message: str) -> None:
         with suppress(StorageError):  # the disk that failed the export may fail the event too
             self._tracker.event("export_failed", step=saved.step, message=message)
-        self._tracker.message(f"the export of step {saved.step} failed, training continues: {message}")
+        self._tracker.warn(f"the export of step {saved.step} failed, training continues: {message}")
 
     def _target(self, saved: SavedCheckpoint) -> Path:
         recipe = self._state.recipe

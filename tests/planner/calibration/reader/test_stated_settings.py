@@ -7,9 +7,9 @@ import pytest
 
 from hlat.hardware import load_catalog
 from hlat.planner.calibration.reader import (
+    Recomputation,
     UnreadableError,
     find_framework,
-    keeps_projections,
     read_recompute,
     read_schedule,
 )
@@ -94,16 +94,16 @@ def test_a_vocabulary_follows_from_the_number_of_parameters():
 
 @pytest.mark.parametrize("text", ["save qkvo_proj", "offload qkv_proj and input", "saves attention proj"])
 def test_recomputation_that_keeps_the_projections_repeats_the_feed_forward_block(text):
-    assert read_recompute(text).value == "full" and keeps_projections(text)
+    assert read_recompute(text).value == Recomputation("full", kept="projections")
     every, some, none = (read(activation_ckpt=policy) for policy in ("full", text, "none"))
     # gate and up of the three matrices, beside attention's 2 x 128 x 40 columns
-    assert some.workload.layout.recomputed_share == pytest.approx(2 * 14336 / (3 * 14336 + 2 * 128 * 40))
+    assert some.workload.layout.recomputed_products == pytest.approx(2 * 14336 / (3 * 14336 + 2 * 128 * 40))
     one, two, three = seconds(every, some, none)
     assert one > two > three
 
 
 def test_pax_words_for_recomputing_everything():
-    assert read_recompute("SAVE_NOTHING").value == "full" and not keeps_projections("SAVE_NOTHING")
+    assert read_recompute("SAVE_NOTHING").value == Recomputation("full")
 
 
 def test_gradients_in_sixteen_bits_and_fused_kernels():

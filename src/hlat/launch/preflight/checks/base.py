@@ -118,11 +118,6 @@ class HealthCheck:
     is_quick: bool = False
 
 
-def plural(count: int, noun: str) -> str:
-    """Return a count with its noun: ``1 host``, ``2 hosts``."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def megabytes(rate: float) -> str:
     """Format bytes per second."""
     return f"{rate / 1e9:.1f} GB/s" if rate >= 1e9 else f"{rate / 1e6:.3g} MB/s"

@@ -12,8 +12,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from hlat.launch.preflight.checks.base import Evidence, Facts, HealthCheck, Symptom, plural
+from hlat.launch.preflight.checks.base import Evidence, Facts, HealthCheck, Symptom
 from hlat.launch.preflight.place import HostView
+from hlat.runtime import plural
 from hlat.tracking import read_events
 
 _KINDS = ("host", "hang", "signal")  # not errors that a process has reported: the program's, or of a peer

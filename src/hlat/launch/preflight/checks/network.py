@@ -4,9 +4,10 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from hlat.launch.preflight.checks.base import Evidence, Facts, HealthCheck, Symptom, culprits, megabytes, plural
+from hlat.launch.preflight.checks.base import Evidence, Facts, HealthCheck, Symptom, culprits, megabytes
 from hlat.launch.preflight.links import connect, measure_rate
 from hlat.launch.preflight.place import HostView, Peer
+from hlat.runtime import plural
 
 _THREADS = 16
 _SLOWEST = 40e6

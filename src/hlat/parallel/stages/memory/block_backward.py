@@ -12,77 +12,11 @@ are recomputed allocate their results when backward first needs one of them (``a
 Architectures with norms in other places are counted alike: their norms run elsewhere, with the same tensors.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from hlat.parallel.stages.memory.block_tape import CONTEXT_TENSORS, BlockTape, BlockTensors, Peak, norm_tensors
 
 _FP32 = 4
-_CHAIN = (  # steps of RECOMPUTABLE in order of execution: a recomputed step needs the one before it
-    "attention_input",
-    "qkv",
-    "attention_output",
-    "residual",
-    "feed_forward_input",
-    "gate_up",
-    "inner",
-)
-CORE_STEPS = frozenset({"attention_log_sum", "attention_output"})
-"""Steps that run core attention again."""
-CONTEXT_TENSORS = frozenset({"gathered_keys_values", "attention_chunks", "attention_masks"})
-"""Tensors that core attention saves with context parallelism."""
-
-
-@dataclass(frozen=True)
-class BlockTensors:
-    """Bytes of the tensors of a block's backward pass, for one micro-batch on one rank.
-
-    Attributes:
-        saved: tensors saved by the forward pass, by name (``model.derived.activation_bytes``).
-        recomputed: tensors of each recomputed step, which backward allocates, by step and name.
-        stream: the residual stream between attention and feed-forward; sharded with sequence parallelism.
-        inside: the input of attention and of the feed-forward layer, (B, S, D).
-        queries, keys: queries, and keys (or values).
-        inner: the intermediate activation of the feed-forward layer.
-        item: bytes of an element.
-        weights: elements of the weights of "qkv", "output", "gate_up" and "down": of one matrix product, or of several
-            with the same input, in the order of backward.
-        gathers: True with sequence parallelism.
-        reduces: True with tensor parallelism without sequence parallelism.
-        reorders: True if gathered sequences are copied into another order: of several rows.
-        cast: bytes per element of gradients by weights that are cast to another dtype; 0 if they are not.
-        kept: bytes per element of gradients by weights after that, until the end of the block.
-        fused: True if norms, rotations and SwiGLU need no temporary tensors.
-        head_sums: bytes of the gradients by keys and values from each query head; 0 if attention makes none.
-    """
-
-    saved: Mapping[str, float]
-    recomputed: Mapping[str, Mapping[str, float]]
-    stream: float
-    inside: float
-    queries: float
-    keys: float
-    inner: float
-    item: int
-    weights: Mapping[str, tuple[float, ...]]
-    gathers: bool
-    reduces: bool
-    reorders: bool
-    cast: float
-    kept: float
-    fused: bool = False
-    head_sums: float = 0.0
-
-
-@dataclass(frozen=True)
-class Peak:
-    """Most bytes that a pass has beyond what the forward pass saved.
-
-    Attributes:
-        total: all of them.
-        recomputed: those of recomputed tensors.
-    """
-
-    total: float
-    recomputed: float = 0.0
 
 
 def forward_bytes(block: BlockTensors) -> float:
@@ -113,106 +47,23 @@ def backward_peak(block: BlockTensors) -> Peak:
 
     The gradient by the block's output is included, and so are gradients by weights with ``kept`` bytes per element.
     """
-    return _peak(_Tape(block), block)
+    return _peak(BlockTape(block), block)
 
 
 def input_peak(block: BlockTensors) -> Peak:
     """Compute the same for the first half of a split backward pass: gradients by inputs; all that was saved is kept."""
     without = replace(block, weights={name: (0.0,) * len(sizes) for name, sizes in block.weights.items()})
-    return _peak(_Tape(without, split=True), without)
+    return _peak(BlockTape(without, keeps_saved=True), without)
 
 
-def weight_peak(block: BlockTensors) -> Peak:
-    """Compute the same for the second half: gradients by weights, one after the other.
-
-    Norms are differentiated again. What was recomputed for one weight is kept for the others of the block.
-    """
-    steps = {step: sum(tensors.values()) for step, tensors in block.recomputed.items()}
-    before_last_norm = sum(size for step, size in steps.items() if step in _CHAIN[: _CHAIN.index("feed_forward_input")])
-    product = max(size for sizes in block.weights.values() for size in sizes) * (block.item + block.cast)
-    recomputed = sum(steps.values())
-    return max(
-        Peak(recomputed + product, recomputed),
-        Peak(before_last_norm + sum(_norm_tensors(block)), before_last_norm),
-        key=lambda peak: peak.total,
-    )
-
-
-def _peak(tape: "_Tape", block: BlockTensors) -> Peak:
+def _peak(tape: BlockTape, block: BlockTensors) -> Peak:
     tape.add(block.stream)
     _feed_forward(tape, block)
     _attention(tape, block)
     return tape.peak
 
 
-class _Tape:
-    """Bytes beyond those that the forward pass saved: now, and at the peak.
-
-    Args:
-        block: the block.
-        split: True for the first half of a split backward pass: what gradients by weights need stays.
-    """
-
-    def __init__(self, block: BlockTensors, split: bool = False) -> None:
-        self.now, self.peak = 0.0, Peak(0.0)
-        self.split = split
-        self._block, self._saved, self._alive = block, block.saved, dict(block.saved)
-        self._steps = dict(block.recomputed)  # not run again yet
-        self._waiting: dict[str, set[str]] = {}  # by step that ran again: its tensors that are still to be unpacked
-
-    def add(self, *sizes: float) -> None:
-        """Allocate tensors."""
-        self.now += sum(sizes)
-        if self.now > self.peak.total:
-            recomputed = sum(size for name, size in self._alive.items() if name not in self._saved)
-            self.peak = Peak(self.now, recomputed)
-
-    def free(self, *tensors: float | str) -> None:
-        """Free tensors: by size, or by name those that the forward pass saved or that were recomputed.
-
-        All tensors of a recomputed step are freed with the last of them.
-        """
-        for tensor in tensors:
-            if not isinstance(tensor, str):
-                self.now -= tensor
-            elif tensor in self._saved:
-                self.now -= 0.0 if self.split else self._alive.pop(tensor, 0.0)
-            else:
-                self._unpack(tensor)
-
-    def free_copy(self, name: str, share: float, last: bool) -> None:
-        """Free the cast copy of a weight, a share of those of this name; if they are recomputed, all with the last."""
-        if name in self._saved:
-            self.now -= 0.0 if self.split else self._saved[name] * share
-        elif last:
-            self._unpack(name)
-
-    def _unpack(self, name: str) -> None:
-        for step, names in list(self._waiting.items()):
-            names.discard(name)
-            if not names:
-                del self._waiting[step]
-                self.now -= sum(self._alive.pop(tensor) for tensor in self._block.recomputed[step])
-
-    def briefly(self, *sizes: float) -> None:
-        """Allocate tensors together, and free them."""
-        self.add(*sizes)
-        self.free(*sizes)
-
-    def need(self, step: str) -> None:
-        """Recompute a step unless its results are alive, from the last step before it whose results are alive."""
-        if step not in self._steps:
-            return
-        if step in _CHAIN[1:]:
-            self.need(_CHAIN[_CHAIN.index(step) - 1])
-        tensors = self._steps.pop(step)
-        if tensors:
-            self._waiting[step] = set(tensors)
-            self._alive |= tensors
-            self.add(*tensors.values())
-
-
-def _feed_forward(tape: _Tape, block: BlockTensors) -> None:
+def _feed_forward(tape: BlockTape, block: BlockTensors) -> None:
     _enter(tape, block)
     tape.need("inner")
     tape.need("down_weight_copy")
@@ -229,7 +80,7 @@ def _feed_forward(tape: _Tape, block: BlockTensors) -> None:
     _norm(tape, block, "residual", "feed_forward_norm_scale", "feed_forward_norm_weight_copy")
 
 
-def _attention(tape: _Tape, block: BlockTensors) -> None:
+def _attention(tape: BlockTape, block: BlockTensors) -> None:
     _enter(tape, block)
     tape.need("attention_output")
     _product(tape, block, "output", block.queries, "", (_gathered(block),))
@@ -256,7 +107,7 @@ def _attention(tape: _Tape, block: BlockTensors) -> None:
     _norm(tape, block, "x", "attention_norm_scale", "attention_norm_weight_copy")
 
 
-def _enter(tape: _Tape, block: BlockTensors) -> None:
+def _enter(tape: BlockTape, block: BlockTensors) -> None:
     """Gather the gradient by the output of a half of the block."""
     if block.gathers:
         tape.add(block.inside)
@@ -270,7 +121,7 @@ def _gathered(block: BlockTensors) -> float:
 
 
 def _product(
-    tape: _Tape, block: BlockTensors, name: str, by_input: float, saved: str, by_output: tuple[float, ...]
+    tape: BlockTape, block: BlockTensors, name: str, by_input: float, saved: str, by_output: tuple[float, ...]
 ) -> None:
     """Compute gradients of matrix products: by the weights first, then by the input; of several, these are added.
 
@@ -292,7 +143,7 @@ def _product(
             tape.free(saved)
         if index > 0:
             tape.free(by_input)  # added to that of the products before
-        if not tape.split:
+        if not tape.keeps_saved:
             tape.free(output)
         if block.cast:
             tape.add(size * block.cast)
@@ -300,7 +151,7 @@ def _product(
         tape.free(size * ((block.cast or block.item) - block.kept))
 
 
-def _scatter(tape: _Tape, block: BlockTensors) -> None:
+def _scatter(tape: BlockTape, block: BlockTensors) -> None:
     """Sum the gradient by the input of a half over the tensor ranks: ``inside`` becomes ``stream``."""
     if block.gathers:
         if block.reorders:
@@ -312,21 +163,13 @@ def _scatter(tape: _Tape, block: BlockTensors) -> None:
         tape.briefly(block.inside)
 
 
-def _norm(tape: _Tape, block: BlockTensors, source: str, scale: str, weight: str) -> None:
+def _norm(tape: BlockTape, block: BlockTensors, source: str, scale: str, weight: str) -> None:
     """Differentiate a norm and add the gradients of both branches of the residual stream."""
-    tape.briefly(*_norm_tensors(block))
+    tape.briefly(*norm_tensors(block))
     tape.free(source, scale, weight)
-    if tape.split:  # the gradient by its output stays, and that of the stream unless a gathered copy does
+    if tape.keeps_saved:  # the gradient by its output stays, and that of the stream unless a gathered copy does
         tape.add(block.stream, block.stream)
         tape.free(block.stream * (2 if block.gathers else 1))
     else:  # the gradient by its output becomes that by its input
         tape.add(block.stream)
         tape.free(2 * block.stream)
-
-
-def _norm_tensors(block: BlockTensors) -> tuple[float, ...]:
-    """Bytes of the tensors of a norm's backward pass, in fp32: grad, normal, product, grad_x; and grad_x rounded."""
-    if block.fused:
-        return (block.stream,)
-    wide = block.stream * _FP32 / block.item
-    return (wide,) * 4 + (block.stream,) if block.item < _FP32 else (wide,) * 3

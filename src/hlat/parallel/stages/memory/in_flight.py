@@ -40,6 +40,7 @@ class Instant:
         stages: stages that have gradients from earlier passes.
         waiting_received: those of ``waiting`` that began with a gradient from another stage; not weighted.
         last: forward passes alive of the rank's last stage; not weighted.
+        last_waiting: those of ``last`` whose input gradients are computed.
     """
 
     forward: bool
@@ -51,6 +52,7 @@ class Instant:
     stages: float
     waiting_received: int
     last: int
+    last_waiting: int
 
 
 @lru_cache(maxsize=4096)
@@ -108,6 +110,7 @@ def _replay(
             stages=weighted(has_gradients),
             waiting_received=sum(waits[:-1]) + waits[-1] * (_stage(schedule, rank, ranks, each - 1) < last_stage),
             last=passes[-1],
+            last_waiting=waits[-1],
         )
         sent.add(kind, index)
         if kind in ("backward", "weight"):
@@ -173,6 +176,7 @@ def _numbers(instant: Instant) -> tuple[float, ...]:
         instant.stages,
         instant.waiting_received,
         instant.last,
+        instant.last_waiting,
     )
 
 

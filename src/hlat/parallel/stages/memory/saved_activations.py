@@ -17,16 +17,9 @@ from hlat.model.architectures import model_spec
 from hlat.model.derived import RECOMPUTABLE, RankWorkload, activation_bytes, axis_share, element_share
 from hlat.model.kernels import head_sums_shape
 from hlat.parallel.stages.eager_kernels import EagerKernels
-from hlat.parallel.stages.memory.block_backward import (
-    CONTEXT_TENSORS,
-    CORE_STEPS,
-    BlockTensors,
-    Peak,
-    backward_peak,
-    forward_bytes,
-    input_peak,
-    weight_peak,
-)
+from hlat.parallel.stages.memory.block_backward import backward_peak, forward_bytes, input_peak
+from hlat.parallel.stages.memory.block_tape import CONTEXT_TENSORS, CORE_STEPS, BlockTensors, Peak
+from hlat.parallel.stages.memory.weight_gradients import weight_peak
 from hlat.parallel.stages.step_shape import StepShape
 from hlat.precision import MODES
 

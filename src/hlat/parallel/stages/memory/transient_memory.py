@@ -14,7 +14,7 @@ from functools import lru_cache
 from hlat.config.sections import ParallelConfig, Schedule
 from hlat.parallel.mesh import BUCKET_BYTES, Layout
 from hlat.parallel.stages.eager_kernels import ACCELERATOR, EagerKernels
-from hlat.parallel.stages.memory.block_backward import Peak
+from hlat.parallel.stages.memory.block_tape import Peak
 from hlat.parallel.stages.memory.in_flight import Instant, peak_instants
 from hlat.parallel.stages.memory.optimizer_memory import optimizer_instant
 from hlat.parallel.stages.memory.transient_sizes import TransientSizes, transient_sizes
@@ -226,7 +226,9 @@ def _head_gradient(rank: TransientSizes, now: Instant) -> float:
 
 def _waiting(rank: TransientSizes, now: Instant) -> float:
     """Bytes kept for weight gradients that are not computed yet."""
-    return now.waiting * rank.split_pass + now.waiting_received * rank.split_received
+    return (
+        now.waiting * rank.split_pass + now.waiting_received * rank.split_received + now.last_waiting * rank.split_norm
+    )
 
 
 def _at_loss(rank: TransientSizes, now: Instant, common: Bytes) -> list[Bytes]:

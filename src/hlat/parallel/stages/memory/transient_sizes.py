@@ -40,7 +40,8 @@ class TransientSizes:
         head_gradient: gradient of the head, from the backward pass of the loss on, if it takes memory of its own.
         first_head_gradient: the same in the first pass of a stage, whose gradients do not exist yet.
         split_layer, split_pass: tensors that the first half of a split backward pass keeps for the weight gradients, of
-            a layer and of a stage; split_received: those of a pass that are in the receive buffer of a message.
+            a layer and of a stage; split_received: those of a pass that are in the receive buffer of a message;
+            split_norm: that of the final norm, the gradient by its output; 0 without head.
         largest_gradient: the largest gradient of a parameter.
         block_gradient, end_gradient: gradients of a block, and of embedding and head, as they are stored.
         gradients: gradients of one stage.
@@ -71,6 +72,7 @@ class TransientSizes:
     split_layer: float
     split_pass: float
     split_received: float
+    split_norm: float
     largest_gradient: float
     block_gradient: float
     end_gradient: float
@@ -149,6 +151,7 @@ def transient_sizes(
         split_pass=layers / step.virtual * split,
         # The gradient by a stage's output is that of its last product, unless that has a gathered copy.
         split_received=message if gathers else 0.0,
+        split_norm=ends[1] * at_ends.stream,
         largest_gradient=max(*_parameter_sizes(step), at_ends.matrix * any(ends)) * mode.gradients.itemsize,
         block_gradient=block * mode.gradients.itemsize / sharing,
         end_gradient=at_ends.matrix * mode.gradients.itemsize / sharing,

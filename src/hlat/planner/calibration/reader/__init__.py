@@ -23,8 +23,8 @@ from hlat.planner.calibration.reader.frameworks import (
     is_fused,
     read_attention,
 )
-from hlat.planner.calibration.reader.interconnects import Network, read_network
-from hlat.planner.calibration.reader.policies import keeps_projections, read_eight_bit, read_recompute, read_zero
+from hlat.planner.calibration.reader.interconnects import Network, machine_network, read_network
+from hlat.planner.calibration.reader.policies import Recomputation, read_eight_bit, read_recompute, read_zero
 from hlat.planner.calibration.reader.reading import Reading, UnreadableError
 from hlat.planner.calibration.reader.schedules import PipelineWords, read_schedule
 from hlat.planner.calibration.reader.texts import is_unstated, lower, parse_count, parse_number
@@ -35,6 +35,7 @@ __all__ = [
     "Network",
     "PipelineWords",
     "Reading",
+    "Recomputation",
     "RunChip",
     "UnreadableError",
     "find_date",
@@ -43,8 +44,8 @@ __all__ = [
     "is_compiled",
     "is_fused",
     "is_unstated",
-    "keeps_projections",
     "lower",
+    "machine_network",
     "micro_batches_assumed",
     "parse_count",
     "parse_number",

@@ -8,13 +8,14 @@ second), which the reading says. "(tile)" and "GCD" name one of the dies that to
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hlat.hardware import Catalog, Chip, Instance
 from hlat.planner.calibration.reader.reading import Reading, UnreadableError
 from hlat.planner.calibration.reader.texts import is_unstated, lower
 
 _SYNONYMS = (
+    (r"\ba[234]x?-\w+-\d+g\b", ""),  # machines of Google's cloud: 8g is a number of GPUs
     (r"\btrillium\b", "tpu v6e"),
     (r"\bironwood\b", "tpu 7x"),
     (r"\btpu[ -]?v?7x?\b", "tpu 7x"),
@@ -80,10 +81,32 @@ def read_chip(
     name = (text or "").strip()
     if is_unstated(name):
         raise UnreadableError("chip not stated")
-    read = _named(name, _extra(form, memory), catalog, chips_per_node)
+    other = _other_memory(memory)
+    read = _named(name, _extra(form, _power_words(memory) if other else memory), catalog, chips_per_node)
+    if other is not None:
+        chip = read.value.chip
+        assert chip.memory is not None, "chips without memory are refused"
+        changed = chip.model_copy(update={"memory": chip.memory.model_copy(update=other)})
+        return replace(read, value=replace(read.value, chip=changed))
     if not is_unstated(memory):
         _check_memory(name, lower(memory), read.value.chip)
     return read
+
+
+def _other_memory(text: str | None) -> dict[str, float] | None:
+    """A memory that is stated with its rate, and so needs no catalog: "96 GB HBM2e, 2.4 TB/s"; None for others."""
+    rate = re.search(r"(\d+(?:\.\d+)?) ?(g|t)i?b/s", lower(text))
+    size = re.match(r"(\d+(?:\.\d+)?) ?g(i?)b?\b(?!/s)", lower(text))
+    if rate is None or size is None:
+        return None
+    gib = float(size[1]) / (1.0 if size[2] else 1.073741824)
+    return {"gib": gib, "gb_per_second": float(rate[1]) * (1000 if rate[2] == "t" else 1)}
+
+
+def _power_words(text: str | None) -> str:
+    """The power limit in a text, with its unit; empty if there is none."""
+    found = re.search(r"\d{2,4}\s*w(?:atts?)?\b", lower(text))
+    return found[0] if found else ""
 
 
 def _extra(form: str | None, memory: str | None) -> str:
@@ -92,9 +115,8 @@ def _extra(form: str | None, memory: str | None) -> str:
     if words and not re.fullmatch(_FORMS, words):
         raise UnreadableError(f"form factor not understood: {form}")
     stated = "" if is_unstated(memory) else lower(memory)
-    size = re.match(r"(\d+)(?:\.0+)?\s*(?:gi?b?)?(?![\d.])", stated)
-    watts = re.search(r"\d{2,4}\s*w(?:atts?)?\b", stated)
-    return " ".join(filter(None, (words, size and f"{size[1]}gb", watts and watts[0])))
+    size = re.match(r"(\d+)(?:\.0+)?\s*(?:gi?b?)?(?![\d.]|\s*w)", stated)
+    return " ".join(filter(None, (words, size and f"{size[1]}gb", _power_words(memory))))
 
 
 def _check_memory(name: str, text: str, chip: Chip) -> None:
@@ -117,7 +139,7 @@ def _named(name: str, extra: str, catalog: Catalog, chips_per_node: int) -> Read
         assert chip is not None, "the catalog has been validated"
         return Reading("chip", name, RunChip(chip, instance))
     exact = catalog.chip(name) or catalog.chip_by_torch_name(name)
-    if exact is not None:
+    if exact is not None and not _power_words(extra):
         return _on_machine(name, exact, catalog, chips_per_node)
     return _by_words(name, extra, catalog, chips_per_node)
 

@@ -24,6 +24,10 @@ Passes = Literal["replica", "one", "accelerator"]
 """Meaning of a micro-batch: of a data-parallel replica per accumulation step; the replica's batch of a step in one pass
 unless an accumulation is stated; all of a device's sequences in one pass of an XLA program."""
 
+Selective = Literal["attention", "operators", "granularity"]
+"""Meaning of "selective" recomputation: attention's core, unless layers are named; every second product (torchtitan's
+default, train_configs/llama3_8b.toml); Megatron-LM's granularity, which is of modules, never of some layers."""
+
 
 @dataclass(frozen=True)
 class Framework:
@@ -51,6 +55,10 @@ class Framework:
         causal_softmax: True if its softmax of scores in memory reads only those that a causal mask leaves.
         repeats_blocks: True if it recomputes blocks to their end, the last all-reduce included.
         transformer_engine: True if its fp8 is Transformer Engine's.
+        selective: meaning of "selective" recomputation.
+        shards_sequence: True if tensor parallelism has sequence parallelism unless told otherwise.
+        interpreted: True if Python launches the kernels of eager programs; False for programs in C.
+        extra_kernels: kernels of a layer's forward pass that the host launches besides those of every eager program.
     """
 
     name: str
@@ -73,6 +81,10 @@ class Framework:
     causal_softmax: bool = False
     repeats_blocks: bool = False
     transformer_engine: bool = False
+    selective: Selective = "attention"
+    shards_sequence: bool = True
+    interpreted: bool = True
+    extra_kernels: int = 0
 
     def adds_apart(self, date: int) -> bool:
         """True if kernels of their own add gradients of weights, at a date (0 if it is unknown: its last state)."""
@@ -89,49 +101,60 @@ class Framework:
 # and ``main_grad`` buffers; DeepSpeed's optimizers set gradients to None. Functions that recompute all of a block
 # are ``CheckpointFunction`` of Megatron-LM (tensor_parallel/random.py) and DeepSpeed (activation_checkpointing/
 # checkpointing.py), Paddle's ``RecomputeFunction``; torch's own stops early since 2.1.
+# fms-fsdp reduces gradients in bf16 (fms_fsdp/policies/mixed_precision.py). Sequence parallelism is off unless asked
+# for in InternEvo (docs, parallel.rst: mode "mtp"), Colossal-AI (ShardConfig), Megatron-DeepSpeed (arguments.py).
+# nanotron (July 2024) launches 14 kernels more per layer: sums of masks, zeros, copies of queries, keys and values.
 # The first entry that occurs decides: combinations before their parts, and first names that mention another program.
 FRAMEWORKS = (
     Framework("Meta", r"meta internal", third=True),
     Framework("OneFlow", r"oneflow\S*|libai", fused=True, flash_since=202212, fused_loss=True),
     Framework("NxDT", r"neuronx?\S*|nxdt?|optimum[- ]neuron|torchneuron", xla=True, fused=True, third=True),
     Framework("Megatron-DeepSpeed", r"megatron[- ]?deepspeed|deepspeed ?\+ ?megatron|gpt-?neox", sixteen_bit_sums=True,
-              flash_since=202301, pads_vocabulary=True, causal_softmax=True, repeats_blocks=True),
+              flash_since=202301, pads_vocabulary=True, causal_softmax=True, repeats_blocks=True,
+              selective="granularity", shards_sequence=False),
     Framework("NeMo Megatron", r"nemo[- ]megatron(?:-launcher)?|nemo ?(?:1\.)?2[12]\.\d+\S*", flash_since=202303,
-              pads_vocabulary=True, zeroes_sums=True, causal_softmax=True, repeats_blocks=True),
+              pads_vocabulary=True, zeroes_sums=True, causal_softmax=True, repeats_blocks=True,
+              selective="granularity"),
     Framework("Megatron-Core", r"megatron[- ]?(?:core|bridge)|mcore|nemo(?: framework)? ?(?:2[4-9](?:\.\d+)*|2\.\d\S*)|"
               r"megascale|mlperf\S*", fused=True, overlaps_tensor=True, interleaves=True, third=True, fused_loss=True,
               products_add_since=1, pads_vocabulary=True, zeroes_sums=True, causal_softmax=True, repeats_blocks=True,
-              transformer_engine=True),
+              transformer_engine=True, selective="granularity"),
     Framework("NeMo", r"nemo\S*", fused=True, flash_since=202303, third=True, fused_loss=True,
               products_add_since=1, pads_vocabulary=True, zeroes_sums=True, causal_softmax=True, repeats_blocks=True,
-              transformer_engine=True),
+              transformer_engine=True, selective="granularity"),
     Framework("Megatron-LM", r"megatron(?:-lm)?", flash_since=202301, products_add_since=202204,
               pads_vocabulary=True, zeroes_sums=True, causal_softmax=True, repeats_blocks=True,
-              transformer_engine=True),
+              transformer_engine=True, selective="granularity"),
     Framework("MaxText", r"maxtext|jax\S*|pax\S*|praxis|t5x|easylm|levanter|flax|marin|tpu-recipes", "accelerator",
               xla=True, fused=True, shards=True, third=True),
     Framework("PyTorch/XLA", r"torch[- _]?xla|pytorch/xla|torchprime|pytorch-tpu", "accelerator", xla=True, fused=True,
               shards=True, third=True),
-    Framework("torchtitan", r"torchtitan", "one", shards=True, composes=True),
-    Framework("fms-fsdp", r"fms-?fsdp|foundation[- ]model[- ]stack", "one", shards=True, flash_since=202303),
+    Framework("torchtitan", r"torchtitan", "one", shards=True, composes=True, selective="operators"),
+    Framework("fms-fsdp", r"fms|fms-?fsdp|foundation[- ]model[- ]stack", "one", shards=True, flash_since=202303,
+              sixteen_bit_sums=True, composes=True),
     Framework("LLM Foundry", r"composer|llm[- ]?foundry|mosaicml\S*|mpt", shards=True, first_until=202401,
               fused_loss=True, transformer_engine=True),
     Framework("OLMo", r"olmo(?:-core)?", shards=True),
-    Framework("picotron", r"picotron|nanotron"),
-    Framework("litgpt", r"lit-?gpt|lightning|tinyllama", shards=True, fused_loss=True),
-    Framework("InternEvo", r"interne?vo|internlm", flash_since=202306, fused_loss=True),
-    Framework("Colossal-AI", r"colossal-?ai|hetu\S*|alpa|galvatron", sixteen_bit_sums=True, flash_since=202303),
+    Framework("nanotron", r"nanotron", extra_kernels=14),
+    Framework("picotron", r"picotron"),
+    Framework("llm.c", r"llm\.c", fused=True, interpreted=False, third=True, fused_loss=True, products_add_since=1),
+    Framework("litgpt", r"lit-?gpt|tinyllama", shards=True, fused_loss=True),
+    Framework("InternEvo", r"interne?vo|internlm", flash_since=202306, fused_loss=True, shards_sequence=False),
+    Framework("Colossal-AI", r"colossal-?ai|hetu\S*|alpa|galvatron", sixteen_bit_sums=True, flash_since=202303,
+              shards_sequence=False),
     Framework("PyTorch FSDP", r"fsdp2?", shards=True, composes=True),
+    Framework("PyTorch DDP", r"ddp", composes=True),
     Framework("DeepSpeed", r"deepspeed|accelerate|transformers|axolotl|hf trainer", sixteen_bit_sums=True,
               flash_since=202307, composes=True, repeats_blocks=True),
     Framework("xformers", r"xformers|fair internal|metaseq", flash_since=202211),
+    Framework("litgpt", r"lightning", shards=True, fused_loss=True),
     Framework("PyTorch FSDP", r"pytorch|torch|nanogpt|nanochat", shards=True, composes=True),
     Framework("PaddlePaddle", r"paddle\w*", flash_since=202307, composes=True, fused_loss=True,
               repeats_blocks=True),
     Framework("ATorch", r"atorch", shards=True, composes=True),
     Framework("Primus", r"primus", flash_since=202301, products_add_since=1, pads_vocabulary=True,
               zeroes_sums=True, causal_softmax=True, repeats_blocks=True,
-              transformer_engine=True),
+              transformer_engine=True, selective="granularity"),
     Framework("Transformer Engine", r"transformer[- ]?engine|te", fused=True, third=True, products_add_since=1,
               transformer_engine=True),
 )  # fmt: skip
@@ -143,11 +166,13 @@ _NO_FLASH = (
 )
 _SWITCH = re.compile(r"use flash[- ]?att(?:entio)?n\s*[=:]?\s*(1|0|true|false|yes|no)(?![\w.])")
 _NUMBERED = re.compile(
-    r"flash attn ([12])(?=\.\d)|(?:flash[- ]?attention|flash[- ]?attn|flash|fa)[- ]?v?([1-4])(?![\d.])"
+    r"flash attn ([12])(?=\.\d)|(?<![a-z0-9])(?:flash[- ]?attention|flash[- ]?attn|flash|fa)[- ]?v?([1-4])(?![a-z0-9.])"
 )
 _FLASH = re.compile(r"(?<![a-z0-9])flash(?:[- ]?att(?:entio)?n)?(?![a-z0-9])")
 _XLA_CUDNN = 202408
 """Month of JAX 0.4.31, whose ``jax.nn.dot_product_attention`` can take cuDNN's kernel."""
+_ENGINE_CUDNN = 202405
+"""Month from which Transformer Engine's users take cuDNN's kernel on Hopper (NeMo, pull request 9188)."""
 _FIRST_KERNELS = r"xformers|memory[- ]efficient attention|triton (?:flash )?attention|attn_impl[=: ]*triton"
 _THIRD_KERNELS = r"cudnn\S*(?: \w+)* attention|cudnn\S*|fused[- ]attention|splash\S*|transformer[- ]?engine"
 _SECOND_KERNELS = r"sdpa|flex-?attention|scaled dot product attention"
@@ -199,6 +224,9 @@ def read_attention(framework: Framework, row_text: str, precision: str, date: in
     if framework.xla and not compiled and not _FLASH.search(lower(row_text)) and 0 < date < _XLA_CUDNN:
         reason = f"{framework.name} on a GPU before cuDNN's attention in JAX: scores in memory"
         return Reading("attention", row_text, MATERIALIZED_SCORES, "implied", reason, 0.05)
+    if framework.third and not framework.xla and family != "ampere" and 0 < date < _ENGINE_CUDNN:
+        reason = f"{framework.name} before Transformer Engine preferred cuDNN: FlashAttention 2"
+        return Reading("attention", row_text, FLASH_ATTENTION_2, "implied", reason, 0.03)
     if framework.xla or framework.third:
         newest = FLASH_ATTENTION_2 if family == "ampere" else FLASH_ATTENTION_3
         kernel = FLASH_ATTENTION_3 if framework.xla or framework.overlaps_tensor else newest

@@ -26,6 +26,12 @@ _PORTS = {
 """Gb/s of one port."""
 _EFA = {"a100": 400, "h100": 3200, "h200": 3200, "b200": 3200, "b300": 6400, "trainium1": 800, "trainium2": 3200}
 """Gb/s per instance, by chip: p4d and p4de, p5, p5e and p5en, p6-b200, p6-b300, trn1, trn2."""
+_MACHINES = {
+    r"a3[- ]?mega\w*(?:-\w+)?": 1600, r"a3[- ]?ultra\w*(?:-\w+)?": 3200, r"a3(?:[- ]?high\w*(?:-\w+)?)?": 800,
+    r"a4x\w*": 1600, r"a4(?:[- ]?high\w*(?:-\w+)?)?": 3200, r"a2[- ]?(?:high|mega|ultra)\w*(?:-\w+)?": 100,
+}  # fmt: skip
+"""Gb/s of the NICs for GPUs in Google's machines: 4 and 8 of 200 in A3 High and Mega, 8 of 400 in A3 Ultra and A4, 4 of
+400 in A4X (https://cloud.google.com/compute/docs/gpus/gpu-network-bandwidth)."""
 _REACHED = {"omni-?path": 0.34}
 """Share of the nominal rate that NCCL gets, relative to networks with direct access to device memory: 55 Gb/s in
 all-reduces of 16 nodes with four links of 100 Gb/s, which send twice the message (bigscience-workshop/bigscience,
@@ -93,6 +99,15 @@ def read_network(text: str | None, chip: str, chips_per_node: int, usual: float)
     if structure.slices or has_word(r"single[- ]node|one node|1 node|nvlink only", folded.lower()):
         return structure
     raise UnreadableError(f"no rate of a node in {text!r}")
+
+
+def machine_network(text: str | None) -> Network | None:
+    """The network of a cloud's machine that a text names; None if it names none."""
+    small = plain(text).lower()
+    found = next((rate for name, rate in _MACHINES.items() if has_word(name, small)), None)
+    if found is None:
+        return None
+    return Network(found * 1e9 / 8, sure="implied", reason=f"NICs for GPUs of this machine: {found} Gb/s")
 
 
 def _structure(text: str) -> Network:

@@ -5,7 +5,16 @@ RowColumns, chip -> instance of so many chips -> network by the text of the row 
 
 from dataclasses import replace
 
-from hlat.planner.calibration.reader import Network, Reading, RunChip, UnreadableError, lower, read_network
+from hlat.planner.calibration.reader import (
+    Network,
+    Reading,
+    RunChip,
+    UnreadableError,
+    is_unstated,
+    lower,
+    machine_network,
+    read_network,
+)
 from hlat.planner.calibration.row.columns import RowColumns
 from hlat.planner.problem import DeviceSpec, instance_device
 
@@ -42,6 +51,7 @@ def read_device(columns: RowColumns, chip: RunChip, chips: int, chips_per_node: 
         device,
         reached=device.reached * chip.speed,
         reached_eight_bit=device.reached_eight_bit * chip.speed,
+        attention_rate=device.attention_rate * chip.speed,
         network_rate=network.rate or device.network_rate,
         domain=domain,
     )
@@ -58,6 +68,8 @@ def _network(columns: RowColumns, chip: RunChip, chips: int, chips_per_node: int
     except UnreadableError as error:
         if single:
             return Network()
+        if is_unstated(text) and (machine := machine_network(columns.row.get("chip"))) is not None:
+            return columns.keep(Reading("interconnect", columns.text("chip"), machine, "implied", machine.reason, 0.03))
         reason = f"{error}: the catalog's network of {chip.instance.name}"
         spread = 0.0 if chip.chip.family == "tpu" else _UNKNOWN_NETWORK
         return columns.keep(Reading("interconnect", text or "", Network(), "assumed", reason, spread))

@@ -8,10 +8,10 @@ from dataclasses import replace
 from hlat.planner.calibration.reader import (
     Framework,
     Reading,
+    Recomputation,
     RunChip,
     UnreadableError,
     is_unstated,
-    keeps_projections,
     lower,
     parse_number,
     read_accumulation,
@@ -81,18 +81,35 @@ def read_layout(
     virtual = _virtual(columns, pipeline, framework)
     sequence_parallel = columns.flag("sp")
     if sequence_parallel is None:
-        sequence_parallel = tensor > 1
+        sequence_parallel = tensor > 1 and framework.shards_sequence
         if tensor > 1 and not framework.xla:
-            columns.keep(Reading("sp", "", True, "assumed", "sequence parallelism", 0.03))
-    recompute = columns.keep(read_recompute(row.get("activation_ckpt")))
+            reason = f"{'' if sequence_parallel else 'no '}sequence parallelism"
+            columns.keep(Reading("sp", "", sequence_parallel, "assumed", reason, 0.03))
+    again = columns.keep(read_recompute(row.get("activation_ckpt"), framework.selective))
     zero = columns.keep(read_zero(row.get("zero_stage"), row.get("framework") or "", framework.shards))
     layout = StepLayout(
-        tensor, pipeline, context, data, virtual, zero, micro, batch, sequence, sequence_parallel, recompute
+        tensor, pipeline, context, data, virtual, zero, micro, batch, sequence, sequence_parallel, again.policy
     )
-    up = (1 + shape.gated) * shape.hidden * shape.intermediate
-    kept = recompute == "full" and keeps_projections(row.get("activation_ckpt"))
-    share = up / block_weights(shape) if kept else 1.0
-    return replace(layout, replicas=_replicas(columns, zero, data * context), recomputed_share=share)
+    return replace(
+        layout,
+        replicas=_replicas(columns, zero, data * context),
+        recomputed_layers=again.layers,
+        recomputed_products=_repeated_products(again, shape),
+        recomputed_attention=float(again.kept != "alternate"),
+    )
+
+
+def _repeated_products(again: Recomputation, shape: ModelShape) -> float:
+    """Share of a layer's products, by their weights, that recomputation repeats."""
+    up = shape.hidden * shape.intermediate
+    # In the order of the program: q (kept), k, v (kept), output, gate (kept), up, down (kept).
+    attention = shape.hidden * shape.head_dim * (shape.heads + shape.kv_heads)
+    repeated = {
+        "": block_weights(shape),
+        "projections": (1 + shape.gated) * up,
+        "alternate": attention + shape.gated * up,
+    }
+    return repeated[again.kept] / block_weights(shape)
 
 
 def _replicas(columns: RowColumns, zero: int, ranks: int) -> int:

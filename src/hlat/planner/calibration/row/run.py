@@ -74,6 +74,7 @@ def read_run(row: CsvRow, catalog: Catalog) -> RunReading:
     if software.eight_bit and not device.peak_eight_bit:
         raise UnreadableError(f"{chip.chip.name} has no 8-bit products, precision {row.get('precision')}")
     workload = _fitting(columns, Workload(shape, layout, software, device))
+    workload = _recomputing(columns, workload, framework)
     return RunReading(workload, chips, chip, framework, tuple(columns.readings))
 
 
@@ -106,6 +107,27 @@ def _fitting(columns: RowColumns, workload: Workload) -> Workload:
         value = float(likely[chosen])
         columns.readings[position] = replace(assumed, value=value, reason=reason)
     return workloads[chosen]
+
+
+def _recomputing(columns: RowColumns, workload: Workload, framework: Framework) -> Workload:
+    """The workload; with full recomputation, if none was assumed and the tensors of a step do not fit without it.
+
+    Not for Megatron-LM's relatives: what their interleaved pipelines keep, in part in fp8 or on the host, is counted
+    too roughly for that, and their published recipes recompute parts at most.
+    """
+    position = [one.column for one in columns.readings].index("activation_ckpt")
+    assumed = columns.readings[position]
+    if assumed.sure != "assumed" or framework.selective == "granularity":
+        return workload
+    gradients = np.array([float(max(2, workload.software.gradient_bytes))])
+    # With sharded moments, which a row often does not state either.
+    lightest = replace(workload, layout=replace(workload.layout, zero=max(1, workload.layout.zero)))
+    needed = counted_bytes(WorkloadColumns([lightest]), gradients)
+    if needed[0] <= workload.device.memory_bytes:
+        return workload
+    reason = "full recomputation: without it a step does not fit into the memory"
+    columns.readings[position] = replace(assumed, reason=reason)
+    return replace(workload, layout=replace(workload.layout, recompute="full"))
 
 
 def _refuse_other_models(row: CsvRow) -> None:

@@ -28,6 +28,9 @@ from hlat.planner.problem import (
     SoftwareProfile,
 )
 
+_XLA_OVERLAPS = 202401
+"""Month from which programs set XLA's latency-hiding scheduler on GPUs: NVIDIA's images (JAX-Toolbox, Dockerfile.jax)
+and launchers (AXLearn, cloud/gcp/job.py) have --xla_gpu_enable_latency_hiding_scheduler=true."""
 _SIXTEEN_BIT_SUMS = re.compile(r"pure|(?:main )?grad(?:ient)?s? (?:in )?(?:bf16|fp16)")
 
 
@@ -55,7 +58,7 @@ def read_software(
     named = f"{name} {version} {kernel} {columns.text('notes')}"
     attention = columns.keep(read_attention(replace(framework, xla=xla), named, precision, date, family))
     compiled = _compiled(columns, name)
-    fused, eager = framework.fused or xla or compiled or is_fused(name), not (xla or compiled)
+    fused, eager = framework.fused or xla or compiled or is_fused(name), framework.interpreted and not (xla or compiled)
     materialized = attention == MATERIALIZED_SCORES and not xla  # a sign of programs before 2022
     eight_bit = columns.keep(read_eight_bit(precision))
     sixteen = framework.sixteen_bit_sums or materialized or _SIXTEEN_BIT_SUMS.search(lower(precision)) is not None
@@ -66,14 +69,17 @@ def read_software(
         eager=eager,
         # A chip's compiler schedules collectives of TPUs beside their products; others need a framework that does.
         overlaps_tensor=framework.overlaps_tensor or family == "tpu" or is_async_tensor(name),
-        # XLA programs for GPUs run collectives between their kernels, without overlap.
-        overlaps_data=not materialized and (xla_chip or not xla),
+        # On GPUs, XLA overlapped nothing before. Gradients of scanned layers exist when their loop ends, so that what
+        # is summed across replicas then is waited for.
+        overlaps_data=not materialized and (xla_chip or not xla or not 0 < date < _XLA_OVERLAPS),
+        overlaps_sums=xla_chip or not xla,
         overlaps_context=True,
         eight_bit=eight_bit,
         transformer_engine=eight_bit and not xla and framework.transformer_engine,
         gradient_bytes=2 if sixteen else 4,
         balances_stages=schedule.balances_stages,
         divides_head=schedule.divides_head,
+        extra_kernels=framework.extra_kernels * eager,
         loss_bytes=FUSED_LOSS_BYTES if framework.fused_loss or not eager else COMPOSED_LOSS_BYTES,
         pads_rows=not eager,
         adds_apart=eager and framework.adds_apart(date),
