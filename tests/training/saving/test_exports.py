@@ -85,7 +85,7 @@ class Run:
                 checkpoint=CheckpointConfig.model_validate({"export": {"every_steps": 10, "dir": self.dir}}),
             ),
         )
-        tracker = cast(Any, SimpleNamespace(event=self.event, message=lambda text: None))
+        tracker = cast(Any, SimpleNamespace(event=self.event, message=lambda text: None, warn=lambda text: None))
         self.exports = WeightExports(cast(RunState, self.state), tracker, self.start, linger_seconds=0.0)
 
     def start(self, checkpoint: Path, target: Path, options: Sequence[str]) -> Process:
