@@ -65,7 +65,8 @@ def interval_text(planned: LayoutPrediction, value: float) -> str:
 
 def _two_digits(value: float) -> str:
     """A number rounded to two significant digits, as 64,000."""
-    return f"{float(f'{value:.2g}'):,.0f}" if value >= 10 else f"{value:#.2g}"
+    rounded = float(f"{value:.2g}")
+    return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:#.2g}"
 
 
 def compare(chosen: LayoutPrediction, other: LayoutPrediction) -> str:
