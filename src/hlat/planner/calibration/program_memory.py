@@ -108,18 +108,14 @@ def program_bytes(run: PublishedRun) -> ProgramBytes:
     """Count the bytes on the device that needs most, without what its allocator and runtime add."""
     profile = profile_of(run)
     work = run.workload
-    if profile.operator_policy and work.layout.recompute == "none" and _says_selective(run):
-        # Times read the policy of operators as none, since the products that it repeats are few.
+    if profile.operator_policy and work.layout.recompute == "full" and not work.layout.recomputed_attention:
+        # Times read the policy of operators as full recomputation that keeps attention and every second product.
         work = replace(work, layout=replace(work.layout, recompute="selective"))
     if profile.distributed_optimizer and not work.layout.zero:
         work = replace(work, layout=replace(work.layout, zero=1))
     ends = (True,) if work.layout.pipeline == 1 else (False,) if profile.logs_first else (False, True)
     found = [_stage(work, profile, last) for last in ends]
     return max(found, key=lambda each: each.state + each.transient)
-
-
-def _says_selective(run: PublishedRun) -> bool:
-    return "selective" in lower(run.row.get("activation_ckpt"))
 
 
 def _stage(work: Workload, profile: ProgramProfile, last: bool) -> ProgramBytes:
@@ -192,7 +188,7 @@ def _kept(work: Workload, profile: ProgramProfile) -> float:
     shards = layout.tensor if layout.sequence_parallel else 1
     entry = 2 * shape.hidden / shards
     if layout.recompute == "full":
-        return entry
+        return layout.recomputed_layers * entry + (1 - layout.recomputed_layers) * _all_kept(work)
     if profile.operator_policy and layout.recompute == "selective":
         return _operator_policy(work)
     scores = _scores(work) if layout.recompute == "selective" else 0.0
