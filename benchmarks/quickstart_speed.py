@@ -1,6 +1,11 @@
 """Speed and loss of the quickstart's recipe in two checkouts of hlat, by the clock, with the same text and seeds.
 
     python benchmarks/quickstart_speed.py --before CHECKOUT [--steps N] [--longer M] [--seeds 0 1] [--text FILE]
+        [--override a.b=c]
+
+A processor without AVX-512 is imitated by ``ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=
+AVX2`` in the environment and ``--override precision.mode=fp32``: torch, oneDNN and MKL keep to AVX2 then, and hlat
+takes the kernels of such a processor.
 
 Three runs alternate for each seed: the other checkout and this one train N steps, and this one trains M steps more
 within the time that the other needed for N (M is to be chosen so; the table says how long each took). Speed is the
@@ -45,9 +50,11 @@ def main() -> None:
     parser.add_argument("--longer", type=int, default=240)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--text", type=Path)
+    parser.add_argument("--override", action="append", default=[], metavar="FIELD=VALUE", help="of the recipe")
     options = parser.parse_args()
     record, rows = Recorder(__file__, "quickstart.md"), defaultdict(list)
     text = [f"data.path={options.text}"] if options.text else [f"data.sources={json.dumps(standard_library())}"]
+    text += options.override
     before, longer = options.before.resolve(), options.steps + options.longer
     sides = {"before": (before, options.steps), "now": (ROOT, options.steps), "now, as long": (ROOT, longer)}
     with tempfile.TemporaryDirectory() as folder:

@@ -48,7 +48,9 @@ def texts(count: int, words: int, start: int = 0) -> list[str]:
 
 def test_a_source_of_few_documents_is_named_with_its_tokens_as_the_preparation_counts_them(tmp_path: Path) -> None:
     content = sections(tmp_path, {"prose": texts(900, 4), "code": texts(40, 20, 900)}, fraction=0.05)
-    notes = [str(note) for note in check(content).notes if note.rule == "validation"]
+    report = check(content)
+    assert not any(note.rule == "validation" for note in report.before_training), "the run itself says it, exactly"
+    notes = [str(note) for note in report.notes if note.rule == "validation"]
     done = prepared(content, tmp_path / "data")
     said = [note for note in done.notes if "for validation" in note]
     assert len(notes) == len(said) == 1

@@ -11,6 +11,15 @@ def price(month: str | None, name: str, kind: str = "on-demand") -> float | None
     return None if found is None else found.usd_per_hour
 
 
+def test_the_earliest_month_that_is_named_has_a_price_and_the_one_before_has_none() -> None:
+    with pytest.raises(HardwareError, match=r"the earliest are of \d{4}-\d{2}") as caught:
+        with_prices_of(load_catalog(), "2010-01")
+    year, month = map(int, str(caught.value)[-7:].split("-"))
+    assert with_prices_of(load_catalog(), f"{year}-{month:02}")
+    with pytest.raises(HardwareError):
+        with_prices_of(load_catalog(), f"{year - (month == 1)}-{month - 1 or 12:02}")
+
+
 def test_the_prices_of_the_papers_cost_comparison() -> None:
     """HLAT (2024), cost per 4 million tokens: 21.50 USD an hour for trn1.32xlarge, 32.77 for p4d.24xlarge."""
     assert (price("2024-04", "trn1.32xlarge"), price("2024-04", "p4d.24xlarge")) == (21.50, 32.77)

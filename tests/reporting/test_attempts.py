@@ -29,12 +29,18 @@ def test_a_run_that_dies_before_its_first_step_leaves_its_recipe(cli, recipe_fil
     """The text ends within a row that the checks before a start do not reach."""
     texts = tmp_path / "texts.jsonl"
     texts.write_text('{"text": "the cat sees a river."}\n' * 2000 + '{"text": "the c')
-    done = cli("train", recipe_file, *tiny, f"data.path={texts}")
+    done = cli("train", recipe_file, *tiny, f"data.path={texts}", "data.validation.by=tail")
     assert done.returncode == 2, done.stderr
     assert load_recipe(tmp_path / "run" / "recipe.yaml").run.name == "tiny"
     assert cli("show", tmp_path / "run").stdout.startswith("tiny: failed (")
     [found] = hlat.runs(tmp_path)
     assert found.state == "failed" and str(texts) in found.reason and found.total_steps == 40
+    others = tmp_path / "others.jsonl"
+    others.write_text('{"text": "the cat sees a river."}\n' * 2000 + '{"text": 5}\n')
+    done = cli("train", recipe_file, *tiny, f"data.path={others}", "data.validation.by=tail", "training.steps=30")
+    assert done.returncode == 2, done.stderr
+    [found] = hlat.runs(tmp_path)
+    assert str(others) in found.reason and found.total_steps == 30, "the last attempt, not the first one"
 
 
 def test_a_resumed_run_appends_its_attempt_with_the_changed_fields(cli, recipe_file, tiny, tmp_path):

@@ -170,7 +170,7 @@ def _checked(job: "TrainingJob", world: int) -> "Recipe":
     from hlat.launch.start_checks import Here, load_and_check
 
     report = load_and_check(lambda: job.load(world), Here(1, 1, stores=False))
-    show_notes(report.notes)
+    show_notes(report.before_training)
     return report.recipe
 
 

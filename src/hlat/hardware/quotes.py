@@ -5,7 +5,7 @@
 """
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import Literal
 
 from hlat.hardware.catalog import Catalog, FailureRate, Instance, InstancePrice, PriceKind
@@ -73,9 +73,14 @@ def with_prices_of(catalog: Catalog, month: str | None) -> Catalog:
                 *(price.since for price in instance.past_prices),
             )
         ]
-        first = f"; the earliest are of {min(days):%Y-%m}" if days else ""
+        first = f"; the earliest are of {_first_month(min(days)):%Y-%m}" if days else ""
         raise HardwareError(f"--prices-of {month}: the catalog has no price of that month{first}")
     return catalog.model_copy(update={"instances": instances})
+
+
+def _first_month(day: date) -> date:
+    """Return a day of the first month that begins on a day or after it: prices are those of a month's first day."""
+    return day if day.day == 1 else day.replace(day=1) + timedelta(days=31)
 
 
 def with_quote(catalog: Catalog, quote: tuple[float, Per] | None, interruptions: float | None = None) -> Catalog:

@@ -165,7 +165,7 @@ def supervise_job(
     report = load_and_check(partial(job.load, options.most), here, forked=True)  # before any process starts
     recipe = report.recipe
     ready(recipe)
-    for note in report.notes:
+    for note in report.before_training:
         options.say(f"warning: {note}")
     check_extensions(recipe)
     recovery = recipe.recovery

@@ -21,11 +21,11 @@ import yaml
 from hlat.checkpoint import software_versions
 from hlat.config import Recipe
 from hlat.data.stores import write_atomic
-from hlat.runtime import HlatError, StorageError, host_name, redact, redact_json, redact_value
+from hlat.runtime import DataError, HlatError, StorageError, host_name, redact, redact_json, redact_value
 from hlat.runtime.backend import backend_of
 from hlat.runtime.distributed import Runtime
 from hlat.runtime.storage import ATTEMPTS_NAME, RECIPE_HEAD, RECIPE_NAME, is_foreign_recipe
-from hlat.tracking import EventLog
+from hlat.tracking import EventLog, read_events
 
 _PACKAGES = ("numpy", "pyarrow", "safetensors", "tokenizers", "transformers", "triton")
 _GIT_SECONDS = 5.0  # a git that hangs, such as on a slow file system, must not keep a run from starting
@@ -92,10 +92,11 @@ def record_attempt(recipe: Recipe, runtime: Runtime, origin: RunOrigin | None) -
 
 
 def record_early_failure(recipe: Recipe, error: HlatError) -> None:
-    """Record, as the first event of a run, why it could not begin; a run that began before keeps its events."""
+    """Record why a run could not begin, after earlier attempts' reasons; a run that has begun keeps its events."""
     events = recipe.run_dir / "events.jsonl"
-    with suppress(StorageError):  # the error may be about this very disk
-        if not events.exists():
+    with suppress(StorageError, DataError):  # the error may be about this very disk
+        earlier = read_events(events) if events.exists() else []
+        if all(event.get("event") == "error" for event in earlier):
             log = EventLog(events)
             try:
                 log.append("error", step=0, message=str(error), recipe=redact_json(recipe.model_dump(mode="json")))

@@ -80,8 +80,8 @@ def _diverged(state: RunState, problem: str) -> NumericsError:
     recipe = state.recipe
     clip = "" if recipe.optimizer.clip_norm is not None else ", or optimizer.clip_norm=1.0"
     remedies = (
-        f"Try an optimizer.lr below {recipe.optimizer.lr:g} or a schedule.warmup_steps above "
-        f"{recipe.schedule.warmup_steps}{clip}"
+        f"Try an optimizer.lr well below {recipe.optimizer.lr:g} (usual are 1e-4 to 3e-3) or a schedule.warmup_steps "
+        f"above {recipe.schedule.warmup_steps}{clip}"
     )
     if state.saved is None:
         good = f"No checkpoint has been written. {remedies}: the same command begins anew."

@@ -19,6 +19,7 @@ from typing import Any
 
 from hlat.config import Fix, Problem, Recipe, RecipeError
 from hlat.config.rules import SettingNote
+from hlat.launch.start_checks.odd import VALIDATION_NOTE
 from hlat.launch.start_checks.place import Here, StartPlace
 
 
@@ -33,6 +34,12 @@ class StartReport:
 
     recipe: Recipe
     notes: tuple[SettingNote, ...] = ()
+
+    @property
+    def before_training(self) -> tuple[SettingNote, ...]:
+        """Notes without those that the run gives itself, with exact numbers, once its text is prepared."""
+        exact = {VALIDATION_NOTE} if self.recipe.data.mode == "prepared" else set()
+        return tuple(note for note in self.notes if note.rule not in exact)
 
 
 def load_and_check(load: Callable[[], Recipe], here: Here, *, forked: bool = False) -> StartReport:

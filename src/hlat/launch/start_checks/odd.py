@@ -8,6 +8,8 @@ from hlat.launch.start_checks.place import StartPlace
 from hlat.runtime import plural
 from hlat.runtime.backend import expects_accelerator
 
+VALIDATION_NOTE = "validation"
+"""Rule of the note about little validation text."""
 _PASSES = 16.0
 """Passes over the text from which more of them teach next to nothing: Muennighoff et al. 2023, arXiv 2305.16264, by
 whose law repeated tokens are worth little after 16 epochs, and nearly as much as new ones up to 4."""
@@ -32,7 +34,7 @@ def validation(place: StartPlace) -> Iterator[SettingNote]:
     """Yield a note if little text of a source is for validation."""
     if place.inputs.scarce_validation is not None:
         text, remedy = place.inputs.scarce_validation
-        yield SettingNote("validation", text, remedy)
+        yield SettingNote(VALIDATION_NOTE, text, remedy)
 
 
 def cores(place: StartPlace) -> Iterator[SettingNote]:
