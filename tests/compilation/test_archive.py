@@ -110,7 +110,7 @@ def _added(members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
         (_link, "not what its manifest lists"),
         (_renamed, "not what its manifest lists"),
         (_added, "not what its manifest lists"),
-        (lambda members: members.pop(), "1 of 2 files are missing"),
+        (lambda members: members.pop(), "missing: 1 of 2 files"),
         (lambda members: members.pop(0), "no archive of compiled code"),
     ],
 )

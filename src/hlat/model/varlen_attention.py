@@ -245,5 +245,5 @@ def attend_within_documents(
     return out
 
 
-DOCUMENT_ATTENTION: torch._ops.OpOverload = torch.ops.hlat.attend_within_documents.default
+DOCUMENT_ATTENTION: Any = torch.ops.hlat.attend_within_documents.default
 """The operator of attention document by document, as it appears in compiled graphs."""

@@ -15,7 +15,7 @@ from tests.support.planner.requests import request_for
 @pytest.fixture(scope="module")
 def request_of_seven():
     """Qwen 2.5 7B, whose embedding and head are as large as two layers and a half each, on seven cards of 24 GB."""
-    return request_for("qwen2.5-7b", "rtx4090:7", global_batch=28, sequence=2048)
+    return request_for("qwen2.5-7b", "rtx4090:7", global_batch=28, sequence=3072)
 
 
 def limit(request):
