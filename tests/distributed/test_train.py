@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import torch
 from hlat.checkpoint.protocol import open_checkpoint, resolve
 from hlat.runtime.process import REQUEUE_CODE
 from tests.support.commands import StartedCommand
+from tests.support.launch.ports import free_port
 
 Hlat = Callable[..., "subprocess.CompletedProcess[str]"]
 STEPS = 12
@@ -131,7 +131,7 @@ def test_the_same_command_works_under_torchrun(whole: list[str], start: Callable
     arguments = [a for a in start("torchrun", *LAYOUT) if a not in LAYOUT[:2]]
     runner = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1"]
     done = subprocess.run(
-        [*runner, f"--master-port={_free_port()}", "-m", "hlat", *arguments],
+        [*runner, f"--master-port={free_port()}", "-m", "hlat", *arguments],
         capture_output=True,
         text=True,
         timeout=300,
@@ -142,7 +142,7 @@ def test_the_same_command_works_under_torchrun(whole: list[str], start: Callable
 
 
 def test_processes_with_different_recipes_stop_with_an_error(start: Callable[..., list[str]]) -> None:
-    port = str(_free_port())
+    port = str(free_port())
     processes = []
     for rank, rate in enumerate(("1e-3", "2e-3")):
         place = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -152,9 +152,3 @@ def test_processes_with_different_recipes_stop_with_an_error(start: Callable[...
     assert [process.returncode for process in processes] == [2, 2]
     assert "optimizer.lr is 0.001 on rank 0, 0.002 on rank 1" in ends[0][0], ends
     assert not (run_dir(start("different")) / "checkpoints").exists()
-
-
-def _free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])

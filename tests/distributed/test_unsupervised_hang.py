@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import time
 
 import pytest
@@ -12,15 +11,10 @@ import torch
 from hlat.checkpoint.protocol import open_checkpoint, resolve
 from hlat.launch.error_report import read_report
 from tests.support.commands import StartedCommand
+from tests.support.launch.ports import free_port
 
 HANG_SECONDS = 4
 WORLD = 2
-
-
-def free_port():
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import ipaddress
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from hlat.runtime import RankInfo
 from hlat.runtime.distributed import Rendezvous, rendezvous
 from hlat.runtime.distributed.run_secret import Signer
 from tests.support.launch.launching import wait_until
+from tests.support.launch.ports import free_port
 
 LISTENS = "0A"  # TCP_LISTEN in /proc/net/tcp
 BOUND = 120.0  # seconds until a wait fails
@@ -46,11 +46,6 @@ def begin(recipe_file, tiny, tmp_path):
     for process in started:
         process.kill()
         process.communicate()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def rank_variables(rank: int, port: int) -> dict[str, object]:
@@ -164,7 +159,9 @@ def test_a_run_on_one_machine_listens_on_loopback_only(begin, tmp_path, how):
         port = free_port()
         processes = [begin(*words, **rank_variables(rank, port)) for rank in range(2)]
     # So the savers have joined, too. Any checkpoint: a fast run removes the first ones between two looks.
-    wait_until(lambda: any((tmp_path / "run/checkpoints").glob("step-*")))
+    saved = tmp_path / "run/checkpoints"
+    wait_until(lambda: any(saved.glob("step-*")) or any(process.poll() is not None for process in processes))
+    assert all(process.poll() is None for process in processes), [each.communicate() for each in processes]
     found = listeners([pid for process in processes for pid in process_tree(process.pid)])
     for process in processes:
         process.send_signal(signal.SIGTERM)

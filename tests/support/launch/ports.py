@@ -1,0 +1,25 @@
+"""Ports for processes that a test starts."""
+
+import random
+import socket
+from pathlib import Path
+
+_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_USUAL = 32768  # Linux's first port for outgoing connections
+_LOWEST = 10_000
+
+
+def free_port() -> int:
+    """Return a port of this machine that nobody has, below those that the system gives to outgoing connections.
+
+    Between the moment at which a port is found free and the one at which a process listens on it, tests beside this one
+    open hundreds of connections, and one of them would take a port of the system's choice now and then.
+    """
+    highest = int(_RANGE.read_text().split()[0]) if _RANGE.exists() else _USUAL
+    while True:
+        port = random.randrange(_LOWEST, highest) if highest > _LOWEST + 1000 else 0
+        try:
+            with socket.create_server(("127.0.0.1", port)) as listener:
+                return int(listener.getsockname()[1])
+        except OSError:
+            continue  # somebody has it
