@@ -43,9 +43,9 @@ class MemoryReading:
     """Kind of a published reading.
 
     Attributes:
-        instrument: None if it cannot be compared.
-        reason: why not, or how the instrument was found out. A share of a device's memory ("used / total") is read as
-            what the device holds.
+        instrument: None if it cannot be compared. A share of a device's memory ("used / total") is read as what the
+            device holds.
+        reason: why it cannot be compared, or how the instrument was found out.
     """
 
     instrument: Instrument | None
