@@ -5,6 +5,7 @@ import pty
 import random
 import subprocess
 import sys
+from typing import TextIO
 
 import psutil
 import pytest
@@ -13,6 +14,7 @@ from hlat.runtime import BottomLine
 from tests.support.terminal import Screen, TerminalCommand
 
 SPINNER = set("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
+_END = "(all)"  # marks the end of what a test has written to a terminal
 
 
 def drawn(text: str):
@@ -142,14 +144,24 @@ def test_the_emulator_breaks_lines_anew_and_refuses_other_controls():
 def test_a_line_that_is_left_stays_until_another_is_drawn_over_it():
     """A pseudo-terminal shows what two lines in a row write: between them the text is never gone."""
     reading, writing = pty.openpty()
+    screen = Screen(80)
     with os.fdopen(writing, "w") as terminal:
         first = BottomLine(terminal, lambda width: "starting")
         first.close(leave=True)
-        screen = Screen(80)
-        screen.feed(os.read(reading, 1 << 16).decode())
+        _feed(screen, reading, terminal)
         assert screen.text == "starting"
         second = BottomLine(terminal, lambda width: "reading")
         second.close()
-        screen.feed(os.read(reading, 1 << 16).decode())
+        _feed(screen, reading, terminal)
         assert "starting" in screen.drawn and screen.text == ""
     os.close(reading)
+
+
+def _feed(screen: Screen, reading: int, terminal: TextIO) -> None:
+    """Show all that was written to a terminal. One read returns a part of it at times, so a mark is written last."""
+    terminal.write(_END)
+    terminal.flush()
+    text = ""
+    while not text.endswith(_END):
+        text += os.read(reading, 1 << 16).decode()
+    screen.feed(text.removesuffix(_END))
