@@ -47,7 +47,7 @@ def test_every_form_of_a_product_has_two_flops_per_multiply_add(compute: Any, sh
 
 @pytest.mark.parametrize("mode", ["fp32", "mixed"])
 def test_a_loss_in_chunks_has_the_flops_of_a_whole_one(mode: str) -> None:
-    """In fp32 the products of later chunks add to the head's gradient in place, in mixed precision by another kernel."""
+    """In fp32 products add to the head's gradient in place, in mixed precision another kernel adds them."""
     recipe = recipe_of(
         model={"vocab_size": 1 << 16, "layers": 1},
         batch={"global_batch": 16, "micro_batch": 16},
