@@ -164,6 +164,20 @@ def test_tensor_ranks_of_nanotron_keep_what_they_gather(tmp_path: Path, monkeypa
     assert kept - program_bytes(run).transient == layers * 2 * tokens * 2 * hidden * 7 / 8
 
 
+@pytest.mark.parametrize("sequences", [1, 2])
+def test_nanotron_keeps_attentions_output_twice_where_it_transposes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sequences: int
+) -> None:
+    """A transposed (batch, sequence, width) is copied when a product makes it two-dimensional; not for a batch of 1."""
+    attended = torch.randn(sequences, 6, 4).transpose(0, 1)
+    copied = attended.reshape(-1, 4).data_ptr() != attended.data_ptr()
+    (run,) = read(tmp_path, row("nanotron", "max reserved", ((",256,1,H100", f",256,{sequences},H100"),)))
+    kept = program_bytes(run).transient
+    monkeypatch.setattr(program_memory, "profile_of", lambda run: replace(profile_of(run), copies_attention=False))
+    layers, tokens, hidden = 32, sequences * 4096, 4096
+    assert kept - program_bytes(run).transient == copied * layers * 2 * tokens * hidden
+
+
 TRAINER = "HF Trainer + FSDP (fms-hf-tuning)"
 
 
