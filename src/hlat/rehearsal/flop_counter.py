@@ -3,7 +3,8 @@
     operation, shapes -> FLOPs; a multiply-add counts as two, attention counts all pairs of positions
 
 Recomputation in backward counts again, and so do the products of a chunked loss: these are the FLOPs that the program
-executes, not those of the model (``hlat.model.derived.flops_per_token``).
+executes, not those of the model (``hlat.model.derived.flops_per_token``). torch has no formulas for products that add
+to one of their operands in place (``addmm_``); they have as many FLOPs as those that return the sum (``addmm``).
 """
 
 from typing import Any
@@ -32,6 +33,11 @@ _WITH_WINDOW = (
     torch.ops.hlat.attend_backward,
 )
 
+_IN_PLACE = {
+    torch.ops.aten.addmm_: torch.ops.aten.addmm,
+    torch.ops.aten.baddbmm_: torch.ops.aten.baddbmm,
+}
+
 
 def _attended_shapes(packet: Any, tensors: tuple[Any, ...], args: tuple[Any, ...]) -> list[tuple[int, ...]]:
     """Shapes of (the gradient,) queries, keys and values, with as many keys as a query attends to with a window."""
@@ -49,7 +55,7 @@ class FlopCounter:
 
     def observe(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
         """Observe one operation (an ``Observer``)."""
-        packet = func._overloadpacket
+        packet = _IN_PLACE.get(func._overloadpacket, func._overloadpacket)
         if packet in _FORWARD:
             self.total += sdpa_flop_count(*_attended_shapes(packet, args[:3], args))
         elif packet in _BACKWARD:

@@ -31,7 +31,7 @@ OTHERS = "other kernels"
 _LABEL = re.compile(r"FSDP::(\w+)(?: \((.+)\))?")
 _MESSAGES = ("all_gather", "post_backward_reduce")  # labels around messages
 _STARTS = ("pre_forward", "pre_backward")  # labels at the start of a module
-_WITH_BIAS = ("aten::addmm", "aten::baddbmm")
+_ADDED = ("aten::addmm", "aten::addmm_", "aten::baddbmm", "aten::baddbmm_")  # products whose first operand is added
 _TO_ONE = ("send", "receive")
 _PASSES = ("forward", "backward")  # phases in which passes run
 
@@ -138,7 +138,7 @@ def _product(name: str, args: tuple[Any, ...]) -> tuple[str, tuple[int, ...]]:
     """Kind of an operation with FLOPs, and the shape of a product."""
     if "atten" in name:
         return ATTENTION_BACKWARD if name.endswith("backward") else ATTENTION, ()
-    left, right = args[1:3] if name in _WITH_BIAS else args[:2]
+    left, right = args[1:3] if name in _ADDED else args[:2]
     count = left.shape[0] if left.dim() == 3 else 1
     kind = FP8_PRODUCT if name == "aten::_scaled_mm" else PRODUCT
     return kind, (count, left.shape[-2], right.shape[-1], left.shape[-1])

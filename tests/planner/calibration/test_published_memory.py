@@ -1,19 +1,24 @@
 """Memory of published runs: which instrument a source read, and what it shows of other programs' tensors."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from hlat.planner.calibration import program_memory
 from hlat.planner.calibration.accuracy import prediction_errors
 from hlat.planner.calibration.memory_instrument import read_instrument
-from hlat.planner.calibration.program_memory import profile_of, program_bytes
+from hlat.planner.calibration.program_memory import program_bytes
+from hlat.planner.calibration.program_profiles import profile_of
 from hlat.planner.calibration.published_memory import predicted_gib
 from hlat.planner.calibration.published_runs import PublishedRun, read_published_runs
 from hlat.rehearsal.memory import MemoryTracker
 from hlat.rehearsal.operations import OperationObserver
 from tests.planner.calibration.test_published_runs import GOOD, HEADER, write
+
+WEIGHTS = 32 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336) + 2 * 32000 * 4096
 
 
 def row(framework: str, kind: str = "", changes: tuple[tuple[str, str], ...] = ()) -> str:
@@ -95,9 +100,8 @@ def test_state_is_that_of_the_programs_mixed_precision(tmp_path: Path, framework
     """8.03 billion weights of Llama-3 8B (here with 32,000 tokens: 7.24) on 8 devices; one micro-batch per step."""
     changes = ((",4096,256,1,H100", ",4096,8,1,H100"),) + (((",8,3,1,none", ",8,1,1,none"),) * (framework[0] == "M"))
     (run,) = read(tmp_path, row(framework, "max allocated", changes))
-    weights = 32 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336) + 2 * 32000 * 4096
     shards = 8 if framework == "torchtitan" else 1
-    assert program_bytes(run).state == pytest.approx(weights * per_weight / shards, rel=0.001)
+    assert program_bytes(run).state == pytest.approx(WEIGHTS * per_weight / shards, rel=0.001)
 
 
 @pytest.mark.parametrize(("framework", "widened"), [("PyTorch FSDP", True), ("KempnerForge", False)])
@@ -113,3 +117,126 @@ def test_bytes_of_a_loss_are_those_of_real_tensors(tmp_path: Path, framework: st
         F.cross_entropy(logits.float() if widened else logits, labels).backward()
     (run,) = read(tmp_path, row(framework, "max allocated"))
     assert tracker.peak / logits.numel() == pytest.approx(profile_of(run).logits, abs=0.1)
+
+
+def test_nanotrons_loss_has_the_bytes_of_its_operations(tmp_path: Path) -> None:
+    """Logits widened to fp32, the largest subtracted into new memory, exponentials there in place."""
+    tokens, vocabulary = 64, 4096
+    logits = torch.randn(tokens, vocabulary)
+    tracker = MemoryTracker(dict)
+    tracker.assign(logits, "other")
+    with OperationObserver(tracker.observe):
+        shifted = logits - logits.max(dim=-1)[0].unsqueeze(dim=-1)
+        torch.exp(shifted, out=shifted)
+        shifted.div_(shifted.sum(dim=-1).unsqueeze(dim=-1))
+    (run,) = read(tmp_path, row("nanotron", "max reserved"))
+    assert tracker.peak / logits.numel() == pytest.approx(profile_of(run).logits, abs=0.1)
+
+
+@pytest.mark.parametrize(("pipeline", "layers"), [(2, 14), (4, 7), (8, 4), (16, 2)])
+def test_nanotrons_first_stage_takes_layers_until_it_has_more_than_its_share(
+    tmp_path: Path, pipeline: int, layers: int
+) -> None:
+    """A model of 24 layers and 50,257 tokens, as nanotron's benchmark has; the loop is that of its ``build_model``."""
+    layer, head = 4 * 2048**2 + 3 * 2048 * 4096, 50257 * 2048
+    costs = [0, *[layer] * 24, 0, head]  # embedding, layers, norm, head
+    blocks = total = 0
+    for cost in costs:
+        blocks, total = blocks + 1, total + cost
+        if total > sum(costs) / pipeline:
+            break
+    assert blocks == layers + 1, "the embedding is a block too"
+    changes = (
+        (",32,4096,32,8,128,14336,1,32000,", ",24,2048,32,32,64,4096,1,50257,"),
+        (",8,1,1,0,1,1,8,3,1,none", f",{pipeline},1,1,0,{pipeline},1,1,1,1,none"),
+    )
+    (run,) = read(tmp_path, row("nanotron", "max reserved", changes))
+    assert program_bytes(run).state == pytest.approx((layers * layer + head) * (2 + 6 + 12), rel=0.001)
+
+
+def test_tensor_ranks_of_nanotron_keep_what_they_gather(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two inputs of each layer's products, of which 7 of 8 parts are those of other ranks."""
+    changes = ((",8,1,1,0,1,1,8,3,1,none", ",8,1,8,1,1,1,1,1,1,none"),)
+    (run,) = read(tmp_path, row("nanotron", "max reserved", changes))
+    kept = program_bytes(run).transient
+    monkeypatch.setattr(program_memory, "profile_of", lambda run: replace(profile_of(run), gathers=0))
+    layers, tokens, hidden = 32, 4096, 4096
+    assert kept - program_bytes(run).transient == layers * 2 * tokens * 2 * hidden * 7 / 8
+
+
+@pytest.mark.parametrize("sequences", [1, 2])
+def test_nanotron_keeps_attentions_output_twice_where_it_transposes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sequences: int
+) -> None:
+    """A transposed (batch, sequence, width) is copied when a product makes it two-dimensional; not for a batch of 1."""
+    attended = torch.randn(sequences, 6, 4).transpose(0, 1)
+    copied = attended.reshape(-1, 4).data_ptr() != attended.data_ptr()
+    (run,) = read(tmp_path, row("nanotron", "max reserved", ((",256,1,H100", f",256,{sequences},H100"),)))
+    kept = program_bytes(run).transient
+    monkeypatch.setattr(program_memory, "profile_of", lambda run: replace(profile_of(run), copies_attention=False))
+    layers, tokens, hidden = 32, sequences * 4096, 4096
+    assert kept - program_bytes(run).transient == copied * layers * 2 * tokens * hidden
+
+
+TRAINER = "HF Trainer + FSDP (fms-hf-tuning)"
+
+
+def test_a_trainer_on_16_bit_weights_needs_most_in_the_optimizers_step(tmp_path: Path) -> None:
+    """Torch's AdamW over bf16 weights, many tensors at a time as on GPUs: weights, gradients, moments, temporaries."""
+    weights = [torch.randn(64, 64, dtype=torch.bfloat16, requires_grad=True) for _ in range(50)]
+    optimizer = torch.optim.AdamW(weights, foreach=True)
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    tracker = MemoryTracker(dict)
+    moments = (state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq"))
+    for tensor in (*weights, *(weight.grad for weight in weights), *moments):
+        assert tensor is not None
+        tracker.assign(tensor, "other")
+    with OperationObserver(tracker.observe):
+        optimizer.step()
+    per_weight = tracker.peak / sum(weight.numel() for weight in weights)
+    alone = ((",8,1,1,0,1,1,8,3,1,none", ",1,1,1,0,1,1,1,0,1,full"), (",256,1,H100", ",1,1,H100"))
+    (run,) = read(tmp_path, row(TRAINER, "max allocated", alone))
+    found = program_bytes(run)
+    assert (found.state + found.transient) / WEIGHTS == pytest.approx(per_weight, rel=0.02)
+
+
+@pytest.mark.parametrize(("notes", "per_weight"), [("", 6), ("weights in bfloat16 with --bf16", 12)])
+def test_accelerate_widens_shards_where_precision_is_mixed(tmp_path: Path, notes: str, per_weight: int) -> None:
+    """Weights and two moments in 16 or in 32 bits; gradients do not exist before the only backward pass."""
+    changes = ((",4096,256,1,H100", ",4096,8,1,H100"),)
+    (run,) = read(tmp_path, row(TRAINER, "max allocated", changes) + notes)
+    assert program_bytes(run).state == pytest.approx(WEIGHTS * per_weight / 8, rel=0.001)
+
+
+def test_losses_of_fused_kernels_take_less(tmp_path: Path) -> None:
+    whole, foak, liger = (
+        program_bytes(run).transient
+        for run in read(
+            tmp_path,
+            *(
+                row(TRAINER, "max allocated", ((",4096,256,1,H100", ",4096,8,1,H100"),)) + notes
+                for notes in ("", "fused Triton kernels (foak-fast-kernels)", "fused Triton kernels with Liger")
+            ),
+        )
+    )
+    assert whole - foak == pytest.approx((14 - 8) * 4096 * 32000)
+    assert liger < foak
+
+
+def test_a_tied_head_is_stored_once(tmp_path: Path) -> None:
+    text = row("Megatron-LM", "max allocated", ((",8,1,1,0,1,1,8,3,1,none", ",1,1,1,0,1,1,1,0,1,none"),))
+    states = []
+    for tied in ("0", "1"):
+        (run,), _ = read_published_runs(write(tmp_path, f"{text},{tied}", header=f"{HEADER},tied_embeddings"))
+        states.append(program_bytes(run).state)
+    vocabulary = 32000
+    assert states[0] - states[1] == vocabulary * 4096 * 18
+
+
+@pytest.mark.parametrize(("month", "per_logit"), [("2025-01", 4), ("2025-03", 14), ("2025-06", 4), ("", 4)])
+def test_torchtitans_loss_was_not_compiled_for_some_weeks(tmp_path: Path, month: str, per_logit: int) -> None:
+    text = row("torchtitan + torch.compile", "max reserved") + month
+    (run,) = read(tmp_path, text)
+    assert profile_of(run).logits == per_logit

@@ -6,71 +6,16 @@ Formulas of activations follow Korthikanti et al. 2022 where a program keeps the
 saved tensors one by one where it does not: compiled blocks, torchtitan's operator policy, whole blocks recomputed.
 """
 
-import re
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, floor
 
+from hlat.planner.calibration.program_profiles import ProgramProfile, profile_of
 from hlat.planner.calibration.published_runs import PublishedRun
-from hlat.planner.calibration.reader import find_framework, lower
+from hlat.planner.calibration.reader import lower
+from hlat.planner.calibration.row import YES
 from hlat.planner.problem import MATERIALIZED_SCORES, Workload, WorkloadColumns, layer_weights
 
 _FP32 = 4
-
-
-@dataclass(frozen=True)
-class ProgramProfile:
-    """Bytes per element that a program keeps.
-
-    Attributes:
-        weights: weights that products read, as they are kept between steps; 0 if only shards of masters are.
-        gradients: gradients of weights.
-        optimizer: master weights and moments.
-        logits: at the peak of the loss.
-        operator_policy: True if "selective" means torchtitan's operators: every second product, attention.
-        whole_logits: True if tensor ranks have all logits.
-        unsynchronized: True if FSDP adds whole gradients, in fp32, until the last micro-batch.
-        early: True if gradients exist only after the first backward pass (set to None, not to zero).
-        distributed_optimizer: True if its recipes shard the optimizer's state unless told otherwise.
-        logs_first: True if the rank that writes its log is one of the first stage.
-    """
-
-    weights: float = 2
-    gradients: float = 4
-    optimizer: float = 12
-    logits: float = 8
-    operator_policy: bool = False
-    whole_logits: bool = False
-    unsynchronized: bool = False
-    early: bool = False
-    distributed_optimizer: bool = False
-    logs_first: bool = False
-
-
-# Eager losses over fp32 logits: 16-bit logits, their log-softmax, the gradients of both (torch's cross_entropy): 14. A
-# compiled loss keeps 16-bit logits and their gradient (4), one over 16-bit logits four tensors of 2 bytes.
-_FSDP = ProgramProfile(weights=0, logits=14, early=True)
-_PROFILES: tuple[tuple[str, ProgramProfile], ...] = (
-    # kempnerforge/distributed/parallel.py: model.to(bfloat16), so that weights, gradients and both moments have 2
-    # bytes; training/loss.py: cross_entropy of 16-bit logits, gathered (output_layouts Replicate); training/grad.py:
-    # set_requires_gradient_sync(False) until the last micro-batch.
-    (r"kempnerforge", ProgramProfile(2, 2, 4, 8, whole_logits=True, unsynchronized=True)),
-    # torchtitan/distributed/activation_checkpoint.py; components/loss.py; MixedPrecisionPolicy with fp32 shards.
-    (r"torchtitan", replace(_FSDP, operator_policy=True)),
-    # nanotron, models/llama.py: logits are cast to fp32 (cast_to_fp32), sharded_cross_entropy keeps their exponentials;
-    # optim/gradient_accumulator.py: fp32 sums beside 16-bit gradients; logging/base.py, log_memory: rank 0 writes.
-    (r"nanotron", ProgramProfile(gradients=6, logits=14, logs_first=True)),
-)
-_BY_FRAMEWORK: dict[str, ProgramProfile] = {
-    **dict.fromkeys(("PyTorch FSDP", "fms-fsdp", "LLM Foundry", "OLMo", "litgpt", "ATorch"), _FSDP),
-    # DeepSpeed, runtime/zero/stage_1_and_2.py: 16-bit gradients; transformers' Llama widens its logits for the loss.
-    "DeepSpeed": ProgramProfile(gradients=2, logits=14),
-    "Colossal-AI": ProgramProfile(gradients=2, logits=14),
-    # NeMo, collections/llm/recipes/optim: distributed_fused_adam with use_distributed_optimizer.
-    "NeMo": ProgramProfile(distributed_optimizer=True),
-    "NeMo Megatron": ProgramProfile(distributed_optimizer=True),
-    # core/tensor_parallel/cross_entropy.py: 16-bit logits, their softmax in fp32, its gradient in 16 bits.
-    "Megatron-LM": ProgramProfile(logits=8),
-}
 
 
 @dataclass(frozen=True)
@@ -79,29 +24,6 @@ class ProgramBytes:
 
     state: float
     transient: float
-
-
-def profile_of(run: PublishedRun) -> ProgramProfile:
-    """Profile of a run's program; Megatron-LM's mixed precision where it is not known."""
-    framework = run.row.get("framework") or ""
-    found = next((profile for words, profile in _PROFILES if re.search(words, lower(framework))), None)
-    if found is None:
-        found = _BY_FRAMEWORK.get(find_framework(framework).name, ProgramProfile())
-    precision = lower(run.row.get("precision"))
-    if "fp32 grad accumulation" in precision:
-        found = replace(found, gradients=6)
-    software = run.workload.software
-    if _is_transformers(framework) and not run.workload.shape.gated and "amp" not in precision:
-        # transformers, models/gpt2/modeling_gpt2.py: a loss over 16-bit logits, of which a copy is shifted; autocast
-        # and Llama's widen them.
-        found = replace(found, logits=8)
-    compiled = not software.eager and found.logits == _FSDP.logits
-    return replace(found, logits=4) if compiled else found
-
-
-def _is_transformers(framework: str) -> bool:
-    """True if a program trains models of the transformers library."""
-    return re.search(r"transformers|hf trainer|accelerate", lower(framework)) is not None
 
 
 def program_bytes(run: PublishedRun) -> ProgramBytes:
@@ -114,12 +36,20 @@ def program_bytes(run: PublishedRun) -> ProgramBytes:
     if profile.distributed_optimizer and not work.layout.zero:
         work = replace(work, layout=replace(work.layout, zero=1))
     ends = (True,) if work.layout.pipeline == 1 else (False,) if profile.logs_first else (False, True)
-    found = [_stage(work, profile, last) for last in ends]
+    tied = lower(run.row.get("tied_embeddings")) in YES
+    found = [_stage(work, profile, last, tied) for last in ends]
     return max(found, key=lambda each: each.state + each.transient)
 
 
-def _stage(work: Workload, profile: ProgramProfile, last: bool) -> ProgramBytes:
-    """Bytes on a rank of the first or the last stage; of the only one with ``last``."""
+def _stage(work: Workload, profile: ProgramProfile, last: bool, tied: bool) -> ProgramBytes:
+    """Bytes on a rank of the first or the last stage; of the only one with ``last``.
+
+    Args:
+        work: the run.
+        profile: its program.
+        last: True for the last stage.
+        tied: True if the head is the embedding.
+    """
     layout, shape = work.layout, work.shape
     alone = layout.pipeline == 1
     matrix = shape.vocab * shape.hidden / layout.tensor
@@ -127,17 +57,19 @@ def _stage(work: Workload, profile: ProgramProfile, last: bool) -> ProgramBytes:
         matrix /= layout.pipeline
     divided = work.software.divides_head and not alone
     block = float(layer_weights(WorkloadColumns([work]))[0])
-    layers = ceil(shape.layers / layout.pipeline)
-    ends = matrix * (2 if alone or divided else 1)
+    layers = _layers(work, profile, last)
+    ends = matrix * (2 if (alone and not tied) or divided else 1)
     weights = layers * block + ends
     columns = WorkloadColumns([work])
     passes = float(columns.micro_batches[0])
     shards = float(columns.shards[0])
-    state, gathered = _state(profile, weights, block, ends, layout.zero, shards, passes)
+    kept_state, gradients, gathered = _state(profile, weights, block, ends, layout.zero, shards, passes)
     if layout.zero == 3 and shards > 1 and not alone:
         # torch's pipelines (pipelining/stage.py, backward_maybe_with_nosync): FSDP keeps gathered weights, and whole
         # gradients in the dtype of their reduction, until the last micro-batch.
         gathered = (2 + 4) * weights
+    exist = passes > 1 or not profile.early
+    update = (0.0 if exist else gradients) + profile.update * weights / (shards if layout.zero > 0 else 1)
     tokens = float(columns.tokens[0])
     flight = 1.0 if last else min(passes, layout.pipeline)
     if not last and layout.virtual > 1:
@@ -147,15 +79,27 @@ def _stage(work: Workload, profile: ProgramProfile, last: bool) -> ProgramBytes:
     if last or divided:
         parts = (1 if profile.whole_logits else layout.tensor) * (layout.pipeline if divided else 1)
         logits = profile.logits * tokens * shape.vocab / parts
+        if profile.chunked_loss:  # 16-bit and fp32 logits, the gradients of hidden states and head
+            logits = (2 + 4 + 2) * tokens * shape.hidden + 2 * matrix
     block_again = again * tokens if layout.recompute == "full" else 0.0
     transient = flight * layers * kept * tokens + max(logits, block_again) + gathered
-    return ProgramBytes(state, transient)
+    return ProgramBytes(kept_state + gradients * exist, max(transient, update))
+
+
+def _layers(work: Workload, profile: ProgramProfile, last: bool) -> int:
+    """Layers of the first or the last stage."""
+    shape, stages = work.shape, work.layout.pipeline
+    if not profile.front_loaded or last or stages == 1:
+        return ceil(shape.layers / stages)
+    # As build_model of nanotron counts a layer: with as many kv heads as heads, and a gated feed-forward block.
+    layer = shape.hidden * (4 * shape.heads * shape.head_dim + 3 * shape.intermediate)
+    return floor((shape.layers + shape.vocab * shape.hidden / layer) / stages) + 1
 
 
 def _state(
     profile: ProgramProfile, weights: float, block: float, ends: float, zero: int, shards: float, passes: float
-) -> tuple[float, float]:
-    """Bytes between steps (with gradients that exist at the peak), and bytes of weights gathered or cast within one.
+) -> tuple[float, float, float]:
+    """Bytes between steps without gradients, bytes of all gradients, and of weights gathered or cast within a step.
 
     Args:
         profile: the program.
@@ -166,20 +110,23 @@ def _state(
         shards: ranks that state may be sharded over.
         passes: micro-batches of a step.
     """
-    gradients = profile.gradients if passes > 1 or not profile.early else 0.0
     if profile.unsynchronized:
         whole = _FP32 * weights if shards > 1 and passes > 1 else 0.0
-        return weights * (profile.weights + profile.gradients + profile.optimizer) / shards + whole, 0.0
+        return (
+            weights * (profile.weights + profile.optimizer) / shards + whole,
+            weights * profile.gradients / shards,
+            0.0,
+        )
     if zero == 3 and shards > 1:
-        # Two blocks and the head in 16 bits, and the gradients of a block in fp32, before they are reduced.
-        gathered = 2 * (2 * block + ends / 2) + _FP32 * block
-        return weights * (profile.weights + profile.optimizer + gradients) / shards, gathered
-    gradients = profile.gradients / (shards if zero == 2 else 1)
+        # Two blocks and the head in 16 bits, and the gradients of a block before they are reduced, in fp32 at most.
+        gathered = 2 * (2 * block + ends / 2) + min(_FP32, profile.gradients) * block
+        return weights * (profile.weights + profile.optimizer) / shards, weights * profile.gradients / shards, gathered
+    gradients = weights * profile.gradients / (shards if zero == 2 else 1)
     if profile.weights:
-        return weights * (profile.weights + gradients + profile.optimizer / (shards if zero > 0 else 1)), 0.0
+        return weights * (profile.weights + profile.optimizer / (shards if zero > 0 else 1)), gradients, 0.0
     # The fp32 masters are the weights, of which products read 16-bit copies; moments are sharded at most.
     moments = (profile.optimizer - _FP32) / (shards if zero > 0 else 1)
-    return weights * (_FP32 + gradients + moments), 2 * weights
+    return weights * (_FP32 + moments), gradients, 2 * weights
 
 
 def _kept(work: Workload, profile: ProgramProfile) -> float:
@@ -192,7 +139,16 @@ def _kept(work: Workload, profile: ProgramProfile) -> float:
     if profile.operator_policy and layout.recompute == "selective":
         return _operator_policy(work)
     scores = _scores(work) if layout.recompute == "selective" else 0.0
-    return _all_kept(work) - scores
+    return _all_kept(work) + _copies(work, profile) - scores
+
+
+def _copies(work: Workload, profile: ProgramProfile) -> float:
+    """Bytes per token that a block keeps twice, or whole on every tensor rank, because of how a program is written."""
+    layout, shape = work.layout, work.shape
+    shards = layout.tensor if layout.sequence_parallel else 1
+    gathered = profile.gathers * 2 * shape.hidden * (1 - 1 / shards)
+    transposed = profile.copies_attention and layout.micro_batch > 1  # one sequence is transposed without a copy
+    return gathered + transposed * 2 * shape.heads * shape.head_dim / layout.tensor
 
 
 def _operator_policy(work: Workload) -> float:
