@@ -12,7 +12,7 @@ import typer
 
 from hlat.runtime import BottomLine, StageLine, draws_lines, erase_rest_of, escape_controls
 from hlat.runtime.backend import untested_torch_warning
-from hlat.runtime.process import LAUNCHER_ENV, json_line, prints_json, raise_interrupts
+from hlat.runtime.process import LAUNCHER_ENV, end_at_sigterm, json_line, prints_json, raise_interrupts
 
 if TYPE_CHECKING:
     from hlat.config.rules import SettingNote
@@ -62,13 +62,18 @@ def whole_number(least: int) -> Callable[[str | int], int]:
     return number
 
 
-def ready() -> None:
+def ready(*, hears_sigterm: bool = False) -> None:
     """Let Ctrl-C interrupt from here on, and warn of a release of PyTorch that hlat was not tested with.
+
+    Args:
+        hears_sigterm: leave SIGTERM to a handler of its own; else it ends the process from here on without a message.
 
     A verb calls this before it starts anything. It imports its room only when it runs, so that each verb starts as fast
     as it can: torch takes a second, its distributed parts two more.
     """
     raise_interrupts()
+    if not hears_sigterm:
+        end_at_sigterm()
     logger = logging.getLogger("hlat")
     if logging.lastResort is not None and logging.lastResort not in logger.handlers:
         logger.addHandler(logging.lastResort)  # warnings go to standard error; as a library hlat is quiet

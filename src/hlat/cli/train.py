@@ -134,7 +134,7 @@ def _begin(recipe: "Recipe", line: OpeningLine) -> None:
     else:
         line.end()
     prepare_streams(recipe.tracking)
-    ready()
+    ready(hears_sigterm=True)
 
 
 def _work(job: "TrainingJob", line: OpeningLine) -> int:
@@ -156,7 +156,7 @@ def _work(job: "TrainingJob", line: OpeningLine) -> int:
             begin_compilation(recipe.run.device)  # beside the imports, which use one core
             import hlat.training  # noqa: F401
 
-            ready()  # only now: an import that an exception interrupts may raise a different one
+            ready(hears_sigterm=True)  # only now: an import that an exception interrupts may raise a different one
             outcome = job.train_here(recipe, data_progress=data_progress)
     if here.rank == 0:
         say(summary(outcome))
