@@ -55,7 +55,7 @@ def _ended_early(number: int, frame: "FrameType | None") -> None:
         erase_line()
     if os.environ.get("RANK", "0") == "0":  # only one of several processes prints this
         what = "interrupted" if number == signal.SIGINT else signal.Signals(number).name
-        try:
+        try:  # noqa: SIM105 - contextlib may not have been imported yet
             os.write(2, f"{what}: nothing had been started\n".encode())
         except OSError:  # standard error is closed, or its reader has gone
             pass

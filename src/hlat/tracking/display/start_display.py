@@ -51,7 +51,7 @@ def show_stages(config: TrackingConfig, say: Callable[[str], None]) -> Iterator[
         say: prints a line where there is no terminal.
     """
     kind = console_kind(config, sys.stdout)
-    if kind == "none":
+    if kind in ("none", "warnings"):
         yield
     elif kind != "rich":
         with observe_stages(StageLines(say)):
