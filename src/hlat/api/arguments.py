@@ -9,7 +9,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from hlat.config import field_called, short
 from hlat.runtime import LaunchError
@@ -53,7 +53,7 @@ def describe_wrong_call(
     if fields:
         settings = ", ".join(f'"{field}": {short(value)}' for field, value in fields.items())
         verb = "is a field" if len(fields) == 1 else "are fields"
-        example = f"{_example(name, signature)[:-1]}, {{{settings}}})"
+        example = _example(name, signature, f"{{{settings}}}")
         problems.append(f"{' and '.join(fields)} {verb} of the recipe: {example}.")
     return f"hlat.{name}: {' '.join(problems)} It takes {', '.join(signature.parameters)}."
 
@@ -104,8 +104,9 @@ def _meant_fields(signature: inspect.Signature, kwargs: Mapping[str, object]) ->
     return {field: kwargs[name] for name, field in meant.items() if field and _is_field(field)}
 
 
-def _example(name: str, signature: inspect.Signature) -> str:
-    """Write a call with the arguments that are required, as in ``hlat.plan(MODEL, CLUSTER)``."""
-    required: list[Any] = [each for each in signature.parameters.values() if each.default is each.empty]
-    words = [each.name.upper() if each.kind is each.POSITIONAL_OR_KEYWORD else f"{each.name}=..." for each in required]
-    return f"hlat.{name}({', '.join(words)})"
+def _example(name: str, signature: inspect.Signature, overrides: str) -> str:
+    """Write a call with the arguments that are required and overrides, as in ``hlat.train(RECIPE, {...})``."""
+    required = [each for each in signature.parameters.values() if each.default is each.empty]
+    places = [each.name.upper() for each in required if each.kind is each.POSITIONAL_OR_KEYWORD] or ["RECIPE"]
+    names = [f"{each.name}=..." for each in required if each.kind is each.KEYWORD_ONLY]
+    return f"hlat.{name}({', '.join([*places, overrides, *names])})"

@@ -131,6 +131,44 @@ def test_passes_over_the_text_are_counted_from_its_size_and_exactly_once_it_is_p
     assert few == () and [note.rule for note in many] == ["passes"] and "about 4,000 training tokens" in str(many[0])
 
 
+def test_a_text_that_is_shorter_than_a_batch_or_seems_shorter_than_a_sample_is_a_warning(tmp_path):
+    (tmp_path / "text.txt").write_text("abcd" * 100)
+    data = {"tokenizer": {"train": "char"}, "validation": {"fraction": 0.0}, "sequence_length": 40}
+    path, batch = tmp_path / "text.txt", {"global_batch": 10, "micro_batch": 10}
+    exactly, less = (
+        check(content(path, tmp_path / "run", data=data | {"sequence_length": length}, batch=batch)).notes
+        for length in (40, 41)
+    )
+    assert (
+        exactly == () and [note.rule for note in less] == ["short-text"] and "a step takes 410 tokens" in str(less[0])
+    )
+    words = data | {"tokenizer": {"train": "bpe"}, "sequence_length": 200}
+    sample = check(content(path, tmp_path / "run", data=words, batch={"global_batch": 1, "micro_batch": 1})).notes
+    assert "short-text" in [note.rule for note in sample] and "about 100 training tokens" in str(sample[0])
+
+
+@pytest.mark.parametrize("packing", ["concat", "best-fit"])
+@pytest.mark.parametrize("characters", [8, 9])
+def test_the_training_text_of_a_tail_is_measured_as_it_is_prepared(tmp_path, packing, characters):
+    """The tail begins at a character; those before it have several bytes, and are a token each."""
+    (tmp_path / "text.txt").write_text("ö" * characters + "a" * characters)
+    data = {
+        "tokenizer": {"train": "char"},
+        "validation": {"by": "tail", "fraction": 0.5},
+        "sequence_length": 2 * characters + 1,
+        "packing": packing,
+    }
+    sections = content(
+        tmp_path / "text.txt", tmp_path / "run", data=data, batch={"global_batch": 1, "micro_batch": 1},
+        training={"steps": 1},
+    )  # fmt: skip
+    if packing == "best-fit":  # which pads
+        check(sections)
+        return
+    with pytest.raises(RecipeError, match=f"has at most {2 * characters + 1} tokens without its validation text"):
+        check(sections)
+
+
 class Disk(NamedTuple):
     total: int
     used: int
