@@ -24,7 +24,7 @@ RECIPE = "quickstart"
         (lambda: hlat.train(RECIPE, batch_size=2), ["In recipes, batch_size is batch.global_batch (sequ"]),
         (lambda: hlat.train(RECIPE, recipe=RECIPE), ["recipe is given twice"]),
         (lambda: hlat.load_recipe(RECIPE, lr=1), ['hlat.load_recipe(PATH, {"optimizer.lr": 1}).']),
-        (lambda: hlat.submit_slurm(RECIPE, steps=1), ["nodes is missing", '(RECIPE, {"training.steps": 1}, nodes=...).']),
+        (lambda: hlat.submit_slurm(RECIPE, steps=1), ["nodes is missing", '{"training.steps": 1}, nodes=...).']),
         (lambda: hlat.generate("run"), ["hlat.generate: prompt is missing."]),
         (hlat.runs, ["hlat.runs: folder is missing. It takes folder."]),
     ],
