@@ -142,10 +142,14 @@ def data_progress() -> Iterator["ProgressCallback"]:
 
 
 class OpeningLine:
-    """Line on a terminal about what a command is doing, while nothing else shows it; elsewhere it does nothing."""
+    """Line on a terminal about what a command is doing, while nothing else shows it; elsewhere it does nothing.
 
-    def __init__(self) -> None:
-        self._draws = sys.stdout.isatty() and draws_lines() and os.environ.get("RANK", "0") == "0"
+    Args:
+        draws: False to show nothing on a terminal either.
+    """
+
+    def __init__(self, *, draws: bool = True) -> None:
+        self._draws = draws and sys.stdout.isatty() and draws_lines() and os.environ.get("RANK", "0") == "0"
         self._line: BottomLine | None = None
         self._was_left = False
 
@@ -175,12 +179,16 @@ class OpeningLine:
 
 
 @contextmanager
-def opening_line(what: str) -> Iterator[OpeningLine]:
+def opening_line(what: str, *, draws: bool = True) -> Iterator[OpeningLine]:
     """Show on a terminal, within the block, that a command has begun, before anything slow is imported.
 
     A process that a supervisor has started begins without the line: the supervisor shows one.
+
+    Args:
+        what: what is being done.
+        draws: False to show nothing on a terminal either.
     """
-    line = OpeningLine()
+    line = OpeningLine(draws=draws)
     if LAUNCHER_ENV not in os.environ:
         line.show(what)
     try:
