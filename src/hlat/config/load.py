@@ -18,7 +18,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from hlat.config.errors import Problem, RecipeError
 from hlat.config.explanations import FIELD_LIST, dotted_path, explain, explain_none, suggestion
 from hlat.config.files import apply_overrides, find_recipe, read_file
-from hlat.config.model_base import expand_model, read_hf_config
+from hlat.config.model_base import BASES, expand_model, read_hf_config
 from hlat.config.presets import PRESETS
 from hlat.config.recipe import Recipe
 from hlat.config.rules import Values, broken_rules, model_problems
@@ -131,7 +131,7 @@ def _parse(content: dict[str, Any], problems: list[Problem], source: str, world:
         recipe = Recipe.model_validate(content)
     except ValidationError as error:
         # Without its preset a model lacks every number: reporting each would only repeat the first error.
-        incomplete = "model" if expansion_problems or any(path.startswith("model.") for path in refused) else None
+        incomplete = "model" if expansion_problems or refused & {f"model.{name}" for name in BASES} else None
         found = [
             d
             for d in error.errors()

@@ -16,6 +16,7 @@ from hlat.config.sections import DataConfig
 from hlat.data.formats import Vocabulary
 from hlat.data.formats.streams import COMPRESSED_ENDINGS
 from hlat.data.manifest import DataManifest, read_data_manifest, recipe_locations
+from hlat.data.prepared import current_settings
 from hlat.data.sources import (
     NumberedSource,
     SourceFile,
@@ -94,7 +95,7 @@ def check_inputs(
     """
     manifest = _manifest(folder)
     report = InputReport(is_prepared=manifest is not None)
-    tokenizer = _check_tokenizer(data, vocab_size, manifest is not None, report)
+    tokenizer = _check_tokenizer(data, vocab_size, folder, manifest, report)
     vocabulary = None if tokenizer is None else Vocabulary.from_tokenizer(tokenizer)
     named = {f"evaluation.sets.{name}": NumberedSource(-1, path, default_column(data)) for name, path in sets.items()}
     sources = {_field(data, source): source for source in _sources(data, report)} | named
@@ -160,15 +161,20 @@ def _problem(name: str, value: str, message: str) -> InputProblem:
 
 
 def _check_tokenizer(
-    data: DataConfig, vocab_size: int | None, is_prepared: bool, report: InputReport
+    data: DataConfig, vocab_size: int | None, folder: Path, manifest: DataManifest | None, report: InputReport
 ) -> Tokenizer | None:
+    """Load the tokenizer; of prepared data, which has a copy of its own, only see that no other one is named."""
     path = data.tokenizer.path
-    if path is None or is_prepared:  # finished data has a copy of it
+    if path is None:
         return None
     try:
+        if manifest is not None:
+            current_settings(folder, manifest, data)
+            return None
         tokenizer = load_tokenizer(path, data.tokenizer.eos_token)
     except DataError as error:
-        report.problems.append(_problem("data.tokenizer.path", path, str(error)))
+        message = str(error).removeprefix(f"data.tokenizer.path {path}: ")
+        report.problems.append(_problem("data.tokenizer.path", path, message))
         return None
     if vocab_size is not None and tokenizer.vocab_size > vocab_size:
         needed = tokenizer.vocab_size

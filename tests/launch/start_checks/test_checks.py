@@ -102,6 +102,17 @@ def test_finished_data_needs_neither_corpus_nor_tokenizer(corpus, tmp_path):
     assert "is used without it" in prepare(recipe.data, recipe.prepared_dir, workers=1).notes[-1]
 
 
+def test_finished_data_of_another_tokenizer_is_not_good(corpus, tmp_path):
+    """The preparation, which refuses, is the witness."""
+    recipe = parse_recipe(content(corpus, tmp_path / "run", data={"tokenizer": {"train": "char"}}), world=1)
+    prepare(recipe.data, recipe.prepared_dir, workers=1)
+    sections = content(corpus, tmp_path / "run", data={"tokenizer": {"path": "gpt2"}})
+    with pytest.raises(DataError, match="gpt2: no such tokenizer"):
+        prepare(parse_recipe(sections, world=1).data, recipe.prepared_dir, workers=1)
+    with pytest.raises(RecipeError, match=r"'gpt2': no such tokenizer\. .* with a tokenizer trained on its corpus"):
+        check(sections)
+
+
 @pytest.mark.parametrize("present", [True, False])
 def test_a_device_is_found_by_the_files_of_its_driver(tmp_path, monkeypatch, present):
     monkeypatch.setitem(table.DEVICE_FILES, "cuda", (str(tmp_path / "nvidia[0-9]*"),))
