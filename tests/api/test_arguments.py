@@ -1,6 +1,7 @@
 """Calls of the Python API with wrong arguments: one typed error that says what is wrong and what would work."""
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,13 +45,14 @@ def test_every_function_of_the_api_checks_its_arguments() -> None:
             function(colour="red")
 
 
-def test_an_example_of_a_message_is_a_call_that_works() -> None:
-    """The call in the message for ``hlat.load_recipe(steps=3)``, with a recipe in place of PATH, loads that recipe."""
+def test_an_example_of_a_message_is_a_call_that_works(recipe_file: Path, tiny: list[str]) -> None:
+    """The call in the message for ``hlat.load_recipe(steps=50)``, with a recipe in place of PATH, loads that recipe."""
+    sections = hlat.load_recipe(recipe_file, tiny).model_dump(mode="json")
     with pytest.raises(hlat.LaunchError) as caught:
-        hlat.load_recipe(steps=3)  # type: ignore[call-arg]
+        hlat.load_recipe(steps=50)  # type: ignore[call-arg]
     example = str(caught.value).partition("of the recipe: ")[2].partition(". It takes")[0]
-    recipe = eval(example, {"hlat": hlat, "PATH": RECIPE})
-    assert recipe.training.steps == 3
+    recipe = eval(example, {"hlat": hlat, "PATH": sections})
+    assert recipe.training.steps == 50
 
 
 def test_errors_within_a_function_are_its_own() -> None:

@@ -153,7 +153,7 @@ FILES = (
     _check(
         "rows shorter than a sequence",
         "data.path={rows} data.validation.fraction=0",
-        "the corpus of 48 bytes has at most 8 tokens: too few for one sample of 32 tokens",
+        "the corpus of 50 bytes has at most 8 tokens: too few for one sample of 32 tokens",
     ),
     _check(
         "nothing but a tail",
@@ -257,8 +257,8 @@ COMMANDS = (
     ),
     Mistake("a table to verify", "data verify {parquet}", ("is a file, but no recipe", "a folder of prepared data")),
     Mistake("a text as recipe", "check {short}", ("is not a mapping of sections", "for a text, `hlat init")),
-    Mistake("an export to a file", "export {run_a} --to x.gguf", ("x.gguf: an export is a folder", "such as x."), 3),
-    Mistake("an average in a file", "average a b --to x.pt", ("x.pt: a checkpoint is a folder, not a .pt file.",), 3),
+    Mistake("an export to a file", "export {run_a} --to x.gguf", ("x.gguf: an export is a folder", "such as x.")),
+    Mistake("an average in a file", "average a b --to x.pt", ("x.pt: a checkpoint is a folder, not a .pt file.",)),
     Mistake("an archive that is not there", "compile RECIPE --from nix.tar", ("nix.tar", "compile RECIPE --out"), 3),
     Mistake("no such model", "plan --model llama-9-7b --cluster h100:1 --tokens 1B", ("llama-9-7b",)),
 )

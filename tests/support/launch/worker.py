@@ -16,10 +16,9 @@ import torch.distributed as dist
 
 from hlat.config import Problem, RecipeError
 from hlat.launch import worker_context
-from hlat.resilience import set_step_counter
 from hlat.runtime import DataError, StorageError
 from hlat.runtime.distributed import AsyncMax, check_consistent, joined_run
-from hlat.runtime.process import STOP_SIGNALS, enter_phase, rank_log, stop_exit_code
+from hlat.runtime.process import STOP_SIGNALS, rank_log, stop_exit_code
 
 
 def outcome_of(action):
@@ -138,9 +137,6 @@ def wait_to_stop(runtime, folder):
     for number in STOP_SIGNALS:
         signal.signal(number, receive)
     maximum, stop = AsyncMax(runtime.ranks), 0
-    set_step_counter(lambda: 0)
-    enter_phase("data")  # the first step begins
-    enter_phase("forward")
     (folder / f"pid-{runtime.rank}").write_text(str(os.getpid()))
     while not stop:
         maximum.start(received[0] if received else 0)
