@@ -9,8 +9,6 @@ import typer
 
 import hlat
 from hlat.cli.common import OverridesArgument, data_progress, ready, say
-from hlat.config import RecipeError
-from hlat.config.files import RECIPE_ENDINGS
 from hlat.runtime import DataError, escape_controls, escape_name, plural
 
 if TYPE_CHECKING:
@@ -87,6 +85,9 @@ def _find(source: str, overrides: list[str] | None) -> "tuple[Path, DataConfig |
     if folder.is_dir() and not overrides:
         below = folder / "data"
         return (below if (below / "manifest.json").exists() else folder), None
+    from hlat.config import RecipeError
+    from hlat.config.files import RECIPE_ENDINGS
+
     try:
         recipe = hlat.load_recipe(source, overrides or [])
     except RecipeError as error:
