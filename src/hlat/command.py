@@ -12,14 +12,17 @@ TYPE_CHECKING = False  # typing.TYPE_CHECKING, without the import
 if TYPE_CHECKING:
     from types import FrameType
 
-_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+_LAUNCHERS = ("HLAT_LAUNCHER_PID", "TORCHELASTIC_RUN_ID")
+"""Variables of processes whose launcher ends them by SIGTERM, and says why."""
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C during the seconds of imports ends with one line instead of a traceback."""
-    handled = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN  # a shell's background job ignores Ctrl-C
-    if handled:
-        signal.signal(signal.SIGINT, _interrupted_early)
+    """Run the command line. Ctrl-C or SIGTERM during the seconds of imports ends with one line."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's background job ignores Ctrl-C
+        signal.signal(signal.SIGINT, _ended_early)
+    hears_sigterm = signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN and not set(_LAUNCHERS) & set(os.environ)
+    if hears_sigterm:
+        signal.signal(signal.SIGTERM, _ended_early)
     from hlat.runtime.backend import ProcessorTime, set_spin_count  # noqa: PLC0415
 
     before = ProcessorTime.read()
@@ -40,17 +43,23 @@ def main() -> None:
     try:
         app()
     finally:
+        if hears_sigterm:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # no longer true: that nothing has been started
         _flush()
 
 
-def _interrupted_early(number: int, frame: "FrameType | None") -> None:
-    """Handle Ctrl-C before the command line has started."""
+def _ended_early(number: int, frame: "FrameType | None") -> None:
+    """Handle Ctrl-C and SIGTERM before the command line has started anything."""
     erase_line = getattr(sys.modules.get("hlat.runtime.bottom_line"), "erase_line", None)
     if erase_line is not None:  # a module that is just being imported has none, and has drawn nothing
         erase_line()
     if os.environ.get("RANK", "0") == "0":  # only one of several processes prints this
-        os.write(2, b"interrupted: nothing had been started\n")
-    os._exit(_INTERRUPTED)
+        what = "interrupted" if number == signal.SIGINT else signal.Signals(number).name
+        try:  # noqa: SIM105 - contextlib may not have been imported yet
+            os.write(2, f"{what}: nothing had been started\n".encode())
+        except OSError:  # standard error is closed, or its reader has gone
+            pass
+    os._exit(128 + number)  # as shells report it
 
 
 def _flush() -> None:

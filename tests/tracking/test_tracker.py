@@ -285,7 +285,7 @@ def test_damaged_metrics_are_reported_and_do_not_stop_a_resume(tmp_path: Path) -
     stream = io.StringIO()
     with open_tracker(tmp_path, PLAIN, total_steps=8, start_step=2, stream=stream):
         pass
-    assert "1 damaged lines were dropped" in stream.getvalue()
+    assert "dropped 1 damaged line\n" in stream.getvalue()
     assert read_events(tmp_path / "events.jsonl")[0]["event"] == "metrics_damaged"
     assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hlat.api.arguments import checks_arguments
 from hlat.api.outcomes import outcome_error
 from hlat.api.settings import restored
 from hlat.launch import refuse_worker
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("hlat")
 
 
+@checks_arguments
 def evaluate(
     checkpoint: str | Path,
     data: str | Path | None = None,
@@ -50,6 +52,7 @@ def evaluate(
         return evaluate_checkpoint(checkpoint, data, weights, on_progress)
 
 
+@checks_arguments
 def evaluate_tasks(
     checkpoint: str | Path,
     tasks: Sequence[str] = (),
@@ -136,6 +139,7 @@ def evaluate_tasks(
         return read_report(job.folder)
 
 
+@checks_arguments
 def watch(
     run: str | Path,
     tasks: Sequence[str | Path] = (),
@@ -173,6 +177,7 @@ def watch(
         return results
 
 
+@checks_arguments
 def generate(
     checkpoint: str | Path,
     prompt: str,
@@ -215,6 +220,7 @@ def generate(
         return generate_text(checkpoint, prompt, max_tokens, sampling, weights)
 
 
+@checks_arguments
 def load_model(
     checkpoint: str | Path,
     *,

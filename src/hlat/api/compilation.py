@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hlat.api.arguments import checks_arguments
 from hlat.api.outcomes import outcome_error
 from hlat.api.recipes import Overrides, recipe_job
 from hlat.api.settings import restored
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("hlat")
 
 
+@checks_arguments
 def compile_cache(
     recipe: Recipe | str | Path, overrides: Overrides = (), *, nproc: int = 1, out: str | Path | None = None
 ) -> "CompiledCache":
@@ -48,6 +50,7 @@ def compile_cache(
             raise outcome_error(failed.outcome) from failed
 
 
+@checks_arguments
 def unpack_cache(recipe: Recipe | str | Path, archive: str | Path, overrides: Overrides = ()) -> "CompiledCache":
     """Fill the cache of this machine from an archive of ``compile_cache``.
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hlat.api.arguments import checks_arguments
 from hlat.api.recipes import Overrides, override_words
 from hlat.config import load_recipe
 
@@ -27,6 +28,7 @@ class LocalLaunch:
     exit_code: int
 
 
+@checks_arguments
 def launch_local(
     recipe: str | Path,
     overrides: Overrides = (),

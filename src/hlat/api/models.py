@@ -4,10 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hlat.api.arguments import checks_arguments
+
 if TYPE_CHECKING:
     import torch
 
 
+@checks_arguments
 def average(
     checkpoints: str | Path | Sequence[str | Path],
     to: str | Path,
@@ -44,6 +47,7 @@ def average(
     return average_checkpoints(paths, to, last=last, coefficients=coefficients, decay=decay, weights=weights)
 
 
+@checks_arguments
 def import_model(
     source: str | Path, to: str | Path, *, model: str | Path | None = None, tokenizer: str | Path | None = None
 ) -> Path:
@@ -68,6 +72,7 @@ def import_model(
     return convert(source, to, model=model, tokenizer=tokenizer)
 
 
+@checks_arguments
 def export(
     checkpoint: str | Path, to: str | Path, *, dtype: "torch.dtype | str | None" = None, weights: str = "model"
 ) -> Path:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hlat.api.arguments import checks_arguments
+
 if TYPE_CHECKING:
     from hlat.hardware import Catalog, Cluster, PriceKind
     from hlat.planner.problem import PlanRequest
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
     from hlat.planner.search import TrainingPlan
 
 
+@checks_arguments
 def plan(
     model: str | Path,
     cluster: str,
@@ -77,6 +80,7 @@ def plan(
     return found.plans[0]
 
 
+@checks_arguments
 def compare_plans(
     model: str | Path,
     clusters: Sequence[str],
@@ -147,6 +151,7 @@ def compare_plans(
     )
 
 
+@checks_arguments
 def choose_cluster(
     model: str | Path,
     *,
@@ -208,6 +213,7 @@ def choose_cluster(
     return (afford if free else choose)(chips, goal, of_model(str(model), tokens), catalog, kind)
 
 
+@checks_arguments
 def choose_model_size(
     *,
     chips: str = "any",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hlat.api.arguments import checks_arguments
 from hlat.api.recipes import Overrides, override_words
 from hlat.config import Recipe
 from hlat.runtime import LaunchError, StorageError
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from hlat.launch.preflight import PreflightOptions, PreflightReport
 
 
+@checks_arguments
 def doctor(
     recipe: Recipe | str | Path | None = None,
     overrides: Overrides = (),

@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from hlat.api.arguments import checks_arguments
 from hlat.config import Problem, Recipe, RecipeError, parse_recipe
 from hlat.config import load_recipe as read_recipe
 from hlat.runtime import LaunchError
@@ -21,6 +22,7 @@ Overrides = Sequence[str] | Mapping[str, object]
 """Changes of a recipe: ``["training.steps=100"]``, or ``{"training.steps": 100}``."""
 
 
+@checks_arguments
 def load_recipe(
     path: str | Path | Mapping[str, object], overrides: Overrides = (), *, world: int | None = None
 ) -> Recipe:
@@ -60,6 +62,7 @@ def _plain_values(sections: Mapping[str, object]) -> dict[str, Any]:
     return plain
 
 
+@checks_arguments
 def draft_recipe(
     texts: str | Path,
     *,

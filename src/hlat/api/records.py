@@ -4,12 +4,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hlat.api.arguments import checks_arguments
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from hlat.reporting import RunComparison, RunOverview, RunSummary
 
 
+@checks_arguments
 def metrics(run: str | Path) -> "pa.Table":
     """Read the metrics of a run, which may be in progress, as a table.
 
@@ -32,6 +35,7 @@ def metrics(run: str | Path) -> "pa.Table":
     return metrics_table(Path(run))
 
 
+@checks_arguments
 def report(
     runs: str | Path | Sequence[str | Path],
     to: str | Path | None = None,
@@ -65,6 +69,7 @@ def report(
     return write_report([Path(folder) for folder in folders], None if to is None else Path(to), machines)
 
 
+@checks_arguments
 def runs(folder: str | Path) -> "list[RunSummary]":
     """List the runs in a folder and below it.
 
@@ -83,6 +88,7 @@ def runs(folder: str | Path) -> "list[RunSummary]":
     return list_runs(Path(folder))
 
 
+@checks_arguments
 def show_run(run: str | Path) -> "RunOverview":
     """Read what a run has left in its folder: recipe, attempts, curve, last numbers, checkpoints.
 
@@ -102,6 +108,7 @@ def show_run(run: str | Path) -> "RunOverview":
     return read_overview(Path(run))
 
 
+@checks_arguments
 def compare_runs(runs: Sequence[str | Path]) -> "RunComparison":
     """Compare runs: fields in which their recipes differ, losses at the same tokens, last numbers.
 

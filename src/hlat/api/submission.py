@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hlat.api.arguments import checks_arguments
 from hlat.api.recipes import Overrides, override_words
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ Variables = Sequence[str] | Mapping[str, str]
 """Environment variables: ``["NCCL_DEBUG=INFO"]``, or ``{"NCCL_DEBUG": "INFO"}``."""
 
 
+@checks_arguments
 def submit_slurm(
     recipe: str | Path,
     overrides: Overrides = (),
@@ -77,6 +79,7 @@ def submit_slurm(
     return SlurmSubmission(script.text, None if dry_run else submit_script(script), script.run_dir)
 
 
+@checks_arguments
 def submit_kubernetes(
     recipe: str | Path,
     overrides: Overrides = (),

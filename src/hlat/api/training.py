@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hlat.api.arguments import checks_arguments
 from hlat.api.outcomes import outcome_error
 from hlat.api.recipes import Overrides, recipe_job
 from hlat.api.records import metrics
@@ -60,6 +61,7 @@ class TrainingResult:
         return self.step >= self.total_steps
 
 
+@checks_arguments
 def train(
     recipe: Recipe | str | Path,
     overrides: Overrides = (),
@@ -104,6 +106,7 @@ def train(
         return _train_here(job)
 
 
+@checks_arguments
 def rehearse(
     recipe: Recipe | str | Path,
     overrides: Overrides = (),

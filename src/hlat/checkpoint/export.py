@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
+from hlat.checkpoint.format import refuse_file_name
 from hlat.checkpoint.protocol import Checkpoint, open_checkpoint, resolve
 from hlat.checkpoint.state import MODEL, fill
 from hlat.checkpoint.tokenizer import TOKENIZER, has_tokenizer, read_tokenizer
@@ -111,9 +112,11 @@ def export_hf(
         The folder.
 
     Raises:
-        CheckpointError: there is no valid checkpoint, or no such weights, or the folder exists and is not empty.
+        CheckpointError: there is no valid checkpoint, or no such weights, or the folder exists and is not empty, or
+            has the name of a file.
         StorageError: a file-system operation failed; nothing is left behind.
     """
+    refuse_file_name(Path(out_dir), "an export is a folder in the format of Hugging Face")
     checkpoint = open_checkpoint(resolve(Path(path)))
     config, prefix = model_config(checkpoint), weights_prefix(checkpoint, weights)
     tokenizer = checkpoint.path / TOKENIZER

@@ -25,7 +25,7 @@ from hlat.cli import (
 )
 from hlat.cli.common import LOG_ENV, complain, say
 from hlat.cli.data import data_app
-from hlat.cli.hints import hinted
+from hlat.cli.hints import hinted, process_options
 from hlat.cli.launch import launch_app, sweep
 from hlat.runtime import HlatError, StorageError, escape_controls, redact_value
 from hlat.runtime.process import INTERRUPTED_MESSAGE, VERBOSE_ENV, print_json_lines
@@ -57,7 +57,7 @@ class _Verbs(TyperGroup):
             with _visible_usage():
                 return super().invoke(ctx)
         except HlatError as error:
-            complain(f"error: {error}", "error")
+            complain(f"error: {error}{self._process_options(ctx, error)}", "error")
             raise typer.Exit(error.exit_code) from error
         except PermissionError as error:
             if error.filename is None:
@@ -69,6 +69,13 @@ class _Verbs(TyperGroup):
         except KeyboardInterrupt as interrupt:
             complain(INTERRUPTED_MESSAGE)
             raise typer.Exit(_INTERRUPTED) from interrupt
+
+    def _process_options(self, ctx: Any, error: HlatError) -> str:
+        """Name the options of the verb that say how many processes there are, if the error suggests another number."""
+        if not any(fix.path == "world" for problem in getattr(error, "problems", ()) for fix in problem.fixes):
+            return ""
+        options = process_options(super().get_command(ctx, ctx.invoked_subcommand or ""))
+        return f"\n  The number of processes is set by {' or '.join(options)}." if options else ""
 
 
 def _name_flags_plainly(command: Any, ctx: Any) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hlat.cli.common import ready, say
-from hlat.runtime import CheckpointError, CheckpointFormatError, LaunchError, escape_name, is_url, redact_json
+from hlat.runtime import CheckpointError, CheckpointFormatError, LaunchError, escape_name, is_url, plural, redact_json
 
 if TYPE_CHECKING:
     from hlat.checkpoint import CheckpointEntry
@@ -75,7 +75,7 @@ def verify_command(checkpoint: CheckpointsArgument) -> None:
     damaged = checked.count(False)
     if damaged:
         raise CheckpointError(
-            f"{damaged} of {len(checked)} checkpoints damaged. A resumed run sets them aside and "
+            f"{damaged} of {plural(len(checked), 'checkpoint')} damaged. A resumed run sets them aside and "
             "continues from the newest complete one."
         )
 

@@ -12,7 +12,7 @@ import typer
 
 from hlat.runtime import BottomLine, StageLine, draws_lines, erase_rest_of, escape_controls
 from hlat.runtime.backend import untested_torch_warning
-from hlat.runtime.process import LAUNCHER_ENV, json_line, prints_json, raise_interrupts
+from hlat.runtime.process import LAUNCHER_ENV, end_at_sigterm, json_line, prints_json, raise_interrupts
 
 if TYPE_CHECKING:
     from hlat.config.rules import SettingNote
@@ -62,13 +62,18 @@ def whole_number(least: int) -> Callable[[str | int], int]:
     return number
 
 
-def ready() -> None:
+def ready(*, hears_sigterm: bool = False) -> None:
     """Let Ctrl-C interrupt from here on, and warn of a release of PyTorch that hlat was not tested with.
+
+    Args:
+        hears_sigterm: leave SIGTERM to a handler of its own; else it ends the process from here on without a message.
 
     A verb calls this before it starts anything. It imports its room only when it runs, so that each verb starts as fast
     as it can: torch takes a second, its distributed parts two more.
     """
     raise_interrupts()
+    if not hears_sigterm:
+        end_at_sigterm()
     logger = logging.getLogger("hlat")
     if logging.lastResort is not None and logging.lastResort not in logger.handlers:
         logger.addHandler(logging.lastResort)  # warnings go to standard error; as a library hlat is quiet
@@ -137,10 +142,14 @@ def data_progress() -> Iterator["ProgressCallback"]:
 
 
 class OpeningLine:
-    """Line on a terminal about what a command is doing, while nothing else shows it; elsewhere it does nothing."""
+    """Line on a terminal about what a command is doing, while nothing else shows it; elsewhere it does nothing.
 
-    def __init__(self) -> None:
-        self._draws = sys.stdout.isatty() and draws_lines() and os.environ.get("RANK", "0") == "0"
+    Args:
+        draws: False to show nothing on a terminal either.
+    """
+
+    def __init__(self, *, draws: bool = True) -> None:
+        self._draws = draws and sys.stdout.isatty() and draws_lines() and os.environ.get("RANK", "0") == "0"
         self._line: BottomLine | None = None
         self._was_left = False
 
@@ -170,12 +179,16 @@ class OpeningLine:
 
 
 @contextmanager
-def opening_line(what: str) -> Iterator[OpeningLine]:
+def opening_line(what: str, *, draws: bool = True) -> Iterator[OpeningLine]:
     """Show on a terminal, within the block, that a command has begun, before anything slow is imported.
 
     A process that a supervisor has started begins without the line: the supervisor shows one.
+
+    Args:
+        what: what is being done.
+        draws: False to show nothing on a terminal either.
     """
-    line = OpeningLine()
+    line = OpeningLine(draws=draws)
     if LAUNCHER_ENV not in os.environ:
         line.show(what)
     try:

@@ -7,6 +7,7 @@ import typer
 
 from hlat.cli.common import ready, say
 from hlat.cli.plan_options import check_outputs
+from hlat.runtime import plural
 
 if TYPE_CHECKING:
     from hlat.hardware import Catalog, Chip, Instance
@@ -69,7 +70,7 @@ def show_command(
 
 def _say_instance(one: "Instance", catalog: "Catalog") -> None:
     say(f"instance {one.name}: {one.chips} x {one.chip}")
-    say(f"  fast links  {one.link:g} GB/s per chip and direction, among {one.domain} chips")
+    say(f"  fast links  {one.link:g} GB/s per chip and direction, among {plural(one.domain, 'chip')}")
     if one.up_to is not None:
         say(f"  chips       up to {one.up_to}: {one.up_to}x{one.name}:1 is one machine of so many")
     say(f"  network     {one.network:g} GB/s per instance and direction")

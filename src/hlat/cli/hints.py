@@ -46,6 +46,7 @@ _OPTIONS = {
     "out": "Where a file or folder is written, that is --to",
     "format": "Models are exported as Hugging Face's safetensors, and formats of text are known by their endings",
 }
+_PROCESS_OPTIONS = ("--nproc", "--nodes", "--world", "--world-size")
 _FIELD = re.compile(r"[\w.]+(=\w+)?")
 _DTYPES = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32", "float": "float32"}
 
@@ -58,7 +59,9 @@ def hinted(error: Any) -> str:
     """
     message = str(error.message or "")
     message = message.replace("Value error, ", "").replace("Input should be ", "must be ")
-    if (option := getattr(error, "option_name", None)) and (hint := _option_hint(option)):
+    if (option := getattr(error, "option_name", None)) and (
+        hint := _option_hint(option, getattr(getattr(error, "ctx", None), "command", None))
+    ):
         if getattr(error, "possibilities", None):
             error.possibilities = None
         return f"{message}. {hint}"
@@ -99,7 +102,14 @@ def _of_verb(error: Any, message: str) -> str:
     return f". Here a model or recipe is an option: --model {extra[1]}" if extra and is_plan else ""
 
 
-def _option_hint(option: str) -> str:
+def process_options(command: Any) -> list[str]:
+    """Return the options of a verb, or of those below it, that say how many processes there are."""
+    below = [command, *getattr(command, "commands", {}).values()]
+    options = {name for each in below for parameter in getattr(each, "params", ()) for name in parameter.opts}
+    return [name for name in _PROCESS_OPTIONS if name in options]
+
+
+def _option_hint(option: str, command: Any) -> str:
     """Name what an unknown option is here; empty if nothing is known, and the parser's own suggestion is left."""
     name = option.lstrip("-").partition("=")[0]
     if "." in name:
@@ -110,7 +120,10 @@ def _option_hint(option: str) -> str:
 
     if (meant := field_called(name.replace("-", "_"))) is None:
         return ""
-    if not _FIELD.fullmatch(meant):  # an option, or a field that means something else, with a note
+    if meant.startswith("--"):
+        own = process_options(command)
+        return f"Here it is {meant if meant.split()[0] in own or not own else ' or '.join(own)}"
+    if not _FIELD.fullmatch(meant):  # a field that means something else, with a note
         return f"Here it is {meant}"
     written = meant if "=" in meant else f"{meant}=VALUE"
     return f"It is a field of the recipe, and its override takes no dashes: {written}"

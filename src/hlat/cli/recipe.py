@@ -10,6 +10,7 @@ import typer
 import hlat
 from hlat.cli.common import OverridesArgument, RecipeArgument, ready, say, show_notes
 from hlat.cli.plan_options import check_outputs
+from hlat.runtime import plural
 
 if TYPE_CHECKING:
     from hlat.config import Recipe
@@ -129,7 +130,8 @@ def from_nxdt(
     _list("not quite the same", found.differs)
     _list("without counterpart", found.lost)
     _list("to be added or changed before it runs", found.missing)
-    say(f"{len(found.unneeded)} settings need no counterpart; the rest is in {to}")
+    need = "needs" if len(found.unneeded) == 1 else "need"
+    say(f"{plural(len(found.unneeded), 'setting')} {need} no counterpart; the rest is in {to}")
     world = "" if found.world is None else f" --world {found.world}"
     say(f"next: hlat check {to}{world}")
 

@@ -85,7 +85,7 @@ def train(
     """Train. The same command again resumes an interrupted run."""
     if verbose:
         be_verbose()
-    with opening_line(f"reading {recipe}") as line:
+    with opening_line(f"reading {recipe}", draws=not quiet) as line:
         from hlat.launch import (
             SupervisionOptions,
             TrainingJob,
@@ -122,7 +122,7 @@ def train(
         elif no_supervisor or "WORLD_SIZE" in os.environ:
             raise typer.Exit(_work(job, line))
         options = SupervisionOptions(least, most, no_supervisor, *show, show_event=show_event, show_start=line.show)
-        raise typer.Exit(supervise_job(job, options, lambda: _work(job, OpeningLine()), begin))
+        raise typer.Exit(supervise_job(job, options, lambda: _work(job, OpeningLine(draws=not quiet)), begin))
 
 
 def _begin(recipe: "Recipe", line: OpeningLine) -> None:
@@ -134,7 +134,7 @@ def _begin(recipe: "Recipe", line: OpeningLine) -> None:
     else:
         line.end()
     prepare_streams(recipe.tracking)
-    ready()
+    ready(hears_sigterm=True)
 
 
 def _work(job: "TrainingJob", line: OpeningLine) -> int:
@@ -143,7 +143,7 @@ def _work(job: "TrainingJob", line: OpeningLine) -> int:
 
     with worker_context():
         line.show(f"reading {job.recipe}")  # a supervisor shows its own line until now
-        from hlat.tracking.display import prepare_streams, show_stages
+        from hlat.tracking.display import prepare_streams, show_stages, shows_progress
 
         here = rank_info()
         recipe = _checked(job, here.world)
@@ -156,8 +156,9 @@ def _work(job: "TrainingJob", line: OpeningLine) -> int:
             begin_compilation(recipe.run.device)  # beside the imports, which use one core
             import hlat.training  # noqa: F401
 
-            ready()  # only now: an import that an exception interrupts may raise a different one
-            outcome = job.train_here(recipe, data_progress=data_progress)
+            ready(hears_sigterm=True)  # only now: an import that an exception interrupts may raise a different one
+            shown = {"data_progress": data_progress} if shows_progress(recipe.tracking) else {}
+            outcome = job.train_here(recipe, **shown)
     if here.rank == 0:
         say(summary(outcome))
     return exit_code(outcome)

@@ -7,12 +7,13 @@ import difflib
 import re
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from pydantic_core import ErrorDetails
 
 from hlat.config.errors import Problem, short
-from hlat.config.other_names import FIELDS, FIELDS_OF_SECTION, MAIN_FIELDS, VALUES
+from hlat.config.other_names import FIELDS, FIELDS_OF_SECTION, MAIN_FIELDS, SECTIONS_OFF, VALUES
 from hlat.config.recipe import Recipe
 from hlat.config.sections import Section
 
@@ -52,7 +53,7 @@ def explain(detail: ErrorDetails) -> Problem:
     Args:
         detail: one of ``ValidationError.errors()`` of ``Recipe``.
     """
-    path = _dotted_path(detail["loc"])
+    path = dotted_path(detail["loc"])
     if detail["type"] == "extra_forbidden":
         return Problem(path, "there is no such field.", _where_meant(detail["loc"]))
     if detail["type"] == "missing":
@@ -128,10 +129,44 @@ def _how_to_write(path: str, kind: str, value: Any) -> str:
 def _as_section(path: str, value: Any) -> str:
     """Say how to write a value as the section that belongs there."""
     if value is None:
-        return "Indent its fields below it."
+        return SECTIONS_OFF.get(path, "Indent its fields below it.")
     if path not in MAIN_FIELDS or not isinstance(value, str | int | float):
         return ""
-    return f"Write {path.rpartition('.')[2]}: {{{MAIN_FIELDS[path]}: {short(value).strip(chr(39))}}}."
+    written = short(value).strip(chr(39))
+    hint = f"Write {path.rpartition('.')[2]}: {{{MAIN_FIELDS[path]}: {written}}}."
+    if path == "data.tokenizer" and "/" not in written and not Path(written).exists():
+        hint = (
+            "Write data.tokenizer.path=FILE_OR_FOLDER, or the id of a model of the Hugging Face Hub, which has an "
+            "owner, as in data.tokenizer.path=openai-community/gpt2."
+        )
+    return hint
+
+
+def explain_none(content: Any, location: tuple[str | int, ...] = ()) -> Iterator[Problem]:
+    """Yield a problem for each field that holds the text ``None``: Python's word, for which YAML has null.
+
+    Args:
+        content: what the recipe has at the location.
+        location: names of the sections above, and of the field.
+    """
+    if isinstance(content, dict | list | tuple):
+        entries = content.items() if isinstance(content, dict) else enumerate(content)
+        for name, value in entries:
+            yield from explain_none(value, (*location, name))
+    elif content == "None":
+        path = dotted_path(location)
+        yield Problem(path, "None is a text in a recipe, and Python's None is null there.", _unset(path, location))
+
+
+def _unset(path: str, location: tuple[str | int, ...]) -> str:
+    """Say how a field is left without a value."""
+    if path in SECTIONS_OFF:
+        return SECTIONS_OFF[path]
+    section, name = _section_at(location[:-1]), str(location[-1])
+    field = section.model_fields.get(name) if section is not None else None
+    if field is not None and type(None) in typing.get_args(field.annotation):
+        return f"Write {path}=null."
+    return "Leave it out for its default."
 
 
 def _nearest(path: str, detail: ErrorDetails) -> str:
@@ -174,7 +209,7 @@ def _section_at(location: tuple[int | str, ...]) -> type[Section] | None:
     return candidates[0] if len(candidates) == 1 else None
 
 
-def _dotted_path(location: tuple[int | str, ...]) -> str:
+def dotted_path(location: tuple[int | str, ...]) -> str:
     """The dotted path as a recipe writes it, without the tags of unions that pydantic inserts."""
     location = tuple(part for part in location if part != "[key]")  # pydantic's name for the key of a mapping
     parts = [part for index, part in enumerate(location) if not (index and _is_tag(location[:index], part))]

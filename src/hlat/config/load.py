@@ -16,9 +16,9 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from hlat.config.errors import Problem, RecipeError
-from hlat.config.explanations import FIELD_LIST, explain, suggestion
+from hlat.config.explanations import FIELD_LIST, dotted_path, explain, explain_none, suggestion
 from hlat.config.files import apply_overrides, find_recipe, read_file
-from hlat.config.model_base import expand_model, read_hf_config
+from hlat.config.model_base import BASES, expand_model, read_hf_config
 from hlat.config.presets import PRESETS
 from hlat.config.recipe import Recipe
 from hlat.config.rules import Values, broken_rules, model_problems
@@ -120,6 +120,7 @@ def _parse(content: dict[str, Any], problems: list[Problem], source: str, world:
     if (too_large := size_problem(content)) is not None:
         raise RecipeError([*problems, Problem("the recipe", too_large)], source)
     content, content_problems = plain_content(content)
+    content_problems += explain_none(content)
     refused = {problem.path for problem in content_problems}
     content, expansion_problems = expand_model(content, refused)
     content = _fill_between_sections(content)
@@ -130,8 +131,12 @@ def _parse(content: dict[str, Any], problems: list[Problem], source: str, world:
         recipe = Recipe.model_validate(content)
     except ValidationError as error:
         # Without its preset a model lacks every number: reporting each would only repeat the first error.
-        incomplete = "model" if expansion_problems else None
-        found = [d for d in error.errors() if d["type"] != "missing" or d["loc"][0] != incomplete]
+        incomplete = "model" if expansion_problems or refused & {f"model.{name}" for name in BASES} else None
+        found = [
+            d
+            for d in error.errors()
+            if (d["type"] != "missing" or d["loc"][0] != incomplete) and dotted_path(d["loc"]) not in refused
+        ]
         absent = {detail["loc"][0] for detail in found if detail["type"] in _NO_SECTION and len(detail["loc"]) == 1}
         if not content.keys() & Recipe.model_fields.keys():
             problems.append(_no_recipe(content, source))
@@ -232,7 +237,8 @@ def _valid_values(section: type[BaseModel], content: Any, prefix: str = "") -> d
                 values.update(_valid_values(child, {}, f"{path}."))
             continue
         if is_section:
-            values.update(_valid_values(child, content[name], f"{path}."))
+            if isinstance(content[name], dict):  # the defaults of a section that is a text say nothing
+                values.update(_valid_values(child, content[name], f"{path}."))
             continue
         try:
             annotated: Any = typing.Annotated[(child, *field.metadata)] if field.metadata else child

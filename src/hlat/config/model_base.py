@@ -20,7 +20,7 @@ from hlat.config.presets import PRESETS
 from hlat.config.sections import ModelConfig, with_fixed_options
 from hlat.runtime.storage import CONFIG_FILES, TOKENIZER_FILES, HubModel
 
-_BASES = ("preset", "hf_config", "from")
+BASES = ("preset", "hf_config", "from")
 
 
 def expand_model(content: dict[str, Any], refused: set[str]) -> tuple[dict[str, Any], list[Problem]]:
@@ -34,9 +34,9 @@ def expand_model(content: dict[str, Any], refused: set[str]) -> tuple[dict[str, 
         The sections with the numbers filled in, or as they were if there are problems; and the problems.
     """
     model = content.get("model")
-    if not isinstance(model, dict) or refused & {f"model.{name}" for name in _BASES}:
+    if not isinstance(model, dict) or refused & {f"model.{name}" for name in BASES}:
         return content, []
-    given = [name for name in _BASES if model.get(name) is not None]
+    given = [name for name in BASES if model.get(name) is not None]
     if len(given) > 1:
         head, last = ", ".join(given[:-1]), given[-1]
         problem = f"the recipe gives {'both ' if len(given) == 2 else ''}{head} and {last}."

@@ -109,19 +109,19 @@ FIELDS = {
     "context_parallel_size": "parallel.context",
     "cp": "parallel.context",
     "zero_stage": "parallel.zero",
-    "data_parallel_size": "--nproc: what is left of the processes shares the batch",
-    "dp": "--nproc: what is left of the processes shares the batch",
-    "gpus": "--nproc",
-    "num_gpus": "--nproc",
-    "devices": "--nproc",
-    "nproc_per_node": "--nproc",
-    "num_nodes": "--nodes",
-    "nnodes": "--nodes",
+    "data_parallel_size": "--nproc of hlat train: what is left of the processes shares the batch",
+    "dp": "--nproc of hlat train: what is left of the processes shares the batch",
+    "gpus": "--nproc of hlat train",
+    "num_gpus": "--nproc of hlat train",
+    "devices": "--nproc of hlat train",
+    "nproc_per_node": "--nproc of hlat train",
+    "num_nodes": "--nodes of hlat train",
+    "nnodes": "--nodes of hlat train",
 }
 """What a name of another program is called here: a field, or an option of ``hlat train``, with a note where needed."""
 
 FIELDS_OF_SECTION = {
-    ("parallel", "data"): "--nproc: what is left of the processes shares the batch",
+    ("parallel", "data"): "--nproc of hlat train: what is left of the processes shares the batch",
     ("batch", "size"): FIELDS["batch_size"],
     ("run", "output"): "run.dir",
     **{
@@ -161,3 +161,10 @@ MAIN_FIELDS = {
     "data.validation": "fraction",
 }
 """The field that a value most likely means if it stands where a section belongs."""
+
+SECTIONS_OFF = {
+    "data.tokenizer": "To train one on the corpus, leave it out, or write data.tokenizer.path=null.",
+    "data.validation": "Write data.validation.fraction=0 to keep nothing aside for validation.",
+    "evaluation": "Write evaluation.every_steps=null to evaluate nothing.",
+}
+"""What to write in place of a section that is null, by those who want to do without it."""

@@ -16,6 +16,7 @@ from hlat.config.sections import DataConfig
 from hlat.data.formats import Vocabulary
 from hlat.data.formats.streams import COMPRESSED_ENDINGS
 from hlat.data.manifest import DataManifest, read_data_manifest, recipe_locations
+from hlat.data.prepared import current_settings
 from hlat.data.sources import (
     NumberedSource,
     SourceFile,
@@ -26,13 +27,21 @@ from hlat.data.sources import (
     files_of_source,
     numbered_sources,
 )
-from hlat.data.split_check import describe_empty_split, held_out, split_sources
+from hlat.data.split_check import (
+    CountTokens,
+    describe_empty_split,
+    held_out,
+    most_tokens,
+    split_sources,
+    splits_by_hash,
+)
 from hlat.data.stores import Cache
 from hlat.data.tokenizers import Tokenizer, load_tokenizer
 from hlat.runtime import DataError, is_url
 
 _FILES = 8  # of a source whose beginnings are read, evenly spread
 _ROWS = 4  # at the beginning of such a file
+_DOUBTFUL_BYTES_PER_TOKEN = 16  # no tokenizer has fewer tokens in a text of words, so more text is long enough
 _TRAINED_BYTES_PER_TOKEN = 4.0  # of English, by a byte-level BPE of tens of thousands of tokens
 
 
@@ -58,7 +67,7 @@ class InputReport:
     Attributes:
         problems: every problem, in the order of the fields.
         text_bytes: size of the local files of the corpus.
-        most_tokens: upper bound of the tokens of the corpus, end tokens included; None if unknown.
+        most_tokens: upper bound of the training tokens, end tokens included; None if unknown.
         training_tokens: tokens of an epoch: counted if the data is prepared, else estimated; None if unknown.
         is_prepared: True if the data is prepared already.
         scarce_validation: sources with little validation text, and what would work; empty if there is none.
@@ -86,7 +95,7 @@ def check_inputs(
     """
     manifest = _manifest(folder)
     report = InputReport(is_prepared=manifest is not None)
-    tokenizer = _check_tokenizer(data, vocab_size, manifest is not None, report)
+    tokenizer = _check_tokenizer(data, vocab_size, folder, manifest, report)
     vocabulary = None if tokenizer is None else Vocabulary.from_tokenizer(tokenizer)
     named = {f"evaluation.sets.{name}": NumberedSource(-1, path, default_column(data)) for name, path in sets.items()}
     sources = {_field(data, source): source for source in _sources(data, report)} | named
@@ -111,7 +120,7 @@ def check_inputs(
         _measure(data, [file for found in corpus for file in found or ()], report)
         if manifest is None and not report.problems:
             named_files = {_name(data, source): files[name] for name, source in sources.items() if source.number >= 0}
-            _check_split(data, named_files, vocabulary, report)
+            _check_split(data, named_files, tokenizer, report)
     if manifest is not None and "train" in manifest.splits:
         report.training_tokens = manifest.splits["train"].tokens
     return report
@@ -152,15 +161,20 @@ def _problem(name: str, value: str, message: str) -> InputProblem:
 
 
 def _check_tokenizer(
-    data: DataConfig, vocab_size: int | None, is_prepared: bool, report: InputReport
+    data: DataConfig, vocab_size: int | None, folder: Path, manifest: DataManifest | None, report: InputReport
 ) -> Tokenizer | None:
+    """Load the tokenizer; of prepared data, which has a copy of its own, only see that no other one is named."""
     path = data.tokenizer.path
-    if path is None or is_prepared:  # finished data has a copy of it
+    if path is None:
         return None
     try:
+        if manifest is not None:
+            current_settings(folder, manifest, data)
+            return None
         tokenizer = load_tokenizer(path, data.tokenizer.eos_token)
     except DataError as error:
-        report.problems.append(_problem("data.tokenizer.path", path, str(error)))
+        message = str(error).removeprefix(f"data.tokenizer.path {path}: ")
+        report.problems.append(_problem("data.tokenizer.path", path, message))
         return None
     if vocab_size is not None and tokenizer.vocab_size > vocab_size:
         needed = tokenizer.vocab_size
@@ -221,14 +235,31 @@ def _bytes_per_token(data: DataConfig) -> float:
     return 1.0 if data.tokenizer.path is None and data.tokenizer.train == "char" else _TRAINED_BYTES_PER_TOKEN
 
 
+def _token_counter(data: DataConfig, tokenizer: Tokenizer | None, text_bytes: int) -> CountTokens | None:
+    """Return what counts the tokens of a corpus, or bounds them; None if that is not known without long work.
+
+    A tokenizer that exists counts exactly, where the text is so short that it may be less than a sample.
+    """
+    if data.tokenizer.path is None:
+        return most_tokens
+    if tokenizer is None or text_bytes > _DOUBTFUL_BYTES_PER_TOKEN * (data.sequence_length + 1):
+        return None
+    return lambda content: len(tokenizer.encode(content)) if isinstance(content, str) else len(content)
+
+
 def _check_split(
-    data: DataConfig, files: Mapping[str, list[SourceFile]], vocabulary: Vocabulary | None, report: InputReport
+    data: DataConfig, files: Mapping[str, list[SourceFile]], tokenizer: Tokenizer | None, report: InputReport
 ) -> None:
     """Find out how much of each source of a small corpus is for validation, and how many tokens there can be."""
-    splits = split_sources(data, files, vocabulary)
-    documents = sum(each.documents for each in splits)
-    if documents and data.tokenizer.path is None:
-        report.most_tokens = sum(each.bytes for each in splits) + documents
+    vocabulary = None if tokenizer is None else Vocabulary.from_tokenizer(tokenizer)
+    count = _token_counter(data, tokenizer, report.text_bytes)
+    splits = split_sources(data, files, vocabulary, count or most_tokens)
+    if any(each.documents for each in splits):
+        report.most_tokens = sum(each.most_tokens for each in splits) if count is not None else None
+        training_bytes = sum(each.bytes - each.held_out_bytes for each in splits)
+        report.training_tokens = training_bytes / _bytes_per_token(data)
+    if not splits_by_hash(data):
+        return
     if problem := describe_empty_split(splits):
         report.problems.append(InputProblem("data.validation.fraction", problem, data.validation.fraction))
     else:

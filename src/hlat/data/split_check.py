@@ -1,22 +1,31 @@
 """Split a small corpus into training and validation text as the preparation does, without tokenizing it.
 
-files of each source --read, hashed--> SourceSplit: documents and bytes of both splits --> problem, or a warning
+files of each source --read, hashed or cut--> SourceSplit: documents, bytes, tokens of both splits --> problem, or a
+warning
 
-Documents are chosen for validation by hash, so what a fraction keeps aside of few documents is found by reading them
-only. Corpora of more than 16 MB are not read here: the preparation says the same of them.
+Documents are chosen for validation by hash, or a tail is cut off, so what is kept aside of a small corpus is found by
+reading it only. Corpora of more than 16 MB are not read here: the preparation says the same of them.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hlat.config.sections import DataConfig
-from hlat.data.formats import Vocabulary, content_bytes
-from hlat.data.sources import HeldOut, SourceFile, SplitRule, hash_share, hash_threshold
+from hlat.data.formats import Content, Vocabulary, content_bytes
+from hlat.data.sources import HeldOut, SourceFile, SplitRule, hash_share, hash_threshold, tail_start
 from hlat.runtime import DataError
 
 _MOST_BYTES = 1 << 24  # of files: a few tenths of a second
+
+CountTokens = Callable[[Content], int]
+"""Returns the tokens of a document, or an upper bound."""
+
+
+def most_tokens(content: Content) -> int:
+    """Bound the tokens of a document for a tokenizer that is to be trained: a byte is the smallest token."""
+    return len(content.encode()) if isinstance(content, str) else len(content)
 
 
 @dataclass
@@ -26,9 +35,10 @@ class SourceSplit:
     Attributes:
         name: name or path of the source.
         documents: documents that are not empty.
-        held_out: those of them for validation.
+        held_out: those of them that are wholly for validation.
         bytes: bytes of all of them.
-        held_out_bytes: bytes of those for validation.
+        held_out_bytes: bytes of text for validation.
+        most_tokens: upper bound of the training tokens, with an end-of-text token for each document.
         smallest_share: fraction of the corpus above which the first of them is for validation.
     """
 
@@ -37,58 +47,90 @@ class SourceSplit:
     held_out: int = 0
     bytes: int = 0
     held_out_bytes: int = 0
+    most_tokens: int = 0
     smallest_share: float = 1.0
 
 
+def splits_by_hash(data: DataConfig) -> bool:
+    """Return True if whole documents are kept aside for validation."""
+    validation = data.validation
+    return validation.path is None and validation.fraction > 0 and validation.by == "document"
+
+
 def split_sources(
-    data: DataConfig, files: Mapping[str, Sequence[SourceFile]], vocabulary: Vocabulary | None
+    data: DataConfig,
+    files: Mapping[str, Sequence[SourceFile]],
+    vocabulary: Vocabulary | None,
+    count_tokens: CountTokens = most_tokens,
 ) -> list[SourceSplit]:
-    """Split each source of a corpus of text; return nothing if it is too large, or documents are not split by hash.
+    """Split each source of a corpus of text; return nothing if it is too large to be read here.
 
     Args:
         data: the data section.
         files: local files by name of the source.
         vocabulary: vocabulary of the tokenizer; None if it is trained.
+        count_tokens: counts the tokens of a document, or bounds them.
     """
-    validation, every = data.validation, [file for each in files.values() for file in each]
-    is_by_hash = validation.path is None and validation.fraction > 0 and validation.by == "document"
-    if not is_by_hash or any(file.cached_store is not None or file.format.holds_tokens for file in every):
+    every = [file for each in files.values() for file in each]
+    if any(file.cached_store is not None or file.format.holds_tokens for file in every):
         return []
     if sum(file.size for file in every) > _MOST_BYTES:
         return []
-    rule, seen = SplitRule(hash_threshold(validation.fraction)), set[bytes]()
+    seen = set[bytes]()
     try:
-        return [_split(name, each, rule, vocabulary, seen, data) for name, each in files.items()]
+        return [_split(name, _documents(each, vocabulary, data, seen), data, count_tokens)
+                for name, each in files.items()]  # fmt: skip
     except DataError:  # bad rows and files are the preparation's to report
         return []
 
 
-def _split(
-    name: str,
-    files: Sequence[SourceFile],
-    rule: SplitRule,
-    vocabulary: Vocabulary | None,
-    seen: set[bytes],
-    data: DataConfig,
-) -> SourceSplit:
-    found = SourceSplit(name)
+def _documents(
+    files: Sequence[SourceFile], vocabulary: Vocabulary | None, data: DataConfig, seen: set[bytes]
+) -> list[Content]:
+    """Return the documents of a source that are not empty, without copies if the recipe drops them."""
+    found: list[Content] = []
     for file in files:
         with file.as_input(Path(file.path), vocabulary) as opened:
             for row in file.format.documents(opened):
                 if row.content is None or not len(row.content):
                     continue
-                encoded = content_bytes(row.content)
                 if data.duplicates == "drop":
+                    encoded = content_bytes(row.content)
                     if encoded in seen:
                         continue
                     seen.add(encoded)
-                is_held_out = rule.split_of(encoded) == "validation"
-                found.documents += 1
-                found.bytes += len(encoded)
-                found.held_out += is_held_out
-                found.held_out_bytes += len(encoded) * is_held_out
-                found.smallest_share = min(found.smallest_share, hash_share(encoded))
+                found.append(row.content)
     return found
+
+
+def _split(name: str, documents: Sequence[Content], data: DataConfig, count_tokens: CountTokens) -> SourceSplit:
+    found, offset, rule = SourceSplit(name), 0, _rule(data, documents)
+    for document in documents:
+        encoded = content_bytes(document)
+        training = _training_pieces(rule, document, encoded, offset)
+        offset += len(document)
+        found.documents += 1
+        found.bytes += len(encoded)
+        found.held_out += not training
+        found.held_out_bytes += len(encoded) - sum(len(content_bytes(piece)) for piece in training)
+        found.most_tokens += sum(count_tokens(piece) + 1 for piece in training)
+        found.smallest_share = min(found.smallest_share, hash_share(encoded))
+    return found
+
+
+def _training_pieces(rule: SplitRule, document: Content, encoded: bytes, offset: int) -> Sequence[Content]:
+    """Return the parts of a document that are for training: all of it, none, or what is before the tail."""
+    if isinstance(document, str):
+        return [piece for split, piece in rule.split_document(document, encoded, offset) if split == "train"]
+    return [tokens for split, tokens in rule.split_document(document, encoded, offset) if split == "train"]
+
+
+def _rule(data: DataConfig, documents: Sequence[Content]) -> SplitRule:
+    """Return the rule for the documents of a source; with a path for validation everything is for training."""
+    validation = data.validation
+    if validation.path is None and validation.fraction > 0 and validation.by == "tail":
+        return SplitRule(boundary=tail_start(sum(map(len, documents)), validation.fraction))
+    return SplitRule(hash_threshold(validation.fraction) if splits_by_hash(data) else 0)
 
 
 def describe_empty_split(splits: Sequence[SourceSplit]) -> str:

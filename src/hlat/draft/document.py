@@ -89,7 +89,7 @@ def _parallel(machine: Machine, sizes: Sizes) -> Sequence[list[str]]:
     head = (
         "parallel:  # hlat plan THIS_FILE --cluster INSTANCE:1 --fragment layout.yaml searches for the fastest layout"
     )
-    return [[head, f"  zero: {3 if shards else 1}  # {why} among the {machine.devices} devices"]]
+    return [[head, f"  zero: {3 if shards else 1}  # {why} among {plural(machine.devices, 'device')}"]]
 
 
 def _rate_source(model: dict[str, str]) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from hlat.hardware.measure import measure_matmul
-from hlat.runtime import LaunchError
+from hlat.runtime import LaunchError, plural
 from hlat.runtime.backend import backend_of, synchronize
 from hlat.runtime.distributed import RUN_SECRET_ENV
 
@@ -141,7 +141,7 @@ def _all_reduce_rate(device_type: str, world: int) -> float:
         outputs = [process.communicate(timeout=_TIMEOUT_SECONDS)[0] for process in processes]
     except subprocess.TimeoutExpired as error:
         limit = f"{_TIMEOUT_SECONDS:.0f} s"
-        raise LaunchError(f"an all-reduce of {world} processes on this machine took over {limit}") from error
+        raise LaunchError(f"an all-reduce of {plural(world, 'process')} on this machine took over {limit}") from error
     finally:
         for process in processes:
             process.kill()

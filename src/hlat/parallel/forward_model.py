@@ -30,7 +30,7 @@ from hlat.model import (
 from hlat.parallel.mesh import Layout, all_gather, create_process_groups
 from hlat.parallel.tensor_parallel import parallelize_block
 from hlat.parallel.vocab_parallel import parallelize_embedding_and_head
-from hlat.runtime import LaunchError
+from hlat.runtime import LaunchError, plural
 from hlat.runtime.distributed import Runtime
 
 
@@ -149,6 +149,6 @@ def _check_degree(config: ModelConfig, world: int, tensor: int) -> None:
         fits = [d for d in range(1, world + 1) if not (world % d or config.heads % d or config.intermediate_size % d)]
         works = [d for d in fits if not (kv_heads % d and d % kv_heads)]
         raise LaunchError(
-            f"tensor-parallel degree {tensor}: {'; '.join(problems)}. With {world} processes these work: "
+            f"tensor-parallel degree {tensor}: {'; '.join(problems)}. With {plural(world, 'process')} these work: "
             f"{', '.join(map(str, works))}."
         )

@@ -10,7 +10,7 @@ from hlat.hardware import Cluster
 from hlat.planner.cost import OperationTimes, Timeline
 from hlat.planner.problem import PlanRequest, recipe_step
 from hlat.planner.search import LayoutPrediction, predict_layout, timeline, workload_columns
-from hlat.runtime import PlanError
+from hlat.runtime import PlanError, plural
 
 PARTS = {
     "compute": ("products", "attention", "pointwise", "gaps", "recomputed", "host", "head"),
@@ -59,7 +59,7 @@ def plan_step(recipe: Recipe, cluster: Cluster, world: int) -> PlannedStep:
         PlanError: there are more or fewer processes than devices, or the cost model does not cover the recipe.
     """
     if world != cluster.devices:
-        raise PlanError(f"the run has {world:,} processes, {cluster.name} {cluster.devices:,} devices")
+        raise PlanError(f"the run has {plural(world, 'process')}, {cluster.name} {plural(cluster.devices, 'device')}")
     request, candidate = recipe_step(recipe, cluster)
     prediction = predict_layout(request, candidate)
     passes = None

@@ -131,7 +131,7 @@ def note_lines(rehearsal: "Rehearsal", asked_mode: str, width: int = _WIDE) -> I
     """
     recipe = rehearsal.recipe
     if recipe.batch.ramp:
-        yield f"batch.ramp: rehearsed with the final batch of {recipe.batch.global_batch} sequences"
+        yield f"batch.ramp: rehearsed with the final batch of {plural(recipe.batch.global_batch, 'sequence')}"
     if recipe.precision.mode != asked_mode:
         where = "devices with fast bf16" if rehearsal.device is None else str(rehearsal.device)
         yield from _wrapped(

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from hlat.runtime import plural
+
 AttemptFailureKind = Literal["signal", "exception", "passing", "exit", "hang", "host", "user"]
 """Kind of a failure.
 
@@ -82,7 +84,9 @@ class RestartPolicy:
         if not failure.is_retryable:
             return RestartDecision(False, 0.0, "a restart would not help")
         if self.in_row >= self._limit:
-            tried = f"{self.in_row} restarts in a row brought no new checkpoint" if self.in_row else "no restarts"
+            tried = (
+                f"{plural(self.in_row, 'restart')} in a row brought no new checkpoint" if self.in_row else "no restarts"
+            )
             return RestartDecision(False, 0.0, f"given up: {tried} (recovery.restarts={self._limit})")
         seconds = min(self._backoff * 2**self.in_row, max(_MAX_BACKOFF, self._backoff))
         self.in_row += 1

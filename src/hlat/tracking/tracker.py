@@ -14,7 +14,7 @@ from typing import Any, Self, TextIO
 
 from hlat.config import BatchSchedule
 from hlat.config.sections import TrackingConfig
-from hlat.runtime import StorageError, redact, redact_json
+from hlat.runtime import StorageError, plural, redact, redact_json
 from hlat.tracking.display import Console, SilentConsole, make_console
 from hlat.tracking.eta import EQUAL_STEPS, Eta
 from hlat.tracking.events import EventLog
@@ -193,7 +193,7 @@ def open_tracker(
         opened.pop_all()
     tracker = Tracker(metrics, events, outputs, console, total_steps=total_steps, clock=clock, batches=batches)
     if metrics.unreadable:
-        tracker.message(f"{run_dir / 'metrics.jsonl'}: {metrics.unreadable} damaged lines were dropped")
+        tracker.message(f"{run_dir / 'metrics.jsonl'}: dropped {plural(metrics.unreadable, 'damaged line')}")
     if tensorboard_error:
         tracker.drop_tensorboard(tensorboard_error)
     return tracker

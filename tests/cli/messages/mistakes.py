@@ -49,6 +49,17 @@ FIELDS = (
     _check("unknown optimizer", "optimizer.kind=sgd", "optimizer: kind must be adamw or muon"),
     _check("unknown scaling", "model.rope.scaling={kind: yarn}", "kind = 'yarn' must be one of 'linear', 'llama3'"),
     _check("name with a space", "run.name=my\u00a0run!", "run.name = ", "letters, digits, dot, dash and underscore"),
+    _check(
+        "tokenizer by name", "data.tokenizer=gpt2", ": 1 problem", "has an owner, as in data.tokenizer.path=openai-"
+    ),
+    _check("tokenizer by file", "data.tokenizer=/a/b.json", ": 1 problem", "Write tokenizer: {path: /a/b.json}."),
+    _check("None for a section", "data.validation=None", ": 1 problem", "data.validation.fraction=0 to keep nothing"),
+    _check("null for a section", "data.validation=null", ": 1 problem", "data.validation.fraction=0 to keep nothing"),
+    _check(
+        "None for a path", "data.prepared_dir=None", ": 1 problem", "is null there", "Write data.prepared_dir=null."
+    ),
+    _check("None for a number", "optimizer.lr=None", ": 1 problem", "Leave it out for its default."),
+    _check("None for a preset", "model.preset=None", ": 1 problem", "Write model.preset=null."),
     _check("one beta", "optimizer.betas=0.9", "optimizer.betas = 0.9: must be a list", "Decay rates"),
     _check("no number of 30 digits", f"training.seed={'9' * 30}", "about 30 digits", "below 2**63"),
 )
@@ -76,13 +87,24 @@ LAYOUT = (
     _check(
         "pipeline of too many", "parallel.pipeline=4", "parallel.pipeline = 4", "each stage needs a layer", "Try 1 or 2"
     ),
+    Mistake(
+        "a rehearsal of three",
+        "rehearse RECIPE parallel.tensor=2 --world-size 3",
+        ("Try 2 or 4 processes", "The number of processes is set by --world-size."),
+    ),
+    Mistake(
+        "a check of three",
+        "check RECIPE parallel.tensor=2 --world 3",
+        ("Try 2 or 4 processes", "The number of processes is set by --nproc or --world."),
+    ),
     Mistake("train, 3 processes", "train RECIPE --nproc 3", ("batch.global_batch = 8", "Try")),
     Mistake("no number of processes", "train RECIPE --nproc many", ("--nproc many", "a range as in 2:8")),
 )
 RUN = (
     _check("no length", "training.steps=null", "training", "steps", "tokens"),
     _check("both lengths", "training.tokens=1M", "training", "steps", "tokens"),
-    _check("warm-up longer", "schedule.warmup_steps=50", "schedule.warmup_steps = 50", "Use at most"),
+    _check("warm-up longer", "schedule.warmup_steps=50", "schedule.warmup_steps = 50", "Use at most 39."),
+    _check("warm-up longer still", "schedule.warmup_steps=90 training.steps=80", "Use at most 79; 1 would be 2 %."),
     _check("batch of nothing", "batch.global_batch=0", "batch.global_batch = 0: must be greater than 0"),
     _check("batch not divisible", "batch.micro_batch=3", "batch.micro_batch = 3", "not a multiple of it", "Try 2 or 4"),
     Mistake("faults not allowed", "train RECIPE faults=[{kind:kill,at_step:1}]", ("faults", "kind")),
@@ -128,6 +150,22 @@ FILES = (
     _check(
         "sequence longer than text", "data.path={short} data.sequence_length=4096", "at most 11 tokens", "more text"
     ),
+    _check(
+        "rows shorter than a sequence",
+        "data.path={rows} data.validation.fraction=0",
+        "the corpus of 50 bytes has at most 8 tokens: too few for one sample of 32 tokens",
+    ),
+    _check(
+        "nothing but a tail",
+        "data.path={fifty} data.validation.by=tail data.validation.fraction=0.5",
+        "at most 26 tokens without its validation text",
+        "a smaller data.validation.fraction",
+    ),
+    _check(
+        "few tokens of a tokenizer",
+        "data.path={fifty} data.validation.fraction=0 data.tokenizer.path={tokenizer}",
+        "the corpus of 50 bytes has at most 11 tokens",
+    ),
     _check("run folder is a file", "run.dir={short}", "is a file, so no folder can be there", "another run.dir"),
     _check("run folder in /proc", "run.dir=/proc/x", "run.dir", "/proc", "another run.dir"),
     _check("cuda", "run.device=cuda", "run.device = 'cuda': this machine has no cuda device", "run.device=auto"),
@@ -162,6 +200,7 @@ COMMANDS = (
         "another program's option", "train RECIPE --learning-rate 1", ("--learning-rate", "dashes: optimizer.lr=VALUE")
     ),
     Mistake("a number of GPUs", "train RECIPE --gpus 8", ("--gpus", "Here it is --nproc")),
+    Mistake("a number of GPUs to rehearse", "rehearse RECIPE --gpus 8", ("--gpus", "Here it is --world-size")),
     Mistake("a recipe as an option", "train --config RECIPE", ("--config", "The recipe is an argument")),
     Mistake("a host of how many", "train RECIPE --node 1", ("--node", "Add --nodes N on every host")),
     Mistake("a recipe for a run", "generate {twice} --prompt x", ("It is a file. If it is a recipe", "run.name")),
@@ -211,6 +250,15 @@ COMMANDS = (
     Mistake("a verb below, nearly", "checkpoint remove x", ("No such command 'remove'", "list, show, verify, prune")),
     Mistake("a sweep with blanks", "sweep RECIPE optimizer.lr=1, 2", ("Write optimizer.lr=1,2, without blanks",)),
     Mistake("a recipe for a job", "launch status {twice}", ("is a file. Give the folder of the run",)),
+    Mistake("a job of no folder", "launch status nowhere", ("nowhere: there is no such folder (looked in",)),
+    Mistake("a job never submitted", "launch status {empty_folder}", ("no job of Slurm was submitted for this",)),
+    Mistake(
+        "a text to show", "data show {short}", ("is a file, but no recipe", "`hlat init", "hlat data prepare RECIPE")
+    ),
+    Mistake("a table to verify", "data verify {parquet}", ("is a file, but no recipe", "a folder of prepared data")),
+    Mistake("a text as recipe", "check {short}", ("is not a mapping of sections", "for a text, `hlat init")),
+    Mistake("an export to a file", "export {run_a} --to x.gguf", ("x.gguf: an export is a folder", "such as x.")),
+    Mistake("an average in a file", "average a b --to x.pt", ("x.pt: a checkpoint is a folder, not a .pt file.",)),
     Mistake("an archive that is not there", "compile RECIPE --from nix.tar", ("nix.tar", "compile RECIPE --out"), 3),
     Mistake("no such model", "plan --model llama-9-7b --cluster h100:1 --tokens 1B", ("llama-9-7b",)),
 )

@@ -157,6 +157,24 @@ def test_a_device_that_is_not_there(cli, recipe_file, tiny):
     refused(cli("train", recipe_file, *tiny, "run.device=neuron"), "run.device", "auto")
 
 
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_sigterm_before_the_first_step_is_said(recipe_file, tiny, processes):
+    command = [sys.executable, "-u", "-m", "hlat", "train", str(recipe_file), *tiny, "--nproc", processes]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.readline()  # a stage of the start
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 75, errors
+    assert errors.splitlines() == ["SIGTERM: ended before the first step; run the same command again"]
+
+
+def test_quiet_training_prints_the_end_only(cli, recipe_file, tiny):
+    done = cli("train", recipe_file, *tiny, "--quiet")
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert [line.split()[0] for line in lines if not line.startswith("warning: ")] == ["finished", "checkpoint", "time"]
+
+
 @pytest.mark.parametrize("moment", ["start", "prepare", "train"])
 def test_ctrl_c_leaves_nothing_that_stops_the_next_run(recipe_file, tiny, tmp_path, cli, moment):
     command = [sys.executable, "-u", "-m", "hlat", "train", str(recipe_file), *tiny]

@@ -18,6 +18,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "rows.jsonl": '{"text": "one", "id": 1}\n{"text": "two", "id": 2}\n',
         "broken_rows.jsonl": "{text: one}\n",
         "short.txt": "0123456789",
+        "fifty.txt": "some words" * 5,
         "xlsx.xlsx": "x",
         "zip.zip": "x",
         "damaged.parquet": "PAR1 and no more",

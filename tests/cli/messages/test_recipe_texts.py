@@ -127,8 +127,8 @@ def test_spaces_around_the_sign_of_an_override(tmp_path):
     assert "as in training.steps=7." in message_of(tmp_path / "mine.yaml", "training.steps:7")
 
 
-def test_too_few_processes_name_the_option(tmp_path):
+def test_too_few_processes_name_no_option_which_only_the_verb_knows(tmp_path):
     (tmp_path / "mine.yaml").write_text(GOOD)
-    assert "2 or 4 processes (--nproc)" in message_of(
+    assert "Try 2 or 4 processes, or" in message_of(
         tmp_path / "mine.yaml", "parallel.tensor=2", "batch.micro_batch=2", world=1
     )

@@ -82,7 +82,7 @@ def test_what_it_is_instead(name, folder, recipe_file, tiny, tmp_path):
 
 @pytest.mark.parametrize("name", ["good.jsonl", "good.jsonl.gz", "good.parquet", "good.txt", "odd.txt"])
 def test_good_files_are_not_suspected(name, folder, recipe_file, tiny, tmp_path):
-    check(recipe_file, tiny, tmp_path / "new", str(folder / name))
+    check(recipe_file, tiny, tmp_path / "new", str(folder / name), "data.sequence_length=2")
 
 
 def test_text_that_may_be_left_out_is_not_refused_before(folder, recipe_file, tiny, tmp_path):

@@ -66,11 +66,11 @@ IMPOSSIBLE = [
     ("replicas=4", 4, "replicas = 4", "nothing is sharded", "Try 1 or 2."),
     (
         "tensor=8", 4, "world = 4", "takes pipeline 1 x context 1 x tensor 8 = 8 processes",
-        "Try 8 or 16 processes (--nproc), or parallel.tensor=2 or 4.",
+        "Try 8 or 16 processes, or parallel.tensor=2 or 4.",
     ),
     (
         "tensor=2 pipeline=4", 12, "world = 12", "4 x context 1 x tensor 2 = 8 processes",
-        "Try 8 or 16 processes (--nproc), or parallel.pipeline=3 or 6.",
+        "Try 8 or 16 processes, or parallel.pipeline=3 or 6.",
     ),
     (
         "tensor=2", 6, "batch.global_batch = 64", "3 data-parallel ranks (world 6 / 2)",

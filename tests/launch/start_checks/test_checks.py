@@ -102,6 +102,17 @@ def test_finished_data_needs_neither_corpus_nor_tokenizer(corpus, tmp_path):
     assert "is used without it" in prepare(recipe.data, recipe.prepared_dir, workers=1).notes[-1]
 
 
+def test_finished_data_of_another_tokenizer_is_not_good(corpus, tmp_path):
+    """The preparation, which refuses, is the witness."""
+    recipe = parse_recipe(content(corpus, tmp_path / "run", data={"tokenizer": {"train": "char"}}), world=1)
+    prepare(recipe.data, recipe.prepared_dir, workers=1)
+    sections = content(corpus, tmp_path / "run", data={"tokenizer": {"path": "gpt2"}})
+    with pytest.raises(DataError, match="gpt2: no such tokenizer"):
+        prepare(parse_recipe(sections, world=1).data, recipe.prepared_dir, workers=1)
+    with pytest.raises(RecipeError, match=r"'gpt2': no such tokenizer\. .* with a tokenizer trained on its corpus"):
+        check(sections)
+
+
 @pytest.mark.parametrize("present", [True, False])
 def test_a_device_is_found_by_the_files_of_its_driver(tmp_path, monkeypatch, present):
     monkeypatch.setitem(table.DEVICE_FILES, "cuda", (str(tmp_path / "nvidia[0-9]*"),))
@@ -129,6 +140,44 @@ def test_passes_over_the_text_are_counted_from_its_size_and_exactly_once_it_is_p
         for steps in (160, 161)  # of 400 characters: 16 passes, and a little more
     )
     assert few == () and [note.rule for note in many] == ["passes"] and "about 4,000 training tokens" in str(many[0])
+
+
+def test_a_text_that_is_shorter_than_a_batch_or_seems_shorter_than_a_sample_is_a_warning(tmp_path):
+    (tmp_path / "text.txt").write_text("abcd" * 100)
+    data = {"tokenizer": {"train": "char"}, "validation": {"fraction": 0.0}, "sequence_length": 40}
+    path, batch = tmp_path / "text.txt", {"global_batch": 10, "micro_batch": 10}
+    exactly, less = (
+        check(content(path, tmp_path / "run", data=data | {"sequence_length": length}, batch=batch)).notes
+        for length in (40, 41)
+    )
+    assert (
+        exactly == () and [note.rule for note in less] == ["short-text"] and "a step takes 410 tokens" in str(less[0])
+    )
+    words = data | {"tokenizer": {"train": "bpe"}, "sequence_length": 200}
+    sample = check(content(path, tmp_path / "run", data=words, batch={"global_batch": 1, "micro_batch": 1})).notes
+    assert "short-text" in [note.rule for note in sample] and "about 100 training tokens" in str(sample[0])
+
+
+@pytest.mark.parametrize("packing", ["concat", "best-fit"])
+@pytest.mark.parametrize("characters", [8, 9])
+def test_the_training_text_of_a_tail_is_measured_as_it_is_prepared(tmp_path, packing, characters):
+    """The tail begins at a character; those before it have several bytes, and are a token each."""
+    (tmp_path / "text.txt").write_text("ö" * characters + "a" * characters)
+    data = {
+        "tokenizer": {"train": "char"},
+        "validation": {"by": "tail", "fraction": 0.5},
+        "sequence_length": 2 * characters + 1,
+        "packing": packing,
+    }
+    sections = content(
+        tmp_path / "text.txt", tmp_path / "run", data=data, batch={"global_batch": 1, "micro_batch": 1},
+        training={"steps": 1},
+    )  # fmt: skip
+    if packing == "best-fit":  # which pads
+        check(sections)
+        return
+    with pytest.raises(RecipeError, match=f"has at most {2 * characters + 1} tokens without its validation text"):
+        check(sections)
 
 
 class Disk(NamedTuple):

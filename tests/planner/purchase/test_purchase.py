@@ -8,7 +8,7 @@ import pytest
 import hlat
 from hlat.planner.problem import PlanRequest
 from hlat.planner.purchase import Purchase
-from hlat.planner.purchase.goal import KNEE, parse_goal
+from hlat.planner.purchase.goal import KNEE, _time, parse_goal
 from hlat.planner.search import TIE_TOLERANCE, best_layout, make_plan
 from hlat.runtime import HardwareError, PlanError
 from tests.support.commands import hlat as hlat_command
@@ -129,6 +129,11 @@ def test_bad_goals_are_refused(arguments: dict[str, str], says: str) -> None:
 def test_goals_are_read_in_the_spellings_that_people_use() -> None:
     assert [parse_goal(text, None).days for text in ("36h", "14d", "2w", "1.5 D")] == [1.5, 14.0, 14.0, 1.5]
     assert [parse_goal(None, text).usd for text in ("50000", "50,000", "$50k", "0.05M", "50_000 USD")] == [50_000.0] * 5
+
+
+@pytest.mark.parametrize(("deadline", "says"), [("0.5h", "in 0.5 hours"), ("1h", "in 1 hour"), ("1d", "in 1 day")])
+def test_a_deadline_of_one_is_singular(deadline: str, says: str) -> None:
+    assert _time(parse_goal(deadline, None).days or 0.0) == says.removeprefix("in ")
 
 
 def test_chips_instead_of_instances() -> None:

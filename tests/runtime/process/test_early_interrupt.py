@@ -1,20 +1,25 @@
-"""Ctrl-C during the imports of a command: one line and exit code 130, whichever module is being imported."""
+"""Ctrl-C or SIGTERM before a command has started anything: one line, exit code 130 or 143, and nothing is written."""
 
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from hlat import command
+from hlat.runtime.process import LAUNCHER_ENV
 
 PROGRAM = """
 import os, signal, sys
 from hlat.command import main
-number, wanted = 0, sys.argv.pop(1)
+number, wanted, sent = 0, sys.argv.pop(1), int(sys.argv.pop(1))
 def interrupt(event, arguments):
     global number
     if event == "import":
         number += 1
         if wanted in (str(number), "inside") and (wanted != "inside" or MODULE in sys.modules):
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), sent)
 MODULE = "hlat.runtime.bottom_line"
 sys.addaudithook(interrupt)
 main()
@@ -32,9 +37,57 @@ def test_nothing_of_hlat_is_loaded_before_the_handler_but_the_entry_point() -> N
 
 
 @pytest.mark.parametrize("number", ["inside", "3", "6", "12", "25", "50", "100"])
-def test_an_interrupt_at_an_import_is_one_line(number: str) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=lambda sent: sent.name)
+def test_a_signal_at_an_import_is_one_line(number: str, sent: signal.Signals) -> None:
     """``inside`` is at the first import of the module that the handler asks; the others are numbers of imports."""
-    command = [sys.executable, "-c", PROGRAM, number, "check", "quickstart"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stdout) == (130, ""), done.stderr
-    assert done.stderr.splitlines() == ["interrupted: nothing had been started"]
+    words = [sys.executable, "-c", PROGRAM, number, str(int(sent)), "check", "quickstart"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (128 + sent, ""), done.stderr
+    what = "interrupted" if sent == signal.SIGINT else "SIGTERM"
+    assert done.stderr.splitlines() == [f"{what}: nothing had been started"]
+
+
+def test_a_process_of_a_run_leaves_sigterm_to_its_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher tells a rank that it has ended from one that has failed by the signal that ended it."""
+    assert LAUNCHER_ENV in command._LAUNCHERS
+    monkeypatch.setenv(LAUNCHER_ENV, "1")
+    words = [sys.executable, "-c", PROGRAM, "12", str(int(signal.SIGTERM)), "check", "quickstart"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGTERM, "", "")
+
+
+GAP = """
+import os, signal, sys
+from hlat.command import main
+from hlat.launch import training_job
+training_job.check_extensions = lambda recipe: os.kill(os.getpid(), signal.SIGTERM)
+main()
+"""
+
+
+def test_sigterm_after_the_checks_of_a_run_and_before_its_supervisor(
+    recipe_file: Path, tiny: list[str], tmp_path: Path
+) -> None:
+    words = [sys.executable, "-c", GAP, "train", str(recipe_file), *tiny]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (143, "SIGTERM: nothing had been started\n"), done.stdout
+    assert not (tmp_path / "run").exists()
+
+
+READY = """
+import signal
+from hlat.cli.common import ready
+signal.signal(signal.SIGTERM, print)
+ready(hears_sigterm=True)
+assert signal.getsignal(signal.SIGTERM) is print
+ready()
+assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+ready()
+assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+"""
+
+
+def test_a_verb_that_has_begun_says_nothing_of_nothing_being_started() -> None:
+    done = subprocess.run([sys.executable, "-c", READY], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr

@@ -14,6 +14,7 @@ from hlat.checkpoint.format.filesystem import (
     human_bytes,
     make_checkpoints_folder,
     make_folders,
+    refuse_file_name,
     storage_error,
     write_file,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "parse_foreign_index",
     "parse_index",
     "read_regions",
+    "refuse_file_name",
     "replicated_chunks",
     "storage_error",
     "write_file",

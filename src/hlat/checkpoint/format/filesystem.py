@@ -23,6 +23,7 @@ from hlat.runtime.storage import RunFolder, sync_to_disk
 
 _COPY_BYTES = 1 << 20
 _BUFFER_BYTES = 1 << 16
+_WEIGHT_FILES = (".gguf", ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".npz", ".h5")  # of other formats
 
 
 class Disk:
@@ -104,12 +105,30 @@ def make_folders(disk: Disk, path: Path, inside: Path | None = None) -> None:
         disk.make_folder(path)
 
 
+def refuse_file_name(target: Path, what: str) -> None:
+    """Refuse a folder to be written whose name ends as that of a file with weights: another format is expected there.
+
+    Args:
+        target: the folder.
+        what: what is written, as the beginning of a sentence.
+
+    Raises:
+        CheckpointError: it has such a name.
+    """
+    ending = target.suffix.lower()
+    if ending in _WEIGHT_FILES:
+        folder = target.with_suffix("")
+        hint = " llama.cpp's convert_hf_to_gguf.py makes a .gguf file of an export." if ending == ".gguf" else ""
+        raise CheckpointError(f"{target}: {what}, not a {ending} file. Name a folder, such as {folder}.{hint}")
+
+
 def check_new_folder(target: Path) -> None:
     """Check that a checkpoint can be written to a folder: it does not exist, or is empty.
 
     Raises:
-        CheckpointError: it exists and is not empty.
+        CheckpointError: it exists and is not empty, or has the name of a file.
     """
+    refuse_file_name(target, "a checkpoint is a folder")
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise CheckpointError(f"{target}: exists already and is not empty. Name a folder that does not exist yet.")
 

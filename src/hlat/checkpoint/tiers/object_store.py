@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hlat.checkpoint.format import READ_REMEDY, RUN_REMEDY, Disk, FileRecord, HashedFile, storage_error
-from hlat.runtime import CheckpointError, HlatError, StorageError
+from hlat.runtime import CheckpointError, HlatError, StorageError, plural
 from hlat.runtime.storage import EarlierAttempt, FailureKind, classify_error, explain_failure, open_filesystem
 
 _PART_BYTES = 1 << 24  # bytes per request: transfer time exceeds latency; S3 allows 10,000 of them per object
@@ -224,9 +224,10 @@ class ObjectStoreClient:
                         explain_failure(self.url_of(name), failure, "read, write, list and remove")
                     ) from error
                 if attempt == self._retries:
+                    attempts = plural(attempt + 1, "attempt")
                     raise StorageError(
-                        f"{request_name}: {failure.reason}, after {attempt + 1} attempts. Check that {self.url} can be "
-                        "reached from this machine."
+                        f"{request_name}: {failure.reason}, after {attempts}. Check that {self.url} can be reached "
+                        "from this machine."
                     ) from error
             self._sleep(min(_FIRST * 2**attempt, _LONGEST))
         raise AssertionError("the last attempt returns or raises")

@@ -9,7 +9,7 @@ import typer
 
 import hlat
 from hlat.cli.common import OverridesArgument, data_progress, ready, say
-from hlat.runtime import escape_controls, escape_name, plural
+from hlat.runtime import DataError, escape_controls, escape_name, plural
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -75,12 +75,30 @@ def verify_command(source: DataArgument, overrides: OverridesArgument = None) ->
 
 
 def _find(source: str, overrides: list[str] | None) -> "tuple[Path, DataConfig | None]":
-    """Return the folder of prepared data, and the data section if a recipe was named."""
+    """Return the folder of prepared data, and the data section if a recipe was named.
+
+    Raises:
+        DataError: a file was named that is no recipe.
+        RecipeError: the recipe has problems.
+    """
     folder = Path(source)
     if folder.is_dir() and not overrides:
         below = folder / "data"
         return (below if (below / "manifest.json").exists() else folder), None
-    recipe = hlat.load_recipe(source, overrides or [])
+    from hlat.config import RecipeError
+    from hlat.config.files import RECIPE_ENDINGS
+
+    try:
+        recipe = hlat.load_recipe(source, overrides or [])
+    except RecipeError as error:
+        if not folder.is_file() or folder.suffix in RECIPE_ENDINGS:
+            raise
+        name = escape_name(source)
+        raise DataError(
+            f"{name} is a file, but no recipe. Give a recipe, a folder of prepared data or a run folder: what is shown "
+            f"or verified is data that was prepared. For a text, `hlat init {name}` writes a recipe, and `hlat data "
+            "prepare RECIPE` prepares it."
+        ) from error
     return recipe.prepared_dir, recipe.data
 
 

@@ -10,7 +10,7 @@ import typer
 
 import hlat
 from hlat.cli.common import ready, say
-from hlat.runtime import LaunchError, escape_name
+from hlat.runtime import LaunchError, escape_name, plural
 
 if TYPE_CHECKING:
     from hlat.reporting import LossesAt, RunComparison, RunOverview
@@ -79,7 +79,7 @@ def _overview(run: "RunOverview") -> Iterator[str]:
     size = "" if run.parameters is None else f", {run.parameters:,} parameters"
     yield f"{escape_name(run.name)}: {state}{size}; {escape_name(str(run.folder))}"
     if run.damaged_lines:
-        yield f"{run.damaged_lines:,} damaged lines of its files are left out"
+        yield f"left out: {plural(run.damaged_lines, 'damaged line')} of its files"
     for number, attempt in enumerate(run.attempts, 1):
         yield from _attempt(number, attempt)
     losses = [loss for _, loss in run.loss]

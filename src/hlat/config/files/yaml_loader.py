@@ -17,11 +17,13 @@ from hlat.config.files.yaml_text import YamlError, load_yaml
 from hlat.config.value_checks import size_problem
 from hlat.runtime.storage import read_small_file
 
+RECIPE_ENDINGS = (".yaml", ".yml", ".json")
+"""Endings of the names of recipe files; others are read too."""
+
 _DEEPEST_FIELD = 32  # names in the dotted path of an override
 _LARGEST = 1 << 18  # bytes of a recipe file: room for thousands of sources
 _DEEPEST_INCLUDE = 32  # nested includes
 _DIGITS = 10  # limit for the digits of a list index
-_SUFFIXES = (".yaml", ".yml", ".json")
 _NAMED = 10  # files of a folder that a message names
 _LOOKED_AT = 1_000  # files of a folder whose names are compared
 _LONGEST_NAME = 100  # characters of a name that is compared
@@ -107,7 +109,7 @@ def _read(path: Path, including: tuple[Path, ...], known: dict[Path, dict[str, A
             return known[here]
         content = load_yaml(read_small_file(path, _LARGEST, "a recipe"))
     except YamlError as error:
-        remedy = "" if path.suffix in _SUFFIXES else "A recipe is a YAML file; hlat init writes one."
+        remedy = "" if path.suffix in RECIPE_ENDINGS else "A recipe is a YAML file; hlat init writes one."
         raise RecipeError([Problem(str(path), f"is not valid YAML: {error}.", remedy)]) from error
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: symbolic links that form a cycle
         by = f"It is included by {including[-1]}; a relative name starts at that file's folder." if including else ""
@@ -115,9 +117,10 @@ def _read(path: Path, including: tuple[Path, ...], known: dict[Path, dict[str, A
     if content is None:
         content = {}
     if not isinstance(content, dict):
-        raise RecipeError(
-            [Problem(str(path), "is not a mapping of sections.", "Start with 'run:', 'model:', 'data:'.")]
-        )
+        remedy = "Start with 'run:', 'model:', 'data:'."
+        if path.suffix not in RECIPE_ENDINGS and not including:
+            remedy = f"A recipe is a YAML file; for a text, `hlat init {path}` writes one."
+        raise RecipeError([Problem(str(path), "is not a mapping of sections.", remedy)])
     if (too_large := size_problem(content)) is not None:
         raise RecipeError([Problem(str(path), too_large)])
     includes = content.pop("include", [])

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from hlat.config.rules.rule_context import Check, Unavailable, Values, divisors, holds
 from hlat.config.sections import INTERLEAVED, ZERO_BUBBLE, default_virtual_stages, resolved_virtual_stages
+from hlat.runtime import plural
 
 
 def model_ranks(v: Values) -> int:
@@ -102,9 +103,9 @@ def split(v: Values) -> Iterator[str]:
         return
     stages = pipeline * stages_per_rank(v)
     if len(counts) != stages:
-        yield f"it names {len(counts)} stages, the layout has {stages}."
+        yield f"it names {plural(len(counts), 'stage')}, the layout has {stages}."
     if sum(counts) != layers:
-        yield f"it adds up to {sum(counts)} layers, the model has {layers}."
+        yield f"it adds up to {plural(sum(counts), 'layer')}, the model has {layers}."
 
 
 def zero_stage(v: Values) -> Iterator[str]:
@@ -129,7 +130,7 @@ def world_of_models(v: Values) -> Iterator[str]:
     world, ranks = v("world"), model_ranks(v)
     degrees = " x ".join(f"{name} {v(f'parallel.{name}')}" for name in ("pipeline", "context", "tensor"))
     if world < ranks:
-        yield f"one model alone takes {degrees} = {ranks} processes."
+        yield f"one model alone takes {degrees} = {plural(ranks, 'process')}."
     elif world % ranks:
         yield f"each model takes {degrees} = {ranks} processes, and the number is not a multiple of that."
 
@@ -155,8 +156,9 @@ def data_parallel_batch(v: Values) -> Iterator[str]:
     whole, micro, degree = v("batch.global_batch"), v("batch.micro_batch"), data_degree(v)
     if whole % (micro * degree):
         yield (
-            f"{degree} data-parallel ranks (world {v('world')} / {model_ranks(v)}) with micro-batches of {micro} "
-            f"need a multiple of {micro * degree} as global_batch, and it is {whole}."
+            f"{plural(degree, 'data-parallel rank')} (world {v('world')} / {model_ranks(v)}) with micro-batches of "
+            f"{micro} {'needs' if degree == 1 else 'need'} a multiple of {micro * degree} as global_batch, and it is "
+            f"{whole}."
         )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from hlat.config.recipe import Recipe
+from hlat.runtime import plural
 
 _LONG_RUN = 2000  # steps from which a run without warm-up is odd
 _LOGGED_RUN = 50  # steps from which a run without metrics is odd
@@ -126,7 +127,7 @@ def _warmup(recipe: Recipe) -> Iterator[str]:
             f"{'reached in its last step' if steps == warmup else 'never reached'}."
         )
     elif warmup > steps / 2:
-        yield f"schedule.warmup_steps={warmup}: that is {warmup / steps:.0%} of the {steps:,} steps of the run."
+        yield f"schedule.warmup_steps={warmup}: that is {warmup / steps:.0%} of the {plural(steps, 'step')} of the run."
 
 
 def _no_warmup(recipe: Recipe) -> Iterator[str]:
@@ -157,7 +158,8 @@ def _floor(recipe: Recipe) -> Iterator[str]:
 def _horizon(recipe: Recipe) -> Iterator[str]:
     horizon, steps = recipe.horizon_steps, recipe.total_steps
     if recipe.schedule.kind != "constant" and horizon < steps / 2:
-        yield f"schedule.horizon_steps={horizon:,}: the other {steps - horizon:,} steps of the run are at the floor."
+        rest = plural(steps - horizon, "step")
+        yield f"schedule.horizon_steps={horizon:,}: the rest of the run, {rest}, is at the floor."
 
 
 def _validation(recipe: Recipe) -> Iterator[str]:
@@ -174,8 +176,8 @@ def _evaluation(recipe: Recipe) -> Iterator[str]:
     share = evaluated / (evaluated + every * recipe.batch.global_batch)
     if share > _EVALUATION_SHARE:
         yield (
-            f"evaluation.every_steps={every}: evaluating {sequences} sequences that often takes about {share:.0%} of "
-            "the time."
+            f"evaluation.every_steps={every}: evaluating {plural(sequences, 'sequence')} that often takes about "
+            f"{share:.0%} of the time."
         )
 
 

@@ -13,7 +13,7 @@ from hlat.config.rules.layout_rules import LAYOUT_RULES
 from hlat.config.rules.rounding_rules import ROUNDING_RULES
 from hlat.config.rules.rule_context import Rule, Unavailable, Values, batches, divisors
 from hlat.config.sections import ARCHITECTURES, OPTIONS, ZERO_BUBBLE, FaultConfig, ModelConfig, compile_obstacle
-from hlat.runtime import is_url
+from hlat.runtime import is_url, plural
 from hlat.runtime.storage import protocol_of
 
 _MOST_TOKENS = 1 << 31  # of a step
@@ -129,7 +129,8 @@ def _warmup(v: Values) -> Iterator[Problem]:
     steps, warmup, horizon = _steps(v), v("schedule.warmup_steps"), v("schedule.horizon_steps")
     end = horizon if horizon is not None else steps
     if warmup >= end:
-        remedy = f"Use at most {end - 1}; {max(1, end // 50)} would be 2 %." if end > 1 else "Use 0."
+        usual = f"; {end // 50} would be 2 %" if end >= 50 else ""
+        remedy = f"Use at most {end - 1}{usual}." if end > 1 else "Use 0."
         yield _wrong(
             v,
             "schedule.warmup_steps",
@@ -144,7 +145,7 @@ def _wsd(v: Values) -> Iterator[Problem]:
     end, warmup = v("schedule.horizon_steps") or _steps(v), v("schedule.warmup_steps")
     decay = round(v("schedule.decay_fraction") * end)
     if warmup < end < warmup + decay:
-        reason = f"{decay} steps of decay and {warmup} of warm-up do not fit into {end}."
+        reason = f"{plural(decay, 'step')} of decay and {warmup} of warm-up do not fit into {end}."
         yield _wrong(v, "schedule.decay_fraction", reason, f"Use at most {(end - warmup) / end:.2f}.")
 
 
@@ -180,7 +181,8 @@ def _gather_again(v: Values) -> Iterator[Problem]:
 def _faults(v: Values) -> Iterator[Problem]:
     for number, fault in enumerate(v("faults")):
         if "world" in v and fault.rank >= v("world"):
-            reason = f"there are {v('world')} processes, counted from 0."
+            there = "there is 1 process" if v("world") == 1 else f"there are {v('world')} processes"
+            reason = f"{there}, counted from 0."
             yield _wrong_fault(number, "rank", fault.rank, reason, f"Use at most {v('world') - 1}.")
         if "world" in v and fault.kind == "deadlock" and v("world") == 1:
             reason = "a process that is alone waits for nobody."

@@ -94,7 +94,7 @@ def _remedy(path: str, fixes: tuple[Fix, ...]) -> str:
 
 def _option(field: str, values: str, own: bool) -> str:
     if field == "world":
-        return f"{values} process{'' if values == '1' else 'es'}{' (--nproc)' if own else ''}"
+        return f"{values} process{'' if values == '1' else 'es'}"  # the option is named by the verb, which has one
     if own:
         return values
     return f"{field}={values}"

@@ -31,7 +31,7 @@ from hlat.data.prepare.work_units import read_index
 from hlat.data.prepared import PreparedData, check_settings, open_prepared, token_dtype
 from hlat.data.sources import SourceFile, describe_corpus_changes
 from hlat.data.stores import convert_disk_errors
-from hlat.runtime import DataError
+from hlat.runtime import DataError, plural
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def _file_outline(record: PartitionRecord) -> list[list[str | int]]:
 
 def _outline_difference(outline: list[list[str | int]], expected: list[list[str | int]]) -> str:
     if len(outline) != len(expected):
-        return f"{len(outline)} files, not {len(expected)}"
+        return f"{plural(len(outline), 'file')}, not {len(expected)}"
     number = next(index for index, pair in enumerate(zip(outline, expected, strict=True)) if pair[0] != pair[1])
     size, expected_size = outline[number][-1], expected[number][-1]
     return f"file {number} of {len(outline)} has {size} bytes, not {expected_size}, or is of another type"

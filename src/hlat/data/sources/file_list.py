@@ -20,7 +20,7 @@ from hlat.data.sources.listing import ListedFile, Listing, find_file, list_sourc
 from hlat.data.sources.source_checks import check_folder, check_source, check_tokenizer_given, path_format
 from hlat.data.sources.source_file import SourceFile, Stamp, sha256_of
 from hlat.data.stores import Cache, CachedStore, Store, StoreAccessError, prefetch_in_order
-from hlat.runtime import DataError, is_url
+from hlat.runtime import DataError, is_url, plural
 
 CACHE_FOLDER = "cache"
 """Subfolder of the prepared data with the cache of remote files, unless data.cache_dir names another folder."""
@@ -188,7 +188,7 @@ def describe_corpus_changes(before: list[tuple[str, list[str | int]]], now: list
         "gone": [path for path in old if path not in new],
     }
     phrases = [f"{paths[0]}{_more(len(paths) - 1)} {change}" for change, paths in changes.items() if paths]
-    counts = f"from {len(before)} files, now {len(now)}: " if len(before) != len(now) else ""
+    counts = f"from {plural(len(before), 'file')}, now {len(now)}: " if len(before) != len(now) else ""
     return [f"the corpus: {counts}{', '.join(phrases) or 'the same files in another order, source or text column'}"]
 
 

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -102,8 +103,10 @@ def _find_forked(place: StartPlace) -> tuple[list[Problem], list[SettingNote]]:
 
 
 def _answer(place: StartPlace, sender: Connection) -> None:
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # the process that waits says that it was interrupted
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)  # the process that waits says that it was ended
     problems, notes = _find(place)
     answer = {"problems": [asdict(each) for each in problems], "notes": [asdict(each) for each in notes]}
-    sender.send_bytes(json.dumps(answer, default=str).encode())
+    with suppress(BrokenPipeError):  # the process that waits was ended
+        sender.send_bytes(json.dumps(answer, default=str).encode())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hlat.config import Problem, model_differences
 from hlat.launch.start_checks.place import StartPlace, absence, nearest_folder
-from hlat.runtime import is_url
+from hlat.runtime import is_url, plural
 from hlat.runtime.storage import CONFIG_FILES, RECIPE_NAME, HubError, HubModel, is_foreign_recipe
 
 
@@ -104,12 +104,18 @@ def _unwritable(field: str, folder: str) -> Iterator[Problem]:
 
 
 def length(place: StartPlace) -> Iterator[Problem]:
-    """Yield a sequence length for which the corpus has too few tokens, whatever the tokenizer."""
+    """Yield a sequence length for which the corpus has too few training tokens, whatever the tokenizer."""
     data, most = place.sections.get("data"), place.inputs.most_tokens
-    if data is None or most is None or place.inputs.is_prepared or most > data.sequence_length:
+    if data is None or most is None or place.inputs.is_prepared or data.packing != "concat":
         return
+    if most > data.sequence_length:
+        return
+    keeps_aside = data.validation.path is None and data.validation.fraction > 0
+    kept = " without its validation text" if keeps_aside else ""
     reason = (
-        f"the corpus has {place.inputs.text_bytes:,} bytes, which are at most {most:,} tokens: too few for one sample "
-        f"of {data.sequence_length:,} tokens and the one that follows it."
+        f"the corpus of {plural(place.inputs.text_bytes, 'byte')} has at most {plural(most, 'token')}{kept}: too few "
+        f"for one sample of {data.sequence_length:,} tokens and the one that follows it."
     )
-    yield Problem("data.sequence_length", reason, "Give more text, or shorter sequences.", data.sequence_length, True)
+    less = ", or a smaller data.validation.fraction" if keeps_aside else ""
+    remedy = f"Give more text, or shorter sequences{less}."
+    yield Problem("data.sequence_length", reason, remedy, data.sequence_length, True)

@@ -30,6 +30,22 @@ def passes(place: StartPlace) -> Iterator[SettingNote]:
         yield SettingNote("passes", text, "Usual are 1 to 4; give more text, or fewer training.steps.")
 
 
+def short_text(place: StartPlace) -> Iterator[SettingNote]:
+    """Yield a note if the text seems to be shorter than one sample, or than one batch."""
+    recipe, tokens = place.recipe, place.inputs.training_tokens
+    if recipe is None or not tokens or recipe.data.phases or any(s.weight is not None for s in recipe.data.sources):
+        return
+    length, batch = recipe.data.sequence_length, recipe.batch.global_batch
+    about = "" if place.inputs.is_prepared else "about "
+    has = f"the text has {about}{tokens:,.0f} training tokens"
+    if tokens <= length and not place.inputs.is_prepared and recipe.data.packing == "concat":
+        text = f"data.sequence_length={length}: {has}, and with fewer than {length + 1:,} the run stops."
+        yield SettingNote("short-text", text, "Give more text, or shorter sequences.")
+    elif tokens < batch * length:
+        text = f"batch.global_batch={batch}: a step takes {batch * length:,} tokens, and {has}: it repeats them."
+        yield SettingNote("short-text", text, "Usual are many steps per pass; give more text, or a smaller batch.")
+
+
 def validation(place: StartPlace) -> Iterator[SettingNote]:
     """Yield a note if little text of a source is for validation."""
     if place.inputs.scarce_validation is not None:

@@ -20,6 +20,7 @@ CHECKS: tuple[StartCheck, ...] = (
     files.tasks,
     machine.memory,
     machine.disk,
+    odd.short_text,
     odd.passes,
     odd.validation,
     odd.cores,

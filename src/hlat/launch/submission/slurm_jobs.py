@@ -96,12 +96,28 @@ def newest_job(run_dir: Path) -> int:
     try:
         lines = record.read_text(encoding="utf-8").splitlines()
         return int(json.loads(lines[-1])["job"])
-    except (OSError, ValueError, IndexError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise LaunchError(f"{run_dir}{_no_record(run_dir, error)}") from error
+    except (ValueError, IndexError, KeyError, TypeError) as error:
+        reason = f"the record of jobs ({_RECORD}) is damaged in its last line, which holds no job."
+        raise LaunchError(f"{run_dir}: {reason} Remove that line, or ask Slurm itself: `squeue --me`.") from error
+
+
+def _no_record(run_dir: Path, error: OSError) -> str:
+    """Say why the record of jobs of a folder cannot be read, and what would work; follows the name of the folder."""
+    folder = "Give the folder of the run: run.dir, or runs/ and run.name."
+    if isinstance(error, PermissionError):
+        return ": permission denied. Ask for the permission to read it, or give the folder of another run."
+    try:
         if run_dir.is_file():
-            remedy = "Give the folder of the run: run.dir, or runs/ and run.name."
-            raise LaunchError(f"{run_dir} is a file. {remedy}") from error
-        message = f"{run_dir} has no record of a job ({_RECORD}): {error or type(error).__name__}."
-        raise LaunchError(f"{message} `hlat launch slurm` writes it when it submits a run.") from error
+            return f" is a file. {folder}"
+        if not run_dir.exists():
+            return f": there is no such folder (looked in {Path.cwd()}). {folder}"
+    except OSError as other:  # a name that no file can have
+        error = other
+    if isinstance(error, FileNotFoundError):
+        return f": no job of Slurm was submitted for this folder. `hlat launch slurm` submits one. {folder}"
+    return f": the record of jobs ({_RECORD}) cannot be read: {error.strerror or error}. {folder}"
 
 
 def job_state(run_dir: Path) -> list[JobState]:

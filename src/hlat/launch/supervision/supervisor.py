@@ -9,6 +9,7 @@ run, on this machine or on several hosts, is up to ``Attempts``.
 """
 
 import json
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,7 +20,7 @@ from typing import Any
 from hlat.config.sections import RecoveryConfig
 from hlat.launch.supervision.attempts import Attempts, Stops
 from hlat.launch.supervision.monitor import MonitorObservers, ObservedHang, RunMonitor
-from hlat.launch.supervision.root_cause import RunOutcome, find_root_cause
+from hlat.launch.supervision.root_cause import RunOutcome, find_root_cause, signal_name
 from hlat.launch.supervision.run_events import RunEvents
 from hlat.launch.supervision.running_ranks import RunningRanks
 from hlat.launch.supervision.wait import ProcessExit, wait_for_processes
@@ -182,7 +183,11 @@ class Supervisor:
         outcome = attempt.outcome
         if outcome.cause is None:
             goes_on = self._attempts.goes_on() and not self._stops.received and outcome.exit_code != 0
-            return None if goes_on else outcome.exit_code
+            if goes_on:
+                return None
+            if not self._trained:
+                self._report_stop_before_training(outcome.exit_code)
+            return outcome.exit_code
         failure, beat = _failure(attempt, outcome.cause, self._trained), attempt.beats.get(outcome.cause.rank)
         host = attempt.hosts[outcome.cause.rank]
         if failure.is_retryable and not self._stops.received:
@@ -200,6 +205,14 @@ class Supervisor:
         self._run.complain(outcome.message)
         self._run.failed(outcome)
         return stop_exit_code(self._stops.received[0]) if failure.kind == "hang" else outcome.exit_code
+
+    def _report_stop_before_training(self, exit_code: int) -> None:
+        """Say which signal ended a start; of Ctrl-C the process of rank 0 has said so."""
+        if exit_code in (0, stop_exit_code(signal.SIGINT)):
+            return
+        received = self._stops.received
+        what = signal_name(received[0]) if received else "a signal to one process"
+        self._run.complain(f"{what}: ended before the first step; run the same command again")
 
     def _pause(self, failure: Failure, seconds: float) -> None:
         self._record_goodput(final=False)

@@ -12,7 +12,7 @@ import torch
 
 from hlat.config.sections import ModelConfig
 from hlat.model.derived import parameter_layouts
-from hlat.runtime import CheckpointError
+from hlat.runtime import CheckpointError, plural
 
 _MANY_LAYERS = 1_000
 _MAX_LISTED = 100  # problems listed in an error
@@ -73,7 +73,7 @@ def check_layers(config: ModelConfig, found: int, source: str) -> None:
             layer has several. Listing every missing name would take too long.
     """
     if config.layers > max(found, _MANY_LAYERS):
-        reason = f"the model has {config.layers:,} layers, but there are only {found:,} tensors"
+        reason = f"the model has {plural(config.layers, 'layer')}, but there are only {found:,} tensors"
         raise CheckpointError(f"{source} do not fit the model: {reason}.")
 
 

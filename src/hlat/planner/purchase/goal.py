@@ -91,4 +91,5 @@ def parse_goal(deadline: str | None, budget: str | None) -> Goal:
 
 
 def _time(days: float) -> str:
-    return f"{days:g} days" if days >= 1 else f"{days * 24:.3g} hours"
+    number, unit = (f"{days:g}", "day") if days >= 1 else (f"{days * 24:.3g}", "hour")
+    return f"{number} {unit}{'' if number == '1' else 's'}"

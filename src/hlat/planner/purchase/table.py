@@ -49,7 +49,7 @@ def model_size_lines(found: ModelSize, columns: int) -> Iterator[str]:
     """Yield the table of sizes and what it rests on."""
     chosen = found.runs[0]
     what = f"{found.flops:.3g} FLOPs" if found.flops is not None else f"{found.goal.usd:,.0f} USD"
-    until = "" if found.goal.days is None else f", done in {found.goal.days:g} days"
+    until = "" if found.goal.days is None else f", done in {found.goal.days:g} day{'' if found.goal.days == 1 else 's'}"
     yield f"Which model for {what}{until}, {_prices(found.price)}"
     yield ""
     heads = ["", "size", "tokens", "D/N", "loss", "cluster", "days", "4 of 5", "USD", "best for"]

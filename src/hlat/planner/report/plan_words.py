@@ -9,6 +9,7 @@ from hlat.planner.report.energy import energy_sentence
 from hlat.planner.report.explain import comparison_with, expectation, explain
 from hlat.planner.report.saves import storage_sentence
 from hlat.planner.search import LayoutPrediction, TrainingPlan, fits
+from hlat.runtime import plural
 
 _GIB = 1 << 30
 
@@ -22,8 +23,8 @@ def plan_words(plan: TrainingPlan, explained: bool, other: LayoutPrediction | No
         other: a layout to compare with; None for none.
     """
     request, said = plan.request, plan.assumptions()
-    cluster, steps = request.cluster, f"{request.steps:,} steps"
-    machines = f"{cluster.count:,} instances of {cluster.instance.chips} chips, " if cluster.count > 1 else ""
+    cluster, steps = request.cluster, plural(request.steps, "step")
+    machines = f"{cluster.count:,} instances of {plural(cluster.instance.chips, 'chip')}, " if cluster.count > 1 else ""
     devices = f"{cluster.devices:,} device{'s' if cluster.devices > 1 else ''}"
     yield f"{request.name} on {cluster.name}: {machines}{devices}, {steps}, precision {request.mode}", 2
     for one in request.assumed:

@@ -29,7 +29,7 @@ from hlat.planner.problem import Candidate, PlanRequest, comparison_note, llama_
 from hlat.planner.search.search import USABLE_MEMORY_SHARE, LayoutPrediction, SearchResult, predict_layout, search
 from hlat.planner.search.suggestions import suggestions
 from hlat.planner.search.tie_break import TIE_TOLERANCE, break_tie
-from hlat.runtime import PlanError
+from hlat.runtime import PlanError, plural
 
 _GIB = 1 << 30
 _DAY = 86400.0
@@ -220,9 +220,9 @@ def _nothing_fits(request: PlanRequest, found: SearchResult) -> str:
     cluster = request.cluster
     if found.least_memory is None:
         return (
-            f"no layout of {request.name} on the {cluster.devices} devices of {cluster.name} is possible: degrees "
-            f"must divide the devices, tensor must divide the {request.model.heads} heads, and data must divide "
-            f"--global-batch {request.global_batch}. `--layout tp=...,pp=...` shows which check a layout fails."
+            f"no layout of {request.name} on the {plural(cluster.devices, 'device')} of {cluster.name} is possible: "
+            f"degrees must divide the devices, tensor must divide the {request.model.heads} heads, and data must "
+            f"divide --global-batch {request.global_batch}. `--layout tp=...,pp=...` shows which check a layout fails."
         )
     layout, need = found.least_memory
     lines = [
@@ -257,8 +257,9 @@ def recipe_fragment(request: PlanRequest, candidate: Candidate, *, fits_in: bool
     note = "" if fits_in else "# It does not fit into the memory of these devices.\n"
     if compared := comparison_note(request):
         note += f"# Does not run as planned, {compared}.\n"
+    processes = plural(request.cluster.devices, "process")
     return (
-        f"# {request.name} on {request.cluster.name}, by hlat plan: {request.cluster.devices} processes.\n{note}"
+        f"# {request.name} on {request.cluster.name}, by hlat plan: {processes}.\n{note}"
         f"{_model_section(request)}parallel:\n"
         f"  tensor: {candidate.tensor}\n"
         f"  sequence: true\n{gather}"

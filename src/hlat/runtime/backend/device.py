@@ -17,6 +17,7 @@ from hlat.runtime.backend.base import ONEDNN, TORCH
 from hlat.runtime.backend.table import backend_of
 from hlat.runtime.errors import LaunchError
 from hlat.runtime.rank_env import RankInfo
+from hlat.runtime.terminal_text import plural
 
 _HOST = "cpu"
 
@@ -74,7 +75,7 @@ def select_device(device_type: str, here: RankInfo) -> torch.device:
         message = (
             f"process {here.local_rank} of this machine has no {device_type} device of its own: there are {count}."
         )
-        raise LaunchError(f"{message} Start at most {count} processes per machine, or use run.device=cpu.")
+        raise LaunchError(f"{message} Start at most {plural(count, 'process')} per machine, or use run.device=cpu.")
     torch.accelerator.set_device_index(index)
     return torch.device(device_type, index)
 

@@ -15,7 +15,7 @@ from hlat.runtime.process.exit_codes import (
     STOP_SIGNALS,
     stop_exit_code,
 )
-from hlat.runtime.process.interrupts import raise_interrupts
+from hlat.runtime.process.interrupts import end_at_sigterm, raise_interrupts
 from hlat.runtime.process.json_output import json_line, print_json_lines, prints_json
 from hlat.runtime.process.phase import PHASES, current_phase, enter_phase, observe_phases
 from hlat.runtime.process.process_status import LAUNCHER_ENV, is_running, is_stopped, session_is_alive
@@ -37,6 +37,7 @@ __all__ = [
     "begin_compiling",
     "compile_c_library",
     "current_phase",
+    "end_at_sigterm",
     "enter_phase",
     "enter_stage",
     "find_c_compiler",

@@ -30,6 +30,15 @@ def raise_interrupts() -> None:
         sys.unraisablehook = _Repeat(sys.unraisablehook)
 
 
+def end_at_sigterm() -> None:
+    """Let SIGTERM end this process as it ends any program; no effect if it is ignored.
+
+    The command ``hlat`` says of an earlier one that nothing had been started (``hlat.command``).
+    """
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt, now or as soon as no import lock is being changed."""
     if frame is not None and frame.f_code.co_filename == _LOCKING:

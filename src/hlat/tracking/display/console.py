@@ -64,6 +64,11 @@ def shows_a_line(config: TrackingConfig) -> bool:
     return console_kind(config, sys.stdout) == "rich"
 
 
+def shows_progress(config: TrackingConfig) -> bool:
+    """Return True unless the recipe's console is for warnings only, or for nothing."""
+    return config.console not in ("none", "warnings")
+
+
 def make_console(config: TrackingConfig, stream: TextIO | None, *, total_steps: int, start_step: int) -> Console:
     """Return the recipe's console; ``auto`` and ``rich`` are the progress bar if the stream is a terminal."""
     stream = stream or sys.stdout

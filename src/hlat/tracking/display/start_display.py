@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from hlat.config.sections import TrackingConfig
 from hlat.runtime import BottomLine, StageLine
 from hlat.runtime.process import observe_stages
-from hlat.tracking.display.console import console_kind
+from hlat.tracking.display.console import console_kind, shows_progress
 
 _WORTH_SAYING = 2.0  # seconds
 
@@ -50,10 +50,9 @@ def show_stages(config: TrackingConfig, say: Callable[[str], None]) -> Iterator[
         config: the section ``tracking``.
         say: prints a line where there is no terminal.
     """
-    kind = console_kind(config, sys.stdout)
-    if kind == "none":
+    if not shows_progress(config):
         yield
-    elif kind != "rich":
+    elif console_kind(config, sys.stdout) != "rich":
         with observe_stages(StageLines(say)):
             yield
     else:

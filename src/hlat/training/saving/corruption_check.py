@@ -163,7 +163,7 @@ def _message(incident: CorruptionIncident, state: RunState) -> str:
         head += f"There is no majority among {whose}. "
     if incident.repeated > 1:
         return (
-            f"{head}This happened {incident.repeated} times in a row: the corruption is persistent. "
+            f"{head}This happened {plural(incident.repeated, 'time')} in a row: the corruption is persistent. "
             f"Nothing was saved, {good}. Exclude that machine, then start the same command again."
         )
     return f"{head}Nothing was saved, {good}. The same command resumes from there, and names the rank that was wrong."

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from hlat.launch.preflight.checks.base import Evidence, Facts, HealthCheck, Symptom, gibibytes
 from hlat.launch.preflight.place import HostView
+from hlat.runtime import plural
 
 _PROCESS_BYTES = 512 << 20
 """Memory of a process apart from its model: Python and torch take 0.3 GiB, buffers of data and saving the rest."""
@@ -20,9 +21,10 @@ def _measure_memory(place: HostView) -> Facts:
 
 def _judge_memory(evidence: Evidence) -> Iterator[Symptom]:
     needed = evidence.nproc * (_PROCESS_BYTES + evidence.plan.get("host_bytes", 0.0))
+    need = f"{plural(evidence.nproc, 'process')} {'needs' if evidence.nproc == 1 else 'need'}"
     for case in evidence.cases:
         if case.facts["free"] < needed:
-            text = f"{gibibytes(case.facts['free'])} of memory are free, and {evidence.nproc} processes need "
+            text = f"{gibibytes(case.facts['free'])} of memory are free, and {need} "
             yield Symptom(case.node, text + gibibytes(needed))
 
 
