@@ -101,7 +101,7 @@ class CpuBackend(Backend):
 
     @property
     def fused_attention(self) -> bool:
-        """True with those instructions and without AMX tiles, which torch's kernel uses: beside it nothing was measured."""
+        """True with those instructions and without AMX tiles: torch's kernel uses these, and was not compared."""
         return self.fused_pointwise and not torch.cpu._is_amx_tile_supported()
 
     def attention_kernel(self, heads: AttentionHeads, deterministic: bool, device: torch.device) -> str:
