@@ -18,7 +18,7 @@ NEW = 24
 STEM = list(range(100, 130))  # computed once, in front of the padding
 PROMPTS = [[5, 17, 3, 99, 200, 31], [8, 8, 150], [210, 0, 1, 44, 90, 12, 7, 7, 33, 101, 9], [8, 8, 150, 2, 64]]
 PROMPTS += [STEM + rest for rest in ([7], [8, 8, 150, 2, 64, 3, 3], [210, 0, 1])]
-has_step = pytest.mark.skipif(compile_step(our_model(config_of("tied"))) is None, reason="no AVX-512, or no C compiler")
+has_step = pytest.mark.skipif(compile_step(our_model(config_of("tied"))) is None, reason="no AVX2, or no C compiler")
 
 
 def text_of_transformers(theirs: torch.nn.Module, prompt: list[int]) -> list[int]:

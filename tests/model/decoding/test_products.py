@@ -7,7 +7,7 @@ from hlat.model.kernels import decoding_library
 from tests.support.model.kernel_cases import UNITS, normal
 
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.skipif(decoding_library(CPU, torch.float32, 64) is None, reason="no AVX-512, or no C compiler")
+pytestmark = pytest.mark.skipif(decoding_library(CPU, torch.float32, 64) is None, reason="no AVX2, or no C compiler")
 
 
 @pytest.mark.parametrize("dtype", UNITS, ids=str)

@@ -23,7 +23,7 @@ SHAPES = (  # rows, query heads, kv heads, queries, keys, width
     (3, 8, 1, 37, 37, 33),
 )
 
-pytestmark = pytest.mark.skipif(not attention_is_used_on(CPU), reason="a CPU with AVX-512 and without AMX")
+pytestmark = pytest.mark.skipif(not attention_is_used_on(CPU), reason="a CPU with AVX-512 or AVX2 and without AMX")
 
 
 def operands_of(shape: tuple[int, ...], dtype: torch.dtype) -> Results:
@@ -174,10 +174,11 @@ def test_the_name_says_what_computes_and_for_which_instructions(monkeypatch: pyt
     assert "flash" in attention_backend(8, 4, 64, torch.float32, CPU)
 
 
-def test_without_bf16_instructions_operands_are_widened(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Code for a processor that has none keeps the bounds: it rounds less often."""
+@pytest.mark.parametrize("flag", ["-mno-avx512bf16", "-mno-avx512f"])
+def test_without_bf16_instructions_operands_are_widened(flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code for a processor that has none keeps the bounds: it rounds less often. AVX2's vectors are shorter too."""
     library.library.cache_clear()
-    monkeypatch.setenv("CC", f"{find_c_compiler()} -mno-avx512bf16")
+    monkeypatch.setenv("CC", f"{find_c_compiler()} {flag}")
     try:
         operands = operands_of((2, 4, 2, 130, 130, 24), torch.bfloat16)
         offsets = torch.arange(130).expand(2, -1)

@@ -14,7 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hlat.model import IGNORED, CrossEntropy, head_loss
-from hlat.model.kernels import describe_kernels, has_kernels, library
+from hlat.model.kernels import are_used_on, attention_is_used_on, describe_kernels, has_kernels, library
 from hlat.model.pointwise import rms_norm, swiglu
 from hlat.runtime.backend import backend_of, simulated_backend
 from hlat.runtime.distributed import fake_rank
@@ -52,13 +52,19 @@ def test_without_a_working_compiler_torch_computes_and_the_reason_is_logged(
 
 
 @pytest.mark.usefixtures("compiled_again")
-@pytest.mark.parametrize("flags", ["-mno-avx512f", "-mno-avx512bf16"])
-def test_code_for_other_processors_differs_by_roundings_only(flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same order of sums, but other instructions: vectors of AVX2, conversions to bf16 by integers.
+@pytest.mark.parametrize(
+    ("flags", "feature"),
+    [("-mno-avx512f", "avx512f"), ("-mno-avx512bf16", "avx512_bf16"), ("-mno-avx2", "avx2")],
+    ids=["AVX2", "no bf16", "neither"],
+)
+def test_code_for_other_processors_differs_by_roundings_only(
+    flags: str, feature: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other instructions: vectors of AVX2, or of no processor in particular; conversions to bf16 by integers.
 
     A bf16 result may be the neighbour of the other, 2^-7 away, if the exact one is close to the middle between them.
     """
-    if library.library() is None or "avx512_bf16" not in Path("/proc/cpuinfo").read_text(encoding="ascii"):
+    if library.library() is None or feature not in Path("/proc/cpuinfo").read_text(encoding="ascii").split():
         pytest.skip("this processor has no such instructions")
     own = {case: output_and_gradients(*case(torch.bfloat16, 100)) for case in CASES}
     name = describe_kernels(CPU)
@@ -81,7 +87,8 @@ def test_the_name_of_the_kernels_has_the_compiler_and_the_instructions() -> None
     macros = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     version = re.search('#define __VERSION__ "(.*)"', macros)
     assert version is not None
-    instructions = "avx512-bf16" if "__AVX512BF16__" in macros else "avx512"
+    names = {"__AVX512BF16__": "avx512-bf16", "__AVX512F__": "avx512", "__AVX2__": "avx2"}
+    instructions = next(name for macro, name in names.items() if macro in macros)
     name = version[1] if "__clang__" in macros else f"gcc {version[1]}"
     assert describe_kernels(CPU) == f"fused C kernels ({name}, {instructions})"
 
@@ -156,7 +163,7 @@ def test_a_process_that_ends_before_its_compiler_leaves_no_folder(tmp_path: Path
 
 
 def test_the_compiler_starts_before_torch_is_imported_if_the_kernels_will_be_used(tmp_path: Path) -> None:
-    """Not for accelerators, for processors without AVX-512, or where the system says nothing of its processors."""
+    """Not for accelerators, for processors without AVX2, or where the system says nothing of its processors."""
     code = """
 import pathlib, subprocess, sys
 started = []
@@ -172,11 +179,13 @@ assert "torch" not in sys.modules
 print(len(started), sum("kernels.c" in " ".join(command) for command in started))
 """
     (tmp_path / "avx512").write_text("flags\t\t: fpu avx2 avx512f avx512bw\n")
-    (tmp_path / "avx2").write_text("flags\t\t: fpu avx2\n")
+    (tmp_path / "avx2").write_text("flags\t\t: fpu fma avx2\n")
+    (tmp_path / "avx").write_text("flags\t\t: fpu avx\n")
     for processors, devices, compilations in (
         ("avx512", ["cpu"], "1 1"),
         ("avx512", ["cuda", "neuron"], "0 0"),
-        ("avx2", ["cpu"], "0 0"),
+        ("avx2", ["cpu"], "1 1"),
+        ("avx", ["cpu"], "0 0"),
         ("none", ["cpu"], "0 0"),
     ):
         command = [sys.executable, "-c", code, str(tmp_path / processors), *devices]
@@ -191,9 +200,16 @@ def test_other_devices_use_torch() -> None:
         assert not has_kernels(x) and describe_kernels(CPU) == "torch"
 
 
-def test_processors_without_avx512_use_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+def test_other_processors_use_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
     assert not has_kernels(torch.ones(2, 4)) and describe_kernels(CPU) == "torch"
+
+
+@pytest.mark.usefixtures("compiled_again")
+def test_attention_that_the_compiler_left_out_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler may be told not to use what the processor has; without vectors it compiles no attention."""
+    monkeypatch.setenv("CC", f"{find_c_compiler()} -mno-avx2")
+    assert are_used_on(CPU) and not attention_is_used_on(CPU)
 
 
 def _pointwise(x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-/* Causal softmax attention on a CPU with AVX-512, forward and backward, without a matrix of all scores.
+/* Causal softmax attention on a CPU with AVX-512 or AVX2, forward and backward, without a matrix of all scores.
  *
  * A part of kernels.c. The algorithm is FlashAttention's (Dao 2023): blocks of SIDE queries meet blocks
  * of SIDE keys; forward keeps the running maximum and sum of each query, backward computes the scores again from the
@@ -33,7 +33,7 @@ typedef struct {
     float *key_sums, *value_sums; /* (batch, heads, padded_keys, padded_width): gradients from each query head */
 } Attention;
 
-#ifdef __AVX512F__
+#ifdef HAS_VECTORS
 
 /* Writes rows of a transposed block (width, SIDE), each times the factor of its row. */
 ONCE void store_transposed(
@@ -259,7 +259,7 @@ INLINE void attend_sums(const Attention *a, int64_t begin, int64_t end, const in
 
 #else
 
-/* Without AVX-512 the caller uses torch's kernel. */
+/* Never called: ``has_attention`` says so, and torch's kernel computes. */
 INLINE void attend(const Attention *a, int64_t begin, int64_t end, const int wide) {
     (void)a, (void)begin, (void)end, (void)wide;
 }

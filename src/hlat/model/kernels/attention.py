@@ -21,7 +21,7 @@ from hlat.model.kernels.library import Attended, HeadRows, Library, library
 WIDEST_HEAD = 256
 """Largest width of a head."""
 
-_SIDE, _LANES = 64, 16  # of attention.c: queries and keys of a block; numbers of a vector
+_SIDE, _LANES = 64, 16  # of attention.c: queries and keys of a block; numbers of the longest vector
 _ROWS = 64  # keys whose gradients a thread adds up at a time
 
 _Tensors = tuple[torch.Tensor, ...]

@@ -1,4 +1,4 @@
-/* Products, transpositions and packing of blocks of words, for attention.c. With AVX-512 only.
+/* Products, transpositions and packing of blocks of words, for attention.c. With AVX-512 or AVX2 only.
  *
  * A word has 32 bits: a pair of bf16 numbers whose products are added up by one instruction, or one fp32 number.
  */
@@ -14,7 +14,7 @@ typedef struct {
     int64_t batch, head, row;
 } Heads;
 
-#ifdef __AVX512F__
+#ifdef HAS_VECTORS
 
 /* A function that is compiled once: inlined everywhere, these would take the compiler seconds. */
 #define ONCE __attribute__((noinline)) static
@@ -60,7 +60,7 @@ INLINE void multiply_tile(
             columns[vector] = *(const Words *)(b + step * b_row + vector * LANES);
 #pragma GCC unroll 8
         for (int row = 0; row < rows; row++) {
-            const Words word = (Words)_mm512_set1_epi32((int32_t)a[row * a_row + step * a_step]);
+            const Words word = a[row * a_row + step * a_step] - (Words){0};
 #pragma GCC unroll 4
             for (int vector = 0; vector < vectors; vector++)
                 sums[row][vector] = multiply_add(sums[row][vector], word, columns[vector], wide);
@@ -73,20 +73,27 @@ INLINE void multiply_tile(
             *(Floats *)(c + row * c_row + vector * LANES) = sums[row][vector];
 }
 
+/* Rows and vectors of a tile: as many sums as the processor has registers for, and few reads for each of them. */
+#ifdef __AVX512F__
+enum { WIDE_ROWS = 4, WIDE_TILE = 4, ROWS = 8, TILE_VECTORS = 2 };
+#else
+enum { WIDE_ROWS = 4, WIDE_TILE = 3, ROWS = 4, TILE_VECTORS = 2 };
+#endif
+
 INLINE void multiply_all(
     float *c, int64_t c_row, const uint32_t *a, int64_t a_row, int64_t a_step, const uint32_t *b, int64_t b_row,
     int64_t depth, int64_t rows, int64_t columns, const int add, const int wide) {
     int64_t column = 0;
-    for (; column + 4 * LANES <= columns; column += 4 * LANES)
-        for (int64_t row = 0; row < rows; row += 4)
+    for (; column + WIDE_TILE * LANES <= columns; column += WIDE_TILE * LANES)
+        for (int64_t row = 0; row < rows; row += WIDE_ROWS)
             multiply_tile(
-                c + row * c_row + column, c_row, a + row * a_row, a_row, a_step, b + column, b_row, depth, 4, 4, add,
-                wide);
-    for (; column + 2 * LANES <= columns; column += 2 * LANES)
-        for (int64_t row = 0; row < rows; row += 8)
+                c + row * c_row + column, c_row, a + row * a_row, a_row, a_step, b + column, b_row, depth, WIDE_ROWS,
+                WIDE_TILE, add, wide);
+    for (; column + TILE_VECTORS * LANES <= columns; column += TILE_VECTORS * LANES)
+        for (int64_t row = 0; row < rows; row += ROWS)
             multiply_tile(
-                c + row * c_row + column, c_row, a + row * a_row, a_row, a_step, b + column, b_row, depth, 8, 2, add,
-                wide);
+                c + row * c_row + column, c_row, a + row * a_row, a_row, a_step, b + column, b_row, depth, ROWS,
+                TILE_VECTORS, add, wide);
     for (; column < columns; column += LANES)
         for (int64_t row = 0; row < rows; row += 8)
             multiply_tile(
@@ -107,7 +114,8 @@ ONCE void multiply(
     }
 }
 
-/* Transposes 16 x 16 words. */
+/* Transposes LANES x LANES words. */
+#ifdef __AVX512F__
 ONCE void transpose_tile(uint32_t *to, int64_t to_row, const uint32_t *from, int64_t from_row) {
     __m512i x[LANES], y[LANES];
 #pragma GCC unroll 16
@@ -139,6 +147,30 @@ ONCE void transpose_tile(uint32_t *to, int64_t to_row, const uint32_t *from, int
         _mm512_storeu_si512(to + (row + 12) * to_row, _mm512_shuffle_i32x4(y[row + 4], y[row + 12], 0xDD));
     }
 }
+#else
+ONCE void transpose_tile(uint32_t *to, int64_t to_row, const uint32_t *from, int64_t from_row) {
+    __m256i x[LANES], y[LANES];
+#pragma GCC unroll 8
+    for (int row = 0; row < LANES; row++) x[row] = _mm256_loadu_si256((const __m256i *)(from + row * from_row));
+#pragma GCC unroll 4
+    for (int row = 0; row < LANES; row += 2) {
+        y[row] = _mm256_unpacklo_epi32(x[row], x[row + 1]);
+        y[row + 1] = _mm256_unpackhi_epi32(x[row], x[row + 1]);
+    }
+#pragma GCC unroll 2
+    for (int row = 0; row < LANES; row += 4) {
+        x[row] = _mm256_unpacklo_epi64(y[row], y[row + 2]);
+        x[row + 1] = _mm256_unpackhi_epi64(y[row], y[row + 2]);
+        x[row + 2] = _mm256_unpacklo_epi64(y[row + 1], y[row + 3]);
+        x[row + 3] = _mm256_unpackhi_epi64(y[row + 1], y[row + 3]);
+    }
+#pragma GCC unroll 4
+    for (int row = 0; row < 4; row++) {
+        _mm256_storeu_si256((__m256i *)(to + row * to_row), _mm256_permute2x128_si256(x[row], x[row + 4], 0x20));
+        _mm256_storeu_si256((__m256i *)(to + (row + 4) * to_row), _mm256_permute2x128_si256(x[row], x[row + 4], 0x31));
+    }
+}
+#endif
 
 /* Transposes a matrix of words; both sides multiples of LANES. */
 ONCE void transpose(
@@ -172,24 +204,26 @@ INLINE Floats element(const Block *x, int64_t row, int64_t at, const int wide) {
 /* Words of consecutive elements of each row: (SIDE, width / per_word). The row length is a multiple of LANES words. */
 ONCE void pack_rows(uint32_t *to, int64_t words, const Block *x, int wide) {
     for (int64_t row = 0; row < SIDE; row++) {
-        const char *from = x->data + row * x->row_bytes;
-        if (per_word(wide) == 1) {
-            for (int64_t at = 0; at < words; at += LANES)
-                *(Floats *)(to + row * words + at) = element(x, row, at, wide);
+        uint32_t *line = to + row * words;
+        if (per_word(wide) == 1 && !wide) {
+            for (int64_t at = 0; at < words; at += LANES) *(Floats *)(line + at) = element(x, row, at, wide);
             continue;
         }
-        const int64_t bytes = row < x->here ? 2 * x->width : 0;
-        memcpy(to + row * words, from, (size_t)bytes);
-        memset((char *)(to + row * words) + bytes, 0, (size_t)(4 * words - bytes));
+        const int64_t bytes = row < x->here ? x->width * (wide ? 4 : 2) : 0;
+        memcpy(line, x->data + row * x->row_bytes, (size_t)bytes);
+        memset((char *)line + bytes, 0, (size_t)(4 * words - bytes));
     }
 }
 
 /* Words of elements of consecutive rows: (SIDE / per_word, padded width). */
 ONCE void pack_pairs(uint32_t *to, int64_t padded, const Block *x, int wide) {
-    const int64_t step = per_word(wide);
-    for (int64_t row = 0; row < SIDE; row += step)
+    if (per_word(wide) == 1) {
+        pack_rows(to, padded, x, wide);
+        return;
+    }
+    for (int64_t row = 0; row < SIDE; row += 2)
         for (int64_t at = 0; at < padded; at += LANES)
-            *(Words *)(to + row / step * padded + at) =
+            *(Words *)(to + row / 2 * padded + at) =
                 paired(element(x, row, at, wide), element(x, row + 1, at, wide), wide);
 }
 

@@ -4,7 +4,7 @@ import torch
 
 import hlat.model.kernels.operations  # noqa: F401 - registers the operators
 from hlat.model.kernels.attention import WIDEST_HEAD
-from hlat.model.kernels.library import DTYPES, is_available
+from hlat.model.kernels.library import DTYPES, Library, is_available
 from hlat.model.kernels.library import library as compiled_library
 from hlat.runtime.backend import backend_of
 from hlat.runtime.distributed import in_fake_world
@@ -25,7 +25,10 @@ def are_used_on(device: torch.device) -> bool:
 
 def attention_is_used_on(device: torch.device | str) -> bool:
     """Return True if models compute attention by the compiled operator on a device, in its dtypes and widths."""
-    return backend_of(device).fused_attention and is_available()
+    if not backend_of(device).fused_attention or not is_available():
+        return False
+    compiled = _compiled()
+    return compiled is None or compiled.attends
 
 
 def builds_masks(device: torch.device | str) -> bool:
@@ -66,5 +69,10 @@ def describe_kernels(device: torch.device) -> str:
 
 
 def _build() -> str:
-    compiled = None if in_fake_world() else compiled_library()
+    compiled = _compiled()
     return "" if compiled is None else f" ({compiled.build})"
+
+
+def _compiled() -> Library | None:
+    """Return the library; None in a rehearsal, which compiles nothing."""
+    return None if in_fake_world() else compiled_library()

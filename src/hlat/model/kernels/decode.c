@@ -1,4 +1,4 @@
-/* A decoding step on a CPU with AVX-512: one new token of each row through all blocks of a decoder and the final norm.
+/* A decoding step on a CPU with AVX-512 or AVX2: one new token of each row through all blocks and the final norm.
  *
  * Compiled by hlat/model/kernels/decode.py. Phases follow each other, threads share each of them:
  *
@@ -38,7 +38,7 @@ typedef struct {
     void *x, *hidden, *qkv, *attended, *gated, *cache;
 } Step;
 
-#ifdef __AVX512F__
+#ifdef HAS_VECTORS
 
 enum { KEYS = 256, BLOCK_BYTES = 1 << 16 }; /* keys of a block; bytes of weights that a thread takes */
 
@@ -283,9 +283,11 @@ INLINE void decode(Parallel parallel, int64_t threads, const Step *s, const Phas
         decode(parallel, threads, step, &phases, wide);                                                                \
     }
 
+int64_t lanes(void) { return LANES; }
+
 DECODE(bf16, 0)
 DECODE(fp32, 1)
 
 #else
-#error "AVX-512 is needed"
+#error "AVX-512 or AVX2 is needed"
 #endif

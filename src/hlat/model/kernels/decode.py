@@ -19,7 +19,7 @@ from hlat.runtime.process import CompilationFailed, compile_c_library
 
 _LOG = logging.getLogger(__name__)
 _SOURCE = Path(__file__).with_name("decode.c")
-_LANES, _BLOCK_BYTES = 16, 1 << 16  # of decode.c
+_BLOCK_BYTES = 1 << 16  # of decode.c: weights that a thread takes
 _Matrices = ctypes.c_void_p * 3
 
 
@@ -74,6 +74,8 @@ class DecodingLibrary:
     def __init__(self, library: ctypes.CDLL, parallel: ctypes.c_void_p) -> None:
         self._parallel = parallel
         self._run = find_run(library)
+        library.lanes.restype = ctypes.c_int64
+        self._lanes: int = library.lanes()
         self._decode, self._multiply = {}, {}
         for dtype, suffix in SUFFIXES.items():
             function = getattr(library, f"decode_{suffix}")
@@ -93,8 +95,8 @@ class DecodingLibrary:
         out_BV = x_BD.new_empty((rows, outs))
         pointers = (weight_VD.data_ptr(), None, None, x_BD.data_ptr(), None, out_BV.data_ptr())
         product = _ProductArguments(width, outs, rows, width, outs, outs, outs, *pointers)
-        together = max(1, _BLOCK_BYTES // (width * _LANES * x_BD.itemsize))
-        arguments = ctypes.byref(product), -(-outs // _LANES), together
+        together = max(1, _BLOCK_BYTES // (width * self._lanes * x_BD.itemsize))
+        arguments = ctypes.byref(product), -(-outs // self._lanes), together
         self._run(self._parallel, torch.get_num_threads(), self._multiply[x_BD.dtype], *arguments)
         return out_BV
 

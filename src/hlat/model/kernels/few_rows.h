@@ -1,4 +1,4 @@
-/* Products of few rows with a matrix, for decode.c. With AVX-512 only.
+/* Products of few rows with a matrix, for decode.c. With AVX-512 or AVX2 only.
  *
  * A matrix (out, in) is read once, in the order in which it is stored. A tile is the products of TILE of its rows with
  * TILE rows of x, LANES sums for each; the sums of LANES rows of the matrix are reduced together. Each number has the
@@ -8,7 +8,7 @@
 #define HLAT_FEW_ROWS_H
 #include "blocks.h"
 
-#ifdef __AVX512F__
+#ifdef HAS_VECTORS
 
 #define ALIGNED __attribute__((aligned(64)))
 
@@ -29,8 +29,6 @@ INLINE Words words_at(const void *from, int64_t at, int64_t left, const int wide
     else memcpy(&words, start, (size_t)left * 2);
     return words;
 }
-
-INLINE float sum_of(Floats x) { return _mm512_reduce_add_ps((__m512)x); }
 
 /* As it is stored and read again. */
 INLINE Floats nearest(Floats values, const int wide) {
@@ -77,24 +75,13 @@ INLINE void dots(
         for (int row = 0; row < rows; row++) found[row][out] = sums[out][row];
 }
 
-INLINE Floats pairs(Floats x, Floats y) {
-    return (Floats)_mm512_unpacklo_ps((__m512)x, (__m512)y) + (Floats)_mm512_unpackhi_ps((__m512)x, (__m512)y);
-}
-INLINE Floats fours(Floats x, Floats y) {
-    return (Floats)_mm512_unpacklo_pd((__m512d)x, (__m512d)y) + (Floats)_mm512_unpackhi_pd((__m512d)x, (__m512d)y);
-}
-INLINE Floats quarters(Floats x, Floats y) {
-    return (Floats)_mm512_shuffle_f32x4((__m512)x, (__m512)y, 0x88) +
-           (Floats)_mm512_shuffle_f32x4((__m512)x, (__m512)y, 0xDD);
-}
-
 /* The sums over the lanes of LANES vectors, each in the same order. */
 INLINE Floats totals_of(const Floats *x) {
-    Floats four[4];
+    Floats four[LANES / 4];
 #pragma GCC unroll 4
-    for (int at = 0; at < 4; at++)
+    for (int at = 0; at < LANES / 4; at++)
         four[at] = fours(pairs(x[4 * at], x[4 * at + 1]), pairs(x[4 * at + 2], x[4 * at + 3]));
-    return quarters(quarters(four[0], four[1]), quarters(four[2], four[3]));
+    return joined(four);
 }
 
 /* Unreduced products as ``dots`` computes them, for LANES rows of weights at most. */

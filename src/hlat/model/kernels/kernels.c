@@ -19,6 +19,8 @@
 #define INSTRUCTIONS "avx512-bf16"
 #elif defined(__AVX512F__)
 #define INSTRUCTIONS "avx512"
+#elif defined(HAS_VECTORS)
+#define INSTRUCTIONS "avx2"
 #elif defined(__FMA__) || defined(__ARM_FEATURE_FMA)
 #define INSTRUCTIONS "fma"
 #else
@@ -26,6 +28,16 @@
 #endif
 
 const char *build(void) { return COMPILER ", " INSTRUCTIONS; }
+
+/* Attention needs the instructions that instructions.h is written for: a compiler that is told not to use them leaves
+ * it out. */
+int has_attention(void) {
+#ifdef HAS_VECTORS
+    return 1;
+#else
+    return 0;
+#endif
+}
 
 EXPORT(norm, Norm)
 EXPORT(norm_backward, Norm)

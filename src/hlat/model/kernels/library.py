@@ -126,6 +126,7 @@ class Library:
 
     Attributes:
         build: the compiler and the instructions that it used, on which the bits of results depend.
+        attends: True if it computes attention, for which the compiler has to use AVX-512 or AVX2.
     """
 
     def __init__(self, library: ctypes.CDLL, parallel: Any) -> None:
@@ -133,6 +134,7 @@ class Library:
         self._parallel = ctypes.cast(parallel, ctypes.c_void_p)
         library.build.restype = ctypes.c_char_p
         self.build: str = library.build().decode()
+        self.attends = bool(library.has_attention())
         self._functions = {
             (name, dtype): ctypes.cast(getattr(library, f"{name}_{suffix}"), ctypes.c_void_p)
             for name in _FUNCTIONS

@@ -25,13 +25,14 @@ def begin_compilation(device: str) -> None:
     Args:
         device: ``run.device`` of the recipe, a device type or auto.
     """
-    if not expects_accelerator(device) and _has_avx512():
+    if not expects_accelerator(device) and _has_vectors():
         begin_compiling(KERNEL_SOURCE, KERNEL_FLAGS)
 
 
-def _has_avx512() -> bool:
-    """Return True if Linux says that this machine's processors have AVX-512, which the kernels are for."""
+def _has_vectors() -> bool:
+    """Return True if Linux says that this machine's processors have AVX-512 or AVX2, which the kernels are for."""
     try:
-        return "avx512f" in _PROCESSORS.read_text(encoding="utf-8", errors="replace").split()
+        features = set(_PROCESSORS.read_text(encoding="utf-8", errors="replace").split())
     except OSError:
         return False
+    return "avx512f" in features or features >= {"avx2", "fma"}

@@ -1,63 +1,13 @@
-/* Vectors of 16 numbers and what the kernels of this folder compute with them.
+/* Vectors of numbers and what the kernels of this folder compute with them.
  *
  * Operands are bf16 or fp32 (``wide``), everything between is fp32 and rounded once.
  */
 #ifndef HLAT_VECTORS_H
 #define HLAT_VECTORS_H
 #include <math.h>
-#include <stdint.h>
 #include <string.h>
-#ifdef __AVX512F__
-#include <immintrin.h>
-#endif
 
-#define INLINE static inline __attribute__((always_inline))
-
-enum { LANES = 16 };
-
-typedef float Floats __attribute__((vector_size(64)));
-typedef int32_t Ints __attribute__((vector_size(64)));
-typedef uint32_t Words __attribute__((vector_size(64)));
-typedef uint16_t Halves __attribute__((vector_size(32)));
-
-INLINE Floats fill(float value) { return value - (Floats){0}; }
-
-/* What GCC and Clang do not translate to single AVX-512 instructions from the definitions for all processors. */
-#ifdef __AVX512F__
-
-INLINE Floats at_least(float bound, Floats x) { return (Floats)_mm512_max_ps((__m512)fill(bound), (__m512)x); }
-INLINE Floats at_most(float bound, Floats x) { return (Floats)_mm512_min_ps((__m512)fill(bound), (__m512)x); }
-INLINE Floats larger(Floats x, Floats y) { return (Floats)_mm512_max_ps((__m512)x, (__m512)y); }
-INLINE Floats times_power(Floats x, Floats shifted, Floats n) {
-    (void)shifted;
-    return (Floats)_mm512_scalef_ps((__m512)x, (__m512)n);
-}
-INLINE Words widen(Halves stored) { return (Words)_mm512_cvtepu16_epi32((__m256i)stored); }
-INLINE Halves narrow(Words words) { return (Halves)_mm512_cvtepi32_epi16((__m512i)words); }
-
-#else
-
-INLINE Floats choose(Ints condition, Floats yes, Floats no) {
-    return (Floats)((condition & (Ints)yes) | (~condition & (Ints)no));
-}
-
-/* NaN for NaN. */
-INLINE Floats at_least(float bound, Floats x) { return choose(x < bound, fill(bound), x); }
-INLINE Floats at_most(float bound, Floats x) { return choose(x > bound, fill(bound), x); }
-
-/* y if one is NaN. */
-INLINE Floats larger(Floats x, Floats y) { return choose(x > y, x, y); }
-
-/* x 2^n. The low bits of ``shifted`` are n. Two factors: 2^n alone need not be a normal number. */
-INLINE Floats times_power(Floats x, Floats shifted, Floats n) {
-    (void)n;
-    const Ints power = (Ints)shifted - 0x4B400000, first = power >> 1, second = power - first;
-    return x * (Floats)((first + 127) << 23) * (Floats)((second + 127) << 23);
-}
-INLINE Words widen(Halves stored) { return __builtin_convertvector(stored, Words); }
-INLINE Halves narrow(Words words) { return __builtin_convertvector(words, Halves); }
-
-#endif
+#include "instructions.h"
 
 /* To bf16, to nearest, ties to even. The instruction rounds subnormal numbers, below 2^-126, to 0. */
 INLINE Halves rounded(Floats values) {

@@ -90,17 +90,18 @@ class CpuBackend(Backend):
 
     @property
     def fused_pointwise(self) -> bool:
-        """True with AVX-512: compilers translate the kernels badly for other vectors, to 0.9 times torch's speed."""
-        return torch.backends.cpu.get_cpu_capability() == "AVX512"
+        """True with AVX-512 or AVX2, which the kernels are written for; elsewhere they were not measured."""
+        return torch.backends.cpu.get_cpu_capability() in ("AVX512", "AVX2")
 
     @property
     def fp32_by_onednn(self) -> bool:
         """True on AMD's processors with AVX-512, where MKL reaches half of oneDNN's speed (docs/notebook/speed.md)."""
-        return self.packs_weights and self.fused_pointwise and _vendor() == "AuthenticAMD"
+        has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
+        return self.packs_weights and has_avx512 and _vendor() == "AuthenticAMD"
 
     @property
     def fused_attention(self) -> bool:
-        """True with AVX-512 unless there are AMX tiles, which torch's kernel uses: against them it was not measured."""
+        """True with those instructions and without AMX tiles: torch's kernel uses these, and was not compared."""
         return self.fused_pointwise and not torch.cpu._is_amx_tile_supported()
 
     def attention_kernel(self, heads: AttentionHeads, deterministic: bool, device: torch.device) -> str:
