@@ -68,10 +68,11 @@ def test_a_resize_and_ctrl_c_leave_messages_only(recipe_file, tiny, tmp_path):
         command.wait_for(drawn("mem "))  # a logged step, with the least important of its values
         assert command.screen.widest < 200
         for columns in (40, 100, 30):
-            seen = len(command.screen.drawn)
             command.resize(columns)
+            command.wait_for(lambda screen, columns=columns: len(_last_display(screen)) < columns)
+            seen = len(command.screen.drawn)  # what was drawn for the old width has been read by now
             command.wait_for(lambda screen, seen=seen: len(screen.drawn) > seen + 2)
-            shown = [line for line in command.screen.drawn[seen + 2 :] if SPINNER & set(line)]
+            shown = [line for line in command.screen.drawn[seen:] if SPINNER & set(line)]
             assert max(map(len, shown)) < columns
             assert all("eta" in line for line in shown)  # step and time left go last
         command.press("\x03")
@@ -81,6 +82,10 @@ def test_a_resize_and_ctrl_c_leave_messages_only(recipe_file, tiny, tmp_path):
     assert "(SIGINT); the same command goes on" in screen.text
     assert not SPINNER & set(screen.text) and "eta" not in screen.text
     assert screen.cursor_is_free
+
+
+def _last_display(screen: Screen) -> str:
+    return next(line for line in reversed(screen.drawn) if SPINNER & set(line))
 
 
 def test_ctrl_c_during_the_imports_leaves_one_line(recipe_file, tiny, tmp_path):
