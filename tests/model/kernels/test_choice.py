@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from hlat.model import IGNORED, CrossEntropy, head_loss
+from hlat.model import IGNORED, CrossEntropy, attend, head_loss
 from hlat.model.kernels import are_used_on, attention_is_used_on, describe_kernels, has_kernels, library
 from hlat.model.pointwise import rms_norm, swiglu
 from hlat.runtime.backend import backend_of, simulated_backend
@@ -206,10 +207,24 @@ def test_other_processors_use_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("compiled_again")
-def test_attention_that_the_compiler_left_out_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_that_the_compiler_left_out_is_torchs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """A compiler may be told not to use what the processor has; without vectors it compiles no attention."""
     monkeypatch.setenv("CC", f"{find_c_compiler()} -mno-avx2")
     assert are_used_on(CPU) and not attention_is_used_on(CPU)
+    assert "attention is computed by torch, more slowly" in caplog.text
+    q, k, v = normal(3, 1, 2, 40, 16, dtype=torch.float32)
+    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert same_bits(attend(q, k, v), expected)
+
+
+def test_kernels_keep_to_the_instructions_that_torch_is_told_to_use() -> None:
+    """The variable of torch that hides AVX-512 from it."""
+    code = "from hlat.model.kernels import library; print(library.library().build)"
+    environment = os.environ | {"ATEN_CPU_CAPABILITY": "avx2"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
+    assert done.stdout.strip().endswith(", avx2")
 
 
 def _pointwise(x: torch.Tensor) -> torch.Tensor:

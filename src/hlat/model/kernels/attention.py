@@ -90,7 +90,7 @@ def _heads(x: torch.Tensor) -> HeadRows:
 
 def _library() -> Library:
     found = library()
-    assert found is not None, "the caller asked is_available()"
+    assert found is not None and found.attends, "the caller asked attention_is_used_on()"
     return found
 
 

@@ -80,8 +80,8 @@ INLINE Floats totals_of(const Floats *x) {
     Floats four[LANES / 4];
 #pragma GCC unroll 4
     for (int at = 0; at < LANES / 4; at++)
-        four[at] = fours(pairs(x[4 * at], x[4 * at + 1]), pairs(x[4 * at + 2], x[4 * at + 3]));
-    return joined(four);
+        four[at] = add_pairs(add_neighbours(x[4 * at], x[4 * at + 1]), add_neighbours(x[4 * at + 2], x[4 * at + 3]));
+    return add_groups(four);
 }
 
 /* Unreduced products as ``dots`` computes them, for LANES rows of weights at most. */

@@ -165,6 +165,8 @@ def library() -> Library | None:
     except (CompilationFailed, OSError) as problem:
         _LOG.warning("norms, RoPE, SwiGLU, attention and loss are computed by torch, more slowly: %s", problem)
         return None
+    if not found.attends:
+        _LOG.warning("attention is computed by torch, more slowly: the C compiler does not use AVX2 (%s)", found.build)
     _LOG.info("norms, RoPE, SwiGLU, attention and loss: compiled in %.1f s", time.perf_counter() - started)
     return found
 

@@ -1,9 +1,9 @@
 /* RMSNorm, rotary embedding, SwiGLU and cross-entropy on a CPU, forward and backward, each in one pass over memory.
  *
  * A part of kernels.c. Operands are bf16 or fp32, everything between is fp32 and rounded once.
- * The order of every sum is written out here, in vectors of LANES numbers whatever the vectors of the processor. Work
- * is split into blocks of rows, whose size depends on the shape only, and a block is computed by one thread: so the
- * number of threads changes no bit.
+ * The order of every sum is written out here, in vectors of LANES numbers: 16 with AVX-512, otherwise 8. Work is split
+ * into blocks of rows, whose size depends on the shape only, and a block is computed by one thread: so the number of
+ * threads changes no bit.
  */
 #include "vectors.h"
 

@@ -19,7 +19,6 @@ from pathlib import Path
 _COMPILERS = ("cc", "gcc", "clang", "c++", "g++", "clang++")
 # Fast, but every operation follows IEEE 754: -ffast-math would change the order of sums and flush subnormals.
 _FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
-_TUNING = (("-march=native",), ("-mcpu=native",), ())  # the first that the compiler supports
 
 
 class CompilationFailed(Exception):
@@ -31,6 +30,15 @@ def find_c_compiler() -> str | None:
     return os.environ.get("CC") or next(filter(shutil.which, _COMPILERS), None)
 
 
+def _tunings() -> tuple[tuple[str, ...], ...]:
+    """Return sets of flags for this processor, of which the first that the compiler supports is used.
+
+    Where torch is told to compute without AVX-512 (its variable ``ATEN_CPU_CAPABILITY``), so does what is compiled.
+    """
+    restricted = ("-mno-avx512f",) if os.environ.get("ATEN_CPU_CAPABILITY", "").lower() == "avx2" else ()
+    return ("-march=native", *restricted), ("-mcpu=native",), ()
+
+
 def begin_compiling(source: Path, flags: Sequence[str] = ()) -> None:
     """Start to compile a source file, so that ``compile_c_library`` with the same arguments has less to wait for.
 
@@ -39,7 +47,7 @@ def begin_compiling(source: Path, flags: Sequence[str] = ()) -> None:
     compiler = find_c_compiler()
     if compiler is not None:
         with suppress(OSError):
-            _BEGUN[source, tuple(flags)] = _Compilation(compiler, source, flags, _TUNING[0])
+            _BEGUN[source, tuple(flags)] = _Compilation(compiler, source, flags, _tunings()[0])
 
 
 def compile_c_library(source: Path, flags: Sequence[str] = ()) -> ctypes.CDLL:
@@ -60,7 +68,7 @@ def compile_c_library(source: Path, flags: Sequence[str] = ()) -> ctypes.CDLL:
     compiler = find_c_compiler()
     if compiler is None:
         raise CompilationFailed(f"no C compiler: found none of {', '.join(_COMPILERS)}")
-    for tuning in _TUNING:
+    for tuning in _tunings():
         try:
             return _Compilation(compiler, source, flags, tuning).load()
         except CompilationFailed as problem:
