@@ -3,6 +3,7 @@
 The witness runs real modules on a CPU and adds up the storages that are alive after each operation.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from hlat.parallel.stages.memory.saved_activations import block_bytes, saved_byt
 from hlat.precision import MODES
 from hlat.rehearsal.memory import MemoryTracker
 from hlat.rehearsal.operations import OperationObserver
+from tests.support.bf16 import bf16_instructions
 
 ROWS, LENGTH = 2, 64
 MODEL = ModelConfig(
@@ -55,6 +57,13 @@ class _Rest(torch.autograd.Function):
         return torch.randn(ctx.shape, dtype=ctx.dtype)
 
 
+@pytest.fixture(name="bf16_instructions")
+def _bf16_instructions() -> Iterator[None]:
+    with bf16_instructions():
+        yield
+
+
+@pytest.mark.usefixtures("bf16_instructions")
 @pytest.mark.parametrize("policy", ["none", "selective", "full"])
 @pytest.mark.parametrize("mode", ["fp32", "mixed", "bf16-sr"])
 @pytest.mark.parametrize("coalesce", [True, False])
@@ -94,6 +103,7 @@ def test_bytes_of_a_blocks_passes_are_those_of_real_tensors(mode: str, policy: s
     assert abs(backward - (saved - stream + counted.whole.total)) < small
 
 
+@pytest.mark.usefixtures("bf16_instructions")
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [128, 256, 300, 1024])
