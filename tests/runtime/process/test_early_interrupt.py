@@ -74,6 +74,28 @@ def test_sigterm_after_the_checks_of_a_run_and_before_its_supervisor(
     assert not (tmp_path / "run").exists()
 
 
+AFTER = """
+import os, signal, sys
+from hlat.command import main
+from hlat.launch.supervision import SignalForwarder, Supervisor
+Supervisor.run = lambda supervisor: 0
+forwards_no_more = SignalForwarder.__exit__
+def exit_and_end(*given):
+    forwards_no_more(*given)
+    os.kill(os.getpid(), signal.SIGTERM)
+SignalForwarder.__exit__ = exit_and_end
+main()
+"""
+
+
+def test_sigterm_after_the_supervisor_of_a_run_says_nothing_of_nothing_being_started(
+    recipe_file: Path, tiny: list[str]
+) -> None:
+    words = [sys.executable, "-c", AFTER, "train", str(recipe_file), *tiny]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGTERM, ""), done.stdout
+
+
 READY = """
 import signal
 from hlat.cli.common import ready
