@@ -104,7 +104,7 @@ RUN = (
     _check("no length", "training.steps=null", "training", "steps", "tokens"),
     _check("both lengths", "training.tokens=1M", "training", "steps", "tokens"),
     _check("warm-up longer", "schedule.warmup_steps=50", "schedule.warmup_steps = 50", "Use at most 39."),
-    _check("warm-up longer still", "schedule.warmup_steps=90 training.steps=80", "Use at most 79; 1 would be 2 %."),
+    _check("warm-up longer still", "schedule.warmup_steps=90 training.steps=80", "Use at most 79; 2 would be 2.5 %."),
     _check("batch of nothing", "batch.global_batch=0", "batch.global_batch = 0: must be greater than 0"),
     _check("batch not divisible", "batch.micro_batch=3", "batch.micro_batch = 3", "not a multiple of it", "Try 2 or 4"),
     Mistake("faults not allowed", "train RECIPE faults=[{kind:kill,at_step:1}]", ("faults", "kind")),
