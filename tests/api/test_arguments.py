@@ -20,7 +20,9 @@ RECIPE = "quickstart"
         (lambda: hlat.train(steps=3), ['hlat.train(RECIPE, {"training.steps": 3}).', "It takes recipe, overrides, "]),
         (lambda: hlat.train(RECIPE, learning_rate=1e-3, steps=3), ['{"optimizer.lr": 0.001, "training.steps": 3}']),
         (lambda: hlat.train(RECIPE, {}, 2), ["3 arguments are given without a name", "as in nproc=..."]),
-        (lambda: hlat.train(RECIPE, gpus=2), ["no argument gpus", "Here gpus is nproc."]),
+        (lambda: hlat.train(RECIPE, gpus=2), ["no argument gpus", "For gpus there is nproc."]),
+        (lambda: hlat.train(RECIPE, dp=2), ["For dp there is nproc: what is left of the processes shares the batch."]),
+        (lambda: hlat.plan("llama-2-7b", "h100:1", batch_size=2), ["Here batch_size is global_batch."]),
         (lambda: hlat.train(RECIPE, nprocs=2), ["Did you mean nproc?"]),
         (lambda: hlat.train(RECIPE, batch_size=2), ["In recipes, batch_size is batch.global_batch (sequ"]),
         (lambda: hlat.train(RECIPE, recipe=RECIPE), ["recipe is given twice"]),
@@ -62,4 +64,4 @@ def test_errors_within_a_function_are_its_own() -> None:
 
     with pytest.raises(TypeError, match="unsupported operand"):
         broken(1)
-    assert "broken" in describe_wrong_call("broken", inspect.signature(broken), (), {})
+    assert "value is missing." in describe_wrong_call("broken", inspect.signature(broken), (), {})

@@ -38,6 +38,16 @@ def test_a_run_says_what_it_does_and_leaves_lines_of_text(recipe_file, tiny, tmp
     assert [line for line in rest if line.startswith("finished at step 40; validation loss ")]
 
 
+def test_a_quiet_run_draws_nothing(recipe_file, tiny, tmp_path):
+    """The terminal receives what a file would: no line is drawn, of the supervisor or of the process that it starts."""
+    arguments = ["train", recipe_file, *tiny, "training.stop_after=2", "-q"]
+    with TerminalCommand(*arguments, columns=80, folder=tmp_path) as command:
+        assert command.wait() == 0
+        screen = command.screen
+    assert not screen.drawn and not SPINNER & set(screen.text), (screen.drawn, screen.text)
+    assert "stopped at step 2 of 40" in screen.text
+
+
 def test_a_start_in_several_processes_is_shown_until_rank_0_shows_its_own(recipe_file, tiny, tmp_path):
     """The ranks are held at the start of Python, as a slow disk would; the supervisor's line stays alive meanwhile."""
     go = tmp_path / "go"

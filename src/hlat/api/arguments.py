@@ -7,6 +7,7 @@ For a field of the recipe in place of an argument (``hlat.train(steps=3)``) the 
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import ParamSpec, TypeVar
@@ -81,14 +82,23 @@ def _meant(unknown: list[str], parameters: Mapping[str, inspect.Parameter]) -> I
     """Yield a sentence for each unknown argument that resembles another, or is called so by another program."""
     for name in unknown:
         meant = field_called(name) or ""
-        option = meant.removeprefix("--").partition(" ")[0]
+        option, note = meant.removeprefix("--").partition(" ")[0], meant.partition(": ")[2]
         close = get_close_matches(name, parameters, n=1, cutoff=0.7)
         if meant.startswith("--") and option in parameters:
-            yield f"Here {name} is {option}."
+            yield f"For {name} there is {option}{': ' if note else ''}{note}."
+        elif own := _named_like_a_field(meant, parameters):
+            yield f"Here {name} is {own}."
         elif close:
             yield f"Did you mean {close[0]}?"
         elif meant and not meant.startswith("--") and not _is_field(meant):
             yield f"In recipes, {name} is {meant}."
+
+
+def _named_like_a_field(meant: str, parameters: Mapping[str, inspect.Parameter]) -> str | None:
+    """Return the argument that has the name of a field; None for a function that takes the fields themselves."""
+    if _OF_THE_RECIPE in parameters:
+        return None
+    return next((name for name in re.findall(r"\w\.(\w+)", meant) if name in parameters), None)
 
 
 def _is_field(meant: str) -> bool:

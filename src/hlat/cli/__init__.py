@@ -75,7 +75,10 @@ class _Verbs(TyperGroup):
         if not any(fix.path == "world" for problem in getattr(error, "problems", ()) for fix in problem.fixes):
             return ""
         options = process_options(super().get_command(ctx, ctx.invoked_subcommand or ""))
-        return f"\n  The number of processes is set by {' or '.join(options)}." if options else ""
+        shown = " or ".join(options)
+        if options and "TORCHELASTIC_RUN_ID" in os.environ:
+            shown = "torchrun's --nproc-per-node and --nnodes"
+        return f"\n  The number of processes is set by {shown}." if shown else ""
 
 
 def _name_flags_plainly(command: Any, ctx: Any) -> None:

@@ -76,7 +76,7 @@ def _work(job: "CompileJob") -> None:
     with worker_context():
         import hlat.compilation  # noqa: F401
 
-        ready()  # only now: an import that an exception interrupts may raise a different one
+        ready(hears_sigterm=True)  # only now: an import that an exception interrupts may raise a different one
         job.compile_here()
 
 

@@ -163,7 +163,7 @@ def _run_tasks(job: "EvaluationJob", nproc: int | None, quiet: bool) -> int:
         suite = job.load_suite()
         import hlat.evaluation.harness  # noqa: F401
 
-        ready()
+        ready(hears_sigterm=True)
         report = job.evaluate_here(suite, (lambda *_: None) if quiet else _progress())
     if report is not None:
         for name, value in report.columns.items():

@@ -121,9 +121,21 @@ def _option_hint(option: str, command: Any) -> str:
     if (meant := field_called(name.replace("-", "_"))) is None:
         return ""
     if meant.startswith("--"):
-        own = process_options(command)
-        return f"Here it is {meant if meant.split()[0] in own or not own else ' or '.join(own)}"
+        return _process_hint(meant, process_options(command))
     if not _FIELD.fullmatch(meant):  # a field that means something else, with a note
         return f"Here it is {meant}"
     written = meant if "=" in meant else f"{meant}=VALUE"
     return f"It is a field of the recipe, and its override takes no dashes: {written}"
+
+
+def _process_hint(meant: str, own: list[str]) -> str:
+    """Name the options of a verb for a number of processes or hosts; empty if it has none.
+
+    Args:
+        meant: the option of ``hlat train``, with a note after a colon where needed.
+        own: the options of the verb that say how many processes there are.
+    """
+    option, note = meant.split(maxsplit=1)[0], meant.partition(": ")[2]
+    others = [each for each in own if each != "--nodes"] if option == "--nproc" else []
+    options = [option] if option in own else others
+    return f"Here it is {' or '.join(options)}{': ' if note else ''}{note}" if options else ""

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic_core import ErrorDetails
 
 from hlat.config.errors import Problem, short
-from hlat.config.other_names import FIELDS, FIELDS_OF_SECTION, MAIN_FIELDS, SECTIONS_OFF, VALUES
+from hlat.config.other_names import FIELDS, FIELDS_OF_SECTION, INSTEAD, MAIN_FIELDS, SECTIONS_OFF, VALUES
 from hlat.config.recipe import Recipe
 from hlat.config.sections import Section
 
@@ -142,31 +142,56 @@ def _as_section(path: str, value: Any) -> str:
     return hint
 
 
-def explain_none(content: Any, location: tuple[str | int, ...] = ()) -> Iterator[Problem]:
+def explain_none(content: Any) -> Iterator[Problem]:
     """Yield a problem for each field that holds the text ``None``: Python's word, for which YAML has null.
+
+    Args:
+        content: the recipe.
+    """
+    yield from _explain_none(content, (), content)
+
+
+def _explain_none(content: Any, location: tuple[str | int, ...], recipe: Any) -> Iterator[Problem]:
+    """Yield a problem for each text ``None`` below a location of a recipe.
 
     Args:
         content: what the recipe has at the location.
         location: names of the sections above, and of the field.
+        recipe: the complete recipe.
     """
     if isinstance(content, dict | list | tuple):
         entries = content.items() if isinstance(content, dict) else enumerate(content)
         for name, value in entries:
-            yield from explain_none(value, (*location, name))
+            yield from _explain_none(value, (*location, name), recipe)
     elif content == "None":
         path = dotted_path(location)
-        yield Problem(path, "None is a text in a recipe, and Python's None is null there.", _unset(path, location))
+        yield Problem(path, "is the text None; for no value, YAML has null.", _unset(path, location, recipe))
 
 
-def _unset(path: str, location: tuple[str | int, ...]) -> str:
-    """Say how a field is left without a value."""
+def _unset(path: str, location: tuple[str | int, ...], recipe: Any) -> str:
+    """Say what to write in place of the text ``None``, or how the field is left without a value."""
     if path in SECTIONS_OFF:
         return SECTIONS_OFF[path]
-    section, name = _section_at(location[:-1]), str(location[-1])
-    field = section.model_fields.get(name) if section is not None else None
-    if field is not None and type(None) in typing.get_args(field.annotation):
+    if path in INSTEAD and not _holds_value(recipe, INSTEAD[path]):
+        return f"Give a value, or {INSTEAD[path]} instead."
+    sections, name = _sections_at(location[:-1]), str(location[-1])
+    field = next((each.model_fields[name] for each in sections if name in each.model_fields), None)
+    if field is None:
+        is_field = sections and isinstance(location[-1], str)  # else an entry of a list or mapping
+        return _where_meant(location) if is_field else "Remove it, or give a value."
+    if type(None) in typing.get_args(field.annotation):
         return f"Write {path}=null."
-    return "Leave it out for its default."
+    if not field.is_required():
+        return "Leave it out for its default."
+    is_section = bool(_section_classes(field.annotation))
+    return "Indent its fields below it." if is_section else "A value is required here: give one."
+
+
+def _holds_value(recipe: Any, path: str) -> bool:
+    """Return True if a recipe gives a field of a section, and not as nothing."""
+    section, _, name = path.partition(".")
+    fields = recipe.get(section)
+    return isinstance(fields, dict) and fields.get(name) not in (None, "None", [], ())
 
 
 def _nearest(path: str, detail: ErrorDetails) -> str:
@@ -199,6 +224,12 @@ def _section_classes(annotation: Any) -> list[type[Section]]:
 
 def _section_at(location: tuple[int | str, ...]) -> type[Section] | None:
     """The section at a location of pydantic; in a union, the member that the tag in the location names."""
+    found = _sections_at(location)
+    return found[0] if len(found) == 1 else None
+
+
+def _sections_at(location: tuple[int | str, ...]) -> list[type[Section]]:
+    """The sections that may be at a location: several in a union, if the location has no tag."""
     candidates: list[type[Section]] = [Recipe]
     for part in location:
         if len(candidates) > 1:
@@ -206,7 +237,7 @@ def _section_at(location: tuple[int | str, ...]) -> type[Section] | None:
         elif candidates and isinstance(part, str):
             field = candidates[0].model_fields.get(part)
             candidates = _section_classes(field.annotation) if field is not None else []
-    return candidates[0] if len(candidates) == 1 else None
+    return candidates
 
 
 def dotted_path(location: tuple[int | str, ...]) -> str:

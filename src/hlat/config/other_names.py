@@ -168,3 +168,6 @@ SECTIONS_OFF = {
     "evaluation": "Write evaluation.every_steps=null to evaluate nothing.",
 }
 """What to write in place of a section that is null, by those who want to do without it."""
+
+INSTEAD = {"data.path": "data.sources", "training.steps": "training.tokens", "training.tokens": "training.steps"}
+"""The field that has to be given where another is null."""

@@ -56,9 +56,13 @@ FIELDS = (
     _check("None for a section", "data.validation=None", ": 1 problem", "data.validation.fraction=0 to keep nothing"),
     _check("null for a section", "data.validation=null", ": 1 problem", "data.validation.fraction=0 to keep nothing"),
     _check(
-        "None for a path", "data.prepared_dir=None", ": 1 problem", "is null there", "Write data.prepared_dir=null."
+        "None for a path", "data.prepared_dir=None", ": 1 problem", "YAML has null", "Write data.prepared_dir=null."
     ),
     _check("None for a number", "optimizer.lr=None", ": 1 problem", "Leave it out for its default."),
+    _check("None for layers", "model.layers=None", "model.layers: is the text None;", "A value is required here"),
+    _check("None for a corpus", "data.path=None", ": 1 problem", "Give a value, or data.sources instead."),
+    _check("None for a length", "training.steps=None", ": 1 problem", "Give a value, or training.tokens instead."),
+    _check("None for a beta", "optimizer.betas=[0.9,None]", ": 1 problem", "Remove it, or give a value."),
     _check("None for a preset", "model.preset=None", ": 1 problem", "Write model.preset=null."),
     _check("one beta", "optimizer.betas=0.9", "optimizer.betas = 0.9: must be a list", "Decay rates"),
     _check("no number of 30 digits", f"training.seed={'9' * 30}", "about 30 digits", "below 2**63"),
@@ -104,7 +108,7 @@ RUN = (
     _check("no length", "training.steps=null", "training", "steps", "tokens"),
     _check("both lengths", "training.tokens=1M", "training", "steps", "tokens"),
     _check("warm-up longer", "schedule.warmup_steps=50", "schedule.warmup_steps = 50", "Use at most 39."),
-    _check("warm-up longer still", "schedule.warmup_steps=90 training.steps=80", "Use at most 79; 1 would be 2 %."),
+    _check("warm-up longer still", "schedule.warmup_steps=90 training.steps=80", "Use at most 79; 2 would be 2.5 %."),
     _check("batch of nothing", "batch.global_batch=0", "batch.global_batch = 0: must be greater than 0"),
     _check("batch not divisible", "batch.micro_batch=3", "batch.micro_batch = 3", "not a multiple of it", "Try 2 or 4"),
     Mistake("faults not allowed", "train RECIPE faults=[{kind:kill,at_step:1}]", ("faults", "kind")),
@@ -255,6 +259,7 @@ COMMANDS = (
     Mistake(
         "a text to show", "data show {short}", ("is a file, but no recipe", "`hlat init", "hlat data prepare RECIPE")
     ),
+    Mistake("a recipe of another ending", "data show {other_ending}", ("training.stepps: there is no such field",)),
     Mistake("a table to verify", "data verify {parquet}", ("is a file, but no recipe", "a folder of prepared data")),
     Mistake("a text as recipe", "check {short}", ("is not a mapping of sections", "for a text, `hlat init")),
     Mistake("an export to a file", "export {run_a} --to x.gguf", ("x.gguf: an export is a folder", "such as x.")),

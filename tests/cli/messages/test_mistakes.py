@@ -26,6 +26,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "list_yaml.yaml": "- run\n",
         "twice.yaml": "run: {name: a}\nmodel: {preset: tiny-1m}\nrun: {name: b}\n",
         "empty.yaml": "",
+        "other_ending.txt": "model: {preset: tiny-1m}\ndata: {path: x}\ntraining: {stepps: 2}\n",
         "no_break.yaml": "run:\u00a0{name: x}\nmodel: {preset: tiny-1m}\ndata: {path: x}\ntraining: {steps: 2}\n",
     }
     for name, text in texts.items():
@@ -69,3 +70,14 @@ def test_a_rank_of_unknown_how_many_is_refused(cli, recipe_file, tiny, tmp_path,
     done = cli("train", recipe_file, *tiny, cwd=tmp_path)
     assert done.returncode == 2 and "RANK=1 is set, and WORLD_SIZE is not" in done.stderr, done.stderr
     assert "hlat train --nproc N" in done.stderr and not (tmp_path / "run").exists()
+
+
+def test_a_wrong_number_of_processes_of_torchrun_is_set_by_its_own_options(
+    cli, recipe_file, tiny, tmp_path, monkeypatch
+) -> None:
+    torchrun = {"TORCHELASTIC_RUN_ID": "a", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "RANK": "0"}
+    for name, value in (torchrun | {"WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "3"}).items():
+        monkeypatch.setenv(name, value)
+    done = cli("train", recipe_file, *tiny, "parallel.tensor=2", cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert "The number of processes is set by torchrun's --nproc-per-node and --nnodes." in done.stderr

@@ -12,6 +12,9 @@ def test_a_record_of_jobs_that_cannot_be_read_is_explained(tmp_path: Path, monke
     (tmp_path / "slurm-jobs.jsonl").write_text("not JSON\n")
     with pytest.raises(LaunchError, match=r"slurm-jobs\.jsonl\) is damaged in its last line"):
         newest_job(tmp_path)
+    (tmp_path / "slurm-jobs.jsonl").write_text("")
+    with pytest.raises(LaunchError, match=r"slurm-jobs\.jsonl\) is empty.*`hlat launch slurm` submits one"):
+        newest_job(tmp_path)
 
     def refuse(self: Path, encoding: str) -> str:
         raise PermissionError(13, "Permission denied", str(self))

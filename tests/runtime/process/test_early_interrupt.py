@@ -74,6 +74,28 @@ def test_sigterm_after_the_checks_of_a_run_and_before_its_supervisor(
     assert not (tmp_path / "run").exists()
 
 
+AFTER = """
+import os, signal, sys
+from hlat.command import main
+from hlat.launch.supervision import SignalForwarder, Supervisor
+Supervisor.run = lambda supervisor: 0
+forwards_no_more = SignalForwarder.__exit__
+def exit_and_end(*given):
+    forwards_no_more(*given)
+    os.kill(os.getpid(), signal.SIGTERM)
+SignalForwarder.__exit__ = exit_and_end
+main()
+"""
+
+
+def test_sigterm_after_the_supervisor_of_a_run_says_nothing_of_nothing_being_started(
+    recipe_file: Path, tiny: list[str]
+) -> None:
+    words = [sys.executable, "-c", AFTER, "train", str(recipe_file), *tiny]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGTERM, ""), done.stdout
+
+
 READY = """
 import signal
 from hlat.cli.common import ready
@@ -91,3 +113,28 @@ assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
 def test_a_verb_that_has_begun_says_nothing_of_nothing_being_started() -> None:
     done = subprocess.run([sys.executable, "-c", READY], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
+
+
+IN_A_WORKER = """
+import os, signal, sys
+from hlat.command import main
+from hlat.launch import CompileJob
+from hlat.launch.evaluation import EvaluationJob
+def end(*_):
+    os.kill(os.getpid(), signal.SIGTERM)
+EvaluationJob.load_suite = lambda job: None
+EvaluationJob.evaluate_here = CompileJob.compile_here = end
+main()
+"""
+
+
+@pytest.mark.parametrize("words", ["evaluate nowhere --tasks arc_easy", "compile quickstart"])
+def test_sigterm_in_a_process_that_works_says_to_run_the_command_again(
+    words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("RANK", "0")
+    program = [sys.executable, "-c", IN_A_WORKER, *words.split()]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 75, (done.stdout, done.stderr)
+    assert done.stderr == "SIGTERM: ended before the first step; run the same command again\n"

@@ -91,7 +91,9 @@ def _find(source: str, overrides: list[str] | None) -> "tuple[Path, DataConfig |
     try:
         recipe = hlat.load_recipe(source, overrides or [])
     except RecipeError as error:
-        if not folder.is_file() or folder.suffix in RECIPE_ENDINGS:
+        of_its_content = any(each.path == str(folder) for each in error.problems)  # not of its fields or includes
+        is_refused = isinstance(error.__cause__, OSError)  # so nobody knows what it is
+        if not folder.is_file() or folder.suffix in RECIPE_ENDINGS or is_refused or not of_its_content:
             raise
         name = escape_name(source)
         raise DataError(

@@ -129,7 +129,8 @@ def _warmup(v: Values) -> Iterator[Problem]:
     steps, warmup, horizon = _steps(v), v("schedule.warmup_steps"), v("schedule.horizon_steps")
     end = horizon if horizon is not None else steps
     if warmup >= end:
-        usual = f"; {end // 50} would be 2 %" if end >= 50 else ""
+        few = round(end / 50)
+        usual = f"; {few} would be {100 * few / end:.2g} %" if end >= 50 else ""
         remedy = f"Use at most {end - 1}{usual}." if end > 1 else "Use 0."
         yield _wrong(
             v,

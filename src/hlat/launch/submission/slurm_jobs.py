@@ -95,10 +95,13 @@ def newest_job(run_dir: Path) -> int:
     record = run_dir / _RECORD
     try:
         lines = record.read_text(encoding="utf-8").splitlines()
+        if not lines:
+            reason = f"the record of jobs ({_RECORD}) is empty: sbatch has accepted none, or was interrupted."
+            raise LaunchError(f"{run_dir}: {reason} `hlat launch slurm` submits one; `squeue --me` lists your jobs.")
         return int(json.loads(lines[-1])["job"])
     except OSError as error:
         raise LaunchError(f"{run_dir}{_no_record(run_dir, error)}") from error
-    except (ValueError, IndexError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         reason = f"the record of jobs ({_RECORD}) is damaged in its last line, which holds no job."
         raise LaunchError(f"{run_dir}: {reason} Remove that line, or ask Slurm itself: `squeue --me`.") from error
 

@@ -17,7 +17,7 @@ from types import FrameType, TracebackType
 from hlat.launch.error_report import ErrorReport
 from hlat.launch.supervision.attempts import Stops
 from hlat.launch.supervision.running_ranks import RunningRanks
-from hlat.runtime.process import STOP_EXIT_CODES, STOP_SIGNALS
+from hlat.runtime.process import STOP_EXIT_CODES, STOP_SIGNALS, after_start
 
 _POLL = 0.05
 _NOTICING = 3.0  # seconds for the other ranks to notice a failure themselves
@@ -83,7 +83,7 @@ class SignalForwarder:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         for number, handler in self._previous.items():
-            signal.signal(number, handler)
+            signal.signal(number, after_start(handler))
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.received.append(number)

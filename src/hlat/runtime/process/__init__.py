@@ -15,7 +15,7 @@ from hlat.runtime.process.exit_codes import (
     STOP_SIGNALS,
     stop_exit_code,
 )
-from hlat.runtime.process.interrupts import end_at_sigterm, raise_interrupts
+from hlat.runtime.process.interrupts import after_start, end_at_sigterm, raise_interrupts
 from hlat.runtime.process.json_output import json_line, print_json_lines, prints_json
 from hlat.runtime.process.phase import PHASES, current_phase, enter_phase, observe_phases
 from hlat.runtime.process.process_status import LAUNCHER_ENV, is_running, is_stopped, session_is_alive
@@ -33,6 +33,7 @@ __all__ = [
     "STOP_SIGNALS",
     "VERBOSE_ENV",
     "CompilationFailed",
+    "after_start",
     "be_verbose",
     "begin_compiling",
     "compile_c_library",

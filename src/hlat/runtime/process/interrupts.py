@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 _LOCKING = "<frozen importlib._bootstrap>"  # name of the file of the functions that take import locks
+_COMMAND = "hlat.command"  # module of the handler that the command begins with
 _MOMENT = 0.005  # seconds
 
 
@@ -37,6 +38,14 @@ def end_at_sigterm() -> None:
     """
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def after_start(handler: Any) -> Any:
+    """Return what handles a signal after processes have run: the same handler, or the default for that of ``hlat``.
+
+    The command's own handler (``hlat.command``) says that nothing had been started, which is no longer true.
+    """
+    return signal.SIG_DFL if getattr(handler, "__module__", None) == _COMMAND else handler
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
