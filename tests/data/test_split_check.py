@@ -105,7 +105,9 @@ def measured(content: dict[str, Any]) -> SourceSplit:
 def test_a_tail_is_cut_off_before_copies_are_left_out_as_the_preparation_does(
     tmp_path: Path, fraction: float, duplicates: str
 ) -> None:
-    content = sections(tmp_path, {"text": ["a" * 60, "b" * 60, "b" * 60, "b" * 60, "c" * 60]}, fraction=fraction, by="tail")
+    content = sections(
+        tmp_path, {"text": ["a" * 60, "b" * 60, "b" * 60, "b" * 60, "c" * 60]}, fraction=fraction, by="tail"
+    )
     content["data"] |= {"duplicates": duplicates, "sequence_length": 20}
     done = prepared(content, tmp_path / "data").manifest
     found = measured(content)

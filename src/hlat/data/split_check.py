@@ -44,7 +44,8 @@ class SourceSplit:
         held_out: those of them that are wholly for validation.
         bytes: bytes of all of them.
         held_out_bytes: bytes of text for validation.
-        most_tokens: upper bound of the training tokens, with an end-of-text token for each document.
+        training_pieces: documents, and a beginning of one, that are for training.
+        training_tokens: tokens of these as they were counted or bounded, without end-of-text tokens.
         smallest_share: fraction of the corpus above which the first of them is for validation.
     """
 
@@ -53,7 +54,8 @@ class SourceSplit:
     held_out: int = 0
     bytes: int = 0
     held_out_bytes: int = 0
-    most_tokens: int = 0
+    training_pieces: int = 0
+    training_tokens: int = 0
     smallest_share: float = 1.0
 
 
@@ -170,7 +172,8 @@ def _split(name: str, documents: Iterable[_Document], data: DataConfig, count_to
         found.bytes += len(encoded)
         found.held_out += not training
         found.held_out_bytes += len(encoded) - sum(len(content_bytes(piece)) for piece in training)
-        found.most_tokens += sum(count_tokens(piece) + 1 for piece in training)
+        found.training_pieces += len(training)
+        found.training_tokens += sum(map(count_tokens, training))
         found.smallest_share = min(found.smallest_share, hash_share(encoded))
     return found
 
