@@ -138,7 +138,12 @@ def test_no_more_than_the_limit_is_read_of_a_file_that_expands(
     limit, document = split_check._MOST_BYTES, "a" * (1 << 20)
     monkeypatch.setattr(split_check, "_MOST_BYTES", 3 * len(document))
     read = list[str]()
-    monkeypatch.setattr(split_check, "content_bytes", lambda text: (read.append(text), text.encode())[1])
+
+    def encode(text: str) -> bytes:
+        read.append(text)
+        return text.encode()
+
+    monkeypatch.setattr(split_check, "content_bytes", encode)
     for count, known in ((3, True), (64, False)):
         read.clear()
         if ending == "parquet":

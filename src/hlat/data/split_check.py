@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hlat.config.sections import DataConfig
-from hlat.data.formats import Content, Vocabulary, content_bytes
-from hlat.data.formats.records import convert_file_errors
+from hlat.data.formats import Content, Vocabulary, content_bytes, convert_file_errors
 from hlat.data.formats.streams import is_compressed, open_decompressed
 from hlat.data.sources import HeldOut, SourceFile, SplitRule, hash_share, hash_threshold, tail_start
 from hlat.runtime import DataError
@@ -84,7 +83,7 @@ def split_sources(
         return []
     if sum(file.size for file in every) > _MOST_BYTES:
         return []
-    reader = _Reader(vocabulary, data.duplicates == "drop")
+    reader = _BoundedReader(vocabulary, data.duplicates == "drop")
     try:
         return [_split(name, reader.documents(each), data, count_tokens) for name, each in files.items()]
     except (DataError, _TooLongError):  # bad rows and files are the preparation's to report
@@ -95,7 +94,7 @@ class _TooLongError(Exception):
     """The corpus has more text than is read here."""
 
 
-class _Document(NamedTuple):
+class _ReadDocument(NamedTuple):
     """A document, its ``content_bytes``, and whether it is left out as a copy of an earlier one."""
 
     content: Content
@@ -104,7 +103,7 @@ class _Document(NamedTuple):
 
 
 @dataclass
-class _Reader:
+class _BoundedReader:
     """Reads the documents of all sources that are not empty, up to ``_MOST_BYTES``.
 
     Attributes:
@@ -119,7 +118,7 @@ class _Reader:
     read: int = 0
     seen: set[bytes] = field(default_factory=set)
 
-    def documents(self, files: Sequence[SourceFile]) -> Iterator[_Document]:
+    def documents(self, files: Sequence[SourceFile]) -> Iterator[_ReadDocument]:
         """Yield the documents of a source, copies included.
 
         Raises:
@@ -134,7 +133,7 @@ class _Reader:
                     if row.content is not None and len(row.content):
                         yield self._document(row.content)
 
-    def _document(self, content: Content) -> _Document:
+    def _document(self, content: Content) -> _ReadDocument:
         encoded = content_bytes(content)
         self.read += len(encoded)
         if self.read > _MOST_BYTES:
@@ -142,7 +141,7 @@ class _Reader:
         is_copy = encoded in self.seen
         if self.drops_copies:
             self.seen.add(encoded)
-        return _Document(content, encoded, is_copy)
+        return _ReadDocument(content, encoded, is_copy)
 
 
 def _is_too_long(file: SourceFile) -> bool:
@@ -157,7 +156,7 @@ def _is_too_long(file: SourceFile) -> bool:
     return left < 0
 
 
-def _split(name: str, documents: Iterable[_Document], data: DataConfig, count_tokens: CountTokens) -> SourceSplit:
+def _split(name: str, documents: Iterable[_ReadDocument], data: DataConfig, count_tokens: CountTokens) -> SourceSplit:
     found, offset = SourceSplit(name), 0
     rule = SplitRule(hash_threshold(data.validation.fraction) if splits_by_hash(data) else 0)
     if _cuts_tail(data):
