@@ -1,14 +1,21 @@
 """Little or no validation text is said before and after preparation; the preparation itself is the witness."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet as pq
 
 from hlat.config import RecipeError
 from hlat.config.load import parse_recipe
+from hlat.data import split_check
 from hlat.data.prepare import prepare
+from hlat.data.sources import files_of_source, numbered_sources
+from hlat.data.split_check import SourceSplit, split_sources
+from hlat.data.stores import Cache
 from hlat.launch.start_checks import Here, load_and_check
 from hlat.runtime import DataError
 
@@ -82,3 +89,71 @@ def test_a_split_without_validation_text_is_refused_before_the_start_and_the_rem
     content["data"]["validation"] = {"fraction": float(named)}
     check(content)
     assert prepared(content, tmp_path / "other").manifest.splits["validation"].documents >= 1
+
+
+def measured(content: dict[str, Any]) -> SourceSplit:
+    """The only source, split before the start."""
+    data = parse_recipe(content, world=1).data
+    (source,) = numbered_sources(data)
+    files = {"text": files_of_source(source, Cache(Path("unused"), 0))}
+    (split,) = split_sources(data, files, None)
+    return split
+
+
+@pytest.mark.parametrize("duplicates", ["drop", "keep"])
+@pytest.mark.parametrize("fraction", [0.5, 0.9])
+def test_a_tail_is_cut_off_before_copies_are_left_out_as_the_preparation_does(
+    tmp_path: Path, fraction: float, duplicates: str
+) -> None:
+    content = sections(
+        tmp_path, {"text": ["a" * 60, "b" * 60, "b" * 60, "b" * 60, "c" * 60]}, fraction=fraction, by="tail"
+    )
+    content["data"] |= {"duplicates": duplicates, "sequence_length": 20}
+    done = prepared(content, tmp_path / "data").manifest
+    found = measured(content)
+    assert found.held_out_bytes == done.splits["validation"].text_bytes
+    assert found.bytes - found.held_out_bytes == done.splits["train"].text_bytes
+
+
+def test_a_corpus_with_copies_before_its_tail_is_long_enough(tmp_path: Path) -> None:
+    content = sections(tmp_path, {"text": ["a" * 60, "b" * 60, "b" * 60, "b" * 60, "c" * 60]}, fraction=0.5, by="tail")
+    content["data"] |= {"duplicates": "drop", "sequence_length": 100}
+    content["batch"] = {"global_batch": 1, "micro_batch": 1}
+    check(content)
+    assert prepared(content, tmp_path / "data").manifest.splits["train"].tokens == 120
+
+
+def compress(name: str, text: bytes) -> bytes:
+    return gzip.compress(text) if name.endswith(".gz") else pa.compress(text, "zstd", asbytes=True)
+
+
+@pytest.mark.parametrize("ending", ["txt.gz", "txt.zst", "jsonl.gz", "jsonl.zst", "parquet"])
+@pytest.mark.parametrize("by", ["document", "tail"])
+def test_no_more_than_the_limit_is_read_of_a_file_that_expands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, by: str
+) -> None:
+    content = sections(tmp_path, {"text": []}, fraction=0.2, by=by)
+    path = tmp_path / f"big.{ending}"
+    content["data"]["sources"] = [{"path": str(path), "name": "big"}]
+    limit, document = split_check._MOST_BYTES, "a" * (1 << 20)
+    monkeypatch.setattr(split_check, "_MOST_BYTES", 3 * len(document))
+    read = list[str]()
+
+    def encode(text: str) -> bytes:
+        read.append(text)
+        return text.encode()
+
+    monkeypatch.setattr(split_check, "content_bytes", encode)
+    for count, known in ((3, True), (64, False)):
+        read.clear()
+        if ending == "parquet":
+            pq.write_table(pa.table({"text": [document] * count}), path)
+        else:
+            line = document if ending.startswith("txt") else json.dumps({"text": document}) + "\n"
+            path.write_bytes(compress(path.name, (line * count).encode()))
+        assert path.stat().st_size < split_check._MOST_BYTES < limit
+        data = parse_recipe(content, world=1).data
+        files = {"big": files_of_source(numbered_sources(data)[0], Cache(Path("unused"), 0))}
+        found = split_sources(data, files, None)
+        assert bool(found) == known
+        assert known or sum(map(len, read)) <= 8 * len(document)  # four documents, and their pieces

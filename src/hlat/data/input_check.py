@@ -68,7 +68,7 @@ class InputReport:
         problems: every problem, in the order of the fields.
         text_bytes: size of the local files of the corpus.
         most_tokens: upper bound of the training tokens, end tokens included; None if unknown.
-        training_tokens: tokens of an epoch: counted if the data is prepared, else estimated; None if unknown.
+        training_tokens: tokens of an epoch: counted if the data is prepared or short, else estimated; None if unknown.
         is_prepared: True if the data is prepared already.
         scarce_validation: sources with little validation text, and what would work; empty if there is none.
     """
@@ -236,15 +236,20 @@ def _bytes_per_token(data: DataConfig) -> float:
 
 
 def _token_counter(data: DataConfig, tokenizer: Tokenizer | None, text_bytes: int) -> CountTokens | None:
-    """Return what counts the tokens of a corpus, or bounds them; None if that is not known without long work.
+    """Return what counts the tokens of a corpus; None if that takes long, or the tokenizer is to be trained.
 
-    A tokenizer that exists counts exactly, where the text is so short that it may be less than a sample.
+    Characters are counted; a tokenizer that exists counts where the text is so short that it may be less than a sample.
     """
     if data.tokenizer.path is None:
-        return most_tokens
+        return len if data.tokenizer.train == "char" else None
     if tokenizer is None or text_bytes > _DOUBTFUL_BYTES_PER_TOKEN * (data.sequence_length + 1):
         return None
     return lambda content: len(tokenizer.encode(content)) if isinstance(content, str) else len(content)
+
+
+def _adds_ends(data: DataConfig, tokenizer: Tokenizer | None) -> bool:
+    """Return True if documents end with a token; a vocabulary of characters has none unless the recipe names one."""
+    return data.tokenizer.eos_token not in (None, "auto") if tokenizer is None else tokenizer.eos_id is not None
 
 
 def _check_split(
@@ -255,9 +260,12 @@ def _check_split(
     count = _token_counter(data, tokenizer, report.text_bytes)
     splits = split_sources(data, files, vocabulary, count or most_tokens)
     if any(each.documents for each in splits):
-        report.most_tokens = sum(each.most_tokens for each in splits) if count is not None else None
+        tokens = sum(each.training_tokens for each in splits)
+        is_bounded = count is not None or data.tokenizer.path is None
+        report.most_tokens = tokens + sum(each.training_pieces for each in splits) if is_bounded else None
         training_bytes = sum(each.bytes - each.held_out_bytes for each in splits)
-        report.training_tokens = training_bytes / _bytes_per_token(data)
+        ends = sum(each.training_pieces for each in splits) if _adds_ends(data, tokenizer) else 0
+        report.training_tokens = training_bytes / _bytes_per_token(data) if count is None else tokens + ends
     if not splits_by_hash(data):
         return
     if problem := describe_empty_split(splits):

@@ -4,20 +4,25 @@ files of each source --read, hashed or cut--> SourceSplit: documents, bytes, tok
 warning
 
 Documents are chosen for validation by hash, or a tail is cut off, so what is kept aside of a small corpus is found by
-reading it only. Corpora of more than 16 MB are not read here: the preparation says the same of them.
+reading it only. A tail is cut off all documents, before copies are left out, as the preparation does. Corpora of more
+than 16 MB, or of more text than that once it is decompressed, are not split here: the preparation says the same of
+them.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from hlat.config.sections import DataConfig
-from hlat.data.formats import Content, Vocabulary, content_bytes
+from hlat.data.formats import Content, Vocabulary, content_bytes, convert_file_errors
+from hlat.data.formats.streams import is_compressed, open_decompressed
 from hlat.data.sources import HeldOut, SourceFile, SplitRule, hash_share, hash_threshold, tail_start
 from hlat.runtime import DataError
 
-_MOST_BYTES = 1 << 24  # of files: a few tenths of a second
+_MOST_BYTES = 1 << 24  # of files, and of their text: a few tenths of a second
+_CHUNK = 1 << 20
 
 CountTokens = Callable[[Content], int]
 """Returns the tokens of a document, or an upper bound."""
@@ -38,7 +43,8 @@ class SourceSplit:
         held_out: those of them that are wholly for validation.
         bytes: bytes of all of them.
         held_out_bytes: bytes of text for validation.
-        most_tokens: upper bound of the training tokens, with an end-of-text token for each document.
+        training_pieces: documents, and a beginning of one, that are for training.
+        training_tokens: tokens of these as they were counted or bounded, without end-of-text tokens.
         smallest_share: fraction of the corpus above which the first of them is for validation.
     """
 
@@ -47,7 +53,8 @@ class SourceSplit:
     held_out: int = 0
     bytes: int = 0
     held_out_bytes: int = 0
-    most_tokens: int = 0
+    training_pieces: int = 0
+    training_tokens: int = 0
     smallest_share: float = 1.0
 
 
@@ -76,44 +83,96 @@ def split_sources(
         return []
     if sum(file.size for file in every) > _MOST_BYTES:
         return []
-    seen = set[bytes]()
+    reader = _BoundedReader(vocabulary, data.duplicates == "drop")
     try:
-        return [_split(name, _documents(each, vocabulary, data, seen), data, count_tokens)
-                for name, each in files.items()]  # fmt: skip
-    except DataError:  # bad rows and files are the preparation's to report
+        return [_split(name, reader.documents(each), data, count_tokens) for name, each in files.items()]
+    except (DataError, _TooLongError):  # bad rows and files are the preparation's to report
         return []
 
 
-def _documents(
-    files: Sequence[SourceFile], vocabulary: Vocabulary | None, data: DataConfig, seen: set[bytes]
-) -> list[Content]:
-    """Return the documents of a source that are not empty, without copies if the recipe drops them."""
-    found: list[Content] = []
-    for file in files:
-        with file.as_input(Path(file.path), vocabulary) as opened:
-            for row in file.format.documents(opened):
-                if row.content is None or not len(row.content):
-                    continue
-                if data.duplicates == "drop":
-                    encoded = content_bytes(row.content)
-                    if encoded in seen:
-                        continue
-                    seen.add(encoded)
-                found.append(row.content)
-    return found
+class _TooLongError(Exception):
+    """The corpus has more text than is read here."""
 
 
-def _split(name: str, documents: Sequence[Content], data: DataConfig, count_tokens: CountTokens) -> SourceSplit:
-    found, offset, rule = SourceSplit(name), 0, _rule(data, documents)
-    for document in documents:
-        encoded = content_bytes(document)
-        training = _training_pieces(rule, document, encoded, offset)
-        offset += len(document)
+class _ReadDocument(NamedTuple):
+    """A document, its ``content_bytes``, and whether it is left out as a copy of an earlier one."""
+
+    content: Content
+    encoded: bytes
+    is_left_out: bool
+
+
+@dataclass
+class _BoundedReader:
+    """Reads the documents of all sources that are not empty, up to ``_MOST_BYTES``.
+
+    Attributes:
+        vocabulary: vocabulary of the tokenizer; None if it is trained.
+        drops_copies: True if copies of earlier documents are left out.
+        read: bytes of all documents so far.
+        seen: the documents so far, if copies are left out.
+    """
+
+    vocabulary: Vocabulary | None
+    drops_copies: bool
+    read: int = 0
+    seen: set[bytes] = field(default_factory=set)
+
+    def documents(self, files: Sequence[SourceFile]) -> Iterator[_ReadDocument]:
+        """Yield the documents of a source, copies included.
+
+        Raises:
+            DataError: a file cannot be read.
+            _TooLongError: there is more text.
+        """
+        for file in files:
+            if file.format.is_one_document and _is_too_long(file):
+                raise _TooLongError
+            with file.as_input(Path(file.path), self.vocabulary) as opened:
+                for row in file.format.documents(opened):
+                    if row.content is not None and len(row.content):
+                        yield self._document(row.content)
+
+    def _document(self, content: Content) -> _ReadDocument:
+        encoded = content_bytes(content)
+        self.read += len(encoded)
+        if self.read > _MOST_BYTES:
+            raise _TooLongError
+        is_copy = encoded in self.seen
+        if self.drops_copies:
+            self.seen.add(encoded)
+        return _ReadDocument(content, encoded, is_copy)
+
+
+def _is_too_long(file: SourceFile) -> bool:
+    """Return True if a compressed text has more than ``_MOST_BYTES``; its format would read all of it at once."""
+    path = Path(file.path)
+    if not is_compressed(path):
+        return False
+    with convert_file_errors(path, file.format.kind), path.open("rb") as raw:
+        stream, left = open_decompressed(path, raw), _MOST_BYTES
+        while left >= 0 and (chunk := stream.read(_CHUNK)):
+            left -= len(chunk)
+    return left < 0
+
+
+def _split(name: str, documents: Iterable[_ReadDocument], data: DataConfig, count_tokens: CountTokens) -> SourceSplit:
+    found, offset = SourceSplit(name), 0
+    rule = SplitRule(hash_threshold(data.validation.fraction) if splits_by_hash(data) else 0)
+    if _cuts_tail(data):
+        documents = list(documents)  # where the tail begins follows from the length of all, copies included
+        rule = SplitRule(boundary=tail_start(sum(len(each.content) for each in documents), data.validation.fraction))
+    for content, encoded, is_left_out in documents:
+        start, offset = offset, offset + len(content)
+        if is_left_out:
+            continue
+        training = _training_pieces(rule, content, encoded, start)
         found.documents += 1
         found.bytes += len(encoded)
         found.held_out += not training
         found.held_out_bytes += len(encoded) - sum(len(content_bytes(piece)) for piece in training)
-        found.most_tokens += sum(count_tokens(piece) + 1 for piece in training)
+        found.training_pieces += len(training)
+        found.training_tokens += sum(map(count_tokens, training))
         found.smallest_share = min(found.smallest_share, hash_share(encoded))
     return found
 
@@ -125,12 +184,10 @@ def _training_pieces(rule: SplitRule, document: Content, encoded: bytes, offset:
     return [tokens for split, tokens in rule.split_document(document, encoded, offset) if split == "train"]
 
 
-def _rule(data: DataConfig, documents: Sequence[Content]) -> SplitRule:
-    """Return the rule for the documents of a source; with a path for validation everything is for training."""
+def _cuts_tail(data: DataConfig) -> bool:
+    """Return True if the end of each source is for validation; with a path for validation nothing is."""
     validation = data.validation
-    if validation.path is None and validation.fraction > 0 and validation.by == "tail":
-        return SplitRule(boundary=tail_start(sum(map(len, documents)), validation.fraction))
-    return SplitRule(hash_threshold(validation.fraction) if splits_by_hash(data) else 0)
+    return validation.path is None and validation.fraction > 0 and validation.by == "tail"
 
 
 def describe_empty_split(splits: Sequence[SourceSplit]) -> str:

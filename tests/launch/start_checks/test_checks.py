@@ -13,6 +13,7 @@ import torch
 
 from hlat.config import RecipeError
 from hlat.config.load import parse_recipe
+from hlat.data.input_check import check_inputs
 from hlat.data.prepare import prepare
 from hlat.data.tokenizers import train_bpe
 from hlat.launch.preflight.ranks import plan_needs
@@ -158,6 +159,25 @@ def test_a_text_that_is_shorter_than_a_batch_or_seems_shorter_than_a_sample_is_a
     assert "short-text" in [note.rule for note in sample] and "about 100 training tokens" in str(sample[0])
 
 
+@pytest.mark.parametrize("trained", ["char", None])
+def test_a_short_text_of_characters_of_several_bytes_is_counted_as_it_is_prepared(tmp_path, trained):
+    """A byte-level tokenizer without merges takes 3 tokens per Chinese character; bytes / 4 are less than one."""
+    (tmp_path / "text.txt").write_text("天地玄黃宇宙洪荒日月" * 10)
+    train_bpe(["天地玄黃宇宙洪荒日月"], 257).save(tmp_path / "tokenizer")
+    data = {
+        "tokenizer": {"train": trained} if trained else {"path": str(tmp_path / "tokenizer")},
+        "validation": {"fraction": 0.0},
+        "sequence_length": 90,
+    }
+    sections = content(tmp_path / "text.txt", tmp_path / "run", data=data, training={"steps": 1},
+                       batch={"global_batch": 1, "micro_batch": 1})  # fmt: skip
+    config = parse_recipe(sections, world=1).data
+    done = prepare(config, tmp_path / "done", workers=1).manifest.splits["train"].tokens
+    assert done == (100 if trained else 301)
+    assert check_inputs(config, tmp_path / "none", None, {}, stores=False).training_tokens == done
+    assert "short-text" not in [note.rule for note in check(sections).notes]
+
+
 @pytest.mark.parametrize("packing", ["concat", "best-fit"])
 @pytest.mark.parametrize("characters", [8, 9])
 def test_the_training_text_of_a_tail_is_measured_as_it_is_prepared(tmp_path, packing, characters):
@@ -166,7 +186,7 @@ def test_the_training_text_of_a_tail_is_measured_as_it_is_prepared(tmp_path, pac
     data = {
         "tokenizer": {"train": "char"},
         "validation": {"by": "tail", "fraction": 0.5},
-        "sequence_length": 2 * characters + 1,
+        "sequence_length": characters + 1,
         "packing": packing,
     }
     sections = content(
@@ -176,7 +196,7 @@ def test_the_training_text_of_a_tail_is_measured_as_it_is_prepared(tmp_path, pac
     if packing == "best-fit":  # which pads
         check(sections)
         return
-    with pytest.raises(RecipeError, match=f"has at most {2 * characters + 1} tokens without its validation text"):
+    with pytest.raises(RecipeError, match=f"has at most {characters + 1} tokens without its validation text"):
         check(sections)
 
 

@@ -154,14 +154,29 @@ def test_nanotrons_first_stage_takes_layers_until_it_has_more_than_its_share(
     assert program_bytes(run).state == pytest.approx((layers * layer + head) * (2 + 6 + 12), rel=0.001)
 
 
-def test_tensor_ranks_of_nanotron_keep_what_they_gather(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nanotrons_first_stage_has_no_more_layers_than_the_model(tmp_path: Path) -> None:
+    """With a large head the loop reaches its end before the first of two stages has its share."""
+    layer, head = 4 * 2048**2 + 3 * 2048 * 4096, 50257 * 2048
+    assert 2 * layer < (2 * layer + head) / 2
+    changes = (
+        (",32,4096,32,8,128,14336,1,32000,", ",2,2048,32,32,64,4096,1,50257,"),
+        (",8,1,1,0,1,1,8,3,1,none", ",2,1,1,0,2,1,1,1,1,none"),
+    )
+    (run,) = read(tmp_path, row("nanotron", "max reserved", changes))
+    assert program_bytes(run).state == pytest.approx((2 * layer + head) * (2 + 6 + 12), rel=0.001)
+
+
+@pytest.mark.parametrize(("month", "keeps"), [("2024-07", True), ("2024-08", False), ("2025-03", False), ("", False)])
+def test_tensor_ranks_of_nanotron_kept_what_they_gather_until_august_2024(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, month: str, keeps: bool
+) -> None:
     """Two inputs of each layer's products, of which 7 of 8 parts are those of other ranks."""
     changes = ((",8,1,1,0,1,1,8,3,1,none", ",8,1,8,1,1,1,1,1,1,none"),)
-    (run,) = read(tmp_path, row("nanotron", "max reserved", changes))
+    (run,) = read(tmp_path, row("nanotron", "max reserved", changes) + month)
     kept = program_bytes(run).transient
     monkeypatch.setattr(program_memory, "profile_of", lambda run: replace(profile_of(run), gathers=0))
     layers, tokens, hidden = 32, 4096, 4096
-    assert kept - program_bytes(run).transient == layers * 2 * tokens * 2 * hidden * 7 / 8
+    assert kept - program_bytes(run).transient == keeps * layers * 2 * tokens * 2 * hidden * 7 / 8
 
 
 @pytest.mark.parametrize("sequences", [1, 2])
@@ -222,7 +237,59 @@ def test_losses_of_fused_kernels_take_less(tmp_path: Path) -> None:
         )
     )
     assert whole - foak == pytest.approx((14 - 8) * 4096 * 32000)
-    assert liger < foak
+    tokens, hidden, vocabulary = 4096, 4096, 32000
+    assert foak - liger == 8 * tokens * vocabulary - liger_bytes(tokens, hidden, vocabulary)
+
+
+def liger_bytes(tokens: int, hidden: int, vocabulary: int) -> int:
+    """Gradients of hidden states and head, and 16-bit and fp32 logits of one part (fused_linear_cross_entropy.py)."""
+    return 2 * tokens * hidden + 2 * vocabulary * hidden + (2 + 4) * tokens * hidden
+
+
+def test_ligers_loss_has_the_bytes_of_its_operations() -> None:
+    """Logits of as many parts of the tokens as the vocabulary is times as wide as the hidden states, one by one."""
+    tokens, width, vocabulary = 256, 64, 512
+    hidden, head = (torch.randn(rows, width, dtype=torch.bfloat16) for rows in (tokens, vocabulary))
+    tracker = MemoryTracker(dict)
+    for tensor in (hidden, head):
+        tracker.assign(tensor, "other")
+    with OperationObserver(tracker.observe):
+        of_hidden, of_head = torch.zeros_like(hidden), torch.zeros_like(head)
+        for part, gradient in zip(hidden.chunk(vocabulary // width), of_hidden.chunk(vocabulary // width), strict=True):
+            logits = part @ head.t()
+            wide = logits.float()
+            wide.exp_()
+            wide.div_(wide.sum(dim=-1, keepdim=True))
+            logits.copy_(wide)
+            torch.mm(logits, head, out=gradient)
+            torch.addmm(of_head, logits.t(), part, out=of_head)
+            del logits, wide
+    own = tracker.peak - hidden.nbytes - head.nbytes
+    assert own == pytest.approx(liger_bytes(tokens, width, vocabulary), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("framework", "notes", "is_chunked"),
+    [
+        (TRAINER, "fused Triton kernels with Liger", True),
+        ("PyTorch FSDP", "Liger kernels", True),
+        (TRAINER, "without Liger", False),
+        (TRAINER, "fused kernels without foak and Liger", False),
+        (TRAINER, "not compiled; Liger", True),
+        (TRAINER, "no recomputation but Liger", True),
+    ],
+)
+def test_an_option_counts_for_every_program_unless_it_is_denied(
+    tmp_path: Path, framework: str, notes: str, is_chunked: bool
+) -> None:
+    (run,) = read(tmp_path, row(framework, "max allocated") + notes)
+    assert profile_of(run).chunked_loss == is_chunked
+
+
+@pytest.mark.parametrize("notes", ["without --bf16", "without fused kernels (foak)"])
+def test_a_denied_option_is_that_of_no_option(tmp_path: Path, notes: str) -> None:
+    denied, plain = read(tmp_path, row(TRAINER, "max allocated") + notes, row(TRAINER, "max allocated"))
+    assert profile_of(denied) == profile_of(plain)
 
 
 def test_a_tied_head_is_stored_once(tmp_path: Path) -> None:
@@ -233,6 +300,23 @@ def test_a_tied_head_is_stored_once(tmp_path: Path) -> None:
         states.append(program_bytes(run).state)
     vocabulary = 32000
     assert states[0] - states[1] == vocabulary * 4096 * 18
+
+
+def test_zero_3_gathers_one_matrix_of_the_head_tied_or_not(tmp_path: Path) -> None:
+    found = []
+    for tied in ("0", "1"):
+        table = write(tmp_path, f"{row('torchtitan', 'max allocated')},{tied}", header=f"{HEADER},tied_embeddings")
+        (run,), _ = read_published_runs(table)
+        assert run.workload.layout.zero == 3 and run.workload.layout.pipeline == 1
+        found.append(program_bytes(run))
+    assert found[0].transient == found[1].transient
+    assert found[0].state > found[1].state
+
+
+def test_a_word_that_is_no_switch_skips_the_row(tmp_path: Path) -> None:
+    table = write(tmp_path, f"{row('torchtitan', 'max allocated')},ture", header=f"{HEADER},tied_embeddings")
+    runs, (skipped,) = read_published_runs(table)
+    assert not runs and skipped.reason == "tied_embeddings not understood: ture"
 
 
 @pytest.mark.parametrize(("month", "per_logit"), [("2025-01", 4), ("2025-03", 14), ("2025-06", 4), ("", 4)])

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     )
     from hlat.data.formats.megatron import MegatronDataset, index_path
     from hlat.data.formats.ranges import WHOLE, WHOLE_FILE, FileRange, RangeReader
-    from hlat.data.formats.records import InputFile, Row, RowError
+    from hlat.data.formats.records import InputFile, Row, RowError, convert_file_errors
     from hlat.data.formats.registry import folder_format, format_named, format_of
 
 __getattr__ = lazily(
@@ -53,6 +53,7 @@ __getattr__ = lazily(
             "InputFile",
             "Row",
             "RowError",
+            "convert_file_errors",
         ),
         "registry": (
             "folder_format",
@@ -77,6 +78,7 @@ __all__ = [
     "RowError",
     "Vocabulary",
     "content_bytes",
+    "convert_file_errors",
     "folder_format",
     "format_named",
     "format_of",

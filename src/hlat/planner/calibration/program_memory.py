@@ -11,8 +11,7 @@ from math import ceil, floor
 
 from hlat.planner.calibration.program_profiles import ProgramProfile, profile_of
 from hlat.planner.calibration.published_runs import PublishedRun
-from hlat.planner.calibration.reader import lower
-from hlat.planner.calibration.row import YES
+from hlat.planner.calibration.row import RowColumns
 from hlat.planner.problem import MATERIALIZED_SCORES, Workload, WorkloadColumns, layer_weights
 
 _FP32 = 4
@@ -36,7 +35,7 @@ def program_bytes(run: PublishedRun) -> ProgramBytes:
     if profile.distributed_optimizer and not work.layout.zero:
         work = replace(work, layout=replace(work.layout, zero=1))
     ends = (True,) if work.layout.pipeline == 1 else (False,) if profile.logs_first else (False, True)
-    tied = lower(run.row.get("tied_embeddings")) in YES
+    tied = RowColumns(run.row).flag("tied_embeddings") or False
     found = [_stage(work, profile, last, tied) for last in ends]
     return max(found, key=lambda each: each.state + each.transient)
 
@@ -63,7 +62,7 @@ def _stage(work: Workload, profile: ProgramProfile, last: bool, tied: bool) -> P
     columns = WorkloadColumns([work])
     passes = float(columns.micro_batches[0])
     shards = float(columns.shards[0])
-    kept_state, gradients, gathered = _state(profile, weights, block, ends, layout.zero, shards, passes)
+    kept_state, gradients, gathered = _state(profile, weights, block, matrix, layout.zero, shards, passes)
     if layout.zero == 3 and shards > 1 and not alone:
         # torch's pipelines (pipelining/stage.py, backward_maybe_with_nosync): FSDP keeps gathered weights, and whole
         # gradients in the dtype of their reduction, until the last micro-batch.
@@ -93,11 +92,11 @@ def _layers(work: Workload, profile: ProgramProfile, last: bool) -> int:
         return ceil(shape.layers / stages)
     # As build_model of nanotron counts a layer: with as many kv heads as heads, and a gated feed-forward block.
     layer = shape.hidden * (4 * shape.heads * shape.head_dim + 3 * shape.intermediate)
-    return floor((shape.layers + shape.vocab * shape.hidden / layer) / stages) + 1
+    return min(floor((shape.layers + shape.vocab * shape.hidden / layer) / stages) + 1, shape.layers)
 
 
 def _state(
-    profile: ProgramProfile, weights: float, block: float, ends: float, zero: int, shards: float, passes: float
+    profile: ProgramProfile, weights: float, block: float, head: float, zero: int, shards: float, passes: float
 ) -> tuple[float, float, float]:
     """Bytes between steps without gradients, bytes of all gradients, and of weights gathered or cast within a step.
 
@@ -105,7 +104,7 @@ def _state(
         profile: the program.
         weights: elements of a rank's weights before they are sharded.
         block: those of a block.
-        ends: those of embedding and head.
+        head: those of the head, or of the embedding.
         zero: ZeRO stage.
         shards: ranks that state may be sharded over.
         passes: micro-batches of a step.
@@ -119,7 +118,7 @@ def _state(
         )
     if zero == 3 and shards > 1:
         # Two blocks and the head in 16 bits, and the gradients of a block before they are reduced, in fp32 at most.
-        gathered = 2 * (2 * block + ends / 2) + min(_FP32, profile.gradients) * block
+        gathered = 2 * (2 * block + head) + min(_FP32, profile.gradients) * block
         return weights * (profile.weights + profile.optimizer) / shards, weights * profile.gradients / shards, gathered
     gradients = weights * profile.gradients / (shards if zero == 2 else 1)
     if profile.weights:

@@ -29,7 +29,8 @@ class ProgramProfile:
         chunked_loss: True if logits exist for as many tokens at a time as take the place of the hidden states.
         gathers: inputs of products in a block that tensor ranks with sequence parallelism gather, and keep whole.
         copies_attention: True if attention's output is kept a second time, transposed.
-        front_loaded: True if a stage takes one more layer as soon as it has less than its share of the FLOPs.
+        front_loaded: True if a stage takes layers until it exceeds its share of the FLOPs.
+        widened: True if 16-bit shards of FSDP are widened to fp32 where the notes say --bf16.
     """
 
     weights: float = 2
@@ -47,6 +48,7 @@ class ProgramProfile:
     gathers: int = 0
     copies_attention: bool = False
     front_loaded: bool = False
+    widened: bool = False
 
 
 # Eager losses over fp32 logits: 16-bit logits, their log-softmax, the gradients of both (torch's cross_entropy): 14. A
@@ -71,11 +73,13 @@ _PROFILES: tuple[tuple[str, ProgramProfile], ...] = (
     # fms-acceleration, scripts/benchmarks: scenarios.yaml has torch_dtype bfloat16 and accelerate.yaml mixed_precision
     # 'no', so that weights, gradients and moments have 2 bytes; the Trainer's AdamW is torch's, whose page on foreach
     # says that it takes as much more as the weights. transformers widens the logits.
-    (r"fms-(?:hf-tuning|acceleration)", ProgramProfile(2, 2, 4, 14, early=True, update=2)),
+    (r"fms-(?:hf-tuning|acceleration)", ProgramProfile(2, 2, 4, 14, early=True, update=2, widened=True)),
 )
 _FUSED_LOSS = 8  # fused_ops of fms-acceleration: fp32 logits and a shifted copy, which becomes their gradient
 # torchtitan: no compiled loss from d1f62be73 (2025-02-20, losses in TrainSpec) to bbb1b616e (2025-04-02).
 _LOSS_COMPILED_UNTIL, _LOSS_COMPILED_AGAIN = 202502, 202504
+_GATHERS_UNTIL = 202408  # nanotron's tp_recompute_allgather
+_NEGATED = re.compile(r"\b(?:without|not?)\b(?:(?!\b(?:with|but)\b)[^;,.])*")  # up to the end of the clause
 _BY_FRAMEWORK: dict[str, ProgramProfile] = {
     **dict.fromkeys(("PyTorch FSDP", "fms-fsdp", "LLM Foundry", "OLMo", "litgpt", "ATorch"), _FSDP),
     # DeepSpeed, runtime/zero/stage_1_and_2.py: 16-bit gradients; transformers' Llama widens its logits for the loss.
@@ -103,8 +107,9 @@ def profile_of(run: PublishedRun) -> ProgramProfile:
         # transformers, models/gpt2 and gpt_bigcode: a loss over 16-bit logits, of which a copy is shifted; autocast
         # and Llama's widen them.
         found = replace(found, logits=8)
-    if found.update:
-        found = _with_options(found, notes, run.workload.layout.zero)
+    if found.gathers and not 0 < _date(run) < _GATHERS_UNTIL:
+        found = replace(found, gathers=0)
+    found = _with_options(found, _NEGATED.sub("", notes), run.workload.layout.zero)
     compiled = not software.eager and found.logits == _FSDP.logits
     if found.operator_policy and _LOSS_COMPILED_UNTIL < _date(run) < _LOSS_COMPILED_AGAIN:
         compiled = False
@@ -117,8 +122,8 @@ def _date(run: PublishedRun) -> int:
 
 
 def _with_options(profile: ProgramProfile, notes: str, zero: int) -> ProgramProfile:
-    """Profile of transformers' Trainer on 16-bit weights, with the options that a row names."""
-    if "--bf16" in notes and zero == 3:
+    """Profile with the options that the notes of a row name: mixed precision of 16-bit weights, fused losses."""
+    if profile.widened and "--bf16" in notes and zero == 3:
         # accelerate, accelerator.py, prepare_model: with mixed precision the shards of FSDP are widened to fp32.
         profile = replace(profile, weights=0, gradients=4, optimizer=12, update=4)
     if "liger" in notes:

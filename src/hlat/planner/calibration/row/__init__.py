@@ -3,7 +3,7 @@
 columns -> shape, layout, software, device -> run.read_run -> RunReading
 """
 
-from hlat.planner.calibration.row.columns import YES, CsvRow
+from hlat.planner.calibration.row.columns import CsvRow, RowColumns
 from hlat.planner.calibration.row.run import read_run
 
-__all__ = ["YES", "CsvRow", "read_run"]
+__all__ = ["CsvRow", "RowColumns", "read_run"]

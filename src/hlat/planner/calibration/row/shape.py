@@ -27,6 +27,7 @@ def read_shape(columns: RowColumns, framework: Framework) -> ModelShape:
     """
     layers, hidden, heads = (columns.positive(column) for column in ("layers", "hidden", "heads"))
     inner, vocab, gated = columns.optional("ffn"), columns.optional("vocab"), columns.flag("gated_mlp")
+    matrices = 1 if columns.flag("tied_embeddings") else 2
     if gated is None:
         gated = bool(inner) and inner != 4 * hidden
         reason = f"{'gated' if gated else 'plain'} feed-forward block, from its width"
@@ -40,13 +41,18 @@ def read_shape(columns: RowColumns, framework: Framework) -> ModelShape:
     head_dim = columns.optional("head_dim") or hidden // heads
     shape = ModelShape(layers, hidden, heads, kv_heads, head_dim, inner, vocab, gated)
     multiple = _PADDED * (columns.optional("tp") or 1) if framework.pads_vocabulary else 1
-    return replace(shape, vocab=-(-(vocab or _vocabulary(columns, shape)) // multiple) * multiple)
+    return replace(shape, vocab=-(-(vocab or _vocabulary(columns, shape, matrices)) // multiple) * multiple)
 
 
-def _vocabulary(columns: RowColumns, shape: ModelShape) -> int:
-    """A vocabulary that is not stated: what the stated number of parameters leaves, else a usual one."""
+def _vocabulary(columns: RowColumns, shape: ModelShape, matrices: int) -> int:
+    """A vocabulary that is not stated: what the stated number of parameters leaves, else a usual one.
+
+    Args:
+        columns: the row.
+        shape: its other dimensions.
+        matrices: 1 if the head is the embedding, else 2.
+    """
     parameters = columns.optional("n_params")
-    matrices = 1 if columns.flag("tied_embeddings") else 2
     # Which of the next multiples of 128 it is does not follow from a rounded number.
     rest = (parameters - shape.layers * block_weights(shape)) / (matrices * shape.hidden)
     if _VOCABULARIES[0] <= rest <= _VOCABULARIES[1]:
