@@ -73,7 +73,7 @@ def verbs(run: Path, out: Path) -> dict[str, list[Any]]:
         "list json": ["checkpoint", "list", run, "--json"],
         "show": ["checkpoint", "show", run],
         "show json": ["checkpoint", "show", run, "--json"],
-        "evaluate": ["evaluate", run],
+        "evaluate": ["evaluate", run, "--quiet"],  # no progress: a slow machine prints lines of it
         "generate": ["generate", run, "--prompt", "the", "--max-tokens", "4"],
         "export": ["export", run, "--to", out],
         "data show": ["data", "show", run / "data"],

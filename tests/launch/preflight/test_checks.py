@@ -153,7 +153,7 @@ def test_memory_and_space_are_compared_with_the_plan():
     free = [{"free": 3 << 30, "recipe": True}]
     assert symptoms("host-memory", free, nproc=1, plan={"host_bytes": 2 << 30}) == []
     assert symptoms("host-memory", free, nproc=1, plan={"host_bytes": 3 << 30}) == [
-        (0, "3 GiB of memory are free, and 1 processes need 3.5 GiB")
+        (0, "3 GiB of memory are free, and 1 process needs 3.5 GiB")
     ]
     assert symptoms("run-folder-space", free, plan={"disk_bytes": 2 << 30}) == []
     assert len(symptoms("run-folder-space", free, plan={"disk_bytes": 4 << 30})) == 1
