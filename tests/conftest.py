@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.commands import hlat
+from tests.support.slow_cases import SLOW_CASES, UNKNOWN, read_slow_cases, slow_names, unknown_names
 
 # One thread: the machine's cores are shared, and results must not depend on how many there are.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -25,6 +26,17 @@ settings.register_profile(
     "hlat", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=bool(os.environ.get("CI"))
 )
 settings.load_profile("hlat")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the cases that tests/slow_cases.txt names as slow."""
+    cases = read_slow_cases(SLOW_CASES.read_text(encoding="utf-8"))
+    complete = not any("::" in argument for argument in config.args)
+    config.stash[UNKNOWN] = unknown_names((item.nodeid for item in items), cases) if complete else []
+    for item in items:
+        if slow_names(item.nodeid, cases):
+            item.add_marker(pytest.mark.slow)
 
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
