@@ -16,7 +16,7 @@ tests/b.py
 
 
 def test_every_name_stands_for_a_test(request: pytest.FixtureRequest) -> None:
-    """Of the files that pytest has collected: the complete suite looks at the complete list."""
+    """Check the files that pytest has collected: the complete suite checks the complete list."""
     assert request.config.stash[UNKNOWN] == []
 
 
