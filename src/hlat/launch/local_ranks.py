@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hlat.launch.error_report import ErrorReport, read_report
-from hlat.launch.process_set import ProcessSet, end_leftovers, kill_ranks, send_signal
+from hlat.launch.process_set import ProcessSet, end_leftovers, kill_ranks, send_signal, signal_main_threads
 from hlat.launch.supervision import RunningRanks
 from hlat.resilience import (
     HEARTBEAT_FOLDER,
@@ -88,9 +88,9 @@ class LocalRanks:
         return is_stopped(self._workers.pids[rank])
 
     def stacks(self) -> dict[int, str]:
-        """Stacks of every rank that writes them in time."""
+        """Stacks of every rank that writes them in time; of a stopped one, where it was stopped."""
         stopped = [rank for rank in self.ranks if self.is_stopped(rank)]
-        self.send(self.ranks, STACKS_SIGNAL)
+        signal_main_threads(self._workers, self.ranks, STACKS_SIGNAL)
         self.send(stopped, signal.SIGCONT)
         self._wait_for_stacks(stopped)
         return {rank: read_stacks(self._beats, rank) for rank in self.ranks}

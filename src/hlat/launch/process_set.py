@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from hlat.runtime.process import session_is_alive
+from hlat.runtime.process import session_is_alive, signal_main_thread
 
 _POLL = 0.05
 
@@ -58,6 +58,13 @@ def send_signal(workers: ProcessSet, ranks: Sequence[int], number: int) -> None:
     for rank in ranks:
         with suppress(ProcessLookupError):
             os.kill(workers.pids[rank], number)
+
+
+def signal_main_threads(workers: ProcessSet, ranks: Sequence[int], number: int) -> None:
+    """Send a signal to the main threads of ranks that are not known to have ended."""
+    for rank in ranks:
+        with suppress(ProcessLookupError):
+            signal_main_thread(workers.pids[rank], number)
 
 
 def kill_ranks(workers: ProcessSet, ranks: Sequence[int]) -> None:

@@ -17,6 +17,7 @@ from hlat.runtime.process.exit_codes import (
 )
 from hlat.runtime.process.interrupts import after_start, end_at_sigterm, raise_interrupts
 from hlat.runtime.process.json_output import json_line, print_json_lines, prints_json
+from hlat.runtime.process.main_thread_signal import signal_main_thread
 from hlat.runtime.process.phase import PHASES, current_phase, enter_phase, observe_phases
 from hlat.runtime.process.process_status import LAUNCHER_ENV, is_running, is_stopped, session_is_alive
 from hlat.runtime.process.rank_log import log_path, rank_log
@@ -55,5 +56,6 @@ __all__ = [
     "raise_interrupts",
     "rank_log",
     "session_is_alive",
+    "signal_main_thread",
     "stop_exit_code",
 ]
