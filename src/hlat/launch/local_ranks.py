@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hlat.launch.error_report import ErrorReport, read_report
-from hlat.launch.process_set import ProcessSet, end_leftovers, kill_ranks, send_signal, signal_main_threads
+from hlat.launch.process_set import ProcessSet, end_leftovers, kill_ranks, send_signal
 from hlat.launch.supervision import RunningRanks
 from hlat.resilience import (
     HEARTBEAT_FOLDER,
@@ -28,7 +28,7 @@ from hlat.resilience import (
     read_stacks,
 )
 from hlat.runtime import host_name, plural
-from hlat.runtime.process import is_stopped
+from hlat.runtime.process import is_stopped, signal_main_thread
 
 Start = Callable[[int, Mapping[str, str], Path], AbstractContextManager[ProcessSet]]
 """Launches this many processes with additional environment variables; their error reports go into the folder."""
@@ -90,7 +90,7 @@ class LocalRanks:
     def stacks(self) -> dict[int, str]:
         """Stacks of every rank that writes them in time; of a stopped one, where it was stopped."""
         stopped = [rank for rank in self.ranks if self.is_stopped(rank)]
-        signal_main_threads(self._workers, self.ranks, STACKS_SIGNAL)
+        send_signal(self._workers, self.ranks, STACKS_SIGNAL, send=signal_main_thread)
         self.send(stopped, signal.SIGCONT)
         self._wait_for_stacks(stopped)
         return {rank: read_stacks(self._beats, rank) for rank in self.ranks}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from hlat.runtime.process import session_is_alive, signal_main_thread
+from hlat.runtime.process import session_is_alive
 
 _POLL = 0.05
 
@@ -53,18 +53,20 @@ class ProcessSet(Protocol):
         """Path of a rank's error report."""
 
 
-def send_signal(workers: ProcessSet, ranks: Sequence[int], number: int) -> None:
-    """Send a signal to ranks that are not known to have ended; their child processes do not get it."""
+def send_signal(
+    workers: ProcessSet, ranks: Sequence[int], number: int, send: Callable[[int, int], None] = os.kill
+) -> None:
+    """Send a signal to ranks that are not known to have ended; their child processes do not get it.
+
+    Args:
+        workers: the processes.
+        ranks: those that get the signal.
+        number: the signal.
+        send: sends a signal to a process id: to the process, or ``signal_main_thread`` to its main thread.
+    """
     for rank in ranks:
         with suppress(ProcessLookupError):
-            os.kill(workers.pids[rank], number)
-
-
-def signal_main_threads(workers: ProcessSet, ranks: Sequence[int], number: int) -> None:
-    """Send a signal to the main threads of ranks that are not known to have ended."""
-    for rank in ranks:
-        with suppress(ProcessLookupError):
-            signal_main_thread(workers.pids[rank], number)
+            send(workers.pids[rank], number)
 
 
 def kill_ranks(workers: ProcessSet, ranks: Sequence[int]) -> None:

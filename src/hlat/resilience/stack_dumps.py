@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 STACKS_SIGNAL = signal.SIGUSR2
-"""Signal on which a rank dumps its stacks."""
+"""Signal on which a rank dumps its stacks; sent to its main thread, it shows where that was stopped."""
 
 # The last line of a stack of more than 100 frames. If another thread's is as deep, the main thread's may be missed.
 _CUT = "  ..."

@@ -6,7 +6,6 @@ main thread itself is handled before that thread does anything else.
 """
 
 import ctypes
-import errno
 import os
 
 
@@ -27,5 +26,5 @@ def signal_main_thread(pid: int, number: int) -> None:
     if not hasattr(library, "tgkill"):
         os.kill(pid, number)
     elif library.tgkill(pid, pid, number) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code or errno.EINVAL, os.strerror(code))
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
