@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from hlat.launch.error_report import ErrorReport
+from hlat.launch.hosts.bulletin import Bulletin
 from hlat.launch.hosts.cluster_stops import ClusterStops
 from hlat.launch.hosts.host_table import HostTable
-from hlat.launch.hosts.leadership import claim, leader_is_alive, newest_term
+from hlat.launch.hosts.leadership import NotLeaderError, claim, is_candidate, leader_is_alive, newest_term
 from hlat.launch.hosts.network_blame import blame_network
 from hlat.launch.hosts.reachability import accept_connections, can_connect, link_problem, neighbours
 from hlat.launch.hosts.records import (
@@ -121,6 +122,21 @@ def test_of_hosts_that_claim_a_term_at_the_same_time_one_becomes_the_leader(tmp_
     assert len(won) == 1
     assert newest_term(tmp_path) == 4
     assert claim(tmp_path, 5) and not claim(tmp_path, 5)
+
+
+def test_the_living_host_with_the_lowest_number_is_to_lead_and_only_one_that_sees_itself_alive():
+    assert [is_candidate(index, {2, 5, 7}) for index in (1, 2, 5, 7)] == [False, True, False, False]
+
+
+def test_a_leader_whose_folder_does_not_list_the_new_term_yet_sees_it_in_the_orders(tmp_path):
+    claim(tmp_path, 1)
+    bulletin = Bulletin(tmp_path, Orders(1, 0, "a", "l"))
+    bulletin.check()
+    write_record(tmp_path / "orders.json", Orders(2, 1, "b", "l"))
+    for write in (bulletin.check, bulletin.end, lambda: bulletin.finish(0), lambda: bulletin.instruct("kill")):
+        with pytest.raises(NotLeaderError):
+            write()
+    assert read_orders(tmp_path) == Orders(2, 1, "b", "l")
 
 
 def test_a_leader_is_alive_only_as_the_start_that_gave_the_orders(tmp_path):

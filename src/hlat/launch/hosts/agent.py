@@ -19,7 +19,7 @@ from pathlib import Path
 
 from hlat.launch.hosts.host_ranks import HostRanks, Launch
 from hlat.launch.hosts.host_table import HostTable
-from hlat.launch.hosts.leadership import claim, leader_is_alive, newest_term
+from hlat.launch.hosts.leadership import Follower, claim, is_candidate, leader_is_alive, newest_term
 from hlat.launch.hosts.reachability import Prober, accept_connections, link_problem, neighbours
 from hlat.launch.hosts.records import HostStatus, Orders, host_file, read_orders, write_record
 from hlat.launch.supervision import SignalForwarder
@@ -107,7 +107,8 @@ class HostAgent:
         self._findings: tuple[str, ...] = ()
         self._suspected = self._examined = 0  # numbers of attempts after which it has to be, and was, examined
         self._leading: threading.Thread | None = None
-        self._followed: tuple[int, str] | None = None  # term and start of the leader that was followed last
+        self._follower = Follower()
+        self._newest_term, self._terms_read_at = 0, -_LOOKING
         self._leaderless_since = time.monotonic()
         self._launch_name: str | None = None
         self._attempt_seen: tuple[int, float] = (0, 0.0)  # number, and monotonic time
@@ -171,15 +172,23 @@ class HostAgent:
 
     def _valid_orders(self) -> Orders | None:
         """Return the orders of a leader that is alive, or was when it was followed; else None."""
-        orders = read_orders(self._folder)
-        if orders is None or (self._followed is not None and orders.term < self._followed[0]):
-            return None
-        if leader_is_alive(orders, self._table, _LEADER_SILENCE):
-            self._followed, self._launch_name = (orders.term, orders.incarnation), orders.launch
+        read = read_orders(self._folder)
+        orders = self._follower.accept(read, self._is_led(read))
+        if orders is not None:
+            self._launch_name = orders.launch
             if orders.attempt is not None and orders.attempt.number != self._attempt_seen[0]:
                 self._attempt_seen = (orders.attempt.number, time.monotonic())
-            return orders
-        return orders if self._followed == (orders.term, orders.incarnation) else None
+        return orders
+
+    def _is_led(self, orders: Orders | None) -> bool:
+        """Return True if the leader who gave these orders is alive and has no successor.
+
+        A successor may be lost before its first orders: these orders then lead nobody, though their leader lives on.
+        """
+        if time.monotonic() - self._terms_read_at > _LOOKING:
+            self._newest_term, self._terms_read_at = newest_term(self._folder), time.monotonic()
+        is_alive = leader_is_alive(orders, self._table, _LEADER_SILENCE)
+        return orders is not None and orders.term >= self._newest_term and is_alive
 
     def _follow(self, orders: Orders | None, prober: Prober) -> None:
         """Start, end and signal the processes of this host as the leader orders."""
@@ -279,19 +288,18 @@ class HostAgent:
         """Become the leader if none is alive and no living host has a lower number."""
         if self._leading is not None and self._leading.is_alive():
             return
-        if leader_is_alive(orders, self._table, _LEADER_SILENCE):
+        if self._is_led(orders):
             self._leaderless_since = time.monotonic()
             return
-        is_first = self._followed is None and self._place.index != 0
+        is_first = self._follower.term == 0 and self._place.index != 0
         patience = _FIRST_LEADER if is_first else 0.0
-        living = self._table.living(_LEADER_SILENCE)
-        if min(living, default=self._place.index) < self._place.index or self._place.index not in living:
+        if not is_candidate(self._place.index, self._table.living(_LEADER_SILENCE)):
             return
         if time.monotonic() - self._leaderless_since < patience:
             return
         term = newest_term(self._folder) + 1
         if claim(self._folder, term):
-            self._followed = (term, self._incarnation)
+            self._follower.lead(term)
             age = time.monotonic() - self._attempt_seen[1]
             candidate = NewLeader(term, self._incarnation, self._table, self._launch_name, age)
             self._leading = threading.Thread(target=self._run_leader, args=(candidate,), name="leader", daemon=True)

@@ -18,7 +18,7 @@ from typing import Any
 from hlat.launch.hosts.bulletin import Bulletin
 from hlat.launch.hosts.host_table import HostTable
 from hlat.launch.hosts.reachability import can_connect
-from hlat.launch.hosts.records import STATE, AttemptOrder, HostMember, HostStatus, write_record
+from hlat.launch.hosts.records import AttemptOrder, HostMember, HostStatus
 from hlat.launch.hosts.remote_ranks import HostLimits, RemoteRanks
 from hlat.launch.supervision import RunningRanks
 from hlat.resilience import Failure
@@ -97,13 +97,12 @@ class ClusterAttempts:
         state: Mapping[str, Any] | None,
     ) -> None:
         self._settings, self._table, self._bulletin = settings, table, bulletin
-        inherited = state or {"number": 0, "blamed": None, "excluded": []}
+        inherited = state or {"blamed": None, "excluded": []}
         self._blamed: int | None = inherited["blamed"]
         self._excluded: set[int] = set(inherited["excluded"])
         self._launch, self._adopted = launch, bulletin.attempt
-        # An attempt may have begun after the state was written, and no number is used twice.
-        following = int(inherited["number"]) + (state is not None)
-        self._number = following if self._adopted is None else self._adopted.number
+        self._is_first, self._number = state is None, bulletin.first_number
+        self._state: Mapping[str, Any] = {}
         self._members: tuple[HostMember, ...] = () if self._adopted is None else self._adopted.members
         self._regroups = False
         self._next_look = 0.0
@@ -127,7 +126,7 @@ class ClusterAttempts:
             self._table.refresh()
             self._bulletin.check()
             waited = time.monotonic() - begin
-            short = waited < (patience.again if self._number else patience.first)
+            short = waited < (patience.first if self._is_first else patience.again)
             ready = self._ready()
             if len(ready) >= self._settings.most - len(self._excluded) or not short:
                 members = self._choose(list(ready.values()))
@@ -147,20 +146,20 @@ class ClusterAttempts:
         if self._adopted is not None:
             attempt, self._adopted = self._adopted, None
             yield self._watch(attempt)
-            self._bulletin.begin(None)
+            self._bulletin.end()
             return
         own = next(status for index, status in self._living().items() if index == self._settings.own)
         variables = {name: text for name, text in environment.items() if name != DEADLINE_ENV}
         deadline = float(environment[DEADLINE_ENV]) - machine_clock() if DEADLINE_ENV in environment else None
         with self._settings.serve(own.address) as port:
-            self._number += 1
+            self._number, self._is_first = self._number + 1, False
             secret = secrets.token_hex(32)
             attempt = AttemptOrder(
                 self._number, self._launch, self._members, own.address, port, secret, variables, deadline
             )
-            self._bulletin.begin(attempt)
+            self._bulletin.begin(attempt, self._state)
             yield self._watch(attempt)
-            self._bulletin.begin(None)
+            self._bulletin.end()
 
     def adapt(self, failure: Failure) -> str | None:
         """Go on without a host that was to blame twice in a row, if enough others are left."""
@@ -184,14 +183,9 @@ class ClusterAttempts:
         return regroups
 
     def keep(self, state: Mapping[str, Any]) -> None:
-        """Write the state of the supervision into the shared folder, for the next leader."""
-        own = {
-            "launch": self._launch,
-            "number": self._number,
-            "blamed": self._blamed,
-            "excluded": sorted(self._excluded),
-        }
-        write_record(self._settings.folder / STATE, {"attempts": own, "supervision": dict(state)})
+        """Keep the state of the supervision for the next leader; it is written with the order of an attempt."""
+        own = {"blamed": self._blamed, "excluded": sorted(self._excluded)}
+        self._state = {"attempts": own, "supervision": dict(state)}
 
     def _watch(self, attempt: AttemptOrder) -> RunningRanks:
         self._next_look = time.monotonic() + _RETURNED

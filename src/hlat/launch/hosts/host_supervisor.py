@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from hlat.launch.hosts.agent import HostAgent, HostPlace, NewLeader
 from hlat.launch.hosts.bulletin import Bulletin
@@ -18,7 +17,7 @@ from hlat.launch.hosts.cluster_attempts import ClusterAttempts, ClusterSettings
 from hlat.launch.hosts.cluster_stops import ClusterStops
 from hlat.launch.hosts.host_ranks import Launch
 from hlat.launch.hosts.leadership import NotLeaderError
-from hlat.launch.hosts.records import FOLDER, STATE, AttemptOrder, Orders, read_json, read_orders
+from hlat.launch.hosts.records import FOLDER, AttemptOrder, Orders, read_orders
 from hlat.launch.hosts.remote_ranks import HostLimits
 from hlat.launch.supervision import RunEvents, SignalForwarder, Supervision, Supervisor
 from hlat.resilience import heartbeat_root
@@ -80,7 +79,7 @@ def supervise_host(run: HostRun) -> int:
 
 def _lead(run: HostRun, folder: Path, beats: Path, candidate: NewLeader) -> None:
     """Lead the hosts: supervise the run as on one machine, with processes that are elsewhere."""
-    state, attempt = _inheritance(folder, candidate)
+    earlier, attempt = _inheritance(folder, candidate)
     table = candidate.table
     try:
         limits = HostLimits.of(run.settings.recovery.hang_seconds)
@@ -96,16 +95,20 @@ def _lead(run: HostRun, folder: Path, beats: Path, candidate: NewLeader) -> None
             run.settings.complain,
             events.event,
         )
-        attempts_state = None if state is None else state["attempts"]
-        launch = candidate.incarnation if state is None else state["attempts"]["launch"]
-        first = Orders(candidate.term, run.place.index, candidate.incarnation, launch, attempt)
+        first = Orders(candidate.term, run.place.index, candidate.incarnation, candidate.incarnation)
+        if earlier is not None:
+            first = replace(
+                first, launch=earlier.launch, attempt=attempt, suspects=earlier.suspects, state=earlier.state
+            )
         bulletin = Bulletin(folder, first)
-        if state is not None:
+        if earlier is not None:
             run.settings.complain(f"host {run.place.index} leads now: the host that led gives no sign of life")
             events.event("leader", host=host_name())
-        attempts = ClusterAttempts(settings, table, bulletin, launch, attempts_state)
+        attempts = ClusterAttempts(settings, table, bulletin, first.launch, first.state.get("attempts"))
         stops = ClusterStops(lambda: table.living(_ALIVE))
-        inherited = None if state is None else state["supervision"]
+        inherited = first.state.get("supervision")
+        if inherited is not None and attempt is not None:  # it is counted once more when it is taken over
+            inherited = inherited | {"count": inherited["count"] - 1}
         supervisor = Supervisor(run.settings, attempts, stops, beats, inherited, candidate.attempt_age)
         try:
             code = supervisor.run()
@@ -117,22 +120,16 @@ def _lead(run: HostRun, folder: Path, beats: Path, candidate: NewLeader) -> None
         run.settings.complain(f"host {run.place.index} leads no longer: another host has taken over")
 
 
-def _inheritance(folder: Path, candidate: NewLeader) -> tuple[dict[str, Any] | None, AttemptOrder | None]:
-    """Return the state of the earlier leader of this launch, and the attempt that goes on; None without them.
+def _inheritance(folder: Path, candidate: NewLeader) -> tuple[Orders | None, AttemptOrder | None]:
+    """Return the orders of the earlier leader of this launch, and the attempt that goes on; None without them.
 
     Files of an earlier launch in the same folder, which may have ended in any way, are no inheritance.
     """
-    state, orders = read_json(folder / STATE), read_orders(folder)
+    orders = read_orders(folder)
     living = candidate.table.living(_ALIVE).values()
     launches = {candidate.launch, *(status.launch for status in living)} - {None}
-    if state is None or orders is None or orders.final is not None or orders.launch not in launches:
+    if orders is None or orders.final is not None or orders.launch not in launches:
         return None, None
-    if state.get("attempts", {}).get("launch") != orders.launch:
-        return None, None
-    running = orders.attempt is not None and any(status.attempt == orders.attempt.number for status in living)
-    if not running:
-        return state, None
-    assert orders.attempt is not None, "it runs"
-    # The attempt is counted once more when the new supervisor takes it over.
-    supervision = state["supervision"] | {"count": state["supervision"]["count"] - 1}
-    return state | {"supervision": supervision}, replace(orders.attempt)
+    attempt = orders.attempt
+    running = attempt is not None and any(status.attempt == attempt.number for status in living)
+    return orders, attempt if running else None

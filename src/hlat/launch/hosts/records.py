@@ -2,7 +2,6 @@
 
     <run.dir>/.hosts/host-00001.json   HostStatus: written twice a second by the supervisor of host 1
                      orders.json       Orders: written by the leader; read by all
-                     state.json        state of the supervision, for the next leader
                      term-00003        created by the host that became the leader for the third time
 
 Times in them are ages, in seconds before the file was written: clocks of hosts are never compared. Files are replaced
@@ -23,7 +22,6 @@ FOLDER = ".hosts"
 """Folder of these files in the folder of the run."""
 
 ORDERS = "orders.json"
-STATE = "state.json"
 
 
 @dataclass(frozen=True)
@@ -189,6 +187,7 @@ class Orders:
         attempt: attempt to start, or that goes on; None to end the present one.
         instructions: instructions for this attempt.
         suspects: hosts that were to blame, by index as text, with the number of the attempt: they examine themselves.
+        state: state of the supervision when the newest attempt began, for the next leader; empty before the first.
         final: exit code of the run when it has ended; else None.
     """
 
@@ -199,6 +198,7 @@ class Orders:
     attempt: AttemptOrder | None = None
     instructions: tuple[Instruction, ...] = ()
     suspects: Mapping[str, int] = field(default_factory=dict)
+    state: Mapping[str, Any] = field(default_factory=dict)
     final: int | None = None
 
 
@@ -207,17 +207,16 @@ def host_file(folder: Path, index: int) -> Path:
     return folder / f"host-{index:05d}.json"
 
 
-def write_record(path: Path, record: HostStatus | Orders | Mapping[str, Any]) -> None:
+def write_record(path: Path, record: HostStatus | Orders) -> None:
     """Replace a file; only this user may read it, because orders have the secret of the rendezvous.
 
     Raises:
         OSError: the shared disk refuses it.
     """
-    content = record if isinstance(record, Mapping) else asdict(record)
     partial = path.with_name(f"{path.name}.partial")
     descriptor = os.open(partial, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(content, file)
+        json.dump(asdict(record), file)
     partial.replace(path)  # no fsync: after a crash of this host, nobody needs it
 
 
@@ -231,20 +230,10 @@ def parse_status(text: bytes) -> HostStatus | None:
 
 def read_orders(folder: Path) -> Orders | None:
     """Read the orders of the leader; None if there are none, or those of another version of hlat."""
-    content = read_json(folder / ORDERS)
     try:
-        return None if content is None else _orders(content)
-    except (TypeError, KeyError, ValueError):
+        return _orders(json.loads((folder / ORDERS).read_bytes()))
+    except (OSError, TypeError, KeyError, ValueError, AttributeError):
         return None
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object; None if there is none."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
 
 
 def aged(beat: HeartbeatReading, now: float) -> HeartbeatReading:
