@@ -185,6 +185,9 @@ def test_every_host_is_looked_at_by_others_and_looks_at_few(count):
     assert all(index not in seen[index] for index in indices)
     assert all(any(index in seen[other] for other in indices) for index in indices)
     assert max(map(len, seen.values())) <= 8
+    distances = range(1, count) if count <= 8 else [2**k for k in range(8) if 2**k < count]
+    for place, index in enumerate(indices):
+        assert sorted(seen[index]) == sorted(indices[(place + distance) % count] for distance in distances)
 
 
 def test_a_connection_is_accepted_on_one_address_only_and_a_closed_port_is_not_reached():
