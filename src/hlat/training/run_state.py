@@ -164,7 +164,7 @@ def _open_training_data(recipe: Recipe, runtime: Runtime, prepared: PreparedData
     """Open the training samples. Rank 0 is first, since it writes index files that other ranks read. Collective."""
     data, batches, seed = recipe.data, recipe.batches, recipe.training.seed
     if data.mode == "online":
-        online = OnlineData(prepared, data, seed, batches, recipe.data_parallel(runtime.world))
+        online = OnlineData(prepared, data, seed, batches, recipe.data_parallel(runtime.world), recipe.run_dir)
         return OnlineBatchSource(online, runtime.ranks)
 
     def make() -> TrainingData:

@@ -15,7 +15,7 @@ from hlat.runtime.randomness import stream_key
 
 
 def build_worker_plan(
-    prepared: PreparedData, config: DataConfig, seed: int, assignment: StreamAssignment
+    prepared: PreparedData, config: DataConfig, seed: int, assignment: StreamAssignment, run_dir: Path | None = None
 ) -> WorkerPlan:
     """Return the plan for a rank's workers: everything that decides which tokens form which sample.
 
@@ -24,6 +24,7 @@ def build_worker_plan(
         config: the data section.
         seed: seed of the order.
         assignment: samples and streams of the rank.
+        run_dir: folder of the run, which remembers the content of its text even without the prepared data.
 
     Raises:
         DataError: a file is missing or has changed; or a phase has no sample of its own.
@@ -52,6 +53,8 @@ def build_worker_plan(
         assignment=assignment,
         streams=[],
         first=0,
+        records=[str(folder) for folder in (prepared.dir, run_dir) if folder is not None],
+        fingerprint=prepared.fingerprint,
     )
 
 
