@@ -161,7 +161,7 @@ def test_a_damaged_file_is_named(lines: Path, tmp_path: Path, kind: str) -> None
 
     def damage() -> None:
         _keep_times(file, lambda content: content[:2000] + bytes(500) + content[2500:])
-        (tmp_path / "out" / "content.bin").unlink()
+        (tmp_path / "out" / "corpus.content").unlink()
 
     message = _error_message(_config(file), tmp_path / "out", 400, damage)
     assert message.startswith(f"{file}: the ") and "It is truncated or damaged: fetch or write" in message

@@ -1,4 +1,4 @@
-"""Text that changes between or during the starts of a run is named, however it was changed; the same text is accepted."""
+"""Text that changes between or during the starts of a run is named, however it was changed; the same is accepted."""
 
 import gzip
 import os
@@ -183,7 +183,7 @@ def test_the_same_text_is_accepted(tokenizer: Path, tmp_path: Path, monkeypatch:
     assert list(islice(_start(config, tmp_path / "out").frames(), 50)) == before
     moved = Path(shutil.copy(file, tmp_path / "b.jsonl"))
     assert list(islice(_start(_config(moved, tokenizer), tmp_path / "out").frames(), 50)) == before
-    (tmp_path / "out" / "content.bin").unlink()  # as if a version had prepared it that recorded nothing
+    (tmp_path / "out" / "corpus.content").unlink()  # as if a version had prepared it that recorded nothing
     monkeypatch.setattr(prepare, "_RECORDED_BYTES", 0)
     os.utime(file)
     assert list(islice(_start(config, tmp_path / "out").frames(), 50)) == before
@@ -210,7 +210,8 @@ def test_a_run_remembers_its_text_without_the_prepared_data(tokenizer: Path, tmp
 
     def start() -> RowProducer:
         assignment = StreamAssignment(0, 1, BatchSchedule(8), _STREAMS, 3)
-        plan = build_worker_plan(prepare_online(config, run_dir / "data", 0), config, 3, assignment, run_dir)
+        prepared = prepare_online(config, run_dir / "data", 0).for_run(run_dir)
+        plan = build_worker_plan(prepared, config, 3, assignment)
         return RowProducer(replace(plan, streams=list(range(_STREAMS))), CursorTable(_STREAMS, 1).values)
 
     start().content.complete()

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from hlat.data.manifest.hash_cache import load_hashes, save_hashes, update_hashes
     from hlat.data.manifest.manifest import (
         BLOCKS_FILE,
-        CONTENT_FILE,
         MANIFEST_FILE,
         TOKENIZER_FOLDER,
         WORK_VERSION,
@@ -57,7 +56,6 @@ __getattr__ = lazily(
         "manifest": (
             "BLOCKS_FILE",
             "BlocksRecord",
-            "CONTENT_FILE",
             "DataManifest",
             "MANIFEST_FILE",
             "QuarantineRecord",
@@ -99,7 +97,6 @@ __getattr__ = lazily(
 __all__ = [
     "BLOCKS_FILE",
     "CHECKSUM_KEY",
-    "CONTENT_FILE",
     "FORMAT_VERSION",
     "MANIFEST_FILE",
     "MIN_BAD_ROWS",

@@ -23,8 +23,6 @@ MANIFEST_FILE = "manifest.json"
 TOKENIZER_FOLDER = "tokenizer"
 QUARANTINE_FILE = "quarantine.jsonl"
 BLOCKS_FILE = "blocks.npy"
-CONTENT_FILE = "content.bin"
-"""Record of the content that runs have read: see ``hlat.data.stores.ContentRecord``."""
 
 Count = Annotated[int, Field(strict=True, ge=0, le=1 << 62)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]

@@ -15,7 +15,7 @@ from hlat.runtime.randomness import stream_key
 
 
 def build_worker_plan(
-    prepared: PreparedData, config: DataConfig, seed: int, assignment: StreamAssignment, run_dir: Path | None = None
+    prepared: PreparedData, config: DataConfig, seed: int, assignment: StreamAssignment
 ) -> WorkerPlan:
     """Return the plan for a rank's workers: everything that decides which tokens form which sample.
 
@@ -24,7 +24,6 @@ def build_worker_plan(
         config: the data section.
         seed: seed of the order.
         assignment: samples and streams of the rank.
-        run_dir: folder of the run, which remembers the content of its text even without the prepared data.
 
     Raises:
         DataError: a file is missing or has changed; or a phase has no sample of its own.
@@ -53,7 +52,7 @@ def build_worker_plan(
         assignment=assignment,
         streams=[],
         first=0,
-        records=[str(folder) for folder in (prepared.dir, run_dir) if folder is not None],
+        records=[str(folder) for folder in prepared.record_folders or [prepared.dir]],
         fingerprint=prepared.fingerprint,
     )
 

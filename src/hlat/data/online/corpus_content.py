@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hlat.data.formats import FileRange, InputFile
-from hlat.data.manifest import CONTENT_FILE
 from hlat.data.sources import SourceFile
 from hlat.data.stores import ContentRecord
 
+CONTENT_FILE = "corpus.content"
 _PAGE = 1 << 20
 _REMEDY = "Restore the file, or start a new run with another run.dir and data.prepared_dir."
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +26,6 @@ class OnlineData:
         seed: seed of the order.
         batches: boundaries of the global batches.
         ranks: number of data-parallel ranks.
-        run_dir: folder of the run; see ``build_worker_plan``.
 
     Raises:
         DataError: a phase has no sample of its own, or the cache is smaller than the files that the streams read at a
@@ -35,16 +33,10 @@ class OnlineData:
     """
 
     def __init__(
-        self,
-        prepared: PreparedData,
-        config: DataConfig,
-        seed: int,
-        batches: BatchSchedule,
-        ranks: int,
-        run_dir: Path | None = None,
+        self, prepared: PreparedData, config: DataConfig, seed: int, batches: BatchSchedule, ranks: int
     ) -> None:
         assignment = StreamAssignment(0, ranks, batches, config.streams, seed)
-        self._plan = build_worker_plan(prepared, config, seed, assignment, run_dir)
+        self._plan = build_worker_plan(prepared, config, seed, assignment)
         self._prepared, self._workers = prepared, config.workers or 1
         self._refuse_small_cache(config)
 

@@ -4,7 +4,7 @@
           --blocks------------------------> blocks.npy
           --documents of some blocks------> validation tokens
           --> manifest.json, written last
-          --pages of small files-----------> content.bin; the others while the model trains (corpus_content)
+          --pages of small files-----------> corpus.content; the others while the model trains (corpus_content)
 
 The corpus is not read completely unless a tokenizer is trained on it or it is small: at first a file is identified by
 its size and the hash of its beginning, middle and end, and by all of its content while the model trains. As with prepared data, hashes decide which documents are validation text; of these, as
@@ -25,7 +25,6 @@ from hlat.config.sections import DataConfig
 from hlat.data.formats import WHOLE, Content, Row, Vocabulary, content_bytes, text_byte_count, tokenize_contents
 from hlat.data.manifest import (
     BLOCKS_FILE,
-    CONTENT_FILE,
     FORMAT_VERSION,
     TOKENIZER_FOLDER,
     BlocksRecord,
@@ -43,7 +42,7 @@ from hlat.data.manifest import (
 )
 from hlat.data.online.block_index import FileBlock, blocks_to_array, choose_block_bytes, split_file
 from hlat.data.online.block_reader import BlockReader
-from hlat.data.online.corpus_content import CorpusContent
+from hlat.data.online.corpus_content import CONTENT_FILE, CorpusContent
 from hlat.data.prepare import Corpus, SplitPlan, folder_lock, ignore_progress, make_tokenizer, resolve_output_folder
 from hlat.data.prepared import PreparedData, check_settings, current_settings, open_prepared, token_dtype
 from hlat.data.samples import permute

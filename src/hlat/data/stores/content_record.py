@@ -1,4 +1,4 @@
-"""Content of the files that a run reads, by page: recorded when a page is first read, compared whenever it is read again.
+"""Content of the files that a run reads, by page: recorded when a page is read first, compared when it is read again.
 
     page of a file --sha256, 8 bytes--> not recorded yet: write it; recorded: the same, or a DataError with the file
 
@@ -14,6 +14,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -54,15 +55,20 @@ class ContentRecord:
     def __init__(
         self, places: Sequence[Path], files: Sequence[tuple[str, int]], page: int, key: str, remedy: str
     ) -> None:
-        self._files, self._page, self._remedy = files, page, remedy
+        self._places, self._files, self._page, self._remedy = places, files, page, remedy
         counts = [-(-size // page) for _, size in files]
         self._first = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-        head = hashlib.sha256(json.dumps([key, page, [size for _, size in files]]).encode()).digest()
-        self._tables: list[int] = []
-        for place in dict.fromkeys(places):
-            with suppress(OSError):
-                self._tables.append(_open_table(place, head))
+        self._head = hashlib.sha256(json.dumps([key, page, [size for _, size in files]]).encode()).digest()
         self._compared: dict[int, tuple[FileStamp, bytearray]] = {}
+
+    @cached_property
+    def _tables(self) -> list[int]:
+        """Descriptors of the files of cells, opened on first use: a start that is refused before has changed none."""
+        tables = []
+        for place in dict.fromkeys(self._places):
+            with suppress(OSError):
+                tables.append(_open_table(place, self._head))
+        return tables
 
     def check(self, number: int, local: Path, start: int = 0, stop: int | None = None) -> None:
         """Compare or record the pages that overlap the bytes ``start <= byte < stop`` of a file; None for its end.
@@ -112,7 +118,7 @@ class ContentRecord:
         stamp = file_stamp(local)
         cell = _stamp_cell(stamp)
         complete = [table for table in self._tables if self._stamp(table, number) == cell]
-        if len(complete) == len(self._tables):
+        if len(complete) == len(self._tables) and (complete or not sha256):
             return
         self._check_size(number, stamp)
         pages = range(int(self._first[number + 1] - self._first[number]))
@@ -121,6 +127,8 @@ class ContentRecord:
         for page, digest in found:
             self._compare(number, page, digest)
         if sha256 and not complete and whole.hexdigest() != sha256:
+            for table in self._tables:  # what was recorded is not what belongs there
+                self._write(table, _HEAD + _CELL * int(self._first[number]), bytes(_CELL * len(pages)))
             raise self._changed(number, "its checksum differs")
         if file_stamp(local) == stamp:
             for table in self._tables:
