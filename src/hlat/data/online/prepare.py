@@ -7,8 +7,9 @@
           --pages of small files-----------> corpus.content; the others while the model trains (corpus_content)
 
 The corpus is not read completely unless a tokenizer is trained on it or it is small: at first a file is identified by
-its size and the hash of its beginning, middle and end, and by all of its content while the model trains. As with prepared data, hashes decide which documents are validation text; of these, as
-many are taken as the recipe evaluates on, from blocks all over the corpus.
+its size and the hash of its beginning, middle and end, and by all of its content while the model trains. As with
+prepared data, hashes decide which documents are validation text; of these, as many are taken as the recipe evaluates
+on, from blocks all over the corpus.
 """
 
 import hashlib

@@ -37,7 +37,8 @@ class ShardContent:
         self._folder, self._folders = folder, folders
         self._shards = [shard for split in SPLITS for shard in manifest.splits[split].shards]
         self._first = {"train": 0, "validation": len(manifest.splits["train"].shards)}
-        files = [(str(folder / shard.file), shard.bytes) for shard in self._shards]
+        self._paths = [folder / shard.file for shard in self._shards]
+        files = [(str(path), shard.bytes) for path, shard in zip(self._paths, self._shards, strict=True)]
         self._record = ContentRecord([each / _FILE for each in folders], files, _PAGE, manifest.fingerprint, _REMEDY)
         self._process: subprocess.Popen[bytes] | None = None
         self._lock, self._problem = threading.Lock(), ""
@@ -53,7 +54,7 @@ class ShardContent:
         if self._problem:
             raise DataError(self._problem)
         number = self._first[split] + shard
-        self._record.check(number, self._folder / self._shards[number].file, start, stop)
+        self._record.check(number, self._paths[number], start, stop)
 
     def _look_at_process(self) -> None:
         with self._lock:  # training and evaluation read in threads of their own
@@ -86,7 +87,7 @@ class ShardContent:
         """
         for number, shard in enumerate(self._shards):
             if ("train" if number < self._first["validation"] else "validation") in splits:
-                self._record.complete(number, self._folder / shard.file, shard.sha256)
+                self._record.complete(number, self._paths[number], shard.sha256)
 
 
 def main() -> None:
@@ -101,7 +102,7 @@ def main() -> None:
             [split for split in SPLITS if split in splits.split(",")]
         )
     except DataError as error:
-        print(error, flush=True)
+        sys.stdout.write(str(error))
         sys.exit(1)
 
 
