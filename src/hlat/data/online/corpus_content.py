@@ -1,4 +1,4 @@
-"""Content of the source files of a run that tokenizes while it trains: compared as blocks are read, recorded completely.
+"""Content of the source files of a run that tokenizes while training: compared as read, and recorded completely.
 
     block --bytes of it--> pages --ContentRecord--> the same as before, or a DataError with the file
     files --a thread of low priority--> all pages recorded
