@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from hlat.config import BatchSchedule
 from hlat.config.sections import TrackingConfig
 from hlat.runtime import StorageError
-from hlat.tracking import open_tracker, read_events, read_metrics
+from hlat.tracking import EventLog, open_tracker, read_events, read_metrics
 from hlat.tracking.display.console import PlainConsole, ProgressBarConsole, SilentConsole, make_console
 from hlat.tracking.display.data_progress import DataProgress
 from hlat.tracking.display.start_display import StageLines
@@ -278,6 +278,54 @@ def test_a_resumed_run_continues_its_files(tmp_path: Path) -> None:
     assert steps == [(1, 0), (2, 0), (3, 0), (4, 3), (5, 3), (6, 3), (7, 3), (8, 3)]
     assert [event["event"] for event in read_events(tmp_path / "events.jsonl")] == ["start", "resume"]
     assert len(list((tmp_path / "tensorboard").iterdir())) == 2
+
+
+_MOVES = {
+    "renamed": lambda file: file.rename(file.with_suffix(".1")),
+    "removed": lambda file: file.unlink(),
+    "rotated": lambda file: (file.rename(file.with_suffix(".1")), file.touch()),
+    "copied over": lambda file: (
+        file.with_suffix(".new").write_bytes(file.read_bytes()),
+        file.with_suffix(".new").rename(file),
+    ),
+}
+
+
+@pytest.mark.parametrize("move", _MOVES)
+def test_nothing_is_lost_if_files_are_moved_while_a_run_writes_them(tmp_path: Path, move: str) -> None:
+    """A second process, such as the supervisor, writes events meanwhile."""
+    stream, config = io.StringIO(), TrackingConfig(console="plain")
+    other = EventLog(tmp_path / "events.jsonl")
+    with open_tracker(tmp_path, config, total_steps=9, start_step=0, stream=stream) as tracker:
+        tracker.event("start", step=0)
+        for step in (1, 2, 3):
+            tracker.log(line(step))
+        for file in (tmp_path / "metrics.jsonl", tmp_path / "events.jsonl", *(tmp_path / "tensorboard").iterdir()):
+            _MOVES[move](file)
+        tracker.log(line(4))
+        other.append("hang", step=4)
+        tracker.rewind(3)
+        for step in (4, 5):
+            tracker.log(line(step))
+        tracker.event("end", step=5)
+    other.close()
+    assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5]
+    events = [(event["event"], event.get("file", "")) for event in read_events(tmp_path / "events.jsonl")]
+    assert [kind for kind, _ in events if kind != "record_restored"] == ["start", "hang", "end"]
+    restored = [file.partition(".out")[0] for kind, file in events if kind == "record_restored"]
+    assert sorted(restored) == ["events.jsonl", "metrics.jsonl", "tensorboard/events"]
+    assert stream.getvalue().count("nothing is lost") == 3
+
+
+def test_another_folder_in_the_place_of_the_run_s_gets_none_of_its_files(tmp_path: Path) -> None:
+    (folder := tmp_path / "run").mkdir()
+    with open_tracker(folder, TrackingConfig(console="none"), total_steps=9, start_step=0) as tracker:
+        tracker.log(line(1))
+        folder.rename(tmp_path / "moved")
+        folder.mkdir()
+        tracker.log(line(2))
+    assert list(folder.iterdir()) == []
+    assert [record["step"] for record in read_metrics(tmp_path / "moved" / "metrics.jsonl")] == [1, 2]
 
 
 def test_damaged_metrics_are_reported_and_do_not_stop_a_resume(tmp_path: Path) -> None:

@@ -68,10 +68,16 @@ def prepare_validation_sets(
 def open_validation_sets(recipe: Recipe) -> dict[str, PreparedData]:
     """Open the sets of ``evaluation.sets`` that are prepared, by name. All of a set is in its training split.
 
+    Their shards are compared with their checksums, unless they are large, and with what was read before.
+
     Raises:
         DataError: a set is missing or damaged.
     """
-    return {name: open_prepared(_set_folder(recipe, name)) for name in recipe.evaluation.sets}
+    folders = {name: _set_folder(recipe, name) for name in recipe.evaluation.sets}
+    opened = {name: open_prepared(folder).for_run(folder) for name, folder in folders.items()}
+    for prepared in opened.values():
+        prepared.check_before_training()
+    return opened
 
 
 def _set_folder(recipe: Recipe, name: str) -> Path:

@@ -41,6 +41,10 @@ class EventLog:
         self._file.append({"time": now, "event": kind, **redact_json(fields)})
         self._file.sync()
 
+    def was_moved(self) -> bool:
+        """Return True if the file was renamed, removed or replaced since the last call."""
+        return self._file.was_moved()
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()

@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from pydantic_core import from_json
 
-from hlat.runtime import DataError, StorageError
+from hlat.runtime import AppendedFile, DataError, StorageError
 from hlat.runtime.storage import sync_to_disk
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -85,43 +85,64 @@ class JsonLines:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self._moved = path, False
         with as_storage_error(path, "open"):
-            self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            self._file = AppendedFile(path)
         try:
-            with as_storage_error(path, "repair"), _exclusive(self._descriptor):
-                self._repair(self._descriptor)
+            with as_storage_error(path, "repair"), _exclusive(self._file.descriptor):
+                self._repair(self._file.descriptor)
         except StorageError:
             self.close()
             raise
 
     def append(self, record: dict[str, Any]) -> None:
         """Append one record; the file contains it completely when this returns."""
-        assert self._descriptor is not None, "append() after close()"
+        assert self._file.descriptor >= 0, "append() after close()"
         line = encode(record)
-        with as_storage_error(self.path, "write"), _exclusive(self._descriptor):
-            self._repair(self._descriptor)
-            before = os.fstat(self._descriptor).st_size
-            try:
-                written = 0
-                while written < len(line):
-                    written += os.write(self._descriptor, line[written:])
-            except OSError:
-                with suppress(OSError):  # report the first error; the next open repairs the rest
-                    os.ftruncate(self._descriptor, before)
-                raise
+        with as_storage_error(self.path, "write"):
+            while not self._append_here(line):
+                self._moved = True
+
+    def follow(self) -> None:
+        """Open the file under its name again if it is another one, as ``append`` does."""
+        with as_storage_error(self.path, "open"), _exclusive(self._file.descriptor):
+            self._moved |= self._file.follow()
+
+    def _append_here(self, line: bytes) -> bool:
+        """Append a line; return False, with nothing written, if the file had to be opened again under its name."""
+        descriptor = os.dup(self._file.descriptor)  # keeps the lock until the content of a moved file is copied
+        try:
+            with _exclusive(descriptor):
+                if self._file.follow():
+                    return False
+                self._repair(descriptor)
+                before = os.fstat(descriptor).st_size
+                try:
+                    written = 0
+                    while written < len(line):
+                        written += os.write(descriptor, line[written:])
+                except OSError:
+                    with suppress(OSError):  # report the first error; the next open repairs the rest
+                        os.ftruncate(descriptor, before)
+                    raise
+                return True
+        finally:
+            os.close(descriptor)
+
+    def was_moved(self) -> bool:
+        """Return True if the file was renamed, removed or replaced since the last call; nothing of it is lost."""
+        moved, self._moved = self._moved, False
+        return moved
 
     def sync(self) -> None:
         """Sync the file, so that every record so far survives a power failure."""
-        assert self._descriptor is not None, "sync() after close()"
+        assert self._file.descriptor >= 0, "sync() after close()"
         with as_storage_error(self.path, "flush"):
-            os.fsync(self._descriptor)
+            os.fsync(self._file.descriptor)
 
     def close(self) -> None:
         """Close the file."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self

@@ -52,6 +52,7 @@ class MetricsFile:
 
     def rewind(self, step: int) -> None:
         """Drop the lines of all steps after ``step``."""
+        self._file.follow()
         self._file.close()
         _cut_back(self._file.path, step)
         self._file = JsonLines(self._file.path)
@@ -60,6 +61,10 @@ class MetricsFile:
         """Append the line of one step; it survives the end of the process when this returns."""
         assert isinstance(metrics.get("step"), int), "a line of metrics has its step"
         self._file.append(dict(metrics))
+
+    def was_moved(self) -> bool:
+        """Return True if the file was renamed, removed or replaced since the last call."""
+        return self._file.was_moved()
 
     def sync(self) -> None:
         """Sync the file, so that every line so far survives a power failure."""

@@ -21,6 +21,12 @@ class TrackerNote:
     fields: dict[str, Any]
 
 
+def moved_note(name: str) -> TrackerNote:
+    """Return the note about a file of the run that was moved while the run appended to it."""
+    text = f"{name} was renamed, removed or replaced while the run writes to it: opened again, nothing is lost"
+    return TrackerNote("record_restored", text, {"file": name})
+
+
 class MetricsOutput(Protocol):
     """Further output of the metrics, which a run can do without."""
 

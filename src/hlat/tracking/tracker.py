@@ -20,7 +20,7 @@ from hlat.tracking.eta import EQUAL_STEPS, Eta
 from hlat.tracking.events import EventLog
 from hlat.tracking.hosted import HostedRun, HostedTracker, check_installed, wanted
 from hlat.tracking.metrics import Metrics, MetricsFile
-from hlat.tracking.outputs import MetricsOutput
+from hlat.tracking.outputs import MetricsOutput, moved_note
 from hlat.tracking.tensorboard import TensorBoard
 
 
@@ -51,6 +51,7 @@ class Tracker:
     def log(self, metrics: Metrics) -> None:
         """Record the metrics of a step; see ``Metrics`` for the keys."""
         self._metrics.append(metrics)
+        self._report_moved_files()
         self._feed(lambda output: output.log(metrics))
         eta = self._eta.mark(metrics["step"])
         self._show(lambda console: console.log(metrics, self._total_steps, eta))
@@ -69,6 +70,14 @@ class Tracker:
         self._metrics.sync()
         self._events.append(kind, **fields)
         self._show(lambda console: console.event(kind, fields))
+        self._report_moved_files()
+
+    def _report_moved_files(self) -> None:
+        for name, file in (("metrics.jsonl", self._metrics), ("events.jsonl", self._events)):
+            if file.was_moved():
+                note = moved_note(name)
+                self.event(note.kind, **note.fields)
+                self.message(note.text)
 
     def rewind(self, step: int) -> None:
         """Drop the metrics of all steps after ``step``, which will be repeated. Events stay: they happened."""

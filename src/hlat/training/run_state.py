@@ -157,7 +157,7 @@ def _prepare_data(recipe: Recipe, runtime: Runtime, data_progress: DataProgress)
     check_vocabulary(prepared, recipe.model.vocab_size)
     if weights is not None:
         check_same_tokenizer(weights, prepared)
-    return prepared
+    return prepared.for_run(recipe.run_dir)
 
 
 def _open_training_data(recipe: Recipe, runtime: Runtime, prepared: PreparedData) -> BatchSource:
@@ -266,6 +266,8 @@ def build_run_state(
         load_weights(recipe.checkpoint.init_from, recipe.model, model.local_parameters, runtime.ranks)
     if newest is None:
         components.reset()
+    if runtime.ranks.is_first:
+        prepared.check_while_training()
     enter_stage("finding the peak speed of the device")
     return RunState(
         recipe=recipe,

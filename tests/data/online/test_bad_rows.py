@@ -153,7 +153,7 @@ def test_a_file_truncated_while_it_is_read_is_reported_as_changed(tmp_path: Path
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl.gz"])
 def test_a_damaged_file_is_named(lines: Path, tmp_path: Path, kind: str) -> None:
-    """The damage changes neither the file's size nor its modification time."""
+    """The damage changes neither the file's size nor its modification time, and was there before the first start."""
     file = _parquet(tmp_path)
     if kind == "jsonl.gz":
         file = tmp_path / "b.jsonl.gz"
@@ -161,6 +161,7 @@ def test_a_damaged_file_is_named(lines: Path, tmp_path: Path, kind: str) -> None
 
     def damage() -> None:
         _keep_times(file, lambda content: content[:2000] + bytes(500) + content[2500:])
+        (tmp_path / "out" / "corpus.content").unlink()
 
     message = _error_message(_config(file), tmp_path / "out", 400, damage)
     assert message.startswith(f"{file}: the ") and "It is truncated or damaged: fetch or write" in message

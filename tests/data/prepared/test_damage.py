@@ -1,5 +1,6 @@
 """Damage of prepared data is reported when it is opened, verified or read."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -9,6 +10,8 @@ import pytest
 
 from hlat.data.prepare import preparation, prepare, verify_data
 from hlat.data.prepared import PreparedData, open_prepared, prepared_folder, summarize
+from hlat.data.sources import SPLITS
+from hlat.data.stores import ContentRecord
 from hlat.runtime import DataError
 from tests.support.data.preparing import data_config, training_data
 
@@ -62,9 +65,57 @@ def test_a_flipped_bit_of_a_token_is_reported_before_training(
     assert sizes["validation"] < sizes["train"]
     monkeypatch.setattr(prepared_folder, "_COMPARED_BYTES", sizes["validation"])
     [note] = finished.training_notes
-    assert "of train shards are not compared" in note and str(finished.dir) in note
+    assert "of train shards are compared with their checksums while the model trains" in note
+    assert str(finished.dir) in note
     with nullcontext() if split == "train" else pytest.raises(DataError, match="validation-00000"):
         finished.check_before_training()
+
+
+def _flip_keeping_times(file: Path) -> None:
+    before = file.stat()
+    content = bytearray(file.read_bytes())
+    content[len(content) // 3] ^= 1
+    file.write_bytes(content)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("between_starts", [True, False])
+def test_tokens_that_change_after_they_were_read_are_noticed(
+    finished: PreparedData, tmp_path: Path, between_starts: bool
+) -> None:
+    """Whatever the size of the split: nothing is compared before training here."""
+    tokens = finished.for_run(tmp_path).tokens("train")
+    right = tokens.read(0, len(tokens)).tolist()
+    _flip_keeping_times(finished.dir / "train-00000.bin")
+    tokens = finished.for_run(tmp_path).tokens("train") if between_starts else tokens
+    with pytest.raises(DataError, match=r"train-00000\.bin: the content of the file has changed: it differs within"):
+        tokens.read(0, len(tokens))
+    _flip_keeping_times(finished.dir / "train-00000.bin")
+    assert finished.for_run(tmp_path).tokens("train").read(0, len(tokens)).tolist() == right
+
+
+def test_a_large_split_is_compared_with_its_checksums_while_the_model_trains(
+    finished: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start after that reads no shard again that was not written since."""
+    monkeypatch.setattr(prepared_folder, "_COMPARED_BYTES", 0)
+
+    def read() -> None:
+        data = finished.for_run(tmp_path)
+        data.check_while_training()
+        data._content.wait()
+        data.tokens("train").read(0, 2)
+
+    file = finished.dir / "train-00001.bin"
+    _flip_keeping_times(file)
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"train-00001\.bin: the content of the file has changed: its checksum"):
+            read()
+    _flip_keeping_times(file)
+    read()
+    with monkeypatch.context() as patched:
+        patched.setattr(ContentRecord, "_digests", lambda *_: pytest.fail("a shard is read again"))
+        finished.for_run(tmp_path)._content.compare(SPLITS)
 
 
 @pytest.mark.parametrize("position", [0, 17, 80, 163, -8, -1])

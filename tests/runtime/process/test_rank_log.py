@@ -68,6 +68,19 @@ def test_a_progress_bar_is_logged_as_lines_without_escape_sequences(tmp_path):
     assert "a message" in [line.strip() for line in written]
 
 
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_log_that_is_rotated_goes_on_under_its_name(tmp_path, rank):
+    """Output of C++ code too, which knows descriptors only."""
+    with rank_log(tmp_path, rank, 4):
+        print("before")
+        log_path(tmp_path, rank).rename(tmp_path / "old.log")
+        print("after")
+        if rank:
+            os.write(1, b"descriptor 1\n")
+    assert (tmp_path / "old.log").read_text().splitlines()[1:] == ["before"]
+    assert log_path(tmp_path, rank).read_text().splitlines() == ["after", "descriptor 1"][: 1 + (rank > 0)]
+
+
 def test_other_ranks_print_only_to_their_log(tmp_path, capfd):
     with rank_log(tmp_path, 3, 4):
         print("python")

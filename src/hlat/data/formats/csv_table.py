@@ -80,6 +80,10 @@ class CsvFormat(FileFormat):
         """Return a reader of the records of a range."""
         return _RecordRangeReader(self)
 
+    def bytes_of(self, file: InputFile, part: FileRange) -> tuple[int, int | None] | None:
+        """Return the range: it is one of bytes."""
+        return super().bytes_of(file, part) or part
+
     def address(self, row: int, line: int | None, position: int) -> str:
         """Return the line at which a bad row begins, or the byte at which it ends."""
         del row

@@ -76,6 +76,10 @@ class JsonLinesFormat(FileFormat):
         """Return a reader of the lines that begin in a range."""
         return _LineRangeReader(self)
 
+    def bytes_of(self, file: InputFile, part: FileRange) -> tuple[int, int | None] | None:
+        """Return the range: it is one of bytes."""
+        return super().bytes_of(file, part) or part
+
     def address(self, row: int, line: int | None, position: int) -> str:
         """Return the line of a bad row, or the byte at which it ends."""
         del row

@@ -18,7 +18,7 @@ from pyarrow import parquet as pq
 
 from hlat.data.formats.base import FileFormat
 from hlat.data.formats.columns import BATCH_BYTES, BATCH_ROWS, TEXT_COLUMN, ColumnKind
-from hlat.data.formats.ranges import FileRange, RangeReader, cut_rows, group_ranges
+from hlat.data.formats.ranges import WHOLE_FILE, FileRange, RangeReader, cut_rows, group_ranges
 from hlat.data.formats.records import InputFile, Row, convert_file_errors
 
 _GROUP_CACHE_BYTES = 1 << 28  # maximum bytes of decoded row groups
@@ -66,6 +66,22 @@ class ParquetFormat(FileFormat):
     def range_reader(self) -> RangeReader:
         """Return a reader of ranges of rows, which keeps decoded row groups."""
         return _GroupReader(self.column, self.kind)
+
+    def bytes_of(self, file: InputFile, part: FileRange) -> tuple[int, int | None] | None:
+        """Return the bytes of the column in the row group that has the rows."""
+        if part == WHOLE_FILE:
+            return 0, None
+        with convert_file_errors(file.path, self.kind), pq.ParquetFile(file.path) as parquet:
+            first = 0
+            for group in range(parquet.num_row_groups):
+                metadata = parquet.metadata.row_group(group)
+                first += metadata.num_rows
+                if part.start < first:
+                    chunks = _chunks(metadata, file.column)
+                    begins = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
+                    ends = [at + chunk.total_compressed_size for at, chunk in zip(begins, chunks, strict=True)]
+                    return (min(begins), max(ends)) if chunks else None
+        return None
 
 
 class _GroupReader:

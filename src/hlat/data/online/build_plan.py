@@ -52,6 +52,8 @@ def build_worker_plan(
         assignment=assignment,
         streams=[],
         first=0,
+        records=[str(folder) for folder in prepared.record_folders or [prepared.dir]],
+        fingerprint=prepared.fingerprint,
     )
 
 

@@ -4,6 +4,7 @@ block of the partition --formula--> position in the source's order --> block -->
 """
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from hlat.data.formats import content_bytes
 from hlat.data.online.bad_rows import BadRowMonitor
 from hlat.data.online.block_index import FileBlock
 from hlat.data.online.block_reader import BlockReader
+from hlat.data.online.corpus_content import CorpusContent
 from hlat.data.online.stream import StreamDocument
 from hlat.data.online.worker_protocol import WorkerPlan
 from hlat.data.samples import EpochOrder
@@ -19,16 +21,21 @@ from hlat.runtime import DataError
 
 
 class DocumentReader:
-    """Reads documents from blocks, following a worker's plan."""
+    """Reads documents from blocks, following a worker's plan.
+
+    Attributes:
+        content: what is known of the content of the files.
+    """
 
     def __init__(self, plan: WorkerPlan) -> None:
         self._plan = plan
         self._blocks = np.load(plan.block_file, mmap_mode="r", allow_pickle=False)
         self._orders = [source.epoch_order(plan.shuffle) for source in plan.sources]
         self._split_rule = SplitRule(below=plan.validation_below)
-        self._block_reader = BlockReader(plan.vocabulary)
-        self._bad_rows = BadRowMonitor(plan.unreadable_share)
         self._files = plan.source_files()
+        self.content = CorpusContent(self._files, map(Path, plan.records), plan.fingerprint)
+        self._block_reader = BlockReader(plan.vocabulary, self.content)
+        self._bad_rows = BadRowMonitor(plan.unreadable_share)
 
     def notes(self) -> list[str]:
         """Return the notes for the user since the last call."""

@@ -144,7 +144,9 @@ class OnlineLoader:
         for number in range(count):
             streams = owned[number::count]
             self._worker_of_stream[streams] = number
-            self._workers.append(_Worker(replace(plan, streams=streams.tolist(), first=first), cursors))
+            share = (self._assignment.index * count + number, self._assignment.ranks * count)
+            own_plan = replace(plan, streams=streams.tolist(), first=first, share=share)
+            self._workers.append(_Worker(own_plan, cursors))
 
     def read(self, first: int) -> tuple[Batch, StreamProgress]:
         """Return this rank's samples of the step that begins with global sample ``first``, and the cursors after it.

@@ -4,14 +4,17 @@
           --blocks------------------------> blocks.npy
           --documents of some blocks------> validation tokens
           --> manifest.json, written last
+          --pages of small files-----------> corpus.content; the others while the model trains (corpus_content)
 
-The corpus is not read completely unless a tokenizer is trained on it: a file is identified by its size and the hash of
-its beginning, middle and end. As with prepared data, hashes decide which documents are validation text; of these, as
-many are taken as the recipe evaluates on, from blocks all over the corpus.
+The corpus is not read completely unless a tokenizer is trained on it or it is small: at first a file is identified by
+its size and the hash of its beginning, middle and end, and by all of its content while the model trains. As with
+prepared data, hashes decide which documents are validation text; of these, as many are taken as the recipe evaluates
+on, from blocks all over the corpus.
 """
 
 import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from io import BytesIO
 from itertools import islice
@@ -40,15 +43,17 @@ from hlat.data.manifest import (
 )
 from hlat.data.online.block_index import FileBlock, blocks_to_array, choose_block_bytes, split_file
 from hlat.data.online.block_reader import BlockReader
+from hlat.data.online.corpus_content import CONTENT_FILE, CorpusContent
 from hlat.data.prepare import Corpus, SplitPlan, folder_lock, ignore_progress, make_tokenizer, resolve_output_folder
 from hlat.data.prepared import PreparedData, check_settings, current_settings, open_prepared, token_dtype
 from hlat.data.samples import permute
 from hlat.data.sources import SourceFile, Split, SplitRule, describe_corpus_changes, hash_threshold, list_files
 from hlat.data.stores import convert_disk_errors, sync_folder, write_atomic
 from hlat.data.tokenizers import TokenIdArray, Tokenizer
-from hlat.runtime import DataError
+from hlat.runtime import DataError, plural
 
 _HASHED_BYTES = 1 << 16  # bytes hashed at each of three positions of a file
+_RECORDED_BYTES = 1 << 26  # of files whose content is recorded before training: less than a tenth of a second
 _TOKENIZED_TOGETHER = 32  # validation documents tokenized in one batch
 
 
@@ -83,7 +88,29 @@ def prepare_online(
             else:
                 before = [(record.path, record.content) for record in manifest.sources]
                 check_settings(folder, manifest, config, describe_corpus_changes(before, files))
-    return open_prepared(folder, config).with_sources([SourceRecord.from_file(file) for file in files])
+    prepared = open_prepared(folder, config)
+    _compare_content(prepared, files)
+    return prepared.with_sources([SourceRecord.from_file(file) for file in files])
+
+
+def _compare_content(prepared: PreparedData, files: list[SourceFile]) -> None:
+    """Compare or record all content of the files, as far as that does not take long.
+
+    Raises:
+        DataError: the content of a file differs; or it was written after its preparation, and before all was recorded.
+    """
+    is_new = not (prepared.dir / CONTENT_FILE).exists()  # or prepared by a version that kept no such record
+    with closing(CorpusContent(files, [prepared.dir], prepared.fingerprint)) as content:
+        content.complete(budget=_RECORDED_BYTES)
+        incomplete = [] if is_new else content.incomplete()
+    times = {file.path: file.mtime_ns for record in prepared.manifest.sources for file in record.files}
+    written = [file.path for file in incomplete if times.get(file.path, file.mtime_ns) != file.mtime_ns]
+    if written:
+        raise DataError(
+            f"{written[0]}: the file was written after its text was prepared, and before all of its content was "
+            f"recorded ({plural(len(written), 'such file')}): it may be another text. Delete {prepared.dir} to prepare "
+            "again, or set data.prepared_dir to another folder. If the text is the same, a run can resume with it."
+        )
 
 
 def _with_sampled_hash(file: SourceFile) -> SourceFile:

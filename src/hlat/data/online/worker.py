@@ -22,6 +22,7 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from hlat.data.formats import Content, tokenize_contents
+from hlat.data.online.corpus_content import CorpusContent
 from hlat.data.online.documents import DocumentReader
 from hlat.data.online.stream import RowStream, StreamCursor
 from hlat.data.online.stream_assignment import assign_streams, row_stride
@@ -39,7 +40,7 @@ from hlat.data.online.worker_protocol import (
 )
 from hlat.data.samples import Mixture, PhaseWeights, fill_row
 from hlat.data.tokenizers import Tokenizer, load_saved
-from hlat.runtime import HlatError, StorageError
+from hlat.runtime import DataError, HlatError, StorageError
 
 _TOGETHER = 64  # rows whose text is tokenized in one batch
 _AHEAD = 256  # maximum finished rows waiting for the parent
@@ -70,6 +71,11 @@ class RowProducer:
         self._reader = DocumentReader(plan)
         self._streams: dict[tuple[int, int], RowStream] = {}
         self._characters, self._tokens = 4.0, 1.0  # totals so far, to estimate characters per token
+
+    @property
+    def content(self) -> CorpusContent:
+        """What is known of the content of the files."""
+        return self._reader.content
 
     def frames(self) -> Iterator[Frame]:
         """Yield rows, without end.
@@ -173,8 +179,12 @@ def main() -> None:
     threading.Thread(target=_send, args=(ready, frames), daemon=True).start()
     logging.getLogger("hlat").addHandler(_ParentLogHandler(ready))
     try:
-        for frame in RowProducer(plan, cursors).frames():
+        rows = RowProducer(plan, cursors)
+        recording = threading.Thread(target=_record_content, args=(rows, plan.share, ready), daemon=True)
+        for number, frame in enumerate(rows.frames()):
             ready.put(frame)
+            if number == 0:  # not before: the first batch should not wait for the disk
+                recording.start()
     except Exception as error:
         ready.put(_error_frame(error))
     threading.Event().wait()  # until stdin ends
@@ -188,6 +198,16 @@ def _send(ready: "queue.Queue[Frame]", frames: IO[bytes]) -> None:
                 frames.flush()
     except BrokenPipeError:
         os._exit(0)
+
+
+def _record_content(rows: "RowProducer", share: tuple[int, int], ready: "queue.Queue[Frame]") -> None:
+    """Record the content of this worker's share of the files; a difference ends the run."""
+    if sys.platform == "linux":  # where a thread has a priority of its own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+    try:
+        rows.content.complete(*share)
+    except DataError as error:
+        ready.put(_error_frame(error))
 
 
 def _wait_for_end(stream: IO[bytes]) -> None:

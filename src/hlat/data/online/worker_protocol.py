@@ -80,6 +80,9 @@ class WorkerPlan:
         assignment: samples and streams of this rank.
         streams: the streams of this worker.
         first: the first global sample.
+        records: folders with a record of the content of the files.
+        fingerprint: that of the prepared data.
+        share: number of this worker, and number of workers of all ranks: each records other files completely.
     """
 
     block_file: str
@@ -97,6 +100,9 @@ class WorkerPlan:
     assignment: StreamAssignment
     streams: list[int]
     first: int
+    records: list[str]
+    fingerprint: str
+    share: tuple[int, int] = (0, 1)
 
     def source_files(self) -> list[SourceFile]:
         """Return the files, ready to be opened."""

@@ -9,7 +9,7 @@ quarantine.jsonl          the bad rows, if there were any
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from hlat.data.prepared.consistency import (
     size_problems,
     tokenizer_problems,
 )
+from hlat.data.prepared.shard_content import ShardContent
 from hlat.data.prepared.shards import TokenArray
 from hlat.data.sources import SPLITS, HeldOut, Split, describe_scarce, sha256_of
 from hlat.data.tokenizers import Tokenizer, load_saved, load_tokenizer
@@ -56,11 +57,13 @@ class PreparedData:
         dir: the folder.
         manifest: its manifest.
         tokenizer: the tokenizer that prepared it.
+        run_dir: folder of the run that trains on it, which remembers what it has read; None for other uses.
     """
 
     dir: Path
     manifest: DataManifest
     tokenizer: Tokenizer
+    run_dir: Path | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -70,6 +73,15 @@ class PreparedData:
     def with_sources(self, sources: list[SourceRecord]) -> "PreparedData":
         """Return the same data with other source files, for a corpus that was moved; nothing is written."""
         return replace(self, manifest=self.manifest.model_copy(update={"sources": sources}))
+
+    def for_run(self, run_dir: Path) -> "PreparedData":
+        """Return the same data, to be read by a run."""
+        return replace(self, run_dir=run_dir)
+
+    @property
+    def record_folders(self) -> list[Path]:
+        """Folders that remember the content of what was read; empty unless a run reads the data."""
+        return [] if self.run_dir is None else [self.dir, self.run_dir]
 
     @property
     def tokenizer_dir(self) -> Path:
@@ -137,19 +149,29 @@ class PreparedData:
             DataError: lists the damaged shards of a split.
         """
         for split in SPLITS:
-            if self._shard_bytes(split) <= _COMPARED_BYTES:
+            if split not in self._large_splits:
                 self.check_shards(split)
+
+    def check_while_training(self) -> None:
+        """Start to compare the splits that ``check_before_training`` leaves out; reading tokens tells the result."""
+        self._content.compare_all(self._large_splits)
 
     @property
     def training_notes(self) -> list[str]:
         """Sentences for the user of a run: splits that ``check_before_training`` leaves out because of their size."""
-        sizes = {split: self._shard_bytes(split) for split in SPLITS}
         return [
-            f"{size / 1e9:,.1f} GB of {split} shards are not compared with their checksums at the start of a run; "
-            f"hlat data verify {self.dir} compares them."
-            for split, size in sizes.items()
-            if size > _COMPARED_BYTES
+            f"{self._shard_bytes(split) / 1e9:,.1f} GB of {split} shards are compared with their checksums while the "
+            f"model trains; hlat data verify {self.dir} compares them before."
+            for split in self._large_splits
         ]
+
+    @property
+    def _large_splits(self) -> list[Split]:
+        return [split for split in SPLITS if self._shard_bytes(split) > _COMPARED_BYTES]
+
+    @cached_property
+    def _content(self) -> ShardContent:
+        return ShardContent(self.dir, self.manifest, self.record_folders)
 
     def _shard_bytes(self, split: Split) -> int:
         tokens = sum(shard.tokens for shard in self.manifest.splits[split].shards)
@@ -162,9 +184,12 @@ class PreparedData:
         )
 
     def tokens(self, split: Split) -> TokenArray:
-        """Memory-map the tokens of a split."""
+        """Memory-map the tokens of a split. A run compares them, as it reads them, with what was read before."""
         shards = self.manifest.splits[split].shards
-        return TokenArray([self.dir / s.file for s in shards], [s.tokens for s in shards], self.manifest.dtype)
+        paths, counts = [self.dir / shard.file for shard in shards], [shard.tokens for shard in shards]
+        if not self.record_folders:
+            return TokenArray(paths, counts, self.manifest.dtype)
+        return TokenArray(paths, counts, self.manifest.dtype, partial(self._content.check, split))
 
     def document_boundaries(self, split: Split) -> npt.NDArray[np.uint64]:
         """Memory-map the document boundaries of a split.

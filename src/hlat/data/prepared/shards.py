@@ -9,7 +9,7 @@ as finished shards contain all its tokens, so a preparation needs little more di
 
 import hashlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -205,10 +205,17 @@ class TokenArray:
         paths: the shard files in order.
         counts: number of tokens of each shard.
         dtype: "uint16" or "uint32".
+        check: called with shard, first byte and end before these bytes are read; raises DataError if they have changed.
     """
 
-    def __init__(self, paths: Sequence[Path], counts: Sequence[int], dtype: str) -> None:
-        little = np.dtype(dtype).newbyteorder("<")
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        counts: Sequence[int],
+        dtype: str,
+        check: Callable[[int, int, int], None] = lambda *_: None,
+    ) -> None:
+        little, self._check = np.dtype(dtype).newbyteorder("<"), check
         maps = [np.memmap(p, dtype=little, mode="r", shape=(n,)) for p, n in zip(paths, counts, strict=True)]
         # Plain arrays over the same pages, because every slice of an np.memmap is a slow np.memmap object again.
         self._shards = [np.asarray(shard) for shard in maps]
@@ -235,6 +242,7 @@ class TokenArray:
         while filled < len(out):
             begin = start + filled - int(self._starts[shard])
             tokens = self._shards[shard][begin : begin + len(out) - filled]
+            self._check(shard, begin * tokens.itemsize, (begin + len(tokens)) * tokens.itemsize)
             out[filled : filled + len(tokens)] = tokens
             filled += len(tokens)
             shard += 1

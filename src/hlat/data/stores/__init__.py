@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         write_atomic,
     )
     from hlat.data.stores.cache import Cache
+    from hlat.data.stores.content_record import ContentRecord
     from hlat.data.stores.fetching import CachedStore
     from hlat.data.stores.prefetch import prefetch_in_order
     from hlat.data.stores.remote import RemoteFile, Store, StoreAccessError, local_path, url_file_name
@@ -31,6 +32,7 @@ __getattr__ = lazily(
             "write_atomic",
         ),
         "cache": ("Cache",),
+        "content_record": ("ContentRecord",),
         "fetching": ("CachedStore",),
         "prefetch": ("prefetch_in_order",),
         "remote": (
@@ -48,6 +50,7 @@ __all__ = [
     "AtomicFileWriter",
     "Cache",
     "CachedStore",
+    "ContentRecord",
     "RemoteFile",
     "Store",
     "StoreAccessError",

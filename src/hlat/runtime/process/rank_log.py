@@ -15,11 +15,12 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
+from hlat.runtime.appended_file import AppendedFile
 from hlat.runtime.errors import HlatError, StorageError
 from hlat.runtime.terminal_text import escape_controls
 from hlat.runtime.urls import redact
@@ -53,10 +54,10 @@ def rank_log(run_dir: Path, rank: int, world: int) -> Iterator[None]:
     path = log_path(run_dir, rank)
     try:
         path.parent.mkdir(exist_ok=True)
-        log = path.open("ab", buffering=0)
+        log = _LogFile(path)
     except OSError as error:
         raise StorageError(f"{path}: cannot be written: {error.strerror}. Give another run.dir.") from error
-    with log:
+    with closing(log):
         _write(log, _header(rank, world))
         redirected = _copied_to(log) if rank == 0 else _redirected_to(log)
         with _crash_stacks_in(log), redirected:
@@ -65,6 +66,26 @@ def rank_log(run_dir: Path, rank: int, world: int) -> Iterator[None]:
             except BaseException as error:
                 _write(log, _report(error))
                 raise
+
+
+class _LogFile(AppendedFile):
+    """The log; if it is renamed or removed, as programs that rotate logs do, a new one begins under its name."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, restores=False)
+        self._copies: tuple[int, ...] = ()
+
+    def copy_to(self, *descriptors: int) -> None:
+        """Let other descriptors be the log, too, from now on; without any, none of them follows it any more."""
+        self._copies = descriptors
+        for descriptor in descriptors:
+            os.dup2(self.descriptor, descriptor)
+
+    def follow(self) -> bool:
+        """Open the file under the name if it is another one; return True if it is."""
+        if was_moved := super().follow():
+            self.copy_to(*self._copies)
+        return was_moved
 
 
 def _header(rank: int, world: int) -> str:
@@ -79,13 +100,14 @@ def _report(error: BaseException) -> str:
     return redact("".join(traceback.format_exception(error)))
 
 
-def _write(log: io.FileIO, text: str) -> None:
+def _write(log: _LogFile, text: str) -> None:
     with suppress(OSError):  # a full disk must neither hide the original error nor end a healthy run
+        log.follow()
         log.write(escape_controls(text).encode("utf-8", "backslashreplace"))
 
 
 @contextmanager
-def _crash_stacks_in(log: io.FileIO) -> Iterator[None]:
+def _crash_stacks_in(log: _LogFile) -> Iterator[None]:
     """Write the Python stacks of a crash (SIGSEGV, SIGABRT) to the file."""
     before = faulthandler.is_enabled()
     faulthandler.enable(log)
@@ -98,24 +120,24 @@ def _crash_stacks_in(log: io.FileIO) -> Iterator[None]:
 
 
 @contextmanager
-def _redirected_to(log: io.FileIO) -> Iterator[None]:
+def _redirected_to(log: _LogFile) -> Iterator[None]:
     _flush()  # earlier output belongs to the console
     saved = [os.dup(descriptor) for descriptor in (1, 2)]
     try:
-        for descriptor in (1, 2):
-            os.dup2(log.fileno(), descriptor)
+        log.copy_to(1, 2)
         stream: Any = _LogStream(log)  # sys.stdout may be buffered, or bypass the descriptors in a notebook
         with redirect_stdout(stream), redirect_stderr(stream):
             yield
     finally:
         _flush()
+        log.copy_to()
         for descriptor, console in zip((1, 2), saved, strict=True):
             os.dup2(console, descriptor)
             os.close(console)
 
 
 @contextmanager
-def _copied_to(log: io.FileIO) -> Iterator[None]:
+def _copied_to(log: _LogFile) -> Iterator[None]:
     copy = _LineCopy(log)
     with redirect_stdout(Tee(sys.stdout, copy)), redirect_stderr(Tee(sys.stderr, copy)):
         yield
@@ -134,7 +156,7 @@ class _LogStream(io.TextIOBase):
     encoding = "utf-8"
     errors = "backslashreplace"
 
-    def __init__(self, log: io.FileIO) -> None:
+    def __init__(self, log: _LogFile) -> None:
         self._log = log
 
     def write(self, text: str) -> int:
@@ -154,7 +176,7 @@ class _LogStream(io.TextIOBase):
 class _LineCopy:
     """Converts terminal output to lines of a file: colours are dropped, and a redrawn line becomes a new line."""
 
-    def __init__(self, log: io.FileIO) -> None:
+    def __init__(self, log: _LogFile) -> None:
         self._log = log
         self._at_start = True
 

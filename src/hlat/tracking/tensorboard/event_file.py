@@ -12,6 +12,8 @@ import struct
 from collections.abc import Mapping
 from typing import BinaryIO
 
+from hlat.runtime import AppendedFile
+
 FILE_VERSION = "brain.Event:2"
 """Version of the format, in the first record of a file."""
 
@@ -39,7 +41,7 @@ def scalars_event(time: float, step: int, values: Mapping[str, float]) -> bytes:
     return _event(time, step) + _message(_SUMMARY, summary)
 
 
-def write_record(file: BinaryIO, data: bytes) -> None:
+def write_record(file: "BinaryIO | AppendedFile", data: bytes) -> None:
     """Append a TFRecord to an unbuffered file: length, checksum of the length, data, checksum of the data.
 
     Raises:

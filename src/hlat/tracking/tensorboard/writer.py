@@ -13,9 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hlat.runtime import AppendedFile
 from hlat.tracking.jsonl import as_storage_error
 from hlat.tracking.metrics import Metrics
-from hlat.tracking.outputs import TrackerNote
+from hlat.tracking.outputs import TrackerNote, moved_note
 from hlat.tracking.tensorboard.event_file import scalars_event, start_event, version_event, write_record
 
 _VALIDATION = {"val_loss": "validation/loss", "val_bits_per_byte": "validation/bits_per_byte"}
@@ -58,7 +59,7 @@ class TensorBoard:
     """
 
     def __init__(self, folder: Path, *, start_step: int) -> None:
-        self._folder = folder
+        self._folder, self._was_moved = folder, False
         self._writer = self._open(start_step)
 
     def rewind(self, step: int) -> None:
@@ -69,11 +70,14 @@ class TensorBoard:
     def log(self, metrics: Metrics) -> None:
         """Add the scalars of one step."""
         with as_storage_error(self._folder, "write TensorBoard events"):
-            self._writer.add(metrics["step"], scalars(metrics))
+            self._was_moved |= self._writer.add(metrics["step"], scalars(metrics))
 
     def notes(self) -> list[TrackerNote]:
-        """Return nothing: errors are raised."""
-        return []
+        """Return a note if the file was moved since the last call; errors are raised."""
+        if not self._was_moved:
+            return []
+        self._was_moved = False
+        return [moved_note(f"{self._folder.name}/{self._writer.name}")]
 
     def close(self, failed: bool = False) -> None:
         """Close the file. Closing it twice is harmless."""
@@ -95,7 +99,7 @@ class _EventFile:
     """
 
     def __init__(self, path: Path, step: int) -> None:
-        self._file = path.open("xb", buffering=0)
+        self.name, self._file = path.name, AppendedFile(path)
         try:
             write_record(self._file, version_event(time.time(), step + 1))
             write_record(self._file, start_event(time.time(), step + 1))
@@ -103,9 +107,11 @@ class _EventFile:
             self.close()
             raise
 
-    def add(self, step: int, values: dict[str, float]) -> None:
-        """Write the scalars of a step as one record."""
+    def add(self, step: int, values: dict[str, float]) -> bool:
+        """Write the scalars of a step as one record; return True if the file had to be opened again under its name."""
+        was_moved = self._file.follow()
         write_record(self._file, scalars_event(time.time(), step, values))
+        return was_moved
 
     def close(self) -> None:
         """Close the file."""

@@ -1,0 +1,234 @@
+"""Content of the files that a run reads, by page: recorded when a page is read first, compared when it is read again.
+
+    page of a file --sha256, 8 bytes--> not recorded yet: write it; recorded: the same, or a DataError with the file
+
+A record is one file of cells of 8 bytes: one per page, and one per file for its time stamp, set once all of its pages
+are recorded. A cell of zeros is empty. Equal content gives equal cells, so any number of processes may fill a record
+without a lock, and a process that is killed leaves a record that is right as far as it goes. Nothing of it is kept in
+memory but a bit per page that this process has compared. 10 TB in pages of 1 MiB: 80 MB on disk, 1.2 MB of bits.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from hlat.runtime import DataError
+
+_HEAD, _CELL = 32, 8
+_EMPTY = bytes(_CELL)
+
+FileStamp = tuple[int, int, int, int]
+"""Size, times of the last change of the content and of the attributes in ns, and inode of a file.
+
+The second time cannot be set by programs: it shows a change after which the first one was put back.
+"""
+
+
+def file_stamp(path: Path) -> FileStamp:
+    """Return the stamp of a file; raise DataError if stat fails."""
+    try:
+        stat = os.stat(path)  # noqa: PTH116 - in a third of the time of Path.stat, for each row that is read
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
+
+
+class ContentRecord:
+    """Record of the content of some files.
+
+    Args:
+        places: files of the record; what one of them knows is compared with. Places that cannot be written are left
+            out.
+        files: name for messages and size in bytes of each file.
+        page: bytes per page.
+        key: what else identifies the files; the cells of another key or other sizes are dropped.
+        remedy: end of the message about a difference.
+    """
+
+    def __init__(
+        self, places: Sequence[Path], files: Sequence[tuple[str, int]], page: int, key: str, remedy: str
+    ) -> None:
+        self._places, self._files, self._page, self._remedy = places, files, page, remedy
+        counts = [-(-size // page) for _, size in files]
+        self._first = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        self._head = hashlib.sha256(json.dumps([key, page, [size for _, size in files]]).encode()).digest()
+        self._compared: dict[int, tuple[FileStamp, bytearray]] = {}
+
+    @cached_property
+    def _tables(self) -> list[int]:
+        """Descriptors of the files of cells, opened on first use: a start that is refused before has changed none."""
+        tables = []
+        for place in dict.fromkeys(self._places):
+            with suppress(OSError):
+                tables.append(_open_table(place, self._head))
+        return tables
+
+    def check(self, number: int, local: Path, start: int = 0, stop: int | None = None) -> None:
+        """Compare or record the pages that overlap the bytes ``start <= byte < stop`` of a file; None for its end.
+
+        A page that this process has compared is read again only if the stamp of the file has changed.
+
+        Raises:
+            DataError: the content differs, or the file cannot be read.
+        """
+        stamp, size = file_stamp(local), self._files[number][1]
+        known, bits = self._compared.get(number, (None, bytearray()))
+        if known != stamp:
+            self._check_size(number, stamp)
+            bits = self._no_pages(number)
+            self._compared[number] = (stamp, bits)
+        last = (size if stop is None or stop > size else stop) - 1
+        for page in range(start // self._page, last // self._page + 1):
+            if not bits[page >> 3] >> (page & 7) & 1:
+                for _, digest in self._digests(local, [page]):
+                    self._compare(number, page, digest)
+                bits[page >> 3] |= 1 << (page & 7)
+
+    def check_touched(self, number: int, local: Path) -> None:
+        """Compare all of a file if its stamp has changed since all of it was recorded.
+
+        Raises:
+            DataError: the content differs, or the file cannot be read.
+        """
+        stamp = file_stamp(local)
+        if self._compared.get(number, (None,))[0] == stamp:
+            return
+        if self.is_complete(number):
+            self.complete(number, local)
+        self._compared[number] = (stamp, self._no_pages(number))
+
+    def complete(self, number: int, local: Path, sha256: str = "") -> None:
+        """Compare or record all of a file, unless all of it is recorded and its stamp is still the same.
+
+        Args:
+            number: index of the file.
+            local: its path.
+            sha256: expected hash of the complete file; empty if it is not known.
+
+        Raises:
+            DataError: the content differs, or the file cannot be read.
+        """
+        stamp = file_stamp(local)
+        cell = _stamp_cell(stamp)
+        complete = [table for table in self._tables if self._stamp(table, number) == cell]
+        if len(complete) == len(self._tables) and (complete or not sha256):
+            return
+        self._check_size(number, stamp)
+        pages = range(int(self._first[number + 1] - self._first[number]))
+        whole = hashlib.sha256()
+        found = self._recorded(complete[0], number, pages) if complete else self._digests(local, pages, whole)
+        for page, digest in found:
+            self._compare(number, page, digest)
+        if sha256 and not complete and whole.hexdigest() != sha256:
+            for table in self._tables:  # what was recorded is not what belongs there
+                self._write(table, _HEAD + _CELL * int(self._first[number]), bytes(_CELL * len(pages)))
+            raise self._changed(number, "its checksum differs")
+        if file_stamp(local) == stamp:
+            for table in self._tables:
+                self._write(table, self._stamp_offset(number), cell)
+
+    def is_complete(self, number: int) -> bool:
+        """Return True if all of a file was recorded once."""
+        return any(self._stamp(table, number) != _EMPTY for table in self._tables)
+
+    def close(self) -> None:
+        """Close the record. Closing it twice is harmless."""
+        while self._tables:
+            os.close(self._tables.pop())
+
+    # --- cells -------------------------------------------------------------------------------------------------------
+
+    def _compare(self, number: int, page: int, digest: bytes) -> None:
+        offset = _HEAD + _CELL * (int(self._first[number]) + page)
+        for table in self._tables:
+            known = _read(table, offset)
+            if known == _EMPTY:
+                self._write(table, offset, digest)
+            elif known != digest:
+                start, stop = page * self._page, min((page + 1) * self._page, self._files[number][1])
+                raise self._changed(number, f"it differs within bytes {start:,} to {stop:,}")
+
+    def _no_pages(self, number: int) -> bytearray:
+        """Return a bit for each page of a file, none of them set."""
+        return bytearray(int(self._first[number + 1] - self._first[number]) // 8 + 1)
+
+    def _recorded(self, table: int, number: int, pages: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+        first = int(self._first[number])
+        yield from ((page, _read(table, _HEAD + _CELL * (first + page))) for page in pages)
+
+    def _digests(
+        self, local: Path, pages: Sequence[int], whole: "hashlib._Hash | None" = None
+    ) -> Iterator[tuple[int, bytes]]:
+        """Read pages, and yield their digests; all bytes are added to ``whole``."""
+        if not pages:
+            return
+        with _as_data_error(local), local.open("rb", buffering=0) as file:
+            for page in pages:
+                content = os.pread(file.fileno(), self._page, page * self._page)
+                if whole is not None:
+                    whole.update(content)
+                yield page, hashlib.sha256(content).digest()[:_CELL]
+
+    def _stamp_offset(self, number: int) -> int:
+        return _HEAD + _CELL * (int(self._first[-1]) + number)
+
+    def _stamp(self, table: int, number: int) -> bytes:
+        return _read(table, self._stamp_offset(number))
+
+    @staticmethod
+    def _write(table: int, offset: int, cell: bytes) -> None:
+        with suppress(OSError):  # a full disk: the cell stays empty, and the page is recorded when it is read again
+            os.pwrite(table, cell, offset)
+
+    # --- errors ------------------------------------------------------------------------------------------------------
+
+    def _check_size(self, number: int, stamp: FileStamp) -> None:
+        if stamp[0] != self._files[number][1]:
+            raise self._changed(number, f"it has {stamp[0]:,} bytes, and had {self._files[number][1]:,}")
+
+    def _changed(self, number: int, how: str) -> DataError:
+        return DataError(f"{self._files[number][0]}: the content of the file has changed: {how}. {self._remedy}")
+
+
+def _open_table(place: Path, head: bytes) -> int:
+    """Open a file of cells, emptied if it is that of other files."""
+    try:
+        table = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError:  # a folder that cannot be written: what the record knows is still compared
+        table = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(table, fcntl.LOCK_EX)
+        if os.pread(table, _HEAD, 0) != head:
+            os.ftruncate(table, 0)
+            os.pwrite(table, head, 0)
+        with suppress(OSError):
+            fcntl.flock(table, fcntl.LOCK_UN)
+    except BaseException:
+        os.close(table)
+        raise
+    return table
+
+
+def _read(table: int, offset: int) -> bytes:
+    """Read a cell; those after the end of the file are empty."""
+    return os.pread(table, _CELL, offset).ljust(_CELL, b"\0")
+
+
+def _stamp_cell(stamp: FileStamp) -> bytes:
+    return hashlib.sha256(json.dumps(stamp).encode()).digest()[:_CELL]
+
+
+@contextmanager
+def _as_data_error(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
