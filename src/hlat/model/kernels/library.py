@@ -167,7 +167,7 @@ def library() -> Library | None:
         return None
     if not found.attends:
         _LOG.warning("attention is computed by torch, more slowly: the C compiler does not use AVX2 (%s)", found.build)
-    _LOG.info("norms, RoPE, SwiGLU, attention and loss: compiled in %.1f s", time.perf_counter() - started)
+    _LOG.info("norms, RoPE, SwiGLU, attention and loss: compiled code loaded in %.1f s", time.perf_counter() - started)
     return found
 
 
