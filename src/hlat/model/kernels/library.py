@@ -10,6 +10,7 @@ import ctypes
 import functools
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ _FUNCTIONS = (
     "attend_backward",
     "attend_sums",
 )
+_WITH_SCRATCH = ("attend", "attend_backward")
 DTYPES = tuple(SUFFIXES)
 """Dtypes of the operands."""
 
@@ -132,6 +134,8 @@ class Library:
     def __init__(self, library: ctypes.CDLL, parallel: Any) -> None:
         self._run = find_run(library)
         self._parallel = ctypes.cast(parallel, ctypes.c_void_p)
+        library.scratch_bytes.restype = ctypes.c_int64
+        self._scratch_bytes: int = library.scratch_bytes()
         library.build.restype = ctypes.c_char_p
         self.build: str = library.build().decode()
         self.attends = bool(library.has_attention())
@@ -151,9 +155,11 @@ class Library:
             rows: number of rows.
             block_rows: rows of a block; must not depend on the number of threads.
         """
-        function = self._functions[name, dtype]
-        address = ctypes.byref(arguments)
-        self._run(self._parallel, torch.get_num_threads(), function, address, rows, block_rows)
+        function, threads = self._functions[name, dtype], torch.get_num_threads()
+        size = self._scratch_bytes if name in _WITH_SCRATCH else 0
+        scratch = torch.empty(size * threads, dtype=torch.uint8) if size else None  # aligned, as all memory of torch
+        memory = None if scratch is None else scratch.data_ptr()
+        self._run(self._parallel, threads, function, ctypes.byref(arguments), rows, block_rows, memory, size)
 
 
 @functools.cache
@@ -171,17 +177,33 @@ def library() -> Library | None:
     return found
 
 
+def check_operand(
+    name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], device: torch.device
+) -> None:
+    """Raise TypeError or ValueError if an operand is not what a C function takes it for."""
+    if tensor.dtype != dtype:
+        raise TypeError(f"{name} is {tensor.dtype}, and {dtype} is needed")
+    if tensor.shape != shape:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, and {tuple(shape)} is needed")
+    if tensor.device != device:
+        raise ValueError(f"{name} is on {tensor.device}, and {device} is needed")
+
+
 def is_available() -> bool:
     """Return True if the library can be used. A rehearsal computes nothing: a compiler is enough for it."""
     return find_c_compiler() is not None if in_fake_world() else library() is not None
 
 
 def find_run(library: ctypes.CDLL) -> Any:
-    """Find ``run`` of ``threads.h`` in a library: OpenMP's function, threads, kernel, its arguments, rows, block."""
-    run = library.run
+    """Find ``run_with_scratch`` of ``threads.h`` in a library.
+
+    Its arguments: OpenMP's function, threads, kernel, the kernel's arguments, rows, rows of a block, memory, and bytes
+    of it for each thread.
+    """
+    run = library.run_with_scratch
     run.restype = None
     pointer, number = ctypes.c_void_p, ctypes.c_int64
-    run.argtypes = (pointer, number, pointer, pointer, number, number)
+    run.argtypes = (pointer, number, pointer, pointer, number, number, pointer, number)
     return run
 
 
