@@ -9,6 +9,7 @@ blocks of rows; what a block computes does not depend on who computes it.
 import ctypes
 import functools
 import logging
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -136,6 +137,7 @@ class Library:
         self._parallel = ctypes.cast(parallel, ctypes.c_void_p)
         library.scratch_bytes.restype = ctypes.c_int64
         self._scratch_bytes: int = library.scratch_bytes()
+        self._kept = threading.local()
         library.build.restype = ctypes.c_char_p
         self.build: str = library.build().decode()
         self.attends = bool(library.has_attention())
@@ -157,9 +159,15 @@ class Library:
         """
         function, threads = self._functions[name, dtype], torch.get_num_threads()
         size = self._scratch_bytes if name in _WITH_SCRATCH else 0
-        scratch = torch.empty(size * threads, dtype=torch.uint8) if size else None  # aligned, as all memory of torch
-        memory = None if scratch is None else scratch.data_ptr()
+        memory = self._scratch(size * threads).data_ptr() if size else None
         self._run(self._parallel, threads, function, ctypes.byref(arguments), rows, block_rows, memory, size)
+
+    def _scratch(self, size: int) -> torch.Tensor:
+        """Memory of the calling thread, kept for its next call: new pages would cost more than a small attention."""
+        found: torch.Tensor | None = getattr(self._kept, "scratch", None)
+        if found is None or len(found) < size:
+            found = self._kept.scratch = torch.empty(size, dtype=torch.uint8)  # aligned, as all memory of torch
+        return found
 
 
 @functools.cache
