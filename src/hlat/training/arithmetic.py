@@ -110,7 +110,7 @@ class Arithmetic:
             raise CheckpointError(
                 "\n  ".join(["the run cannot resume here bit for bit: other kernels compute its model", *unasked])
                 + "\nResume where the same kernels are: with the same compiler, the same kind of processor or "
-                "accelerator, and space for temporary files. To accept other last bits, resume with run.deterministic=false."
+                "accelerator, and space for temporary files. To accept other last bits: run.deterministic=false."
             )
 
     def _changed(self, saved: "Arithmetic") -> dict[str, str]:
