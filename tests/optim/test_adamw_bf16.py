@@ -3,6 +3,7 @@
 import functools
 import math
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 import torch
@@ -246,3 +247,28 @@ def test_a_vector_has_as_few_lines_as_its_canonical_tensors_allow():
     assert (bias_lines.count, bias_lines.length) == (8, 6)
     nothing = replace(norm, parameter=nn.Parameter(norm.tensor[:0].clone()))
     assert (address_elements(nothing).count, address_elements(nothing).length) == (0, 1)
+
+
+@pytest.mark.parametrize("exponent", [-32, -26, -20, -19, -18])
+def test_compensation_keeps_every_update_on_average(exponent):
+    """Weights of 1 move by exactly the sum of their updates, up to the noise of rounding compensations stochastically.
+
+    The witness is that sum as a fraction. A compensation has at most half a spacing of a weight, 2^-8, so that its own
+    spacing is at most 2^-16: rounding a step of u to it has a variance of at most u 2^-16. Rounded to nearest, no
+    weight moved with updates of 2^-20, and twice as far as they should with those just above 2^-18.
+    """
+    update, steps, count = Fraction(5, 4) * Fraction(2) ** exponent, 400, 1 << 14
+    weights, compensation = _descend("bf16-kahan", float(update), steps, count)
+    assert compensation is not None
+    moved = 1 - (weights + compensation.double()).mean()
+    sigma = math.sqrt(steps * float(update) * 2.0**-16 / count)
+    assert abs(float(moved) - float(steps * update)) < 5 * sigma
+    assert 5 * sigma < 0.3 * steps * update or exponent < -20, "the test would detect a third"
+
+
+def test_compensations_have_random_bits_of_their_own():
+    """Neighbours round differently in a step, and an element differently in the next one."""
+    _, first = _descend("bf16-kahan", 2.0**-12 + 2.0**-22, 2, 1 << 12)
+    _, second = _descend("bf16-kahan", 2.0**-12 + 2.0**-22, 3, 1 << 12)
+    assert first is not None and second is not None
+    assert first.unique().numel() > 1 and second.unique().numel() > first.unique().numel()

@@ -24,7 +24,14 @@ from hlat.cli.common import (
     show_notes,
 )
 from hlat.runtime import LaunchError, rank_info
-from hlat.runtime.process import LAUNCHER_ENV, REQUEUE_CODE, be_verbose, enter_stage, stop_exit_code
+from hlat.runtime.process import (
+    LAUNCHER_ENV,
+    REQUEUE_CODE,
+    be_verbose,
+    enter_stage,
+    finish_compiling,
+    stop_exit_code,
+)
 
 if TYPE_CHECKING:
     from hlat.config import Recipe
@@ -156,6 +163,7 @@ def _work(job: "TrainingJob", line: OpeningLine) -> int:
             begin_compilation(recipe.run.device)  # beside the imports, which use one core
             import hlat.training  # noqa: F401
 
+            finish_compiling()
             ready(hears_sigterm=True)  # only now: an import that an exception interrupts may raise a different one
             shown = {"data_progress": data_progress} if shows_progress(recipe.tracking) else {}
             outcome = job.train_here(recipe, **shown)

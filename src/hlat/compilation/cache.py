@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from hlat.compilation.archive import Manifest, extract, opened
 from hlat.runtime import LaunchError, StorageError, escape_name
-from hlat.runtime.backend import backend_of, compile_cache_folders
+from hlat.runtime.backend import backend_of, compile_cache_folders, open_compile_cache
 
 _RANK = re.compile(r"rank-(\d{1,7})")
 _LOCK = ".lock"
@@ -85,11 +85,11 @@ def working_folder(device_type: str, base: str | None) -> Iterator[Path]:
         The folder.
 
     Raises:
+        LaunchError: others can write to the cache.
         StorageError: the cache cannot be written.
     """
-    root = next(iter(compile_cache_folders(device_type, base, 0).values()))
+    root = next(iter(open_compile_cache(device_type, base, 0).values()))
     try:
-        root.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=".hlat-", dir=root))
     except OSError as error:
         raise StorageError(f"{root}: the cache of compiled code cannot be written: {error.strerror}.") from error

@@ -122,7 +122,7 @@ def _all_reduce_rate(device_type: str, world: int) -> float:
     port, secret = _free_port(), secrets.token_hex(32)
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "hlat.hardware.all_reduce_rate", device_type, str(_MESSAGE_BYTES)],
+            [sys.executable, "-P", "-m", "hlat.hardware.all_reduce_rate", device_type, str(_MESSAGE_BYTES)],
             stdout=subprocess.PIPE,
             env=os.environ
             | {

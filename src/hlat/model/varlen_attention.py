@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hlat.model.kernels import attend_to_ranges, has_attention
+from hlat.model.kernels import attend_to_ranges, check_attention, check_gradient, has_attention
 from hlat.model.matmul import needs_widening
 from hlat.model.pointwise import accumulation_dtype
 
@@ -105,16 +105,37 @@ def _query_runs(first_Bs: torch.Tensor, spans: Sequence[int], window: int) -> It
         yield from _QueryRun(*run).blocks(window)
 
 
-def _allocate_results(q_BHsE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _results(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: torch.Tensor, spans: Sequence[int], window: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Allocate output and log-sum-exp, uninitialised, with the kernel's memory layout (position by position)."""
-    batch, heads, count, width = q_BHsE.shape
-    out_BsHE = q_BHsE.new_empty((batch, count, heads, width))
-    sums_BsH = q_BHsE.new_empty((batch, count, heads), dtype=accumulation_dtype(q_BHsE.dtype))
+    check_attention(q, k, v, first, spans, window)  # torch's kernel trusts its callers
+    batch, heads, count, width = q.shape
+    out_BsHE = q.new_empty((batch, count, heads, width))
+    sums_BsH = q.new_empty((batch, count, heads), dtype=accumulation_dtype(q.dtype))
     return out_BsHE.transpose(1, 2), sums_BsH.transpose(1, 2)
 
 
+def _gradients(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    sums: torch.Tensor,
+    first: torch.Tensor,
+    spans: Sequence[int],
+    window: int,
+) -> tuple[torch.Tensor, ...]:
+    """Allocate the gradients of q, k and v, uninitialised."""
+    check_attention(q, k, v, first, spans, window)
+    check_gradient(grad, q, out, sums, accumulation_dtype(q.dtype))
+    return tuple(torch.empty_like(x) for x in (q, k, v))
+
+
 def _operand(x: torch.Tensor) -> torch.Tensor:
-    return x.float() if needs_widening(x) else x
+    x = x.float() if needs_widening(x) else x
+    return x if x.stride(-1) == 1 else x.contiguous()  # torch's kernel takes gaps within a row for numbers
 
 
 def _masks(dtype: torch.dtype) -> Callable[[_QueryRun], torch.Tensor | None]:
@@ -133,7 +154,7 @@ def _masks(dtype: torch.dtype) -> Callable[[_QueryRun], torch.Tensor | None]:
 def _attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: torch.Tensor, spans: Sequence[int], window: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    out, log_sums = _allocate_results(q)
+    out, log_sums = _results(q, k, v, first, spans, window)
     mask_of = _masks(torch.float32 if needs_widening(q) else q.dtype)
     for run in _query_runs(first, spans, window):
         query, mask = _operand(run.query_slice(q)), mask_of(run)
@@ -168,7 +189,8 @@ def _attend_backward(
     window: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Compute gradients of q, k and v. The log-sum-exp is over all keys of a run, so slices of keys add up exactly."""
-    grad_q, grad_k, grad_v = (torch.zeros_like(x) for x in (q, k, v))
+    results = _gradients(grad, q, k, v, out, log_sums, first, spans, window)
+    grad_q, grad_k, grad_v = (gradient.zero_() for gradient in results)
     mask_of = _masks(torch.float32 if needs_widening(q) else q.dtype)
     for run in _query_runs(first, spans, window):
         mask = mask_of(run)
@@ -205,14 +227,8 @@ _library.define(
 )
 _library.impl("attend_within_documents", _attend, "CPU")
 _library.impl("attend_within_documents_backward", _attend_backward, "CPU")
-torch.library.register_fake(
-    "hlat::attend_within_documents", lambda q, k, v, first, spans, window: _allocate_results(q), lib=_library
-)
-torch.library.register_fake(
-    "hlat::attend_within_documents_backward",
-    lambda grad, q, k, v, out, sums, first, spans, window: tuple(torch.empty_like(x) for x in (q, k, v)),
-    lib=_library,
-)
+torch.library.register_fake("hlat::attend_within_documents", _results, lib=_library)
+torch.library.register_fake("hlat::attend_within_documents_backward", _gradients, lib=_library)
 torch.library.register_autograd(
     "hlat::attend_within_documents", _differentiate, setup_context=_save_for_backward, lib=_library
 )

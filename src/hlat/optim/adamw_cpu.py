@@ -79,7 +79,7 @@ def _library() -> ctypes.CDLL | None:
     except (CompilationFailed, OSError) as problem:
         _LOG.warning("AdamW over bf16 weights runs uncompiled, about 20 times slower: %s", problem)
         return None
-    _LOG.info("AdamW over bf16 weights: compiled in %.1f s", time.perf_counter() - started)
+    _LOG.info("AdamW over bf16 weights: compiled code loaded in %.1f s", time.perf_counter() - started)
     return library
 
 

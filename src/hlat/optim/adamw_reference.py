@@ -18,7 +18,7 @@ are rounded. The rounding scheme decides how w, m and v are rounded to bf16; it 
     bf16-sr     all rounded stochastically, each with its own 16 random bits
     bf16        all rounded to nearest even
     bf16-kahan  all to nearest; c keeps the rounding error of w (Zamirai et al. 2020, "Revisiting bfloat16 training"):
-                y = c - u;  w' = bf16(w + y);  c <- bf16(y - (w' - w));  w <- w'
+                y = c - u;  w' = bf16(w + y);  c <- y - (w' - w), rounded stochastically;  w <- w'
     bf16-long, bf16-kahan-long    w as in bf16 and bf16-kahan, m and v rounded stochastically
 
 The "long" schemes exist because rounding to nearest can make a moment stop changing: a change of less than half a
@@ -27,6 +27,10 @@ spacing of bf16 values is lost. A change is 1 - beta of the distance to the grad
 that is 8 % of v, 4 % of its root. Above beta = 1 - 2^-8 there are values from which v never decreases, above 1 - 2^-9
 it never does. The long schemes are used if this error is above 1/8. With stochastic rounding the mean is correct for
 every beta.
+
+Likewise c, which has up to half a spacing of w, 2^-8 of it: rounded to nearest it would stop changing where u is less
+than half a spacing of c, about 2^-18 of w, and change by up to twice u just above that. Rounded stochastically it
+changes by u on average, down to the rounding of c - u to fp32, 2^-32 of w.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +39,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from hlat.optim.element_addresses import ElementAddresses
-from hlat.precision import element_bits, stochastic_round
+from hlat.precision import element_bits, line_bits, stochastic_round
 from hlat.runtime.backend import types_with
 
 SCALARS = (
@@ -131,7 +135,10 @@ def update_lines(operands: Operands, keys_2N: torch.Tensor, rounding: str) -> No
     bits = (None, None, None) if rounding in ("bf16", "bf16-kahan") else random_bits(operands.addresses, keys_2N)
     operands.exp_avg.copy_(rounded(exp_avg, bits[1]))
     operands.exp_avg_sq.copy_(rounded(exp_avg_sq, bits[2]))
-    subtract(operands.weight, weight, change, operands.compensation, bits[0] if rounding == "bf16-sr" else None)
+    of_weight = bits[0] if rounding == "bf16-sr" else None
+    if operands.compensation is not None:
+        of_weight = compensation_bits(operands.addresses, keys_2N)
+    subtract(operands.weight, weight, change, operands.compensation, of_weight)
 
 
 def rounded(values: torch.Tensor, bits: torch.Tensor | None) -> torch.Tensor:
@@ -153,14 +160,15 @@ def subtract(
         weight: the same in fp32.
         change: fp32.
         compensation: bf16, updated in place, for Kahan summation; None without it.
-        bits: random bits of stochastic rounding; None to round to nearest.
+        bits: random bits of stochastic rounding: of the compensation if there is one, else of the weights; None to
+            round to nearest.
     """
     if compensation is None:
         target.copy_(rounded(weight - change, bits))
         return
     change = compensation.float() - change
     nearest = (weight + change).to(torch.bfloat16)
-    compensation.copy_((change - (nearest.float() - weight)).to(torch.bfloat16))
+    compensation.copy_(rounded(change - (nearest.float() - weight), bits))
     target.copy_(nearest)
 
 
@@ -176,6 +184,18 @@ def square_root(values: torch.Tensor) -> torch.Tensor:
 
 def random_bits(addresses: ElementAddresses, keys_2N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return three sets of 16 random bits for every element, (L, length) each."""
+    return element_bits(*_place(addresses, keys_2N))
+
+
+def compensation_bits(addresses: ElementAddresses, keys_2N: torch.Tensor) -> torch.Tensor:
+    """Return 16 random bits for the compensation of every element, (L, length)."""
+    return line_bits(*_place(addresses, keys_2N))
+
+
+def _place(
+    addresses: ElementAddresses, keys_2N: torch.Tensor
+) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor, torch.Tensor]:
+    """Return keys, row and column of every element; the shapes broadcast to (L, length)."""
     first, second = keys_2N.index_select(1, addresses.names_L).unsqueeze(2)
     offsets = torch.arange(addresses.length, dtype=torch.int32, device=keys_2N.device)
-    return element_bits((first, second), addresses.rows_L.unsqueeze(1), addresses.columns_L.unsqueeze(1) + offsets)
+    return (first, second), addresses.rows_L.unsqueeze(1), addresses.columns_L.unsqueeze(1) + offsets

@@ -157,12 +157,12 @@ def _step(
     v = v * beta2 + (g * g) * one_minus_beta2
     denominator = tl.sqrt_rn(v) * inverse_bias2 + eps
     change = w * decay + tl.div_rn(m, denominator) * step_size
+    name = tl.load(names_ptr + line)
+    key0 = tl.load(keys_ptr + name).to(tl.uint32, bitcast=True)
+    key1 = tl.load(keys_ptr + name_count + name).to(tl.uint32, bitcast=True)
+    row = tl.load(rows_ptr + line).to(tl.uint32, bitcast=True)
+    column = tl.load(columns_ptr + line).to(tl.uint32, bitcast=True) + offset.to(tl.uint32)
     if RANDOM_MOMENTS:
-        name = tl.load(names_ptr + line)
-        key0 = tl.load(keys_ptr + name).to(tl.uint32, bitcast=True)
-        key1 = tl.load(keys_ptr + name_count + name).to(tl.uint32, bitcast=True)
-        row = tl.load(rows_ptr + line).to(tl.uint32, bitcast=True)
-        column = tl.load(columns_ptr + line).to(tl.uint32, bitcast=True) + offset.to(tl.uint32)
         first, second = _threefry(key0, key1, column, row)
         tl.store(exp_avg_ptr + at, _stochastic(m, first >> 16), mask=inside)
         tl.store(exp_avg_sq_ptr + at, _stochastic(v, second & 0xFFFF), mask=inside)
@@ -176,5 +176,7 @@ def _step(
     if WEIGHTS == 2:
         y = _widen(tl.load(compensation_ptr + at, mask=inside, other=0)) - change
         rounded = _nearest(w + y)
-        tl.store(compensation_ptr + at, _nearest(y - (_widen(rounded) - w)), mask=inside)
+        word, _ = _threefry(key0, key1, tl.full((), 0xFFFFFFFF, tl.uint32), row)
+        random16 = (word + column * 0x9E3779B9) >> 16  # hlat.precision.line_bits
+        tl.store(compensation_ptr + at, _stochastic(y - (_widen(rounded) - w), random16), mask=inside)
         tl.store(weight_ptr + at, rounded, mask=inside)

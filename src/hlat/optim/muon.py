@@ -28,7 +28,7 @@ import torch
 from hlat.config.sections.optimizers import AdamWConfig, MuonConfig
 from hlat.model import LocalParameter, local
 from hlat.optim.adamw import AdamWSpec
-from hlat.optim.adamw_reference import random_bits, rounded, rounding_of, subtract
+from hlat.optim.adamw_reference import compensation_bits, random_bits, rounded, rounding_of, subtract
 from hlat.optim.base import STEP, LocalMatrices, Optimizer, OptimizerSpec, WholeMatrices, scale_in_place
 from hlat.optim.rounding_streams import RoundingStreams
 from hlat.precision import MODES
@@ -251,6 +251,8 @@ class Muon(Optimizer):
             change = wide * decay + updates[chunk].float() * scale_L[chunk].unsqueeze(1)
             at = addresses.slice_lines(chunk.start, chunk.stop)
             bits = random_bits(at, keys_2N)[0] if self._rounding == "bf16-sr" else None
+            if errors is not None:
+                bits = compensation_bits(at, keys_2N)
             subtract(weights[chunk], wide, change, None if errors is None else errors[chunk], bits)
 
     def _scales(self, parameter: LocalParameter) -> dict[str, float]:

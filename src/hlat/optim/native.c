@@ -48,6 +48,14 @@ INLINE uint32_t rotate(uint32_t word, int count) { return (word << count) | (wor
 
 #define ROUND(count) first += second, second = rotate(second, count) ^ first;
 #define INJECT(a, b, number) first += (a), second += (b) + number;
+#define THREEFRY                                                                                                       \
+    ROUND(13) ROUND(15) ROUND(26) ROUND(6) INJECT(key1, key2, 1u)                                                      \
+    ROUND(17) ROUND(29) ROUND(16) ROUND(24) INJECT(key2, key0, 2u)                                                     \
+    ROUND(13) ROUND(15) ROUND(26) ROUND(6) INJECT(key0, key1, 3u)                                                      \
+    ROUND(17)
+
+/* hlat.precision.line_bits, from the random word of a line */
+INLINE uint32_t line_bits(uint32_t word, uint32_t column) { return (word + column * 0x9E3779B9u) >> 16; }
 
 INLINE void update(
     const int mode, const int wide_gradient, int64_t begin, int64_t end, int64_t length,
@@ -58,12 +66,19 @@ INLINE void update(
     const uint16_t *narrow = (const uint16_t *)gradient;
     const float *wide = (const float *)gradient;
     const int random = mode == STOCHASTIC || mode == NEAREST_LONG || mode == KAHAN_LONG;
+    const int compensated = mode == KAHAN || mode == KAHAN_LONG;
     for (int64_t line = begin; line < end; line++) {
-        const uint32_t key0 = random ? keys[names[line]] : 0u;
-        const uint32_t key1 = random ? keys[name_count + names[line]] : 0u;
+        const uint32_t key0 = random || compensated ? keys[names[line]] : 0u;
+        const uint32_t key1 = random || compensated ? keys[name_count + names[line]] : 0u;
         const uint32_t key2 = key0 ^ key1 ^ 0x1BD11BDAu;
         const uint32_t start0 = columns[line] + key0, start1 = rows[line] + key1;
         const int64_t offset = line * length;
+        uint32_t of_line = 0u; /* of column -1, which no element has */
+        if (compensated) {
+            uint32_t first = key0 - 1u, second = start1;
+            THREEFRY
+            of_line = first;
+        }
 #pragma omp simd
         for (int64_t index = 0; index < length; index++) {
             const int64_t at = offset + index;
@@ -77,10 +92,7 @@ INLINE void update(
             const float change = w * s.decay + (m / denominator) * s.step_size;
             if (random) { /* Threefry-2x32-13 */
                 uint32_t first = start0 + (uint32_t)index, second = start1;
-                ROUND(13) ROUND(15) ROUND(26) ROUND(6) INJECT(key1, key2, 1u)
-                ROUND(17) ROUND(29) ROUND(16) ROUND(24) INJECT(key2, key0, 2u)
-                ROUND(13) ROUND(15) ROUND(26) ROUND(6) INJECT(key0, key1, 3u)
-                ROUND(17)
+                THREEFRY
                 exp_avg[at] = stochastic(m, first >> 16);
                 exp_avg_sq[at] = stochastic(v, second & 0xFFFFu);
                 if (mode == STOCHASTIC) {
@@ -96,7 +108,8 @@ INLINE void update(
             } else {
                 const float y = widen(compensation[at]) - change;
                 const uint16_t rounded = nearest(w + y);
-                compensation[at] = nearest(y - (widen(rounded) - w));
+                const uint32_t random16 = line_bits(of_line, columns[line] + (uint32_t)index);
+                compensation[at] = stochastic(y - (widen(rounded) - w), random16);
                 weight[at] = rounded;
             }
         }

@@ -21,7 +21,7 @@ from hlat.runtime import lazily
 if TYPE_CHECKING:
     from hlat.precision.fp8 import check_fp8, convert_to_fp8
     from hlat.precision.modes import AUTO, MODES, Mode, resolve_mode
-    from hlat.precision.rounding import element_bits, step_keys, stochastic_round, stream_keys
+    from hlat.precision.rounding import element_bits, line_bits, step_keys, stochastic_round, stream_keys
 
 __getattr__ = lazily(
     __name__,
@@ -38,6 +38,7 @@ __getattr__ = lazily(
         ),
         "rounding": (
             "element_bits",
+            "line_bits",
             "step_keys",
             "stochastic_round",
             "stream_keys",
@@ -52,6 +53,7 @@ __all__ = [
     "check_fp8",
     "convert_to_fp8",
     "element_bits",
+    "line_bits",
     "resolve_mode",
     "step_keys",
     "stochastic_round",

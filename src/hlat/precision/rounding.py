@@ -3,6 +3,7 @@
     (seed, purpose, canonical name) --stream_key-->      64-bit key of a tensor
     (key of a tensor, step)         --Threefry-->        key of a tensor in a step
     (that key, column, row)         --Threefry-->        64 bits of an element: 16 for each stored value
+    (that key, row), column         --line_bits-->       16 bits of an element, where it needs no more
     (fp32 value, 16 bits)           --stochastic_round--> bf16
 
 The address of an element is its position in the canonical tensor, as two words (row, column), so that a global index
@@ -33,6 +34,8 @@ _PARITY = 0x1BD11BDA  # constant of the key schedule
 _LOW = 0xFFFF
 _HIGH = -0x10000
 _QUIET_NAN = 0x7FC00000
+_NO_COLUMN = -1  # as a word the largest number: no element has it
+_GOLDEN = 0x9E3779B9 - (1 << 32)  # 2**32 times the golden ratio, less 1; odd, as a signed word
 
 Words = tuple[torch.Tensor, torch.Tensor]
 """Two int32 tensors whose shapes are the same or broadcast."""
@@ -92,6 +95,22 @@ def element_bits(
     """
     first, second = threefry(key, (column, row))
     return first & _LOW, (first >> 16) & _LOW, second & _LOW
+
+
+def line_bits(key: Words, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+    """Return 16 random bits for each element, int32 in [0, 65536), for less work than ``element_bits``.
+
+    A row draws one word in each step, to which each column adds a multiple of the golden ratio. So the bits of an
+    element are uniform and independent from step to step, which makes its sum of rounded values right on average. Those
+    of a row in one step are not independent of each other, but evenly spread.
+
+    Args:
+        key: as for ``element_bits``.
+        row: likewise.
+        column: likewise.
+    """
+    word, _ = threefry(key, (torch.full_like(row, _NO_COLUMN), row))
+    return ((word + column * _GOLDEN) >> 16) & _LOW
 
 
 def stochastic_round(values: torch.Tensor, random16: torch.Tensor) -> torch.Tensor:

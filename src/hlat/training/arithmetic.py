@@ -1,17 +1,20 @@
 """Names of what computes the model of a run: the same on all processes, saved, compared with the loaded checkpoint.
 
 recipe, device -> Arithmetic --> every checkpoint
-saved names    -> Arithmetic --> differences, which a resumed run reports: its bits are no longer those before it
+saved names    -> Arithmetic --> differences: nobody asked for them? --refuse to resume, since the bits would differ
+                                             run.deterministic=false, or the recipe has changed? --report them
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 
+from hlat.checkpoint import RecipeChange
 from hlat.config import Recipe
 from hlat.model import attention_backend, product_library
 from hlat.model.kernels import describe_attention, describe_kernels
 from hlat.parallel import decide_compilation
 from hlat.precision import MODES
+from hlat.runtime import CheckpointError
 from hlat.runtime.backend import ONEDNN, TORCH
 from hlat.runtime.distributed import Runtime
 
@@ -20,6 +23,12 @@ _SUBJECTS = {
     "attention": "attention",
     "products": "products with weights",
 }
+_CAUSES = {
+    "kernels": ("run.device",),
+    "attention": ("run.device",),
+    "products": ("run.device", "run.compile", "training.", "batch.", "parallel."),  # those of auto: length and layout
+}
+"""Beginnings of the fields whose change in the recipe asks for another name."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +86,38 @@ class Arithmetic:
 
     def differences(self, saved: "Arithmetic") -> Iterator[str]:
         """Yield a message for each part that another name computed before."""
-        earlier = saved.by_subject()
-        for subject, now in self.by_subject().items():
-            if now != earlier[subject]:
-                yield (
-                    f"{subject}: computed by {now}, before the checkpoint by {earlier[subject]}: they round "
-                    "differently, so the run will not be bitwise the one that was not interrupted"
-                )
+        for subject in self._changed(saved).values():
+            yield f"{subject}: they round differently, so the run will not be bitwise the one that was not interrupted"
+
+    def check_resume(self, versions: Mapping[str, str], recipe: Recipe, changes: Iterable[RecipeChange]) -> None:
+        """Check that what computes the model is what did before a checkpoint, or that somebody asked for the change.
+
+        Args:
+            versions: versions of the checkpoint.
+            recipe: the present recipe; ``run.deterministic=false`` accepts every change.
+            changes: its differences from the recipe of the checkpoint.
+
+        Raises:
+            CheckpointError: the bits would differ unasked, such as where there is no compiler or no space for it.
+        """
+        paths = [change.path for change in changes]
+        unasked = [
+            text
+            for part, text in self._changed(self.saved_in(versions)).items()
+            if part in versions and not any(path.startswith(_CAUSES[part]) for path in paths)
+        ]
+        if unasked and recipe.run.deterministic:
+            raise CheckpointError(
+                "\n  ".join(["the run cannot resume here bit for bit: other kernels compute its model", *unasked])
+                + "\nResume where the same kernels are: with the same compiler, the same kind of processor or "
+                "accelerator, and space for temporary files. To accept other last bits: run.deterministic=false."
+            )
+
+    def _changed(self, saved: "Arithmetic") -> dict[str, str]:
+        """Describe each part that another name computed before, by part."""
+        now, before = self.names(), saved.names()
+        return {
+            part: f"{subject}: computed by {now[part]}, before the checkpoint by {before[part]}"
+            for part, subject in _SUBJECTS.items()
+            if now[part] != before[part]
+        }

@@ -8,7 +8,6 @@ Credentials in URLs are removed, and no environment variable is recorded.
 
 import json
 import os
-import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,9 +25,9 @@ from hlat.runtime.backend import backend_of
 from hlat.runtime.distributed import Runtime
 from hlat.runtime.storage import ATTEMPTS_NAME, RECIPE_HEAD, RECIPE_NAME, is_foreign_recipe
 from hlat.tracking import EventLog, read_events
+from hlat.training.git_commit import git_commit
 
 _PACKAGES = ("numpy", "pyarrow", "safetensors", "tokenizers", "transformers", "triton")
-_GIT_SECONDS = 5.0  # a git that hangs, such as on a slow file system, must not keep a run from starting
 
 
 @dataclass(frozen=True)
@@ -137,17 +136,7 @@ def _package_versions() -> dict[str, str]:
     return found
 
 
-def _git() -> dict[str, Any] | None:
-    """Return commit and state of the git project of the working folder; None if it is in none, or git is missing."""
-    commit = _run_git("rev-parse", "HEAD")
-    changed = None if commit is None else _run_git("status", "--porcelain", "--untracked-files=no")
-    return None if commit is None else {"commit": commit, "dirty": None if changed is None else bool(changed)}
-
-
-def _run_git(*words: str) -> str | None:
-    command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", *words]  # read only, and starts no program
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True)
-    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
-        return None
-    return done.stdout.strip()
+def _git() -> dict[str, str] | None:
+    """Return the commit of the git project of the working folder; None if it is in none."""
+    commit = git_commit(Path.cwd())
+    return None if commit is None else {"commit": commit}

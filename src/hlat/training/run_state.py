@@ -247,6 +247,7 @@ def build_run_state(
     check_consistent(runtime.ranks, {"kernels": arithmetic.by_subject()})
     if newest is not None:
         recipe_changes = check_resume(*read_saved_run(newest), recipe, prepared.fingerprint)
+        arithmetic.check_resume(newest.meta.get("versions", {}), recipe, recipe_changes)
     fresh = newest is None and recipe.checkpoint.init_from is None
     enter_stage("building the model")
     model = build_parallel(recipe, runtime, seed if fresh else None)

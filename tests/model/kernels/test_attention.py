@@ -1,5 +1,8 @@
 """Compiled attention: output and gradients are those of float64, for every range of keys, on any number of threads."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -214,5 +217,23 @@ def test_compiled_code_calls_the_operator() -> None:
 
 def test_operands_of_two_dtypes_are_refused() -> None:
     q, k, v, _ = operands_of((1, 2, 1, 4, 4, 8), torch.float32)
-    with pytest.raises(TypeError, match="one dtype is needed"):
+    with pytest.raises(TypeError, match=r"k is torch.bfloat16, and torch.float32 is needed"):
         attend_to_ranges(q, k.bfloat16(), v, None, (0, 4))
+
+
+def test_threads_need_no_more_stack_than_those_of_torch() -> None:
+    """256 KiB, which torch's attention needs too; the widest heads, forward and backward, on two threads."""
+    code = """
+import torch
+from hlat.model.kernels import attend_to_ranges
+torch.set_num_threads(2)
+for dtype in (torch.bfloat16, torch.float32):
+    q, k, v = (torch.ones(1, 4, 130, 256, dtype=dtype, requires_grad=True) for _ in range(3))
+    attend_to_ranges(q, k, v, None, (0, 130)).sum().backward()
+print("done")
+"""
+    command = ["sh", "-c", 'ulimit -s 256 && exec "$@"', "sh", sys.executable, "-c", code]
+    done = subprocess.run(
+        command, env=os.environ | {"OMP_STACKSIZE": "256k"}, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "done\n", (done.returncode, done.stderr)

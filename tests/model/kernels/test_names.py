@@ -1,14 +1,17 @@
-"""Names of what computes a model are saved; a run that resumes with another one says so."""
+"""Names of what computes a model are saved; a run resumes with another one only if somebody asked for that."""
 
 from contextlib import ExitStack
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 import torch
 
+from hlat.checkpoint import RecipeChange
 from hlat.config.load import parse_recipe
 from hlat.model import matmul, product_library
+from hlat.runtime import CheckpointError
 from hlat.runtime.backend.cpu import CpuBackend
 from hlat.training.arithmetic import Arithmetic
 from tests.support.model.kernel_cases import torch_only
@@ -68,3 +71,21 @@ def test_versions_that_did_not_save_the_name_computed_products_with_torch(onednn
     names = {part: name for part, name in now.names().items() if part != "products"}
     assert len(list(now.differences(now.saved_in(names)))) == count
     assert len(list(now.differences(now.saved_in({})))) == count, "torch computed everything"
+
+
+@pytest.mark.parametrize("asked", ["run.compile", "run.device", "parallel.tensor"])
+def test_products_change_with_the_fields_that_decide_about_them(asked: str) -> None:
+    now, before = named("fp32", onednn=False, compile="blocks"), named("fp32", onednn=False)
+    now.check_resume(before.names(), recipe_of("fp32"), [RecipeChange(asked, 1, 2)])
+    for changes in ([], [RecipeChange("run.name", "a", "b"), RecipeChange("tracking.console", "a", "b")]):
+        with pytest.raises(CheckpointError, match="products with weights: computed by compiled code"):
+            now.check_resume(before.names(), recipe_of("fp32"), changes)
+
+
+def test_kernels_do_not_change_with_the_length_of_a_run() -> None:
+    before = replace(named("fp32", onednn=False), kernels="fused C kernels (gcc 12.2.0, avx512)")
+    now = named("fp32", onednn=False)
+    with pytest.raises(CheckpointError, match="norms, RoPE, SwiGLU and loss: computed by torch"):
+        now.check_resume(before.names(), recipe_of("fp32"), [RecipeChange("training.steps", 1, 2)])
+    now.check_resume(before.names(), recipe_of("fp32"), [RecipeChange("run.device", "cpu", "cuda")])
+    now.check_resume({}, recipe_of("fp32"), [])  # versions of hlat that saved no names

@@ -1,4 +1,4 @@
-"""Runs with and without fused kernels: the same losses up to rounding, and no change of kernels without a word."""
+"""Runs with and without fused kernels: the same losses up to rounding, and no change of kernels unasked."""
 
 import io
 import json
@@ -13,6 +13,7 @@ from hlat.config import Recipe
 from hlat.config.load import parse_recipe
 from hlat.model import product_library
 from hlat.model.kernels import describe_kernels
+from hlat.runtime import CheckpointError
 from hlat.training import run
 from tests.model.test_parity import longest_path
 from tests.support.model.kernel_cases import torch_only
@@ -65,13 +66,16 @@ def test_a_run_without_kernels_has_the_same_loss_and_gradient(recipe_of, monkeyp
         assert mine[name] == pytest.approx(theirs[name], rel=bound)
 
 
-def test_a_run_that_resumes_with_other_kernels_says_so(recipe_of) -> None:
+def test_a_run_resumes_with_other_kernels_only_if_that_is_accepted(recipe_of) -> None:
     with torch_only():
         trained(recipe_of("run", 2))
     assert read_meta(resolve(recipe_of("run", 2).run_dir))["versions"]["kernels"] == "torch"
-    said = trained(recipe_of("run", 3))
+    with pytest.raises(CheckpointError, match=r"before the checkpoint by torch(.|\n)*run.deterministic=false"):
+        trained(recipe_of("run", 3))
+    accepted = recipe_of("run", 1)
+    said = trained(accepted.model_copy(update={"run": accepted.run.model_copy(update={"deterministic": False})}))
     assert f"computed by {KERNELS}, before the checkpoint by torch" in said
-    assert "before the checkpoint by" not in trained(recipe_of("run", 4))
+    assert "before the checkpoint by" not in trained(recipe_of("run", 4)), "the new checkpoint has the new name"
     [found_products] = {event["products"] for event in events_of(recipe_of("run", 2).run_dir, "resume")}
     assert found_products == product_library(torch.float32, torch.device("cpu"))
     found = [event["kernels"] for kind in ("start", "resume") for event in events_of(recipe_of("run", 2).run_dir, kind)]

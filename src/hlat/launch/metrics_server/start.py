@@ -82,7 +82,8 @@ def _serving(recipe: Recipe, listener: socket.socket, say: Callable[[str], None]
         "parent": os.getpid(),
         "started": time.monotonic(),
     }
-    program = f"import json, sys; sys.path[:] = {sys.path!r}; from {_SERVER} import main; main(json.loads(sys.argv[1]))"
+    path = f"import sys; sys.path[:] = {sys.path!r}"  # before any other import: -c looks into the current folder first
+    program = f"{path}; import json; from {_SERVER} import main; main(json.loads(sys.argv[1]))"
     process = subprocess.Popen(
         [sys.executable, "-c", program, json.dumps(settings)],
         pass_fds=[listener.fileno()],

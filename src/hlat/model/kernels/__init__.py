@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 from hlat.runtime import lazily
 
 if TYPE_CHECKING:
-    from hlat.model.kernels.attention import ATTENTION, attend_to_ranges, head_sums_shape
+    from hlat.model.kernels.attention import (
+        ATTENTION,
+        attend_to_ranges,
+        check_attention,
+        check_gradient,
+        head_sums_shape,
+    )
     from hlat.model.kernels.choice import (
         are_used_on,
         attention_is_used_on,
@@ -26,7 +32,7 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
-        "attention": ("ATTENTION", "attend_to_ranges", "head_sums_shape"),
+        "attention": ("ATTENTION", "attend_to_ranges", "check_attention", "check_gradient", "head_sums_shape"),
         "choice": (
             "are_used_on",
             "attention_is_used_on",
@@ -51,6 +57,8 @@ __all__ = [
     "attention_is_used_on",
     "begin_compilation",
     "builds_masks",
+    "check_attention",
+    "check_gradient",
     "decoding_library",
     "describe_attention",
     "describe_kernels",

@@ -92,13 +92,23 @@ INLINE float *log_sum_of(const Attention *a, int64_t batch, int64_t head, int64_
 
 #define ALIGNED __attribute__((aligned(64)))
 
+/* What a thread computes with: half a megabyte, which a stack may not have. */
+typedef struct {
+    uint32_t rows[SIDE * WIDEST] ALIGNED, value_rows[SIDE * WIDEST] ALIGNED;
+    uint32_t queries_across[SIDE * WIDEST] ALIGNED, gradients_across[SIDE * WIDEST] ALIGNED;
+    uint32_t key_pairs[SIDE * WIDEST] ALIGNED, query_pairs[SIDE * WIDEST] ALIGNED;
+    uint32_t gradient_pairs[SIDE * WIDEST] ALIGNED, value_pairs[SIDE * WIDEST] ALIGNED;
+    uint32_t chances[SIDE * SIDE] ALIGNED, changes[SIDE * SIDE] ALIGNED, changes_across[SIDE * SIDE] ALIGNED;
+    float scores[SIDE * SIDE] ALIGNED, products[SIDE * SIDE] ALIGNED, sums[WIDEST * SIDE] ALIGNED;
+} Scratch;
+
 /* Rows are blocks of queries: of a head, of all heads, of all rows of the batch. */
-INLINE void attend(const Attention *a, int64_t begin, int64_t end, const int wide) {
+INLINE void attend(const Attention *a, int64_t begin, int64_t end, Scratch *scratch, const int wide) {
     const int64_t blocks = (a->queries + SIDE - 1) / SIDE, padded = a->padded_width, step = per_word(wide);
     const int64_t words = (padded / step + LANES - 1) / LANES * LANES;
-    uint32_t rows[SIDE * WIDEST] ALIGNED, across[SIDE * WIDEST] ALIGNED, values[SIDE * WIDEST] ALIGNED;
-    uint32_t chances[SIDE * SIDE] ALIGNED;
-    float scores[SIDE * SIDE] ALIGNED, sums[WIDEST * SIDE] ALIGNED, factors[SIDE] ALIGNED;
+    uint32_t *restrict rows = scratch->rows, *restrict across = scratch->queries_across;
+    uint32_t *restrict values = scratch->value_pairs, *restrict chances = scratch->chances;
+    float *restrict scores = scratch->scores, *restrict sums = scratch->sums, factors[SIDE] ALIGNED;
     for (int64_t unit = begin; unit < end; unit++) {
         /* The last blocks of a causal mask take longest: they come first. */
         const int64_t start = (blocks - 1 - unit % blocks) * SIDE, head = unit / blocks % a->heads;
@@ -154,14 +164,16 @@ INLINE void attend(const Attention *a, int64_t begin, int64_t end, const int wid
 }
 
 /* Rows are query heads of all rows of the batch. */
-INLINE void attend_backward(const Attention *a, int64_t begin, int64_t end, const int wide) {
+INLINE void attend_backward(const Attention *a, int64_t begin, int64_t end, Scratch *scratch, const int wide) {
     const int64_t padded = a->padded_width, step = per_word(wide);
     const int64_t words = (padded / step + LANES - 1) / LANES * LANES, area = a->padded_keys * padded;
-    uint32_t rows[SIDE * WIDEST] ALIGNED, value_rows[SIDE * WIDEST] ALIGNED, key_pairs[SIDE * WIDEST] ALIGNED;
-    uint32_t query_pairs[SIDE * WIDEST] ALIGNED, gradient_pairs[SIDE * WIDEST] ALIGNED;
-    uint32_t queries_across[SIDE * WIDEST] ALIGNED, gradients_across[SIDE * WIDEST] ALIGNED;
-    uint32_t chances[SIDE * SIDE] ALIGNED, changes[SIDE * SIDE] ALIGNED, changes_across[SIDE * SIDE] ALIGNED;
-    float scores[SIDE * SIDE] ALIGNED, products[SIDE * SIDE] ALIGNED, sums[WIDEST * SIDE] ALIGNED;
+    uint32_t *restrict rows = scratch->rows, *restrict value_rows = scratch->value_rows;
+    uint32_t *restrict key_pairs = scratch->key_pairs, *restrict query_pairs = scratch->query_pairs;
+    uint32_t *restrict gradient_pairs = scratch->gradient_pairs;
+    uint32_t *restrict queries_across = scratch->queries_across, *restrict gradients_across = scratch->gradients_across;
+    uint32_t *restrict chances = scratch->chances, *restrict changes = scratch->changes;
+    uint32_t *restrict changes_across = scratch->changes_across;
+    float *restrict scores = scratch->scores, *restrict products = scratch->products, *restrict sums = scratch->sums;
     float log_sums[SIDE] ALIGNED, along[SIDE] ALIGNED, factors[SIDE] ALIGNED;
     for (int64_t lane = 0; lane < SIDE; lane++) factors[lane] = a->scale;
     for (int64_t unit = begin; unit < end; unit++) {
@@ -259,12 +271,16 @@ INLINE void attend_sums(const Attention *a, int64_t begin, int64_t end, const in
 
 #else
 
+typedef struct {
+    char unused;
+} Scratch;
+
 /* Never called: ``has_attention`` says so, and torch's kernel computes. */
-INLINE void attend(const Attention *a, int64_t begin, int64_t end, const int wide) {
-    (void)a, (void)begin, (void)end, (void)wide;
+INLINE void attend(const Attention *a, int64_t begin, int64_t end, Scratch *scratch, const int wide) {
+    (void)a, (void)begin, (void)end, (void)scratch, (void)wide;
 }
-INLINE void attend_backward(const Attention *a, int64_t begin, int64_t end, const int wide) {
-    (void)a, (void)begin, (void)end, (void)wide;
+INLINE void attend_backward(const Attention *a, int64_t begin, int64_t end, Scratch *scratch, const int wide) {
+    (void)a, (void)begin, (void)end, (void)scratch, (void)wide;
 }
 INLINE void attend_sums(const Attention *a, int64_t begin, int64_t end, const int wide) {
     (void)a, (void)begin, (void)end, (void)wide;

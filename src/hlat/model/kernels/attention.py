@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 
-from hlat.model.kernels.library import Attended, HeadRows, Library, library
+from hlat.model.kernels.library import DTYPES, Attended, HeadRows, Library, check_operand, library
 
 WIDEST_HEAD = 256
 """Largest width of a head."""
 
 _SIDE, _LANES = 64, 16  # of attention.c: queries and keys of a block; numbers of the longest vector
+_DIMENSIONS = 4  # of queries, keys and values
 _ROWS = 64  # keys whose gradients a thread adds up at a time
 
 _Tensors = tuple[torch.Tensor, ...]
@@ -38,10 +39,50 @@ def head_sums_shape(batch: int, heads: int, keys: int, width: int) -> tuple[int,
     return batch, heads, -(-keys // _SIDE) * _SIDE, -(-width // _LANES) * _LANES
 
 
+def check_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: torch.Tensor | None, spans: Sequence[int], window: int
+) -> None:
+    """Raise TypeError or ValueError if operands of an attention to ranges of keys are not what its kernel needs."""
+    for name, x in (("q", q), ("k", k)):
+        if x.dim() != _DIMENSIONS:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}, and (batch, heads, rows, width) is needed")
+    (batch, heads, queries, width), (groups, keys) = q.shape, k.shape[1:3]
+    check_operand("k", k, q.dtype, (batch, groups, keys, width), q.device)
+    check_operand("v", v, q.dtype, k.shape, q.device)
+    if not width or not groups or heads % groups:
+        raise ValueError(f"k has shape {tuple(k.shape)}, and heads of which {heads} is a multiple are needed")
+    ranges = [0, *spans, keys]
+    if len(spans) % 2 or ranges != sorted(ranges) or sum(spans[1::2]) - sum(spans[::2]) != queries or window < 0:
+        raise ValueError(f"spans are {list(spans)}, and {queries} ascending offsets within {keys} keys are needed")
+    if first is not None:
+        check_operand("first", first, torch.int64, (batch, queries), q.device)
+
+
+def check_gradient(
+    grad: torch.Tensor, q: torch.Tensor, out: torch.Tensor, log_sums: torch.Tensor, wide: torch.dtype
+) -> None:
+    """Raise TypeError or ValueError if results of an attention, or their gradient, do not belong to its queries."""
+    for name, x in (("grad", grad), ("out", out)):
+        check_operand(name, x, q.dtype, q.shape, q.device)
+    check_operand("sums", log_sums, wide, q.shape[:3], q.device)
+
+
+def _check_kernel(name: str, x: torch.Tensor) -> None:
+    """Raise TypeError or ValueError if the operand that decides about the others has no kernel."""
+    if x.dtype not in DTYPES:
+        raise TypeError(f"{name} is {x.dtype}, and one of {', '.join(map(str, DTYPES))} is needed")
+    if x.dim() != _DIMENSIONS or x.shape[-1] > WIDEST_HEAD:
+        raise ValueError(
+            f"{name} has shape {tuple(x.shape)}, and (batch, heads, rows, width <= {WIDEST_HEAD}) is needed"
+        )
+
+
 def _results(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: torch.Tensor | None, spans: Sequence[int], window: int
 ) -> _Tensors:
     """Allocate output and log-sum-exp, fp32 (B, H, s)."""
+    _check_kernel("q", q)
+    check_attention(q, k, v, first, spans, window)
     return _by_position(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
@@ -57,12 +98,21 @@ def _gradients(
     window: int,
 ) -> _Tensors:
     """Allocate the gradient by q, and those by k and v from each query head: fp32, in complete blocks and vectors."""
+    _check_kernel("q", q)
+    check_attention(q, k, v, first, spans, window)
+    check_gradient(grad, q, out, log_sums, torch.float32)
     shape = head_sums_shape(*q.shape[:2], *k.shape[2:])
     return _by_position(q), *(q.new_empty(shape, dtype=torch.float32) for _ in range(2))
 
 
 def _sums(key_sums: torch.Tensor, value_sums: torch.Tensor, k: torch.Tensor) -> _Tensors:
     """Allocate the gradients by k and v."""
+    _check_kernel("k", k)
+    heads = key_sums.shape[1] if key_sums.dim() == _DIMENSIONS else 0
+    if not k.shape[1] or not heads or heads % k.shape[1]:
+        raise ValueError(f"key_sums has shape {tuple(key_sums.shape)}, and a multiple of {k.shape[1]} heads is needed")
+    for name, sums in (("key_sums", key_sums), ("value_sums", value_sums)):
+        check_operand(name, sums, torch.float32, head_sums_shape(len(k), heads, *k.shape[2:]), k.device)
     return _by_position(k), _by_position(k)
 
 
@@ -74,10 +124,15 @@ def key_ranges(first: torch.Tensor | None, spans: Sequence[int], window: int, ba
         spans: start and stop of each range of row offsets of the queries, flattened, ascending.
         window: number of keys that a query attends to at most, itself included; 0 for no limit.
         batch: number of rows.
+
+    Raises:
+        ValueError: a document begins before its row, or behind a query.
     """
     pairs = zip(spans[::2], spans[1::2], strict=True)
-    last_s = torch.cat([torch.arange(start, stop, dtype=torch.int32) for start, stop in pairs])
-    last = last_s.expand(batch, -1).contiguous()
+    last_s = torch.cat([torch.arange(start, stop, dtype=torch.int32) for start, stop in pairs] or [torch.empty(0)])
+    last = last_s.to(torch.int32).expand(batch, -1).contiguous()
+    if first is not None and bool(((first < 0) | (first > last)).any()):  # addresses follow from it
+        raise ValueError("first has an offset before its row or behind its query, and that of a document is needed")
     begin = torch.zeros_like(last) if first is None else first.to(torch.int32)
     if window:
         begin = begin.maximum(last - (window - 1))
@@ -99,12 +154,6 @@ def _readable(*tensors: torch.Tensor) -> _Tensors:
     return tuple(x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous() for x in tensors)
 
 
-def _check(q: torch.Tensor, *others: torch.Tensor) -> None:
-    """Raise TypeError if operands differ in dtype: their addresses are passed to C."""
-    if any(x.dtype != q.dtype for x in others):
-        raise TypeError(f"operands are {', '.join(str(x.dtype) for x in (q, *others))}, and one dtype is needed")
-
-
 def _arguments(heads: int, queries: int, k: torch.Tensor) -> Attended:
     _, groups, keys, width = k.shape
     found = Attended(heads, groups, queries, keys, width)
@@ -123,7 +172,6 @@ def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: torch.Te
 def _attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: torch.Tensor | None, spans: Sequence[int], window: int
 ) -> _Tensors:
-    _check(q, k, v)
     out, log_sums = _results(q, k, v, first, spans, window)
     q, k, v = _readable(q, k, v)
     begin, last = key_ranges(first, spans, window, len(q))
@@ -145,7 +193,6 @@ def _attend_backward(
     spans: Sequence[int],
     window: int,
 ) -> _Tensors:
-    _check(q, k, v, grad, out)
     by_q, key_sums, value_sums = _gradients(grad, q, k, v, out, log_sums, first, spans, window)
     grad, q, k, v, out = _readable(grad, q, k, v, out)
     begin, last = key_ranges(first, spans, window, len(q))

@@ -97,7 +97,7 @@ class DecodingLibrary:
         product = _ProductArguments(width, outs, rows, width, outs, outs, outs, *pointers)
         together = max(1, _BLOCK_BYTES // (width * self._lanes * x_BD.itemsize))
         arguments = ctypes.byref(product), -(-outs // self._lanes), together
-        self._run(self._parallel, torch.get_num_threads(), self._multiply[x_BD.dtype], *arguments)
+        self._run(self._parallel, torch.get_num_threads(), self._multiply[x_BD.dtype], *arguments, None, 0)
         return out_BV
 
 

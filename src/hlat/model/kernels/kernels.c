@@ -39,6 +39,9 @@ int has_attention(void) {
 #endif
 }
 
+/* Memory that attention needs for each thread. */
+int64_t scratch_bytes(void) { return sizeof(Scratch); }
+
 EXPORT(norm, Norm)
 EXPORT(norm_backward, Norm)
 EXPORT(norm_weight, Norm)
@@ -48,6 +51,6 @@ EXPORT(swiglu_backward, Gated)
 EXPORT(loss_sums, Loss)
 EXPORT(loss_gradient, Loss)
 EXPORT(first_equal, Loss)
-EXPORT(attend, Attention)
-EXPORT(attend_backward, Attention)
+EXPORT_WITH_SCRATCH(attend, Attention)
+EXPORT_WITH_SCRATCH(attend_backward, Attention)
 EXPORT(attend_sums, Attention)

@@ -9,7 +9,9 @@ blocks of rows; what a block computes does not depend on who computes it.
 import ctypes
 import functools
 import logging
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ _FUNCTIONS = (
     "attend_backward",
     "attend_sums",
 )
+_WITH_SCRATCH = ("attend", "attend_backward")
 DTYPES = tuple(SUFFIXES)
 """Dtypes of the operands."""
 
@@ -132,6 +135,9 @@ class Library:
     def __init__(self, library: ctypes.CDLL, parallel: Any) -> None:
         self._run = find_run(library)
         self._parallel = ctypes.cast(parallel, ctypes.c_void_p)
+        library.scratch_bytes.restype = ctypes.c_int64
+        self._scratch_bytes: int = library.scratch_bytes()
+        self._kept = threading.local()
         library.build.restype = ctypes.c_char_p
         self.build: str = library.build().decode()
         self.attends = bool(library.has_attention())
@@ -151,9 +157,17 @@ class Library:
             rows: number of rows.
             block_rows: rows of a block; must not depend on the number of threads.
         """
-        function = self._functions[name, dtype]
-        address = ctypes.byref(arguments)
-        self._run(self._parallel, torch.get_num_threads(), function, address, rows, block_rows)
+        function, threads = self._functions[name, dtype], torch.get_num_threads()
+        size = self._scratch_bytes if name in _WITH_SCRATCH else 0
+        memory = self._scratch(size * threads).data_ptr() if size else None
+        self._run(self._parallel, threads, function, ctypes.byref(arguments), rows, block_rows, memory, size)
+
+    def _scratch(self, size: int) -> torch.Tensor:
+        """Memory of the calling thread, kept for its next call: new pages would cost more than a small attention."""
+        found: torch.Tensor | None = getattr(self._kept, "scratch", None)
+        if found is None or len(found) < size:
+            found = self._kept.scratch = torch.empty(size, dtype=torch.uint8)  # aligned, as all memory of torch
+        return found
 
 
 @functools.cache
@@ -167,8 +181,20 @@ def library() -> Library | None:
         return None
     if not found.attends:
         _LOG.warning("attention is computed by torch, more slowly: the C compiler does not use AVX2 (%s)", found.build)
-    _LOG.info("norms, RoPE, SwiGLU, attention and loss: compiled in %.1f s", time.perf_counter() - started)
+    _LOG.info("norms, RoPE, SwiGLU, attention and loss: compiled code loaded in %.1f s", time.perf_counter() - started)
     return found
+
+
+def check_operand(
+    name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], device: torch.device
+) -> None:
+    """Raise TypeError or ValueError if an operand is not what a C function takes it for."""
+    if tensor.dtype != dtype:
+        raise TypeError(f"{name} is {tensor.dtype}, and {dtype} is needed")
+    if tensor.shape != shape:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, and {tuple(shape)} is needed")
+    if tensor.device != device:
+        raise ValueError(f"{name} is on {tensor.device}, and {device} is needed")
 
 
 def is_available() -> bool:
@@ -177,11 +203,15 @@ def is_available() -> bool:
 
 
 def find_run(library: ctypes.CDLL) -> Any:
-    """Find ``run`` of ``threads.h`` in a library: OpenMP's function, threads, kernel, its arguments, rows, block."""
-    run = library.run
+    """Find ``run_with_scratch`` of ``threads.h`` in a library.
+
+    Its arguments: OpenMP's function, threads, kernel, the kernel's arguments, rows, rows of a block, memory, and bytes
+    of it for each thread.
+    """
+    run = library.run_with_scratch
     run.restype = None
     pointer, number = ctypes.c_void_p, ctypes.c_int64
-    run.argtypes = (pointer, number, pointer, pointer, number, number)
+    run.argtypes = (pointer, number, pointer, pointer, number, number, pointer, number)
     return run
 
 

@@ -11,12 +11,12 @@ They pass addresses to C, so each checks its operands first, also those without 
 Tensor suffixes: B batch, S positions, G groups of heads, R heads of a group, F pairs of a head, N tokens, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from hlat.model.kernels.library import DTYPES, Gated, Library, Loss, Norm, Rotation, Rows, library
+from hlat.model.kernels.library import DTYPES, Gated, Library, Loss, Norm, Rotation, Rows, check_operand, library
 
 _BLOCK_ELEMENTS = 1 << 14  # of a block that a thread takes: about 10 microseconds
 _WEIGHT_BLOCK_ELEMENTS = 1 << 15  # of a block whose rows share a row of partial gradients
@@ -46,16 +46,6 @@ def _library() -> Library:
     found = library()
     assert found is not None, "the caller asked is_available()"
     return found
-
-
-def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], device: torch.device) -> None:
-    """Raise TypeError or ValueError if an operand is not what the C function takes it for."""
-    if tensor.dtype != dtype:
-        raise TypeError(f"{name} is {tensor.dtype}, and {dtype} is needed")
-    if tensor.shape != shape:
-        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, and {tuple(shape)} is needed")
-    if tensor.device != device:
-        raise ValueError(f"{name} is on {tensor.device}, and {device} is needed")
 
 
 def _check_rows(name: str, x: torch.Tensor) -> None:
@@ -90,7 +80,7 @@ def _rows(x: torch.Tensor) -> tuple[Rows, torch.Tensor]:
 
 def _norm_on_meta(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     _check_rows("x", x)
-    _check("weight", weight, x.dtype, x.shape[-1:], x.device)
+    check_operand("weight", weight, x.dtype, x.shape[-1:], x.device)
     return x.new_empty(x.shape), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
 
 
@@ -111,9 +101,9 @@ def _norm_backward_on_meta(
     gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     _check_rows("x", x)
-    _check("gradient", gradient, x.dtype, x.shape, x.device)
-    _check("weight", weight, x.dtype, x.shape[-1:], x.device)
-    _check("scale", scale, torch.float32, (*x.shape[:-1], 1), x.device)
+    check_operand("gradient", gradient, x.dtype, x.shape, x.device)
+    check_operand("weight", weight, x.dtype, x.shape[-1:], x.device)
+    check_operand("scale", scale, torch.float32, (*x.shape[:-1], 1), x.device)
     return x.new_empty(x.shape), weight.new_empty(weight.shape)
 
 
@@ -158,7 +148,7 @@ def _rotate_on_meta(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direc
     shape = (x.shape[1], 1, 1, x.shape[-1] // 2)
     by_row = cos.dim() == 5 and cos.shape[0] in (1, x.shape[0])
     for name, table in (("cos", cos), ("sin", sin)):
-        _check(name, table, torch.float32, (cos.shape[0], *shape) if by_row else shape, x.device)
+        check_operand(name, table, torch.float32, (cos.shape[0], *shape) if by_row else shape, x.device)
     return x.new_empty(x.shape)
 
 
@@ -190,7 +180,7 @@ def _rotate(x_BSGRE: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, directi
 
 def _swiglu_on_meta(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     _check_rows("gate", gate)
-    _check("up", up, gate.dtype, gate.shape, gate.device)
+    check_operand("up", up, gate.dtype, gate.shape, gate.device)
     return gate.new_empty(gate.shape)
 
 
@@ -212,7 +202,7 @@ def _swiglu_backward_on_meta(
 ) -> None:
     _check_rows("gate", gate)
     for name, tensor in (("gradient", gradient), ("up", up), ("by_gate", by_gate), ("by_up", by_up)):
-        _check(name, tensor, gate.dtype, gate.shape, gate.device)
+        check_operand(name, tensor, gate.dtype, gate.shape, gate.device)
 
 
 @_operator(
@@ -244,9 +234,9 @@ def _check_loss(logits: torch.Tensor, rows: torch.Tensor, *of_tokens: tuple[str,
         raise ValueError(
             f"logits have shape {tuple(logits.shape)} and strides {logits.stride()}, and a contiguous matrix is needed"
         )
-    _check("rows", rows, torch.int64, logits.shape[:1], logits.device)
+    check_operand("rows", rows, torch.int64, logits.shape[:1], logits.device)
     for name, tensor in of_tokens:
-        _check(name, tensor, torch.float32, logits.shape[:1], logits.device)
+        check_operand(name, tensor, torch.float32, logits.shape[:1], logits.device)
 
 
 def _loss_sums_on_meta(logits: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -288,7 +278,7 @@ def _loss_gradient(logits_NV: torch.Tensor, rows_N: torch.Tensor, peak_N: torch.
 
 def _first_equal_on_meta(logits: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     if logits.dim() == 2:  # else the check of logits says so
-        _check("values", values, torch.float32, logits.shape[:1], logits.device)
+        check_operand("values", values, torch.float32, logits.shape[:1], logits.device)
     found = logits.new_empty(logits.shape[:1], dtype=torch.int64)
     _check_loss(logits, found)
     return found

@@ -7,7 +7,8 @@ from hlat.runtime.lazy import lazily
 if TYPE_CHECKING:
     from hlat.runtime.backend.allocator import keep_freed_memory
     from hlat.runtime.backend.base import ONEDNN, TORCH, AttentionHeads, Backend
-    from hlat.runtime.backend.compile_cache import compile_cache_folders, use_compile_cache
+    from hlat.runtime.backend.compile_cache import compile_cache_folders, open_compile_cache, use_compile_cache
+    from hlat.runtime.backend.damaged_code import damaged_code_error
     from hlat.runtime.backend.device import (
         PRODUCTS,
         accelerator_in_use,
@@ -43,7 +44,8 @@ __getattr__ = lazily(
     __name__,
     {
         "allocator": ("keep_freed_memory",),
-        "compile_cache": ("compile_cache_folders", "use_compile_cache"),
+        "damaged_code": ("damaged_code_error",),
+        "compile_cache": ("compile_cache_folders", "open_compile_cache", "use_compile_cache"),
         "base": ("ONEDNN", "TORCH", "AttentionHeads", "Backend"),
         "device": (
             "PRODUCTS",
@@ -97,6 +99,7 @@ __all__ = [
     "choose_device",
     "compile_cache_folders",
     "configure_numerics",
+    "damaged_code_error",
     "driver_versions",
     "expects_accelerator",
     "fault_tables",
@@ -110,6 +113,7 @@ __all__ = [
     "keep_freed_memory",
     "linear_by_onednn",
     "nondeterministic_kernel_error",
+    "open_compile_cache",
     "peak_memory_bytes",
     "restored_settings",
     "select_device",

@@ -6,13 +6,12 @@ On devices whose compilers disturb each other in a common folder, each rank has 
 """
 
 import os
-import stat
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
+from hlat.runtime.backend.damaged_code import remove_incomplete
 from hlat.runtime.backend.table import backend_of
-from hlat.runtime.errors import LaunchError
+from hlat.runtime.process import open_code_folder
 
 _set_here: dict[str, str] = {}  # variables that this process has set, which the user may not have meant
 
@@ -25,9 +24,6 @@ def compile_cache_folders(device_type: str, base: str | Path | None, rank: int) 
         base: ``run.compile_cache`` of its recipe; None for the folders that the user's environment names, or else
             one for everything that this user compiles on this machine.
         rank: global rank.
-
-    Raises:
-        LaunchError: the folder of this user cannot be made, or belongs to somebody else.
     """
     backend = backend_of(device_type)
     own = f"rank-{rank}" if backend.compile_cache_per_rank else ""
@@ -41,9 +37,22 @@ def compile_cache_folders(device_type: str, base: str | Path | None, rank: int) 
     return folders
 
 
+def open_compile_cache(device_type: str, base: str | Path | None, rank: int) -> dict[str, Path]:
+    """Create the folders of ``compile_cache_folders`` and check them: the compilers execute what is there.
+
+    Raises:
+        LaunchError: somebody else owns a folder or can write there.
+    """
+    folders = compile_cache_folders(device_type, base, rank)
+    for folder in folders.values():
+        open_code_folder(folder)
+    return folders
+
+
 def use_compile_cache(device_type: str, base: str | Path | None, rank: int) -> None:
-    """Tell the compilers of this process their folders; arguments and errors as for ``compile_cache_folders``."""
-    for variable, folder in compile_cache_folders(device_type, base, rank).items():
+    """Tell the compilers of this process their folders; arguments and errors as for ``open_compile_cache``."""
+    for variable, folder in open_compile_cache(device_type, base, rank).items():
+        remove_incomplete(folder)
         if _from_user(variable) != str(folder):
             os.environ[variable] = _set_here[variable] = str(folder)
 
@@ -55,19 +64,5 @@ def _from_user(variable: str) -> str | None:
 
 
 def _folder_of_user() -> Path:
-    """Folder on this machine for what this user compiles. Others must not write there: its code is executed."""
-    folder = Path(tempfile.gettempdir()) / f"hlat-compiled-{os.getuid()}"
-    try:
-        with suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
-        status = folder.lstat()
-    except OSError as error:
-        raise LaunchError(
-            f"{folder}: the folder of compiled code cannot be made: {error.strerror}. Set run.compile_cache."
-        ) from error
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise LaunchError(
-            f"{folder}: others can write there, and code that is in it would be executed. Remove it, or set "
-            "run.compile_cache to a folder of your own."
-        )
-    return folder
+    """Folder on this machine for what this user compiles."""
+    return Path(tempfile.gettempdir()) / f"hlat-compiled-{os.getuid()}"

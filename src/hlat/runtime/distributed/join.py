@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import Store
 from hlat.runtime.backend import (
     backend_of,
     configure_numerics,
+    damaged_code_error,
     find_device_type,
     interface_variables,
     nondeterministic_kernel_error,
@@ -149,7 +150,8 @@ def joined_run(
         The runtime of this process.
 
     Raises:
-        LaunchError: as for ``join_run``; or torch refused a non-deterministic kernel within the block.
+        LaunchError: as for ``join_run``; or torch refused a non-deterministic kernel within the block, or compiled code
+            of earlier processes may be damaged.
         StorageError: as for ``join_run``.
     """
     runtime = join_run(device, deterministic, folder, compile_cache)
@@ -157,7 +159,7 @@ def joined_run(
         yield runtime
     except BaseException as error:
         abandon_run(runtime)
-        if (refusal := nondeterministic_kernel_error(error)) is not None:
+        if (refusal := nondeterministic_kernel_error(error) or damaged_code_error(error)) is not None:
             raise refusal from error
         raise
     leave_run(runtime)

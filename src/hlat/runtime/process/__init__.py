@@ -5,8 +5,10 @@ from hlat.runtime.process.c_library import (
     begin_compiling,
     compile_c_library,
     find_c_compiler,
+    finish_compiling,
 )
 from hlat.runtime.process.clock import machine_clock
+from hlat.runtime.process.code_folder import open_code_folder
 from hlat.runtime.process.exit_codes import (
     DEADLINE_ENV,
     INTERRUPTED_MESSAGE,
@@ -43,6 +45,7 @@ __all__ = [
     "enter_phase",
     "enter_stage",
     "find_c_compiler",
+    "finish_compiling",
     "is_running",
     "is_stopped",
     "is_verbose",
@@ -51,6 +54,7 @@ __all__ = [
     "machine_clock",
     "observe_phases",
     "observe_stages",
+    "open_code_folder",
     "print_json_lines",
     "prints_json",
     "raise_interrupts",
