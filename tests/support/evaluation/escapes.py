@@ -187,9 +187,9 @@ FORGERIES = {
     "all objects": "import gc, os\nfor o in gc.get_objects():\n  if isinstance(o, dict) and 'verdict' in o: 1 / 0\n"
     "for d in range(3, 40):\n  try: os.write(d, b'passed')\n  except OSError: pass",
     "replies in advance": "from inside.values import *\n"
-    "for i in range(9): write_frame(4, pack(('value', None, None), id)); write_frame(4, b't1:1')",
+    "for i in range(9): write_frame(4, to_bytes(('value', None, None), id)); write_frame(4, b't1:1')",
     "the reply itself": "from inside import values, judge, program\n"
-    "program._answer = lambda *a: b't1:1'\nvalues.pack = program.pack = lambda *a: b't1:1'",
+    "program._answer = lambda *a: b't1:1'\nvalues.to_bytes = program.to_bytes = lambda *a: b't1:1'",
     "the tests are read": "import os\ntests = os.read(0, 9999)\nassert tests\ndef f(x): return 2",
     "the other process is killed": "import os, signal\nos.kill(os.getppid(), 9)",
     "the other process is stopped": "import os, signal\ndef f(x): os.kill(os.getppid(), 19)",

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 from hlat.evaluation.code_execution.confinement import Confinement, bubblewrap, landlock, unconfined
-from hlat.evaluation.code_execution.inside import NOBODY, frame, others_can_read, pack
+from hlat.evaluation.code_execution.inside import NOBODY, frame, others_can_read, to_bytes
 from hlat.runtime import DataError, LaunchError
 
 CodePermission = bool | Literal["unsafe"]
@@ -118,7 +118,7 @@ def _execute(way: Confinement, program: str, tests: str, limits: Limits) -> str:
         os.chown(folder, NOBODY, NOBODY)
     files = (*way.files, str(folder)) if way.files else None
     order = {"seconds": limits.seconds, "memory": limits.memory, "calls": way.calls, "files": files}
-    words = frame(pack(order | {"program": program}, id)) + frame(pack(tests, id))
+    words = frame(to_bytes(order | {"program": program}, id)) + frame(to_bytes(tests, id))
     process = subprocess.Popen(
         way.command,
         stdin=subprocess.PIPE,

@@ -13,7 +13,7 @@ from typing import Any
 
 from .confine import drop_rights, end_with_parent, limit_resources, restrict_calls, restrict_files
 from .program import serve
-from .values import pack, read_frame, unpack, write_frame
+from .values import from_bytes, read_frame, to_bytes, write_frame
 
 
 class _Program:
@@ -30,8 +30,8 @@ class _Program:
     def ask(self, *request: Any) -> tuple[Any, ...]:
         """Ask for something; return the reply."""
         try:
-            write_frame(self._requests, pack(request, _number))
-            reply = unpack(read_frame(self._replies), self._object)
+            write_frame(self._requests, to_bytes(request, _number))
+            reply = from_bytes(read_frame(self._replies), self._object)
         except (EOFError, OSError):
             os._exit(1)  # no exception, which the tests could take for one of the function under test
         if not isinstance(reply, tuple):
@@ -136,7 +136,7 @@ def _exception(kinds: list[str], text: str) -> Exception:
 
 def main() -> None:
     """Judge the program of standard input."""
-    order = unpack(read_frame(0), int)
+    order = from_bytes(read_frame(0), int)
     verdict = os.dup(1)
     os.dup2(2, 1)  # standard error goes nowhere; so does what program and tests print
     limit_resources(order["seconds"], order["memory"])
@@ -167,7 +167,7 @@ def main() -> None:
     if program.value("ended", nonce) != nonce:
         os._exit(1)
     try:
-        exec(compile(unpack(read_frame(0), int), "<tests>", "exec"), _Names(program))
+        exec(compile(from_bytes(read_frame(0), int), "<tests>", "exec"), _Names(program))
         os.write(verdict, b"passed")
     except _CannotBePassedError as error:
         os.write(verdict, f"cannot pass {error}".encode())

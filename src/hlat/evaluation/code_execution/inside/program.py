@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any
 
-from .values import pack, read_frame, unpack, write_frame
+from .values import from_bytes, read_frame, to_bytes, write_frame
 
 
 def serve(source: str, requests: int, replies: int) -> None:
@@ -30,29 +30,29 @@ def serve(source: str, requests: int, replies: int) -> None:
         return id(value)
 
     while True:
-        request = unpack(read_frame(requests), kept.__getitem__)
+        request = from_bytes(read_frame(requests), kept.__getitem__)
         try:
             reply = _answer(module, request, refer)
         except BaseException as error:
             kinds = [kind.__name__ for kind in type(error).__mro__]
-            reply = pack(("raised", kinds, str(error)), refer)
+            reply = to_bytes(("raised", kinds, str(error)), refer)
         write_frame(replies, reply)
 
 
 def _answer(module: Any, request: tuple[Any, ...], refer: Any) -> bytes:
     what, *operands = request
     if what == "ended":
-        return pack(("value", operands[0], None), refer)
+        return to_bytes(("value", operands[0], None), refer)
     if what == "name":
         if operands[0] not in module.__dict__:
-            return pack(("missing",), refer)
+            return to_bytes(("missing",), refer)
         value = module.__dict__[operands[0]]
-        return pack(("module", value.__name__) if isinstance(value, type(os)) else ("value", value, None), refer)
+        return to_bytes(("module", value.__name__) if isinstance(value, type(os)) else ("value", value, None), refer)
     if what == "call":
         function, arguments, named = operands
-        before = pack(arguments, refer)
+        before = to_bytes(arguments, refer)
         value = function(*arguments, **named)
-        changed = arguments if pack(arguments, refer) != before else None  # as of a function that sorts in place
-        return pack(("value", value, changed), refer)
+        changed = arguments if to_bytes(arguments, refer) != before else None  # as of a function that sorts in place
+        return to_bytes(("value", value, changed), refer)
     apply: Any = {"get": getattr, "set": setattr, "items": list, "item": operator.getitem, "length": len}[what]
-    return pack(("value", apply(*operands), None), refer)
+    return to_bytes(("value", apply(*operands), None), refer)

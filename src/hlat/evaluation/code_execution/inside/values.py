@@ -29,7 +29,7 @@ _EXACT = {b"D": ("decimal", "Decimal"), b"R": ("fractions", "Fraction")}  # comp
 _READERS = {kind: read for kind, _, _, read in _SCALARS}
 
 
-def pack(value: Any, refer: Refer) -> bytes:
+def to_bytes(value: Any, refer: Refer) -> bytes:
     """Return a value as bytes. A subclass of a plain type becomes that type: its own comparisons stay behind.
 
     Args:
@@ -47,14 +47,14 @@ def _parts(value: Any, refer: Refer) -> tuple[bytes, bytes]:
     for kind, collection in _COLLECTIONS.items():
         if isinstance(value, collection):
             items: Any = [item for pair in value.items() for item in pair] if isinstance(value, dict) else value
-            return kind, b"".join(pack(item, refer) for item in items)
+            return kind, b"".join(to_bytes(item, refer) for item in items)
     for kind, name in _EXACT.items():
         if (type(value).__module__, type(value).__name__) == name:
             return kind, str(value).encode()
     return b"o", b"%d" % refer(value)
 
 
-def unpack(data: bytes, resolve: Resolve) -> Any:
+def from_bytes(data: bytes, resolve: Resolve) -> Any:
     """Return the value of some bytes.
 
     Args:
@@ -64,11 +64,11 @@ def unpack(data: bytes, resolve: Resolve) -> Any:
     Raises:
         ValueError: the bytes are no value.
     """
-    (value,) = _unpack_all(data, resolve)
+    (value,) = _all_values(data, resolve)
     return value
 
 
-def _unpack_all(data: bytes, resolve: Resolve) -> list[Any]:
+def _all_values(data: bytes, resolve: Resolve) -> list[Any]:
     values, begin = [], 0
     while begin < len(data):
         colon = data.index(b":", begin)
@@ -84,7 +84,7 @@ def _value(kind: bytes, body: bytes, resolve: Resolve) -> Any:
     if kind in _READERS:
         return _READERS[kind](body)
     if kind in _COLLECTIONS:
-        items = _unpack_all(body, resolve)
+        items = _all_values(body, resolve)
         return _COLLECTIONS[kind](zip(items[::2], items[1::2], strict=True) if kind == b"d" else items)
     if kind in _EXACT:
         module, name = _EXACT[kind]
