@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from hlat.api.arguments import checks_arguments
 from hlat.api.outcomes import outcome_error
@@ -66,7 +66,7 @@ def evaluate_tasks(
     seed: int = 1234,
     max_length: int | None = None,
     max_new_tokens: int | None = None,
-    allow_code_execution: bool = False,
+    allow_code_execution: bool | Literal["unsafe"] = False,
     weights: str = "model",
     dtype: str = "auto",
     nproc: int = 1,
@@ -88,7 +88,7 @@ def evaluate_tasks(
         seed: seed of the choice of examples, and of sampled texts.
         max_length: most tokens of question and answer; None for the model's maximum.
         max_new_tokens: most tokens of a generated text; None for what the task says.
-        allow_code_execution: execute code that the model writes, in a sandbox.
+        allow_code_execution: True executes code that the model writes in a sandbox, "unsafe" without one.
         weights: "model", or "ema" for the average of the weights, if the run keeps one.
         dtype: "auto" (that of the weights), "float32", "bfloat16" or "float16".
         nproc: 1 evaluates in this process; a larger number starts that many processes on this machine.

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from hlat.cli.common import CheckpointArgument, WeightsOption, complain, ready, say, whole_number
 from hlat.runtime import LaunchError, escape_name
@@ -18,14 +19,23 @@ if TYPE_CHECKING:
     from hlat.launch.evaluation import EvaluationJob
 
 _SECONDS_BETWEEN_LINES = 5.0
+_IN_SANDBOX = "sandbox"
 _RENDERED = ("render", "tasks", "suite", "files", "include", "shots", "limit", "seed")
 """Options of ``--render``."""
 
 
 def register(app: typer.Typer) -> None:
     """Add the verbs of this module."""
-    app.command()(evaluate)
+    app.command(cls=_Evaluate)(evaluate)
     app.command()(generate)
+
+
+class _Evaluate(TyperCommand):
+    """Verb with an option whose value may be left out: click would take the next word, the checkpoint, for it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        bare = "--allow-code-execution"
+        return super().parse_args(ctx, [f"{bare}={_IN_SANDBOX}" if word == bare else word for word in args])
 
 
 def evaluate(
@@ -61,8 +71,12 @@ def evaluate(
         ),
     ] = None,
     allow_code_execution: Annotated[
-        bool, typer.Option("--allow-code-execution", help="Execute code that the model writes, in a sandbox.")
-    ] = False,
+        str | None,
+        typer.Option(
+            metavar="[=unsafe]",
+            help="Execute code that the model writes, in a sandbox; =unsafe: without one, with your rights.",
+        ),
+    ] = None,
     weights: WeightsOption = "model",
     dtype: Annotated[str, typer.Option(help="auto (that of the weights), float32, bfloat16 or float16.")] = "auto",
     nproc: Annotated[int | None, typer.Option(min=1, help="Number of processes for tasks on this machine.")] = None,
@@ -102,7 +116,9 @@ def evaluate(
         raise LaunchError("name a run folder, a checkpoints folder or one checkpoint; only --render needs none.")
     if tasks is not None or suite is not None:
         _refuse_others(context, "--tasks and --suite", job_options | {"nproc", "quiet"})
-        job = EvaluationJob(**{name: context.params[name] for name in job_options})
+        permission = {_IN_SANDBOX: True, None: False}.get(allow_code_execution, allow_code_execution)
+        given = {name: context.params[name] for name in job_options} | {"allow_code_execution": permission}
+        job = EvaluationJob(**given)
         raise typer.Exit(_run_tasks(job, nproc, quiet))
     import hlat.evaluation  # while Ctrl-C cannot interrupt it
 

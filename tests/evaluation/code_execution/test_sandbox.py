@@ -1,18 +1,25 @@
-"""Programs succeed only by running to their end within the limits; pass@k is the estimate of its definition."""
+"""Programs succeed only by passing their tests within the limits, and reach nothing outside the sandbox."""
 
-import itertools
+import json
 import os
-import socket
+import shutil
+import subprocess
 import sys
+import sysconfig
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-from hlat.evaluation.code_execution import Limits, estimate_pass, pass_at_k, run_program
-from hlat.evaluation.code_execution.runner import _others_can_read
-from hlat.runtime import LaunchError
+from hlat.evaluation.code_execution import Limits, find_confinement, pass_at_k, run_program, sandbox
+from hlat.evaluation.code_execution.confinement import Confinement, bubblewrap, landlock, unconfined
+from hlat.evaluation.code_execution.inside import others_can_read
+from hlat.evaluation.code_execution.sandbox import unconfined_execution
+from hlat.runtime import DataError, LaunchError
+from tests.support.evaluation.escapes import ESCAPES, FORGERIES, TESTS, WRONG, aimed, changed, furnish, victim
 
+WAYS = {"bubblewrap": bubblewrap, "Landlock": landlock, "none": unconfined}
 FAILING = {
     "exception": "assert 1 == 2",
     "exit": "import sys; sys.exit(0)",
@@ -21,16 +28,61 @@ FAILING = {
     "memory": "x = bytearray(2 << 30)",
     "large file": "open('x', 'wb').write(bytes(2 << 20))",
 }
+SOME_ESCAPES = ("files: read a secret file", "files: delete a folder", "files: chmod", "processes: fork")
+SOME_ESCAPES += ("processes: kill another process", "network: TCP", "network: an abstract socket", "kernel: io_uring")
+SOME_FORGERIES = ("wrong", "equal to all", "frames", "all descriptors", "the reply itself", "a module is replaced")
 
 
-def test_without_linux_no_program_is_executed_and_none_counts_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(LaunchError, match="darwin cannot confine programs"):
-        run_program("pass")
+def way_called(name: str) -> Confinement:
+    way = WAYS[name]()
+    if way is None or not sandbox._works(way):
+        pytest.skip(f"{name} does not work on this machine")
+    return way
 
 
-def test_a_program_that_ends_has_succeeded() -> None:
-    assert run_program("import math\nprint('ü')\nassert math.comb(4, 2) == 6")
+@pytest.fixture(params=["bubblewrap", "Landlock"])
+def way(request: pytest.FixtureRequest) -> Confinement:
+    return way_called(request.param)
+
+
+def passes(way: Confinement, program: str, tests: str = "", seconds: int = 5) -> bool:
+    return sandbox._judge(way, program, tests, Limits(seconds))
+
+
+def test_where_nothing_confines_programs_none_is_executed_and_none_counts_as_failed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sandbox, "bubblewrap", lambda: None)
+    monkeypatch.setattr(sandbox, "landlock", lambda: None)
+    touch = f"open({str(tmp_path / 'made')!r}, 'w')"
+    with pytest.raises(LaunchError, match=r"cannot confine programs.*--allow-code-execution=unsafe"):
+        run_program(touch)
+    with pytest.raises(LaunchError, match="bubblewrap: not there; Landlock: not there"):
+        pass_at_k(["f()"], [[touch]], [1])
+    assert not (tmp_path / "made").exists()
+    with unconfined_execution():
+        assert run_program(touch)
+    assert (tmp_path / "made").exists()
+    with pytest.raises(LaunchError):
+        run_program(touch)
+
+
+def test_what_does_not_start_is_not_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As bubblewrap in a container that has no user namespaces."""
+    (tmp_path / "bwrap").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sandbox, "landlock", lambda: None)
+    with pytest.raises(LaunchError, match="bubblewrap: it does not start here"):
+        find_confinement()
+
+
+def test_a_program_that_ends_has_succeeded(way: Confinement) -> None:
+    honest = "import asyncio, math, tempfile, os\nprint('ü' * 10**7)\nassert math.comb(4, 2) == 6\n"
+    honest += "assert os.listdir('.') == [] and dict(os.environ).keys() <= {'LC_CTYPE', 'PWD'}\n"
+    honest += "open('a', 'w').write('text'); os.replace('a', 'b'); assert open('b').read() == 'text'\n"
+    honest += "tempfile.TemporaryFile().write(b'x')\nasyncio.run(asyncio.sleep(0))"
+    assert passes(way, honest)
 
 
 @pytest.mark.parametrize("name", FAILING)
@@ -38,40 +90,143 @@ def test_other_ends_are_failures(name: str) -> None:
     assert not run_program(FAILING[name])
 
 
-@pytest.mark.skipif(
-    os.geteuid() == 0 and not _others_can_read(os.__file__), reason="the kernel exempts root's processes"
-)
-def test_child_processes_are_refused() -> None:
-    assert not run_program("import subprocess; subprocess.run(['/bin/true'], check=True)")
-
-
 def test_endless_programs_are_ended() -> None:
     begin = time.monotonic()
     assert not run_program("while True: pass", Limits(seconds=1))
     assert not run_program("import time; time.sleep(60)", Limits(seconds=1))
-    assert time.monotonic() - begin < 10
+    assert not run_program("def f(): return 1", Limits(seconds=1), tests="f()\nwhile True: pass")
+    assert time.monotonic() - begin < 60  # of the 60 s of one of them
 
 
-def test_a_program_sees_neither_the_environment_nor_the_folder_nor_the_network(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SECRET_OF_TESTS", "1")
-    monkeypatch.chdir(tmp_path)
-    assert run_program("import os; assert 'SECRET_OF_TESTS' not in os.environ and os.listdir('.') == []")
-    if os.geteuid() == 0:  # other users may be refused a network namespace
-        unreachable = "import socket\ntry:\n socket.create_connection(('127.0.0.1', {}), 1)\nexcept OSError:\n pass\n"
-        unreachable += "else:\n assert 0"
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            assert run_program(unreachable.format(server.getsockname()[1]))
-        assert run_program("import os; assert os.geteuid() == 65534")
+@pytest.mark.parametrize("name", SOME_ESCAPES)
+def test_a_program_does_not_escape(name: str, tmp_path: Path) -> None:
+    furnish(tmp_path)
+    with victim(tmp_path) as words:
+        assert not run_program(aimed(ESCAPES[name], words))
+    assert changed(tmp_path) == []
 
 
-def test_pass_at_k_is_the_share_of_samples_of_k_programs_with_one_that_passes() -> None:
-    for passing in range(6):
-        outcomes = [index < passing for index in range(5)]
-        for k in (1, 2, 5):
-            chosen = list(itertools.combinations(outcomes, k))
-            assert estimate_pass(5, passing, k) == pytest.approx(sum(map(any, chosen)) / len(chosen))
+@pytest.mark.parametrize("name", SOME_FORGERIES)
+def test_a_wrong_program_does_not_forge_its_verdict(name: str) -> None:
+    assert not run_program(WRONG + FORGERIES[name], tests=TESTS)
+
+
+def test_the_tests_that_forgeries_fail_are_passed_by_a_right_program() -> None:
+    assert run_program("def f(x):\n    return x + 1\n", tests=TESTS)
+
+
+@pytest.mark.slow
+def test_no_escape_and_no_forgery(way: Confinement, tmp_path: Path) -> None:
+    assert possible(way, tmp_path) == []
+
+
+@pytest.mark.slow
+def test_escapes_are_possible_without_a_sandbox(tmp_path: Path) -> None:
+    """So a refusal is that of the sandbox, not a mistake in the program that tries."""
+    found = possible(unconfined(), tmp_path)
+    # The others: the limits hold here too, and some kernels and users lack what they ask for.
+    assert len(found) > 70
+    assert not [name for name in found if name.startswith("forgery")]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("name", ["bubblewrap", "Landlock"])
+@pytest.mark.parametrize("user", [0, 1234])
+def test_no_escape_of_users(name: str, user: int, tmp_path: Path) -> None:
+    """As root who becomes nobody, and as an ordinary user, with a Python that all users can read."""
+    way_called(name)
+    tmp_path.chmod(0o777)
+    for folder in tmp_path.parents[:2]:
+        folder.chmod(0o755)
+    home = tmp_path / "home"
+    script = "import sys, json, pathlib\nfrom tests.evaluation.code_execution import test_sandbox as t\n"
+    script += "home = pathlib.Path(sys.argv[2]); home.mkdir()\n"
+    script += "print(json.dumps(t.possible(t.WAYS[sys.argv[1]](), home)))"
+    words = [*readable_python(user), sys.executable, "-B", "-c", script, name, str(home)]
+    # The folder that a user may not enter cannot be the current one either.
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+def readable_python(user: int) -> list[str]:
+    """Words that start a command as a user, where Python's own folder is readable for all."""
+    become = ["setpriv", "--reuid", str(user), "--regid", str(user), "--clear-groups"]
+    if others_can_read(os.__file__):
+        return become
+    hidden = next(str(p) for p in [*Path(sys.base_prefix).parents][::-1] if not p.stat().st_mode & 1)
+    script = 'place=$(mktemp -d) && mount --bind "$1" "$place" && mount -t tmpfs -o mode=755 none "$2" && mkdir -p "$1"'
+    script += ' && mount --bind "$place" "$1" && shift 2 && exec "$@"'
+    return ["unshare", "-m", "sh", "-c", script, "sh", sys.base_prefix, hidden, *become]
+
+
+def possible(way: Confinement, home: Path) -> list[str]:
+    """Return the names of the escapes and forgeries that succeed; nothing may be left behind."""
+    found, before = [], set(Path(tempfile.gettempdir()).glob("hlat-program-*"))
+    for name, program in ESCAPES.items():
+        furnish(home)
+        with victim(home) as words:
+            if passes(way, aimed(program, words), seconds=3) or changed(home):
+                found.append(name)
+        for item in home.iterdir():
+            shutil.rmtree(item) if item.is_dir() else item.unlink()
+    found += [f"forgery: {name}" for name, forged in FORGERIES.items() if passes(way, WRONG + forged, TESTS, 3)]
+    assert way.name == "none" or set(Path(tempfile.gettempdir()).glob("hlat-program-*")) <= before
+    return found
+
+
+def test_a_folder_is_removed_whatever_the_program_did(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with unconfined_execution():
+        assert run_program("import os\nfor i in range(1500): os.mkdir('d'); os.chdir('d')")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tests_see_the_functions_and_values_of_the_program(way: Confinement) -> None:
+    program = """
+import math
+from collections import Counter, deque
+from decimal import Decimal
+from fractions import Fraction
+LIMIT = [1, 2]
+class Node:
+    def __init__(self, value): self.value, self.next = value, None
+def length(node): return 1 + length(node.next) if node else 0
+def sort(values): values.sort()
+def plain(): return [1, -2**80, 2.5, float("inf"), 1j, "\\ud800ü", b"x", None, True, (1,), {1: {2}}, frozenset({3})]
+def fail(): raise KeyError("no")
+def echo(*values, **named): return values, named
+def lazy(): return (n * n for n in range(4))
+def exact(): return Decimal("1.5"), Fraction(1, 3), Counter("aab"), deque([1])
+"""
+    tests = """
+assert plain() == [1, -2**80, 2.5, float("inf"), 1j, "\\ud800ü", b"x", None, True, (1,), {1: {2}}, frozenset({3})]
+assert plain()[8] is True and isinstance(plain()[9], tuple)
+assert LIMIT == [1, 2] and math.pi > 3 and echo(1, [2], a=3) == ((1, [2]), {"a": 3})
+first, values = Node(1), [3, 1, 2]
+first.next = Node(2)
+sort(values)
+assert length(first) == 2 and first.next.value == 2 and values == [1, 2, 3] and first.next != first
+assert list(lazy()) == [0, 1, 4, 9] and exact()[0] == 1.5 and 3 * exact()[1] == 1 and exact()[2] == {"a": 2, "b": 1}
+assert list(exact()[3]) == [1] and len(exact()[3]) == 1 and exact()[3][0] == 1
+try:
+    fail()
+except KeyError as error:
+    assert "no" in str(error)
+else:
+    raise AssertionError
+try:
+    unknown
+except NameError:
+    pass
+"""
+    assert passes(way, program, tests)
+
+
+def test_a_value_of_the_tests_that_cannot_be_passed_is_reported_and_not_counted_as_a_failure() -> None:
+    with pytest.raises(DataError, match="a value of type function"):
+        run_program("def f(g): return g(1)", tests="try:\n    f(lambda x: x)\nexcept Exception:\n    pass")
 
 
 def test_pass_at_k_runs_the_programs_with_their_tests() -> None:
@@ -80,3 +235,13 @@ def test_pass_at_k_runs_the_programs_with_their_tests() -> None:
         "pass@1": 0.25,
         "pass@2": 0.5,
     }
+
+
+def test_the_sandbox_imports_nothing_but_the_standard_library() -> None:
+    inside = Path(sandbox.__file__).with_name("inside")
+    for file in inside.glob("*.py"):
+        for line in file.read_text().splitlines():
+            if line.startswith(("import ", "from ")):
+                name = line.split()[1].partition(".")[0]
+                assert not name or name in sys.stdlib_module_names, line
+    assert Path(sysconfig.get_path("stdlib")).is_dir()

@@ -26,10 +26,7 @@ def pass_at_k(references: Sequence[str], predictions: Sequence[Sequence[str]], k
     Returns:
         Mean over the problems, by name, as in ``pass@1``.
     """
-    passed = [
-        run_programs([f"{program}\n{tests}" for program in programs])
-        for tests, programs in zip(references, predictions, strict=True)
-    ]
+    passed = [run_programs(programs, tests=tests) for tests, programs in zip(references, predictions, strict=True)]
     return {
         f"pass@{count}": sum(estimate_pass(len(each), sum(each), count) for each in passed) / len(passed) for count in k
     }

@@ -8,13 +8,14 @@ import json
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
 from hlat.data.stores import write_atomic
+from hlat.evaluation.code_execution import CodePermission, unconfined_execution
 from hlat.evaluation.harness.report import RESULTS, SuiteReport, column_values, task_results
 from hlat.evaluation.harness.suites import Suite
 from hlat.evaluation.harness.tables import html_page, markdown_page
@@ -38,7 +39,7 @@ class SuiteOptions:
         seed: seed of the choice of examples, and of sampled texts.
         max_length: most tokens of context and continuation; None for the model's maximum.
         max_new_tokens: most tokens of a generated text; None for what the tasks say.
-        allow_code: execute code that the model writes, in a sandbox.
+        allow_code: execute code that the model writes, in a sandbox; "unsafe": without one.
         serving: how the model is evaluated.
     """
 
@@ -49,7 +50,7 @@ class SuiteOptions:
     seed: int = 1234
     max_length: int | None = None
     max_new_tokens: int | None = None
-    allow_code: bool = False
+    allow_code: CodePermission = False
     serving: ServingOptions = field(default_factory=ServingOptions)
 
 
@@ -83,7 +84,7 @@ def run_suite(
     runtime.ranks.run_on_rank0(check)
 
     def work(served: ServedModel) -> SuiteReport:
-        with quiet():
+        with quiet(), unconfined_execution() if options.allow_code == "unsafe" else nullcontext():
             raw = _ask_harness(tasks[0], served, options)
         report = _report(raw, suite, options, served, runtime, time.monotonic() - begin)
         _write(options.out, suite, report, raw["samples"])
@@ -92,7 +93,7 @@ def run_suite(
     return serve_model(path, options.serving, runtime, options.out / "responses", progress, work)
 
 
-def find_tasks(suite: Suite, files: Path | None, include: Sequence[Path], allow_code: bool) -> Any:
+def find_tasks(suite: Suite, files: Path | None, include: Sequence[Path], allow_code: CodePermission) -> Any:
     """Find and check the tasks of a suite; warn of downloads. See ``list_tasks``.
 
     Raises:
@@ -126,7 +127,7 @@ def _ask_harness(tasks: Any, served: ServedModel, options: SuiteOptions) -> Mapp
         numpy_random_seed=options.seed,
         torch_random_seed=options.seed,
         fewshot_random_seed=options.seed,
-        confirm_run_unsafe_code=options.allow_code,
+        confirm_run_unsafe_code=bool(options.allow_code),
     )
     return raw
 

@@ -17,8 +17,9 @@ import lm_eval
 from huggingface_hub import constants
 from lm_eval.tasks import TaskManager
 
+from hlat.evaluation.code_execution import CodePermission, find_confinement
 from hlat.evaluation.harness.suites import Suite, TaskEntry
-from hlat.runtime import DataError
+from hlat.runtime import DataError, LaunchError
 
 _OWN_TASKS = Path(__file__).with_name("tasks")
 _FILE_BUILDERS = ("json", "csv", "parquet", "arrow", "text")  # of ``datasets``: they read files that are named
@@ -42,7 +43,11 @@ class TaskList:
 
 
 def list_tasks(
-    suite: Suite, files: Path | None, include: Sequence[Path], allow_code: bool, is_online: bool | None = None
+    suite: Suite,
+    files: Path | None,
+    include: Sequence[Path],
+    allow_code: CodePermission,
+    is_online: bool | None = None,
 ) -> TaskList:
     """Find and check the tasks of a suite.
 
@@ -50,7 +55,7 @@ def list_tasks(
         suite: the suite.
         files: folder of data files; None if there is none.
         include: folders with further tasks.
-        allow_code: True if code that the model writes may be executed.
+        allow_code: True if code that the model writes may be executed in a sandbox; "unsafe" if also without one.
         is_online: True if data sets can be downloaded; None to find out.
 
     Raises:
@@ -73,7 +78,7 @@ def list_tasks(
     return TaskList(manager, {"group": f"suite {suite.name}", "task": members}, tuple(missing))
 
 
-def _problems(manager: TaskManager, entry: TaskEntry, files: Path | None, allow_code: bool) -> Iterator[str]:
+def _problems(manager: TaskManager, entry: TaskEntry, files: Path | None, allow_code: CodePermission) -> Iterator[str]:
     if entry.task not in manager.task_index:
         yield f"{entry.task}: lm-eval {lm_eval.__version__} has no such task. `lm-eval ls tasks` lists them."
         return
@@ -92,6 +97,11 @@ def _problems(manager: TaskManager, entry: TaskEntry, files: Path | None, allow_
             )
         elif not allow_code:
             yield f"{name}: executes code that the model writes. Allow it with --allow-code-execution."
+        elif allow_code != "unsafe":
+            try:
+                find_confinement()
+            except LaunchError as error:
+                yield f"{name}: {error}"
 
 
 def _downloads(manager: TaskManager, entry: TaskEntry) -> Iterator[str]:

@@ -9,7 +9,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from hlat.runtime import LaunchError
 
@@ -35,7 +35,7 @@ class EvaluationJob:
         seed: seed of the choice of examples, and of sampled texts.
         max_length: most tokens of context and continuation; None for the model's maximum.
         max_new_tokens: most tokens of a generated text; None for what the tasks say.
-        allow_code_execution: execute code that the model writes, in a sandbox.
+        allow_code_execution: execute code that the model writes, in a sandbox; "unsafe": without one.
         weights: ``model``, or ``ema`` for the average of the weights.
         dtype: one of ``DTYPES``; auto is that of the stored weights.
         tensor: tensor-parallel degree; the other processes are data-parallel replicas.
@@ -54,7 +54,7 @@ class EvaluationJob:
     seed: int = 1234
     max_length: int | None = None
     max_new_tokens: int | None = None
-    allow_code_execution: bool = False
+    allow_code_execution: bool | Literal["unsafe"] = False
     weights: str = "model"
     dtype: str = "auto"
     tensor: int = 1
@@ -90,6 +90,8 @@ class EvaluationJob:
             raise LaunchError("name tasks or a suite: --tasks a,b or --suite hlat.")
         if self.dtype not in DTYPES:
             raise LaunchError(f"--dtype {self.dtype}: expected one of {', '.join(DTYPES)}.")
+        if self.allow_code_execution not in (False, True, "unsafe"):
+            raise LaunchError(f'allow_code_execution={self.allow_code_execution!r}: expected True, False or "unsafe".')
         if self.suite is not None and self.shots is not None:
             raise LaunchError(f"--shots: suite {self.suite} says how many each of its tasks has. Use --tasks instead.")
         if self.suite is not None:

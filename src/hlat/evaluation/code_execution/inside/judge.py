@@ -1,0 +1,175 @@
+"""Process of the tests: confines itself, forks the process of the program, runs the tests and says if they pass.
+
+standard input: limits, program --fork--> program.py
+tests -> run here; names that they do not define are those of the program, called through a pipe
+-> "passed" on standard output, of which the program has no descriptor
+"""
+
+import builtins
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from .confine import drop_rights, end_with_parent, limit_resources, restrict_calls, restrict_files
+from .program import serve
+from .values import from_bytes, read_frame, to_bytes, write_frame
+
+
+class _Program:
+    """The program in the other process, which answers one request after the other.
+
+    Args:
+        requests: file descriptor to write to.
+        replies: file descriptor to read from.
+    """
+
+    def __init__(self, requests: int, replies: int) -> None:
+        self._requests, self._replies = requests, replies
+
+    def ask(self, *request: Any) -> tuple[Any, ...]:
+        """Ask for something; return the reply."""
+        try:
+            write_frame(self._requests, to_bytes(request, _number))
+            reply = from_bytes(read_frame(self._replies), self._object)
+        except (EOFError, OSError):
+            os._exit(1)  # no exception, which the tests could take for one of the function under test
+        if not isinstance(reply, tuple):
+            raise TypeError("the program does not answer")
+        if reply[0] == "raised":
+            raise _exception(*reply[1:])
+        return reply
+
+    def value(self, *request: Any) -> Any:
+        """Ask for a value."""
+        _, value, _ = self.ask(*request)
+        return value
+
+    def call(self, function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Call a function of the program; what it did to its arguments is done to these."""
+        _, value, changed = self.ask("call", function, list(arguments), named)
+        for old, new in zip(arguments, changed or (), strict=False):
+            if isinstance(old, (list, bytearray)):
+                old[:] = new
+            elif isinstance(old, (dict, set)):
+                old.clear()
+                old.update(new)
+        return value
+
+    def _object(self, number: int) -> "_Object":
+        return _Object(self, number)
+
+
+class _Object:
+    """Object of the program that is no plain value. It equals itself only, whatever its class says."""
+
+    def __init__(self, program: _Program, number: int) -> None:
+        object.__setattr__(self, "_place", (program, number))
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self._place[0].call(self, arguments, named)
+
+    def __getattr__(self, name: str) -> Any:
+        return self._place[0].value("get", self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._place[0].ask("set", self, name, value)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._place[0].value("items", self))
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._place[0].value("item", self, key)
+
+    def __len__(self) -> int:
+        length: int = self._place[0].value("length", self)
+        return length
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Object) and self._place == other._place
+
+    def __hash__(self) -> int:
+        return hash(self._place[1])
+
+
+class _Names(dict[str, Any]):
+    """Global names of the tests: their own, then Python's, then the program's, which so can replace no other."""
+
+    def __init__(self, program: _Program) -> None:
+        super().__init__(__name__="__main__")
+        self._program = program
+
+    def __missing__(self, name: str) -> Any:
+        if hasattr(builtins, name):
+            raise KeyError(name)
+        kind, *found = self._program.ask("name", name)
+        if kind == "module" and str(found[0]).partition(".")[0] in sys.stdlib_module_names:
+            __import__(found[0])  # that of this process, which the program has not changed
+            return sys.modules[found[0]]
+        if kind != "value":
+            raise KeyError(name)
+        return found[0]
+
+
+class _CannotBePassedError(BaseException):
+    """A value of the tests that cannot be passed to the program; no Exception, so that no test takes it for one."""
+
+
+def _number(value: Any) -> int:
+    if isinstance(value, _Object):
+        number: int = value._place[1]
+        return number
+    raise _CannotBePassedError(type(value).__name__)
+
+
+def _exception(kinds: list[str], text: str) -> Exception:
+    """Return an exception like one that the program raised: of the nearest class that Python itself has."""
+    for kind in kinds:
+        found = getattr(builtins, str(kind), None)
+        if isinstance(found, type) and issubclass(found, Exception):
+            try:
+                return found(text)
+            except TypeError:  # as UnicodeDecodeError, which takes five arguments
+                continue
+    return Exception(text)
+
+
+def main() -> None:
+    """Judge the program of standard input."""
+    order = from_bytes(read_frame(0), int)
+    verdict = os.dup(1)
+    os.dup2(2, 1)  # standard error goes nowhere; so does what program and tests print
+    limit_resources(order["seconds"], order["memory"])
+    if order["calls"] is not None:
+        drop_rights()
+    if order["files"] is not None:
+        restrict_files(*order["files"])
+    request_end, requests = os.pipe()
+    replies, reply_end = os.pipe()
+    if os.fork() == 0:
+        try:
+            end_with_parent()
+            # The tests are still in the pipe of standard input: close it, and every other descriptor but two.
+            os.dup2(2, 0)
+            for keep, place in ((request_end, 3), (os.dup(reply_end), 4)):
+                os.dup2(keep, place)
+            os.closerange(5, 256)
+            if order["calls"] is not None:
+                restrict_calls(order["calls"])
+            serve(order["program"], 3, 4)
+        finally:
+            os._exit(1)
+    os.close(request_end)
+    os.close(reply_end)
+    if order["calls"] is not None:
+        restrict_calls(order["calls"])
+    program, nonce = _Program(requests, replies), os.urandom(16)
+    if program.value("ended", nonce) != nonce:
+        os._exit(1)
+    try:
+        exec(compile(from_bytes(read_frame(0), int), "<tests>", "exec"), _Names(program))
+        os.write(verdict, b"passed")
+    except _CannotBePassedError as error:
+        os.write(verdict, f"cannot pass {error}".encode())
+    finally:
+        os._exit(0)
