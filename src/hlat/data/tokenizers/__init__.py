@@ -7,6 +7,7 @@ from hlat.runtime import lazily
 if TYPE_CHECKING:
     from hlat.data.tokenizers.base import TokenIdArray, Tokenizer
     from hlat.data.tokenizers.load import load_saved, load_tokenizer
+    from hlat.data.tokenizers.round_trip import describe_tokenizer
     from hlat.data.tokenizers.training import sample_texts, train_bpe, train_char
 
 __getattr__ = lazily(
@@ -20,6 +21,7 @@ __getattr__ = lazily(
             "load_saved",
             "load_tokenizer",
         ),
+        "round_trip": ("describe_tokenizer",),
         "training": (
             "sample_texts",
             "train_bpe",
@@ -28,4 +30,13 @@ __getattr__ = lazily(
     },
 )
 
-__all__ = ["TokenIdArray", "Tokenizer", "load_saved", "load_tokenizer", "sample_texts", "train_bpe", "train_char"]
+__all__ = [
+    "TokenIdArray",
+    "Tokenizer",
+    "describe_tokenizer",
+    "load_saved",
+    "load_tokenizer",
+    "sample_texts",
+    "train_bpe",
+    "train_char",
+]

@@ -35,6 +35,7 @@ class Tokenizer(ABC):
         eos_id: id of ``eos_token``; None for no such token.
         bos_id: id of the begin-of-sequence token that models of this tokenizer expect in front of a text. ``encode``
             does not add it. None if unknown.
+        unknown_id: id of the token for text that the vocabulary does not have; None for no such token.
         files: content by name of every file that ``transformers.AutoTokenizer`` needs.
         left_out: what of the given files is not used, a phrase each, such as "its BPE dropout".
     """
@@ -45,6 +46,8 @@ class Tokenizer(ABC):
     bos_id: int | None
     files: dict[str, bytes]
     left_out: Sequence[str] = ()
+
+    unknown_id: int | None = None
 
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:

@@ -78,6 +78,7 @@ class SentencePieceTokenizer(Tokenizer):
             "bos_token": None if self.bos_id is None else self._model.id_to_piece(self.bos_id),
             "unk_token": self._model.id_to_piece(self._model.unk_id()),
         }
+        self.unknown_id = self._model.unk_id()
         begins = bool((config or {}).get("add_bos_token", False))
         converted = _convert(proto, self.bos_id if begins else None, where)
         known = {piece.piece for piece in proto.pieces}

@@ -93,7 +93,10 @@ def _normalizers(proto: Any, pieces: Pieces) -> list[Json]:
     """List the changes of a text in SentencePiece's order: its rules, extra spaces, the dummy space, spaces as ▁."""
     rules, found, after = proto.normalizer_spec, list[Json](), list[Json]()
     if rules.precompiled_charsmap:
-        charsmap = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(rules.precompiled_charsmap).decode()}
+        charsmap = {
+            "type": "Precompiled",
+            "precompiled_charsmap": base64.b64encode(rules.precompiled_charsmap).decode(),
+        }
         for number, symbol in enumerate(_changed_symbols(rules.precompiled_charsmap, pieces)):
             found.append(_replace({"String": symbol}, chr(_STAND_IN + number)))
             after.append(_replace({"String": chr(_STAND_IN + number)}, symbol))
