@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from hlat.data.tokenizers.load import load_saved, load_tokenizer
     from hlat.data.tokenizers.round_trip import describe_tokenizer
     from hlat.data.tokenizers.training import sample_texts, train_bpe, train_char
+    from hlat.data.tokenizers.transformers_config import is_like_qwen2
 
 __getattr__ = lazily(
     __name__,
@@ -27,6 +28,7 @@ __getattr__ = lazily(
             "train_bpe",
             "train_char",
         ),
+        "transformers_config": ("is_like_qwen2",),
     },
 )
 
@@ -34,6 +36,7 @@ __all__ = [
     "TokenIdArray",
     "Tokenizer",
     "describe_tokenizer",
+    "is_like_qwen2",
     "load_saved",
     "load_tokenizer",
     "sample_texts",

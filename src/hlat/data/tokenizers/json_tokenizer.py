@@ -68,7 +68,6 @@ class JsonTokenizer(Tokenizer):
         self.eos_id = None if self.eos_token is None else vocabulary[self.eos_token]
         bos = special_token_name(config, "bos_token") or next((n for n in _BOS_NAMES if n in self._special), None)
         self.bos_id = vocabulary.get(bos) if bos else None
-        self._set_begin(config, bos)
         model = self._description.get("model") or {}
         self.unknown_id = model.get("unk_id", vocabulary.get(model.get("unk_token")))
         self._can_cut = cuts_preserve_tokens(self._description)
@@ -85,15 +84,6 @@ class JsonTokenizer(Tokenizer):
         known = [name for name in names if name in vocabulary and name not in self._special]
         self._tokenizer.add_special_tokens([tokenizers.AddedToken(n, special=True, normalized=False) for n in known])
         self._special.update(known)
-
-    def _set_begin(self, config: dict[str, Any] | None, bos: str | None) -> None:
-        """Follow add_bos_token of the configuration, which for transformers 5 replaces the file's post-processor."""
-        if config is None or "add_bos_token" not in config:
-            return
-        begins = bool(config["add_bos_token"]) and self.bos_id is not None
-        self._tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
-            single=["$A"] if not begins else [bos, "$A"], special_tokens=[(bos, self.bos_id)] if begins else []
-        )
 
     def encode(self, text: str) -> list[int]:
         """Encode a text; see ``Tokenizer.encode``."""

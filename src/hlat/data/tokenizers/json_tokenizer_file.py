@@ -53,7 +53,7 @@ def without_dropout(description: dict[str, Any]) -> bytes:
 
 
 def keeps_text(description: dict[str, Any]) -> bool:
-    """Return True if the tokens of any text spell exactly its bytes: byte-level BPE with all bytes that changes nothing."""
+    """Return True if the tokens of any text spell its bytes: byte-level BPE with all bytes, which changes nothing."""
     model, decoder = description.get("model") or {}, json.dumps(description.get("decoder"))
     return bool(
         description.get("normalizer") is None

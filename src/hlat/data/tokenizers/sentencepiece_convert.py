@@ -118,7 +118,7 @@ def _changed_symbols(charsmap: bytes, pieces: Pieces) -> list[str]:
 
 
 def _line_end(charsmap: bytes) -> list[Json]:
-    """Change \\r\\n, which the library takes for one character, by the rules of its two characters."""
+    """Change a line end of two characters, which the library takes for one, by the rules of both."""
     rules = tokenizers.normalizers.Precompiled(charsmap)
     both = rules.normalize_str("\r") + rules.normalize_str("\n")
     return [] if rules.normalize_str("\r\n") == both else [_replace({"String": "\r\n"}, both)]

@@ -10,6 +10,7 @@ import json
 from collections.abc import Container, Iterator
 from typing import Any
 
+from hlat.data.tokenizers.safe_cuts import QWEN2_PATTERN
 from hlat.runtime import DataError
 
 DEFAULT_CONFIG: dict[str, Any] = {
@@ -25,8 +26,11 @@ _REQUIRED = {
     "model_input_names": ["input_ids", "attention_mask"],
 }
 _CHANGE_IDS = frozenset(
-    "add_eos_token add_prefix_space added_tokens_decoder auto_map backend fix_mistral_regex from_slow legacy "
-    "merges_file sp_model_kwargs split_special_tokens tokenizer_file use_fast vocab_file".split()
+    (
+        *("add_eos_token", "add_prefix_space", "added_tokens_decoder", "auto_map", "backend", "fix_mistral_regex"),
+        *("from_slow", "legacy", "merges_file", "sp_model_kwargs", "split_special_tokens", "tokenizer_file"),
+        *("use_fast", "vocab_file"),
+    )
 )
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
 
@@ -52,6 +56,24 @@ def config_files(
         "tokenizer_config.json": _json({**kept, **_REQUIRED, **special}),
         "special_tokens_map.json": _json(named),
     }
+
+
+def is_like_qwen2(content: bytes) -> bool:
+    """Return True if transformers loads a tokenizer.json as it is for a model of type qwen2.
+
+    For these models alone transformers 5 ignores ``tokenizer_class`` and makes a tokenizer of Qwen2 of the vocabulary
+    and merges, which splits text in its own way.
+    """
+    description = json.loads(content)
+    match description.get("pre_tokenizer"):
+        case {
+            "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
+                {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+            ]
+        }:
+            return pattern == QWEN2_PATTERN and description.get("normalizer") == {"type": "NFC"}
+    return False
 
 
 def special_names(config: dict[str, Any] | None) -> list[str]:

@@ -135,8 +135,9 @@ def validate(
     Micro-batches are assigned to data-parallel ranks round-robin. The last ones are padded with sequences without
     labels, because every rank has to take part in every collective operation.
 
-    Sums are float64, so that the batch size does not matter. A set of several sources has the loss of each, too. A window with text of two sources is then a row for each of
-    them. The total is the sum over all rows, so it is the mean of the sources weighted by their tokens.
+    Sums are float64, so that the batch size does not matter. A set of several sources has the loss of each, too. A
+    window with text of two sources is then a row for each of them. The total is the sum over all rows, so it is the
+    mean of the sources weighted by their tokens.
 
     Args:
         model: model to evaluate.
