@@ -81,8 +81,12 @@ class JsonTokenizer(Tokenizer):
         if missing:
             shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
             self.left_out = (*self.left_out, f"special tokens of its configuration without an id ({shown})")
+        flags = {token["content"]: token for token in self._description.get("added_tokens") or []}
         known = [name for name in names if name in vocabulary and name not in self._special]
-        self._tokenizer.add_special_tokens([tokenizers.AddedToken(n, special=True, normalized=False) for n in known])
+        tokens = [{"normalized": False, **flags.get(name, {}), "content": name, "special": True} for name in known]
+        self._tokenizer.add_special_tokens(
+            [tokenizers.AddedToken(**{k: v for k, v in token.items() if k != "id"}) for token in tokens]
+        )
         self._special.update(known)
 
     def encode(self, text: str) -> list[int]:

@@ -40,7 +40,7 @@ def to_tokenizer_json(proto: Any, bos_id: int | None = None) -> bytes:
     Raises:
         ValueError: the model has a property that a tokenizer.json cannot have; the message names it.
     """
-    pieces = [(piece.piece, piece.score, piece.type) for piece in proto.pieces]
+    pieces = _pieces(proto)
     _refuse_what_has_no_equal(proto, pieces)
     description = {
         "version": "1.0",
@@ -57,6 +57,10 @@ def to_tokenizer_json(proto: Any, bos_id: int | None = None) -> bytes:
 
 
 _NEVER_TEXT = (_UNKNOWN, _CONTROL)  # types of pieces that no text can spell
+
+
+def _pieces(proto: Any) -> Pieces:
+    return [(piece.piece, piece.score, piece.type) for piece in proto.pieces]
 
 
 def _refuse_what_has_no_equal(proto: Any, pieces: Pieces) -> None:
@@ -80,7 +84,7 @@ def is_plain(proto: Any) -> bool:
         and not rules.remove_extra_whitespaces
         and not proto.trainer_spec.treat_whitespace_as_suffix
         and proto.trainer_spec.byte_fallback
-        and not any(piece.type in (_USER, _UNUSED) for piece in proto.pieces)
+        and not any(kind in (_USER, _UNUSED) for _, _, kind in _pieces(proto))
     )
 
 
@@ -100,7 +104,7 @@ def _normalizers(proto: Any, pieces: Pieces) -> list[Json]:
         for number, symbol in enumerate(_changed_symbols(rules.precompiled_charsmap, pieces)):
             found.append(_replace({"String": symbol}, chr(_STAND_IN + number)))
             after.append(_replace({"String": chr(_STAND_IN + number)}, symbol))
-        found += [*_line_end(rules.precompiled_charsmap), charsmap]
+        found += [*_groups(rules.precompiled_charsmap), charsmap]
     if rules.remove_extra_whitespaces:
         found += [_replace({"Regex": rf"\A +|[ {_SPACE}]+\z"}, ""), _replace({"Regex": " {2,}"}, " ")]
     if rules.add_dummy_prefix:
@@ -117,11 +121,16 @@ def _changed_symbols(charsmap: bytes, pieces: Pieces) -> list[str]:
     return sorted((each for each in symbols if rules.normalize_str(each) != each), key=len, reverse=True)
 
 
-def _line_end(charsmap: bytes) -> list[Json]:
-    """Change a line end of two characters, which the library takes for one, by the rules of both."""
+def _groups(charsmap: bytes) -> list[Json]:
+    """Build changes of characters that the library takes for one, where it would lose some that SentencePiece keeps.
+
+    A line end of two characters gets the rules of both. Letters with several marks (Vietnamese, Hangul, kana, if they
+    are decomposed) are composed before the rules, of which the library would apply the shortest.
+    """
     rules = tokenizers.normalizers.Precompiled(charsmap)
     both = rules.normalize_str("\r") + rules.normalize_str("\n")
-    return [] if rules.normalize_str("\r\n") == both else [_replace({"String": "\r\n"}, both)]
+    found = [] if rules.normalize_str("\r\n") == both else [_replace({"String": "\r\n"}, both)]
+    return [*found, *([{"type": "NFC"}] if rules.normalize_str("e\u0301") == "é" else [])]
 
 
 def _replace(pattern: dict[str, str], content: str) -> Json:
