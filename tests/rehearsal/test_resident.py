@@ -33,7 +33,7 @@ def train(content, steps):
     optimizer = build_optimizer(model.local_parameters, recipe.optimizer, recipe.precision.mode, 3)
     tokens = torch.zeros((recipe.batch.global_batch, recipe.data.sequence_length), dtype=torch.int64)
     for step in range(1, steps + 1):
-        update(model, optimizer, recipe, step, accumulate_gradients(model, Batch(tokens, tokens, None, 0)))
+        update(model, optimizer, recipe, step, accumulate_gradients(model, Batch(tokens, tokens, None)))
 
 ctypes.CDLL(None).mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD, glibc
 torch.set_num_threads(1)

@@ -38,7 +38,7 @@ def batch_of(generator, ignored=False):
     if ignored:  # micro-batches with different numbers of labels, one with none at all
         labels[:8] = IGNORED
         labels[9, 3:] = IGNORED
-    return Batch(tokens[:, :-1], labels, np.arange(32), 0)
+    return Batch(tokens[:, :-1], labels, np.arange(32))
 
 
 def gradients(micro_batch, dtype, ignored):
@@ -107,12 +107,13 @@ class ThreeRows:
         whole = batch_of(torch.Generator().manual_seed(6))
         positions = torch.arange(16).repeat(3, 1)
         positions[1, 9:] -= 9
-        self.rows = replace(
-            whole, inputs_BS=whole.inputs_BS[:3], labels_BS=whole.labels_BS[:3], positions_BS=positions, target_bytes=48
-        )
+        self.rows = replace(whole, inputs_BS=whole.inputs_BS[:3], labels_BS=whole.labels_BS[:3], positions_BS=positions)
 
     def __len__(self):
         return 3
+
+    def label_bytes(self, labels_BS):
+        return int((labels_BS != -100).sum())
 
     def batch(self, first, count):
         rows, here = self.rows, slice(first, first + count)
@@ -121,7 +122,6 @@ class ThreeRows:
             inputs_BS=rows.inputs_BS[here],
             labels_BS=rows.labels_BS[here],
             positions_BS=rows.positions_BS[here],
-            target_bytes=16 * len(rows.labels_BS[here]),
         )
 
 

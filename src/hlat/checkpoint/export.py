@@ -20,12 +20,14 @@ from hlat.checkpoint.state import MODEL, fill
 from hlat.checkpoint.tokenizer import TOKENIZER, has_tokenizer, read_tokenizer
 from hlat.config.rules import model_problems
 from hlat.config.sections import ModelConfig
+from hlat.data.tokenizers import is_like_qwen2
 from hlat.model import Decoder, build, collect_local_parameters
 from hlat.model.hf import (
     SpecialIds,
     canonical_shapes,
     check_canonical,
     check_layers,
+    hf_class,
     write_hf,
 )
 from hlat.runtime import CheckpointError
@@ -131,7 +133,15 @@ def export_hf(
         bos_id=special.bos,
         pad_id=special.pad,
         generation=generation,
+        family=_family(config, tokenizer / "tokenizer.json") if "recipe" in checkpoint.meta else None,
     )
+
+
+def _family(config: ModelConfig, tokenizer: Path) -> str | None:
+    """Return llama, with biases, for a model of Qwen2 with a tokenizer that transformers would change for that type."""
+    if hf_class(config).model_type != "qwen2" or not tokenizer.is_file() or is_like_qwen2(tokenizer.read_bytes()):
+        return None
+    return "llama"
 
 
 def weights_prefix(checkpoint: Checkpoint, weights: str) -> str:

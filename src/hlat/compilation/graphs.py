@@ -89,7 +89,7 @@ def _training_batch(recipe: Recipe, model: ParallelModel) -> Batch:
     if model.groups.pipeline is None:
         rows = min(rows, _MICRO_BATCHES * recipe.batch.micro_batch)
     batch = _micro_batch(recipe, rows)
-    return Batch(batch.inputs_BS, batch.labels_BS, np.arange(rows), 0, batch.positions_BS)
+    return Batch(batch.inputs_BS, batch.labels_BS, np.arange(rows), batch.positions_BS)
 
 
 def _micro_batch(recipe: Recipe, rows: int) -> MicroBatch:

@@ -26,6 +26,7 @@ from hlat.data.sources import (
     describe_scarce,
     files_of_source,
     numbered_sources,
+    read_beginnings,
 )
 from hlat.data.split_check import (
     CountTokens,
@@ -36,7 +37,7 @@ from hlat.data.split_check import (
     splits_by_hash,
 )
 from hlat.data.stores import Cache
-from hlat.data.tokenizers import Tokenizer, load_tokenizer
+from hlat.data.tokenizers import Tokenizer, describe_tokenizer, load_tokenizer
 from hlat.runtime import DataError, is_url
 
 _FILES = 8  # of a source whose beginnings are read, evenly spread
@@ -71,6 +72,7 @@ class InputReport:
         training_tokens: tokens of an epoch: counted if the data is prepared or short, else estimated; None if unknown.
         is_prepared: True if the data is prepared already.
         scarce_validation: sources with little validation text, and what would work; empty if there is none.
+        lossy_tokenizer: what the tokenizer loses of the text, and what would work; None for nothing.
     """
 
     problems: list[InputProblem] = field(default_factory=list)
@@ -79,6 +81,7 @@ class InputReport:
     training_tokens: float | None = None
     is_prepared: bool = False
     scarce_validation: tuple[str, str] | None = None
+    lossy_tokenizer: tuple[str, str] | None = None
 
 
 def check_inputs(
@@ -115,6 +118,10 @@ def check_inputs(
                 report.problems.append(_problem(name, source.path, other))
         except DataError as error:
             report.problems.append(_problem(name, source.path, str(error)))
+    if tokenizer is not None:
+        report.lossy_tokenizer = describe_tokenizer(
+            tokenizer, read_beginnings([f for each in files.values() for f in each])
+        )
     corpus = [files.get(name) for name, source in sources.items() if source.number >= 0]
     if all(found is not None for found in corpus):
         _measure(data, [file for found in corpus for file in found or ()], report)

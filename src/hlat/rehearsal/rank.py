@@ -159,7 +159,7 @@ def _batch(recipe: Recipe, model: ParallelModel) -> Batch:
     with host_values():
         tokens = torch.zeros(shape, dtype=torch.int64)
         positions = torch.arange(shape[1]).expand(shape).contiguous() if recipe.data.isolate else None
-        return Batch(tokens, tokens.clone(), np.asarray(rows), 0, positions)
+        return Batch(tokens, tokens.clone(), np.asarray(rows), positions)
 
 
 def _mark_message(memory: MemoryTracker, tensor: torch.Tensor, axis: str) -> None:

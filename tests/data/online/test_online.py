@@ -243,7 +243,7 @@ def test_real_workers_send_the_same_rows_and_the_state_is_small(corpus: list[dic
     expected = run(plan, 1, 1, CursorTable(12, 1), 0, 4)
     cursors, first = CursorTable(12, 1), 0
     for workers in (1, 3):
-        loader = OnlineLoader(plan, cursors.values, first, workers, prepared.token_bytes, print)
+        loader = OnlineLoader(plan, cursors.values, first, workers, print)
         try:
             for _ in range(2):
                 batch, progress = loader.read(first)

@@ -51,7 +51,6 @@ def test_an_epoch_predicts_every_token_once(
     order = np.argsort(batch.sample_ids)
     assert np.array_equal(batch.labels_BS.numpy()[order].ravel(), tokens[1 : n * length + 1])
     assert np.array_equal(batch.inputs_BS.numpy()[order].ravel(), tokens[: n * length])
-    assert batch.target_bytes == prepared.token_bytes[tokens[1 : n * length + 1]].sum()
 
 
 @given(
@@ -96,7 +95,7 @@ def test_validation_predicts_every_token_once(prepared: PreparedData, length: in
     assert np.array_equal(inputs[labels != -100], tokens[:-1])
     assert (labels[len(tokens) - 1 :] == -100).all()
     assert ((inputs >= 0) & (inputs < prepared.manifest.vocab_size)).all()
-    assert sum(batch.target_bytes for batch in batches) == prepared.token_bytes[tokens[1:]].sum()
+    assert sum(data.label_bytes(batch.labels_BS) for batch in batches) == prepared.token_bytes[tokens[1:]].sum()
 
 
 @given(length=st.integers(1, 200), sequences=st.integers(1, 50))
@@ -115,10 +114,10 @@ def test_a_limited_number_of_validation_windows_is_spread_evenly(
         assert torch.equal(batch.labels_BS[row], all_windows.batch(int(window), 1).labels_BS[0])
 
 
-def test_target_bytes_add_up_to_the_validation_text(prepared: PreparedData) -> None:
+def test_bytes_of_labels_add_up_to_the_validation_text(prepared: PreparedData) -> None:
     data = ValidationData(prepared, 64)
     first_token = int(prepared.tokens("validation").read(0, 1)[0])
-    total = sum(data.batch(i, 1).target_bytes for i in range(len(data)))
+    total = sum(data.label_bytes(data.batch(i, 1).labels_BS) for i in range(len(data)))
     assert total + prepared.token_bytes[first_token] == prepared.manifest.splits["validation"].text_bytes
 
 

@@ -229,7 +229,8 @@ def test_sentencesentencepiece_tokenizers_have_the_tokens_of_the_library(tmp_pat
         assert ids == library.encode(text)
         assert tokenizer.decode(ids) == text
         prefix = 1 if text else 0  # SentencePiece puts a space in front
-        assert tokenizer.token_bytes[ids].sum() == len(text.encode()) + prefix
+        assert tokenizer.token_bytes[list(ids)].sum() == len(text.encode()) + prefix
+        assert tokenizer.token_bytes[ids].sum() == len(text.encode())
     tokenizer.save(tmp_path)
     again = load_saved(tmp_path)
     assert (again.eos_id, again.sha256) == (tokenizer.eos_id, tokenizer.sha256)

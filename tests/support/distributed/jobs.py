@@ -66,7 +66,7 @@ def batch_of(model: ParallelModel, recipe: Recipe, step: int) -> Batch:
     rows = model.rows(size)
     here = slice(rows.start, rows.stop)
     positions = document_positions(documents(step, size, length))[here] if recipe.data.isolate else None
-    return Batch(inputs[here], labels[here], np.asarray(rows), 0, positions)
+    return Batch(inputs[here], labels[here], np.asarray(rows), positions)
 
 
 def blocks(held: list[LocalParameter], gradients: bool = False) -> list[Block]:

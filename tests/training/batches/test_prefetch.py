@@ -33,7 +33,7 @@ class Numbers:
         if self._damaged_at is not None and first >= self._damaged_at:
             raise DataError("damaged")
         rows = torch.arange(first, first + count).unsqueeze(1)
-        return Batch(rows, rows + 1, np.arange(first, first + count), count)
+        return Batch(rows, rows + 1, np.arange(first, first + count))
 
 
 class Rows:

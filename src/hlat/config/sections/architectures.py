@@ -50,7 +50,7 @@ ARCHITECTURES: dict[str, ArchitectureEntry] = {
         free=("qkv_bias", "qk_norm"),
         exported_as={"qk_norm": "qwen3", "qkv_bias": "qwen2"},
         kv_heads_are_heads=True,
-        written={"attention_bias": False, "mlp_bias": False},
+        written={"attention_bias": "{qkv_bias}", "mlp_bias": False},
     ),
     "mistral": ArchitectureEntry(
         "MistralForCausalLM",

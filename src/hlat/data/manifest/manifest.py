@@ -55,11 +55,12 @@ class ShardRecord(StrictRecord):
 
 
 class SourceTokens(StrictRecord):
-    """Documents and tokens of one source in a split; the tokens of a source are contiguous."""
+    """Documents, tokens and UTF-8 bytes of one source in a split; the tokens of a source are contiguous."""
 
     source: SourceIndex
     documents: Count
     tokens: Count
+    text_bytes: Count | None = None  # earlier versions counted them for the split only
 
 
 class SplitRecord(StrictRecord):

@@ -37,7 +37,7 @@ class OnlineData:
     ) -> None:
         assignment = StreamAssignment(0, ranks, batches, config.streams, seed)
         self._plan = build_worker_plan(prepared, config, seed, assignment)
-        self._prepared, self._workers = prepared, config.workers or 1
+        self._workers = config.workers or 1
         self._refuse_small_cache(config)
 
     @property
@@ -99,4 +99,4 @@ class OnlineData:
             notify: called with notes for the user.
         """
         plan = replace(self._plan, assignment=replace(self._plan.assignment, index=index))
-        return OnlineLoader(plan, cursors.values, first, self._workers, self._prepared.token_bytes, notify)
+        return OnlineLoader(plan, cursors.values, first, self._workers, notify)

@@ -122,7 +122,6 @@ class OnlineLoader:
         cursors: initial positions of the streams; not changed.
         first: the first global sample.
         workers: number of processes to start.
-        token_bytes: bytes of text of each token id, shape (vocabulary,).
         notify: called with a note for the user as soon as a worker sends one: it may explain why ``read`` takes long.
     """
 
@@ -132,10 +131,9 @@ class OnlineLoader:
         cursors: Int64s,
         first: int,
         workers: int,
-        token_bytes: Int64s,
         notify: Callable[[str], None],
     ) -> None:
-        self._plan, self._assignment, self._next, self._token_bytes = plan, plan.assignment, first, token_bytes
+        self._plan, self._assignment, self._next = plan, plan.assignment, first
         self._notify = notify
         owned = self._assignment.owned
         count = min(workers, len(owned))
@@ -176,13 +174,11 @@ class OnlineLoader:
     def _batch(self, frames: list[Frame]) -> Batch:
         settings = self._plan.settings
         inputs, labels, *positions = unpack_rows([frame.content for frame in frames], settings.length, settings.isolate)
-        target_bytes = int(self._token_bytes[labels[labels != NO_LABEL]].sum())
         labels[labels == NO_LABEL] = IGNORED
         return Batch(
             torch.from_numpy(inputs),
             torch.from_numpy(labels),
             np.array([frame.sample for frame in frames], dtype=np.int64),
-            target_bytes,
             torch.from_numpy(positions[0]) if positions else None,
         )
 

@@ -270,7 +270,9 @@ class _OnlinePreparation:
             documents=len(documents),
             tokens=len(tokens),
             text_bytes=text_bytes,
-            sources=[SourceTokens(source=-1, documents=len(documents), tokens=len(tokens))] if documents else [],
+            sources=[SourceTokens(source=-1, documents=len(documents), tokens=len(tokens), text_bytes=text_bytes)]
+            if documents
+            else [],
             shards=shards,
             documents_file=documents_file(split),
             documents_sha256=hashlib.sha256(starts).hexdigest(),

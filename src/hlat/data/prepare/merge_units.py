@@ -159,9 +159,7 @@ class UnitMerger:
             tokens=self._shards[split].position,
             text_bytes=sum(counts.text_bytes for counts in kept.values()),
             sources=[
-                SourceTokens(source=source, documents=counts.documents, tokens=counts.tokens)
-                for source, counts in kept.items()
-                if counts.documents
+                SourceTokens(source=source, **vars(counts)) for source, counts in kept.items() if counts.documents
             ],
             shards=shards,
             documents_file=documents_file(split),

@@ -8,17 +8,28 @@ import json
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from hlat.config.sections import DataConfig
 from hlat.data.formats import Vocabulary
 from hlat.data.manifest import checksum_matches, with_checksum
 from hlat.data.prepare.corpus import Corpus, SplitPlan, read_texts, read_with_progress
-from hlat.data.sources import SPLITS, Split, tail_start
+from hlat.data.sources import SPLITS, Split, read_beginnings, tail_start
 from hlat.data.stores import write_atomic
-from hlat.data.tokenizers import Tokenizer, load_saved, load_tokenizer, sample_texts, train_bpe, train_char
-from hlat.runtime import DataError
+from hlat.data.tokenizers import (
+    Tokenizer,
+    describe_tokenizer,
+    load_saved,
+    load_tokenizer,
+    sample_texts,
+    train_bpe,
+    train_char,
+)
+from hlat.runtime import DataError, StorageError
 
 ProgressCallback = Callable[[str, int, int], None]
 """Called with the stage (hash, measure, sample, tokenize, merge or verify), the bytes done, and the bytes in total.
@@ -28,6 +39,7 @@ compressed file counts with its size on disk.
 """
 
 _CHARACTERS = "characters"
+_ROWS = 8  # of a file in an object store, of which the tokens are compared with the text
 
 
 def plan_split(config: DataConfig, corpus: Corpus, stored: Path, progress: ProgressCallback) -> SplitPlan:
@@ -112,13 +124,25 @@ def make_tokenizer(
         unfinished.rename(folder)
     tokenizer = load_saved(folder)
     if settings.path is not None:
-        return tokenizer, []
+        said = describe_tokenizer(load_tokenizer(settings.path, settings.eos_token), _some_texts(corpus))
+        return tokenizer, [] if said is None else [" ".join(said).rstrip()]
     if settings.train == "bpe" and tokenizer.vocab_size < settings.vocab_size:
         return tokenizer, [
             f"The corpus is too small for data.tokenizer.vocab_size = {settings.vocab_size}: "
             f"the tokenizer has {tokenizer.vocab_size} tokens."
         ]
     return tokenizer, []
+
+
+def _some_texts(corpus: Corpus) -> list[str]:
+    """Return a little text of the corpus; of one in an object store, of its first file."""
+    texts, first = read_beginnings(corpus.files), corpus.file_range[:1]
+    if texts or not first or corpus.files[first[0]].format.holds_tokens:
+        return texts
+    with suppress(DataError, StorageError):  # whoever prepares the file reports it
+        rows = read_with_progress(replace(corpus, file_range=first), lambda done, total: None)
+        texts = [row.content for row in islice(rows, _ROWS) if isinstance(row.content, str)]
+    return texts
 
 
 def _train(config: DataConfig, corpus: Corpus, plan: SplitPlan, progress: ProgressCallback) -> Tokenizer:

@@ -43,6 +43,7 @@ from hlat.runtime import DataError
 
 _MAX_PROBLEMS = 20  # problems that a message lists
 _COMPARED_BYTES = 1 << 30  # largest split that is compared with its checksums before every run: about a second
+_COUNTED_TOKENS = 1 << 22  # of which the bytes are added up at once
 _NO_CHECKSUM = (
     f"{MANIFEST_FILE} has no checksum of its own, because an earlier version wrote it: hlat data prepare with this "
     "recipe verifies all of the data and adds it."
@@ -126,10 +127,35 @@ class PreparedData:
         """Number of tokens of the validation split; 0 if there is none."""
         return self.manifest.splits["validation"].tokens
 
-    @cached_property
+    @property
     def token_bytes(self) -> npt.NDArray[np.int64]:
-        """UTF-8 bytes of text per token, int64, shape (vocab_size,); see ``Tokenizer.token_bytes``."""
+        """UTF-8 bytes that each token spells, int64, shape (vocab_size,); see ``Tokenizer.token_bytes``."""
         return self.tokenizer.token_bytes
+
+    def text_and_spelling(self, split: Split) -> list[tuple[float, float]]:
+        """Return (bytes of text, bytes that its tokens spell) of each source of a split; (1, 1) if they are the same.
+
+        Spelled bytes times the ratio are bytes of text: exactly for all tokens of a source, and for any of them if the
+        tokenizer keeps the text. For some tokens of another tokenizer the error is at most that by which the ratio
+        varies within the source.
+        """
+        record = self.manifest.splits[split]
+        if self.tokenizer.keeps_text:
+            return [(1.0, 1.0)] * len(record.sources)
+        ends = np.cumsum([each.tokens for each in record.sources]).tolist()
+        spelled = [self._spelled(split, end - each.tokens, end) for each, end in zip(record.sources, ends, strict=True)]
+        shared = record.text_bytes / max(sum(spelled), 1)  # of data from earlier versions, which counted the split only
+        counted = [each.text_bytes for each in record.sources]
+        pairs = zip(counted, spelled, strict=True)
+        return [(count * shared if text is None else text, max(count, 1)) for text, count in pairs]
+
+    def _spelled(self, split: Split, start: int, stop: int) -> int:
+        """Add up the bytes that tokens spell; ids outside the vocabulary, which batches report, count nothing."""
+        tokens, table, total = self.tokens(split), self.token_bytes, 0
+        for begin in range(start, stop, _COUNTED_TOKENS):
+            ids = tokens.read(begin, min(begin + _COUNTED_TOKENS, stop))
+            total += int(table[ids[ids < len(table)]].sum())
+        return total
 
     def check_shards(self, split: Split) -> None:
         """Compare the shards of a split with their checksums; reads every byte of them.

@@ -8,6 +8,7 @@ seed and has no state, so any process can read any batch.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +36,6 @@ class Batch:
         inputs_BS: token ids, int64, CPU.
         labels_BS: the token after each input, int64, CPU; -100 where there is none.
         sample_ids: index in the split of each row's sample, int64, shape (B,).
-        target_bytes: UTF-8 bytes of text that the labels stand for, the divisor of bits per byte.
         positions_BS: position of each token in its document, int64, CPU; attention does not cross a position 0, which
             begins a document. None unless documents are isolated.
     """
@@ -43,7 +43,6 @@ class Batch:
     inputs_BS: torch.Tensor
     labels_BS: torch.Tensor
     sample_ids: npt.NDArray[np.int64]
-    target_bytes: int
     positions_BS: torch.Tensor | None = None
 
 
@@ -221,9 +220,25 @@ class ValidationData:
             for source in range(low, high + 1)
         ]
 
-    def label_bytes(self, labels: torch.Tensor) -> int:
-        """Return the UTF-8 bytes of text that labels stand for."""
-        return int(self._prepared.token_bytes[labels[labels != IGNORED].numpy()].sum())
+    def label_bytes(self, labels: torch.Tensor, source: int | None = None) -> float:
+        """Return the UTF-8 bytes of text that labels stand for, the divisor of bits per byte.
+
+        Args:
+            labels: token ids; -100 counts nothing.
+            source: index in ``sources`` of the source that all labels are of; None for any.
+        """
+        spelled = int(self._prepared.token_bytes[labels[labels != IGNORED].numpy()].sum())
+        text, count = self._total if source is None else self._text_and_spelling[source]
+        return spelled * text / count
+
+    @cached_property
+    def _text_and_spelling(self) -> list[tuple[float, float]]:
+        return self._prepared.text_and_spelling(self._split)
+
+    @cached_property
+    def _total(self) -> tuple[float, float]:
+        text, spelled = zip(*self._text_and_spelling, strict=True)
+        return sum(text), sum(spelled)
 
     def part_batch(self, parts: Sequence[tuple[int, int]]) -> Batch:
         """Return a row for each (window, source), with the labels of that source only.
@@ -237,13 +252,11 @@ class ValidationData:
             tokens = self._ids[window] * self._length + 1 + np.arange(self._length)
             other = np.searchsorted(self._ends, tokens, side="right") != source
             labels_BS[index, torch.from_numpy(other)] = IGNORED
-        target_bytes = self.label_bytes(labels_BS)
         positions = [row.positions_BS for row in rows if row.positions_BS is not None]
         return Batch(
             torch.cat([row.inputs_BS for row in rows]),
             labels_BS,
             np.concatenate([row.sample_ids for row in rows]),
-            target_bytes,
             torch.cat(positions) if positions else None,
         )
 
@@ -254,13 +267,11 @@ def make_batch(prepared: PreparedData, split: Split, rows: RowBatch, ids: npt.ND
     Raises:
         DataError: the rows contain token ids outside the vocabulary.
     """
-    token_bytes = prepared.token_bytes
     highest_id, position = rows.highest_token
     check_token_ids(prepared, split, highest_id, position)
-    target_bytes = int(token_bytes[rows.labels_BS[rows.labels_BS != IGNORED]].sum())
     positions_BS = None if rows.positions_BS is None else torch.from_numpy(rows.positions_BS)
     inputs_BS, labels_BS = torch.from_numpy(rows.inputs_BS), torch.from_numpy(rows.labels_BS)
-    return Batch(inputs_BS, labels_BS, ids.copy(), target_bytes, positions_BS)
+    return Batch(inputs_BS, labels_BS, ids.copy(), positions_BS)
 
 
 def _is_single_corpus(config: DataConfig) -> bool:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from hlat.runtime import lazily
 
 if TYPE_CHECKING:
+    from hlat.data.sources.beginnings import read_beginnings
     from hlat.data.sources.columns import default_column, source_columns
     from hlat.data.sources.file_list import (
         CACHE_FOLDER,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
+        "beginnings": ("read_beginnings",),
         "columns": ("default_column", "source_columns"),
         "file_list": (
             "CACHE_FOLDER",
@@ -78,6 +80,7 @@ __all__ = [
     "list_files",
     "numbered_sources",
     "open_cached_store",
+    "read_beginnings",
     "sha256_of",
     "source_columns",
     "tail_start",

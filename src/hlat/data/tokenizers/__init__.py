@@ -7,7 +7,9 @@ from hlat.runtime import lazily
 if TYPE_CHECKING:
     from hlat.data.tokenizers.base import TokenIdArray, Tokenizer
     from hlat.data.tokenizers.load import load_saved, load_tokenizer
+    from hlat.data.tokenizers.round_trip import describe_tokenizer
     from hlat.data.tokenizers.training import sample_texts, train_bpe, train_char
+    from hlat.data.tokenizers.transformers_config import is_like_qwen2
 
 __getattr__ = lazily(
     __name__,
@@ -20,12 +22,24 @@ __getattr__ = lazily(
             "load_saved",
             "load_tokenizer",
         ),
+        "round_trip": ("describe_tokenizer",),
         "training": (
             "sample_texts",
             "train_bpe",
             "train_char",
         ),
+        "transformers_config": ("is_like_qwen2",),
     },
 )
 
-__all__ = ["TokenIdArray", "Tokenizer", "load_saved", "load_tokenizer", "sample_texts", "train_bpe", "train_char"]
+__all__ = [
+    "TokenIdArray",
+    "Tokenizer",
+    "describe_tokenizer",
+    "is_like_qwen2",
+    "load_saved",
+    "load_tokenizer",
+    "sample_texts",
+    "train_bpe",
+    "train_char",
+]

@@ -13,7 +13,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +35,9 @@ class Tokenizer(ABC):
         eos_id: id of ``eos_token``; None for no such token.
         bos_id: id of the begin-of-sequence token that models of this tokenizer expect in front of a text. ``encode``
             does not add it. None if unknown.
+        unknown_id: id of the token for text that the vocabulary does not have; None for no such token.
         files: content by name of every file that ``transformers.AutoTokenizer`` needs.
+        left_out: what of the given files is not used, a phrase each, such as "its BPE dropout".
     """
 
     vocab_size: int
@@ -44,6 +45,9 @@ class Tokenizer(ABC):
     eos_id: int | None
     bos_id: int | None
     files: dict[str, bytes]
+    left_out: Sequence[str] = ()
+
+    unknown_id: int | None = None
 
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -60,11 +64,16 @@ class Tokenizer(ABC):
     @property
     @abstractmethod
     def token_bytes(self) -> npt.NDArray[np.int64]:
-        """UTF-8 bytes of text per token, int64, shape (vocab_size,); 0 for special tokens.
+        """UTF-8 bytes of the spelling of each token, int64, shape (vocab_size,); 0 for special tokens.
 
-        Summed over the tokens of a document they give the bytes of its text: exactly for byte-level and character
-        tokenizers; SentencePiece models also count the space that they put in front of a text.
+        Summed over the tokens of ``encode`` they give the bytes of its text (hlat.data.tokenizers.text_bytes). Over
+        stored tokens that holds where ``keeps_text``.
         """
+
+    @property
+    @abstractmethod
+    def keeps_text(self) -> bool:
+        """True if the spellings of the tokens of any text are the text: byte-level and character tokenizers."""
 
     def encode(self, text: str) -> list[int]:
         """Encode a text.
@@ -130,44 +139,11 @@ class Tokenizer(ABC):
         sync_folder(folder)
 
 
-def resolve_eos_token(requested: str | None, config: dict[str, Any] | None) -> str | None:
-    """Return the requested end-of-sequence token; replace "auto" by the one that tokenizer_config.json names, if any.
-
-    Raises:
-        DataError: tokenizer_config.json does not give the token as text.
-    """
-    if requested == "auto" and config is not None and "eos_token" in config:
-        return special_token_name(config, "eos_token")
-    return requested
-
-
-def special_token_name(config: dict[str, Any] | None, key: str) -> str | None:
-    """Return the name of a special token of tokenizer_config.json, given there as a string or as an object.
-
-    Raises:
-        DataError: it is not text.
-    """
-    value = (config or {}).get(key)
-    name = value.get("content", value) if isinstance(value, dict) else value
-    if name is not None and not isinstance(name, str):
-        raise DataError(f"tokenizer_config.json: {key} is {value!r}, expected the text of a token.")
-    return name
-
-
 def sentencepiece_byte_count(token: str) -> int:
     """Return the bytes of text of a token in SentencePiece spelling: ▁ is a space, <0x0A> is one byte."""
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return 1
     return len(token.replace("▁", " ").encode())
-
-
-def config_files(config: dict[str, Any], special: dict[str, str | None]) -> dict[str, bytes]:
-    """Build tokenizer_config.json and special_tokens_map.json for ``transformers``; return their content by name."""
-    named = {key: name for key, name in special.items() if name is not None}
-    return {
-        "tokenizer_config.json": _json({**config, **special}),
-        "special_tokens_map.json": _json(named),
-    }
 
 
 def _check_text(text: str) -> None:
@@ -179,10 +155,6 @@ def _check_text(text: str) -> None:
             f"the text {text[:40]!a} is not valid UTF-8: character {error.start} is "
             f"{text[error.start]!a}. Give it in UTF-8."
         ) from error
-
-
-def _json(value: dict[str, Any]) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def _batches(chunks: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:

@@ -6,29 +6,26 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tokenizers
 
 from hlat.data.tokenizers.base import (
     CHUNK_CHARS,
     TokenIdArray,
     Tokenizer,
+    sentencepiece_byte_count,
+)
+from hlat.data.tokenizers.json_tokenizer_file import keeps_text, parse_tokenizer_json, without_dropout
+from hlat.data.tokenizers.safe_cuts import cut_text, cuts_preserve_tokens
+from hlat.data.tokenizers.text_bytes import TokenBytes, TokenIds
+from hlat.data.tokenizers.transformers_config import (
     config_files,
     resolve_eos_token,
-    sentencepiece_byte_count,
+    special_names,
     special_token_name,
 )
-from hlat.data.tokenizers.json_tokenizer_file import parse_tokenizer_json
-from hlat.data.tokenizers.safe_cuts import cut_text, cuts_preserve_tokens
 from hlat.runtime import DataError
 
 CHAR_PATTERN = r"[\s\S]"
-
-DEFAULT_CONFIG: dict[str, Any] = {
-    "tokenizer_class": "PreTrainedTokenizerFast",
-    "clean_up_tokenization_spaces": False,
-    "model_max_length": 10**30,  # value that transformers writes for "no limit"; the model's limit is in its own config
-}
 
 # Names of these tokens in published models, for tokenizers without a tokenizer_config.json that names them.
 _EOS_NAMES = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<|eos|>", "<eos>", "<|im_end|>", "[EOS]")
@@ -55,6 +52,10 @@ class JsonTokenizer(Tokenizer):
     ) -> None:
         where = where or "tokenizer.json"
         self._tokenizer, self._description = parse_tokenizer_json(content, where)
+        if (self._description.get("model") or {}).get("dropout"):  # ids would be random, and others at each start
+            content = without_dropout(self._description)
+            self._tokenizer, self._description = parse_tokenizer_json(content, where)
+            self.left_out = ("its BPE dropout",)
         self._where = where
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -62,15 +63,39 @@ class JsonTokenizer(Tokenizer):
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values()) + 1
         self._special = {t["content"] for t in self._description.get("added_tokens") or [] if t["special"]}
+        self._recognise(config, vocabulary)
         self.eos_token = self._find_eos(resolve_eos_token(eos_token, config), vocabulary, where)
         self.eos_id = None if self.eos_token is None else vocabulary[self.eos_token]
         bos = special_token_name(config, "bos_token") or next((n for n in _BOS_NAMES if n in self._special), None)
         self.bos_id = vocabulary.get(bos) if bos else None
+        model = self._description.get("model") or {}
+        self.unknown_id = model.get("unk_id", vocabulary.get(model.get("unk_token")))
         self._can_cut = cuts_preserve_tokens(self._description)
-        self.files = {
-            "tokenizer.json": content,
-            **_config_files(config, eos=self.eos_token, bos=bos),
-        }
+        special = {"eos_token": self.eos_token, "bos_token": None if self.bos_id is None else bos}
+        self.files = {"tokenizer.json": content, **config_files(config, special, vocabulary)}
+
+    def _recognise(self, config: dict[str, Any] | None, vocabulary: dict[str, int]) -> None:
+        """Make the special tokens that the configuration names special here too, as transformers does."""
+        names = special_names(config)
+        missing = [name for name in names if name not in vocabulary]
+        if missing:
+            shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+            self.left_out = (*self.left_out, f"special tokens of its configuration without an id ({shown})")
+        flags = {token["content"]: token for token in self._description.get("added_tokens") or []}
+        known = [name for name in names if name in vocabulary and name not in self._special]
+        tokens = [{"normalized": False, **flags.get(name, {}), "content": name, "special": True} for name in known]
+        self._tokenizer.add_special_tokens(
+            [tokenizers.AddedToken(**{k: v for k, v in token.items() if k != "id"}) for token in tokens]
+        )
+        self._special.update(known)
+
+    def encode(self, text: str) -> list[int]:
+        """Encode a text; see ``Tokenizer.encode``."""
+        ids = super().encode(text)
+        if self.keeps_text:
+            return ids
+        found = self._tokenizer.encode(text, add_special_tokens=False)
+        return TokenIds(ids, text, [end for _, end in found.offsets])
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode each text; see ``Tokenizer.encode_batch``.
@@ -116,26 +141,33 @@ class JsonTokenizer(Tokenizer):
         return chosen
 
     @cached_property
-    def token_bytes(self) -> npt.NDArray[np.int64]:
-        """UTF-8 bytes of text per token; see ``Tokenizer.token_bytes``."""
+    def keeps_text(self) -> bool:
+        """True if the spellings are the text; see ``Tokenizer.keeps_text``."""
+        return keeps_text(self._description)
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        """Bytes per token; see ``Tokenizer.token_bytes``."""
         decoder = json.dumps(self._description.get("decoder"), ensure_ascii=False)
         byte_level, spaced = '"ByteLevel"' in decoder, "▁" in decoder
         alphabet = set(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+        added = {token["content"] for token in self._description.get("added_tokens") or []}
         sizes = np.zeros(self.vocab_size, dtype=np.int64)
         for token, index in self._tokenizer.get_vocab(with_added_tokens=True).items():
             if token in self._special:
                 continue
-            if byte_level and alphabet.issuperset(token):
+            if byte_level and token not in added and alphabet.issuperset(token):
                 sizes[index] = len(token)  # the token has one character per byte
             else:
                 sizes[index] = sentencepiece_byte_count(token) if spaced else len(token.encode())
-        return sizes
+        return sizes.view(TokenBytes)
 
 
 class CharTokenizer(JsonTokenizer):
     """A tokenizer with one token per character, made by ``train_char``; it encodes with numpy, not the library."""
 
     _requires_eos = False
+    keeps_text = True
 
     def __init__(
         self, content: bytes, config: dict[str, Any] | None = None, eos_token: str | None = "auto", where: str = ""
@@ -172,12 +204,12 @@ class CharTokenizer(JsonTokenizer):
         return "".join(self._chars.get(int(index), "") for index in ids)
 
     @cached_property
-    def token_bytes(self) -> npt.NDArray[np.int64]:
-        """UTF-8 bytes of text per token; see ``Tokenizer.token_bytes``."""
+    def token_bytes(self) -> TokenBytes:
+        """Bytes per token; see ``Tokenizer.token_bytes``."""
         sizes = np.zeros(self.vocab_size, dtype=np.int64)
         for index, char in self._chars.items():
             sizes[index] = len(char.encode())
-        return sizes
+        return sizes.view(TokenBytes)
 
     def _look_up(self, text: str) -> TokenIdArray:
         points = np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
@@ -210,11 +242,6 @@ def _is_char_tokenizer(content: bytes) -> bool:
         )
     except (ValueError, KeyError, TypeError, RecursionError):
         return False
-
-
-def _config_files(config: dict[str, Any] | None, *, eos: str | None, bos: str | None) -> dict[str, bytes]:
-    """Build the configuration files next to tokenizer.json: the given configuration with the tokens in use."""
-    return config_files(config or DEFAULT_CONFIG, {"eos_token": eos, "bos_token": bos})
 
 
 def _eos_message(where: str, problem: str, special: set[str]) -> str:

@@ -1,4 +1,4 @@
-"""Parse the bytes of a tokenizer.json into a tokenizer of the ``tokenizers`` library."""
+"""The bytes of a tokenizer.json: parsed into a tokenizer of the ``tokenizers`` library, and read for what they say."""
 
 import json
 from typing import Any
@@ -44,6 +44,41 @@ def parse_tokenizer_json(content: bytes, where: str) -> tuple[tokenizers.Tokeniz
             f"{where}: a token has the id {max(ids):,}, and the highest id that hlat reads is {_MAX_IDS - 1:,}."
         )
     return tokenizer, description
+
+
+def without_dropout(description: dict[str, Any]) -> bytes:
+    """Return the bytes of a parsed tokenizer.json without the dropout of merges, by which training data is random."""
+    model = description["model"] | {"dropout": None}
+    return json.dumps(description | {"model": model}, indent=2, ensure_ascii=False).encode()
+
+
+def keeps_text(description: dict[str, Any]) -> bool:
+    """Return True if the tokens of any text spell its bytes: byte-level BPE with all bytes, which changes nothing."""
+    model, decoder = description.get("model") or {}, json.dumps(description.get("decoder"))
+    return bool(
+        description.get("normalizer") is None
+        and model.get("type") == "BPE"
+        and not model.get("continuing_subword_prefix")
+        and not model.get("end_of_word_suffix")
+        and '"ByteLevel"' in decoder
+        and '"Strip"' not in decoder
+        and '"Replace"' not in decoder
+        and set(tokenizers.pre_tokenizers.ByteLevel.alphabet()) <= set(model.get("vocab") or ())
+        and not any(each["lstrip"] or each["rstrip"] for each in description.get("added_tokens") or ())
+        and _only_splits(description.get("pre_tokenizer"))
+    )
+
+
+def _only_splits(pre_tokenizer: dict[str, Any] | None) -> bool:
+    """Return True if a pre-tokenizer spells bytes, and neither adds nor removes any."""
+    match pre_tokenizer:
+        case {"type": "ByteLevel"}:
+            return not pre_tokenizer.get("add_prefix_space", True)
+        case {"type": "Sequence", "pretokenizers": steps}:
+            return all(map(_only_splits, steps)) and any(step["type"] == "ByteLevel" for step in steps)
+        case {"type": "Split" | "Punctuation" | "Digits" | "UnicodeScripts"}:
+            return pre_tokenizer.get("behavior") != "Removed"
+    return False
 
 
 def _check_merges(model: Any) -> None:

@@ -37,6 +37,7 @@ _PUBLISHED = [
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
     for digits in (r"\p{N}{1,3}", r"\p{N}")
 ]
+QWEN2_PATTERN = _PUBLISHED[1]
 _PROVEN = frozenset([OWN_PATTERN, *_PUBLISHED])
 
 _CUT = re.compile(r"(?<=[A-Za-z])[ \n](?=[A-Za-z])")

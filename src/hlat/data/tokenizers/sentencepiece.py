@@ -1,6 +1,12 @@
-"""SentencePiece models as tokenizers, encoded by the sentencepiece library, so that the ids are the library's ids.
+"""SentencePiece models as tokenizers: an exported model has the ids of training.
 
-The library is installed with the extra ``sentencepiece`` and is imported only here.
+    tokenizer.model --sentencepiece_convert.py--> tokenizer.json, which other libraries read
+                    `--plain BPE model: the sentencepiece library encodes; else the tokenizer.json does
+
+Both give the same ids, proven for plain BPE models (Llama's), and compared on a few texts for the others. These
+change texts by rules (nmt_nfkc), which the two libraries apply differently to rare characters, such as half-width kana
+with a voicing mark. So they are encoded by the file that is exported. The library is installed with the extra
+``sentencepiece`` and is imported only here.
 
 Long texts are cut at spaces where this does not change the tokens. A model that puts a space (spelled ▁) in front of a
 text and changes nothing else (normalizer "identity") encodes ``A B`` as ``▁A▁B``. If no piece of its vocabulary has ▁
@@ -17,26 +23,29 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tokenizers
 
-from hlat.data.tokenizers.base import CHUNK_CHARS, Tokenizer, config_files, resolve_eos_token, sentencepiece_byte_count
-from hlat.data.tokenizers.json_tokenizer import DEFAULT_CONFIG
+from hlat.data.tokenizers.base import CHUNK_CHARS, Tokenizer, sentencepiece_byte_count
 from hlat.data.tokenizers.sentencepiece_convert import is_plain, to_tokenizer_json
+from hlat.data.tokenizers.text_bytes import TokenBytes, TokenIds
+from hlat.data.tokenizers.transformers_config import config_files, resolve_eos_token, special_names
 from hlat.runtime import DataError
 
-# For models that are not converted to a tokenizer.json: transformers reads the .model. Training documents have no
-# begin-of-sequence token, so none is added.
-_LLAMA_CONFIG: dict[str, Any] = {
-    **DEFAULT_CONFIG,
-    "tokenizer_class": "LlamaTokenizer",
-    "legacy": False,
-    "add_bos_token": False,
-    "add_eos_token": False,
-}
 _BPE = 2  # value of trainer_spec.model_type
 _CUT = re.compile(r"(?<=[A-Za-z]) (?=[A-Za-z])")
+_TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")  # its lines: a token in base64, its rank
 _CROSSES_SPACE = re.compile(r"[A-Za-z][▁ ]")
+# Texts on which a conversion is compared with the library: letters, spaces of all kinds, wide forms, scripts.
+_COMPARED = (
+    "Hello world, it's 12345 words.",
+    "  indented\n\tand  spaced \r\n",
+    "ｆｕｌｌ ﬁ ½ ™ “quotes” …",
+    "naïve ÉCOLE Straße Ждёт Ωmega",
+    "東京は日本の首都です。한국어 中文",
+    "def f(x):\n    return x**2  # \U0001f600",
+    "",
+    " ",
+)
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -55,10 +64,12 @@ class SentencePieceTokenizer(Tokenizer):
     def __init__(
         self, content: bytes, config: dict[str, Any] | None = None, eos_token: str | None = "auto", where: str = ""
     ) -> None:
-        self._model = _load(content, where or "tokenizer.model")
+        where = where or "tokenizer.model"
+        self._model = _load(content, where)
         self.vocab_size = len(self._model)
-        proto = _proto(self._model)
-        self._can_cut = proto is not None and _cuts_preserve_tokens(proto)
+        proto = _proto(self._model, where)
+        self._is_plain = proto.trainer_spec.model_type == _BPE and is_plain(proto)
+        self._can_cut = self._is_plain and not any(_CROSSES_SPACE.search(piece.piece) for piece in proto.pieces)
         self.eos_id = self._find_eos(resolve_eos_token(eos_token, config), where)
         self.eos_token = None if self.eos_id is None else self._model.id_to_piece(self.eos_id)
         self.bos_id = self._model.bos_id() if self._model.bos_id() >= 0 else None
@@ -67,29 +78,43 @@ class SentencePieceTokenizer(Tokenizer):
             "bos_token": None if self.bos_id is None else self._model.id_to_piece(self.bos_id),
             "unk_token": self._model.id_to_piece(self._model.unk_id()),
         }
-        self._begins = self.bos_id is not None and bool((config or {}).get("add_bos_token", False))
-        converted = None if proto is None else to_tokenizer_json(proto, self.bos_id if self._begins else None)
-        base = config or (_LLAMA_CONFIG if converted is None else DEFAULT_CONFIG)
-        if converted is not None:
-            # not LlamaTokenizer: transformers 5 gives that class other splitting rules than those of tokenizer.json
-            base = {**base, "tokenizer_class": DEFAULT_CONFIG["tokenizer_class"]}
-        self.files = {"tokenizer.model": content, **config_files(base, special)}
-        if converted is not None:
-            self.files["tokenizer.json"] = converted
+        self.unknown_id = self._model.unk_id()
+        begins = bool((config or {}).get("add_bos_token", False))
+        converted = _convert(proto, self.bos_id if begins else None, where)
+        known = {piece.piece for piece in proto.pieces}
+        if any(name not in known for name in special_names(config)):
+            self.left_out = ("special tokens of its configuration that the model does not have",)
+        self.files = {
+            "tokenizer.model": content,
+            **config_files(config, special, known),
+            "tokenizer.json": converted,
+        }
+        self._converted = tokenizers.Tokenizer.from_str(converted.decode())
+        self._documents = tokenizers.Tokenizer.from_str(converted.decode())
+        self._documents.encode_special_tokens = True
+        self._compare(where)
+
+    def _compare(self, where: str) -> None:
+        """Raise DataError if the conversion has other ids than the model."""
+        encoded = self._documents.encode_batch_fast(list(_COMPARED), add_special_tokens=False)
+        for text, found in zip(_COMPARED, encoded, strict=True):
+            if found.ids != self._model.encode(text, out_type=int):
+                raise _not_convertible(where, f"{text!r} gets other ids from its conversion")
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode each text; see ``Tokenizer.encode_batch``."""
-        return [self._model.encode(text, out_type=int) for text in texts]
+        if self._is_plain:
+            return [self._model.encode(text, out_type=int) for text in texts]
+        return [found.ids for found in self._documents.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def encode(self, text: str) -> list[int]:
+        """Encode a text; see ``Tokenizer.encode``."""
+        ids = super().encode(text)
+        found = self._documents.encode(text, add_special_tokens=False)
+        return TokenIds(ids, text, [end for _, end in found.offsets])
 
     def _encode_prompt(self, text: str) -> list[int]:
-        if "tokenizer.json" in self.files:
-            return list(self._converted.encode(text, add_special_tokens=True).ids)
-        return [*([self.bos_id] if self._begins and self.bos_id is not None else []), *self.encode(text)]
-
-    @cached_property
-    def _converted(self) -> tokenizers.Tokenizer:
-        """The tokenizer that transformers loads, which recognises special tokens and adds them."""
-        return tokenizers.Tokenizer.from_str(self.files["tokenizer.json"].decode())
+        return list(self._converted.encode(text, add_special_tokens=True).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode tokens to text; see ``Tokenizer.decode``."""
@@ -99,17 +124,17 @@ class SentencePieceTokenizer(Tokenizer):
         """Return the name of a token; see ``Tokenizer.token_name``."""
         return str(self._model.id_to_piece(index))
 
+    keeps_text = False  # even a plain model adds a space
+
     @cached_property
-    def token_bytes(self) -> npt.NDArray[np.int64]:
-        """UTF-8 bytes of text per token; see ``Tokenizer.token_bytes``."""
+    def token_bytes(self) -> TokenBytes:
+        """Bytes per token; see ``Tokenizer.token_bytes``."""
         model = self._model
-        return np.array(
-            [
-                0 if model.is_control(i) or model.is_unknown(i) else sentencepiece_byte_count(model.id_to_piece(i))
-                for i in range(self.vocab_size)
-            ],
-            dtype=np.int64,
-        )
+        spelled = [
+            0 if model.is_control(i) or model.is_unknown(i) else sentencepiece_byte_count(model.id_to_piece(i))
+            for i in range(self.vocab_size)
+        ]
+        return np.array(spelled, dtype=np.int64).view(TokenBytes)
 
     def _find_eos(self, requested: str | None, where: str) -> int | None:
         if requested is None:
@@ -135,22 +160,34 @@ class SentencePieceTokenizer(Tokenizer):
         yield text[start:] if start else text
 
 
-def _proto(model: Any) -> Any:
-    """Return the parsed model; None if protobuf is not installed, which only the cuts and the conversion need."""
+def _proto(model: Any, where: str) -> Any:
+    """Return the parsed model; raise DataError if protobuf, which parses it, is missing or of another version."""
     try:
         from sentencepiece import sentencepiece_model_pb2  # noqa: PLC0415 - an extra
-    except ImportError:
-        return None
-    proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
+
+        proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
+    except Exception as error:  # ImportError, or what protobuf raises for code that another version generated
+        raise DataError(
+            f"{where}: SentencePiece models need protobuf, to be exported with the ids of training: {error}. Run "
+            "pip install -U sentencepiece protobuf."
+        ) from error
     proto.ParseFromString(model.serialized_model_proto())
     return proto
 
 
-def _cuts_preserve_tokens(proto: Any) -> bool:
-    """Return True if the argument in the module's docstring holds for this model."""
-    if proto.trainer_spec.model_type != _BPE or not is_plain(proto):
-        return False
-    return not any(_CROSSES_SPACE.search(piece.piece) for piece in proto.pieces)
+def _convert(proto: Any, bos_id: int | None, where: str) -> bytes:
+    try:
+        return to_tokenizer_json(proto, bos_id)
+    except ValueError as error:
+        raise _not_convertible(where, str(error)) from error
+
+
+def _not_convertible(where: str, reason: str) -> DataError:
+    return DataError(
+        f"{where}: this SentencePiece model cannot be exported with the ids of training, because {reason}. Train one "
+        "with spm_train --model_type=bpe or unigram and its other defaults, or give a tokenizer.json, or set "
+        "data.tokenizer.path to null to train a tokenizer."
+    )
 
 
 def _load(content: bytes, where: str) -> Any:
@@ -161,12 +198,17 @@ def _load(content: bytes, where: str) -> Any:
         raise DataError(
             f"{where}: SentencePiece models need the sentencepiece library: pip install 'hlat[sentencepiece]'"
         ) from error
+    if _TIKTOKEN.match(content):
+        raise DataError(
+            f"{where}: this is the list of tokens of tiktoken (as in the folder `original` of Llama 3), not a "
+            "SentencePiece model; how it splits a text is not in it. Give the tokenizer.json of the same model."
+        )
     try:
         model = sentencepiece.SentencePieceProcessor(model_proto=content)
         pieces = [model.id_to_piece(index) for index in [*range(len(model)), model.unk_id()]]
     except Exception as error:  # RuntimeError, OSError, IndexError or UnicodeDecodeError, depending on the damage
         reason = " ".join(str(error).split())
-        raise DataError(f"{where}: not a SentencePiece model: {reason}. Restore the file.") from error
+        raise DataError(f"{where}: not a SentencePiece model: {reason}. Give a file that spm_train wrote.") from error
     if max(model.bos_id(), model.eos_id()) >= len(pieces) - 1:
         raise DataError(
             f"{where}: not a SentencePiece model: the id of its begin or end piece is not among its pieces. Restore "

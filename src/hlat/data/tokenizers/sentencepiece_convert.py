@@ -1,97 +1,75 @@
-"""Convert a SentencePiece BPE model to a tokenizer.json, for libraries without SentencePiece.
+"""Convert a SentencePiece model to a tokenizer.json: what transformers and libraries without SentencePiece read.
 
-Both merge the best pair of neighbours first, and the leftmost of equal pairs. So the conversion ranks every pair that
-forms a piece by the score of the piece. Runs of spaces, which all have the same score in Llama's models, are merged
-from the left one by one; ranking the longest run first gives the same result. An exported model has this file next to
-its .model, because transformers 5 ranks by id when it loads a .model alone, and then splits indented text differently.
+    text --normalizer: rules of the model, spaces, dummy prefix--> --pre_tokenizer: symbols apart--> --model--> ids
 
-A model is converted only if its normalizer is "identity", it puts a space in front of a text, has byte fallback and no
-user-defined pieces. Preparation always encodes with the sentencepiece library; only readers of the result use this.
+BPE: both libraries merge the best pair of neighbours first, and the leftmost of equal pairs. So the conversion ranks
+every pair that forms a piece by the score of the piece. Runs of spaces, which all have the same score in Llama's
+models, are merged from the left one by one; ranking the longest run first gives the same result. A model of characters
+is one without merges.
+
+Unigram: the scores are copied; a symbol of the user's gets the score that SentencePiece computes for it.
+
+transformers 5 ranks by id when it loads a .model alone, and knows few of these rules, so a .model never travels
+without its tokenizer.json.
 """
 
+import base64
 import json
+import re
 from typing import Any
 
-_NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6  # ModelProto.SentencePiece.Type
-_BPE = 2  # TrainerSpec.ModelType
+import tokenizers
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)  # ModelProto.SentencePiece.Type
+_UNIGRAM, _BPE, _WORD = 1, 2, 3  # TrainerSpec.ModelType
 _SPACE = "▁"
+_STAND_IN = 0xF0000  # first of the private characters that stand for symbols while the rules are applied
+
+Json = dict[str, Any]
+Pieces = list[tuple[str, float, int]]
+"""Spelling, score and type of each piece, by id."""
 
 
-def to_tokenizer_json(proto: Any, bos_id: int | None = None) -> bytes | None:
-    """Convert a parsed ModelProto to the bytes of a tokenizer.json; return None if it cannot be converted.
+def to_tokenizer_json(proto: Any, bos_id: int | None = None) -> bytes:
+    """Convert a parsed ModelProto to the bytes of a tokenizer.json.
 
     Args:
         proto: the model.
         bos_id: id of the piece to put in front of a prompt; None for none.
+
+    Raises:
+        ValueError: the model has a property that a tokenizer.json cannot have; the message names it.
     """
-    pieces = [(piece.piece, piece.score, piece.type) for piece in proto.pieces]
-    if not is_plain(proto) or proto.trainer_spec.model_type != _BPE:
-        return None
-    if any(kind not in (_NORMAL, _UNKNOWN, _CONTROL, _BYTE) for _, _, kind in pieces):
-        return None
-    normal = {piece: score for piece, score, kind in pieces if kind == _NORMAL}
-    vocabulary = {piece: index for index, (piece, _, _) in enumerate(pieces)}
-    special = [(i, piece) for i, (piece, _, kind) in enumerate(pieces) if kind in (_UNKNOWN, _CONTROL)]
+    pieces = _pieces(proto)
+    _refuse_what_has_no_equal(proto, pieces)
     description = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [
-            {
-                "id": index,
-                "content": piece,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-                "special": True,
-            }
-            for index, piece in special
-        ],
-        "normalizer": {
-            "type": "Sequence",
-            "normalizers": [
-                {"type": "Prepend", "prepend": _SPACE},
-                {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE},
-            ],
-        },
-        "pre_tokenizer": None,
+        "added_tokens": [_special(i, piece) for i, (piece, _, kind) in enumerate(pieces) if kind in _NEVER_TEXT],
+        "normalizer": {"type": "Sequence", "normalizers": _normalizers(proto, pieces)},
+        "pre_tokenizer": _pre_tokenizer(proto, pieces),
         "post_processor": None if bos_id is None else _template(pieces[bos_id][0], bos_id),
-        "decoder": {
-            "type": "Sequence",
-            "decoders": [
-                {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
-                {"type": "ByteFallback"},
-                {"type": "Fuse"},
-                {"type": "Strip", "content": " ", "start": 1, "stop": 0},
-            ],
-        },
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": next(piece for piece, _, kind in pieces if kind == _UNKNOWN),
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": True,
-            "byte_fallback": True,
-            "ignore_merges": False,
-            "vocab": vocabulary,
-            "merges": _merges(normal),
-        },
+        "decoder": _decoder(proto),
+        "model": _unigram(proto, pieces) if proto.trainer_spec.model_type == _UNIGRAM else _bpe(proto, pieces),
     }
     return json.dumps(description, ensure_ascii=False, indent=2).encode()
 
 
-def _template(piece: str, index: int) -> dict[str, Any]:
-    """Build a post-processor that puts one piece in front of every text."""
-    begin, text = {"SpecialToken": {"id": piece, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
-    other = {"Sequence": {"id": "B", "type_id": 0}}
-    return {
-        "type": "TemplateProcessing",
-        "single": [begin, text],
-        "pair": [begin, text, begin, other],
-        "special_tokens": {piece: {"id": piece, "ids": [index], "tokens": [piece]}},
-    }
+_NEVER_TEXT = (_UNKNOWN, _CONTROL)  # types of pieces that no text can spell
+
+
+def _pieces(proto: Any) -> Pieces:
+    return [(piece.piece, piece.score, piece.type) for piece in proto.pieces]
+
+
+def _refuse_what_has_no_equal(proto: Any, pieces: Pieces) -> None:
+    if proto.trainer_spec.model_type == _WORD:
+        raise ValueError("it is a model of whole words (model_type word)")
+    if any(kind == _UNUSED for _, _, kind in pieces):
+        raise ValueError("some of its pieces are marked as unused")
+    if not proto.normalizer_spec.escape_whitespaces:
+        raise ValueError("it does not spell spaces as ▁ (escape_whitespaces)")
 
 
 def is_plain(proto: Any) -> bool:
@@ -106,7 +84,124 @@ def is_plain(proto: Any) -> bool:
         and not rules.remove_extra_whitespaces
         and not proto.trainer_spec.treat_whitespace_as_suffix
         and proto.trainer_spec.byte_fallback
+        and not any(kind in (_USER, _UNUSED) for _, _, kind in _pieces(proto))
     )
+
+
+def _special(index: int, piece: str) -> Json:
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return {"id": index, "content": piece, **flags}
+
+
+def _normalizers(proto: Any, pieces: Pieces) -> list[Json]:
+    """List the changes of a text in SentencePiece's order: its rules, extra spaces, the dummy space, spaces as ▁."""
+    rules, found, after = proto.normalizer_spec, list[Json](), list[Json]()
+    if rules.precompiled_charsmap:
+        charsmap = {
+            "type": "Precompiled",
+            "precompiled_charsmap": base64.b64encode(rules.precompiled_charsmap).decode(),
+        }
+        for number, symbol in enumerate(_changed_symbols(rules.precompiled_charsmap, pieces)):
+            found.append(_replace({"String": symbol}, chr(_STAND_IN + number)))
+            after.append(_replace({"String": chr(_STAND_IN + number)}, symbol))
+        found += [*_groups(rules.precompiled_charsmap), charsmap]
+    if rules.remove_extra_whitespaces:
+        found += [_replace({"Regex": rf"\A +|[ {_SPACE}]+\z"}, ""), _replace({"Regex": " {2,}"}, " ")]
+    if rules.add_dummy_prefix:
+        as_suffix = proto.trainer_spec.treat_whitespace_as_suffix
+        end_of_text = {"Regex": r"(?<=[\s\S])\z"}  # an empty text stays empty
+        found.append(_replace(end_of_text, _SPACE) if as_suffix else {"type": "Prepend", "prepend": _SPACE})
+    return [*found, _replace({"String": " "}, _SPACE), *after]
+
+
+def _changed_symbols(charsmap: bytes, pieces: Pieces) -> list[str]:
+    """List the user's symbols that the rules would change; SentencePiece applies no rule to them."""
+    rules = tokenizers.normalizers.Precompiled(charsmap)
+    symbols = [piece for piece, _, kind in pieces if kind == _USER]
+    return sorted((each for each in symbols if rules.normalize_str(each) != each), key=len, reverse=True)
+
+
+def _groups(charsmap: bytes) -> list[Json]:
+    """Build changes of characters that the library takes for one, where it would lose some that SentencePiece keeps.
+
+    A line end of two characters gets the rules of both. Letters with several marks (Vietnamese, Hangul, kana, if they
+    are decomposed) are composed before the rules, of which the library would apply the shortest.
+    """
+    rules = tokenizers.normalizers.Precompiled(charsmap)
+    both = rules.normalize_str("\r") + rules.normalize_str("\n")
+    found = [] if rules.normalize_str("\r\n") == both else [_replace({"String": "\r\n"}, both)]
+    return [*found, *([{"type": "NFC"}] if rules.normalize_str("e\u0301") == "é" else [])]
+
+
+def _replace(pattern: dict[str, str], content: str) -> Json:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def _pre_tokenizer(proto: Any, pieces: Pieces) -> Json | None:
+    """Build what keeps the user's symbols whole, and names of control pieces in a text from becoming these pieces."""
+    symbols = sorted((piece for piece, _, kind in pieces if kind == _USER), key=len, reverse=True)
+    isolates = bool(symbols) and proto.trainer_spec.model_type != _UNIGRAM  # of which the scores decide
+    if not isolates and proto.trainer_spec.model_type != _UNIGRAM:
+        return None  # a merge makes only pieces of text
+    text = [piece for piece, _, kind in pieces if kind == _NORMAL]
+    joined = {piece[at : at + 2] for piece in text for at in range(len(piece) - 1)}
+    names = [_cut_name(piece, joined) for piece, _, kind in pieces if kind in _NEVER_TEXT and len(piece) > 1]
+    if any(kind == _BYTE for _, _, kind in pieces):
+        names.append("<0x[0-9A-F]{2}(?=>)")
+    steps = [_split("|".join(map(re.escape, symbols)), "Isolated")] if isolates else []
+    steps.append(_split("|".join(names), "MergedWithPrevious"))
+    return {"type": "Sequence", "pretokenizers": steps}
+
+
+def _cut_name(name: str, joined: set[str]) -> str:
+    """Build an expression for the first part of a name, which ends between two characters that no piece joins.
+
+    Args:
+        name: the name of a control piece, at least two characters.
+        joined: the pairs of neighbours in pieces of text; if they are everywhere, the first character is the part.
+    """
+    cut = next((at for at in range(1, len(name)) if name[at - 1 : at + 1] not in joined), 1)
+    return f"{re.escape(name[:cut])}(?={re.escape(name[cut:])})"
+
+
+def _split(regex: str, behavior: str) -> Json:
+    return {"type": "Split", "pattern": {"Regex": regex}, "behavior": behavior, "invert": False}
+
+
+def _template(piece: str, index: int) -> Json:
+    """Build a post-processor that puts one piece in front of every text."""
+    begin, text = {"SpecialToken": {"id": piece, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    other = {"Sequence": {"id": "B", "type_id": 0}}
+    return {
+        "type": "TemplateProcessing",
+        "single": [begin, text],
+        "pair": [begin, text, begin, other],
+        "special_tokens": {piece: {"id": piece, "ids": [index], "tokens": [piece]}},
+    }
+
+
+def _decoder(proto: Any) -> Json:
+    steps = [_replace({"String": _SPACE}, " "), {"type": "ByteFallback"}, {"type": "Fuse"}]
+    if proto.normalizer_spec.add_dummy_prefix:
+        at_end = int(proto.trainer_spec.treat_whitespace_as_suffix)
+        steps.append({"type": "Strip", "content": " ", "start": 1 - at_end, "stop": at_end})
+    return {"type": "Sequence", "decoders": steps}
+
+
+def _bpe(proto: Any, pieces: Pieces) -> Json:
+    normal = {piece: score for piece, score, kind in pieces if kind == _NORMAL}
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": next(piece for piece, _, kind in pieces if kind == _UNKNOWN),
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": True,
+        "byte_fallback": bool(proto.trainer_spec.byte_fallback),
+        "ignore_merges": any(kind == _USER for _, _, kind in pieces),  # a symbol, which is isolated, is a piece
+        "vocab": {piece: index for index, (piece, _, _) in enumerate(pieces)},
+        "merges": _merges(normal) if proto.trainer_spec.model_type == _BPE else [],
+    }
 
 
 def _merges(normal: dict[str, float]) -> list[list[str]]:
@@ -119,3 +214,17 @@ def _merges(normal: dict[str, float]) -> list[list[str]]:
             if left in normal and right in normal and (right == _SPACE or not spaces):
                 ranked.append((-score, -len(piece) if spaces else 0, split, left, right))
     return [[left, right] for *_, left, right in sorted(ranked, key=lambda merge: merge[:3])]
+
+
+def _unigram(proto: Any, pieces: Pieces) -> Json:
+    best = max((score for _, score, kind in pieces if kind == _NORMAL), default=0.0)
+
+    def score_of(piece: str, score: float, kind: int) -> float:
+        return len(piece.encode()) * best - 0.1 if kind == _USER else score  # of bytes, as SentencePiece computes it
+
+    return {
+        "type": "Unigram",
+        "unk_id": next(index for index, (_, _, kind) in enumerate(pieces) if kind == _UNKNOWN),
+        "byte_fallback": bool(proto.trainer_spec.byte_fallback),
+        "vocab": [[piece, score_of(piece, score, kind)] for piece, score, kind in pieces],
+    }

@@ -14,8 +14,9 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from hlat.data.tokenizers.bpe import BYTES, build_bpe
 from hlat.data.tokenizers.bpe_process import train_bpe_in_process
-from hlat.data.tokenizers.json_tokenizer import CHAR_PATTERN, DEFAULT_CONFIG, CharTokenizer, JsonTokenizer
+from hlat.data.tokenizers.json_tokenizer import CHAR_PATTERN, CharTokenizer, JsonTokenizer
 from hlat.data.tokenizers.safe_cuts import cut_text
+from hlat.data.tokenizers.transformers_config import DEFAULT_CONFIG
 from hlat.runtime import DataError
 
 EOS = "<|endoftext|>"

@@ -20,7 +20,7 @@ from typing import Any
 
 from hlat.config import Fix, Problem, Recipe, RecipeError
 from hlat.config.rules import SettingNote
-from hlat.launch.start_checks.odd import VALIDATION_NOTE
+from hlat.launch.start_checks.odd import TOKENIZER_NOTE, VALIDATION_NOTE
 from hlat.launch.start_checks.place import Here, StartPlace
 
 
@@ -39,7 +39,7 @@ class StartReport:
     @property
     def before_training(self) -> tuple[SettingNote, ...]:
         """Notes without those that the run gives itself, with exact numbers, once its text is prepared."""
-        exact = {VALIDATION_NOTE} if self.recipe.data.mode == "prepared" else set()
+        exact = {TOKENIZER_NOTE} | ({VALIDATION_NOTE} if self.recipe.data.mode == "prepared" else set())
         return tuple(note for note in self.notes if note.rule not in exact)
 
 

@@ -8,8 +8,8 @@ from hlat.launch.start_checks.place import StartPlace
 from hlat.runtime import plural
 from hlat.runtime.backend import expects_accelerator
 
-VALIDATION_NOTE = "validation"
-"""Rule of the note about little validation text."""
+VALIDATION_NOTE, TOKENIZER_NOTE = "validation", "tokenizer"
+"""Rules of the notes about little validation text, and about text that is lost in tokens."""
 _PASSES = 16.0
 """Passes over the text from which more of them teach next to nothing: Muennighoff et al. 2023, arXiv 2305.16264, by
 whose law repeated tokens are worth little after 16 epochs, and nearly as much as new ones up to 4."""
@@ -51,6 +51,13 @@ def validation(place: StartPlace) -> Iterator[SettingNote]:
     if place.inputs.scarce_validation is not None:
         text, remedy = place.inputs.scarce_validation
         yield SettingNote(VALIDATION_NOTE, text, remedy)
+
+
+def tokenizer(place: StartPlace) -> Iterator[SettingNote]:
+    """Yield a note if the given tokenizer loses text, or is not used as its files say."""
+    if place.inputs.lossy_tokenizer is not None:
+        text, remedy = place.inputs.lossy_tokenizer
+        yield SettingNote(TOKENIZER_NOTE, text, remedy)
 
 
 def cores(place: StartPlace) -> Iterator[SettingNote]:

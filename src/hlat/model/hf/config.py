@@ -57,16 +57,21 @@ def _token_ids(value: Any) -> TokenIds:
     return value if items and all(type(item) is int and item >= 0 for item in items) else None
 
 
-def hf_class(config: ModelConfig) -> HFClass:
-    """Return the transformers class that computes the same function as the model."""
-    name, options = exported_family(config.architecture, config.options), config.options
+def hf_class(config: ModelConfig, family: str | None = None) -> HFClass:
+    """Return the transformers class that computes the same function as the model, of a family if one is given."""
+    name, options = family or exported_family(config.architecture, config.options), config.options
     # attention_bias of transformers includes an output bias.
     has_output_bias = written_fields(name, options).get("attention_bias", False)
     return HFClass(name, ARCHITECTURES[name].class_name, zero_output_bias=has_output_bias)
 
 
 def config_json(
-    config: ModelConfig, dtype: torch.dtype, eos_id: TokenIds, bos_id: TokenIds, pad_id: TokenIds = None
+    config: ModelConfig,
+    dtype: torch.dtype,
+    eos_id: TokenIds,
+    bos_id: TokenIds,
+    pad_id: TokenIds = None,
+    family: str | None = None,
 ) -> dict[str, Any]:
     """Build the content of config.json.
 
@@ -79,6 +84,7 @@ def config_json(
         eos_id: end-of-text token, or several.
         bos_id: beginning-of-text token.
         pad_id: padding token.
+        family: architecture to write it as; None for its own.
 
     Raises:
         RecipeError: the model has no maximum sequence length, or config.json has no name for the dtype.
@@ -92,7 +98,7 @@ def config_json(
         problems.append(Problem("dtype", f"config.json has no name for {dtype}.", remedy))
     if problems:
         raise RecipeError(problems, "export to Hugging Face")
-    target = hf_class(config)
+    target = hf_class(config, family)
     content: dict[str, Any] = {
         "architectures": [target.class_name],
         "model_type": target.model_type,

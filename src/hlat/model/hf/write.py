@@ -35,6 +35,7 @@ def write_hf(
     bos_id: TokenIds = None,
     pad_id: TokenIds = None,
     generation: SpecialIds | None = None,
+    family: str | None = None,
     max_shard_bytes: int = 5_000_000_000,
 ) -> Path:
     """Write a model as a Hugging Face folder.
@@ -49,6 +50,7 @@ def write_hf(
         bos_id: beginning-of-text token for config.json.
         pad_id: padding token for config.json.
         generation: special tokens for generation_config.json; None for the same.
+        family: architecture to write it as, which computes the same; None for its own.
         max_shard_bytes: maximum size of a safetensors file, unless a single tensor is larger.
 
     Returns:
@@ -65,8 +67,10 @@ def write_hf(
         if tokenizer_dir is not None:
             _copy_tokenizer(Path(tokenizer_dir), folder, eos_id, bos_id)
         config_json(config, torch.float32, eos_id, bos_id, pad_id)  # raises before anything large is written
-        stored = _write_weights(folder, config, _cast(_with_zero_biases(config, pairs), dtype), max_shard_bytes)
-        write_json(folder / "config.json", config_json(config, stored, eos_id, bos_id, pad_id))
+        has_bias = hf_class(config, family).zero_output_bias
+        named = _cast(_with_zero_biases(config, pairs) if has_bias else pairs, dtype)
+        stored = _write_weights(folder, config, named, has_bias, max_shard_bytes)
+        write_json(folder / "config.json", config_json(config, stored, eos_id, bos_id, pad_id, family))
         generation = generation or SpecialIds(bos_id, eos_id, pad_id)
         write_json(folder / "generation_config.json", generation.as_json)
     return target
@@ -79,17 +83,18 @@ def _cast(pairs: Iterable[Named], dtype: torch.dtype | None) -> Iterator[Named]:
 
 def _with_zero_biases(config: ModelConfig, pairs: Iterable[Named]) -> Iterator[Named]:
     """Add the output biases that the target class has and hlat's models do not, as zeros."""
-    has_bias = hf_class(config).zero_output_bias
     for name, tensor in pairs:
         yield name, tensor
-        if has_bias and name.endswith("o_proj.weight"):
+        if name.endswith("o_proj.weight"):
             yield name.removesuffix("weight") + "bias", torch.zeros(config.hidden_size, dtype=tensor.dtype)
 
 
-def _write_weights(folder: Path, config: ModelConfig, pairs: Iterable[Named], max_shard_bytes: int) -> torch.dtype:
+def _write_weights(
+    folder: Path, config: ModelConfig, pairs: Iterable[Named], has_bias: bool, max_shard_bytes: int
+) -> torch.dtype:
     """Write shards and index; return the dtype of the embedding, for config.json."""
     expected = canonical_shapes(config)
-    if hf_class(config).zero_output_bias:
+    if has_bias:
         weights = [name for name in expected if name.endswith("o_proj.weight")]
         expected |= {name.removesuffix("weight") + "bias": (config.hidden_size,) for name in weights}
     shapes: dict[str, tuple[int, ...]] = {}

@@ -135,8 +135,9 @@ def validate(
     Micro-batches are assigned to data-parallel ranks round-robin. The last ones are padded with sequences without
     labels, because every rank has to take part in every collective operation.
 
-    A set of several sources has the loss of each, too. A window with text of two sources is then a row for each of
-    them. The total is the sum over all rows, in float64, so it is the mean of the sources weighted by their tokens.
+    Sums are float64, so that the batch size does not matter. A set of several sources has the loss of each, too. A
+    window with text of two sources is then a row for each of them. The total is the sum over all rows, so it is the
+    mean of the sources weighted by their tokens.
 
     Args:
         model: model to evaluate.
@@ -150,7 +151,12 @@ def validate(
     rounds = -(-len(data) // (batch_size * ranks))
     batches = [data.batch((number * ranks + index) * batch_size, batch_size) for number in range(rounds)]
     padded = [_padded(batch, batch_size) for batch in batches]
-    return _averages(model, padded, model.is_model_parallel_leader, progress)
+    nats = model.evaluate(_Reported([_micro_batch(batch) for batch in padded], progress))
+    counted = padded if model.is_model_parallel_leader else []
+    tokens = sum(int((batch.labels_BS != IGNORED).sum()) for batch in counted)
+    text_bytes = sum(data.label_bytes(batch.labels_BS) for batch in counted)
+    sums = model.sum_over_world(torch.stack((nats, nats.new_tensor(tokens), nats.new_tensor(text_bytes))))
+    return _result(*sums.tolist())
 
 
 def _by_source(
@@ -168,7 +174,7 @@ def _by_source(
             if model.is_model_parallel_leader:
                 labels_S = batches[number].labels_BS[place]
                 sums[1, source] += int((labels_S != IGNORED).sum())
-                sums[2, source] += data.label_bytes(labels_S)
+                sums[2, source] += data.label_bytes(labels_S, source)
     sums = model.sum_over_world(sums)
     found = {name: _result(*column) for name, column in zip(data.sources, sums.T.tolist(), strict=True) if column[1]}
     return replace(_result(*sums.sum(1).tolist()), sources=found)
@@ -181,18 +187,6 @@ def _result(nats: float, tokens: float, text_bytes: float) -> ValidationResult:
 
 def _micro_batch(batch: Batch) -> MicroBatch:
     return MicroBatch(batch.inputs_BS, batch.labels_BS, batch.positions_BS)
-
-
-def _averages(
-    model: LossEvaluator, batches: Sequence[Batch], counted: bool, progress: Progress | None
-) -> ValidationResult:
-    """Average over all tokens and bytes; sums are float64, so that the batch size does not matter."""
-    nats = model.evaluate(_Reported([_micro_batch(batch) for batch in batches], progress))
-    tokens = sum(int((batch.labels_BS != IGNORED).sum()) for batch in batches) if counted else 0
-    text_bytes = sum(batch.target_bytes for batch in batches) if counted else 0
-    sums = model.sum_over_world(torch.stack((nats, nats.new_tensor(tokens), nats.new_tensor(text_bytes))))
-    total, all_tokens, all_bytes = sums.tolist()
-    return ValidationResult(total / all_tokens, total / (math.log(2) * all_bytes), int(all_tokens))
 
 
 def _padded(batch: Batch, size: int) -> Batch:

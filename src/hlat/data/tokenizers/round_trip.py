@@ -1,0 +1,117 @@
+"""Measure how much of a text is lost between its tokens and the text that they decode to.
+
+    sample --encode, decode--> the same text, or: share of its bytes that are lost, share of unknown tokens, an example
+
+A byte-level tokenizer loses nothing. Others lower-case, strip accents, join spaces, or drop what they do not know.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import NamedTuple
+
+from hlat.data.tokenizers.base import Tokenizer
+from hlat.runtime import DataError
+
+_PIECES, _CHARS = 48, 300  # comparing two texts takes time that grows with the square of their length
+_CONTEXT = 12  # characters of an example around the first difference
+
+
+class RoundTripLoss(NamedTuple):
+    """Loss of a sample.
+
+    Attributes:
+        lost: share of its bytes that do not come back.
+        added: bytes that come back and were not there, per byte.
+        unknown: share of its tokens that stand for unknown text.
+        example: (text, text that comes back), shortened; empty if nothing is lost or added.
+    """
+
+    lost: float
+    added: float
+    unknown: float
+    example: tuple[str, str]
+
+
+@dataclass
+class _Sums:
+    bytes: int = 0
+    kept: int = 0
+    added: int = 0
+    tokens: int = 0
+    unknown: int = 0
+
+
+def measure_loss(tokenizer: Tokenizer, texts: Sequence[str]) -> RoundTripLoss:
+    """Encode and decode a sample of texts, and compare.
+
+    Raises:
+        DataError: the tokenizer cannot encode a text.
+    """
+    sums, example = _Sums(), ("", "")
+    for piece in _pieces(texts):
+        ids = tokenizer.encode(piece)
+        back = tokenizer.decode(ids)
+        size = len(piece.encode())
+        sums.bytes += size
+        sums.tokens += len(ids)
+        sums.unknown += 0 if tokenizer.unknown_id is None else ids.count(tokenizer.unknown_id)
+        if back == piece:
+            sums.kept += size
+            continue
+        blocks = SequenceMatcher(None, piece, back, autojunk=False).get_matching_blocks()
+        kept = sum(len(piece[block.a : block.a + block.size].encode()) for block in blocks)
+        sums.kept += kept
+        sums.added += len(back.encode()) - kept
+        if not example[0] and kept < size:
+            example = _around_difference(piece, back)
+    whole = max(sums.bytes, 1)
+    return RoundTripLoss(
+        1 - sums.kept / whole if sums.bytes else 0.0, sums.added / whole, sums.unknown / max(sums.tokens, 1), example
+    )
+
+
+def describe_tokenizer(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[str, str] | None:
+    """Return what a user should know of a tokenizer before training, and what would work; None for nothing.
+
+    Args:
+        tokenizer: the tokenizer that the recipe gives.
+        texts: a sample of the corpus.
+    """
+    said = [f"{' and '.join(tokenizer.left_out)} {'is' if len(tokenizer.left_out) == 1 else 'are'} not used"]
+    remedy = ""
+    try:
+        loss = measure_loss(tokenizer, texts)
+    except DataError as error:
+        return f"data.tokenizer.path: {error}", ""
+    if not tokenizer.left_out:
+        said = []
+    if loss.lost:
+        before, after = loss.example
+        unknown = f", {_share(loss.unknown)} of its tokens are unknown text" if loss.unknown else ""
+        said.append(
+            f"{_share(loss.lost)} of the text is lost in its tokens, as in {before!r}, which comes back as {after!r}"
+            f"{unknown} (measured on a sample)"
+        )
+        remedy = "A byte-level tokenizer with all 256 bytes loses nothing; data.tokenizer.path=null trains one."
+    return (f"data.tokenizer.path: {'; '.join(said)}.", remedy) if said else None
+
+
+def _share(share: float) -> str:
+    return f"{share:.1%}" if share >= 0.001 else "less than 0.1%"
+
+
+def _pieces(texts: Sequence[str]) -> Iterator[str]:
+    """Yield pieces of the texts: the beginning, the middle and the end of each, of evenly spread ones."""
+    pieces = []
+    for text in texts:
+        starts = sorted({0, max(0, len(text) // 2 - _CHARS // 2), max(0, len(text) - _CHARS)})
+        pieces += [text[start : start + _CHARS] for start in starts]
+    yield from pieces[:: max(1, -(-len(pieces) // _PIECES))]
+
+
+def _around_difference(text: str, back: str) -> tuple[str, str]:
+    """Cut a text and what comes back to where they first differ."""
+    same = next((i for i, (a, b) in enumerate(zip(text, back, strict=False)) if a != b), min(len(text), len(back)))
+    start = max(0, same - _CONTEXT)
+    return text[start : same + 2 * _CONTEXT], back[start : same + 2 * _CONTEXT]

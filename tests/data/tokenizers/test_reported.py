@@ -1,0 +1,80 @@
+"""Exported tokenizers give the ids of training, and what a tokenizer loses is measured: inputs from public reports."""
+
+import unicodedata
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hlat.data.tokenizers.round_trip import describe_tokenizer, measure_loss
+from hlat.runtime import DataError
+from tests.support.data.tokenizer_kinds import TEXTS, load_made
+from tests.support.data.tokenizer_reports import EXPORTED, LOSSY, Report
+
+pytest.importorskip("sentencepiece")
+_DAILY = 8  # every so many reports are tried in the default suite
+
+
+def _cases(reports: tuple[Report, ...]) -> list[Any]:
+    return [
+        pytest.param(report, id=report.issue, marks=[] if number % _DAILY == 4 else pytest.mark.slow)
+        for number, report in enumerate(reports)
+    ]
+
+
+@pytest.mark.parametrize("report", _cases(EXPORTED))
+def test_transformers_gives_an_exported_tokenizer_the_ids_of_training(report: Report, tmp_path: Path) -> None:
+    """Witness: AutoTokenizer of the saved folder; and the sentencepiece library for its models."""
+    transformers = pytest.importorskip("transformers")
+    made = report.make()
+    if report.refused:
+        with pytest.raises(DataError, match=report.refused):
+            load_made(tmp_path / "given", made, report.config)
+        return
+    ours = load_made(tmp_path / "given", made, report.config)
+    ours.save(tmp_path / "saved")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert len(theirs) <= ours.vocab_size
+    for text in TEXTS:
+        ids = ours.encode(text)
+        assert theirs(text, add_special_tokens=False, split_special_tokens=True).input_ids == ids, text
+        assert theirs(text).input_ids == ours.encode_prompt(text), text
+        assert max([0, *ids, *ours.encode_prompt(text)]) < ours.vocab_size
+    if isinstance(made, bytes):
+        _assert_like_sentencepiece(made, ours)
+
+
+def _assert_like_sentencepiece(model: bytes, ours: Any) -> None:
+    import sentencepiece  # noqa: PLC0415 - an extra
+
+    library = sentencepiece.SentencePieceProcessor(model_proto=model)
+    decomposed = [unicodedata.normalize("NFD", text) for text in ("Tiếng Việt rất đẹp", "각 한국어", "がぎ パピ")]
+    names = [library.id_to_piece(index) for index in range(len(library))]
+    for text in [text for text in (*TEXTS, *decomposed) if not any(f"{name}" in text for name in names[:3])]:
+        if "<0x" not in text:  # names of pieces in a text are cut, which may differ in unknown characters
+            assert ours.encode(text) == library.encode(text), text
+
+
+@pytest.mark.parametrize("report", _cases(LOSSY))
+def test_what_a_tokenizer_loses_is_measured_and_its_ids_stand_for_the_bytes_of_the_text(
+    report: Report, tmp_path: Path
+) -> None:
+    """Witnesses: counts of characters before and after a round trip; two loads, which give the same ids."""
+    made = report.make()
+    ours, again = (load_made(tmp_path / name, made, report.config) for name in ("one", "two"))
+    loss, lost, total = measure_loss(ours, TEXTS), 0, 0
+    for text in TEXTS:
+        ids = ours.encode(text)
+        assert ids == again.encode(text) == ours.encode_batch([text])[0], "ids are random"
+        if ids:
+            assert ours.token_bytes[ids].sum() == len(text.encode()), text
+        missing = Counter(text) - Counter(ours.decode(ids))
+        lost += sum(len(char.encode()) * count for char, count in missing.items())
+        total += len(text.encode())
+    assert loss.lost >= lost / total - 1e-9, "characters in another order may be lost on top of those that are missing"
+    assert (loss.lost == 0) is (lost == 0)
+    assert not (report.keeps and lost), "the report is of a tokenizer that keeps the text"
+    assert ((describe_tokenizer(ours, TEXTS) or ("",))[0].find("is lost") >= 0) is (lost > 0)
+    if ours.keeps_text:
+        assert not lost
