@@ -15,6 +15,7 @@ from hlat.checkpoint.protocol.commit import CheckpointContent
 from hlat.checkpoint.protocol.store import CheckpointStore
 from hlat.runtime import StateLostError, StorageError
 from hlat.runtime.distributed import sendable
+from hlat.runtime.process import blocking_call
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ Pause = Callable[[float], bool]
 
 def sleep(seconds: float) -> bool:
     """Sleep, then ask for another attempt."""
-    time.sleep(seconds)
+    with blocking_call():
+        time.sleep(seconds)
     return True
 
 

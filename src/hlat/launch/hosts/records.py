@@ -12,7 +12,7 @@ as a whole, and read again each time: no host needs to see when another one writ
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -245,12 +245,6 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None
-
-
-def aged(beat: HeartbeatReading, now: float) -> HeartbeatReading:
-    """Return a heartbeat with its times counted from ``now``; with a negative ``now``, undo that."""
-    first = None if beat.first_step_at is None else beat.first_step_at - now
-    return replace(beat, since=beat.since - now, alive_at=beat.alive_at - now, first_step_at=first)
 
 
 def _status(content: dict[str, Any]) -> HostStatus:
