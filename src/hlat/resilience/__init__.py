@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     )
     from hlat.resilience.stack_dumps import STACKS_SIGNAL, has_stacks, main_thread_stack, read_stacks
     from hlat.resilience.stragglers import Straggler, StragglerDetector
-    from hlat.resilience.watchdog import Hang, Watchdog, find_hanging_ranks, is_advancing
+    from hlat.resilience.watchdog import Hang, Watchdog, find_hanging_ranks, is_advancing, waits_for_others
 
 __getattr__ = lazily(
     __name__,
@@ -102,6 +102,7 @@ __getattr__ = lazily(
             "Watchdog",
             "find_hanging_ranks",
             "is_advancing",
+            "waits_for_others",
         ),
     },
 )
@@ -147,4 +148,5 @@ __all__ = [
     "reset_durable_step",
     "running_heartbeat",
     "set_step_counter",
+    "waits_for_others",
 ]

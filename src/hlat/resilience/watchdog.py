@@ -76,7 +76,7 @@ class Watchdog:
                 self.longest_phases[phase] = max(longest, self.longest_phases.get(phase, 0.0))
         late = [beat for beat in heartbeats if self._is_late(beat, now)]
         if self.seconds is not None and any(is_advancing(beat, now, self.seconds) for beat in heartbeats):
-            late = [beat for beat in late if not beat.waiting]  # the others wait for slow work, which goes on
+            late = [beat for beat in late if not waits_for_others(beat)]  # for slow work, which goes on
         if not late:
             return None
         ranks, why = find_hanging_ranks(heartbeats, now, is_stopped)
@@ -91,6 +91,11 @@ class Watchdog:
 def is_advancing(beat: HeartbeatReading, now: float, seconds: float) -> bool:
     """Return True if slow work of a rank has advanced within ``seconds``, or waits for a disk or a server."""
     return now - beat.progress_at <= (max(seconds, BLOCKED_LIMIT) if beat.blocked else seconds)
+
+
+def waits_for_others(beat: HeartbeatReading) -> bool:
+    """Return True if a rank may wait for another one; in phase data a thread does, for the reader of its batch."""
+    return beat.waiting or beat.phase == "data"
 
 
 def find_hanging_ranks(

@@ -37,7 +37,7 @@ from typing import IO, Any, Protocol
 import torch.distributed as dist
 
 from hlat.runtime.backend import accelerator_in_use
-from hlat.runtime.process import ProgressRecord, record_progress_in
+from hlat.runtime.process import ProgressRecord, begin_progress
 from hlat.runtime.terminal_text import EscapingStream
 
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -161,11 +161,8 @@ def start_helper(work: Work, progress_file: IO[bytes] | None = None) -> HelperPr
     """
     ours, theirs = Pipe()
     with progress_file or tempfile.TemporaryFile() as file:
-        progress = ProgressRecord.in_file(file)
-        progress.begin_blocking()  # its start: an import of torch reads hundreds of files
-        process: _Process = (
-            _fork(work, ours, theirs, progress) if _may_fork() else _spawn(work, ours, theirs, file.fileno())
-        )
+        progress, start = ProgressRecord.starting(file), _fork if _may_fork() else _spawn
+        process: _Process = start(work, ours, theirs, file.fileno())
     theirs.close()
     return HelperProcess(Channel(ours), process, progress)
 
@@ -215,7 +212,7 @@ def _may_fork() -> bool:
     return sys.platform == "linux" and not accelerator_in_use() and not dist.is_initialized()
 
 
-def _fork(work: Work, ours: Connection, theirs: Connection, progress: ProgressRecord) -> _ForkedProcess:
+def _fork(work: Work, ours: Connection, theirs: Connection, progress: int) -> _ForkedProcess:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
     with warnings.catch_warnings():
         # Python warns if there are other threads. The copy has none of them, and waits for none.
@@ -231,7 +228,7 @@ def _fork(work: Work, ours: Connection, theirs: Connection, progress: ProgressRe
         _close_connections(theirs.fileno())
         _detach()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        _begin_progress(progress)
+        begin_progress(progress)
         work(Channel(theirs))
         code = 0
     except BaseException:
@@ -270,18 +267,11 @@ def main(descriptor: int, progress: int) -> None:
         progress: open file of this process's progress record.
     """
     _detach()
-    with open(progress, "r+b") as file:
-        _begin_progress(ProgressRecord.in_file(file))
+    begin_progress(progress)
     connection = Connection(descriptor)
     with contextlib.suppress(EOFError):
         work: Work = pickle.loads(connection.recv_bytes())
         work(Channel(connection))
-
-
-def _begin_progress(record: ProgressRecord) -> None:
-    """Use a progress record in this process, which has started."""
-    record_progress_in(record)
-    record.end_blocking()
 
 
 def _detach() -> None:

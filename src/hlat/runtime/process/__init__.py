@@ -19,12 +19,13 @@ from hlat.runtime.process.interrupts import after_start, end_at_sigterm, raise_i
 from hlat.runtime.process.json_output import json_line, print_json_lines, prints_json
 from hlat.runtime.process.main_thread_signal import signal_main_thread
 from hlat.runtime.process.phase import PHASES, current_phase, enter_phase, observe_phases
-from hlat.runtime.process.process_status import LAUNCHER_ENV, is_running, is_stopped, session_is_alive
+from hlat.runtime.process.process_status import LAUNCHER_ENV, is_running, is_stopped, process_state, session_is_alive
 from hlat.runtime.process.progress import (
     BLOCKED_LIMIT,
     PROGRESS_BYTES,
     ProgressRecord,
     advance,
+    begin_progress,
     blocking_call,
     record_progress_in,
     silence_here,
@@ -50,6 +51,7 @@ __all__ = [
     "after_start",
     "be_verbose",
     "begin_compiling",
+    "begin_progress",
     "blocking_call",
     "compile_c_library",
     "current_phase",
@@ -67,6 +69,7 @@ __all__ = [
     "observe_stages",
     "print_json_lines",
     "prints_json",
+    "process_state",
     "raise_interrupts",
     "rank_log",
     "record_progress_in",

@@ -43,6 +43,16 @@ class ProgressRecord:
             file.truncate(PROGRESS_BYTES)
         return cls(memoryview(mmap.mmap(file.fileno(), PROGRESS_BYTES)))
 
+    @classmethod
+    def starting(cls, file: IO[bytes]) -> "ProgressRecord":
+        """Return the record of a process that is about to be started, which ``begin_progress`` takes over.
+
+        Until then it is taken to wait for its disk: a program and its libraries are hundreds of files.
+        """
+        record = cls.in_file(file)
+        record.begin_blocking()
+        return record
+
     def advance(self) -> None:
         """Record progress."""
         self._numbers[0] = self._clock()
@@ -85,6 +95,14 @@ def record_progress_in(record: ProgressRecord | None) -> None:
     """Set the record of this process; None for no record."""
     global _own  # noqa: PLW0603  (one record per process)
     _own = record
+
+
+def begin_progress(descriptor: int) -> None:
+    """Take over the record that this process's parent has made by ``starting`` in an open file, which is closed."""
+    with open(descriptor, "r+b") as file:
+        record = ProgressRecord.in_file(file)
+    record_progress_in(record)
+    record.end_blocking()
 
 
 def advance() -> None:
