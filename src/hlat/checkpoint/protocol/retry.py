@@ -17,6 +17,8 @@ from hlat.runtime import StateLostError, StorageError
 from hlat.runtime.distributed import sendable
 from hlat.runtime.process import blocking_call
 
+_LONGEST_PAUSE = 60.0  # seconds
+
 
 @dataclass(frozen=True)
 class FailedAttempt:
@@ -68,7 +70,7 @@ def save_with_retries(
         content: content of this rank.
         retries: maximum number of attempts after the first one.
         on_failure: called with every failed attempt that is followed by another one.
-        pause: waits before the next attempt, 1, 2, 4, ... seconds.
+        pause: waits before the next attempt, 1, 2, 4, ... seconds, at most a minute.
         clock: monotonic clock in seconds.
     """
     begin, attempts = clock(), 0
@@ -85,7 +87,7 @@ def save_with_retries(
         if attempts > retries:
             break
         on_failure(FailedAttempt(content.step, attempts, message))
-        if not pause(2.0 ** (attempts - 1)):
+        if not pause(min(2.0 ** (attempts - 1), _LONGEST_PAUSE)):
             break
     return SaveResult(content.step, None, clock() - begin, attempts, message)
 
