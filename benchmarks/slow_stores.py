@@ -41,7 +41,8 @@ from tests.support.same_runs import assert_same_state  # noqa: E402
 RECIPE = """
 run: {{name: r, device: cpu}}
 model: {{vocab_size: 320, layers: 2, hidden_size: 32, intermediate_size: 96, heads: 4, kv_heads: 2}}
-data: {{path: {folder}/text.txt, sequence_length: 32, prepared_dir: {folder}/data, tokenizer: {{train: bpe}}}}
+data: {{path: {folder}/text.txt, sequence_length: 32, prepared_dir: {folder}/data, tokenizer: {{train: bpe}},
+        validation: {{fraction: 0}}}}
 batch: {{global_batch: 8, micro_batch: 2}}
 optimizer: {{lr: 3.0e-3}}
 training: {{steps: 20, log_every: 1}}

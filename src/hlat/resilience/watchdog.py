@@ -75,11 +75,12 @@ class Watchdog:
             for phase, longest in beat.longest.items():
                 self.longest_phases[phase] = max(longest, self.longest_phases.get(phase, 0.0))
         late = [beat for beat in heartbeats if self._is_late(beat, now)]
-        if self.seconds is not None and any(is_advancing(beat, now, self.seconds) for beat in heartbeats):
-            late = [beat for beat in late if not waits_for_others(beat)]  # for slow work, which goes on
+        idle = [beat for beat in heartbeats if self.seconds is None or not is_advancing(beat, now, self.seconds)]
+        if len(idle) < len(heartbeats):  # the others may wait for slow work, which goes on
+            late = [beat for beat in late if not waits_for_others(beat)]
         if not late:
             return None
-        ranks, why = find_hanging_ranks(heartbeats, now, is_stopped)
+        ranks, why = find_hanging_ranks(idle, now, is_stopped)
         first = next(beat for beat in heartbeats if beat.rank == ranks[0])
         return Hang(ranks, first.phase, first.current_step, now - first.since, why)
 

@@ -68,8 +68,8 @@ class RecoveryConfig(Section):
     backoff_seconds: Annotated[Duration, Field(ge=0)] = 1.0
     """Pause before a restart; doubled after each in a row without a new checkpoint, up to a minute."""
     hang_seconds: Seconds | None = 120.0
-    """A phase of a step longer than this and than ten times its longest so far is a hang, and so is a process that writes
-    a save and makes no progress for this long; a slow disk or store is none. null for no check."""
+    """A phase of a step longer than this and than ten times its longest so far is a hang, and so is a save without
+    progress for this long; a slow disk is none. null for no check."""
     slow_factor: Annotated[float, Field(gt=1)] = 2.0
     """A rank whose steps take this many times as long as the others' is reported as a straggler."""
     deadline_seconds: Seconds | None = None
