@@ -215,7 +215,7 @@ def wait_for_a_slow_disk(rank: Rank, pipe: Connection) -> None:
     assert not outcome.lost and outcome.result is not None
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_saver_that_waits_for_its_disk_is_no_hang(tmp_path: Path, world: int) -> None:
     with run_ranks(world, wait_for_a_slow_disk, tmp_path, WaitingDisk, hang_seconds=HANG_SECONDS) as (members, _):
         assert_succeeded(members)
@@ -237,7 +237,7 @@ def save_for_a_stopped_saver(rank: Rank, pipe: Connection) -> None:
     save_with_retries(rank.store, outcome.pending, 0, lambda failure: None)
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_stopped_saver_is_killed_and_its_state_is_saved(tmp_path: Path, world: int) -> None:
     disk = partial(waiting_disk_of_the_last, world)
     with run_ranks(world, save_for_a_stopped_saver, tmp_path, disk, hang_seconds=HANG_SECONDS) as (members, _):
