@@ -5,8 +5,8 @@ import pytest
 from hlat.resilience import Failure, RestartPolicy, WorldSizePolicy
 
 
-def failure(kind="signal", rank=0, trained=True, start_step=0, durable_step=None):
-    return Failure(kind, rank, trained, start_step, durable_step)
+def failure(kind="signal", rank=0, trained=True, start_step=0, durable_step=None, saves=0):
+    return Failure(kind, rank, trained, start_step, durable_step, saves)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,30 @@ def test_attempts_without_a_first_step_are_no_progress():
     restarts = RestartPolicy(1, 1.0)
     assert restarts.decide(failure(start_step=3, durable_step=5)).restart
     assert not restarts.decide(failure(start_step=None, trained=True)).restart
+
+
+def decisions(restarts, attempts):
+    return [restarts.decide(failure("hang", **attempt)).restart for attempt in attempts]
+
+
+def test_attempts_that_gain_one_checkpoint_each_are_given_up_after_ten():
+    """A save that ends after the attempt that began it is found by the next one."""
+    found_later = [{"start_step": 5 * number} for number in range(12)]
+    restarts = RestartPolicy(3, 1.0)
+    assert decisions(restarts, found_later[:9]) == [True] * 9
+    last = restarts.decide(failure("hang", **found_later[9]))
+    assert not last.restart and "each of the last 10 attempts gained one checkpoint at most" in last.reason
+    known = [{"start_step": 5 * number, "durable_step": 5 * number + 5, "saves": 1} for number in range(12)]
+    assert decisions(RestartPolicy(3, 1.0), known) == [True] * 9 + [False] * 3
+
+
+@pytest.mark.parametrize(
+    "good", [{"durable_step": 30, "saves": 2}, {"durable_step": 25, "saves": 1}], ids=["known", "one found later"]
+)
+def test_an_attempt_that_gains_more_than_one_checkpoint_ends_the_count(good):
+    meagre = [{"start_step": 5 * number} for number in range(5)]
+    after = [{"start_step": 30 + 5 * number} for number in range(9)]
+    assert decisions(RestartPolicy(3, 1.0), [*meagre, {"start_step": 20, **good}, *after]) == [True] * 15
 
 
 def test_a_limit_of_zero_never_restarts():

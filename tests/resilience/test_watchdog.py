@@ -1,9 +1,12 @@
 """Watchdog: a hang is found when a phase exceeds its learned time limit, and the causing rank is reported."""
 
+from dataclasses import replace
+
 import pytest
 
 from hlat.resilience import Watchdog
 from hlat.resilience.watchdog import FIRST_TIME
+from hlat.runtime.process import BLOCKED_LIMIT
 from tests.support.resilience.readings import reading
 
 KNOWN = dict.fromkeys(("data", "forward", "backward", "reduce", "optimizer", "checkpoint"), 1.0)
@@ -30,6 +33,8 @@ def works(rank, phase="forward", step=6, since=900.0):
         ("forward", 0.5, 20.0),  # the minimum
         ("checkpoint", 30.0, 300.0),  # ten times the longest
         ("backward", None, FIRST_TIME),  # it may compile
+        ("saving", None, 20.0),  # fed by the progress of the saver
+        ("saving", 500.0, 20.0),
         ("start", None, None),
         ("end", 1.0, None),
     ],
@@ -86,3 +91,31 @@ def test_if_ranks_cannot_be_distinguished_all_are_blamed():
     assert check(waits(0), waits(1)).ranks == [0, 1]
     found = check(waits(0), waits(1, location="parallel/tensor_parallel.py:3 hook"))
     assert found.ranks == [0, 1] and "rank 1 in parallel/tensor_parallel.py:3 hook" in found.why, "no majority of two"
+
+
+def saves(rank, since=NOW - 500.0, **fields):
+    return reading(rank, phase="saving", since=since, alive_at=NOW, longest=KNOWN | {"saving": 400.0}, **fields)
+
+
+def test_a_wait_for_a_save_is_limited_from_its_last_progress_however_long_others_took():
+    assert check(saves(0, progress_at=NOW - 19.9)) is None
+    assert check(saves(0, progress_at=NOW - 20.1)).phase == "saving"
+    assert check(saves(0, progress_at=NOW - 600.0, since=NOW - 19.9)) is None, "the wait has just begun"
+
+
+def test_a_rank_that_waits_for_its_disk_does_not_hang_until_the_limit_of_such_a_call():
+    blocked = works(0, phase="checkpoint")
+    assert check(replace(blocked, blocked=True, progress_at=NOW - 600.0)) is None
+    assert check(replace(blocked, blocked=True, progress_at=NOW - BLOCKED_LIMIT - 1, since=NOW - 1900.0)) is not None
+    assert check(replace(blocked, progress_at=NOW - 600.0)) is not None
+
+
+def test_ranks_that_wait_for_the_slow_disk_of_another_do_not_hang():
+    slow = replace(works(0, phase="checkpoint"), blocked=True, progress_at=NOW - 50.0)
+    assert check(slow, waits(1, phase="checkpoint")) is None
+    assert check(slow, works(1, phase="backward")).ranks == [1], "a rank that does not wait hangs nevertheless"
+
+
+def test_a_thread_may_wait_for_the_batch_that_another_rank_reads():
+    reads = replace(works(0, phase="data"), progress_at=NOW - 1.0)
+    assert check(reads, works(1, phase="data")) is None

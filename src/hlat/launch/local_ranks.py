@@ -4,6 +4,7 @@ ProcessSet (a launcher's) + folder of heartbeats --LocalRanks--> RunningRanks
 start, WorldSizePolicy --LocalAttempts--> one attempt after the other, each with a folder of its own
 """
 
+import math
 import signal
 import tempfile
 import time
@@ -25,6 +26,7 @@ from hlat.resilience import (
     has_stacks,
     read_heartbeat,
     read_heartbeat_run_id,
+    read_saver_silence,
     read_stacks,
 )
 from hlat.runtime import host_name, plural
@@ -75,8 +77,13 @@ class LocalRanks:
 
     def end_leftovers(self, grace: float, hurries: Callable[[], bool]) -> None:
         """End processes that ranks left behind; savers of checkpoints lead sessions of their own."""
-        savers = {beat.saver for beat in self.readings() if beat.saver is not None}
-        end_leftovers(self._workers, savers, grace, hurries)
+        beats = [beat for beat in self.readings() if beat.saver is not None]
+        savers = {beat.saver for beat in beats if beat.saver is not None}
+
+        def silence() -> float:
+            return min((read_saver_silence(self._beats, beat) for beat in beats), default=math.inf)
+
+        end_leftovers(self._workers, savers, silence, grace, hurries)
 
     def readings(self) -> list[HeartbeatReading]:
         """Heartbeats of the ranks that have one."""

@@ -77,20 +77,23 @@ def kill_ranks(workers: ProcessSet, ranks: Sequence[int]) -> None:
             time.sleep(_POLL)
 
 
-def end_leftovers(workers: ProcessSet, savers: set[int], grace: float, hurries: Callable[[], bool]) -> None:
+def end_leftovers(
+    workers: ProcessSet, savers: set[int], silence: Callable[[], float], grace: float, hurries: Callable[[], bool]
+) -> None:
     """End processes that ranks left behind after they ended.
 
     Args:
         workers: the ranks, all of them polled as ended.
         savers: process ids of checkpoint savers, which lead their own sessions.
-        grace: seconds for a running save to complete.
+        silence: returns the seconds since the last sign of life of a saver.
+        grace: seconds that a running save may be without progress.
         hurries: polled meanwhile; once it returns True, nothing is waited for.
     """
     leaders = {*workers.pids.values(), *savers}
     for leader in leaders:  # a process that was stopped with its rank must continue to finish
         _signal_group(leader, signal.SIGCONT)
-    deadline = time.monotonic() + grace
-    while not hurries() and time.monotonic() < deadline and session_is_alive(leaders):
+    begin = time.monotonic()
+    while not hurries() and min(silence(), time.monotonic() - begin) < grace and session_is_alive(leaders):
         time.sleep(_POLL)
     for leader in leaders:
         _signal_group(leader, signal.SIGKILL)

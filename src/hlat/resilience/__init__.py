@@ -17,8 +17,10 @@ if TYPE_CHECKING:
         HEARTBEAT_FOLDER,
         HeartbeatReading,
         heartbeat_root,
+        open_saver_progress,
         read_heartbeat,
         read_heartbeat_run_id,
+        read_saver_silence,
         record_durable_step,
         record_run_id,
         record_saver,
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     )
     from hlat.resilience.stack_dumps import STACKS_SIGNAL, has_stacks, main_thread_stack, read_stacks
     from hlat.resilience.stragglers import Straggler, StragglerDetector
-    from hlat.resilience.watchdog import Hang, Watchdog, find_hanging_ranks
+    from hlat.resilience.watchdog import Hang, Watchdog, find_hanging_ranks, is_advancing, waits_for_others
 
 __getattr__ = lazily(
     __name__,
@@ -66,8 +68,10 @@ __getattr__ = lazily(
             "running_heartbeat",
             "set_step_counter",
             "reset_durable_step",
+            "open_saver_progress",
             "read_heartbeat_run_id",
             "read_heartbeat",
+            "read_saver_silence",
             "record_saver",
             "record_durable_step",
             "record_run_id",
@@ -97,6 +101,8 @@ __getattr__ = lazily(
             "Hang",
             "Watchdog",
             "find_hanging_ranks",
+            "is_advancing",
+            "waits_for_others",
         ),
     },
 )
@@ -129,9 +135,12 @@ __all__ = [
     "find_hanging_ranks",
     "has_stacks",
     "heartbeat_root",
+    "is_advancing",
     "main_thread_stack",
+    "open_saver_progress",
     "read_heartbeat",
     "read_heartbeat_run_id",
+    "read_saver_silence",
     "read_stacks",
     "record_durable_step",
     "record_run_id",
@@ -139,4 +148,5 @@ __all__ = [
     "reset_durable_step",
     "running_heartbeat",
     "set_step_counter",
+    "waits_for_others",
 ]

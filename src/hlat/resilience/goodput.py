@@ -110,7 +110,8 @@ class Goodput:
             self._accounted_until = now
             return
         self._settle_lost(heartbeat.start_step)
-        saving, waiting = heartbeat.seconds.get("checkpoint", 0.0), heartbeat.seconds.get("data", 0.0)
+        saving = sum(heartbeat.seconds.get(phase, 0.0) for phase in ("saving", "checkpoint"))
+        waiting = heartbeat.seconds.get("data", 0.0)
         startup = heartbeat.first_step_at - self._accounted_until
         self._seconds[startup_part] += startup
         self._seconds["saving"] += saving

@@ -1,6 +1,6 @@
 """Heartbeats: the present activity of each rank, in a small memory-mapped file that the supervisor reads.
 
-    main thread     --phases, steps, saves-----> rank-00000 (mapped) --read_heartbeat--> HeartbeatReading
+    main thread     --phases, steps, progress--> rank-00000 (mapped) --read_heartbeat--> HeartbeatReading
     sampling thread --alive, waiting, location->                             --> watchdog, straggler detector, goodput
 
 A rank writes to mapped memory, which takes microseconds and never blocks. The file stays readable when the rank hangs
@@ -8,17 +8,26 @@ or has been killed. Times are seconds of the monotonic clock, which all processe
 HLAT_BEATS, the folder of these files, nothing is written.
 """
 
+import math
 import mmap
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
 from hlat.resilience.stack_dumps import dump_stacks_on_signal, stacks_path
 from hlat.resilience.stack_sampler import sample_main_thread
-from hlat.runtime.process import PHASES, current_phase, observe_phases
+from hlat.runtime.process import (
+    PHASES,
+    PROGRESS_BYTES,
+    ProgressRecord,
+    current_phase,
+    observe_phases,
+    record_progress_in,
+)
 
 HEARTBEAT_FOLDER = "HLAT_BEATS"
 """Environment variable that names the folder of heartbeat files."""
@@ -37,6 +46,9 @@ _SCALARS = (
     "durable_step",
     "durable_seconds",
     "saver",
+    "saves",
+    "progress_at",
+    "blocked",
 )
 _SAMPLED_SCALARS = ("alive_at", "waiting")
 _TABLES = ("seconds", "longest", "busy", "waited")
@@ -53,6 +65,10 @@ _IN_MEMORY = Path("/dev/shm")
 def heartbeat_path(folder: Path, rank: int) -> Path:
     """Return the path of a rank's heartbeat file."""
     return folder / f"rank-{rank:05d}"
+
+
+def _saver_path(beat: Path) -> Path:
+    return beat.with_name(f"saver-of-{beat.name}")
 
 
 @dataclass(frozen=True)
@@ -72,9 +88,18 @@ class HeartbeatReading:
     waiting: bool  # True if it waits for another rank
     location: str  # innermost stack frame in hlat
     saver: int | None  # process id of its saver process
+    saves: int  # states that this process has seen become durable
+    progress_at: float  # time when slow work of a phase last advanced, such as a save
+    blocked: bool  # True if a call waits for the system: a disk or a server
     seconds: dict[str, float]  # by phase: seconds since the first step
     longest: dict[str, float]  # by phase: seconds of the longest that has ended; none for a phase that never ended
     busy: dict[str, float]  # by phase: seconds, sampled, in which it did not wait for another rank
+
+    def aged(self, now: float) -> "HeartbeatReading":
+        """Return the reading with its times counted from ``now``; with a negative ``now``, undo that."""
+        first = None if self.first_step_at is None else self.first_step_at - now
+        times = {name: getattr(self, name) - now for name in ("since", "alive_at", "progress_at")}
+        return replace(self, first_step_at=first, **times)
 
     @property
     def productive(self) -> float:
@@ -94,12 +119,16 @@ class Heartbeat:
         path: heartbeat file to create.
         clock: seconds, the monotonic clock of this machine.
 
+    Attributes:
+        progress: progress record of this process, which is in the file.
+        saver_path: file for the progress record of its saver.
+
     Raises:
         OSError: the file cannot be created.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._folder = clock, path.parent
+        self._clock, self._folder, self.saver_path = clock, path.parent, _saver_path(path)
         self._step: Callable[[], int] = lambda: 0
         self._productive_by_step: dict[int, float] = {}  # productive seconds at each step that is being saved
         with path.open("w+b") as file:
@@ -109,6 +138,8 @@ class Heartbeat:
         self._first_step_begun = False
         self._put(start_step=-1, durable_step=-1, phase=PHASES.index(current_phase()), since=clock(), alive_at=clock())
         self._put(pid=os.getpid())
+        begin = 8 * _OFFSETS["progress_at"]  # followed by ``blocked``
+        self.progress = ProgressRecord(memoryview(self._map)[begin : begin + PROGRESS_BYTES], clock)
 
     def set_step_counter(self, counter: Callable[[], int]) -> None:
         """Set the function that returns the number of steps done."""
@@ -133,7 +164,7 @@ class Heartbeat:
         """Record that the state of a step is durable."""
         seconds = self._productive_by_step.get(step, self._productive())
         self._productive_by_step = {later: value for later, value in self._productive_by_step.items() if later > step}
-        self._put(durable_seconds=seconds, durable_step=step)
+        self._put(durable_seconds=seconds, durable_step=step, saves=self._numbers[_OFFSETS["saves"]] + 1)
 
     def reset_durable_step(self, step: int | None) -> None:
         """Record that the newest durable state is that of an earlier step, or None: newer ones are damaged."""
@@ -199,10 +230,12 @@ def running_heartbeat(rank: int, folder: Path | None = None) -> Iterator[Heartbe
         return
     with dump_stacks_on_signal(stacks_path(folder, rank)):
         _heartbeat = Heartbeat(heartbeat_path(folder, rank))
+        record_progress_in(_heartbeat.progress)
         try:
             with observe_phases(_heartbeat), sample_main_thread(_heartbeat):
                 yield _heartbeat
         finally:
+            record_progress_in(None)
             _heartbeat = None
 
 
@@ -234,6 +267,22 @@ def record_saver(pid: int) -> None:
     """Record in the heartbeat the saver process of this rank, which may outlive it for a while."""
     if _heartbeat is not None:
         _heartbeat.record_saver(pid)
+
+
+def open_saver_progress() -> IO[bytes] | None:
+    """Open the file for the progress of this rank's saver, which the supervisor reads; None if nobody does."""
+    if _heartbeat is None:
+        return None
+    return _heartbeat.saver_path.open("w+b")
+
+
+def read_saver_silence(folder: Path, beat: HeartbeatReading) -> float:
+    """Return the seconds without a sign of life of a rank's saver; infinite if it leaves none."""
+    try:
+        with _saver_path(heartbeat_path(folder, beat.rank)).open("r+b") as file:
+            return ProgressRecord.in_file(file).silence(0.0, beat.saver)
+    except OSError:
+        return math.inf
 
 
 def read_heartbeat_run_id(folder: Path) -> str | None:
@@ -280,6 +329,9 @@ def _reading(rank: int, numbers: "memoryview[float]", text: bytes) -> HeartbeatR
         alive_at=scalar("alive_at"),
         waiting=bool(scalar("waiting")),
         saver=int(scalar("saver")) or None,
+        saves=int(scalar("saves")),
+        progress_at=scalar("progress_at"),
+        blocked=scalar("blocked") > 0,
         location=text.rstrip(b"\0").decode(errors="replace"),
         seconds=table("seconds"),
         longest=table("longest"),

@@ -4,7 +4,8 @@
                                  --WorldSizePolicy--> number of processes
 
 Errors that the user has to fix are never retried. Other failures are, as long as the run makes progress: it is given up
-after ``recovery.restarts`` restarts in a row without a new checkpoint.
+after ``recovery.restarts`` restarts in a row without a new checkpoint, and after ten attempts in a row that gained one
+checkpoint each and nothing more: they repeat what fails, and would for ever.
 """
 
 from collections.abc import Callable
@@ -22,6 +23,7 @@ host is lost. ``user``: an error that only the user can fix.
 """
 
 _MAX_BACKOFF = 60.0  # seconds
+_MOST_MEAGRE = 10  # attempts in a row with one new checkpoint or none
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Failure:
     trained: bool  # True if a step had begun, in this attempt or an earlier one
     start_step: int | None  # step that the attempt started from; None if it failed before
     durable_step: int | None  # newest step that it is known to have made durable
+    saves: int = 0  # states that it is known to have made durable
 
     @property
     def is_retryable(self) -> bool:
@@ -71,12 +74,15 @@ class RestartPolicy:
     Attributes:
         newest: newest durable step known; -1 if there is none.
         in_row: restarts since the last progress.
+        meagre: attempts in a row that made one new state durable, or none.
     """
 
     def __init__(self, limit: int, backoff: float) -> None:
         self._limit, self._backoff = limit, backoff
         self.newest = -1
         self.in_row = 0
+        self.meagre = 0
+        self._saves = 0  # of the last attempt
 
     def decide(self, failure: Failure) -> RestartDecision:
         """Decide whether to restart after a failure, and count it."""
@@ -88,16 +94,30 @@ class RestartPolicy:
                 f"{plural(self.in_row, 'restart')} in a row brought no new checkpoint" if self.in_row else "no restarts"
             )
             return RestartDecision(False, 0.0, f"given up: {tried} (recovery.restarts={self._limit})")
+        if self.meagre >= _MOST_MEAGRE:
+            return RestartDecision(False, 0.0, self._livelock_message(failure))
         seconds = min(self._backoff * 2**self.in_row, max(_MAX_BACKOFF, self._backoff))
         self.in_row += 1
         return RestartDecision(True, seconds, f"restart {self.in_row} of {self._limit} without a new checkpoint")
 
     def reset(self) -> None:
-        """Reset the count of failures in a row, after a change of the world size."""
-        self.in_row = 0
+        """Reset the counts of failures in a row, after a change of the world size."""
+        self.in_row = self.meagre = 0
+
+    def _livelock_message(self, failure: Failure) -> str:
+        return (
+            f"given up: each of the last {self.meagre} attempts gained one checkpoint at most and then failed, lately "
+            f"by {failure.kind}: restarts would go on like that. Remove the cause (events `incident` of events.jsonl), "
+            "or save more often than it fails (checkpoint.every_steps, checkpoint.local); the same command resumes"
+        )
 
     def _record_progress(self, failure: Failure) -> None:
         """Reset the count if this attempt has a newer durable step than all before."""
+        found_later = failure.start_step is not None and failure.start_step > self.newest  # saved by the one before
+        if self._saves + found_later > 1:
+            self.meagre = 0
+        self._saves = failure.saves
+        self.meagre = 0 if failure.saves > 1 else self.meagre + 1
         known = max((step for step in (failure.start_step, failure.durable_step) if step is not None), default=-1)
         if known > self.newest:
             self.newest = known

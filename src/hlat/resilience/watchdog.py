@@ -2,6 +2,9 @@
 
     heartbeats --time limit per phase, learned in this run--> a rank exceeds it --> rank that causes it --> Hang
 
+The time counts from the last progress in the phase. While a rank waits for its disk, or for a saver that lives, nothing
+hangs, however long that takes.
+
 A hanging rank makes all others wait, so their phases last too long as well. The cause is a rank that does not wait for
 another one. If all wait, it is the one with the least progress. If all have made the same progress, it is the one that
 waits at another location in the code.
@@ -12,9 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hlat.resilience.heartbeat import HeartbeatReading
+from hlat.runtime.process import BLOCKED_LIMIT
 
 UNLIMITED = ("start", "end")
-"""Phases without time limit, in which text is prepared, checkpoints are loaded, and the last save is waited for."""
+"""Phases without time limit, in which text is prepared, checkpoints are loaded, and exports are waited for."""
 
 FIRST_TIME = 1800.0
 """Time limit of a phase in seconds until it has ended once; the first time includes compilation."""
@@ -22,7 +26,7 @@ FIRST_TIME = 1800.0
 _LIMIT_FACTOR = 10.0  # time limit of a phase, in multiples of its longest duration
 _LISTED_RANKS = 8  # ranks in a message, at most
 _SILENCE_LIMIT = 5.0  # seconds without a sample of the main thread
-_ORDER = ("device", "evaluation", "checkpoint", "data", "forward", "reduce", "optimizer")
+_ORDER = ("device", "evaluation", "saving", "checkpoint", "data", "forward", "reduce", "optimizer")
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,8 @@ class Watchdog:
         """Return the present time limit of a phase in seconds; None if it has none."""
         if self.seconds is None or phase in UNLIMITED:
             return None
+        if phase == "saving":  # fed by the savers' progress: how long other saves took does not matter
+            return self.seconds
         longest = self.longest_phases.get(phase)
         return max(self.seconds, FIRST_TIME if longest is None else _LIMIT_FACTOR * longest)
 
@@ -68,15 +74,29 @@ class Watchdog:
         for beat in heartbeats:
             for phase, longest in beat.longest.items():
                 self.longest_phases[phase] = max(longest, self.longest_phases.get(phase, 0.0))
-        if not any(self._is_late(beat, now) for beat in heartbeats):
+        late = [beat for beat in heartbeats if self._is_late(beat, now)]
+        idle = [beat for beat in heartbeats if self.seconds is None or not is_advancing(beat, now, self.seconds)]
+        if len(idle) < len(heartbeats):  # the others may wait for slow work, which goes on
+            late = [beat for beat in late if not waits_for_others(beat)]
+        if not late:
             return None
-        ranks, why = find_hanging_ranks(heartbeats, now, is_stopped)
+        ranks, why = find_hanging_ranks(idle, now, is_stopped)
         first = next(beat for beat in heartbeats if beat.rank == ranks[0])
         return Hang(ranks, first.phase, first.current_step, now - first.since, why)
 
     def _is_late(self, beat: HeartbeatReading, now: float) -> bool:
         limit = self.limit(beat.phase)
-        return limit is not None and now - beat.since > limit
+        return limit is not None and now - beat.since > limit and not is_advancing(beat, now, limit)
+
+
+def is_advancing(beat: HeartbeatReading, now: float, seconds: float) -> bool:
+    """Return True if slow work of a rank has advanced within ``seconds``, or waits for a disk or a server."""
+    return now - beat.progress_at <= (max(seconds, BLOCKED_LIMIT) if beat.blocked else seconds)
+
+
+def waits_for_others(beat: HeartbeatReading) -> bool:
+    """Return True if a rank may wait for another one; in phase data a thread does, for the reader of its batch."""
+    return beat.waiting or beat.phase == "data"
 
 
 def find_hanging_ranks(

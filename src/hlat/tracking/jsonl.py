@@ -22,6 +22,7 @@ from typing import Any, Self
 from pydantic_core import from_json
 
 from hlat.runtime import AppendedFile, DataError, StorageError
+from hlat.runtime.process import blocking_call
 from hlat.runtime.storage import sync_to_disk
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -32,9 +33,13 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 @contextmanager
 def as_storage_error(path: Path, action: str) -> Iterator[None]:
-    """Turn an OSError inside the block into a StorageError that names the file and a remedy."""
+    """Turn an OSError inside the block into a StorageError that names the file and a remedy.
+
+    The block counts as a wait for the disk, which is no hang however long it takes.
+    """
     try:
-        yield
+        with blocking_call():
+            yield
     except OSError as error:
         remedy = "Free space on that disk, or name another folder with run.dir, and start again: the run resumes."
         raise StorageError(f"{path}: cannot {action}: {error.strerror or error}. {remedy}") from error

@@ -18,6 +18,7 @@ from hlat.checkpoint.protocol import step_of_path
 from hlat.config import Recipe
 from hlat.config.sections import FaultConfig
 from hlat.resilience import STORAGE_FAULTS
+from hlat.runtime.process import blocking_call
 from hlat.runtime.storage import OnceMarkers
 
 
@@ -62,7 +63,8 @@ class FaultyDisk(Disk):
         """Create a file, unless ``unavailable`` is injected; after a pause for each ``slow_disk``."""
         self._raise_if_hit(path, "unavailable", errno.ENOTCONN)
         for fault in self._hits(path, "slow_disk"):
-            self._sleep(fault.seconds)
+            with blocking_call():
+                self._sleep(fault.seconds)
         return super().create(path)
 
     def write(self, file: FileIO, data: memoryview) -> int:

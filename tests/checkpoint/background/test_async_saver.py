@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hlat.checkpoint.background import run_saver
+from hlat.checkpoint.background import SlowStorage, run_saver
 from hlat.checkpoint.background.saver_process import BufferMessage, SaverSettings
 from hlat.checkpoint.format import Disk
 from hlat.checkpoint.protocol import FailedAttempt, SaveResult, open_checkpoint, save_with_retries
@@ -24,6 +24,7 @@ from tests.support.checkpoint.saving_ranks import (
     Rank,
     Script,
     SlowDisk,
+    WaitingDisk,
     assert_is_full_state,
     assert_succeeded,
     is_locked,
@@ -33,6 +34,7 @@ from tests.support.checkpoint.saving_ranks import (
 )
 
 WORLDS = [1, 2]
+HANG_SECONDS = 1.0
 
 
 def train_during_a_save(rank: Rank, pipe: Connection) -> None:
@@ -199,6 +201,55 @@ def test_the_ranks_save_the_state_that_a_killed_saver_was_writing(tmp_path: Path
     assert_is_full_state(reopen(tmp_path).newest(), 1)
 
 
+def wait_for_a_slow_disk(rank: Rank, pipe: Connection) -> None:
+    """Let the disk answer only once the wait is reported, which is after the time limit of a hang."""
+    rank.submit(1)
+    reports = []
+    for report in rank.saver.reports(wait=True):
+        reports.append(type(report))
+        if isinstance(report, SlowStorage):
+            assert report.seconds > HANG_SECONDS
+            (rank.folder / "go").touch()
+    assert reports == [SlowStorage, SaveResult]
+    outcome = rank.saver.agree_on_outcome()
+    assert not outcome.lost and outcome.result is not None
+
+
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_a_saver_that_waits_for_its_disk_is_no_hang(tmp_path: Path, world: int) -> None:
+    with run_ranks(world, wait_for_a_slow_disk, tmp_path, WaitingDisk, hang_seconds=HANG_SECONDS) as (members, _):
+        assert_succeeded(members)
+    assert_is_full_state(reopen(tmp_path).newest(), 1)
+
+
+def save_for_a_stopped_saver(rank: Rank, pipe: Connection) -> None:
+    """Stop the last rank's saver while it waits for its disk: nobody would ever continue it."""
+    rank.submit(1)
+    if rank.runtime.rank == rank.runtime.world - 1:
+        wait_until((rank.folder / f"writing-{rank.process.pid}").exists)
+        os.kill(rank.process.pid, signal.SIGSTOP)
+    list(rank.saver.reports(wait=True))
+    outcome = rank.saver.agree_on_outcome()
+    assert outcome.lost[rank.runtime.world - 1].startswith("was stopped by a signal for ") and outcome.result is None
+    rank.runtime.ranks.run_on_all(rank.saver.kill)
+    rank.store.clean_up()
+    assert outcome.pending is not None
+    save_with_retries(rank.store, outcome.pending, 0, lambda failure: None)
+
+
+@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_stopped_saver_is_killed_and_its_state_is_saved(tmp_path: Path, world: int) -> None:
+    disk = partial(waiting_disk_of_the_last, world)
+    with run_ranks(world, save_for_a_stopped_saver, tmp_path, disk, hang_seconds=HANG_SECONDS) as (members, _):
+        assert_succeeded(members)
+    assert_is_full_state(reopen(tmp_path).newest(), 1)
+
+
+def waiting_disk_of_the_last(world: int) -> Disk:
+    """Create the disk of a saver, which never answers on the last rank."""
+    return WaitingDisk() if int(os.environ["RANK"]) == world - 1 else Disk()
+
+
 def lose_an_idle_saver(rank: Rank, pipe: Connection) -> None:
     rank.submit(1)
     assert rank.wait() is not None
@@ -270,7 +321,7 @@ def submit_and_forward_reports(rank: Rank, pipe: Connection) -> None:
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_save_is_not_retried_after_training_was_killed(tmp_path: Path, world: int) -> None:
-    """The pauses of nine retries are 511 seconds."""
+    """The pauses of nine retries are 243 seconds."""
     disk = partial(failing_disk, 0, 99)
     with run_ranks(world, submit_and_forward_reports, tmp_path, disk, retries=9) as (members, pipes):
         assert pipes[0].poll(60)

@@ -26,6 +26,7 @@ from hlat.checkpoint.tiers import TierEvent
 from hlat.config.sections import CheckpointConfig
 from hlat.runtime import rank_info
 from hlat.runtime.distributed import HelperProcess, Runtime, joined_run, start_helper
+from hlat.runtime.process import blocking_call
 from hlat.runtime.storage import hold_run_folder
 from hlat.training.process import run_lock
 from tests.support.checkpoint.saved_states import assert_equal, state
@@ -107,6 +108,14 @@ class BlockedDisk(Disk):
         return super().create(path)
 
 
+class WaitingDisk(BlockedDisk):
+    """Disk whose creation of a file waits for a file ``go``, as a call of a disk that does not answer."""
+
+    def create(self, path: Path) -> FileIO:
+        with blocking_call():
+            return super().create(path)
+
+
 @dataclass(frozen=True)
 class BlockedTiers:
     """Tier settings, and the tiers opened from them, whose uploads wait for a file ``go``."""
@@ -140,6 +149,7 @@ def run_ranks(
     retries: int = 0,
     tiers: Any = None,
     at_start: Callable[[int, HelperProcess], None] | None = None,
+    hang_seconds: float | None = None,
 ) -> Iterator[tuple[list[Any], list[Connection]]]:
     """Run a script on ``world`` ranks; yield the processes, and the connections that their scripts send on.
 
@@ -152,6 +162,7 @@ def run_ranks(
         tiers: tier settings of the savers.
         at_start: called with rank and saver before the savers have joined; if given, the first wait is left to the
             script.
+        hang_seconds: time limit of savers without a sign of life.
     """
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
@@ -160,7 +171,19 @@ def run_ranks(
     members = [
         forking().Process(
             target=_rank,
-            args=(number, world, port, folder, script, make_disk, retries, tiers, at_start, pairs[number][1]),
+            args=(
+                number,
+                world,
+                port,
+                folder,
+                script,
+                make_disk,
+                retries,
+                tiers,
+                at_start,
+                hang_seconds,
+                pairs[number][1],
+            ),
         )
         for number in range(world)
     ]
@@ -188,6 +211,7 @@ def _rank(
     retries: int,
     tiers: Any,
     at_start: Callable[[int, HelperProcess], None] | None,
+    hang_seconds: float | None,
     pipe: Connection,
 ) -> None:
     values = {"RANK": number, "WORLD_SIZE": world, "LOCAL_RANK": number, "MASTER_PORT": port}
@@ -202,7 +226,7 @@ def _rank(
         runtime.ranks.barrier()  # rank 0 has locked the run folder
         with hold_run_folder(folder, lock, number) as held:
             store = CheckpointStore(folder / "checkpoints", 99, ranks=runtime.ranks, folder=held)
-            saver = AsyncSaver(process, runtime, store, retries, tiers)
+            saver = AsyncSaver(process, runtime, store, retries, tiers, hang_seconds)
             rank = Rank(runtime, store, process, saver, {}, folder)
             rank.train_to(0)
             saver.prepare(rank.content(0).chunks)

@@ -2,12 +2,14 @@
 
     submit:             chunks --copy--> staging buffer, SaveRequest --> saver      training continues
     reports:            FailedAttempt, ..., SaveResult                              from the saver
+                        signs of life of all savers --exchanged while ranks wait--> a saver without any is killed
     agree_on_outcome:   result, lost savers --exchanged by all ranks--> SaveOutcome, the same on every rank
 
 There is one staging buffer, so a save starts only after the previous one has its outcome. If a saver is lost, the copy
 is still in the buffer, and the ranks can save it themselves.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,11 +27,21 @@ from hlat.checkpoint.format import TensorChunk
 from hlat.checkpoint.protocol import CheckpointContent, CheckpointStore, FailedAttempt, SaveResult
 from hlat.checkpoint.tiers import SnapshotResult, TierEvent, TierSettings
 from hlat.runtime.distributed import HelperProcess, Runtime
+from hlat.runtime.process import advance, blocking_call, is_stopped
 
-_POLL_SECONDS = 0.05  # how long a rank waits for its own saver before it exchanges with the other ranks
+_TICK = 0.5  # seconds: how long a rank waits for its own saver before it exchanges with the other ranks
 
-SaverReport = FailedAttempt | SaveResult | SnapshotResult | TierEvent
-"""Message of a saver process about its work."""
+
+@dataclass(frozen=True)
+class SlowStorage:
+    """Observation that a saver has been waiting for its storage for long; it goes on when that answers."""
+
+    rank: int
+    seconds: float
+
+
+SaverReport = FailedAttempt | SaveResult | SnapshotResult | TierEvent | SlowStorage
+"""Message of a saver process about its work, or an observation of it."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,8 @@ class AsyncSaver:
             includes the run's lock.
         retries: maximum number of attempts after a failed one.
         tiers: settings of snapshots and object store; None for neither.
+        hang_seconds: seconds without a sign of life, while ranks wait for it, after which a saver is killed; None to
+            wait for ever.
     """
 
     def __init__(
@@ -67,8 +81,10 @@ class AsyncSaver:
         store: CheckpointStore,
         retries: int,
         tiers: TierSettings | None = None,
+        hang_seconds: float | None = None,
     ) -> None:
-        self._process, self._runtime = process, runtime
+        self._process, self._runtime, self._hang_seconds = process, runtime, hang_seconds
+        self._requested_at = time.monotonic()  # since when a sign of life is expected
         self._buffer: StagingBuffer | None = None
         self._pending: CheckpointContent | None = None  # submitted, without outcome; its chunks are in the buffer
         self._result: SaveResult | SnapshotResult | None = None  # result of the pending save
@@ -107,27 +123,64 @@ class AsyncSaver:
         assert self._pending is None and self._buffer is not None, "the buffer is allocated and free"
         slots = self._buffer.fill(self._chunks_to_write(content.chunks))
         self._pending = replace(content, chunks=self._buffer.chunks(slots))
+        self._requested_at = time.monotonic()
         self._send(SaveRequest(content.step, slots, content.meta, content.files, snapshot))
 
     def reports(self, wait: bool) -> Iterator[SaverReport]:
         """Yield the saver's new reports.
 
         Args:
-            wait: wait for the result of the last save.
+            wait: wait for the result of the last save on all ranks. Collective, and to be read to its end.
         """
-        return self._receive(lambda: None if wait and self._pending is not None and self._result is None else 0.0)
+        if wait and self._pending is not None:
+            return self._wait_for_all(lambda: self._result is not None)
+        return self._receive(lambda: 0.0)
 
     def finish_uploads(self) -> Iterator[SaverReport]:
-        """Wait until the saver has uploaded what the object store lacks; yield its reports meanwhile."""
-        return self._receive(lambda: None if self._uploading else 0.0)
+        """Wait until all savers have uploaded what the object store lacks; yield reports meanwhile. Collective."""
+        return self._wait_for_all(lambda: not self._uploading)
 
-    def _wait_until_joined(self) -> None:
-        """Wait until all savers have joined their process group, or one has failed (the rendezvous timeout is long)."""
-        while not self._all_joined:
-            early = list(self._receive(lambda: 0.0 if self._joined else _POLL_SECONDS))
-            assert not early, "nothing has been requested yet"
-            states = self._runtime.ranks.all_gather((self._lost, self._joined))
-            self._all_joined = all(joined for _, joined in states) or any(lost for lost, _ in states)
+    def _wait_for_all(self, is_done: Callable[[], bool], until_lost: bool = False) -> Iterator[SaverReport]:
+        """Yield reports until every rank's saver is done or lost. Collective.
+
+        Args:
+            is_done: returns True if this rank's saver is done.
+            until_lost: end once any saver is lost.
+        """
+        ranks, told = self._runtime.ranks, False
+        while True:
+            yield from self._receive(lambda: 0.0 if is_done() else _TICK)
+            ended = bool(self._lost) or is_done()
+            silence = None if ended else self._process.silence(self._requested_at)
+            blocked = self._process.blocked_seconds if silence == 0 else 0.0
+            states = ranks.all_gather((bool(self._lost), silence, blocked))
+            if all(each is None for _, each, _ in states) or (until_lost and any(lost for lost, _, _ in states)):
+                return
+            if self._hang_seconds is None:
+                advance()
+                continue
+            self._judge(silence, min(each for _, each, _ in states if each is not None))
+            rank, longest = max(enumerate(blocked for _, _, blocked in states), key=lambda each: each[1])
+            if longest > self._hang_seconds and not told:
+                told = True
+                yield SlowStorage(rank, longest)
+
+    def _judge(self, silence: float | None, shortest: float) -> None:
+        """Kill this rank's saver if it hangs; otherwise tell the watchdog that the wait is for living savers.
+
+        A saver may be silent because it waits for another one. It hangs if it is stopped, or if all are silent.
+
+        Args:
+            silence: seconds without a sign of life of this rank's saver; None if it is done or lost.
+            shortest: seconds without a sign of life of the least silent saver.
+        """
+        limit = self._hang_seconds
+        assert limit is not None, "without a limit nothing is judged"
+        if silence is not None and silence > limit and (shortest > limit or is_stopped(self._process.pid)):
+            what = "was stopped by a signal" if is_stopped(self._process.pid) else "made no progress"
+            self._drop_saver(f"{what} for {silence:.0f} s (recovery.hang_seconds={limit:g})")
+        if shortest <= limit:
+            advance()
 
     def _receive(self, seconds: Callable[[], float | None]) -> Iterator[SaverReport]:
         """Yield reports from the saver until none arrives for ``seconds()``; None blocks."""
@@ -159,11 +212,14 @@ class AsyncSaver:
 
         A state submitted after this is written even if this process ends at once.
         """
-        if not self._all_joined:
-            self._wait_until_joined()
+        if not self._all_joined:  # the rendezvous timeout is long: the loss of a saver is not waited out
+            early = list(self._wait_for_all(lambda: self._joined, until_lost=True))
+            assert all(isinstance(each, SlowStorage) for each in early), "nothing has been requested yet"
+            self._all_joined = True
         if self._buffer is not None:
             try:
-                self._buffer.wait()
+                with blocking_call():  # a terabyte takes its time
+                    self._buffer.wait()
             except OSError as error:
                 self._drop_saver(_no_memory_message(self._buffer.size, error))
         outcomes = self._runtime.ranks.all_gather((self._lost, self._result))

@@ -27,9 +27,11 @@ from hlat.checkpoint.protocol import CheckpointContent, CheckpointStore, FailedA
 from hlat.checkpoint.tiers import SnapshotResult, TierEvent, Tiers, TierSettings
 from hlat.runtime import HlatError, RankInfo
 from hlat.runtime.distributed import Channel, HostGroup, Rendezvous, join_helpers
+from hlat.runtime.process import blocking_call, silence_here
 from hlat.runtime.storage import RunFolder
 
-_LINGER_SECONDS = 600.0  # limit for finishing a save after the run has ended: the next run waits for the run's lock
+# Limit for finishing a save after the run has ended, in seconds without progress: the next run waits for the lock.
+_LINGER_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,8 @@ class _Saver:
     def run(self) -> None:
         self._channel.on_peer_exit(lambda: os._exit(1), self._linger_seconds)
         settings, run_descriptors = self._next()  # keeping them open holds the run's lock
-        ranks = join_helpers("savers", settings.rendezvous, self._rank_info)
+        with blocking_call():  # other savers may start later
+            ranks = join_helpers("savers", settings.rendezvous, self._rank_info)
         self._finishes = self._joined = True
         self._channel.send(SaverJoined())
         disk = self._make_disk()
@@ -158,7 +161,7 @@ class _Saver:
 
     def _linger_seconds(self) -> float:
         requested = self._joined and self._channel.has_unread()
-        return _LINGER_SECONDS if self._finishes or requested else 0.0
+        return _LINGER_SECONDS - silence_here() if self._finishes or requested else 0.0
 
     def _upload(self, tiers: Tiers) -> None:
         """Upload what the object store lacks. If training ends meanwhile, the next run does the rest."""
@@ -180,7 +183,8 @@ class _Saver:
     def _pause(self, ranks: HostGroup, seconds: float) -> bool:
         """Wait before the next attempt; return False on all ranks if the training process of any rank has ended."""
         try:
-            waited = self._channel.receive(seconds)
+            with blocking_call():
+                waited = self._channel.receive(seconds)
             assert waited is None, "training makes no request before the last one is answered"
             gone = False
         except EOFError:

@@ -19,48 +19,62 @@ from typing import Self
 
 from hlat.runtime import CheckpointError, StorageError
 from hlat.runtime.distributed import sendable
+from hlat.runtime.process import blocking_call
 from hlat.runtime.storage import RunFolder, sync_to_disk
 
 _COPY_BYTES = 1 << 20
 _BUFFER_BYTES = 1 << 16
+_PIECE_BYTES = 1 << 24  # hashed and written at once, so that a large tensor makes progress that others can see
 _WEIGHT_FILES = (".gguf", ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".npz", ".h5")  # of other formats
 
 
 class Disk:
-    """Operations that change a file system. Each is one system call, or close to it."""
+    """Operations that change a file system. Each is one system call, or close to it.
 
+    A call may take minutes while its storage is slow, which is no hang: all of them are ``blocking_call``.
+    """
+
+    @blocking_call()
     def make_folder(self, path: Path) -> None:
         """Create a folder whose parent exists; do nothing if the folder exists."""
         path.mkdir(exist_ok=True)
 
+    @blocking_call()
     def create(self, path: Path) -> FileIO:
         """Create a file for unbuffered writing; the file must not exist."""
         return FileIO(path, "x")
 
+    @blocking_call()
     def write(self, file: FileIO, data: memoryview) -> int:
         """Write some of the bytes; return how many."""
         return file.write(data)
 
+    @blocking_call()
     def sync_file(self, file: FileIO) -> None:
         """Fsync a file: its bytes are durable when this returns."""
         os.fsync(file.fileno())
 
+    @blocking_call()
     def sync_folder(self, path: Path) -> None:
         """Fsync a folder: creations, renames and removals in it are durable when this returns."""
         sync_to_disk(path)
 
+    @blocking_call()
     def rename(self, source: Path, target: Path) -> None:
         """Rename atomically, within one file system."""
         source.rename(target)
 
+    @blocking_call()
     def remove_file(self, path: Path) -> None:
         """Remove a file or a symbolic link."""
         path.unlink()
 
+    @blocking_call()
     def remove_folder(self, path: Path) -> None:
         """Remove an empty folder."""
         path.rmdir()
 
+    @blocking_call()
     def free_bytes(self, path: Path) -> int:
         """Bytes that this user can still write under ``path``."""
         return shutil.disk_usage(path).free
@@ -198,11 +212,12 @@ class HashedFile:
     def _put(self, data: bytearray | memoryview) -> None:
         if self._error is not None:
             return
-        self._hash.update(data)
         try:
-            view = memoryview(data)
-            while view:
-                view = view[self._disk.write(self._file, view) :]
+            for begin in range(0, len(data), _PIECE_BYTES):
+                view = memoryview(data)[begin : begin + _PIECE_BYTES]
+                self._hash.update(view)
+                while view:
+                    view = view[self._disk.write(self._file, view) :]
         except BaseException as exc:
             self._error = exc
 

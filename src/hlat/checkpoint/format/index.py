@@ -27,6 +27,7 @@ from hlat.checkpoint.format.filesystem import Disk, FileRecord, write_file
 from hlat.checkpoint.format.pickled import PickledName, PickledObject, read_pickle
 from hlat.runtime import CheckpointError
 from hlat.runtime.distributed import sendable
+from hlat.runtime.process import blocking_call
 
 INDEX_NAME = ".metadata"
 
@@ -90,16 +91,18 @@ def write_index(disk: Disk, folder: Path, chunks: Iterable[StoredChunk]) -> File
     Raises:
         OSError: a file-system operation failed.
     """
-    # Imported by the process that writes, not at the start of a run: with DTensor and sympy it takes half a second.
-    from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo  # noqa: PLC0415
-    from torch.distributed.checkpoint.metadata import (  # noqa: PLC0415
-        ChunkStorageMetadata,
-        Metadata,
-        MetadataIndex,
-        StorageMeta,
-        TensorProperties,
-        TensorStorageMetadata,
-    )
+    # Imported by the process that writes, not at the start of a run: with DTensor and sympy it takes half a second, and
+    # much longer on a busy machine.
+    with blocking_call():
+        from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo  # noqa: PLC0415
+        from torch.distributed.checkpoint.metadata import (  # noqa: PLC0415
+            ChunkStorageMetadata,
+            Metadata,
+            MetadataIndex,
+            StorageMeta,
+            TensorProperties,
+            TensorStorageMetadata,
+        )
 
     tensors: dict[str, TensorStorageMetadata] = {}
     storage: dict[MetadataIndex, _StorageInfo] = {}

@@ -30,6 +30,7 @@ from hlat.checkpoint.format import (
 )
 from hlat.runtime import CheckpointError, CheckpointFormatError
 from hlat.runtime.distributed import sendable
+from hlat.runtime.process import advance, blocking_call
 
 MANIFEST_NAME = "manifest.json"
 MARKER_NAME = "COMMITTED"
@@ -198,9 +199,10 @@ def hash_file(path: Path) -> str:
     digest = hashlib.sha256()
     buffer = bytearray(_READ_BYTES)
     view = memoryview(buffer)
-    with path.open("rb", buffering=0) as file:
+    with path.open("rb", buffering=0) as file, blocking_call():
         while count := file.readinto(buffer):
             digest.update(view[:count])
+            advance()
     return digest.hexdigest()
 
 

@@ -15,6 +15,9 @@ from hlat.checkpoint.protocol.commit import CheckpointContent
 from hlat.checkpoint.protocol.store import CheckpointStore
 from hlat.runtime import StateLostError, StorageError
 from hlat.runtime.distributed import sendable
+from hlat.runtime.process import blocking_call
+
+_LONGEST_PAUSE = 60.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,8 @@ Pause = Callable[[float], bool]
 
 def sleep(seconds: float) -> bool:
     """Sleep, then ask for another attempt."""
-    time.sleep(seconds)
+    with blocking_call():
+        time.sleep(seconds)
     return True
 
 
@@ -66,7 +70,7 @@ def save_with_retries(
         content: content of this rank.
         retries: maximum number of attempts after the first one.
         on_failure: called with every failed attempt that is followed by another one.
-        pause: waits before the next attempt, 1, 2, 4, ... seconds.
+        pause: waits before the next attempt, 1, 2, 4, ... seconds, at most a minute.
         clock: monotonic clock in seconds.
     """
     begin, attempts = clock(), 0
@@ -83,7 +87,7 @@ def save_with_retries(
         if attempts > retries:
             break
         on_failure(FailedAttempt(content.step, attempts, message))
-        if not pause(2.0 ** (attempts - 1)):
+        if not pause(min(2.0 ** (attempts - 1), _LONGEST_PAUSE)):
             break
     return SaveResult(content.step, None, clock() - begin, attempts, message)
 

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from hlat.checkpoint.format import READ_REMEDY, RUN_REMEDY, Disk, FileRecord, HashedFile, storage_error
 from hlat.runtime import CheckpointError, HlatError, StorageError, plural
+from hlat.runtime.process import advance, blocking_call
 from hlat.runtime.storage import EarlierAttempt, FailureKind, classify_error, explain_failure, open_filesystem
 
 _PART_BYTES = 1 << 24  # bytes per request: transfer time exceeds latency; S3 allows 10,000 of them per object
@@ -172,6 +173,7 @@ class ObjectStoreClient:
             for block in _read_file(source):
                 digest.update(block)
                 out.write(block)
+                advance()
             if digest.hexdigest() != record.sha256:
                 raise CheckpointError(f"{source}: does not match its checksum any more and is not uploaded.")
             out.close()
@@ -202,6 +204,7 @@ class ObjectStoreClient:
         try:
             with fs.open(f"{root}/{name}", "rb", block_size=_PART_BYTES, cache_type="none") as remote:
                 while block := remote.read(_PART_BYTES):
+                    advance()
                     yield block
         except Exception as error:
             raise _StoreError from error
@@ -210,7 +213,8 @@ class ObjectStoreClient:
         """Run an action, retrying it with backoff after transient errors; return its result."""
         for attempt in range(self._retries + 1):
             try:
-                result = action()
+                with blocking_call():
+                    result = action()
                 self._has_answered = True
                 return result
             except HlatError:
@@ -229,7 +233,8 @@ class ObjectStoreClient:
                         f"{request_name}: {failure.reason}, after {attempts}. Check that {self.url} can be reached "
                         "from this machine."
                     ) from error
-            self._sleep(min(_FIRST * 2**attempt, _LONGEST))
+            with blocking_call():
+                self._sleep(min(_FIRST * 2**attempt, _LONGEST))
         raise AssertionError("the last attempt returns or raises")
 
 

@@ -17,6 +17,7 @@ from hlat.checkpoint.format import Disk, HashedFile, make_folders
 from hlat.checkpoint.protocol import STAGING_PREFIX, RankPart, finish_part, parse_part
 from hlat.runtime import CheckpointError
 from hlat.runtime.distributed import HostGroup
+from hlat.runtime.process import advance
 
 _PIECE = 1 << 24  # bytes sent per round; held in memory twice
 
@@ -99,6 +100,7 @@ def _pump(
             sent[keepers[ranks.rank]] = torch.frombuffer(bytearray(next(blocks)), dtype=torch.uint8)
         buffers = {rank: torch.empty(count[rank], dtype=torch.uint8) for rank in sinks if count[rank]}
         ranks.exchange(sent, buffers)
+        advance()
         for rank, buffer in buffers.items():
             sinks[rank](buffer.numpy().data)
 

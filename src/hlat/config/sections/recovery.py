@@ -49,7 +49,7 @@ class CheckpointConfig(Section):
     background: bool = True
     """Write checkpoints in a helper process of each rank; costs a second copy of the state in host memory."""
     retries: Count = 3
-    """Retries of a save that failed, after 1, 2, 4, ... seconds."""
+    """Retries of a save that failed, after 1, 2, 4, ... seconds, at most a minute."""
     failures: Positive = 5
     """Saves in a row that may fail, each with its retries, before the run ends."""
     remote: str | None = None
@@ -68,7 +68,8 @@ class RecoveryConfig(Section):
     backoff_seconds: Annotated[Duration, Field(ge=0)] = 1.0
     """Pause before a restart; doubled after each in a row without a new checkpoint, up to a minute."""
     hang_seconds: Seconds | None = 120.0
-    """A phase of a step longer than this and than ten times its longest so far is a hang; null for no check."""
+    """A phase of a step longer than this and than ten times its longest so far is a hang, and so is a save without
+    progress for this long; a slow disk is none. null for no check."""
     slow_factor: Annotated[float, Field(gt=1)] = 2.0
     """A rank whose steps take this many times as long as the others' is reported as a straggler."""
     deadline_seconds: Seconds | None = None

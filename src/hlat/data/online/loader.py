@@ -3,10 +3,12 @@
 workers, each with some of the streams --frames--> rows of the step, in order --> Batch, and the cursors after it
 """
 
+import math
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -31,6 +33,7 @@ from hlat.data.samples import NO_LABEL, Batch
 from hlat.model import IGNORED
 from hlat.runtime import DataError, StorageError
 from hlat.runtime.distributed import sendable
+from hlat.runtime.process import ProgressRecord
 
 Int64s = npt.NDArray[np.int64]
 
@@ -70,13 +73,16 @@ class _Worker:
 
     def __init__(self, plan: WorkerPlan, cursors: Int64s) -> None:
         threads = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "hlat.data.online.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **threads},
-            start_new_session=True,  # Ctrl-C must reach only the parent, which ends its workers itself
-        )
+        with tempfile.TemporaryFile() as file:
+            self._progress, descriptor = ProgressRecord.starting(file), file.fileno()
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "hlat.data.online.worker", str(descriptor)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, **threads},
+                pass_fds=[descriptor],
+                start_new_session=True,  # Ctrl-C must reach only the parent, which ends its workers itself
+            )
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # it has ended: frame() will raise
             plan.send(self._process.stdin, cursors)
@@ -103,6 +109,10 @@ class _Worker:
             error_type = {DATA_ERROR: DataError, STORAGE_ERROR: StorageError, INTERNAL_ERROR: RuntimeError}[frame.kind]
             raise error_type(frame.content.decode(errors="replace"))
         return frame
+
+    def silence(self) -> float:
+        """Return the seconds since the last sign of life of the process."""
+        return self._progress.silence(0.0, self._process.pid)
 
     def close(self) -> None:
         """End the process."""
@@ -139,6 +149,7 @@ class OnlineLoader:
         count = min(workers, len(owned))
         self._worker_of_stream = np.full(self._assignment.streams, -1, dtype=np.int64)
         self._workers: list[_Worker] = []
+        self._waited_for: _Worker | None = None
         for number in range(count):
             streams = owned[number::count]
             self._worker_of_stream[streams] = number
@@ -166,7 +177,12 @@ class OnlineLoader:
         self._next = batch.stop
         return self._batch([frame for frame in frames if frame.kind == ROW]), _progress(frames)
 
+    def silence(self) -> float:
+        """Return the seconds since the last sign of life of the worker that ``read`` waits for; from any thread."""
+        return math.inf if self._waited_for is None else self._waited_for.silence()
+
     def _frame(self, worker: _Worker) -> Frame:
+        self._waited_for = worker
         while (frame := worker.frame()).kind == NOTE:
             self._notify(frame.content.decode())
         return frame

@@ -41,6 +41,7 @@ from hlat.data.online.worker_protocol import (
 from hlat.data.samples import Mixture, PhaseWeights, fill_row
 from hlat.data.tokenizers import Tokenizer, load_saved
 from hlat.runtime import DataError, HlatError, StorageError
+from hlat.runtime.process import begin_progress
 
 _TOGETHER = 64  # rows whose text is tokenized in one batch
 _AHEAD = 256  # maximum finished rows waiting for the parent
@@ -165,8 +166,14 @@ class RowProducer:
         return Frame(ROW, request.sample, request.stream, request.source, stream.cursor, content)
 
 
-def main() -> None:
-    """Serve one parent: read the plan from stdin, and write frames to stdout until stdin is closed."""
+def main(progress: int | None = None) -> None:
+    """Serve one parent: read the plan from stdin, and write frames to stdout until stdin is closed.
+
+    Args:
+        progress: open file of this process's progress record; None if nobody reads it.
+    """
+    if progress is not None:
+        begin_progress(progress)
     frames = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not be taken for a frame
     _open_many_files()
@@ -245,4 +252,4 @@ def _open_many_files() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(int, sys.argv[1:]))

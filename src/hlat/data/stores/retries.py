@@ -20,6 +20,7 @@ from datetime import datetime
 from typing import TypeVar
 
 from hlat.runtime import DataError, HlatError
+from hlat.runtime.process import advance, blocking_call
 from hlat.runtime.storage import EarlierAttempt, FailureKind, StorageFailure, classify_error
 
 _LOG = logging.getLogger(__name__)  # not configured by hlat: Python writes its warnings to stderr, a line each
@@ -111,7 +112,8 @@ class RetryLoop:
         """
         while True:
             try:
-                result = action()
+                with blocking_call():
+                    result = action()
             except (HlatError, FetchCancelledError):
                 raise
             except Exception as error:
@@ -127,6 +129,7 @@ class RetryLoop:
     def progress(self, asked: bool = True) -> None:
         """Record that the store answered, which ends an outage; or that something went well without asking it."""
         self._retries.has_answered |= asked
+        advance()
         if self._outage_start is None:
             return
         retries, start = self._retries, self._outage_start
@@ -156,7 +159,8 @@ class RetryLoop:
     def _pause(self, seconds: float) -> None:
         """Wait; raise FetchCancelledError within a second after the result is no longer needed."""
         while seconds > 0:
-            self._retries._sleep(min(seconds, 1.0))
+            with blocking_call():
+                self._retries._sleep(min(seconds, 1.0))
             seconds -= 1.0
             if not self._still_needed():
                 raise FetchCancelledError

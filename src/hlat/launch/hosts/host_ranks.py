@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from hlat.launch.hosts.records import AttemptOrder, HostMember, Instruction, RankStatus, aged
+from hlat.launch.hosts.records import AttemptOrder, HostMember, Instruction, RankStatus
 from hlat.launch.local_ranks import LocalRanks
 from hlat.launch.process_set import ProcessSet, RankPlaces
 from hlat.resilience import HEARTBEAT_FOLDER
@@ -76,7 +76,7 @@ class HostRanks:
             report = None if code is None else self._ranks.report(rank)
             if report is not None:
                 report = replace(report, time=report.time - time.time())
-            beat = aged(beats[rank], now) if rank in beats else None
+            beat = beats[rank].aged(now) if rank in beats else None
             stopped = code is None and self._ranks.is_stopped(rank)
             found.append(RankStatus(rank, code, report, beat, stopped, self._stacks.get(rank, "")))
         return tuple(found)

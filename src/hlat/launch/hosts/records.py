@@ -11,7 +11,7 @@ as a whole, and read again each time: no host needs to see when another one writ
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -234,12 +234,6 @@ def read_orders(folder: Path) -> Orders | None:
         return _orders(json.loads((folder / ORDERS).read_bytes()))
     except (OSError, TypeError, KeyError, ValueError, AttributeError):
         return None
-
-
-def aged(beat: HeartbeatReading, now: float) -> HeartbeatReading:
-    """Return a heartbeat with its times counted from ``now``; with a negative ``now``, undo that."""
-    first = None if beat.first_step_at is None else beat.first_step_at - now
-    return replace(beat, since=beat.since - now, alive_at=beat.alive_at - now, first_step_at=first)
 
 
 def _status(content: dict[str, Any]) -> HostStatus:

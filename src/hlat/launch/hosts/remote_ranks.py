@@ -15,7 +15,7 @@ from hlat.launch.error_report import ErrorReport
 from hlat.launch.hosts.bulletin import Bulletin
 from hlat.launch.hosts.host_table import HostTable
 from hlat.launch.hosts.network_blame import blame_network
-from hlat.launch.hosts.records import AttemptOrder, HostMember, HostStatus, RankStatus, aged
+from hlat.launch.hosts.records import AttemptOrder, HostMember, HostStatus, RankStatus
 from hlat.resilience import Hang, HeartbeatReading
 
 _REFRESH = 0.2  # seconds between two looks at the statuses
@@ -132,7 +132,7 @@ class RemoteRanks:
         """Heartbeats of the ranks that have one; of a lost host, the last ones that it wrote."""
         self._refresh()
         found = ((self._status(rank), self._places[rank].index) for rank in self.ranks)
-        return [aged(rank.beat, -self._seen_at[index]) for rank, index in found if rank is not None and rank.beat]
+        return [rank.beat.aged(-self._seen_at[index]) for rank, index in found if rank is not None and rank.beat]
 
     def is_stopped(self, rank: int) -> bool:
         """Return True if the process of a rank was stopped by a signal."""

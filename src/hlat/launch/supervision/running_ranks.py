@@ -33,7 +33,7 @@ class RunningRanks(Protocol):
         """End processes that ranks left behind after they ended.
 
         Args:
-            grace: seconds for a running save to complete.
+            grace: seconds that a running save may be without progress.
             hurries: polled meanwhile; once it returns True, nothing is waited for.
         """
 

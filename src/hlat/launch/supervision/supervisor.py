@@ -38,7 +38,7 @@ from hlat.resilience import (
 from hlat.runtime.process import DEADLINE_ENV, INTERRUPTED_MESSAGE, machine_clock, stop_exit_code
 from hlat.runtime.storage import EARLIER_ATTEMPT_ENV, EarlierAttempt, read_run_id
 
-_SAVING = 60.0  # seconds for a running save to complete after its rank ended
+_SAVING = 60.0  # seconds without progress that a running save may have after its rank ended
 _POLL = 0.05
 _SHORT_RUN = 600.0  # seconds: the start takes much of a shorter run, which is no fault
 _FINAL_EXIT_CODES = (2, 4)  # exit codes of user errors and divergence: a restart would end the same way
@@ -159,6 +159,7 @@ class Supervisor:
             "longest_phases": self._watchdog.longest_phases,
             "newest_step": self._restarts.newest,
             "restarts_in_row": self._restarts.in_row,
+            "meagre_attempts": self._restarts.meagre,
             "deadline": None if self._deadline is None else self._deadline - machine_clock(),
             "count": self._count,
             "trained": self._trained,
@@ -173,6 +174,7 @@ class Supervisor:
         )
         self._watchdog.longest_phases.update(state["longest_phases"])
         self._restarts.newest, self._restarts.in_row = state["newest_step"], state["restarts_in_row"]
+        self._restarts.meagre = state["meagre_attempts"]
         if state["deadline"] is not None:
             self._deadline = machine_clock() + state["deadline"] - age
         self._count, self._trained = state["count"], state["trained"]
@@ -315,7 +317,8 @@ def _failure(attempt: _Attempt, cause: ProcessExit, trained: bool) -> Failure:
     start_steps = [beat.start_step for beat in attempt.beats.values() if beat.start_step is not None]
     durable_steps = [beat.durable_step for beat in attempt.beats.values() if beat.durable_step is not None]
     kind = _failure_kind(attempt, cause)
-    return Failure(kind, cause.rank, trained, max(start_steps, default=None), max(durable_steps, default=None))
+    saves = max((beat.saves for beat in attempt.beats.values()), default=0)
+    return Failure(kind, cause.rank, trained, max(start_steps, default=None), max(durable_steps, default=None), saves)
 
 
 def _durable_step(attempt: _Attempt, before: int) -> int:

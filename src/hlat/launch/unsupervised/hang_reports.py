@@ -5,17 +5,20 @@
 
 A rank without a report gives no sign of life. Times in reports are ages, so that clocks of hosts do not matter. No
 report is left from an earlier attempt: each rank removes its own before it joins the others, and a run can hang only
-after all have joined.
+after all have joined. Those of an earlier alarm, after which the run went on, are told by their time.
 """
 
 import json
 import platform
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hlat.data.stores import write_atomic
 from hlat.resilience import HeartbeatReading
+
+STALE_SECONDS = 60.0
+"""Age of a report, in seconds before the alarm, from which it belongs to an earlier one."""
 
 _ALARM = "alarm"
 _Identity = tuple[int, int] | None
@@ -44,7 +47,7 @@ class HangReport:
             now: seconds, on the clock of the heartbeat.
             late: see ``late``.
         """
-        return cls(replace(beat, since=beat.since - now, alive_at=beat.alive_at - now), platform.node(), late)
+        return cls(beat.aged(now), platform.node(), late)
 
 
 class HangReports:
@@ -86,6 +89,10 @@ class HangReports:
 
     def _read(self, rank: int) -> HangReport | None:
         with suppress(OSError, ValueError, TypeError, KeyError):  # missing, or written by another version
+            # Both times are of the shared folder's clock.
+            alarm = (self._folder / _ALARM).stat().st_mtime
+            if self._file(rank).stat().st_mtime < alarm - STALE_SECONDS:
+                return None
             content = json.loads(self._file(rank).read_text(encoding="utf-8"))
             return HangReport(HeartbeatReading(**content["beat"]), str(content["host"]), bool(content["late"]))
         return None

@@ -22,15 +22,17 @@ from hlat.config import Recipe
 from hlat.launch.error_report import ErrorReport, write_report
 from hlat.launch.metrics_server import metrics_server
 from hlat.launch.supervision import ObservedHang
-from hlat.launch.unsupervised.hang_reports import HangReport, HangReports
+from hlat.launch.unsupervised.hang_reports import STALE_SECONDS, HangReport, HangReports
 from hlat.launch.unsupervised.verdict import judge
 from hlat.resilience import (
     HEARTBEAT_FOLDER,
     Hang,
     Watchdog,
     heartbeat_root,
+    is_advancing,
     read_heartbeat,
     running_heartbeat,
+    waits_for_others,
 )
 from hlat.runtime import HlatError, rank_info
 from hlat.runtime.process import log_path
@@ -83,6 +85,7 @@ class _SelfWatch:
         self._run_dir, self._folder, self._rank, self._world = recipe.run_dir, folder, rank, world
         self._watchdog = watchdog
         self._reports = HangReports(recipe.run_dir, rank)
+        self._excused_until = 0.0  # monotonic time until which no alarm is raised: another rank does slow work
         self._stop = threading.Event()
 
     @contextmanager
@@ -102,15 +105,21 @@ class _SelfWatch:
                 continue
             if self._reports.alarmed():
                 self._reports.write(HangReport.of(beat, now, late=False))
-            if self._watchdog.check([beat], now, lambda rank: False) is not None:
+            is_late = self._watchdog.check([beat], now, lambda rank: False) is not None
+            if is_late and now >= self._excused_until:
                 self._end(HangReport.of(beat, now, late=True))
 
     def _end(self, own: HangReport) -> None:
-        """Find out who is to blame, record it, and end this process."""
+        """Find out who is to blame, record it, and end this process, unless another rank does what it waits for."""
         self._reports.write(own)
         self._reports.raise_alarm()
         reports = self._gather()
         if self._stop.is_set():  # the block has ended meanwhile
+            return
+        limit = self._watchdog.seconds
+        assert limit is not None, "without a limit no rank is late"
+        if waits_for_others(own.beat) and any(is_advancing(report.beat, 0.0, limit) for report in reports):
+            self._excused_until = time.monotonic() + max(limit, STALE_SECONDS)
             return
         hang = judge(reports or [own], own, self._world, _local_world())
         observed = ObservedHang(hang, "", self._write_stacks(hang))

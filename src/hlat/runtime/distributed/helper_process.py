@@ -2,6 +2,7 @@
 
     this process --fork, or a new interpreter--> work(channel) in the helper
         --send--> messages, descriptors        <--send-- replies
+        <------- ProgressRecord: it works, waits for a disk or a server, or neither
         channel closed: the helper finishes the work it has begun, then exits
 
 The helper is forked if that is safe: torch is imported, and nothing exists yet that a copy must not share, such as
@@ -19,6 +20,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import termios
 import threading
 import time
@@ -30,16 +32,18 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import torch.distributed as dist
 
 from hlat.runtime.backend import accelerator_in_use
+from hlat.runtime.process import ProgressRecord, begin_progress
 from hlat.runtime.terminal_text import EscapingStream
 
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _NICENESS = 10  # a tenth of a busy core, so that training is not slowed down
 _PICKLE = 5
+_POLL = 0.05  # seconds
 
 Work = Callable[["Channel"], None]
 """Function that the helper runs. It must be picklable if the helper is a new interpreter."""
@@ -85,13 +89,14 @@ class Channel:
         return count[0] > 0
 
     def on_peer_exit(self, action: Callable[[], None], seconds: Callable[[], float]) -> None:
-        """Run an action on a thread, ``seconds()`` after the other process has exited."""
+        """Run an action on a thread after the other process has exited, once ``seconds()`` to wait are 0 or less."""
 
         def watch() -> None:
             poll = select.poll()
             poll.register(self._connection.fileno(), 0)  # a hang-up is always reported
             poll.poll()
-            time.sleep(seconds())
+            while (left := seconds()) > 0:
+                time.sleep(min(left, _POLL))
             action()
 
         threading.Thread(target=watch, name="end-of-line", daemon=True).start()
@@ -109,16 +114,35 @@ class HelperProcess:
         pid: process id of the helper.
     """
 
-    def __init__(self, channel: Channel, process: "_Process") -> None:
-        self.channel, self._process = channel, process
+    def __init__(self, channel: Channel, process: "_Process", progress: ProgressRecord) -> None:
+        self.channel, self._process, self._progress = channel, process, progress
         self.pid = process.pid
+
+    def silence(self, since: float) -> float:
+        """Return the seconds since the helper's last sign of life, counted from ``since``, monotonic seconds."""
+        return self._progress.silence(since, self.pid)
+
+    @property
+    def blocked_seconds(self) -> float:
+        """Seconds that the helper has been waiting for a disk or a server; 0 if it does not."""
+        return self._progress.blocked_seconds
 
     def close(self) -> None:
         """Close the channel, without waiting; the helper exits when it has finished the work it has begun."""
         self.channel.close()
 
-    def wait(self) -> int:
-        """Wait until the helper has exited; return its exit code, or minus the signal that ended it."""
+    def wait(self, patience: float | None = None) -> int:
+        """Wait until the helper has exited; return its exit code, or minus the signal that ended it.
+
+        Args:
+            patience: seconds without a sign of life after which it is killed; None to wait for ever.
+        """
+        since = time.monotonic()
+        while patience is not None and self._process.poll() is None:
+            if self.silence(since) > patience:
+                self._process.kill()
+                break
+            time.sleep(_POLL)
         return self._process.wait()
 
     def kill(self) -> None:
@@ -128,20 +152,25 @@ class HelperProcess:
         self._process.wait()
 
 
-def start_helper(work: Work) -> HelperProcess:
+def start_helper(work: Work, progress_file: IO[bytes] | None = None) -> HelperProcess:
     """Start a helper process.
 
     Args:
         work: called in the helper with its end of the channel.
+        progress_file: open file for its progress record, if a third process reads that; None for a temporary one.
     """
     ours, theirs = Pipe()
-    process: _Process = _fork(work, ours, theirs) if _may_fork() else _spawn(work, ours, theirs)
+    with progress_file or tempfile.TemporaryFile() as file:
+        progress, start = ProgressRecord.starting(file), _fork if _may_fork() else _spawn
+        process: _Process = start(work, ours, theirs, file.fileno())
     theirs.close()
-    return HelperProcess(Channel(ours), process)
+    return HelperProcess(Channel(ours), process, progress)
 
 
 class _Process(Protocol):
     pid: int
+
+    def poll(self) -> int | None: ...
 
     def wait(self) -> int: ...
 
@@ -155,10 +184,19 @@ class _ForkedProcess:
         self.pid = pid
         self._code: int | None = None
 
+    def poll(self) -> int | None:
+        return self._wait(os.WNOHANG)
+
     def wait(self) -> int:
+        code = self._wait(0)
+        assert code is not None, "it has waited"
+        return code
+
+    def _wait(self, options: int) -> int | None:
         if self._code is None:
             try:
-                self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+                pid, status = os.waitpid(self.pid, options)
+                self._code = os.waitstatus_to_exitcode(status) if pid else None
             except ChildProcessError:  # another part of the program has waited for it
                 self._code = 0
         return self._code
@@ -174,7 +212,7 @@ def _may_fork() -> bool:
     return sys.platform == "linux" and not accelerator_in_use() and not dist.is_initialized()
 
 
-def _fork(work: Work, ours: Connection, theirs: Connection) -> _ForkedProcess:
+def _fork(work: Work, ours: Connection, theirs: Connection, progress: int) -> _ForkedProcess:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
     with warnings.catch_warnings():
         # Python warns if there are other threads. The copy has none of them, and waits for none.
@@ -190,6 +228,7 @@ def _fork(work: Work, ours: Connection, theirs: Connection) -> _ForkedProcess:
         _close_connections(theirs.fileno())
         _detach()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        begin_progress(progress)
         work(Channel(theirs))
         code = 0
     except BaseException:
@@ -209,19 +248,26 @@ def _close_connections(own: int) -> None:
                     os.close(descriptor)
 
 
-def _spawn(work: Work, ours: Connection, theirs: Connection) -> "subprocess.Popen[bytes]":
-    program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main(int(sys.argv[1]))"
+def _spawn(work: Work, ours: Connection, theirs: Connection, progress: int) -> "subprocess.Popen[bytes]":
+    program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main(*map(int, sys.argv[1:]))"
+    descriptors = [theirs.fileno(), progress]
     process = subprocess.Popen(
-        [sys.executable, "-c", program, str(theirs.fileno())], pass_fds=[theirs.fileno()], start_new_session=True
+        [sys.executable, "-c", program, *map(str, descriptors)], pass_fds=descriptors, start_new_session=True
     )
     with contextlib.suppress(OSError):  # it has exited already: the channel reports that
         ours.send_bytes(pickle.dumps(work, _PICKLE))
     return process
 
 
-def main(descriptor: int) -> None:
-    """Run the work that is the first message of the channel, in a new interpreter."""
+def main(descriptor: int, progress: int) -> None:
+    """Run the work that is the first message of the channel, in a new interpreter.
+
+    Args:
+        descriptor: this end of the channel.
+        progress: open file of this process's progress record.
+    """
     _detach()
+    begin_progress(progress)
     connection = Connection(descriptor)
     with contextlib.suppress(EOFError):
         work: Work = pickle.loads(connection.recv_bytes())

@@ -37,12 +37,9 @@ from hlat.runtime.distributed.waiting import call_interruptibly
 from hlat.runtime.errors import LaunchError
 from hlat.runtime.rank_env import RankInfo, rank_info
 
-# The control group waits while rank 0 alone prepares the data, which may take hours. A dead peer is detected sooner:
-# its connections close, and gloo reports that at once.
+# The control group waits while rank 0 alone prepares the data, and savers while the slowest of them writes its shard:
+# both may take hours. A dead peer is detected sooner: its connections close, and gloo reports that at once.
 _CONTROL_TIMEOUT = timedelta(days=1)
-
-# Savers wait while the slowest of them writes its shard; training does not depend on them meanwhile.
-_HELPER_TIMEOUT = timedelta(minutes=30)
 
 _stores: list[SignedStore] = []  # torch keeps no reference to the Python objects
 
@@ -111,7 +108,7 @@ def join_helpers(name: str, rendezvous: Rendezvous, here: RankInfo) -> HostGroup
         return HostGroup()
     store = _keep_store(rendezvous_helpers(name, rendezvous, here))
     with _connecting(here):
-        call_interruptibly(lambda: _connect("gloo", store, here, _HELPER_TIMEOUT))
+        call_interruptibly(lambda: _connect("gloo", store, here, _CONTROL_TIMEOUT))
     return HostGroup(here.rank, here.world, dist.group.WORLD)
 
 

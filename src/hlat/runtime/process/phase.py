@@ -1,6 +1,6 @@
 """Current phase of this process within a training step, by name.
 
-    data -> forward <-> backward -> reduce -> optimizer -> checkpoint? evaluation? -> data ...
+    data -> forward <-> backward -> reduce -> optimizer -> saving? checkpoint? evaluation? -> data ...
 
 Code that begins a phase calls ``enter_phase``, which also ends the previous phase. Observers (phase timer, heartbeats,
 fault injection) are called at every change, on the thread that computes.
@@ -18,13 +18,15 @@ PHASES = (
     "optimizer",
     "device",
     "evaluation",
+    "saving",
     "checkpoint",
     "between",
     "end",
 )
 """Names of the phases.
 
-``start``: until the first step; ``device``: waiting for launched kernels; ``between``: the rest of a step.
+``start``: until the first step; ``device``: waiting for launched kernels; ``saving``: waiting for a save that another
+process writes; ``between``: the rest of a step.
 """
 
 PhaseObserver = Callable[[str], None]

@@ -25,7 +25,12 @@ def is_running(pid: int) -> bool:
 
 def is_stopped(pid: int) -> bool:
     """Return True if a process was stopped by a signal (SIGSTOP); False if the system does not report it."""
-    return _stat(pid)[:1] in (["T"], ["t"])
+    return process_state(pid) in ("T", "t")
+
+
+def process_state(pid: int) -> str:
+    """Return the state of a process as Linux names it, such as R, S, D or T; empty if the system does not report it."""
+    return next(iter(_stat(pid)), "")
 
 
 def session_is_alive(leaders: set[int]) -> bool:

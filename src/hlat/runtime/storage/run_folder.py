@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from hlat.runtime.errors import StateLostError, StorageError
+from hlat.runtime.process import blocking_call
 
 LOCK_NAME = ".lock"
 RECIPE_NAME = "recipe.yaml"
@@ -117,6 +118,7 @@ class RunFolder:
     def __init__(self, path: Path, descriptor: int, run_id: str | None = None) -> None:
         self.path, self.descriptor, self.run_id = path, descriptor, run_id
 
+    @blocking_call()
     def check(self) -> None:
         """Check that the folder exists and contains the lock file that is open here, with one system call.
 

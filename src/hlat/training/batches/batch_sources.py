@@ -5,6 +5,7 @@ online     one rank of each data-parallel group has its rows tokenized and broad
            the data streams are part of the checkpoint
 """
 
+import math
 import queue
 import threading
 from collections.abc import Callable
@@ -43,6 +44,9 @@ class BatchReader(Protocol):
 
     def notes(self) -> list[str]:
         """Return and clear the messages for the user; callable from any thread, also during a read."""
+
+    def silence(self) -> float:
+        """Return the seconds since the last sign of life of a helper process that a read waits for; from any thread."""
 
     def close(self) -> None:
         """Stop reading ahead; callable from any thread. A read that is waiting ends with an error."""
@@ -110,6 +114,9 @@ class _PreparedReader:
 
     def notes(self) -> list[str]:
         return []
+
+    def silence(self) -> float:
+        return math.inf
 
     def close(self) -> None:
         pass
@@ -187,6 +194,9 @@ class _OnlineReader:
 
     def notes(self) -> list[str]:
         return [self._notes.get() for _ in range(self._notes.qsize())]
+
+    def silence(self) -> float:
+        return math.inf if self._feed is None else self._feed.silence()
 
     def close(self) -> None:
         with self._start_lock:

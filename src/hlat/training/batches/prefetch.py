@@ -3,15 +3,17 @@
 global sample index -> a thread reads this rank's sequences -> page-locked memory if there is an accelerator -> the step
 """
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from types import TracebackType
 
 from hlat.config import BatchSchedule
+from hlat.runtime.process import advance, process_state
 from hlat.training.batches.batch_sources import BatchReader, LocalBatch
 
-_NOTES_EVERY = 0.5  # seconds: while a batch is late, the reader's messages are shown this often
+_EVERY = 0.5  # seconds: while a batch is late, the reader's messages are shown and its progress is seen this often
 
 
 class BatchPrefetcher:
@@ -28,6 +30,7 @@ class BatchPrefetcher:
         self._reader, self._batches, self._pinned, self._say = reader, batches, pinned, say
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
         self._prefetched: tuple[int, Future[LocalBatch]] | None = None
+        self._thread_id = 0
 
     def __enter__(self) -> "BatchPrefetcher":
         return self
@@ -66,16 +69,23 @@ class BatchPrefetcher:
         return local_batch
 
     def _wait_for(self, future: Future[LocalBatch]) -> LocalBatch:
-        while not wait([future], _NOTES_EVERY).done:
+        while not wait([future], _EVERY).done:
             self._show_notes()
+            if self._is_alive():
+                advance()
         self._show_notes()
         return future.result()
+
+    def _is_alive(self) -> bool:
+        """Return True if the read goes on: the thread waits for a disk, or a helper process gives signs of life."""
+        return self._reader.silence() < 2 * _EVERY or process_state(self._thread_id) == "D"
 
     def _show_notes(self) -> None:
         for note in self._reader.notes():
             self._say(note)
 
     def _read(self, samples: int) -> LocalBatch:
+        self._thread_id = threading.get_native_id()
         local_batch = self._reader(samples)
         if not self._pinned:
             return local_batch

@@ -15,15 +15,15 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from hlat.checkpoint.background import AsyncSaver, SaveOutcome, SaverReport, run_saver
+from hlat.checkpoint.background import AsyncSaver, SaveOutcome, SaverReport, SlowStorage, run_saver
 from hlat.checkpoint.protocol import CheckpointContent, FailedAttempt, SaveResult, save_with_retries
 from hlat.checkpoint.tiers import SnapshotResult, TierEvent, TierSettings
 from hlat.config import Recipe
 from hlat.config.sections import CheckpointConfig
-from hlat.resilience import record_durable_step, record_saver
+from hlat.resilience import open_saver_progress, record_durable_step, record_saver
 from hlat.runtime import RankInfo, StorageError
 from hlat.runtime.distributed import HelperProcess, start_helper
-from hlat.runtime.process import enter_phase
+from hlat.runtime.process import BLOCKED_LIMIT, enter_phase
 from hlat.tracking import OtherRankTracker, Tracker
 from hlat.training.components import StepEnd, TrainingComponent
 from hlat.training.divergence import check_finite
@@ -46,7 +46,8 @@ def saver_process(recipe: Recipe, rank_info: RankInfo) -> Iterator[HelperProcess
         yield None
         return
     process = start_helper(
-        partial(run_saver, rank_info=rank_info, make_disk=partial(checkpoint_disk, recipe, rank_info.rank))
+        partial(run_saver, rank_info=rank_info, make_disk=partial(checkpoint_disk, recipe, rank_info.rank)),
+        open_saver_progress(),
     )
     record_saver(process.pid)
     try:
@@ -56,19 +57,20 @@ def saver_process(recipe: Recipe, rank_info: RankInfo) -> Iterator[HelperProcess
         raise
     except BaseException:
         process.close()
-        process.wait()
+        process.wait(BLOCKED_LIMIT)  # it may be silent because another rank's saver is slow
         raise
     process.close()
-    process.wait()
+    process.wait(recipe.recovery.hang_seconds)
 
 
 def background_saver(process: HelperProcess | None, state: RunState) -> AsyncSaver | None:
-    """Wrap the saver process in a BackgroundSaver; None if there is no process."""
+    """Wrap the saver process in an AsyncSaver; None if there is no process."""
     if process is None:
         return None
     recipe = state.recipe
     tiers = TierSettings(recipe.checkpoint, recipe.run_dir, recipe.run.name)
-    return AsyncSaver(process, state.runtime, state.store, recipe.checkpoint.retries, tiers)
+    hang_seconds = recipe.recovery.hang_seconds
+    return AsyncSaver(process, state.runtime, state.store, recipe.checkpoint.retries, tiers, hang_seconds)
 
 
 class Checkpointer(TrainingComponent):
@@ -131,10 +133,10 @@ class Checkpointer(TrainingComponent):
             self._postponed = checkpoint_due
             return
         self._postponed = False
-        enter_phase("checkpoint")
         begin = self._clock()
         self.wait_for_save()
         waited = self._clock() - begin
+        enter_phase("checkpoint")
         self._check_failure_limit()
         self._check_state(end.result)  # after the wait, so that an error names the newest good state
         self._save(begin, waited, snapshot=not checkpoint_due)
@@ -146,6 +148,7 @@ class Checkpointer(TrainingComponent):
         """Wait until the pending save is durable or has failed, with the same result on every rank. Collective."""
         if self._background is None:
             return
+        enter_phase("saving")
         self._receive(wait=True)
         settled = self._background.agree_on_outcome()
         if settled.result is not None and self._pending:  # this rank's saver died before it could report
@@ -166,14 +169,16 @@ class Checkpointer(TrainingComponent):
         self._snapshots.is_due()  # completes an open vote
         if result is None:
             return
-        enter_phase("checkpoint")
         self.wait_for_save()
         if not self._is_saved():
             self._state.check_folder()
             raise StorageError(self._failures[-1].message)
-        enter_phase("end")  # a phase without time limit: an object store may be slow
         if self._background is not None:
             self._handle_notes(self._background.finish_uploads())
+            self.wait_for_save()
+            if self._background is None:  # it was lost while it uploaded
+                report_tier_notes(self._state.tiers.upload(), self._tracker)
+        enter_phase("end")
         self._state.tiers.clear_snapshots()
 
     def _prepare(self) -> None:
@@ -221,11 +226,15 @@ class Checkpointer(TrainingComponent):
                 self._report_refusal(note)
             elif isinstance(note, TierEvent):
                 report_tier_notes([note], self._tracker)
+            elif isinstance(note, SlowStorage):
+                text = f"the storage has not answered the saver of rank {note.rank} for {note.seconds:.0f} s: waiting"
+                self._report("storage_slow", text, rank=note.rank, seconds=note.seconds)
             else:
                 self._finish_save(note)
 
     def _fall_back_to_blocking_saves(self, settled: SaveOutcome) -> None:
         assert self._background is not None, "called once its savers have died"
+        enter_phase("checkpoint")
         self._state.runtime.ranks.run_on_all(self._background.kill)
         self._background = None
         for rank, reason in settled.lost.items():

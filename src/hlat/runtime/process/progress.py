@@ -1,0 +1,130 @@
+"""Progress of slow work, in memory that another process can read.
+
+    bytes written, request answered --advance--------> ProgressRecord --silence--> the process that waits for this one
+    waiting for a disk or a server  --blocking_call-->
+
+A slow disk and a dead process look alike from outside: nothing happens. The record tells them apart. A process inside
+``blocking_call`` waits for the system, which may take minutes. One that neither advances nor waits for it hangs.
+"""
+
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import IO
+
+from hlat.runtime.process.process_status import process_state
+
+BLOCKED_LIMIT = 1800.0
+"""Seconds that a single call may wait for the system before it counts as a hang."""
+
+PROGRESS_BYTES = 16
+"""Size of a record: two float64 numbers."""
+
+
+class ProgressRecord:
+    """Time of the last progress of a process, and how many of its calls wait for the system.
+
+    Args:
+        memory: ``PROGRESS_BYTES`` bytes; shared if another process reads it.
+        clock: seconds, monotonic, the same for all processes of a machine.
+    """
+
+    def __init__(self, memory: memoryview, clock: Callable[[], float] = time.monotonic) -> None:
+        self._numbers, self._clock = memory.cast("d"), clock
+        self._lock = threading.Lock()  # uploads run on several threads
+
+    @classmethod
+    def in_file(cls, file: IO[bytes]) -> "ProgressRecord":
+        """Return the record in an open file, which is made large enough."""
+        if os.fstat(file.fileno()).st_size < PROGRESS_BYTES:
+            file.truncate(PROGRESS_BYTES)
+        return cls(memoryview(mmap.mmap(file.fileno(), PROGRESS_BYTES)))
+
+    @classmethod
+    def starting(cls, file: IO[bytes]) -> "ProgressRecord":
+        """Return the record of a process that is about to be started, which ``begin_progress`` takes over.
+
+        Until then it is taken to wait for its disk: a program and its libraries are hundreds of files.
+        """
+        record = cls.in_file(file)
+        record.begin_blocking()
+        return record
+
+    def advance(self) -> None:
+        """Record progress."""
+        self._numbers[0] = self._clock()
+
+    def begin_blocking(self) -> None:
+        """Record that a call begins to wait for the system."""
+        with self._lock:
+            self._numbers[1] += 1
+        self.advance()
+
+    def end_blocking(self) -> None:
+        """Record that such a call has returned."""
+        with self._lock:
+            self._numbers[1] -= 1
+        self.advance()
+
+    def silence(self, since: float, pid: int | None = None) -> float:
+        """Return the seconds without a sign of life; 0 while a call waits for the system.
+
+        Args:
+            since: time before which nothing was expected.
+            pid: process that writes the record, if its state in the system counts too. One that is stopped is silent.
+                One that computes, or waits for a processor, is not: a busy machine may give it none for long.
+        """
+        at = max(since, self._numbers[0])
+        seconds, state = self._clock() - at, process_state(pid) if pid is not None else ""
+        is_busy = (self._numbers[1] > 0 and state not in ("T", "t")) or state in ("R", "D")
+        return 0.0 if is_busy and seconds < BLOCKED_LIMIT else seconds
+
+    @property
+    def blocked_seconds(self) -> float:
+        """Seconds that a call has been waiting for the system; 0 if none does."""
+        return self._clock() - self._numbers[0] if self._numbers[1] > 0 else 0.0
+
+
+_own: ProgressRecord | None = None
+
+
+def record_progress_in(record: ProgressRecord | None) -> None:
+    """Set the record of this process; None for no record."""
+    global _own  # noqa: PLW0603  (one record per process)
+    _own = record
+
+
+def begin_progress(descriptor: int) -> None:
+    """Take over the record that this process's parent has made by ``starting`` in an open file, which is closed."""
+    with open(descriptor, "r+b") as file:
+        record = ProgressRecord.in_file(file)
+    record_progress_in(record)
+    record.end_blocking()
+
+
+def advance() -> None:
+    """Record that the work of this process has progressed."""
+    if _own is not None:
+        _own.advance()
+
+
+def silence_here() -> float:
+    """Return the seconds since the last sign of life of this process; 0 if it has no record."""
+    return 0.0 if _own is None else _own.silence(0.0)
+
+
+@contextmanager
+def blocking_call() -> Iterator[None]:
+    """Record that this process waits for the system inside the block: a disk, a server, memory, a pause."""
+    record = _own
+    if record is None:
+        yield
+        return
+    record.begin_blocking()
+    try:
+        yield
+    finally:
+        record.end_blocking()
