@@ -134,7 +134,7 @@ def _begin(recipe: "Recipe", line: OpeningLine) -> None:
     else:
         line.end()
     prepare_streams(recipe.tracking)
-    ready(hears_sigterm=True)
+    ready(hears_sigterm=True, works=True)
 
 
 def _work(job: "TrainingJob", line: OpeningLine) -> int:
@@ -156,7 +156,8 @@ def _work(job: "TrainingJob", line: OpeningLine) -> int:
             begin_compilation(recipe.run.device)  # beside the imports, which use one core
             import hlat.training  # noqa: F401
 
-            ready(hears_sigterm=True)  # only now: an import that an exception interrupts may raise a different one
+            # Only now: an import that an exception interrupts may raise a different one.
+            ready(hears_sigterm=True, works=True)
             shown = {"data_progress": data_progress} if shows_progress(recipe.tracking) else {}
             outcome = job.train_here(recipe, **shown)
     if here.rank == 0:

@@ -35,6 +35,7 @@ from typing import Any, Protocol
 import torch.distributed as dist
 
 from hlat.runtime.backend import accelerator_in_use
+from hlat.runtime.process import let_output_be_lost, lossy_stream
 from hlat.runtime.terminal_text import EscapingStream
 
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -238,5 +239,5 @@ def _detach() -> None:
         os.nice(_NICENESS)
     with contextlib.suppress(OSError):  # Linux may schedule by session first, and this is one
         Path("/proc/self/autogroup").write_text(str(_NICENESS))
-    error = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
-    sys.stdout = sys.stderr = EscapingStream(error)
+    let_output_be_lost()
+    sys.stdout = sys.stderr = EscapingStream(lossy_stream(2))

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from hlat.runtime.errors import HlatError, StorageError
-from hlat.runtime.terminal_text import escape_controls
+from hlat.runtime.process.lossy_output import lossy_stream
+from hlat.runtime.terminal_text import EscapingStream
 from hlat.runtime.urls import redact
 
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
@@ -56,14 +57,15 @@ def rank_log(run_dir: Path, rank: int, world: int) -> Iterator[None]:
         log = path.open("ab", buffering=0)
     except OSError as error:
         raise StorageError(f"{path}: cannot be written: {error.strerror}. Give another run.dir.") from error
-    with log:
-        _write(log, _header(rank, world))
-        redirected = _copied_to(log) if rank == 0 else _redirected_to(log)
+    with log, lossy_stream(log.fileno()) as lines:
+        stream = EscapingStream(lines)
+        stream.write(_header(rank, world))
+        redirected = _copied_to(stream) if rank == 0 else _redirected_to(stream)
         with _crash_stacks_in(log), redirected:
             try:
                 yield
             except BaseException as error:
-                _write(log, _report(error))
+                stream.write(_report(error))
                 raise
 
 
@@ -77,11 +79,6 @@ def _report(error: BaseException) -> str:
     if isinstance(error, HlatError):
         return f"error: {error}\n"
     return redact("".join(traceback.format_exception(error)))
-
-
-def _write(log: io.FileIO, text: str) -> None:
-    with suppress(OSError):  # a full disk must neither hide the original error nor end a healthy run
-        log.write(escape_controls(text).encode("utf-8", "backslashreplace"))
 
 
 @contextmanager
@@ -98,14 +95,14 @@ def _crash_stacks_in(log: io.FileIO) -> Iterator[None]:
 
 
 @contextmanager
-def _redirected_to(log: io.FileIO) -> Iterator[None]:
+def _redirected_to(log: EscapingStream) -> Iterator[None]:
     _flush()  # earlier output belongs to the console
     saved = [os.dup(descriptor) for descriptor in (1, 2)]
     try:
         for descriptor in (1, 2):
             os.dup2(log.fileno(), descriptor)
-        stream: Any = _LogStream(log)  # sys.stdout may be buffered, or bypass the descriptors in a notebook
-        with redirect_stdout(stream), redirect_stderr(stream):
+        # sys.stdout may be buffered, or bypass the descriptors in a notebook
+        with redirect_stdout(log), redirect_stderr(log):
             yield
     finally:
         _flush()
@@ -115,7 +112,7 @@ def _redirected_to(log: io.FileIO) -> Iterator[None]:
 
 
 @contextmanager
-def _copied_to(log: io.FileIO) -> Iterator[None]:
+def _copied_to(log: EscapingStream) -> Iterator[None]:
     copy = _LineCopy(log)
     with redirect_stdout(Tee(sys.stdout, copy)), redirect_stderr(Tee(sys.stderr, copy)):
         yield
@@ -128,33 +125,10 @@ def _flush() -> None:
                 stream.flush()
 
 
-class _LogStream(io.TextIOBase):
-    """The log as an unbuffered text stream: if the process is killed, its last lines matter most."""
-
-    encoding = "utf-8"
-    errors = "backslashreplace"
-
-    def __init__(self, log: io.FileIO) -> None:
-        self._log = log
-
-    def write(self, text: str) -> int:
-        """Write text to the log; return its length."""
-        _write(self._log, text)
-        return len(text)
-
-    def fileno(self) -> int:
-        """Return the descriptor of the log."""
-        return self._log.fileno()
-
-    def writable(self) -> bool:
-        """Return True."""
-        return True
-
-
 class _LineCopy:
     """Converts terminal output to lines of a file: colours are dropped, and a redrawn line becomes a new line."""
 
-    def __init__(self, log: io.FileIO) -> None:
+    def __init__(self, log: EscapingStream) -> None:
         self._log = log
         self._at_start = True
 
@@ -169,7 +143,7 @@ class _LineCopy:
 
     def _put(self, text: str) -> None:
         if text:
-            _write(self._log, text)
+            self._log.write(text)
             self._at_start = text.endswith("\n")
 
 
