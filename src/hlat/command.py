@@ -26,26 +26,55 @@ def main() -> None:
     from hlat.runtime.backend import ProcessorTime, set_spin_count  # noqa: PLC0415
 
     before = ProcessorTime.read()
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed before the command was started (>&-)
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # characters that the terminal cannot encode become "?"
-    from hlat.runtime import EscapingStream, redact  # noqa: PLC0415
-
-    # Names and texts from outside must not control the terminal, whoever prints them: hlat, a library or a traceback.
-    # A traceback or a warning may contain a signed URL that a server has redirected a library to.
-    sys.stdout, sys.stderr = EscapingStream(sys.stdout), EscapingStream(sys.stderr, redact)
+    _open_streams()
     from hlat.cli import app  # noqa: PLC0415
 
     set_spin_count(before, ProcessorTime.read())
     try:
         app()
+    except SystemExit as end:
+        if end.code:
+            raise
+        _end_with_result()
     finally:
         if hears_sigterm:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # no longer true: that nothing has been started
-        _flush()
+
+
+def _open_streams() -> None:
+    """Replace standard output and error by streams that end no work and control no terminal."""
+    for descriptor in (0, 1, 2):  # one that was closed (>&-) would be given to the next file that is opened
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.dup2(opened := os.open(os.devnull, os.O_RDWR), descriptor)
+            if opened != descriptor:
+                os.close(opened)
+    from hlat.runtime import EscapingStream, redact  # noqa: PLC0415
+    from hlat.runtime.process import lossy_stream  # noqa: PLC0415
+
+    streams = []
+    for descriptor, stream in enumerate((sys.stdout, sys.stderr), 1):
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        by_line = getattr(stream, "line_buffering", True) or getattr(stream, "write_through", True)
+        streams.append(lossy_stream(descriptor, encoding, by_line=by_line))
+    # Names and texts from outside must not control the terminal, whoever prints them: hlat, a library or a traceback.
+    # A traceback or a warning may contain a signed URL that a server has redirected a library to.
+    sys.stdout, sys.stderr = EscapingStream(streams[0]), EscapingStream(streams[1], redact)
+
+
+def _end_with_result() -> None:
+    """End a command that has succeeded, unless its output was its result and is not whole."""
+    from hlat.runtime import StorageError  # noqa: PLC0415
+    from hlat.runtime.process import check_result  # noqa: PLC0415
+
+    sys.stdout.flush()
+    try:
+        check_result()
+    except StorageError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(error.exit_code)
+    sys.exit(0)
 
 
 def _ended_early(number: int, frame: "FrameType | None") -> None:
@@ -60,14 +89,3 @@ def _ended_early(number: int, frame: "FrameType | None") -> None:
         except OSError:  # standard error is closed, or its reader has gone
             pass
     os._exit(128 + number)  # as shells report it
-
-
-def _flush() -> None:
-    """Flush standard output.
-
-    Python flushes it once more at exit, and complains if its reader (``| head``) has gone.
-    """
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

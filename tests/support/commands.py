@@ -165,7 +165,7 @@ def _command(
     for number, descriptor in enumerate(streams, start=1):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, encoding="utf-8") for number in (1, 2))
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, encoding="utf-8", closefd=False) for number in (1, 2))
     sys.argv = ["hlat", *words]
     from hlat.command import main  # noqa: PLC0415
     from tests.support import forked_ranks  # noqa: PLC0415

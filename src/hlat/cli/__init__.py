@@ -32,6 +32,7 @@ from hlat.runtime.process import INTERRUPTED_MESSAGE, VERBOSE_ENV, print_json_li
 
 __all__ = ["app"]
 
+_COMPLETION = ("--install-completion", "--show-completion")
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
@@ -48,9 +49,11 @@ class _Verbs(TyperGroup):
         _show_without_type(params)
         return params
 
-    def make_context(self, *given: Any, **options: Any) -> Any:
+    def make_context(self, info_name: str | None, args: list[str], *given: Any, **options: Any) -> Any:
         with _visible_usage():
-            return super().make_context(*given, **options)
+            if args and args[0] in _COMPLETION:
+                _complete(args[0], args[1] if len(args) > 1 else None)
+            return super().make_context(info_name, args, *given, **options)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -79,6 +82,27 @@ class _Verbs(TyperGroup):
         if options and "TORCHELASTIC_RUN_ID" in os.environ:
             shown = "torchrun's --nproc-per-node and --nnodes"
         return f"\n  The number of processes is set by {shown}." if shown else ""
+
+
+def _complete(option: str, shell: str | None) -> None:
+    """Print or install completion for a shell, and end; typer alone takes no name, and fails where it sees no shell.
+
+    Args:
+        option: one of ``_COMPLETION``.
+        shell: its name; None for the shell that has started this process.
+    """
+    from shellingham import ShellDetectionFailure, detect_shell  # type: ignore[import-untyped]
+    from typer._completion_shared import get_completion_script, install
+
+    try:
+        name = shell or str(detect_shell()[0])
+    except ShellDetectionFailure:  # cron, CI, a container's first process
+        raise typer.BadParameter(f"no shell has started this command. Name one: hlat {option} bash") from None
+    if option == "--show-completion":
+        say(get_completion_script(prog_name="hlat", complete_var="_HLAT_COMPLETE", shell=name))
+    else:
+        say(f"{name} completion installed in {install(name, 'hlat')[1]}; it works in the next terminal")
+    raise typer.Exit
 
 
 def _name_flags_plainly(command: Any, ctx: Any) -> None:

@@ -68,7 +68,7 @@ def show_command(checkpoint: CheckpointsArgument, as_json: JsonOption = False) -
 @app.command("verify")
 def verify_command(checkpoint: CheckpointsArgument) -> None:
     """Compare every byte of a checkpoint, or of all checkpoints of a run, with its checksums. Nothing is changed."""
-    ready()
+    ready(works=True)  # the exit code is the verdict
     checked = _verify_remote(checkpoint) if is_url(checkpoint) else _verify_folder(Path(checkpoint))
     if not checked:
         raise CheckpointError(f"{checkpoint}: no checkpoint there.")
@@ -151,7 +151,7 @@ def prune_command(
     from hlat.checkpoint.protocol import CheckpointStore, prunable_steps, verify_checkpoint
     from hlat.training.process import run_lock
 
-    ready()
+    ready(works=not dry_run)
     if is_url(run):
         raise CheckpointError(f"{run}: a run prunes its object store itself, by checkpoint.keep_last. Give its folder.")
     folder = find_checkpoints_folder(Path(run))

@@ -4,15 +4,21 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from hlat.runtime import BottomLine, StageLine, draws_lines, erase_rest_of, escape_controls
 from hlat.runtime.backend import untested_torch_warning
-from hlat.runtime.process import LAUNCHER_ENV, end_at_sigterm, json_line, prints_json, raise_interrupts
+from hlat.runtime.process import (
+    LAUNCHER_ENV,
+    end_at_sigterm,
+    json_line,
+    let_output_be_lost,
+    prints_json,
+    raise_interrupts,
+)
 
 if TYPE_CHECKING:
     from hlat.config.rules import SettingNote
@@ -62,15 +68,19 @@ def whole_number(least: int) -> Callable[[str | int], int]:
     return number
 
 
-def ready(*, hears_sigterm: bool = False) -> None:
+def ready(*, hears_sigterm: bool = False, works: bool = False) -> None:
     """Let Ctrl-C interrupt from here on, and warn of a release of PyTorch that hlat was not tested with.
 
     Args:
         hears_sigterm: leave SIGTERM to a handler of its own; else it ends the process from here on without a message.
+        works: the verb is there for its work, not for what it prints: it goes on if nobody reads that or the disk is
+            full, and succeeds without it.
 
     A verb calls this before it starts anything. It imports its room only when it runs, so that each verb starts as fast
     as it can: torch takes a second, its distributed parts two more.
     """
+    if works:
+        let_output_be_lost()
     raise_interrupts()
     if not hears_sigterm:
         end_at_sigterm()
@@ -85,12 +95,9 @@ def ready(*, hears_sigterm: bool = False) -> None:
 def say(text: str = "") -> None:
     """Print text to standard output: everything that verbs print goes through here.
 
-    Control characters are printed as escapes (``visible``). A closed pipe (``| head``) does not end the work.
+    Control characters are printed as escapes (``visible``).
     """
-    try:
-        typer.echo(json_line("message", text) if prints_json() else escape_controls(text))
-    except BrokenPipeError:
-        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  (for the rest of the process)
+    typer.echo(json_line("message", text) if prints_json() else escape_controls(text))
 
 
 def complain(message: str, level: str = "warning") -> None:
@@ -100,9 +107,8 @@ def complain(message: str, level: str = "warning") -> None:
         message: the text.
         level: level of the line where output is JSON lines: "warning" or "error".
     """
-    with suppress(BrokenPipeError):
-        sys.stdout.flush()
-        typer.echo(json_line("message", message, level=level) if prints_json() else escape_controls(message), err=True)
+    sys.stdout.flush()
+    typer.echo(json_line("message", message, level=level) if prints_json() else escape_controls(message), err=True)
 
 
 def show_notes(notes: "Iterable[SettingNote]") -> None:
@@ -128,8 +134,7 @@ def show_event(kind: str, fields: Mapping[str, Any]) -> None:
     from hlat.tracking import event_line
 
     if prints_json():
-        with suppress(BrokenPipeError):
-            typer.echo(event_line(kind, fields, rank=None))
+        typer.echo(event_line(kind, fields, rank=None))
 
 
 @contextmanager

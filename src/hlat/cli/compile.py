@@ -39,7 +39,7 @@ def compile_recipe(
     if source is not None:
         if out is not None or nproc is not None:
             raise LaunchError("--from fills the cache from an archive: it takes neither --out nor --nproc.")
-        ready()
+        ready(works=True)
         _report(job.unpack(source), f"unpacked {source}")
         return
     join_slurm_job(nproc)
@@ -56,7 +56,7 @@ def compile_recipe(
 def _fill(job: "CompileJob", nproc: int, out: Path | None) -> int:
     from hlat.launch import ProcessesFailed
 
-    ready()
+    ready(works=True)
     try:
         filled = job.fill(nproc, out, work=_work)
     except ProcessesFailed as failed:
@@ -76,7 +76,8 @@ def _work(job: "CompileJob") -> None:
     with worker_context():
         import hlat.compilation  # noqa: F401
 
-        ready(hears_sigterm=True)  # only now: an import that an exception interrupts may raise a different one
+        # Only now: an import that an exception interrupts may raise a different one.
+        ready(hears_sigterm=True, works=True)
         job.compile_here()
 
 

@@ -71,7 +71,7 @@ def doctor(
     from hlat.api import doctor as examine
     from hlat.launch.preflight import PreflightOptions
 
-    ready()
+    ready(works=not as_json)  # the exit code is the verdict
     options = PreflightOptions(
         nproc, nodes, node, name, address, port, run_dir, instance, None if hardware is None else str(hardware), wait
     )

@@ -170,7 +170,7 @@ def _run_tasks(job: "EvaluationJob", nproc: int | None, quiet: bool) -> int:
     if nproc is not None and nproc > 1:
         refuse_worker(nproc)
         job.load_suite()  # reports errors before any process starts
-        ready()
+        ready(works=True)
         outcome = run_processes(job.arguments(), nproc, job.folder)
         if outcome.message:
             complain(outcome.message)
@@ -179,7 +179,7 @@ def _run_tasks(job: "EvaluationJob", nproc: int | None, quiet: bool) -> int:
         suite = job.load_suite()
         import hlat.evaluation.harness  # noqa: F401
 
-        ready(hears_sigterm=True)
+        ready(hears_sigterm=True, works=True)
         report = job.evaluate_here(suite, (lambda *_: None) if quiet else _progress())
     if report is not None:
         for name, value in report.columns.items():

@@ -37,7 +37,7 @@ def import_command(
     from hlat.checkpoint import has_tokenizer
     from hlat.config import PRESETS
 
-    ready()
+    ready(works=True)
     path = hlat.import_model(source, to, model=model, tokenizer=tokenizer)
     say(f"imported to {path}")
     section = f"model.preset={model}" if model in PRESETS else f"model.hf_config={model or source}"
@@ -56,7 +56,7 @@ def export_command(
     """Write a checkpoint as a Hugging Face model that transformers loads."""
     import hlat
 
-    ready()
+    ready(works=True)
     path = hlat.export(checkpoint, to, dtype=dtype, weights=weights)
     say(f"exported to {path}")
     say(f"load it with transformers.AutoModelForCausalLM.from_pretrained({str(path)!r})")
@@ -83,7 +83,7 @@ def average(
     """Average the weights of checkpoints of one model, saved in any layouts, into a new checkpoint."""
     import hlat.checkpoint
 
-    ready()
+    ready(works=True)
     factors = None if coefficients is None else _numbers(coefficients)
     path = hlat.average(checkpoints, to, last=last, coefficients=factors, decay=decay, weights=weights)
     parents = hlat.checkpoint.open_unverified(path).meta["average"]

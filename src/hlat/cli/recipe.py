@@ -42,7 +42,7 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print the resolved recipe as JSON.")] = False,
 ) -> None:
     """Check a recipe and that it can start here: print everything that is wrong (exit code 2), or a summary."""
-    ready()
+    ready(works=not as_json)  # the exit code is the verdict
     resolved, notes = _checked(recipe, overrides or [], world, nproc, no_files)
     if as_json:
         say(json.dumps(resolved.model_dump(mode="json"), indent=2))

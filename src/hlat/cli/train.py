@@ -141,7 +141,7 @@ def _begin(recipe: "Recipe", line: OpeningLine) -> None:
     else:
         line.end()
     prepare_streams(recipe.tracking)
-    ready(hears_sigterm=True)
+    ready(hears_sigterm=True, works=True)
 
 
 def _work(job: "TrainingJob", line: OpeningLine) -> int:
@@ -164,7 +164,8 @@ def _work(job: "TrainingJob", line: OpeningLine) -> int:
             import hlat.training  # noqa: F401
 
             finish_compiling()
-            ready(hears_sigterm=True)  # only now: an import that an exception interrupts may raise a different one
+            # Only now: an import that an exception interrupts may raise a different one.
+            ready(hears_sigterm=True, works=True)
             shown = {"data_progress": data_progress} if shows_progress(recipe.tracking) else {}
             outcome = job.train_here(recipe, **shown)
     if here.rank == 0:

@@ -80,8 +80,7 @@ def _run_worker(work: Callable[[], int], environment: Mapping[str, str]) -> None
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         code = work()
     except KeyboardInterrupt:
-        with suppress(OSError):
-            print(INTERRUPTED_MESSAGE, file=sys.stderr, flush=True)  # noqa: T201  (output of the command)
+        print(INTERRUPTED_MESSAGE, file=sys.stderr, flush=True)  # noqa: T201  (output of the command)
         code = stop_exit_code(signal.SIGINT)
     sys.exit(code)
 
@@ -89,7 +88,8 @@ def _run_worker(work: Callable[[], int], environment: Mapping[str, str]) -> None
 def _interrupted_early(number: int, frame: FrameType | None) -> None:
     """Handle Ctrl-C during imports, before the work handles it itself."""
     erase_line()
-    os.write(2, f"{INTERRUPTED_MESSAGE}\n".encode())
+    with suppress(OSError):
+        os.write(2, f"{INTERRUPTED_MESSAGE}\n".encode())
     os._exit(stop_exit_code(number))
 
 

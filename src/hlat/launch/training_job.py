@@ -8,9 +8,8 @@
 """
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,10 +40,8 @@ def _nothing(*arguments: object) -> None:
 
 
 def _print_line(stream: TextIO | None, text: str) -> None:
-    """Print a line on the console of a run; a closed one does not end the run."""
-    with suppress(OSError):
-        (stream or sys.stdout).write((json_line("message", text) if prints_json() else text) + "\n")
-        (stream or sys.stdout).flush()
+    """Print a line on the console of a run."""
+    print(json_line("message", text) if prints_json() else text, file=stream, flush=True)
 
 
 @dataclass(frozen=True)

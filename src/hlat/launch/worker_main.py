@@ -14,7 +14,7 @@ from hlat.launch.error_report import report_errors
 from hlat.launch.parent_death import stop_with_launcher
 from hlat.resilience import running_heartbeat
 from hlat.runtime import erase_line, rank_info
-from hlat.runtime.process import LAUNCHER_ENV, STOP_SIGNALS, stop_exit_code
+from hlat.runtime.process import LAUNCHER_ENV, STOP_SIGNALS, let_output_be_lost, stop_exit_code
 
 
 @contextmanager
@@ -25,6 +25,7 @@ def worker_context() -> Iterator[None]:
         SystemExit: an exception left the block, and was reported.
         LaunchError: the environment variables of the rank are invalid.
     """
+    let_output_be_lost()
     _stop_early()
     stop_with_launcher()
     with report_errors(), running_heartbeat(rank_info().rank):

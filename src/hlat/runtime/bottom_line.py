@@ -10,6 +10,7 @@ terminal. When a terminal becomes narrower it breaks the line into several; eras
 
 import io
 import os
+import select
 import shutil
 import sys
 import threading
@@ -101,6 +102,9 @@ class BottomLine:
     def _run(self) -> None:
         while True:
             above, ended = self._waiting()
+            while not ended and not self._takes_output():  # Ctrl-S: nothing is lost until it goes on
+                more, ended = self._waiting()
+                above += more
             line = "" if ended and not self._leaves else self._render(max(1, _columns(self._stream) - 1))
             self._write(f"{_ERASE}{above}{line}\r" if above else f"\r{line}\x1b[J\r")
             if ended:
@@ -116,6 +120,12 @@ class BottomLine:
                     return "".join(texts), True
                 texts.append(text)
         return "".join(texts), False
+
+    def _takes_output(self) -> bool:
+        try:
+            return takes_output(self._stream.fileno(), 0.0)
+        except (OSError, ValueError):
+            return True
 
     def _write(self, text: str) -> None:
         with suppress(OSError, ValueError):  # a terminal that is gone ends no run
@@ -217,6 +227,13 @@ def erase_rest_of(stream: TextIO) -> None:
 def draws_lines() -> bool:
     """Return True if the terminal named by TERM can be drawn on."""
     return os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+def takes_output(descriptor: int, seconds: float | None) -> bool:
+    """Return True if a pipe or terminal takes output within so many seconds (None: without limit); files always do."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return bool(poll.poll(None if seconds is None else seconds * 1000))  # errors and hang-ups are answers too
 
 
 def _columns(stream: TextIO) -> int:

@@ -26,6 +26,7 @@ _LEVELS = {
             "export_failed",
             "leader",
             "metrics_damaged",
+            "output_lost",
             "record_restored",
             "resized",
             "remote_failed",

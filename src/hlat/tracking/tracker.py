@@ -15,6 +15,7 @@ from typing import Any, Self, TextIO
 from hlat.config import BatchSchedule
 from hlat.config.sections import TrackingConfig
 from hlat.runtime import StorageError, plural, redact, redact_json
+from hlat.runtime.process import lost_output
 from hlat.tracking.display import Console, SilentConsole, make_console
 from hlat.tracking.eta import EQUAL_STEPS, Eta
 from hlat.tracking.events import EventLog
@@ -47,6 +48,7 @@ class Tracker:
         self._total_steps = total_steps
         self._new_eta = partial(Eta, total_steps, clock, batches)
         self._eta = self._new_eta()
+        self._lost = 0  # lines of output that are known to be lost
 
     def log(self, metrics: Metrics) -> None:
         """Record the metrics of a step; see ``Metrics`` for the keys."""
@@ -102,6 +104,7 @@ class Tracker:
         with ExitStack() as stack:
             stack.callback(self._metrics.close)
             stack.callback(self._events.close)
+            stack.callback(self._record_lost_output)
             stack.callback(self._show, lambda console: console.close())
             for output in self._outputs:
                 stack.callback(self._close_output, output, failed)
@@ -137,6 +140,16 @@ class Tracker:
             show(self._console)
         except OSError:
             self._console = SilentConsole()
+        if self._lost == 0:
+            self._record_lost_output()
+
+    def _record_lost_output(self) -> None:
+        """Record how many lines of this process's output have been lost, if that has changed."""
+        lines, why = lost_output()
+        if lines != self._lost:
+            self._lost = lines
+            with suppress(StorageError):  # a failing disk is reported by ``log``
+                self._events.append("output_lost", lines=lines, why=why)
 
     def __enter__(self) -> Self:
         return self

@@ -8,9 +8,9 @@ Everything else that happens in a step is a component (``hlat.training.component
 among them. ``_components`` lists them in the order in which they are called.
 """
 
-import sys
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -151,12 +151,7 @@ def _lock_run_folder(stack: ExitStack, recipe: Recipe, runtime: Runtime, stream:
 
 
 def _take_lock(stack: ExitStack, recipe: Recipe, stream: TextIO | None) -> int:
-    def say(text: str) -> None:
-        with suppress(OSError):  # a closed console must not end the run
-            (stream or sys.stdout).write(text + "\n")
-            (stream or sys.stdout).flush()
-
-    return stack.enter_context(run_lock(recipe.run_dir, say))
+    return stack.enter_context(run_lock(recipe.run_dir, partial(print, file=stream, flush=True)))
 
 
 def _open_tracker(state: RunState, stream: TextIO | None) -> Tracker | OtherRankTracker:

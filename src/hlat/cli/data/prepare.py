@@ -50,7 +50,7 @@ def prepare_command(
     from hlat.data.prepare import verify_and_seal
     from hlat.data.prepared import check_tokenizer, check_vocabulary
 
-    ready()
+    ready(works=True)
     check_tokenizer(resolved.data, resolved.model.vocab_size)
     with data_progress() as progress:
         prepared = prepare_recipe_data(resolved, workers=workers, progress=progress)
@@ -71,7 +71,7 @@ def _prepare_part(recipe: "Recipe", part: str, workers: int | None) -> None:
         raise DataError(f"--part {part}: with data.mode=online nothing is tokenized before training.")
     number, parts = int(match[1]), int(match[2])
     folder = partition_folder(recipe.prepared_dir, number, parts)
-    ready()
+    ready(works=True)
     check_tokenizer(recipe.data, recipe.model.vocab_size)
     with data_progress() as progress:
         record = prepare_partition(recipe.data, folder, number, parts, workers=workers, progress=progress)
@@ -106,7 +106,7 @@ def merge_command(
     from hlat.data.prepare import find_partition_folders, merge_partition_folders, verify_and_seal
     from hlat.data.prepared import check_tokenizer, check_vocabulary
 
-    ready()
+    ready(works=True)
     check_tokenizer(resolved.data, resolved.model.vocab_size)
     with data_progress() as progress:
         parts = folders or find_partition_folders(resolved.prepared_dir)
@@ -127,7 +127,7 @@ def tokenizer_command(
     resolved = hlat.load_recipe(recipe, overrides or [])
     from hlat.data.prepare import train_tokenizer
 
-    ready()
+    ready(works=True)
     with data_progress() as progress:
         tokenizer = train_tokenizer(resolved.data, to, progress)
     say(f"vocabulary {tokenizer.vocab_size:,}")

@@ -66,7 +66,7 @@ def verify_command(source: DataArgument, overrides: OverridesArgument = None) ->
     folder, config = _find(source, overrides)
     from hlat.data.prepare import verify_data
 
-    ready()
+    ready(works=True)  # the exit code is the verdict
     with data_progress() as progress:
         prepared = verify_data(folder, config, progress)
     files = sum(len(split.shards) for split in prepared.manifest.splits.values())

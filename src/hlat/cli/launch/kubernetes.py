@@ -54,7 +54,7 @@ def kubernetes_command(
     from hlat.api import submit_kubernetes
     from hlat.launch.submission import KubernetesOptions
 
-    ready()
+    ready(works=not dry_run)
     text = submit_kubernetes(
         recipe,
         overrides or (),

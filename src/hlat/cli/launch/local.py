@@ -32,7 +32,7 @@ def local_command(
     """Train on several hosts, started from here and in this folder."""
     from hlat.api import launch_local
 
-    ready()
+    ready(works=not dry_run)
     names = tuple(hosts.split(",")) if hosts else ()
     done = launch_local(
         recipe,

@@ -61,7 +61,7 @@ def slurm_command(
     from hlat.api import submit_slurm
     from hlat.launch.submission import SlurmOptions
 
-    ready()
+    ready(works=not dry_run)
     options = SlurmOptions(
         time,
         chain,
@@ -121,5 +121,5 @@ def cancel_command(run: RunArgument) -> None:
     """Cancel the newest Slurm job of a run: it saves and stops, if the cluster gives it the time."""
     from hlat.launch.submission import cancel_job
 
-    ready()
+    ready(works=True)
     say(f"cancelled job {cancel_job(run)}")

@@ -52,7 +52,7 @@ def sweep(
     from hlat.runtime import LaunchError
     from hlat.sweep import accelerator_warning, plan_sweep, run_sweep, sweep_results
 
-    ready()
+    ready(works=not (show or as_json or dry_run))
     if not slurm and (at_once is not None or sbatch or dry_run):
         raise LaunchError("--at-once, --sbatch and --dry-run belong to --slurm. Add it, or leave them out.")
     planned = plan_sweep(recipe, axes, to)

@@ -44,7 +44,7 @@ def report(
     """Write what happened in a run, finished or not, as one HTML page that needs no network."""
     from hlat.reporting import Machines, ReportServer
 
-    ready()
+    ready(works=True)
     if not serve:
         say(f"report: {hlat.report(runs, to, cluster=cluster, price=price, hardware=hardware)}")
         return

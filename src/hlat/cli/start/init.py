@@ -48,7 +48,7 @@ def init(
     import hlat
     from hlat.runtime import StorageError
 
-    ready()
+    ready(works=True)
     if to.exists():
         raise StorageError(f"{to} exists; name a new file with --to, or remove it first")
     check_outputs((to,))

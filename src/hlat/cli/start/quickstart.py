@@ -29,5 +29,5 @@ def quickstart(
         be_verbose()
     with opening_line("importing PyTorch"):
         from hlat.quickstart import run_quickstart
-    ready()
+    ready(works=True)
     run_quickstart(to, say, data_progress, steps)

@@ -35,7 +35,7 @@ from hlat.resilience import (
     StragglerDetector,
     Watchdog,
 )
-from hlat.runtime.process import DEADLINE_ENV, INTERRUPTED_MESSAGE, machine_clock, stop_exit_code
+from hlat.runtime.process import DEADLINE_ENV, INTERRUPTED_MESSAGE, lost_output, machine_clock, stop_exit_code
 from hlat.runtime.storage import EARLIER_ATTEMPT_ENV, EarlierAttempt, read_run_id
 
 _SAVING = 60.0  # seconds without progress that a running save may have after its rank ended
@@ -298,6 +298,9 @@ class Supervisor:
         if self._trained:
             self._goodput.record_wait(time.monotonic())
             self._run.say(_goodput_line(self._record_goodput(final=True)))
+            lines, why = lost_output()
+            if lines:
+                self._events.event("output_lost", lines=lines, why=why, process="supervisor")
         return code
 
     def _publish_goodput(self) -> None:

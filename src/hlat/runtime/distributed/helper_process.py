@@ -37,7 +37,7 @@ from typing import IO, Any, Protocol
 import torch.distributed as dist
 
 from hlat.runtime.backend import accelerator_in_use
-from hlat.runtime.process import ProgressRecord, begin_progress
+from hlat.runtime.process import ProgressRecord, begin_progress, let_output_be_lost, lossy_stream
 from hlat.runtime.terminal_text import EscapingStream
 
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -284,5 +284,5 @@ def _detach() -> None:
         os.nice(_NICENESS)
     with contextlib.suppress(OSError):  # Linux may schedule by session first, and this is one
         Path("/proc/self/autogroup").write_text(str(_NICENESS))
-    error = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
-    sys.stdout = sys.stderr = EscapingStream(error)
+    let_output_be_lost()
+    sys.stdout = sys.stderr = EscapingStream(lossy_stream(2))

@@ -19,6 +19,7 @@ from hlat.runtime.process.exit_codes import (
 )
 from hlat.runtime.process.interrupts import after_start, end_at_sigterm, raise_interrupts
 from hlat.runtime.process.json_output import json_line, print_json_lines, prints_json
+from hlat.runtime.process.lossy_output import check_result, let_output_be_lost, lossy_stream, lost_output
 from hlat.runtime.process.main_thread_signal import signal_main_thread
 from hlat.runtime.process.phase import PHASES, current_phase, enter_phase, observe_phases
 from hlat.runtime.process.process_status import LAUNCHER_ENV, is_running, is_stopped, process_state, session_is_alive
@@ -55,6 +56,7 @@ __all__ = [
     "begin_compiling",
     "begin_progress",
     "blocking_call",
+    "check_result",
     "compile_c_library",
     "current_phase",
     "end_at_sigterm",
@@ -66,7 +68,10 @@ __all__ = [
     "is_stopped",
     "is_verbose",
     "json_line",
+    "let_output_be_lost",
     "log_path",
+    "lossy_stream",
+    "lost_output",
     "machine_clock",
     "observe_phases",
     "observe_stages",

@@ -70,24 +70,37 @@ def _is_log_line(line: bytes) -> bool:
 
 def _copy(source: int, target: int, stream: str) -> None:
     """Copy lines until the last writer has closed the pipe."""
-    rest, is_open = b"", True
+    rest, lines_out = b"", _Lines(target)
     while data := os.read(source, _READ):
         *lines, rest = re.split(rb"[\r\n]+", rest + data)  # \r: a line that a program draws again
         if len(rest) > _LONGEST:
             lines, rest = [*lines, rest], b""
-        is_open = is_open and _write(target, b"".join(convert(line, stream) for line in lines))
-    if is_open:
-        _write(target, convert(rest, stream))
+        for line in filter(None, (convert(each, stream) for each in lines)):
+            lines_out.write(line)
+    lines_out.write(convert(rest, stream))
 
 
-def _write(target: int, data: bytes) -> bool:
-    """Write everything; return False if nobody reads it any more."""
-    try:
-        while data:
-            data = data[os.write(target, data) :]
-    except OSError:
-        return False
-    return True
+class _Lines:
+    """Lines of a descriptor; those that it refuses are counted, and told before the next one."""
+
+    def __init__(self, target: int) -> None:
+        self._target, self._lost, self._within_line = target, 0, False
+        self._why = ""
+
+    def write(self, line: bytes) -> None:
+        """Write a line or lose it."""
+        if self._lost:
+            text, values = f"{self._lost} lines of output lost: {self._why}", {"lines": self._lost}
+            notice = format_line("output_lost", text, level="warning", values=values)
+            line = b"\n" * self._within_line + notice.encode() + b"\n" + line
+        rest = line
+        try:
+            while rest:
+                rest = rest[os.write(self._target, rest) :]
+                self._within_line = bool(rest)
+            self._lost = 0
+        except OSError as error:
+            self._lost, self._why = self._lost + 1, str(error.strerror)
 
 
 def main(sources: list[int]) -> None:

@@ -22,7 +22,8 @@ from typing import Any, TextIO
 
 from hlat.runtime.appended_file import AppendedFile
 from hlat.runtime.errors import HlatError, StorageError
-from hlat.runtime.terminal_text import escape_controls
+from hlat.runtime.process.lossy_output import lossy_stream
+from hlat.runtime.terminal_text import EscapingStream
 from hlat.runtime.urls import redact
 
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
@@ -57,14 +58,15 @@ def rank_log(run_dir: Path, rank: int, world: int) -> Iterator[None]:
         log = _LogFile(path)
     except OSError as error:
         raise StorageError(f"{path}: cannot be written: {error.strerror}. Give another run.dir.") from error
-    with closing(log):
-        _write(log, _header(rank, world))
-        redirected = _copied_to(log) if rank == 0 else _redirected_to(log)
+    with closing(log), lossy_stream(log.fileno()) as lines:
+        stream = _LogStream(log, lines)
+        stream.write(_header(rank, world))
+        redirected = _copied_to(stream) if rank == 0 else _redirected_to(log, stream)
         with _crash_stacks_in(log), redirected:
             try:
                 yield
             except BaseException as error:
-                _write(log, _report(error))
+                stream.write(_report(error))
                 raise
 
 
@@ -100,12 +102,6 @@ def _report(error: BaseException) -> str:
     return redact("".join(traceback.format_exception(error)))
 
 
-def _write(log: _LogFile, text: str) -> None:
-    with suppress(OSError):  # a full disk must neither hide the original error nor end a healthy run
-        log.follow()
-        log.write(escape_controls(text).encode("utf-8", "backslashreplace"))
-
-
 @contextmanager
 def _crash_stacks_in(log: _LogFile) -> Iterator[None]:
     """Write the Python stacks of a crash (SIGSEGV, SIGABRT) to the file."""
@@ -120,12 +116,12 @@ def _crash_stacks_in(log: _LogFile) -> Iterator[None]:
 
 
 @contextmanager
-def _redirected_to(log: _LogFile) -> Iterator[None]:
+def _redirected_to(log: _LogFile, stream: EscapingStream) -> Iterator[None]:
     _flush()  # earlier output belongs to the console
     saved = [os.dup(descriptor) for descriptor in (1, 2)]
     try:
         log.copy_to(1, 2)
-        stream: Any = _LogStream(log)  # sys.stdout may be buffered, or bypass the descriptors in a notebook
+        # sys.stdout may be buffered, or bypass the descriptors in a notebook
         with redirect_stdout(stream), redirect_stderr(stream):
             yield
     finally:
@@ -137,7 +133,7 @@ def _redirected_to(log: _LogFile) -> Iterator[None]:
 
 
 @contextmanager
-def _copied_to(log: _LogFile) -> Iterator[None]:
+def _copied_to(log: EscapingStream) -> Iterator[None]:
     copy = _LineCopy(log)
     with redirect_stdout(Tee(sys.stdout, copy)), redirect_stderr(Tee(sys.stderr, copy)):
         yield
@@ -150,33 +146,23 @@ def _flush() -> None:
                 stream.flush()
 
 
-class _LogStream(io.TextIOBase):
-    """The log as an unbuffered text stream: if the process is killed, its last lines matter most."""
+class _LogStream(EscapingStream):
+    """The log as a text stream, which follows the log's name."""
 
-    encoding = "utf-8"
-    errors = "backslashreplace"
-
-    def __init__(self, log: _LogFile) -> None:
+    def __init__(self, log: _LogFile, lines: TextIO) -> None:
+        super().__init__(lines)
         self._log = log
 
     def write(self, text: str) -> int:
         """Write text to the log; return its length."""
-        _write(self._log, text)
-        return len(text)
-
-    def fileno(self) -> int:
-        """Return the descriptor of the log."""
-        return self._log.fileno()
-
-    def writable(self) -> bool:
-        """Return True."""
-        return True
+        self._log.follow()
+        return super().write(text)
 
 
 class _LineCopy:
     """Converts terminal output to lines of a file: colours are dropped, and a redrawn line becomes a new line."""
 
-    def __init__(self, log: _LogFile) -> None:
+    def __init__(self, log: EscapingStream) -> None:
         self._log = log
         self._at_start = True
 
@@ -191,7 +177,7 @@ class _LineCopy:
 
     def _put(self, text: str) -> None:
         if text:
-            _write(self._log, text)
+            self._log.write(text)
             self._at_start = text.endswith("\n")
 
 
