@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 
 class TensorHeader(Protocol):
-    """What a tensor, or an entry of an index, says before its values are read."""
+    """Shape and data type of a tensor, or of an entry of an index."""
 
     @property
     def shape(self) -> Iterable[int]:
