@@ -8,10 +8,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from hlat.config import PRESETS, BatchSchedule, Recipe, RecipeError, load_recipe, preset_called
-from hlat.config.files import hf_to_model, read_config_json
+from hlat.config import PRESETS, BatchSchedule, Recipe, RecipeError, load_recipe, model_section, preset_called
 from hlat.config.sections import ModelConfig, OptimizerConfig, RampStage
 from hlat.config.sections.optimizers import AdamWConfig
 from hlat.hardware import Chip, Cluster, PriceKind, Site
@@ -206,7 +203,7 @@ def _load_model(name: str) -> tuple[ModelConfig, Recipe | None]:
     if path.is_dir() and (path / "config.json").is_file():
         path = path / "config.json"
     if path.suffix == ".json":
-        return _load_config_json(path), None
+        return model_section(str(path)), None
     try:
         recipe = _load_recipe(name)
     except RecipeError as error:
@@ -233,14 +230,3 @@ def _load_recipe(name: str) -> Recipe:
 
 def _recipe_not_found(error: RecipeError) -> bool:
     return any("no such recipe" in problem.reason for problem in error.problems)
-
-
-def _load_config_json(path: Path) -> ModelConfig:
-    try:
-        content = read_config_json(path)
-    except ValueError as error:
-        raise PlanError(f"{path} cannot be read as a config.json: {error}") from error
-    try:
-        return ModelConfig.model_validate(hf_to_model(content))
-    except ValidationError as error:
-        raise PlanError(f"{path}: {error.errors()[0]['msg']}") from error
