@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from hlat.config import PRESETS
+from hlat.config import PRESETS, preset_called
 from hlat.config.files import hf_to_model
 from hlat.config.sections import ModelConfig
 from hlat.model.derived import count_parameters
@@ -181,6 +181,28 @@ def test_shapes_of_gpt2_have_its_number_of_parameters_within_a_hundredth(name, p
 
 def test_every_preset_of_a_published_model_is_counted():
     assert PRESETS.keys() - PUBLISHED.keys() == {
-        *("llama-3-405b", "gpt2-124m", "gpt2-355m", "gpt2-774m", "gpt2-1.5b"),
+        *("llama-3-405b", "llama-3.1-405b", "gpt2-124m", "gpt2-355m", "gpt2-774m", "gpt2-1.5b"),
         *("tiny-1m", "tiny-10m", "tiny-34m", "tiny-125m"),
     }
+
+
+@pytest.mark.parametrize(
+    ("spelling", "preset"),
+    [
+        ("meta-llama/Llama-3.1-405B", "llama-3.1-405b"),
+        ("meta-llama/Meta-Llama-3-8B-Instruct", "llama-3-8b"),
+        ("Llama3.1_70B", "llama-3.1-70b"),
+        ("llama2-7b-hf", "llama-2-7b"),
+        ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b"),
+        ("Qwen3-8B-Base", "qwen3-8b"),
+        ("mistralai/Mistral-7B-Instruct-v0.1", "mistral-7b"),
+        ("llama-3.3-70b", None),
+        ("llama-99b", None),
+    ],
+)
+def test_usual_spellings_mean_a_preset(spelling: str, preset: str | None) -> None:
+    assert preset_called(spelling) == preset
+
+
+def test_every_preset_means_itself() -> None:
+    assert [preset_called(name.upper()) for name in PRESETS] == list(PRESETS)

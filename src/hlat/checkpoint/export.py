@@ -86,11 +86,7 @@ def _sequence_length(recipe: Mapping[str, Any]) -> Any:
 
 def _check_weights(checkpoint: Checkpoint, config: ModelConfig) -> None:
     """Check that the weights fit the model section, before memory for the model is allocated."""
-    found = {
-        name.removeprefix(MODEL): tuple(tensor.shape)
-        for name, tensor in checkpoint.tensors.items()
-        if name.startswith(MODEL)
-    }
+    found = {name.removeprefix(MODEL): tensor for name, tensor in checkpoint.tensors.items() if name.startswith(MODEL)}
     if not found:
         raise CheckpointError(f"{checkpoint.path}: has no weights")
     check_layers(config, len(found), str(checkpoint.path))

@@ -85,7 +85,7 @@ def _fill(model: HFModel, config: ModelConfig, parameters: Sequence[LocalParamet
 
 
 def _check_fits(model: HFModel, config: ModelConfig) -> None:
-    found = {name: tuple(model.tensors.header(name).shape) for name in model.tensors}
+    found = {name: model.tensors.header(name) for name in model.tensors}
     check_canonical(canonical_shapes(config), found, f"the weights in {model.path}")
 
 

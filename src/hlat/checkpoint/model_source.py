@@ -3,7 +3,6 @@
 folder --open_model--> ModelSource --fill--> the parameters of a process: a complete model, or a shard of it
 """
 
-import functools
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -115,7 +114,7 @@ class HFModel(ModelSource):
     def __init__(self, folder: Path) -> None:
         fields, self.tensors = read_hf(folder)
         self.path, self.config = folder, ModelConfig.model_validate(fields)
-        self.dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in self.tensors.values()))
+        self.dtype = self.tensors.dtype
 
     @property
     def end_ids(self) -> frozenset[int]:

@@ -5,7 +5,7 @@ from hlat.config.errors import Fix, Problem, RecipeError, short
 from hlat.config.explanations import field_called
 from hlat.config.load import load_recipe, model_section, numbers_with_units, parse_recipe
 from hlat.config.model_base import model_differences
-from hlat.config.presets import PRESETS
+from hlat.config.presets import PRESETS, preset_called
 from hlat.config.recipe import Recipe
 from hlat.config.schema import recipe_schema
 from hlat.config.value_checks import size_problem
@@ -23,6 +23,7 @@ __all__ = [
     "model_section",
     "numbers_with_units",
     "parse_recipe",
+    "preset_called",
     "recipe_schema",
     "short",
     "size_problem",

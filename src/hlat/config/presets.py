@@ -1,5 +1,6 @@
 """Built-in models: their numbers, each with its source in a comment."""
 
+import re
 from typing import Any
 
 _LLAMA31_SCALING = {
@@ -23,6 +24,11 @@ def _model(layers: int, hidden: int, ffn: int, heads: int, kv_heads: int, vocab:
     }
 
 
+_LLAMA_405B = _model(
+    *(126, 16384, 53248, 128, 8, 128256),
+    max_sequence_length=131072,
+    rope={"theta": 500000.0, "scaling": _LLAMA31_SCALING},
+)
 _LLAMA31: dict[str, Any] = {"norm_eps": 1e-5, "max_sequence_length": 131072}
 _LLAMA3 = {"rope": {"theta": 500000.0}, "norm_eps": 1e-5, "max_sequence_length": 8192}
 
@@ -49,16 +55,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     # "The Llama 3 herd of models", arXiv 2407.21783, table 3; published config.json files.
     "llama-3-8b": _model(32, 4096, 14336, 32, 8, 128256, **_LLAMA3),
     "llama-3-70b": _model(80, 8192, 28672, 64, 8, 128256, **_LLAMA3),
-    "llama-3-405b": _model(
-        126,
-        16384,
-        53248,
-        128,
-        8,
-        128256,
-        max_sequence_length=131072,
-        rope={"theta": 500000.0, "scaling": _LLAMA31_SCALING},
-    ),
+    "llama-3-405b": _LLAMA_405B,  # a name of its table 3; the model was released as Llama 3.1
+    "llama-3.1-405b": _LLAMA_405B,
     # The config.json files of meta-llama/Llama-3.1-8B and Llama-3.2-1B.
     "llama-3.1-8b": _model(
         32, 4096, 14336, 32, 8, 128256, rope={"theta": 500000.0, "scaling": _LLAMA31_SCALING}, **_LLAMA31
@@ -141,3 +139,16 @@ PRESETS: dict[str, dict[str, Any]] = {
     "tiny-34m": _model(8, 512, 1536, 8, 4, 8192),
     "tiny-125m": _model(12, 768, 2048, 12, 4, 32000),
 }
+
+_COPY = re.compile(r"-(?:hf|base|instruct|chat|v\d[\d.]*)$")
+
+
+def preset_called(name: str) -> str | None:
+    """Return the preset that a usual spelling of its name means, such as ``meta-llama/Llama-3.1-8B-Instruct``.
+
+    Owner, capitals, separators and the ending of a converted or fine-tuned copy make no difference.
+    """
+    plain = name.lower().replace("_", "-").rpartition("/")[2].removeprefix("meta-")
+    while (shorter := _COPY.sub("", plain)) != plain:
+        plain = shorter
+    return {preset.replace("-", ""): preset for preset in PRESETS}.get(plain.replace("-", ""))

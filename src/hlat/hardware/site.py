@@ -9,6 +9,7 @@ from typing import Literal
 
 from hlat.hardware.cluster import Cluster
 from hlat.runtime import HardwareError
+from hlat.runtime.quantities import rounded_text
 
 DEFAULT_PUE = 1.14
 """Energy of a data centre over that of its machines: Amazon's mean of 2025
@@ -44,7 +45,7 @@ class StorageRate:
 
     def __str__(self) -> str:
         each = " for each instance" if self.per == "instance" else " for the whole cluster"
-        return f"{self.bytes_per_second / 1e9:.3g} GB/s{each}"
+        return f"{rounded_text(self.bytes_per_second / 1e9)} GB/s{each}"
 
 
 @dataclass(frozen=True)

@@ -147,6 +147,37 @@ def test_copies_of_keys_that_differ_are_refused(tmp_path: Path, monkeypatch: pyt
         assert message in refused(folder, model=model_file(tmp_path, GQA))
 
 
+@pytest.mark.parametrize("names", ["both", "head", "other"])
+def test_tied_embeddings_have_either_name_or_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: str) -> None:
+    config = GQA.model_copy(update={"tie_embeddings": True})
+    _, weights = source_model(config)
+    embedding = weights["model.embed_tokens.weight"]
+    both = {**weights, "lm_head.weight": embedding * 2 if names == "other" else embedding}
+    folder = write(tmp_path / "shards", config, both, NxdLayout(2, 2, fusion="none", references=False), monkeypatch)
+    for file in (folder / "model").glob("dp_rank_00_*_pp_rank_00.pt") if names == "head" else ():
+        state = torch.load(file, weights_only=True)
+        del state["model.embed_tokens.weight"]
+        torch.save(state, file)
+    model = model_file(tmp_path, config)
+    if names == "other":
+        assert "lm_head.weight: differs from model.embed_tokens.weight" in refused(folder, model=model)
+        return
+    assert_equal(open_checkpoint(import_model(folder, tmp_path / "out", model=model)).load("model."), weights)
+
+
+def test_a_tensor_in_two_stages_with_other_values_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = NxdLayout(2, 2, fusion="none", references=False)
+    folder = write(tmp_path / "shards", GQA, source_model(GQA)[1], layout, monkeypatch)
+    first = torch.load(folder / "model" / "dp_rank_00_tp_rank_00_pp_rank_00.pt", weights_only=True)
+    file = folder / "model" / "dp_rank_00_tp_rank_00_pp_rank_01.pt"
+    name = "model.layers.1.input_layernorm.weight"
+    torch.save({**torch.load(file, weights_only=True), name: first[name] + 1}, file)
+    other = folder / "model" / "dp_rank_00_tp_rank_01_pp_rank_01.pt"
+    torch.save({**torch.load(other, weights_only=True), name: first[name]}, other)
+    text = refused(folder, model=model_file(tmp_path, GQA))
+    assert f"{name}: {name} of pipeline rank 0 and {name} of pipeline rank 1 differ" in text
+
+
 class Attack:
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.system, ("touch /tmp/attacked-by-a-shard",)

@@ -3,6 +3,7 @@
 import json
 import pickle
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ CONFIG = ModelConfig.model_validate(
         "init_std": 0.2,
     }
 )
+EMBEDDING = "tok_embeddings.weight"
 NAMES = {
     "model.embed_tokens": "tok_embeddings",
     "self_attn.q_proj": "attention.wq",
@@ -103,6 +105,39 @@ def test_a_checkpoint_of_torchs_planner_imports(tmp_path: Path, prefix: str) -> 
         assert torch.equal(model(tokens()), logits)
 
 
+TIED = CONFIG.model_copy(update={"tie_embeddings": True})
+
+
+def resaved(folder: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
+    """Write the weights of a model with tied embeddings, after a change of the names."""
+    model = build(TIED, device="cpu", seed=4)
+    weights = to_canonical(TIED, dict(model.named_parameters()))
+    state: dict[str, Any] = {titan_name(name): tensor.detach() for name, tensor in weights.items()}
+    change(state)
+    with pytest.warns(UserWarning, match="single process"):
+        dcp.save(state, checkpoint_id=str(folder), no_dist=True)
+    return folder
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_tied_embeddings_have_either_name_or_both(tmp_path: Path, both: bool) -> None:
+    take = dict.get if both else dict.pop
+    folder = resaved(tmp_path / "step-7", lambda state: state.update({"output.weight": take(state, EMBEDDING)}))
+    imported = import_model(folder, tmp_path / "out", model=model_file(tmp_path, TIED))
+    found = open_checkpoint(imported).load("model.")
+    model = build(TIED, device="cpu", seed=4)
+    assert torch.equal(found["model.embed_tokens.weight"], model.embedding.weight)
+    assert "lm_head.weight" not in found
+
+
+def test_one_tensor_under_two_names_and_float8_are_refused(tmp_path: Path) -> None:
+    folder = resaved(tmp_path / "twice", lambda state: state.update({"model.norm.weight": torch.zeros(32)}))
+    assert "norm.weight and model.norm.weight" in refused(folder, TIED)
+    name = "layers.0.feed_forward.w1.weight"
+    folder = resaved(tmp_path / "float8", lambda state: state.update({name: state[name].to(torch.float8_e4m3fn)}))
+    assert "layers.0.mlp.gate_proj.weight: of the data type float8_e4m3fn" in refused(folder, TIED)
+
+
 def test_rows_are_those_of_a_rotation_of_neighbours() -> None:
     """Rotating neighbours by torchtitan's complex numbers equals rotating halves, after reordering the rows."""
     width = 8
@@ -130,7 +165,7 @@ def test_other_models_and_missing_files_are_refused(tmp_path: Path) -> None:
     folder, _, _ = written(tmp_path / "step-7")
     assert "model.layers.2.mlp.up_proj.weight: missing" in refused(folder, CONFIG.model_copy(update={"layers": 3}))
     tied = refused(folder, CONFIG.model_copy(update={"tie_embeddings": True}))
-    assert "lm_head.weight: unexpected" in tied
+    assert "lm_head.weight: differs from model.embed_tokens.weight" in tied
     for file in folder.glob("*.distcp"):
         file.unlink()
     assert "is not a file of this checkpoint" in refused(folder)

@@ -28,6 +28,7 @@ PUBLISHED = {
     "llama-3-8b": 8_030_261_248,
     "llama-3-70b": 70_553_706_496,
     "llama-3-405b": 405_853_388_800,
+    "llama-3.1-405b": 405_853_388_800,
     # of the safetensors files, as Hugging Face shows them
     "llama-3.1-8b": 8_030_261_248,
     "llama-3.2-1b": 1_235_814_400,

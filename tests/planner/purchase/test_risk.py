@@ -38,14 +38,26 @@ def test_a_range_within_the_goal_is_not_worth_a_word(purchase: Purchase) -> None
 
 
 def test_a_range_beyond_the_deadline_is_told_with_a_deadline_that_leaves_room(purchase: Purchase) -> None:
-    """The advice, multiplied with the slow end's ratio, is the deadline, but for its two digits."""
+    """The advice, multiplied with the slow end's ratio, is the deadline, but for its two digits.
+
+    Only a budget that chooses the tokens can meet any deadline; no other advice is given, since it might be refused.
+    """
     days = purchase.chosen.days * 1.001
     risky = replace(with_goal(purchase, days), rows=purchase.rows[:1])
     line = told(risky)
     assert line.startswith(f"{risky.chosen.cluster.name} may miss the deadline: ") and "budget" not in line
-    assert risky.sure == () and purchase_json(risky)["sure"] == []
-    advised = float(re.search(r"--deadline ([\d.]+)d", line)[1])
+    assert risky.sure == () and purchase_json(risky)["sure"] == [] and "--" not in line
+    advised = float(re.search(r"--deadline ([\d.]+)d", told(replace(risky, affords=True)))[1])
     assert 0.9 * days < advised * risky.chosen.prediction.interval.high <= days
+
+
+def test_a_deadline_at_risk_has_a_number_of_instances_that_keeps_it(purchase: Purchase) -> None:
+    """The numbers that leave room for the slow end are computed, so that they can be named."""
+    name = purchase.chosen.cluster.instance.name
+    days = purchase.chosen.days * 1.001
+    found = hlat.choose_cluster("llama-3.2-1b", chips=name, deadline=f"{days:.4f}d", **MODEL)
+    assert not found.goal.meets(found.chosen.slow_end)
+    assert found.sure and all(offer.prediction.interval.of(offer.days)[1] <= days for offer in found.sure)
 
 
 def test_offers_that_are_sure_are_named(purchase: Purchase) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from hlat.config.sections import ModelConfig
-from hlat.model.hf import SpecialIds, canonical_shapes, check_canonical, check_layers
+from hlat.model.hf import SpecialIds, canonical_shapes, check_canonical, check_layers, merge_tied
 from hlat.runtime import CheckpointError
 
 
@@ -92,13 +92,15 @@ def required_model(config: ModelConfig | None, folder: Path, name: str) -> Model
 
 
 def checked(config: ModelConfig, tensors: Mapping[str, SourceTensor], folder: Path) -> dict[str, SourceTensor]:
-    """Return the tensors in order of execution, after comparing their names and shapes with the model's.
+    """Return the tensors in order of execution, after comparing their names, shapes and data types with the model's.
 
     Raises:
-        CheckpointError: tensors missing, unexpected, or of another shape; lists all.
+        CheckpointError: tensors missing, unexpected, or of another shape or kind of numbers; lists all. Or tied
+            embeddings that differ.
     """
     expected = canonical_shapes_of(config, len(tensors), folder)
-    check_canonical(expected, {name: tuple(tensor.header.shape) for name, tensor in tensors.items()}, str(folder))
+    tensors = merge_tied(config, tensors, lambda name: tensors[name].read())
+    check_canonical(expected, {name: tensor.header for name, tensor in tensors.items()}, str(folder))
     return {name: tensors[name] for name in expected}
 
 

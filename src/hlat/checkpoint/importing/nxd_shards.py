@@ -36,6 +36,7 @@ from hlat.checkpoint.importing.base import (
 )
 from hlat.checkpoint.importing.nxd_files import RankFiles, find_rank_files, shard_folder
 from hlat.config.sections import ModelConfig
+from hlat.model.hf import EMBEDDING, HEAD
 from hlat.runtime import CheckpointError
 
 _Q, _K, _V = ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight")
@@ -69,12 +70,14 @@ class NxdShards(SourceFormat):
         pieces = _pieces(files)
         expected = canonical_shapes_of(config, len(pieces), folder)
         heads = _head_order(config, files, pieces, folder)
+        shapes = {HEAD: expected[EMBEDDING], **expected}  # a tied matrix may have the name of the head, or both
         tensors = {}
         for name, piece in pieces.items():
-            shape = expected.get(name, ())
+            shape = shapes.get(name, ())
             header = torch.empty(shape, dtype=piece.dtype(), device="meta")
             tensors[name] = SourceTensor(header, functools.partial(heads.read, name, piece, shape))
         found = checked(config, tensors, folder)
+        pieces = {name: pieces.get(name) or pieces[HEAD] for name in found}
         stored = {name: heads.stored_shape(name, shape) for name, shape in expected.items()}
         problems = [text for name, shape in stored.items() for text in pieces[name].problems(name, shape)]
         if problems := problems + _total_problems(pieces, stored):
@@ -103,6 +106,11 @@ class _Piece:
     def of_ranks(self) -> list[torch.Tensor]:
         """Return the stored tensors of all tensor ranks, with all their parts."""
         return [file.tensor(self.source) for file in self.files.of_stage(self.stage)]
+
+    def repeats(self, other: "_Piece") -> bool:
+        """True if another stage stores the same tensor with the same values, as it may with tied embeddings."""
+        both = zip(self.of_ranks(), other.of_ranks(), strict=True)
+        return self.source == other.source and all(torch.equal(first, second) for first, second in both)
 
     def dtype(self) -> torch.dtype:
         """Return the data type; if ranks differ, the one that theirs promote to."""
@@ -162,7 +170,11 @@ def _pieces(files: RankFiles) -> dict[str, _Piece]:
             prefix, rest = (match[1], match[2]) if match else ("", source)
             parts = _FUSED.get(rest, (rest,))
             for index, part in enumerate(parts):
-                found[prefix + part] = _Piece(files, stage, source, index, len(parts))
+                piece, other = _Piece(files, stage, source, index, len(parts)), found.get(prefix + part)
+                if other is not None and not piece.repeats(other):
+                    where = f"{other.source} of pipeline rank {other.stage} and {source} of pipeline rank {stage}"
+                    raise CheckpointError(f"{prefix + part}: {where} differ, as if of two models. Save it again.")
+                found[prefix + part] = piece
     return found
 
 

@@ -67,6 +67,11 @@ class TorchtitanCheckpoint(SourceFormat):
                 "layers.0.attention.wq.weight."
             )
         found = {canonical_name(name): _source_tensor(folder, index, name, config.n_head_dim) for name in index}
+        if len(found) < len(index):
+            last = {canonical_name(name): name for name in index}
+            twice = [f"{name} and {other}" for name in index if (other := last[canonical_name(name)]) != name]
+            reason = f"the same tensors under two names, as if of two models: {', '.join(twice[:3])}"
+            raise CheckpointError(f"{folder}: {reason}. Save it again with one of them.")
         return SourceModel(config, checked(config, found, folder))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from hlat.config.errors import Problem, RecipeError
 from hlat.config.sections import ARCHITECTURES, MOST_LAYERS, MOST_TOKENS, WIDEST, ArchitectureEntry
+from hlat.runtime import plural
 
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 _MOST = {
@@ -29,7 +30,8 @@ _SIZES = {
     "num_attention_heads": "heads",
 }
 _OPTIONAL_SIZES = {"head_dim": "head_dim", "max_position_embeddings": "max_sequence_length"}
-_UNLIMITED = "attention reaches back to the first token in this family."
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_KINDS = {"attention": _FULL, _FULL: _FULL, _SLIDING: _SLIDING}  # attention is the name in older files
 _UNKNOWN = ArchitectureEntry("")  # so that the other fields of an unknown family are checked too
 
 
@@ -59,7 +61,7 @@ def hf_to_model(config: Any) -> dict[str, Any]:
     options = {"qkv_bias": False, "qk_norm": False, **family.fixed}
     if "qkv_bias" in family.free:
         options["qkv_bias"] = reader.flag("attention_bias")
-    window = reader.window(family)
+    window = reader.window(family, fields["layers"])
     if "sliding_window" in family.free:
         options["sliding_window"] = window
     fields |= options
@@ -107,8 +109,8 @@ class _Reader:
         return 1
 
     def number(self, name: str, default: float | None, source: Mapping[str, Any] | None = None) -> float:
-        value = (self.config if source is None else source).get(name)
-        value = default if value is None else value
+        # An absent number has a default. Null is none: transformers refuses it, and other programs differ.
+        value = (self.config if source is None else source).get(name, default)
         if value is None:
             self.refuse(name, "is required here.")
         elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
@@ -124,40 +126,60 @@ class _Reader:
         return value is True
 
     def kv_heads(self, family: ArchitectureEntry, heads: int) -> int:
-        """Key and value heads. Without num_key_value_heads some families have one per query head; others differ."""
-        if self.config.get("num_key_value_heads") is None and family.kv_heads_are_heads:
+        """Key and value heads: null means one per query head; without the field, families differ."""
+        if self.config.get("num_key_value_heads") is None and (
+            family.kv_heads_are_heads or "num_key_value_heads" in self.config
+        ):
             return heads
         return self.positive("num_key_value_heads")
 
-    def window(self, family: ArchitectureEntry) -> int | None:
-        """Sliding window of attention, if it is shorter than the context; None if attention is not limited.
+    def window(self, family: ArchitectureEntry, layers: int) -> int | None:
+        """Sliding window of attention; None if no layer has one that is shorter than the context.
 
         Families that always use their window have a default for an absent one, and null for none.
         """
         always = "sliding_window" in family.free
+        kinds = self.layer_types(layers)
         value = self.config.get("sliding_window", family.implied.get("sliding_window"))
         if value is None or not (always or self.config.get("use_sliding_window")):
+            if _SLIDING in kinds:
+                self.refuse("layer_types", f"{_SLIDING} without a sliding_window that is in use.", value=_SLIDING)
             return None
         context = self.config.get("max_position_embeddings")
         if isinstance(value, int) and isinstance(context, int) and value >= context:
             return None
-        if not always:
-            self.refuse("sliding_window", _UNLIMITED, "Models of the family mistral have a window.", value)
+        first = 0 if always else _given(self.config, "max_window_layers", family.implied.get("max_window_layers", 0))
+        if not kinds and isinstance(first, int):
+            kinds = [_FULL] * min(first, layers) + [_SLIDING] * (layers - first)
+        if kinds and _SLIDING not in kinds:
             return None
+        if _FULL in kinds:
+            reason = "layers with and without a window are mixed."
+            self.refuse("sliding_window", reason, "All layers have the same attention here.", value)
+        elif not always:
+            self.refuse("sliding_window", "only models of the family mistral have a window here.", value=value)
         return self.positive("sliding_window", value)
 
     def rope(self) -> dict[str, Any]:
-        """Theta and scaling, from ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (4)."""
-        place = "rope_parameters" if self.config.get("rope_parameters") is not None else "rope_scaling"
-        words = self.config.get(place)
+        """Theta and scaling, as transformers reads them.
+
+        ``rope_parameters`` (transformers 5) are replaced as a whole by ``rope_scaling`` (4) where that is given, too.
+        """
+        new, old = self.config.get("rope_parameters"), self.config.get("rope_scaling")
+        place, words = ("rope_parameters", new) if old in (None, {}) else ("rope_scaling", old)
         words = {} if words is None else words
         if not isinstance(words, Mapping):
             self.refuse(place, "must be a mapping.", value=words)
             return {}
+        if any(isinstance(value, Mapping) for value in words.values()):
+            self.refuse(place, "has RoPE settings for each kind of layer.", "All layers have the same here.")
         theta = self.number("rope_theta", self.number("rope_theta", 10000.0), words)
+        if words is not new and isinstance(new, Mapping) and new.get("rope_theta", theta) != theta:
+            reason = f"replaces rope_parameters, whose rope_theta is {new['rope_theta']} and not {theta}."
+            self.refuse(place, reason, "Write one of the two, with the rope_theta that is meant.")
+        if words.get("partial_rotary_factor", _given(self.config, "partial_rotary_factor", 1.0)) != 1.0:
+            self.refuse("partial_rotary_factor", "hlat rotates whole heads.")
         kind = words.get("rope_type", words.get("type", "default"))
-        if words.get("partial_rotary_factor", 1.0) != 1.0:
-            self.refuse(f"{place}.partial_rotary_factor", "hlat rotates whole heads.")
         scaling: dict[str, Any] | None = None
         if kind == "linear":
             scaling = {"kind": kind, "factor": self.number("factor", None, words)}
@@ -166,24 +188,26 @@ class _Reader:
             for name in ("factor", "low_freq_factor", "high_freq_factor"):
                 scaling[name] = self.number(name, None, words)
             name = "original_max_position_embeddings"
-            scaling["original_max_position"] = self.positive(name, words.get(name))
+            scaling["original_max_position"] = self.positive(name, _given(self.config, name, words.get(name)))
         elif kind != "default":
             remedy = "It knows default, linear and llama3."
             self.refuse(f"{place}.rope_type", "a RoPE scaling that hlat does not compute.", remedy, kind)
         return {"theta": theta, "scaling": scaling}
 
-    def layer_types(self) -> list[Any]:
+    def layer_types(self, layers: int) -> list[str]:
         """Kind of attention of each layer; empty if the file does not say."""
         value = self.config.get("layer_types")
-        kinds = [] if value is None else value
-        if not isinstance(kinds, list):
-            self.refuse("layer_types", "must be a list.", value=value)
+        if value is None:
             return []
-        unknown = [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]
+        if not isinstance(value, list) or len(value) != layers:
+            self.refuse("layer_types", f"must be a list of {plural(layers, 'layer')}.", value=value)
+            return []
+        unknown = [kind for kind in value if not isinstance(kind, str) or kind not in _KINDS]
         if unknown:
             reason = "a kind of attention that hlat does not compute."
             self.refuse("layer_types", reason, "It computes full_attention.", unknown[0])
-        return kinds
+            return []
+        return [_KINDS[kind] for kind in value]
 
     def refuse_unsupported(self, family: ArchitectureEntry) -> None:
         """Refuse settings that change the result and that hlat does not compute."""
@@ -202,10 +226,12 @@ class _Reader:
         for name, reason in family.refused.items():
             if config.get(name):
                 self.refuse(name, reason, value=config[name])
-        if "sliding_attention" in self.layer_types() and not any(p.path == "sliding_window" for p in self.problems):
-            remedy = "All layers have the same attention."
+        if not config.get("is_causal", True):
+            self.refuse("is_causal", "attention never looks at later tokens here.", value=config["is_causal"])
+        if config.get("transformers_weights") is not None:
+            remedy = "Rename that file to model.safetensors, and remove the field."
             self.refuse(
-                "sliding_window", "layers with and without a window are mixed.", remedy, config.get("sliding_window")
+                "transformers_weights", "names another file of weights.", remedy, config["transformers_weights"]
             )
         dtype = config.get("dtype", config.get("torch_dtype"))
         if dtype is not None and str(dtype).removeprefix("torch.") not in _DTYPES:

@@ -44,6 +44,8 @@ class ArchitectureEntry:
     refused: Mapping[str, str] = field(default_factory=dict)
 
 
+_QWEN_WINDOWS = {"sliding_window": 4096, "max_window_layers": 28}  # if use_sliding_window is true
+
 ARCHITECTURES: dict[str, ArchitectureEntry] = {
     "llama": ArchitectureEntry(
         "LlamaForCausalLM",
@@ -66,12 +68,17 @@ ARCHITECTURES: dict[str, ArchitectureEntry] = {
         written={"attention_bias": False},
         refused={"attention_bias": "projections of OLMo 2 have no biases here."},
     ),
-    "qwen2": ArchitectureEntry("Qwen2ForCausalLM", fixed={"qkv_bias": True}, written={"use_sliding_window": False}),
+    "qwen2": ArchitectureEntry(
+        "Qwen2ForCausalLM",
+        fixed={"qkv_bias": True},
+        implied=_QWEN_WINDOWS,
+        written={"use_sliding_window": False},
+    ),
     "qwen3": ArchitectureEntry(
         "Qwen3ForCausalLM",
         fixed={"qk_norm": True},
         free=("qkv_bias",),
-        implied={"head_dim": 128},  # independent of hidden_size / heads
+        implied={"head_dim": 128, **_QWEN_WINDOWS},  # the width of heads is independent of hidden_size / heads
         written={"use_sliding_window": False, "attention_bias": "{qkv_bias}"},
     ),
 }

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from hlat.runtime import CheckpointError, StorageError
-from hlat.runtime.storage import sync_to_disk
+from hlat.runtime.storage import read_small_file, sync_to_disk
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_LARGEST = 1 << 28  # bytes of a JSON file: a tokenizer.json has up to 30 MB
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
@@ -43,13 +44,13 @@ def read_json(path: Path) -> dict[str, Any]:
         CheckpointError: the file is missing, unreadable, or not a JSON object.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_small_file(path, _LARGEST))
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file. Name a folder that contains a Hugging Face model.") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}. Download or copy the file again.") from error
+        raise CheckpointError(f"{path}: cannot be read: {error}.") from error
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: not a JSON object. Download or copy the file again.")
+        raise CheckpointError(f"{path}: not a JSON object.")
     return content
 
 

@@ -1,15 +1,16 @@
 """Read a Hugging Face folder: model fields, and tensors under canonical names.
 
     config.json -> hf_to_model -> fields -> expected names and shapes
-    *.safetensors -> headers -> found names and shapes -> all differences at once -> tensors, read on access
+    model.safetensors, or else the index and its shards -> headers -> all differences at once -> tensors, read on access
 
 Only safetensors files are read: a ``.bin`` file is a pickle, and loading a pickle can run code.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,50 +21,53 @@ from hlat.config.rules import model_problems
 from hlat.config.sections import ModelConfig
 from hlat.model.hf.config import SpecialIds
 from hlat.model.hf.files import INDEX, WEIGHTS, read_json
-from hlat.model.hf.names import canonical_shapes, check_canonical, check_layers
-from hlat.runtime import CheckpointError
+from hlat.model.hf.names import canonical_shapes, check_canonical, check_layers, merge_tied
+from hlat.runtime import CheckpointError, plural
 
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-}
+_ADAPTER = "adapter_config.json"
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class FileTensor(NamedTuple):
+    """A tensor in a safetensors file, as the header of the file describes it."""
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype | str  # the file's word for it, if weights do not have this type
+
+    def read(self) -> torch.Tensor:
+        """Read the values."""
+        with _open(self.file) as file:
+            tensor: torch.Tensor = file.get_tensor(self.name)
+        return tensor
 
 
 class LazyTensors(Mapping[str, torch.Tensor]):
-    """Tensors in safetensors files by name, each read on access, in order of execution."""
+    """Tensors in safetensors files by canonical name, each read on access, in order of execution."""
 
-    def __init__(self, files: Mapping[str, Path]) -> None:
-        self._files = dict(files)
+    def __init__(self, found: Mapping[str, FileTensor]) -> None:
+        self._found = dict(found)
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        with _open(self._files[name]) as file:
-            tensor: torch.Tensor = file.get_tensor(name)
-        return tensor
+        return self._found[name].read()
 
     def header(self, name: str) -> torch.Tensor:
-        """Read shape and data type of a tensor: a tensor without values, on the meta device.
+        """Return shape and data type of a tensor: a tensor without values, on the meta device."""
+        dtype = self._found[name].dtype
+        assert isinstance(dtype, torch.dtype), "read_hf refuses other types"
+        return torch.empty(self._found[name].shape, dtype=dtype, device="meta")
 
-        Raises:
-            CheckpointError: the file is damaged, or the data type is not one of floating-point numbers.
-        """
-        with _open(self._files[name]) as file:
-            found = file.get_slice(name)
-            shape, dtype = found.get_shape(), found.get_dtype()
-        if dtype not in _DTYPES:
-            raise CheckpointError(
-                f"{self._files[name]}: {name} has the data type {dtype}; weights have floating point."
-            )
-        return torch.empty(shape, dtype=_DTYPES[dtype], device="meta")
+    @property
+    def dtype(self) -> torch.dtype:
+        """Data type of the tensors; if there are several, the one they promote to."""
+        return functools.reduce(torch.promote_types, (self.header(name).dtype for name in self))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
+        return iter(self._found)
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self._found)
 
 
 def read_hf(hf_dir: str | Path) -> tuple[dict[str, Any], LazyTensors]:
@@ -84,13 +88,14 @@ def read_hf(hf_dir: str | Path) -> tuple[dict[str, Any], LazyTensors]:
     config = ModelConfig.model_validate(fields)
     if problems := model_problems(config):
         raise RecipeError(problems, str(folder / "config.json"))
-    files, shapes = _find_tensors(folder)
-    check_layers(config, len(files), str(folder))
-    tensors = LazyTensors(files)
-    _drop_redundant(config, tensors, files, shapes)
+    found = _find_tensors(folder)
+    check_layers(config, len(found), str(folder))
+    found = merge_tied(config, found, lambda name: found[name].read())
+    for name in _redundant(config, found):
+        del found[name]
     expected = canonical_shapes(config)
-    check_canonical(expected, shapes, str(folder))
-    return fields, LazyTensors({name: files[name] for name in expected})
+    check_canonical(expected, found, str(folder))
+    return fields, LazyTensors({name: found[name] for name in expected})
 
 
 def read_special_ids(hf_dir: str | Path) -> tuple[SpecialIds, SpecialIds]:
@@ -105,28 +110,41 @@ def read_special_ids(hf_dir: str | Path) -> tuple[SpecialIds, SpecialIds]:
     return special, SpecialIds.from_json(read_json(generation)) if generation.is_file() else special
 
 
-def _find_tensors(folder: Path) -> tuple[dict[str, Path], dict[str, tuple[int, ...]]]:
-    """Find file and shape of every tensor from the file headers, and check the index against them."""
-    indexed: dict[str, str] = {}
-    if (folder / INDEX).is_file():
-        indexed = _weight_map(folder / INDEX)
-        paths = [folder / name for name in sorted(set(indexed.values()))]
-    elif (folder / WEIGHTS).is_file():
-        paths = [folder / WEIGHTS]
+def _find_tensors(folder: Path) -> dict[str, FileTensor]:
+    """Find the tensors of the single file, or else of the shards that the index names: as transformers does.
+
+    Raises:
+        CheckpointError: there are no such files, or some are missing or damaged; or the folder is another model for
+            other programs, because it has an adapter too, or shards of two models.
+    """
+    if (folder / WEIGHTS).is_file():
+        paths = [folder / WEIGHTS]  # an index beside it is of an older save
+    elif (folder / INDEX).is_file():
+        paths = [folder / name for name in sorted(set(_weight_map(folder / INDEX).values()))]
     else:
         raise _no_weights(folder)
     absent = [path.name for path in paths if not path.is_file()]
     if absent:
         raise CheckpointError(f"{folder}: shards listed in the index are missing: {', '.join(absent)}.")
-    files: dict[str, Path] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
+    if (folder / _ADAPTER).is_file():
+        raise CheckpointError(
+            f"{folder}: has an adapter ({_ADAPTER}) beside the weights of a model, and transformers applies it where "
+            f"peft is installed. If the weights have it already, remove {_ADAPTER}; else merge it first: "
+            "peft's merge_and_unload, then save_pretrained."
+        )
+    found: dict[str, FileTensor] = {}
+    twice: list[str] = []
     for path in paths:
         with _open(path) as file:
             for name in file.keys():  # noqa: SIM118  (not a mapping)
-                if indexed and indexed.get(name) != path.name:
-                    continue  # listed in another file; if the index does not list it, transformers ignores it as well
-                files[name], shapes[name] = path, tuple(file.get_slice(name).get_shape())
-    return files, shapes
+                header = file.get_slice(name)
+                twice += [f"  {name}: in {found[name].file.name} and in {path.name}"] if name in found else []
+                dtype = header.get_dtype()
+                found[name] = FileTensor(path, name, tuple(header.get_shape()), _DTYPES.get(dtype, dtype))
+    if twice:
+        head = f"{folder}: {plural(len(twice), 'tensor')} in two shards, as if of two saves. Download or save it again."
+        raise CheckpointError("\n".join([head, *twice[:100]]))
+    return found
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -139,31 +157,18 @@ def _weight_map(index: Path) -> dict[str, str]:
     return files
 
 
-def _drop_redundant(
-    config: ModelConfig, tensors: LazyTensors, files: dict[str, Path], shapes: dict[str, tuple[int, ...]]
-) -> None:
-    """Remove tensors that old files store in addition to the weights, if that does not change the model."""
-    redundant = [name for name in files if name.endswith("rotary_emb.inv_freq")]
-    if config.qkv_bias:
-        # attention_bias of llama and qwen3 includes an output bias, which hlat's models do not have
-        biases = [name for name in files if name.endswith("o_proj.bias")]
-        _raise_unless(
-            biases, lambda name: not bool(tensors[name].any()), "is not zero, but hlat's models have no output bias"
-        )
-        redundant += biases
-    if config.tie_embeddings and "lm_head.weight" in files:
-        head, embedding = "lm_head.weight", "model.embed_tokens.weight"
-        same = embedding in files and torch.equal(tensors[head], tensors[embedding])
-        _raise_unless([head], lambda _: same, "differs from the embedding, although config.json ties them")
-        redundant.append(head)
-    for name in redundant:
-        del files[name], shapes[name]
-
-
-def _raise_unless(names: list[str], harmless: Callable[[str], bool], reason: str) -> None:
-    wrong = [f"  {name}: {reason}" for name in names if not harmless(name)]
+def _redundant(config: ModelConfig, found: Mapping[str, FileTensor]) -> list[str]:
+    """Names of tensors that files have in addition to the weights, and that do not change the model."""
+    redundant = [name for name in found if name.endswith("rotary_emb.inv_freq")]
+    if not config.qkv_bias:
+        return redundant
+    # attention_bias of llama and qwen3 includes an output bias, which hlat's models do not have
+    biases = [name for name in found if name.endswith("o_proj.bias")]
+    reason = "is not zero, but hlat's models have no output bias"
+    wrong = [f"  {name}: {reason}" for name in biases if found[name].read().any()]
     if wrong:
         raise CheckpointError("\n".join(["these tensors do not fit any model that hlat supports:", *wrong]))
+    return redundant + biases
 
 
 def _no_weights(folder: Path) -> CheckpointError:
@@ -172,6 +177,13 @@ def _no_weights(folder: Path) -> CheckpointError:
             f"{folder}: only pickled weights (.bin, .pth); loading a pickle can run code. Convert them on a machine "
             "where you trust them: transformers.AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)."
         )
+    if (folder / _ADAPTER).is_file():
+        return CheckpointError(
+            f"{folder}: only an adapter ({_ADAPTER}), without the model that it changes. Merge the two and name the "
+            "result: peft's merge_and_unload, then save_pretrained."
+        )
+    if any(folder.glob("model-*.safetensors")):
+        return CheckpointError(f"{folder}: shards without {INDEX}, which lists them. Copy or download it, too.")
     return CheckpointError(
         f"{folder}: has neither {WEIGHTS} nor {INDEX}. Name a folder that contains a Hugging Face model."
     )
@@ -184,5 +196,5 @@ def _open(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except (SafetensorError, OSError) as error:
-        remedy = "Download or copy the file again."
-        raise CheckpointError(f"{path}: damaged or truncated ({error}). {remedy}") from error
+        remedy = "Download or copy the file again; after a git clone, run git lfs pull."
+        raise CheckpointError(f"{path}: not a complete safetensors file ({error}). {remedy}") from error

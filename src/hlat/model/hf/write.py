@@ -58,7 +58,8 @@ def write_hf(
 
     Raises:
         RecipeError: config.json cannot express the model.
-        CheckpointError: tensors missing, unexpected or of another shape; the folder exists; no tokenizer files.
+        CheckpointError: tensors missing, unexpected or of another shape; a value that the dtype cannot hold; the folder
+            exists; no tokenizer files.
         StorageError: the folder cannot be written; nothing is left behind.
     """
     target = Path(out_dir)
@@ -78,7 +79,13 @@ def write_hf(
 
 def _cast(pairs: Iterable[Named], dtype: torch.dtype | None) -> Iterator[Named]:
     for name, tensor in pairs:
-        yield name, tensor.detach().to(device="cpu", dtype=dtype or tensor.dtype).contiguous()
+        cast = tensor.detach().to(device="cpu", dtype=dtype or tensor.dtype).contiguous()
+        # float16 ends at 65,504, so that weights of bfloat16 may become infinite.
+        if cast.dtype != tensor.dtype and not cast.isfinite().all() and tensor.isfinite().all():
+            largest = tensor.detach().abs().max().item()
+            reason = f"{name}: has {largest:.4g}, and {cast.dtype} ends at {torch.finfo(cast.dtype).max:.4g}"
+            raise CheckpointError(f"{reason}. Export it in bfloat16 or float32.")
+        yield name, cast
 
 
 def _with_zero_biases(config: ModelConfig, pairs: Iterable[Named]) -> Iterator[Named]:
@@ -97,16 +104,16 @@ def _write_weights(
     if has_bias:
         weights = [name for name in expected if name.endswith("o_proj.weight")]
         expected |= {name.removesuffix("weight") + "bias": (config.hidden_size,) for name in weights}
-    shapes: dict[str, tuple[int, ...]] = {}
+    written: dict[str, torch.Tensor] = {}
     shards: list[list[str]] = []
     total, dtype = 0, torch.float32
     for number, shard in enumerate(_shards(pairs, max_shard_bytes), start=1):
         _save(folder / f"{number}.shard", shard)
         shards.append(list(shard))
-        shapes |= {name: tuple(tensor.shape) for name, tensor in shard.items()}
+        written |= {name: tensor.to("meta") for name, tensor in shard.items()}
         total += sum(tensor.nbytes for tensor in shard.values())
         dtype = shard.get("model.embed_tokens.weight", torch.empty(0, dtype=dtype)).dtype
-    check_canonical(expected, shapes, "the tensors to export")
+    check_canonical(expected, written, "the tensors to export")
     names = [shard_name(number, len(shards)) for number in range(1, len(shards) + 1)] if len(shards) > 1 else [WEIGHTS]
     for number, name in enumerate(names, start=1):
         (folder / f"{number}.shard").rename(folder / name)

@@ -7,7 +7,7 @@
 out of the fit; planner/calibration/intervals.py and order.py have the rules.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from math import exp, hypot, log
@@ -26,11 +26,15 @@ _FIFTH_DEVIATIONS = 0.8416  # those beyond which 20 % lie
 
 @dataclass(frozen=True)
 class RatioInterval:
-    """An 80 % interval of the measured over the predicted step time, and the number of sources of its family."""
+    """An 80 % interval of the measured over the predicted step time, and the number of sources of its family.
+
+    A family has several chips: the sources of trainium are of Trainium 1.
+    """
 
     low: float
     high: float
     sources: int
+    family: str = ""
 
     @property
     def deviation(self) -> float:
@@ -46,9 +50,8 @@ class RatioInterval:
         added = _TAIL_DEVIATIONS * spread
         low, high = log(self.low), log(self.high)
         middle = (low + high) / 2
-        return RatioInterval(
-            exp(middle - hypot(middle - low, added)), exp(middle + hypot(high - middle, added)), self.sources
-        )
+        low, high = exp(middle - hypot(middle - low, added)), exp(middle + hypot(high - middle, added))
+        return replace(self, low=low, high=high)
 
 
 @cache
@@ -67,7 +70,7 @@ def shipped_interval(family: str, *, eight_bit: bool) -> RatioInterval:
     """
     table = _content()["intervals"]
     entry = table.get(family + " fp8" * eight_bit, table["pooled"])
-    found = RatioInterval(entry["low"], entry["high"], entry["sources"])
+    found = RatioInterval(entry["low"], entry["high"], entry["sources"], family)
     return found if found.sources else found.widened(CHIP_FAMILIES.get(family, CHIP_FAMILIES["measured"]).spread)
 
 

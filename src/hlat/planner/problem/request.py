@@ -8,10 +8,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from hlat.config import PRESETS, BatchSchedule, Recipe, RecipeError, load_recipe
-from hlat.config.files import hf_to_model, read_config_json
+from hlat.config import PRESETS, BatchSchedule, Recipe, RecipeError, load_recipe, model_section, preset_called
 from hlat.config.sections import ModelConfig, OptimizerConfig, RampStage
 from hlat.config.sections.optimizers import AdamWConfig
 from hlat.hardware import Chip, Cluster, PriceKind, Site
@@ -20,6 +17,7 @@ from hlat.planner.problem.families import borrowed_constants
 from hlat.planner.problem.llama_class import llama_class
 from hlat.precision import AUTO, MODES, resolve_mode
 from hlat.runtime import HardwareError, PlanError
+from hlat.runtime.quantities import short_count
 
 _ADAMW = AdamWConfig()
 _SITE = Site()
@@ -131,7 +129,7 @@ def resolve_request(
             tokens = recipe.total_tokens
         else:
             tokens = _TOKENS_PER_PARAMETER * count_parameters(config).total
-            assumed.append(f"{tokens:.3g} tokens, 20 per parameter (--tokens)")
+            assumed.append(f"{short_count(tokens)} tokens, 20 per parameter (--tokens)")
     requested = mode or (recipe.precision.mode if recipe else AUTO)
     mode = resolve_mode(requested, _has_fast_bf16(cluster.chip))
     if requested == AUTO:
@@ -205,12 +203,14 @@ def _load_model(name: str) -> tuple[ModelConfig, Recipe | None]:
     if path.is_dir() and (path / "config.json").is_file():
         path = path / "config.json"
     if path.suffix == ".json":
-        return _load_config_json(path), None
+        return model_section(str(path)), None
     try:
         recipe = _load_recipe(name)
     except RecipeError as error:
         if path.exists() or path.suffix in (".yaml", ".yml") or not _recipe_not_found(error):
             raise
+        if (preset := preset_called(name)) is not None:
+            return _load_model(preset)
         close = get_close_matches(name, PRESETS, n=3, cutoff=0.5)
         hint = f" Did you mean {' or '.join(close)}?" if close else ""
         known = f"presets {', '.join(PRESETS)}; a config.json; a recipe; or a size, as in llama-class-5b"
@@ -230,14 +230,3 @@ def _load_recipe(name: str) -> Recipe:
 
 def _recipe_not_found(error: RecipeError) -> bool:
     return any("no such recipe" in problem.reason for problem in error.problems)
-
-
-def _load_config_json(path: Path) -> ModelConfig:
-    try:
-        content = read_config_json(path)
-    except ValueError as error:
-        raise PlanError(f"{path} cannot be read as a config.json: {error}") from error
-    try:
-        return ModelConfig.model_validate(hf_to_model(content))
-    except ValidationError as error:
-        raise PlanError(f"{path}: {error.errors()[0]['msg']}") from error

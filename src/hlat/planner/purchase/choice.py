@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from hlat.hardware import Catalog, Chip, Cluster, Instance, PriceKind, close_names
 from hlat.planner.problem import PlanRequest, why_not_runnable
-from hlat.planner.purchase.exploration import explore
+from hlat.planner.purchase.exploration import compute, explore
 from hlat.planner.purchase.goal import Goal
 from hlat.planner.purchase.offers import Kind, Offer
 from hlat.runtime import HardwareError, PlanError
@@ -88,6 +88,8 @@ def choose_cluster(
         raise no_offer(f"no cluster meets the goal, {goal}", missed)
     chosen, kind = found[0]
     list(kind.doublings(chosen.cluster.count))
+    if not goal.meets(chosen.slow_end):
+        compute(goal.shrunk(chosen.prediction.interval.high), kind)  # numbers that leave room for the slow end, if any
     return Purchase(goal, of, tuple(offer for offer, _ in found), tuple(kind.offers), missed)
 
 

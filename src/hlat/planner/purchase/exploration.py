@@ -12,6 +12,7 @@ from math import ceil
 
 from hlat.planner.purchase.goal import KNEE, Goal
 from hlat.planner.purchase.offers import Kind, Offer
+from hlat.runtime.quantities import rounded_text
 
 _FAR = 1.15
 """Without a goal, a kind is left if its run costs so many times the best one where it was tried first."""
@@ -125,9 +126,8 @@ def _dear(offers: Sequence[Offer], best: Offer | None) -> str:
     last = offers[-1]
     if last.usd is None or best.usd is None or last.usd <= _DEAR * best.usd:
         return ""
-    return (
-        f"{_cost(last)} in {last.days:,.3g} days on {last.cluster.count:,}, far from the best and not explored further"
-    )
+    days = rounded_text(last.days)
+    return f"{_cost(last)} in {days} days on {last.cluster.count:,}, far from the best and not explored further"
 
 
 def _how_close(goal: Goal, offers: Sequence[Offer]) -> str:
@@ -135,9 +135,12 @@ def _how_close(goal: Goal, offers: Sequence[Offer]) -> str:
         return "no layout of the model fits"
     fastest = min(offers, key=lambda offer: offer.days)
     cheapest = min(offers, key=lambda offer: offer.price)
-    words = [f"the fastest is {fastest.cluster.name} with {fastest.days:,.3g} days"] if goal.days is not None else []
+    words = []
+    if goal.days is not None:
+        words.append(f"the fastest is {fastest.cluster.name} with {rounded_text(fastest.days)} days")
     if goal.usd is not None:
-        words.append(f"the cheapest is {cheapest.cluster.name} with {_cost(cheapest)} in {cheapest.days:,.3g} days")
+        days = rounded_text(cheapest.days)
+        words.append(f"the cheapest is {cheapest.cluster.name} with {_cost(cheapest)} in {days} days")
     return "; ".join(words)
 
 

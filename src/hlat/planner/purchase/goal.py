@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from hlat.planner.purchase.offers import Offer
 from hlat.runtime import PlanError
+from hlat.runtime.quantities import rounded_text
 
 KNEE = 1.1
 """Without a goal, a cluster grows as long as its run costs at most this many times the cheapest run of its kind."""
@@ -40,6 +41,11 @@ class Goal:
         """Return True if a run on the offered cluster is within the limits."""
         in_time = self.days is None or offer.days <= self.days
         return in_time and (self.usd is None or (offer.usd is not None and offer.usd <= self.usd))
+
+    def shrunk(self, factor: float) -> "Goal":
+        """Return limits that many times as tight."""
+        days, usd = (None if limit is None else limit / factor for limit in (self.days, self.usd))
+        return Goal(days, usd)
 
     def order(self, offer: Offer) -> tuple[float, float]:
         """Return the key that orders offers of several kinds, the best first."""
@@ -91,5 +97,5 @@ def parse_goal(deadline: str | None, budget: str | None) -> Goal:
 
 
 def _time(days: float) -> str:
-    number, unit = (f"{days:g}", "day") if days >= 1 else (f"{days * 24:.3g}", "hour")
+    number, unit = (rounded_text(days), "day") if days >= 1 else (rounded_text(days * 24), "hour")
     return f"{number} {unit}{'' if number == '1' else 's'}"

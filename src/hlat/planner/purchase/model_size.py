@@ -19,6 +19,7 @@ from hlat.planner.purchase.choice import Purchase, choose_cluster
 from hlat.planner.purchase.goal import Goal
 from hlat.planner.purchase.offers import Offer
 from hlat.planner.purchase.scaling_law import CHINCHILLA, FLOPS_PER_PARAMETER
+from hlat.runtime.quantities import short_count
 
 _FIRST_FLOPS = 1e21  # of the model that is asked for first; every later one gets a cluster of its own
 _MOST_SIZES = 10  # that are asked for; three are usual
@@ -111,7 +112,7 @@ def choose_model_size(
     """
     purposes = [("least loss", 0.0)]
     if generated:
-        purposes.insert(0, (f"{_short(generated)} generated", generated))
+        purposes.insert(0, (f"{short_count(generated)} generated", generated))
     if flops is not None:
         return _for_flops(chips, goal, request_of, catalog, price, flops, generated, purposes)
     purchases: dict[str, Purchase] = {}
@@ -186,7 +187,3 @@ def optimal_tokens(request: PlanRequest) -> tuple[int, float]:
         middle = (low * high) ** 0.5
         low, high = (middle, high) if CHINCHILLA.optimal_size(middle)[0] < size else (low, middle)
     return size, CHINCHILLA.optimal_size(low)[1]
-
-
-def _short(tokens: float) -> str:
-    return f"{tokens / 1e12:.3g}T" if tokens >= 1e12 else f"{tokens / 1e9:.3g}B"

@@ -21,10 +21,10 @@ def risk_sentence(purchase: Purchase) -> str:
     if purchase.sure:
         names = ", ".join(offer.cluster.name for offer in purchase.sure)
         return may + f"Within the goal over the whole range: {names}."
-    high = chosen.prediction.interval.high
-    room = [f"--deadline {_rounded_down(goal.days / high)}d"] if late and goal.days is not None else []
-    room += [f"--budget {_rounded_down(goal.usd / high)}"] if dear and goal.usd is not None else []
-    return may + f"No row is within the goal over its whole range; {' '.join(room)} leaves room for the slow end."
+    none = f"No number of {chosen.cluster.instance.name} that was tried is within the goal over its whole range"
+    if purchase.affords and goal.days is not None:  # with another number of tokens, any deadline can be met
+        return may + f"{none}; --deadline {_rounded_down(goal.days / chosen.prediction.interval.high)}d leaves room."
+    return may + f"{none}."
 
 
 def _rounded_down(value: float) -> str:

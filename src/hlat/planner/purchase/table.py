@@ -19,6 +19,7 @@ from hlat.planner.report import (
     wrapped,
 )
 from hlat.planner.search import format_number, layout_json
+from hlat.runtime.quantities import rounded_text, short_count
 
 LAW = "law: Hoffmann 2022, approach 3, constants of Besiroglu 2024; D tokens, N parameters, all counted"
 
@@ -67,8 +68,8 @@ def _size_row(run: SizedRun, chosen: bool) -> list[str]:
     offer = run.offer
     return [
         "*" if chosen else "",
-        number(run.parameters),
-        number(run.tokens),
+        short_count(run.parameters),
+        short_count(run.tokens),
         f"{run.tokens / run.parameters:,.0f}",
         f"{run.loss:.3f}",
         offer.cluster.name,
@@ -85,7 +86,7 @@ def _shape(run: SizedRun, generated: float) -> str:
     return (
         f"{run.offer.request.name}: {model.layers} layers of {model.hidden_size:,}, {model.heads} heads, "
         f"{model.n_kv_heads} kv heads, {model.intermediate_size:,} wide, {model.vocab_size:,} words; "
-        f"{run.flops:.3g} FLOPs, for which the law wants {number(run.best[0])} parameters{life}"
+        f"{run.flops:.3g} FLOPs, for which the law wants {short_count(run.best[0])} parameters{life}"
     )
 
 
@@ -97,9 +98,10 @@ def _beside_the_optimum(offer: Offer) -> str:
     best = CHINCHILLA.optimal_size(flops)
     share, loss, least = request.tokens / wanted, CHINCHILLA.loss(size, request.tokens), CHINCHILLA.loss(*best)
     return (
-        f"{number(request.tokens)} tokens are {request.tokens / size:.3g} per parameter, {share:.2g} times those for "
-        f"which this size is compute-optimal ({number(wanted)}). The same compute is best spent on {number(best[0])} "
-        f"parameters and {number(best[1])} tokens: loss {least:.3f} instead of {loss:.3f} ({LAW})."
+        f"{short_count(request.tokens)} tokens are {rounded_text(request.tokens / size)} per parameter, "
+        f"{rounded_text(share, 2)} times those for which this size is compute-optimal ({short_count(wanted)}). "
+        f"The same compute is best spent on {short_count(best[0])} parameters and {short_count(best[1])} tokens: "
+        f"loss {least:.3f} instead of {loss:.3f} ({LAW})."
     )
 
 
@@ -122,19 +124,12 @@ def _assumed(offer: Offer, columns: int) -> Iterator[str]:
 
 
 def _tokens(purchase: Purchase) -> str:
-    return "tokens as the budget affords" if purchase.affords else f"{number(purchase.chosen.request.tokens)} tokens"
+    tokens = short_count(purchase.chosen.request.tokens)
+    return "tokens as the budget affords" if purchase.affords else f"{tokens} tokens"
 
 
 def _prices(kind: str | None) -> str:
     return "prices unknown" if kind is None else f"{kind} prices"
-
-
-def number(value: float) -> str:
-    """Write a large number in three digits, as 1.2T, 300B or 350M."""
-    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
-        if value >= 0.9995 * size:
-            return f"{value / size:.3g}{unit}"
-    return f"{value:,.0f}"
 
 
 def _rows(offers: Sequence[Offer], chosen: Offer, affords: bool) -> Iterator[list[str]]:
@@ -144,7 +139,7 @@ def _rows(offers: Sequence[Offer], chosen: Offer, affords: bool) -> Iterator[lis
             "*" if offer is chosen else "",
             offer.cluster.name,
             f"{offer.cluster.chips:,}",
-            *([number(offer.request.tokens)] * affords),
+            *([short_count(offer.request.tokens)] * affords),
             format_number(offer.days, 1),
             interval_text(offer.prediction, offer.days),
             "" if offer.usd is None else f"{offer.usd:,.0f}",

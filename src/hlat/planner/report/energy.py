@@ -6,13 +6,14 @@ prediction, site -> "up to 12.4 MWh: ..."
 from hlat.hardware import HOST_SHARE
 from hlat.planner.problem import PlanRequest
 from hlat.planner.search import LayoutPrediction
+from hlat.runtime.quantities import rounded_text
 
 
 def energy_text(kwh: float | None) -> str:
     """Return an amount of energy with its unit; empty if it is not known."""
     if kwh is None:
         return ""
-    return f"{kwh / 1000:,.3g} MWh" if kwh >= 1000 else f"{kwh:,.3g} kWh"
+    return f"{rounded_text(kwh / 1000)} MWh" if kwh >= 1000 else f"{rounded_text(kwh)} kWh"
 
 
 def energy_sentence(request: PlanRequest, prediction: LayoutPrediction) -> str:

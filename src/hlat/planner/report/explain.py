@@ -7,6 +7,8 @@ from hlat.planner.cost import exchanged_bytes
 from hlat.planner.problem import PlanRequest
 from hlat.planner.report.message_times import message_times
 from hlat.planner.search import TIE_TOLERANCE, LayoutPrediction, TrainingPlan, fits, format_number
+from hlat.runtime import plural
+from hlat.runtime.quantities import rounded_text
 
 _GIB = 1 << 30
 _COMPONENT_NAMES = {
@@ -51,10 +53,8 @@ def expectation(chosen: LayoutPrediction) -> str:
     money = ""
     if chosen.cost_usd is not None:
         money = " and {} to {} USD".format(*map(_two_digits, chosen.interval.of(chosen.cost_usd)))
-    sources = chosen.interval.sources
-    evidence = (
-        f"{sources} published source{'s' if sources > 1 else ''} of these chips" if sources else "other chips only"
-    )
+    sources, family = chosen.interval.sources, chosen.interval.family
+    evidence = f"{plural(sources, 'published source')} of {family} chips" if sources else "other chips only"
     return f"{low} to {high} days{money} in 4 of 5 runs, by {evidence}"
 
 
@@ -65,8 +65,7 @@ def interval_text(planned: LayoutPrediction, value: float) -> str:
 
 def _two_digits(value: float) -> str:
     """A number rounded to two significant digits, as 64,000."""
-    rounded = float(f"{value:.2g}")
-    return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:#.2g}"
+    return f"{value:#.2g}" if 0.1 <= value < 9.95 else rounded_text(value, 2)  # 3.0 rather than 3
 
 
 def compare(chosen: LayoutPrediction, other: LayoutPrediction) -> str:

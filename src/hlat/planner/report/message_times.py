@@ -9,6 +9,7 @@ from hlat.planner.cost import comm_times, load_constants
 from hlat.planner.problem import Candidate, PlanRequest, rank_weights
 from hlat.planner.search import workload_columns
 from hlat.precision import MODES
+from hlat.runtime.quantities import rounded_text
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ class MessageTime:
         return self.bytes / self.seconds
 
     def __str__(self) -> str:
-        time = f"{self.seconds:.2f} s" if self.seconds >= 1 else f"{1000 * self.seconds:.3g} ms"
-        return f"{time} ({self.rate / 1e9:.3g} GB/s)" if self.bytes else time
+        time = f"{self.seconds:.2f} s" if self.seconds >= 1 else f"{rounded_text(1000 * self.seconds)} ms"
+        return f"{time} ({rounded_text(self.rate / 1e9)} GB/s)" if self.bytes else time
 
 
 def message_times(request: PlanRequest, layout: Candidate) -> dict[str, MessageTime]:

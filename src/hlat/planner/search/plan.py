@@ -30,6 +30,7 @@ from hlat.planner.search.search import USABLE_MEMORY_SHARE, LayoutPrediction, Se
 from hlat.planner.search.suggestions import suggestions
 from hlat.planner.search.tie_break import TIE_TOLERANCE, break_tie
 from hlat.runtime import PlanError, plural
+from hlat.runtime.quantities import rounded_text
 
 _GIB = 1 << 30
 _DAY = 86400.0
@@ -198,7 +199,7 @@ def make_plan(request: PlanRequest, layout: str | None = None) -> TrainingPlan:
 
 def format_number(value: float, digits: int = 2) -> str:
     """Format a number for a table: ``digits`` decimals, or three significant digits below 1."""
-    return f"{value:,.{digits}f}" if value >= 1 else f"{value:.3g}"
+    return f"{value:,.{digits}f}" if value >= 1 else rounded_text(value)
 
 
 def fits(request: PlanRequest, prediction: LayoutPrediction) -> bool:

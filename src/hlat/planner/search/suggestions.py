@@ -47,16 +47,17 @@ def _with_count(request: PlanRequest, count: int) -> PlanRequest:
 
 
 def _larger_instances(request: PlanRequest) -> Iterator[tuple[PlanRequest, LayoutPrediction]]:
-    """Yield the same number of the next larger instances, by memory, that have a price and fit."""
+    """Yield the same number of the next larger instances, by memory, that have the request's price and fit."""
     catalog: Catalog = load_catalog()
     clusters = []
     for instance in catalog.instances:
         chip = catalog.chip(instance.chip)
-        if chip is not None and instance.prices and chip.family == request.cluster.chip.family:
+        # The same command with this cluster has to be accepted, and it names the kind of price.
+        priced = request.price in instance.prices if request.price else bool(instance.prices)
+        if chip is not None and priced and chip.family == request.cluster.chip.family:
             clusters.append(Cluster(instance, chip, request.cluster.count))
     larger = [cluster for cluster in clusters if cluster.memory_bytes > request.cluster.memory_bytes]
     for cluster in sorted(larger, key=lambda cluster: cluster.memory_bytes)[:_LARGER_INSTANCES]:
-        price = request.price if request.price in cluster.instance.prices else None
-        if found := list(_if_it_fits(replace(request, cluster=cluster, price=price))):
+        if found := list(_if_it_fits(replace(request, cluster=cluster))):
             yield found[0]
             return

@@ -3,7 +3,7 @@
 Differences below the model's own error decide nothing. Among the layouts within that error of the fastest, the plan
 takes the plainest: tensor parallelism on fast links, no pipeline, least recomputation, fewest gathers, smallest tensor
 degree, fewest stages and replicas, then the fastest. (In published sweeps, trading pipeline stages for a larger tensor
-degree lost.)
+degree lost.) One that another of them beats in both time and memory is not taken: nobody would want it.
 """
 
 from hlat.config.sections import ZERO_BUBBLE
@@ -40,4 +40,7 @@ def break_tie(ranked: list[LayoutPrediction], domain: int) -> LayoutPrediction:
             prediction.step_seconds,
         )
 
-    return min(tied, key=plainness)
+    def beaten(one: LayoutPrediction) -> bool:
+        return any(other.step_seconds < one.step_seconds and other.peak_memory < one.peak_memory for other in tied)
+
+    return min((prediction for prediction in tied if not beaten(prediction)), key=plainness)

@@ -1,5 +1,6 @@
-"""Numbers as people type them, with units: 100M, 3h, 20GB, 80%."""
+"""Numbers as people type and read them, with units: 100M, 3h, 20GB, 80%; 1,370 MWh, 160B."""
 
+from hlat.runtime.quantities.formatting import rounded_text, short_count
 from hlat.runtime.quantities.parsing import (
     QuantityError,
     parse_bytes,
@@ -18,4 +19,6 @@ __all__ = [
     "parse_seconds",
     "parse_share",
     "parse_whole",
+    "rounded_text",
+    "short_count",
 ]

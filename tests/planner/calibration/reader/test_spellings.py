@@ -67,6 +67,28 @@ def test_generations_of_infiniband(generation, count, cross, kind, small):
 
 
 @pytest.mark.parametrize(
+    ("text", "gigabits"),
+    [
+        ("400 Gb/s x 8 per node", 3200),
+        ("400Gbps x8", 3200),
+        ("two 200 Gb/s HCAs per node", 400),
+        ("dual 200Gb/s per node", 400),
+        ("8*400Gb/s", 3200),
+        ("EDR x4 per node", 400),
+    ],
+)
+def test_the_number_of_links_may_be_a_word_or_follow_the_rate(text, gigabits):
+    found = read_network(text, "h100", 8, 400e9)
+    assert found.rate == pytest.approx(gigabits * 1e9 / 8)
+
+
+@pytest.mark.parametrize("text", ["400 Gb/s per 2 GPUs", "800 Gb/s bidirectional per GPU", "one HDR per pair of GPUs"])
+def test_a_rate_of_several_devices_or_directions_is_not_called_stated(text):
+    with pytest.raises(UnreadableError, match="not the rate of one device in one direction"):
+        read_network(text, "h100", 8, 400e9)
+
+
+@pytest.mark.parametrize(
     ("text", "gigabytes"),
     [
         ("3,200 Gb/s EFA per instance", 400), ("3.2 Tbps per node", 400), ("3.2 Tb/s", 400), ("3200 Gbps", 400),

@@ -2,7 +2,7 @@
 
     "NVLink node + 8x NDR400 per node" -> clauses -> [count x] rate [per scope] -> 400e9 bytes per second and node
 
-    clause    = [count "x" | rails] (rate | technology [rate]) [scope]
+    clause    = [count "x" | rails] (rate | technology [rate]) ["x" count] [scope]
     rate      = number unit | number "/" number unit       (Gb/s, Gbps, GB/s, Tb/s, 400G)
     scope     = "per" (node | chip | adapter)
 
@@ -47,7 +47,11 @@ _RATE = re.compile(
     r"(?P<size>[KMGTkmgt])i?(?P<unit>bytes?|bits?|[bB](?![a-zA-Z])|[bB](?=ps|PS)|(?=\s|$|[),;/]))(?:/s(?:ec)?|ps|PS)?"
 )
 _RAILS = {"single": 1, "dual": 2, "quad": 4, "four": 4, "eight": 8, "two": 2}
-_COUNT = re.compile(r"(\d+)\s*x\s*$")
+_COUNT = re.compile(r"(?:(\d+)\s*[x*]|\b(two|dual|four|quad|eight))\s*$")
+_COUNT_AFTER = re.compile(r"\s*[x*]\s*(\d+)\b(?!\s*[gt])")
+_UNCLEAR = re.compile(
+    rf"bi-?directional|both directions|(?:per|/|each|for)\s*(?:\d+|two|four|pair of)\s*(?:{_CHIP})s?\b"
+)
 _LARGEST_PORT = 800  # Gb/s
 
 
@@ -121,6 +125,8 @@ def _structure(text: str) -> Network:
 def _networks(clause: str, chip: str, chips: int, usual: float) -> Iterator[Network]:
     """The network of a clause, if it has a rate or names a technology."""
     small = clause.lower()
+    if (unclear := _UNCLEAR.search(small)) is not None:
+        raise UnreadableError(f"not the rate of one device in one direction: {unclear[0]!r}")
     technology = next((name for name in _PORTS if re.search(rf"(?<![a-wyz0-9]){name}(?![a-z])", small)), None)
     rate, technical = _RATE.search(clause), technology and re.search(technology, small)
     if rate is not None:
@@ -141,7 +147,8 @@ def _networks(clause: str, chip: str, chips: int, usual: float) -> Iterator[Netw
     else:
         return
     share = next((value for name, value in _REACHED.items() if re.search(name, small)), 1.0)
-    yield _per_node(clause, small, start, options, sure, chips, usual, share)
+    end = max(match.end() for match in (rate, technical) if match)
+    yield _per_node(clause, small, (start, end), options, sure, chips, usual, share)
 
 
 def _gigabits(rate: re.Match[str]) -> list[float]:
@@ -156,14 +163,23 @@ def _gigabits(rate: re.Match[str]) -> list[float]:
 
 
 def _per_node(
-    clause: str, small: str, start: int, options: list[float], sure: Certainty, chips: int, usual: float, share: float
+    clause: str,
+    small: str,
+    place: tuple[int, int],
+    options: list[float],
+    sure: Certainty,
+    chips: int,
+    usual: float,
+    share: float,
 ) -> Network:
-    """The rate of a node, from rates of one unit, their number and their scope."""
+    """The rate of a node, from rates of one unit (at a place of the clause), their number and their scope."""
+    start, end = place
     counted = _COUNT.search(small[:start].rstrip().removesuffix("infiniband").rstrip())
+    after = _COUNT_AFTER.match(small, end)
     rails = re.search(r"\b(\d+|single|dual|quad)[- ]?rail", small)
     nics = re.search(r"\b(\d+|two|four|eight)\s*(?:nics?|hcas?|ports?|adapters?|links?)\b", small)
-    word = counted or rails or nics
-    count = 0 if word is None else _RAILS.get(word[1]) or int(word[1])
+    word = next((word[word.lastindex or 0] for word in (counted, after, rails, nics) if word), "0")
+    count = _RAILS.get(word) or int(word)
     scope = _SCOPE.search(small)
     reason = ""
     if scope is not None and scope["chip"]:
