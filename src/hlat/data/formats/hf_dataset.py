@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import ipc
 
-from hlat.data.formats.arrow import ArrowFormat
+from hlat.data.formats.arrow import ArrowFormat, stream_batches
 from hlat.runtime import DataError, escape_name
 
 _STATE, _INFO, _DICT = "state.json", "dataset_info.json", "dataset_dict.json"
@@ -36,7 +36,7 @@ class HuggingFaceFormat(ArrowFormat):
         if rows is not None:
             return rows
         with pa.memory_map(str(path)) as source:
-            return [batch.num_rows for batch in ipc.open_stream(source)]
+            return [batch.num_rows for batch in stream_batches(ipc.open_stream(source), source, path)]
 
     def folder_files(self, names: Sequence[str], read: Callable[[str], bytes]) -> list[str] | None:
         """Return the files of a saved dataset in the order of its state.json.

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         numbered_sources,
         open_cached_store,
     )
+    from hlat.data.sources.findings import check_first_bytes, first_bytes, refuse
     from hlat.data.sources.held_out import HeldOut, describe_scarce
     from hlat.data.sources.listing import SourceNotFoundError
     from hlat.data.sources.source_file import SourceFile, Stamp, sha256_of
@@ -37,6 +38,7 @@ __getattr__ = lazily(
             "numbered_sources",
             "open_cached_store",
         ),
+        "findings": ("check_first_bytes", "first_bytes", "refuse"),
         "held_out": ("HeldOut", "describe_scarce"),
         "listing": ("SourceNotFoundError",),
         "source_file": (
@@ -68,16 +70,19 @@ __all__ = [
     "SplitRule",
     "Stamp",
     "cache_location",
+    "check_first_bytes",
     "default_column",
     "describe_corpus_changes",
     "describe_scarce",
     "files_of_source",
+    "first_bytes",
     "hash_files",
     "hash_share",
     "hash_threshold",
     "list_files",
     "numbered_sources",
     "open_cached_store",
+    "refuse",
     "sha256_of",
     "source_columns",
     "tail_start",
