@@ -24,6 +24,7 @@ from hlat.data.sources import (
     cache_location,
     default_column,
     describe_scarce,
+    doubts,
     files_of_source,
     first_bytes,
     numbered_sources,
@@ -73,6 +74,7 @@ class InputReport:
         most_tokens: upper bound of the training tokens, end tokens included; None if unknown.
         training_tokens: tokens of an epoch: counted if the data is prepared or short, else estimated; None if unknown.
         is_prepared: True if the data is prepared already.
+        doubts: sentences about files that seem to be absent or are there twice.
         scarce_validation: sources with little validation text, and what would work; empty if there is none.
     """
 
@@ -81,6 +83,7 @@ class InputReport:
     most_tokens: int | None = None
     training_tokens: float | None = None
     is_prepared: bool = False
+    doubts: list[str] = field(default_factory=list)
     scarce_validation: tuple[str, str] | None = None
 
 
@@ -120,7 +123,9 @@ def check_inputs(
             report.problems.append(_problem(name, source.path, str(error)))
     corpus = [files.get(name) for name, source in sources.items() if source.number >= 0]
     if all(found is not None for found in corpus):
-        _measure(data, [file for found in corpus for file in found or ()], report)
+        all_files = [file for found in corpus for file in found or ()]
+        report.doubts = doubts(all_files)
+        _measure(data, all_files, report)
         if manifest is None and not report.problems:
             named_files = {_name(data, source): files[name] for name, source in sources.items() if source.number >= 0}
             _check_split(data, named_files, tokenizer, report)

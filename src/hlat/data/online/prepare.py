@@ -49,6 +49,7 @@ from hlat.data.sources import (
     SplitRule,
     check_first_bytes,
     describe_corpus_changes,
+    doubts,
     hash_threshold,
     list_files,
 )
@@ -169,7 +170,7 @@ class _OnlinePreparation:
                 "splits": splits,
                 "rows": [],
                 "quarantine": None,
-                "notes": notes,
+                "notes": [*notes, *doubts(self._files)],
                 "settings": settings,
                 "places": recipe_locations(self._config),
                 "sources": self._records,

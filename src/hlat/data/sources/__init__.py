@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         numbered_sources,
         open_cached_store,
     )
-    from hlat.data.sources.findings import check_first_bytes, first_bytes, refuse
+    from hlat.data.sources.findings import check_first_bytes, doubts, first_bytes, refuse
     from hlat.data.sources.held_out import HeldOut, describe_scarce
     from hlat.data.sources.listing import SourceNotFoundError
     from hlat.data.sources.source_file import SourceFile, Stamp, sha256_of
@@ -38,7 +38,7 @@ __getattr__ = lazily(
             "numbered_sources",
             "open_cached_store",
         ),
-        "findings": ("check_first_bytes", "first_bytes", "refuse"),
+        "findings": ("check_first_bytes", "doubts", "first_bytes", "refuse"),
         "held_out": ("HeldOut", "describe_scarce"),
         "listing": ("SourceNotFoundError",),
         "source_file": (
@@ -74,6 +74,7 @@ __all__ = [
     "default_column",
     "describe_corpus_changes",
     "describe_scarce",
+    "doubts",
     "files_of_source",
     "first_bytes",
     "hash_files",

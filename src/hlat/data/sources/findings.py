@@ -6,14 +6,18 @@
 Each format says itself what is wrong with a file (``FileFormat.bad_beginning``); nothing here knows formats.
 """
 
+import os
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from hlat.data.sources.source_file import SourceFile
-from hlat.runtime import DataError, plural
+from hlat.runtime import DataError, is_url, plural
 
 _ROWS = 3
+_SHARD = re.compile(r"-(\d{5})-of-(\d{5})")
 
 
 class Finding(NamedTuple):
@@ -56,6 +60,27 @@ def first_bytes(files: Iterable[SourceFile], unreadable_rows: float) -> Iterator
 def check_first_bytes(files: Iterable[SourceFile], unreadable_rows: float) -> None:
     """Raise a DataError with everything that the first bytes of a corpus show; before hashing, which may take hours."""
     refuse("the corpus", list(first_bytes(files, unreadable_rows)))
+
+
+def doubts(files: Iterable[SourceFile]) -> list[str]:
+    """Return sentences about a corpus that can be read, but of which files seem to be absent or are there twice.
+
+    Names such as ``train-00003-of-00040`` say how many files there were.
+    """
+    shards, places = defaultdict[tuple[str, str, str], set[str]](set), Counter[str]()
+    for file in files:
+        places[file.path if is_url(file.path) else os.path.realpath(file.path)] += 1
+        if found := _SHARD.search(file.path):
+            shards[file.path[: found.start()], found[2], file.path[found.end() :]].add(found[1])
+    rows = [
+        f"{plural(int(count) - len(numbers), 'file')} of {count} absent, by the names {start}-00000-of-{count}{end}."
+        for (start, count, end), numbers in shards.items()
+        if len(numbers) < int(count)
+    ]
+    twice = [place for place, times in places.items() if times > 1]
+    if twice:
+        rows.append(f"{twice[0]}{_more(twice)}: named more than once, and read as often.")
+    return rows if len(rows) <= _ROWS else [*rows[:_ROWS], f"And {len(rows) - _ROWS} more like these."]
 
 
 def refuse(source: str, findings: Sequence[Finding]) -> None:

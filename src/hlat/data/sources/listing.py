@@ -2,15 +2,14 @@
 
     path, folder, glob or URL --> files, sorted by path, their names in the folder if the source is one, and findings
 
-Files are sorted by path, so their order is the same on every machine. Links to folders are followed; a file that can be
-reached in several ways through such links is listed once, by the way with the fewest links.
+Files are sorted by path, so their order is the same on every machine. Links to folders are followed, each folder once.
 """
 
 import glob
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -110,12 +109,12 @@ class Listing(NamedTuple):
             raise DataError(f"{name} cannot be read: {error.strerror}") from error
 
 
-def list_source(path: str, store_cache: Cache) -> Listing:
+def list_source(path: str, cache: Cache) -> Listing:
     """List the files of a source.
 
     Args:
         path: path, folder, glob or URL.
-        store_cache: cache of remote files.
+        cache: cache of remote files.
 
     Raises:
         SourceNotFoundError: a path or glob has no files.
@@ -123,7 +122,7 @@ def list_source(path: str, store_cache: Cache) -> Listing:
     """
     path = local_path(path)
     if is_url(path):
-        cached_store = CachedStore(Store(path), store_cache)
+        cached_store = CachedStore(Store(path), cache)
         found = _find_remote(path, cached_store.store)
         is_folder = path.rstrip("/") != found[0].url and not glob.has_magic(path)
         names = [file.url.removeprefix(f"{path.rstrip('/')}/") for file in found]
@@ -186,8 +185,10 @@ def _find_files(path: str) -> tuple[list[Path], list[Finding]]:
             raise DataError(f"{path}: the folder contains no files. Put the texts there, or name another folder.")
         return files, [*findings, *unusable]
     if glob.has_magic(path):
-        files, findings = _sorted(map(Path, _matches(str(root))))
-        findings += _hidden_losses(root)
+        findings = list[Finding]()
+        paths = _below(root, findings) if "**" in root.parts else _matches(root, findings)
+        files, unusable = _sorted(paths)
+        findings += unusable
         if not (files or findings):
             raise SourceNotFoundError(
                 f"{path}: no file matches this glob. Quote it in the shell, and use ** to cross folders."
@@ -204,18 +205,43 @@ def _find_files(path: str) -> tuple[list[Path], list[Finding]]:
     raise SourceNotFoundError(f"{path}: no such file or folder (looked in {Path.cwd()}). {advice}")
 
 
-def _matches(pattern: str) -> list[str]:
-    return glob.glob(pattern, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute patterns
+def _matches(pattern: Path, findings: list[Finding]) -> Iterator[Path]:
+    """Yield the paths that match a glob without **; folders that it crosses and that cannot be listed are findings."""
+    for end in range(1, len(pattern.parts)):
+        if glob.has_magic(pattern.parts[end - 1]):
+            for path in _glob(Path(*pattern.parts[:end])):
+                if path.is_dir() and not os.access(path, os.R_OK | os.X_OK, effective_ids=_EFFECTIVE):
+                    findings.append(Finding(str(path), "the folder cannot be listed: Permission denied."))
+                elif not path.suffix and broken_link(path):
+                    yield path
+    yield from _glob(pattern)
+
+
+def _glob(pattern: Path) -> Iterator[Path]:
+    return map(Path, glob.glob(str(pattern)))  # noqa: PTH207 - Path.glob takes no absolute patterns
+
+
+def _below(pattern: Path, findings: list[Finding]) -> Iterator[Path]:
+    """Yield the paths that match a glob with **, and links to nowhere that may be folders it should cross.
+
+    Python's glob follows links to folders without end, and leaves out what it cannot list.
+    """
+    from fsspec.utils import glob_translate  # noqa: PLC0415 - fsspec is imported on first use
+
+    first = next(index for index, part in enumerate(pattern.parts) if glob.has_magic(part))
+    root, wants_hidden = Path(*pattern.parts[:first]), any(part.startswith(".") for part in pattern.parts[first:])
+    matches = re.compile(glob_translate(str(pattern))).match
+    for path in _walk(root, findings):
+        if (wants_hidden or not _hidden(path.relative_to(root))) and (
+            matches(str(path)) or (not path.suffix and broken_link(path))
+        ):
+            yield path
 
 
 def _sorted(paths: Iterable[Path]) -> tuple[list[Path], list[Finding]]:
-    """Sort paths, each file once; return the files, and the paths that are none because of a link or a name."""
-    ways: dict[str, list[Path]] = {}
-    real = cache(os.path.realpath)  # many files have the same folder
-    for path in paths:
-        ways.setdefault(os.path.join(real(path.parent), path.name), []).append(path)  # noqa: PTH118 - a million files
+    """Sort paths; return the files, and findings about links to nowhere and names that no record takes."""
     files, findings = list[Path](), list[Finding]()
-    for path in sorted(each[0] if len(each) == 1 else min(each, key=_links) for each in ways.values()):
+    for path in sorted(set(paths)):
         if not path.is_file():
             if link := broken_link(path):
                 findings.append(Finding(str(path), f"{link}. {_FETCH}"))
@@ -226,11 +252,6 @@ def _sorted(paths: Iterable[Path]) -> tuple[list[Path], list[Finding]]:
         else:
             files.append(path)
     return files, findings
-
-
-def _links(path: Path) -> tuple[int, Path]:
-    """Return a key of paths: the links among the folders of a path, and the path itself."""
-    return sum(folder.is_symlink() for folder in path.parents), path
 
 
 def _walk(root: Path, findings: list[Finding]) -> Iterator[Path]:
@@ -256,19 +277,6 @@ def _walk(root: Path, findings: list[Finding]) -> Iterator[Path]:
                 yield from (Path(folder, name) for name in names)
                 links += (link for name in inner if (link := Path(folder, name)).is_symlink())
         starts = [link for link in sorted(links) if os.path.realpath(link) not in seen | around]
-
-
-def _hidden_losses(pattern: Path) -> Iterator[Finding]:
-    """Yield folders that a glob leaves out silently: those that cannot be listed, and links to nowhere."""
-    parts = pattern.parts
-    for end in range(1, len(parts)):
-        if not glob.has_magic(parts[end - 1]):
-            continue
-        for path in map(Path, _matches(str(Path(*parts[:end])))):
-            if not path.suffix and (link := broken_link(path)):
-                yield Finding(str(path), f"{link}. {_FETCH}")
-            elif path.is_dir() and not os.access(path, os.R_OK | os.X_OK, effective_ids=_EFFECTIVE):
-                yield Finding(str(path), "the folder cannot be listed: Permission denied.")
 
 
 def _hidden(path: Path) -> bool:

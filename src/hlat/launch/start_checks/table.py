@@ -23,6 +23,7 @@ CHECKS: tuple[StartCheck, ...] = (
     odd.short_text,
     odd.passes,
     odd.validation,
+    odd.files,
     odd.cores,
 )
 """All checks. What is odd in a recipe alone, wherever it runs, is in the table of ``hlat.config.rules.notes``."""

@@ -22,6 +22,7 @@ from hlat.model.hf.config import SpecialIds
 from hlat.model.hf.files import INDEX, WEIGHTS, read_json
 from hlat.model.hf.names import canonical_shapes, check_canonical, check_layers
 from hlat.runtime import CheckpointError
+from hlat.runtime.storage import recognize_file
 
 _DTYPES = {
     "F64": torch.float64,
@@ -184,5 +185,7 @@ def _open(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except (SafetensorError, OSError) as error:
+        if found := recognize_file(path):
+            raise CheckpointError(f"{path}: this is {found.what}. {found.remedy}") from error
         remedy = "Download or copy the file again."
         raise CheckpointError(f"{path}: damaged or truncated ({error}). {remedy}") from error
