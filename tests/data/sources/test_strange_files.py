@@ -20,6 +20,8 @@ import zstandard
 from pyarrow import ipc
 from pyarrow import parquet as pq
 
+from hlat.config.sections import DataConfig
+from hlat.data.sources import doubts, list_files
 from hlat.runtime import DataError
 from tests.support.data.reading_sources import read_source, verdict
 
@@ -33,7 +35,8 @@ HTML = b"<!DOCTYPE html>\n<html><body>404 Not Found</body></html>\n"
 
 
 def _table(values: object, column_type: pa.DataType | None = None) -> pa.Table:
-    return pa.table({"id": pa.array([1] * len(values)), "text": pa.array(values, type=column_type)})  # type: ignore[arg-type]
+    rows = [1] * len(values)  # type: ignore[arg-type]
+    return pa.table({"id": pa.array(rows), "text": pa.array(values, type=column_type)})
 
 
 def _parquet(table: pa.Table, **options: object) -> bytes:
@@ -268,9 +271,6 @@ def test_findings_are_one_short_table(tmp_path: Path) -> None:
 
 
 def test_files_that_seem_absent_or_are_named_twice_are_told(tmp_path: Path) -> None:
-    from hlat.config.sections import DataConfig  # noqa: PLC0415
-    from hlat.data.sources import doubts, list_files  # noqa: PLC0415
-
     for number in (0, 1, 3):
         (tmp_path / f"train-{number:05}-of-00004.jsonl").write_bytes(LINES)
     config = DataConfig.model_validate({"sources": [{"path": str(tmp_path)}, {"path": f"{tmp_path}/*-00003-*"}]})

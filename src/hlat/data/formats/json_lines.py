@@ -34,6 +34,7 @@ _LIST = (
     "those of a list in a field, and '.' objects of several lines."
 )
 _NO_LINES = re.compile(rb"\s*(?:\[\s*\{|[\[{]\s*\n)")
+_LOOKED_AT = 1 << 16  # bytes at the beginning of a file in which keys are counted
 _LONG_INTEGER = 1 << 64  # stands for one that Python does not convert: neither a text nor a token id
 _LENIENT = json.JSONDecoder(parse_int=lambda digits: int(digits) if len(digits) < 4000 else _LONG_INTEGER)
 _PAIRS = json.JSONDecoder(object_pairs_hook=lambda pairs: pairs, parse_int=lambda _: 0)
@@ -137,7 +138,8 @@ class JsonLinesFormat(FileFormat):
             return RowError(number, f"a JSON {type(record).__name__}, not an object", remedy)
         if file.column not in record:
             return RowError(number, missing_column(file.column, list(record)), self.column.remedy)
-        if line.count(json.dumps(file.column).encode()) > 1 and (count := _count_key(line, file.column)) > 1:
+        # A writer that repeats keys does so from its first row; to look at all would slow reading down by a fifth.
+        if offset < _LOOKED_AT and (count := _count_key(line, file.column)) > 1:
             return RowError(number, f"the key {file.column!r} is there {count} times", "Keep one of them.")
         content = self.column.from_json(record[file.column], file, number)
         no_text = self.column is TEXT_COLUMN and not isinstance(record[file.column], str)
@@ -177,6 +179,8 @@ def _parse(text: str) -> Any:
 
 def _count_key(line: bytes, key: str) -> int:
     """Count how often an object has a key at its top; of several values JSON does not say which counts."""
+    if line.count(json.dumps(key).encode()) < 2:
+        return 1
     return sum(name == key for name, _ in _PAIRS.decode(line.decode().removeprefix("\ufeff")))
 
 
@@ -184,6 +188,9 @@ def _no_json(line: bytes, number: int | None, error: Exception) -> RowError:
     """Describe a line that is no JSON."""
     if isinstance(error, RecursionError):
         return RowError(number, "JSON that is nested too deeply to be read", "Remove the row, or its nested fields.")
+    if b"\0" in line:
+        reason = "zero bytes, as a crash leaves where a file was growing"
+        return RowError(number, reason, "Remove them, or write the file again.")
     if b"\r" in line.strip():
         remedy = "End lines with a line feed: tr '\\r' '\\n' < FILE > NEW.jsonl."
         return RowError(number, "invalid JSON: lines that end with a carriage return only", remedy)

@@ -38,8 +38,8 @@ class ParquetFormat(FileFormat):
         self.column: ColumnKind = column
 
     def is_own_content(self, head: bytes) -> bool:
-        """Return True for the first bytes of every parquet file whose footer is not encrypted."""
-        return head.startswith(b"PAR1")
+        """Return True for the first bytes of every parquet file, also one whose footer is encrypted."""
+        return head.startswith((b"PAR1", b"PARE"))
 
     def _read(self, file: InputFile, start: int) -> Iterator[Row]:
         size = file.path.stat().st_size

@@ -119,7 +119,7 @@ def _unreadable(file: Path, kind: str, error: Exception) -> DataError:
                 again = "Remove them: decompress the file (gzip and zstd warn of the rest), and compress it again."
             else:
                 reason = f"the compressed data cannot be read to its end: {reason}"
-        case pa.ArrowNotImplementedError() | MemoryError():
+        case _ if isinstance(error, (pa.ArrowNotImplementedError, MemoryError)) or "decrypt" in reason:
             reason = f"the {kind} file cannot be read: {reason}"
             again = (
                 "It need not be damaged: write it in a usual way (zstd or snappy, no encryption, smaller row groups)."

@@ -97,7 +97,7 @@ def _decode(content: bytes | bytearray) -> str | RowError:
     if "\0" in text:
         reason = f"a zero byte (NUL) at byte {content.index(0)}: this is not text"
         return RowError(None, reason, f"If it is meant to be text, remove the byte; if not, {glob}")
-    return text.removeprefix(_MARK).replace(f"\n{_MARK}", "\n") if BOM in content else text
+    return text.removeprefix(_MARK).replace(f"\n{_MARK}", "\n") if _MARK in text else text
 
 
 def _is_json_lines(content: bytes | bytearray) -> bool:

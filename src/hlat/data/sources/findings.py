@@ -20,8 +20,8 @@ _ROWS = 3
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})")
 
 
-class Finding(NamedTuple):
-    """What is wrong with a file.
+class FileFinding(NamedTuple):
+    """A problem of a file.
 
     Attributes:
         path: path or URL of the file.
@@ -32,12 +32,12 @@ class Finding(NamedTuple):
     problem: str
 
     @classmethod
-    def of_error(cls, path: str, error: DataError) -> "Finding":
+    def of_error(cls, path: str, error: DataError) -> "FileFinding":
         """Return the finding that an error about a file reports."""
         return cls(path, str(error).removeprefix(f"{path}: "))
 
 
-def first_bytes(files: Iterable[SourceFile], unreadable_rows: float) -> Iterator[Finding]:
+def first_bytes(files: Iterable[SourceFile], unreadable_rows: float) -> Iterator[FileFinding]:
     """Yield what the first bytes of local files show; files of stores are looked at when they have been fetched.
 
     Args:
@@ -51,10 +51,10 @@ def first_bytes(files: Iterable[SourceFile], unreadable_rows: float) -> Iterator
         try:
             bad = file.format.bad_beginning(Path(file.path))
         except DataError as error:
-            yield Finding.of_error(file.path, error)
+            yield FileFinding.of_error(file.path, error)
         else:
             if bad is not None and not unreadable_rows:
-                yield Finding(file.path, f"{bad.reason}. {bad.remedy}")
+                yield FileFinding(file.path, f"{bad.reason}. {bad.remedy}")
 
 
 def check_first_bytes(files: Iterable[SourceFile], unreadable_rows: float) -> None:
@@ -83,7 +83,7 @@ def doubts(files: Iterable[SourceFile]) -> list[str]:
     return rows if len(rows) <= _ROWS else [*rows[:_ROWS], f"And {len(rows) - _ROWS} more like these."]
 
 
-def refuse(source: str, findings: Sequence[Finding]) -> None:
+def refuse(source: str, findings: Sequence[FileFinding]) -> None:
     """Raise a DataError with all findings: one as a sentence, more as a table of up to three problems.
 
     Args:

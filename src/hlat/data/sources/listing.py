@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from hlat.data.sources.findings import Finding
+from hlat.data.sources.findings import FileFinding
 from hlat.data.sources.source_file import stat_of
 from hlat.data.stores import (
     Cache,
@@ -90,7 +90,7 @@ class Listing(NamedTuple):
 
     files: list[ListedFile]
     names: list[str] | None
-    findings: Sequence[Finding] = ()
+    findings: Sequence[FileFinding] = ()
 
     def read(self, name: str) -> bytes:
         """Return the content of a small file of the folder.
@@ -158,7 +158,7 @@ def _find_remote(url: str, store: Store) -> list[RemoteFile]:
     return files
 
 
-def find_files(path: str) -> tuple[list[Path], list[Finding]]:
+def find_files(path: str) -> tuple[list[Path], list[FileFinding]]:
     """List the local files of one source, sorted by path, and what belongs to it and cannot be read.
 
     Args:
@@ -174,18 +174,18 @@ def find_files(path: str) -> tuple[list[Path], list[Finding]]:
         raise DataError(f"{path}: cannot be accessed: {error.strerror}: {error.filename}") from error
 
 
-def _find_files(path: str) -> tuple[list[Path], list[Finding]]:
+def _find_files(path: str) -> tuple[list[Path], list[FileFinding]]:
     root = Path(path).expanduser()
     if root.is_file():
         return _sorted([root])
     if root.is_dir():
-        findings = list[Finding]()
+        findings = list[FileFinding]()
         files, unusable = _sorted(file for file in _walk(root, findings) if not _hidden(file.relative_to(root)))
         if not (files or findings or unusable):
             raise DataError(f"{path}: the folder contains no files. Put the texts there, or name another folder.")
         return files, [*findings, *unusable]
     if glob.has_magic(path):
-        findings = list[Finding]()
+        findings = list[FileFinding]()
         paths = _below(root, findings) if "**" in root.parts else _matches(root, findings)
         files, unusable = _sorted(paths)
         findings += unusable
@@ -205,13 +205,13 @@ def _find_files(path: str) -> tuple[list[Path], list[Finding]]:
     raise SourceNotFoundError(f"{path}: no such file or folder (looked in {Path.cwd()}). {advice}")
 
 
-def _matches(pattern: Path, findings: list[Finding]) -> Iterator[Path]:
+def _matches(pattern: Path, findings: list[FileFinding]) -> Iterator[Path]:
     """Yield the paths that match a glob without **; folders that it crosses and that cannot be listed are findings."""
     for end in range(1, len(pattern.parts)):
         if glob.has_magic(pattern.parts[end - 1]):
             for path in _glob(Path(*pattern.parts[:end])):
                 if path.is_dir() and not os.access(path, os.R_OK | os.X_OK, effective_ids=_EFFECTIVE):
-                    findings.append(Finding(str(path), "the folder cannot be listed: Permission denied."))
+                    findings.append(FileFinding(str(path), "the folder cannot be listed: Permission denied."))
                 elif not path.suffix and broken_link(path):
                     yield path
     yield from _glob(pattern)
@@ -221,7 +221,7 @@ def _glob(pattern: Path) -> Iterator[Path]:
     return map(Path, glob.glob(str(pattern)))  # noqa: PTH207 - Path.glob takes no absolute patterns
 
 
-def _below(pattern: Path, findings: list[Finding]) -> Iterator[Path]:
+def _below(pattern: Path, findings: list[FileFinding]) -> Iterator[Path]:
     """Yield the paths that match a glob with **, and links to nowhere that may be folders it should cross.
 
     Python's glob follows links to folders without end, and leaves out what it cannot list.
@@ -238,23 +238,23 @@ def _below(pattern: Path, findings: list[Finding]) -> Iterator[Path]:
             yield path
 
 
-def _sorted(paths: Iterable[Path]) -> tuple[list[Path], list[Finding]]:
+def _sorted(paths: Iterable[Path]) -> tuple[list[Path], list[FileFinding]]:
     """Sort paths; return the files, and findings about links to nowhere and names that no record takes."""
-    files, findings = list[Path](), list[Finding]()
+    files, findings = list[Path](), list[FileFinding]()
     for path in sorted(set(paths)):
         if not path.is_file():
             if link := broken_link(path):
-                findings.append(Finding(str(path), f"{link}. {_FETCH}"))
+                findings.append(FileFinding(str(path), f"{link}. {_FETCH}"))
         elif (shown := os.fsencode(path).decode(errors="backslashreplace")) != str(path):
             findings.append(
-                Finding(shown, "its name is not UTF-8. Rename it: convmv -f LATIN1 -t UTF-8 --notest FILE.")
+                FileFinding(shown, "its name is not UTF-8. Rename it: convmv -f LATIN1 -t UTF-8 --notest FILE.")
             )
         else:
             files.append(path)
     return files, findings
 
 
-def _walk(root: Path, findings: list[Finding]) -> Iterator[Path]:
+def _walk(root: Path, findings: list[FileFinding]) -> Iterator[Path]:
     """Yield all paths below a folder that are no folders, each once.
 
     Links to folders come after everything else, and are not followed to where the walk has been or to what is around
@@ -262,7 +262,7 @@ def _walk(root: Path, findings: list[Finding]) -> Iterator[Path]:
     """
 
     def cannot_list(error: OSError) -> None:
-        findings.append(Finding(str(error.filename), f"the folder cannot be listed: {error.strerror}."))
+        findings.append(FileFinding(str(error.filename), f"the folder cannot be listed: {error.strerror}."))
 
     seen, starts = set[str](), [root]
     around = {str(parent) for parent in Path(os.path.realpath(root)).parents}

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
-    from hlat.runtime.storage.file_content import HEAD_BYTES, FileContent, broken_link, recognize, recognize_file
+    from hlat.runtime.storage.file_content import HEAD_BYTES, broken_link, recognize, recognize_file
     from hlat.runtime.storage.fsspec_backends import check_url, explain_failure, open_filesystem, protocol_of
     from hlat.runtime.storage.fsync import sync_to_disk
     from hlat.runtime.storage.hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, HubError, HubModel
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
-        "file_content": ("HEAD_BYTES", "FileContent", "broken_link", "recognize", "recognize_file"),
+        "file_content": ("HEAD_BYTES", "broken_link", "recognize", "recognize_file"),
         "fsspec_backends": (
             "open_filesystem",
             "protocol_of",
@@ -80,7 +80,6 @@ __all__ = [
     "WEIGHT_FILES",
     "EarlierAttempt",
     "FailureKind",
-    "FileContent",
     "HubError",
     "HubModel",
     "OnceMarkers",

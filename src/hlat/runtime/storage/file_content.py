@@ -23,7 +23,7 @@ _ZEROS = "It was reserved and never written, as by an interrupted download or co
 
 
 class FileContent(NamedTuple):
-    """What a file is.
+    """Kind of content that a file turned out to have.
 
     Attributes:
         what: a noun phrase, such as "gzip data".
