@@ -24,9 +24,12 @@ from hlat.data.sources import (
     cache_location,
     default_column,
     describe_scarce,
+    doubts,
     files_of_source,
+    first_bytes,
     numbered_sources,
     read_beginnings,
+    refuse,
 )
 from hlat.data.split_check import (
     CountTokens,
@@ -40,7 +43,8 @@ from hlat.data.stores import Cache
 from hlat.data.tokenizers import Tokenizer, describe_tokenizer, load_tokenizer
 from hlat.runtime import DataError, is_url
 
-_FILES = 8  # of a source whose beginnings are read, evenly spread
+_BEGINNINGS = 2048  # files of a source whose first bytes are looked at, evenly spread; preparation looks at all
+_FILES = 8  # of a source whose first rows are read, evenly spread
 _ROWS = 4  # at the beginning of such a file
 _DOUBTFUL_BYTES_PER_TOKEN = 16  # no tokenizer has fewer tokens in a text of words, so more text is long enough
 _TRAINED_BYTES_PER_TOKEN = 4.0  # of English, by a byte-level BPE of tens of thousands of tokens
@@ -71,6 +75,7 @@ class InputReport:
         most_tokens: upper bound of the training tokens, end tokens included; None if unknown.
         training_tokens: tokens of an epoch: counted if the data is prepared or short, else estimated; None if unknown.
         is_prepared: True if the data is prepared already.
+        doubts: sentences about files that seem to be absent or are there twice.
         scarce_validation: sources with little validation text, and what would work; empty if there is none.
         lossy_tokenizer: what the tokenizer loses of the text, and what would work; None for nothing.
     """
@@ -80,6 +85,7 @@ class InputReport:
     most_tokens: int | None = None
     training_tokens: float | None = None
     is_prepared: bool = False
+    doubts: list[str] = field(default_factory=list)
     scarce_validation: tuple[str, str] | None = None
     lossy_tokenizer: tuple[str, str] | None = None
 
@@ -108,7 +114,7 @@ def check_inputs(
             continue
         try:
             files[name] = files_of_source(source, cache)
-            for problem in _unreadable(files[name], data, vocabulary):
+            for problem in _unreadable(source.path, files[name], data, vocabulary):
                 report.problems.append(_problem(name, source.path, problem))
         except SourceNotFoundError as error:
             if manifest is None or name in named:
@@ -124,7 +130,9 @@ def check_inputs(
         )
     corpus = [files.get(name) for name, source in sources.items() if source.number >= 0]
     if all(found is not None for found in corpus):
-        _measure(data, [file for found in corpus for file in found or ()], report)
+        all_files = [file for found in corpus for file in found or ()]
+        report.doubts = doubts(all_files)
+        _measure(data, all_files, report)
         if manifest is None and not report.problems:
             named_files = {_name(data, source): files[name] for name, source in sources.items() if source.number >= 0}
             _check_split(data, named_files, tokenizer, report)
@@ -191,12 +199,17 @@ def _check_tokenizer(
     return tokenizer
 
 
-def _unreadable(files: list[SourceFile], data: DataConfig, vocabulary: Vocabulary | None) -> Iterator[str]:
-    """Yield the problem of the first file of a sample that cannot be read, or whose first rows cannot."""
+def _unreadable(source: str, files: list[SourceFile], data: DataConfig, vocabulary: Vocabulary | None) -> Iterator[str]:
+    """Yield the problem of the first file of a sample whose first rows cannot be read.
+
+    Raises:
+        DataError: the first bytes of files show that they are not what the source takes them for.
+    """
     local = [file for file in files if file.cached_store is None]
+    refuse(source, list(first_bytes(local[:: max(1, -(-len(local) // _BEGINNINGS))], data.unreadable_rows)))
     for file in local[:: max(1, -(-len(local) // _FILES))]:
-        if file.format.holds_tokens and vocabulary is None:
-            continue  # ids mean nothing without a tokenizer; the lack of one is reported
+        if file.format.is_one_document or (file.format.holds_tokens and vocabulary is None):
+            continue  # has no rows; or ids, which mean nothing without a tokenizer, and the lack of one is reported
         try:
             problem = _bad_beginning(file, data, vocabulary)
         except DataError as error:
@@ -207,11 +220,8 @@ def _unreadable(files: list[SourceFile], data: DataConfig, vocabulary: Vocabular
 
 
 def _bad_beginning(file: SourceFile, data: DataConfig, vocabulary: Vocabulary | None) -> str:
-    """Return the problem of the first rows of a file, or an empty string; a file without rows is only opened."""
+    """Return the problem of the first rows of a file, or an empty string."""
     path = Path(file.path)
-    if file.format.is_one_document:
-        problem = file.format.bad_beginning(path)
-        return "" if problem is None or data.unreadable_rows else f"{path}: {problem.reason}. {problem.remedy}"
     with file.as_input(path, vocabulary) as opened_file:
         rows = list(islice(file.format.documents(opened_file), _ROWS))
     for row in rows:

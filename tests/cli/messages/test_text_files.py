@@ -30,13 +30,13 @@ FILES = {
     "tabs.csv": "text\tid\nhello\t5\n",
 }
 SAYS = {
-    "list.jsonl": ("line 1: a JSON list, not an object", "jq -c '.[]' FILE > NEW.jsonl"),
-    "indented.json": ("line 1: a JSON text of several lines, which begins with [", "jq -c"),
+    "list.jsonl": ("one JSON list, not lines of objects", "jq -c '.[]' FILE > NEW.jsonl"),
+    "indented.json": ("one JSON list, not lines of objects", "jq -c"),
     "cut.jsonl": ("line 1: invalid JSON: ", " at column 13. Each line must be one JSON object."),
     "plain.jsonl.gz": ("not what its ending .gz says: it begins like plain text", "Give it the ending"),
     "other.parquet": ("not what its ending .parquet says: it begins like plain text",),
-    "zst.gz": ("it begins like a .zst file",),
-    "latin.txt": ("invalid UTF-8 at byte 2", "iconv -f LATIN1 -t UTF-8 FILE > NEW"),
+    "zst.gz": ("it begins like zstd data",),
+    "latin.txt": ("invalid UTF-8 at byte 2", "iconv -f ENCODING -t UTF-8 FILE > NEW"),
     "binary.txt": ("invalid UTF-8 at byte 127", "if it is not text, name the text files with a glob"),
     "nul.txt": ("a zero byte (NUL) at byte 4",),
     "numbers.jsonl": ("'text' holds a number, not text", "to a key of strings. Here that is: body, title."),

@@ -257,7 +257,7 @@ def test_a_truncated_file_is_named_in_both_modes(tokenizer: Path, tmp_path: Path
     file.write_bytes(file.read_bytes()[: int(file.stat().st_size * share)])
     with pytest.raises(DataError, match=rf"{file}: the hf-dataset file cannot be read to its end"):
         prepare(_config(folder, tokenizer), tmp_path / "prepared")
-    with pytest.raises(DataError, match=rf"{file}: cannot be opened: .* truncated or damaged"):
+    with pytest.raises(DataError, match=rf"{file}: the hf-dataset file cannot be .* truncated or damaged"):
         prepare_online(_config(folder, tokenizer, mode="online"), tmp_path / "online", 0)
 
 

@@ -79,11 +79,11 @@ def test_a_text_file_is_one_document(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
     (tmp_path / "z.txt.gz").write_bytes(gzip.compress(b"zipped"))
-    files = find_files(str(tmp_path))
+    files, _ = find_files(str(tmp_path))
     assert [f.relative_to(tmp_path).as_posix() for f in files] == ["a.txt", "b.md", "sub/c.py", "z.txt.gz"]
     texts = [row.content for f in files for row in read_documents(f, "text")]
     assert texts == ["a.txt", "b.md", "sub/c.py", "zipped"]
-    assert find_files(f"{tmp_path}/**/*.py") == [tmp_path / "sub/c.py"]
+    assert find_files(f"{tmp_path}/**/*.py") == ([tmp_path / "sub/c.py"], [])
 
 
 # --- errors ------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ A stream has no list of its batches, so it is one range.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pyarrow as pa
 from pyarrow import ipc
@@ -17,8 +17,10 @@ from hlat.data.formats.base import FileFormat
 from hlat.data.formats.columns import TEXT_COLUMN, ColumnKind
 from hlat.data.formats.ranges import WHOLE_FILE, FileRange, group_ranges
 from hlat.data.formats.records import InputFile, Row
+from hlat.runtime import DataError
 
 _MAGIC = b"ARROW1"
+_CONTINUES = b"\xff\xff\xff\xff"  # first bytes of each message of a stream, since Arrow 0.15
 
 
 class ArrowFormat(FileFormat):
@@ -29,10 +31,14 @@ class ArrowFormat(FileFormat):
     """
 
     kind = "arrow"
-    endings: ClassVar[tuple[str, ...]] = (".arrow", ".feather", ".ipc")
+    endings: ClassVar[tuple[str, ...]] = (".arrow", ".arrows", ".feather", ".ipc")
 
     def __init__(self, column: ColumnKind = TEXT_COLUMN) -> None:
         self.column: ColumnKind = column
+
+    def is_own_content(self, head: bytes) -> bool:
+        """Return True for the first bytes of a file or stream; a stream of before 2019 begins with any length."""
+        return head.startswith((_MAGIC, _CONTINUES)) or super().is_own_content(head)
 
     def _read(self, file: InputFile, start: int) -> Iterator[Row]:
         size = file.path.stat().st_size
@@ -43,7 +49,7 @@ class ArrowFormat(FileFormat):
             else:
                 source.seek(0)
                 reader = ipc.open_stream(source)
-                batches = iter(reader)
+                batches = stream_batches(reader, source, file.path)
             self.column.check(file, reader.schema)
             columns = (batch.column(reader.schema.get_field_index(file.column)) for batch in batches)
             yield from self.column.rows(columns, file, 0, start, lambda _: min(source.tell(), size))
@@ -64,3 +70,20 @@ class ArrowFormat(FileFormat):
                 return None
             reader = ipc.open_file(source)
             return [reader.get_batch(i).num_rows for i in range(reader.num_record_batches)]
+
+
+def stream_batches(reader: Any, source: Any, path: Path) -> Iterator[Any]:
+    """Yield the record batches of a stream.
+
+    Raises:
+        DataError: the stream has no end marker. Without it a stream that was cut between two batches looks complete.
+    """
+    read = source.tell()
+    for batch in reader:
+        read = source.tell()
+        yield batch
+    if source.tell() == read:  # the end marker would have been read
+        raise DataError(
+            f"{path}: the arrow stream has no end marker: it was cut off between two batches, or its writer was not "
+            "closed. Fetch or write the file again."
+        )

@@ -18,7 +18,9 @@ from typing import ClassVar, NamedTuple
 from hlat.data.formats.columns import ColumnKind
 from hlat.data.formats.ranges import WHOLE_FILE, FileRange, RangeReader, cut_rows
 from hlat.data.formats.records import InputFile, Row, RowError, convert_file_errors
+from hlat.data.formats.streams import is_compressed, is_other_content, open_decompressed
 from hlat.runtime import DataError
+from hlat.runtime.storage import HEAD_BYTES, recognize
 
 
 class Companion(NamedTuple):
@@ -43,7 +45,7 @@ class FileFormat(ABC):
     Attributes:
         kind: the word for such files in messages.
         endings: endings of their names, lower-case with the dot, without an ending for compression.
-        compressible: True if files may also be .gz or .zst files.
+        compressible: True if files may also be compressed with gzip or zstd.
         column: kind of the column that holds the documents; None if the format has no columns.
         is_one_document: True if a file is one document; it has no rows, and an empty file is an empty document.
         companion: the second file of such a file; None if there is none.
@@ -74,23 +76,48 @@ class FileFormat(ABC):
         return self.column is column or (self.column is None and column.holds_tokens <= self.holds_tokens)
 
     def check(self, path: Path) -> None:
-        """Check what can be known of a file without reading it.
+        """Check what the size and the first bytes of a file say.
 
         Raises:
             DataError: it cannot be a file of this format.
             OSError: it cannot be accessed.
         """
         if path.stat().st_size == 0:
-            raise DataError(f"{path}: the file is empty (0 bytes); restore it, or leave it out of the source")
+            raise DataError(f"{path}: the file is empty (0 bytes). Write it again, or leave it out of the source.")
+        self.check_head(path, self.read_head(path))
 
-    def bad_beginning(self, path: Path) -> RowError | None:
-        """Return the problem of the first bytes of a file that is one document, if they show one.
+    def check_head(self, path: Path, head: bytes) -> None:
+        """Check the first bytes of a file, decompressed; raise DataError if no file of this format has them."""
+        if not self.is_own_content(head):
+            raise _other_content(path, head)
+
+    def is_own_content(self, head: bytes) -> bool:
+        """Return True if a file of this format may begin with these bytes; unless a format says more, any text."""
+        return recognize(head) is None
+
+    def read_head(self, path: Path) -> bytes:
+        """Return the first bytes of a file, decompressed.
 
         Raises:
-            DataError: it cannot be read.
+            DataError: it is not compressed as its ending says.
         """
-        with convert_file_errors(path, self.kind), path.open("rb") as opened:
-            opened.read(1)
+        with path.open("rb") as raw:
+            head = raw.read(HEAD_BYTES)
+            if not (self.compressible and is_compressed(path)):
+                return head
+            if head and is_other_content(path, head):
+                raise _other_content(path, head)
+            raw.seek(0)
+            return open_decompressed(path, raw).read(HEAD_BYTES)
+
+    def bad_beginning(self, path: Path) -> RowError | None:
+        """Check a file by its first bytes; return their problem if the file is a document, and so a row that is bad.
+
+        Raises:
+            DataError: it is no file of this format, or cannot be read.
+        """
+        with convert_file_errors(path, self.kind):
+            self.check(path)
         return None
 
     def documents(self, file: InputFile, start: int = 0) -> Iterator[Row]:
@@ -173,6 +200,14 @@ class FileFormat(ABC):
         """
         del names, read
         return None
+
+
+def _other_content(path: Path, head: bytes) -> DataError:
+    """Return the error of a file that is no file of its ending."""
+    found = recognize(head)
+    what = found.what if found else "plain text" if head.isascii() else "something else"
+    remedy = found.remedy if found else f"Give it the ending of what it is, without {path.suffix}, or fetch it again."
+    return DataError(f"{path}: the file is not what its ending {path.suffix} says: it begins like {what}. {remedy}")
 
 
 class _RowRangeReader:

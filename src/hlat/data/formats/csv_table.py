@@ -14,7 +14,15 @@ from typing import NamedTuple
 from hlat.data.formats.base import FileFormat
 from hlat.data.formats.columns import TEXT_COLUMN
 from hlat.data.formats.ranges import WHOLE_FILE, FileRange, RangeReader
-from hlat.data.formats.records import InputFile, Row, RowError, convert_file_errors, make_row, missing_column
+from hlat.data.formats.records import (
+    InputFile,
+    Row,
+    RowError,
+    convert_file_errors,
+    make_row,
+    missing_column,
+    same_columns,
+)
 from hlat.data.formats.streams import (
     MAX_LINE_BYTES,
     CsvRecord,
@@ -121,8 +129,8 @@ class CsvFormat(FileFormat):
             ) from error
         if file.column not in names:
             raise DataError(f"{file.path}: {missing_column(file.column, names)}. {self._remedy(names)}")
-        if names.count(file.column) > 1:
-            raise DataError(f"{file.path}: {names.count(file.column)} columns are called {file.column!r}. Rename them.")
+        if (count := names.count(file.column)) > 1:
+            raise DataError(f"{file.path}: {same_columns(file.column, count)}")
         return _Header(len(names), names.index(file.column), record.end)
 
     def _remedy(self, names: list[str]) -> str:
@@ -172,7 +180,7 @@ class TsvFormat(CsvFormat):
     """Tab-separated values, quoted like comma-separated ones."""
 
     kind = "tsv"
-    endings = (".tsv",)
+    endings = (".tsv", ".tab")
     delimiter = b"\t"
 
 

@@ -8,6 +8,7 @@ Whatever makes the rows of a dataset others than those of its files is refused: 
 """
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -16,11 +17,12 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import ipc
 
-from hlat.data.formats.arrow import ArrowFormat
-from hlat.runtime import DataError, escape_name
+from hlat.data.formats.arrow import ArrowFormat, stream_batches
+from hlat.runtime import DataError, escape_name, plural
+from hlat.runtime.storage import recognize
 
 _STATE, _INFO, _DICT = "state.json", "dataset_info.json", "dataset_dict.json"
-_SHARDS = "data-*-of-*.arrow"
+_SHARDS, _SHARD = "data-*-of-*.arrow", re.compile(r"data-\d+-of-(\d+)\.arrow")
 _SAVE_AGAIN = "Save the dataset again with save_to_disk."
 
 
@@ -36,7 +38,7 @@ class HuggingFaceFormat(ArrowFormat):
         if rows is not None:
             return rows
         with pa.memory_map(str(path)) as source:
-            return [batch.num_rows for batch in ipc.open_stream(source)]
+            return [batch.num_rows for batch in stream_batches(ipc.open_stream(source), source, path)]
 
     def folder_files(self, names: Sequence[str], read: Callable[[str], bytes]) -> list[str] | None:
         """Return the files of a saved dataset in the order of its state.json.
@@ -93,7 +95,18 @@ def _dataset_files(folder: str, names: Sequence[str], read: Callable[[str], byte
     files = [_data_file(folder, entry, names) for entry in _entries(folder + _STATE, state)]
     if len(set(files)) < len(files):
         raise DataError(f"{folder}{_STATE} lists a data file twice. {_SAVE_AGAIN}")
+    _refuse_missing_shards(folder, files)
     return files
+
+
+def _refuse_missing_shards(folder: str, files: list[str]) -> None:
+    """Raise DataError if the names of the files speak of more files than state.json lists."""
+    for file in files:
+        if (shard := _SHARD.fullmatch(file.removeprefix(folder))) and int(shard[1]) != len(files):
+            raise DataError(
+                f"{folder}{_STATE} lists {plural(len(files), 'data file')}, but {file} is one of {int(shard[1])}. "
+                f"Copy the folder again. {_SAVE_AGAIN}"
+            )
 
 
 def _refuse_views(path: str, state: dict[str, Any]) -> None:
@@ -136,8 +149,11 @@ def _data_file(folder: str, entry: dict[str, str], names: Sequence[str]) -> str:
 
 
 def _json(path: str, read: Callable[[str], bytes]) -> dict[str, Any]:
+    content = read(path)
+    if found := recognize(content):
+        raise DataError(f"{path} is {found.what}. {found.remedy}")
     try:
-        value = json.loads(read(path))
+        value = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON: {str(error)[:200]}. {_SAVE_AGAIN}") from error
     if not isinstance(value, dict):

@@ -1,12 +1,13 @@
 """JSON lines, plain or compressed: one object per line, one key of which holds the document.
 
-    .jsonl, .ndjson, .json (.gz, .zst) --lines--> documents
-                                       --bytes--> ranges, with the lines that begin in them; plain files only
+    .jsonl, .ndjson, .json and the like (.gz, .zst) --lines--> documents
+                                                    --bytes--> ranges, with the lines that begin in them; plain only
 
 Memory is bounded: a line longer than ``MAX_LINE_BYTES`` is a bad row.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hlat.data.formats.document import Content
 from hlat.data.formats.ranges import WHOLE_FILE, FileRange, RangeReader, byte_ranges
 from hlat.data.formats.records import InputFile, Row, RowError, convert_file_errors, make_row, missing_column
 from hlat.data.formats.streams import (
+    BOM,
     MAX_LINE_BYTES,
     describe_expansion,
     is_compressed,
@@ -24,13 +26,18 @@ from hlat.data.formats.streams import (
     open_decompressed,
     skip_line,
 )
-from hlat.runtime import escape_name
+from hlat.runtime import DataError, escape_name
 
 _NAMED = 20  # keys that a message lists
 _LIST = (
-    "Each line must be one JSON object. If the file is one JSON list, write each element on a line of its own: "
-    "jq -c '.[]' FILE > NEW.jsonl."
+    "Each line must be one JSON object: jq -c '.[]' FILE > NEW.jsonl writes the elements of a list so, '.FIELD[]' "
+    "those of a list in a field, and '.' objects of several lines."
 )
+_NO_LINES = re.compile(rb"\s*(?:\[\s*\{|[\[{]\s*\n)")
+_LOOKED_AT = 1 << 16  # bytes at the beginning of a file in which keys are counted
+_LONG_INTEGER = 1 << 64  # stands for one that Python does not convert: neither a text nor a token id
+_LENIENT = json.JSONDecoder(parse_int=lambda digits: int(digits) if len(digits) < 4000 else _LONG_INTEGER)
+_PAIRS = json.JSONDecoder(object_pairs_hook=lambda pairs: pairs, parse_int=lambda _: 0)
 
 
 class JsonLinesFormat(FileFormat):
@@ -41,11 +48,19 @@ class JsonLinesFormat(FileFormat):
     """
 
     kind = "jsonl"
-    endings = (".jsonl", ".ndjson", ".json")
+    endings = (".jsonl", ".ndjson", ".json", ".jsonlines", ".jl", ".ldjson")
     compressible = True
 
     def __init__(self, column: ColumnKind = TEXT_COLUMN) -> None:
         self.column: ColumnKind = column
+
+    def check_head(self, path: Path, head: bytes) -> None:
+        """Check that a file does not begin like JSON that is no lines: all of its lines would be bad rows."""
+        super().check_head(path, head)
+        if begins := _NO_LINES.match(head.removeprefix(BOM)):
+            is_list = begins[0].lstrip().startswith(b"[")
+            what = "one JSON list, not lines of objects" if is_list else "JSON objects of several lines each"
+            raise DataError(f"{path}: {what}. {_LIST}")
 
     def _read(self, file: InputFile, start: int) -> Iterator[Row]:
         with file.path.open("rb") as raw:
@@ -94,6 +109,8 @@ class JsonLinesFormat(FileFormat):
             DataError: see ``documents``.
         """
         with convert_file_errors(file.path, self.kind), file.path.open("rb") as raw:
+            if part.start == 0:
+                self.check(file.path)  # a file of a store is first seen here
             if part.start > 0:  # the line that contains byte ``start - 1`` begins before ``start``
                 raw.seek(part.start - 1)
                 skip_line(raw)
@@ -114,19 +131,20 @@ class JsonLinesFormat(FileFormat):
             offset: byte of the file at which the line begins.
         """
         try:
-            record = json.loads(line.decode())
+            record = _parse(line.decode())
         except UnicodeDecodeError as error:
             reason = f"invalid UTF-8 at byte {offset + error.start} ({error.reason})"
             return RowError(number, reason, "Repair or remove the line.")
         except (ValueError, RecursionError) as error:
-            return _no_json(line, number, offset, error)
+            return _no_json(line, number, error)
         if not isinstance(record, dict):
             remedy = f"Each line must be an object with the key {file.column!r}."
-            if offset == 0 and isinstance(record, list):
-                remedy = _LIST
             return RowError(number, f"a JSON {type(record).__name__}, not an object", remedy)
         if file.column not in record:
             return RowError(number, missing_column(file.column, list(record)), self.column.remedy)
+        # A writer that repeats keys does so from its first row; to look at all would slow reading down by a fifth.
+        if offset < _LOOKED_AT and (count := _count_key(line, file.column)) > 1:
+            return RowError(number, f"the key {file.column!r} is there {count} times", "Keep one of them.")
         content = self.column.from_json(record[file.column], file, number)
         no_text = self.column is TEXT_COLUMN and not isinstance(record[file.column], str)
         return _naming_texts(content, record) if no_text and isinstance(content, RowError) else content
@@ -155,11 +173,31 @@ def _naming_texts(error: RowError, record: dict[str, Any]) -> RowError:
     return error._replace(remedy=remedy)
 
 
-def _no_json(line: bytes, number: int | None, offset: int, error: Exception) -> RowError:
-    """Describe a line that is no JSON; the first one may begin a JSON text that is more than a line."""
-    if offset == 0 and line.strip() in (b"[", b"{"):
-        begins = line.strip().decode()
-        return RowError(number, f"a JSON text of several lines, which begins with {begins}", _LIST)
+def _parse(text: str) -> Any:
+    """Parse a line; again without a byte order mark, as between joined files, and without limits, if that fails."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return _LENIENT.decode(text.removeprefix("\ufeff"))
+
+
+def _count_key(line: bytes, key: str) -> int:
+    """Count how often an object has a key at its top; of several values JSON does not say which counts."""
+    if line.count(json.dumps(key).encode()) < 2:
+        return 1
+    return sum(name == key for name, _ in _PAIRS.decode(line.decode().removeprefix("\ufeff")))
+
+
+def _no_json(line: bytes, number: int | None, error: Exception) -> RowError:
+    """Describe a line that is no JSON."""
+    if isinstance(error, RecursionError):
+        return RowError(number, "JSON that is nested too deeply to be read", "Remove the row, or its nested fields.")
+    if b"\0" in line:
+        reason = "zero bytes, as a crash leaves where a file was growing"
+        return RowError(number, reason, "Remove them, or write the file again.")
+    if b"\r" in line.strip():
+        remedy = "End lines with a line feed: tr '\\r' '\\n' < FILE > NEW.jsonl."
+        return RowError(number, "invalid JSON: lines that end with a carriage return only", remedy)
     what = (
         f"{error.msg.removesuffix(' at')} at column {error.colno}"
         if isinstance(error, json.JSONDecodeError)

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hlat.runtime import DataError
+from hlat.runtime.storage import recognize
 
 StoredTokens = npt.NDArray[np.integer[Any]]
 
@@ -115,6 +116,8 @@ class MegatronDataset:
                 f"{self._index}: an index of the older format (TNTIDX, --dataset-impl lazy or cached), which hlat does "
                 "not read. Write the dataset again with --dataset-impl mmap."
             )
+        if not head.startswith(_MAGIC[: len(head)]) and (found := recognize(head)):
+            raise DataError(f"{self._index}: not an index of Megatron-LM: it begins like {found.what}. {found.remedy}")
         if not head.startswith(_MAGIC[: len(head)]) or not head:
             raise DataError(
                 f"{self._index}: not an index of Megatron-LM: it begins with {head[:9]!r}, not {_MAGIC!r}. {_REMEDY}"

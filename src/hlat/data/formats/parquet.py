@@ -32,10 +32,14 @@ class ParquetFormat(FileFormat):
     """
 
     kind = "parquet"
-    endings = (".parquet", ".pq")
+    endings = (".parquet", ".parq", ".pq")
 
     def __init__(self, column: ColumnKind = TEXT_COLUMN) -> None:
         self.column: ColumnKind = column
+
+    def is_own_content(self, head: bytes) -> bool:
+        """Return True for the first bytes of every parquet file, also one whose footer is encrypted."""
+        return head.startswith((b"PAR1", b"PARE"))
 
     def _read(self, file: InputFile, start: int) -> Iterator[Row]:
         size = file.path.stat().st_size

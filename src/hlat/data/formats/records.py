@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from hlat.data.formats.document import Content, Vocabulary
-from hlat.data.formats.streams import DamagedStream
+from hlat.data.formats.streams import DamagedStream, LongWindowError
 from hlat.runtime import DataError, escape_name
 
 _MAX_NAMES = 20  # column names that a message lists
@@ -89,7 +89,7 @@ def convert_file_errors(file: Path, kind: str) -> Iterator[None]:
         kind: its format, for messages.
 
     Raises:
-        DataError: the file is missing, unreadable, damaged or truncated, or too many files are open.
+        DataError: the file is missing, unreadable, damaged or truncated, or the library or the disk refuses it.
     """
     try:
         yield
@@ -97,52 +97,48 @@ def convert_file_errors(file: Path, kind: str) -> Iterator[None]:
         raise DataError(f"{file}: no such file") from error
     except PermissionError as error:
         raise DataError(f"{file}: permission denied; make the file readable") from error
-    except (EOFError, zlib.error, gzip.BadGzipFile, DamagedStream) as error:
-        raise _misnamed(file) or _damaged(file, "the compressed data", error) from error
-    except (pa.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-            raise DataError(f"{file}: {error.strerror}. Raise the limit (ulimit -n), and run again.") from error
-        raise _misnamed(file) or _damaged(file, f"the {kind} file", error) from error
+    except (EOFError, zlib.error, DamagedStream, LongWindowError, pa.ArrowException, OSError) as error:
+        raise _unreadable(file, kind, error) from error
 
 
-_BEGINNINGS = {
-    ".gz": b"\x1f\x8b",
-    ".zst": b"\x28\xb5\x2f\xfd",
-    ".bz2": b"BZh",
-    ".xz": b"\xfd7zXZ\x00",
-    ".parquet": b"PAR1",
-    ".zip": b"PK\x03\x04",
-}
-"""The bytes with which files of an ending begin."""
+_APPENDED = ("Not a gzipped file", "Unknown frame descriptor")
+"""What the libraries say of bytes after the end of compressed data; the beginning was checked before."""
 
 
-def _misnamed(file: Path) -> DataError | None:
-    """Return the error of a file that is no file of its ending at all; None for one that begins as such a file does."""
-    expected = _BEGINNINGS.get(ending := file.suffix.lower())
-    try:
-        with file.open("rb") as opened:
-            begins = opened.read(8)
-    except OSError:
-        return None
-    if expected is None or begins.startswith(expected) or not begins.strip(b"\0"):
-        return None
-    is_like = [other for other, first in _BEGINNINGS.items() if begins.startswith(first)]
-    found = f"a {is_like[0]} file" if is_like else "plain text" if begins.isascii() else "something else"
-    return DataError(
-        f"{file}: the file is not what its ending {ending} says: it begins like {found}. Give it the ending of what it "
-        "is, or fetch it again."
-    )
-
-
-def _damaged(file: Path, what: str, error: object) -> DataError:
+def _unreadable(file: Path, kind: str, error: Exception) -> DataError:
+    """Return the error of a file that a library cannot read: damaged, unless the library or the disk is the reason."""
     reason = str(error).strip().rstrip(".").splitlines()[0] if str(error).strip() else type(error).__name__
-    return DataError(
-        f"{file}: {what} cannot be read to its end: {reason}. It is truncated or damaged: "
-        "fetch or write the file again."
-    )
+    again = "It is truncated or damaged: fetch or write the file again."
+    match error:
+        case LongWindowError():
+            reason = "compressed with a window of more than 128 MiB (zstd --long), which hlat does not read"
+            again = "The file may be whole. Write it with a smaller one: zstd -d --long=31 -c FILE | zstd -o NEW.zst."
+        case EOFError() | zlib.error() | gzip.BadGzipFile() | DamagedStream():
+            if any(words in str(error) for words in _APPENDED):
+                reason = f"other bytes follow the compressed data: {reason}"
+                again = "Remove them: decompress the file (gzip and zstd warn of the rest), and compress it again."
+            else:
+                reason = f"the compressed data cannot be read to its end: {reason}"
+        case _ if isinstance(error, (pa.ArrowNotImplementedError, MemoryError)) or "decrypt" in reason:
+            reason = f"the {kind} file cannot be read: {reason}"
+            again = (
+                "It need not be damaged: write it in a usual way (zstd or snappy, no encryption, smaller row groups)."
+            )
+        case OSError(errno=errno.EMFILE | errno.ENFILE):
+            return DataError(f"{file}: {error.strerror}. Raise the limit (ulimit -n), and run again.")
+        case OSError(errno=int()):
+            reason, again = f"cannot be read: {error.strerror}", "See to the disk or the network, and run again."
+        case _:
+            reason = f"the {kind} file cannot be read to its end: {reason}"
+    return DataError(f"{file}: {reason}. {again}")
 
 
 def missing_column(column: str, names: list[str]) -> str:
     """Describe, for messages, that there is no column of this name, and list the columns."""
     known = ", ".join(escape_name(name) for name in names[:_MAX_NAMES])
     return f"no column {column!r}; it has {known or 'none'}{', ...' if len(names) > _MAX_NAMES else ''}"
+
+
+def same_columns(column: str, count: int) -> str:
+    """Describe, for messages, that several columns have the name of the documents', and what would work."""
+    return f"{count} columns are called {column!r}. Rename them."

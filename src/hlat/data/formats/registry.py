@@ -47,28 +47,16 @@ _TOKEN_FILES = (
     "datasets (.bin with its .idx)."
 )
 _UNSUPPORTED = {
-    ".xls": _TABLES,
-    ".xlsx": _TABLES,
-    ".avro": _TABLES,
-    ".orc": _TABLES,
-    ".sqlite": _TABLES,
-    ".npy": _TOKEN_FILES,
-    ".npz": _TOKEN_FILES,
-    ".pt": _TOKEN_FILES,
-    ".pkl": _TOKEN_FILES,
-    ".safetensors": _TOKEN_FILES,
-    ".h5": _TOKEN_FILES,
-    ".tar": "Unpack it first.",
-    ".zip": "Unpack it first.",
-    ".7z": "Unpack it first.",
-    ".rar": "Unpack it first.",
-    ".tgz": "Unpack it first.",
-    ".xz": "Unpack it first, or compress with gzip or zstd.",
-    ".bz2": "Unpack it first, or compress with gzip or zstd.",
-    ".lz4": "Unpack it first, or compress with gzip or zstd.",
-    ".pdf": "Extract its text first.",
-    ".docx": "Extract its text first.",
-    ".epub": "Extract its text first.",
+    ending: advice
+    for endings, advice in (
+        (".xls .xlsx .avro .orc .sqlite .sqlite3 .duckdb .lance .tfrecord .mds", _TABLES),
+        (".npy .npz .pt .pth .pkl .pickle .safetensors .gguf .h5 .hdf5", _TOKEN_FILES),
+        (".tar .zip .7z .rar .tgz", "Unpack it first."),
+        (".xz .lzma .bz2 .lz4 .br .z .snappy", "Unpack it first, or compress with gzip or zstd."),
+        (".pdf .doc .docx .epub .rtf", "Extract its text first."),
+        (".part .partial .crdownload .incomplete .aria2", "Complete the download that was to write it."),
+    )
+    for ending in endings.split()
 }
 
 
@@ -88,7 +76,10 @@ def format_of(file: Path, column: ColumnKind = TEXT_COLUMN) -> FileFormat:
     ending = next(iter(suffixes[::-1][compressed:]), "")
     found = [file_format for file_format in FORMATS if ending in file_format.endings] or [DEFAULT]
     if compressed and not found[0].compressible:
-        raise DataError(f"{file}: {found[0].kind} inside {file.suffix} is not read; decompress the file first")
+        raise DataError(
+            f"{file}: {found[0].kind} inside {file.suffix} is not read. Decompress the file first; or, if only its "
+            f"content is compressed, as pandas writes {ending}{file.suffix}, give it the ending {ending}."
+        )
     if ending in _UNSUPPORTED:
         raise DataError(
             f"{file}: hlat does not read {ending} files. {_UNSUPPORTED[ending]} If it is not part of the corpus, name "

@@ -5,17 +5,20 @@ because its owner sees its size.
 """
 
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from hlat.data.formats.base import FileFormat
 from hlat.data.formats.records import InputFile, Row, RowError, convert_file_errors, make_row
-from hlat.data.formats.streams import describe_expansion, open_decompressed
+from hlat.data.formats.streams import BOM, describe_expansion, open_decompressed
+from hlat.runtime.storage import HEAD_BYTES, recognize
 
 MAX_TEXT_BYTES = 1 << 30
 """Maximum size in bytes of a compressed text file after decompression."""
 _READ_BYTES = 1 << 20
 _CHECKED_BYTES = 1 << 16
+_MARK = BOM.decode()
 _CONTINUATION = bytes(range(0x80, 0xC0))  # bytes of a character of UTF-8 after its first one
 
 
@@ -27,11 +30,13 @@ class TextFormat(FileFormat):
     is_one_document = True
 
     def check(self, path: Path) -> None:
-        """Accept any file: an empty one is an empty document."""
+        """Accept any file that is compressed as it says: an empty one is an empty document, other content a bad row."""
+        self.read_head(path)
 
     def bad_beginning(self, path: Path) -> RowError | None:
         """Return the problem of the first bytes of a file, decompressed, if they are no text; None for a good one."""
         with convert_file_errors(path, self.kind), path.open("rb") as raw:
+            self.check(path)
             content = open_decompressed(path, raw).read(_CHECKED_BYTES)
         if len(content) == _CHECKED_BYTES:  # the last character may be cut
             content = content.rstrip(_CONTINUATION)[:-1]
@@ -53,7 +58,11 @@ class TextFormat(FileFormat):
         return ""
 
 
-_CONVERT = "Convert the file to UTF-8, as with iconv -f LATIN1 -t UTF-8 FILE > NEW"
+_CONVERT = (
+    "Convert the file to UTF-8 from the encoding that it has (`file -i FILE` and `uchardet FILE` guess it): "
+    "iconv -f ENCODING -t UTF-8 FILE > NEW"
+)
+_JSON_LINES = "Give it the ending .jsonl. Text that is meant to be such lines goes into a column of jsonl or parquet."
 
 
 def _read_content(file: Path, raw: io.BufferedReader) -> bytes | bytearray | RowError:
@@ -73,8 +82,13 @@ def _read_content(file: Path, raw: io.BufferedReader) -> bytes | bytearray | Row
 
 
 def _decode(content: bytes | bytearray) -> str | RowError:
-    """Decode UTF-8; return an error for other bytes and for text with NUL bytes."""
+    """Decode UTF-8, without byte order marks; return an error for other content and for text with NUL bytes."""
     glob = "name the text files with a glob such as folder/**/*.txt."
+    found = recognize(bytes(content[:HEAD_BYTES]))
+    if found is not None and not found.is_markup:
+        return RowError(None, f"this is {found.what}", f"{found.remedy} If it is no part of the corpus, {glob}")
+    if _is_json_lines(content):
+        return RowError(None, "lines of JSON objects, which would be one document of raw JSON", _JSON_LINES)
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
@@ -83,4 +97,16 @@ def _decode(content: bytes | bytearray) -> str | RowError:
     if "\0" in text:
         reason = f"a zero byte (NUL) at byte {content.index(0)}: this is not text"
         return RowError(None, reason, f"If it is meant to be text, remove the byte; if not, {glob}")
-    return text
+    return text.removeprefix(_MARK).replace(f"\n{_MARK}", "\n") if _MARK in text else text
+
+
+def _is_json_lines(content: bytes | bytearray) -> bool:
+    """Return True if the first two lines are JSON objects with the same keys."""
+    if content[: len(BOM) + 1].lstrip(BOM)[:1] != b"{":
+        return False
+    lines = bytes(content[:_CHECKED_BYTES]).removeprefix(BOM).split(b"\n", 2)[:2]
+    try:
+        first, second = map(json.loads, lines)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(first, dict) and isinstance(second, dict) and bool(first) and first.keys() == second.keys()

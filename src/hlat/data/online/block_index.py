@@ -10,11 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from hlat.data.formats import FileRange
+from hlat.data.formats import FileRange, convert_file_errors
 from hlat.data.sources import SourceFile
-from hlat.runtime import DataError
 
 _MIN_BYTES, _MAX_BYTES = 1 << 12, 1 << 22  # size of a block
 _BLOCKS_PER_STREAM = 2
@@ -58,13 +56,8 @@ def split_file(index: int, file: SourceFile, size: int) -> list[FileBlock]:
     Raises:
         DataError: the file cannot be read, or is damaged.
     """
-    try:
+    with convert_file_errors(Path(file.path), file.format.kind):
         return [FileBlock(index, part.start, part.stop) for part in _ranges(file, size)]
-    except (OSError, pa.ArrowException) as error:
-        reason = str(error).strip().rstrip(".").splitlines()[0]
-        raise DataError(
-            f"{file.path}: cannot be opened: {reason}. It is truncated or damaged: fetch or write the file again."
-        ) from error
 
 
 def _ranges(file: SourceFile, size: int) -> Iterator[FileRange]:

@@ -47,7 +47,16 @@ from hlat.data.online.corpus_content import CONTENT_FILE, CorpusContent
 from hlat.data.prepare import Corpus, SplitPlan, folder_lock, ignore_progress, make_tokenizer, resolve_output_folder
 from hlat.data.prepared import PreparedData, check_settings, current_settings, open_prepared, token_dtype
 from hlat.data.samples import permute
-from hlat.data.sources import SourceFile, Split, SplitRule, describe_corpus_changes, hash_threshold, list_files
+from hlat.data.sources import (
+    SourceFile,
+    Split,
+    SplitRule,
+    check_first_bytes,
+    describe_corpus_changes,
+    doubts,
+    hash_threshold,
+    list_files,
+)
 from hlat.data.stores import convert_disk_errors, sync_folder, write_atomic
 from hlat.data.tokenizers import TokenIdArray, Tokenizer
 from hlat.runtime import DataError, plural
@@ -84,6 +93,7 @@ def prepare_online(
         with folder_lock(folder, wait=True):
             manifest = read_data_manifest(folder)
             if manifest is None:
+                check_first_bytes(files, config.unreadable_rows)
                 _OnlinePreparation(config, folder, files, validation_tokens, progress or ignore_progress).run(settings)
             else:
                 before = [(record.path, record.content) for record in manifest.sources]
@@ -187,7 +197,7 @@ class _OnlinePreparation:
                 "splits": splits,
                 "rows": [],
                 "quarantine": None,
-                "notes": notes,
+                "notes": [*notes, *doubts(self._files)],
                 "settings": settings,
                 "places": recipe_locations(self._config),
                 "sources": self._records,

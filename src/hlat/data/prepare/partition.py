@@ -41,7 +41,14 @@ from hlat.data.prepare.tokenizer_and_split import (
 )
 from hlat.data.prepare.work_units import index_file, read_index
 from hlat.data.prepared import token_dtype
-from hlat.data.sources import CACHE_FOLDER, SourceFile, describe_corpus_changes, hash_files, list_files
+from hlat.data.sources import (
+    CACHE_FOLDER,
+    SourceFile,
+    check_first_bytes,
+    describe_corpus_changes,
+    hash_files,
+    list_files,
+)
 from hlat.data.stores import convert_disk_errors, sync_folder
 from hlat.data.tokenizers import Tokenizer
 from hlat.runtime import DataError
@@ -133,6 +140,8 @@ def prepare_partition(
         folder.mkdir(parents=True, exist_ok=True)
         with folder_lock(folder, wait=(folder / FINISHED).exists()):
             done = read_partition_record(folder) if (folder / FINISHED).exists() else None
+            if done is None:
+                check_first_bytes(files[file_range.start : file_range.stop], config.unreadable_rows)
             known = load_hashes(folder / (PARTIAL if done is None else FINISHED))
             files[file_range.start : file_range.stop] = hash_files(
                 files[file_range.start : file_range.stop], known, partial(report, "hash")
@@ -202,6 +211,7 @@ def train_tokenizer(config: DataConfig, folder: str | Path, progress: ProgressCa
         work.mkdir(parents=True, exist_ok=True)
         (work / "characters.json").unlink(missing_ok=True)  # left by a run that was killed, perhaps on another corpus
         files = list_files(config, work)
+        check_first_bytes(files, config.unreadable_rows)
         corpus = Corpus(files, range(len(files)), config.unreadable_rows)
         plan = plan_split(config, corpus, work / "characters.json", report)
         tokenizer, _ = make_tokenizer(config, corpus, plan, target, report)

@@ -47,12 +47,14 @@ from hlat.data.sources import (
     CACHE_FOLDER,
     SourceFile,
     SourceNotFoundError,
+    check_first_bytes,
     describe_corpus_changes,
     hash_files,
     list_files,
 )
 from hlat.data.stores import convert_disk_errors
 from hlat.runtime import DataError
+from hlat.runtime.storage import broken_link
 
 _SMALLEST_UNIT, _LARGEST_UNIT, _UNITS = 1 << 20, 1 << 25, 1 << 12
 
@@ -87,6 +89,8 @@ def prepare(
             raise
         return _open_without_corpus(config, folder, manifest, error)
     settings = current_settings(folder, manifest, config)  # refuses an unusable tokenizer before anything is written
+    if manifest is None:
+        check_first_bytes(files, config.unreadable_rows)
     with convert_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         # Wait for the lock if the data is finished: other processes then hold it only briefly, to check the same.
@@ -119,12 +123,14 @@ def resolve_output_folder(out_dir: str | Path, chosen_by: str = "data.prepared_d
         chosen_by: the recipe field or option that names it, for error messages.
 
     Raises:
-        DataError: the path, or one of its parents, is a file.
+        DataError: the path, or one of its parents, is a file or a link to nowhere.
         StorageError: the path cannot be accessed.
     """
     folder = Path(out_dir).expanduser()
     with convert_disk_errors(folder, chosen_by):
         existing = next((path for path in (folder, *folder.parents) if path.exists()), None)
+        if link := broken_link(folder):
+            raise DataError(f"{chosen_by} {folder}: {link}. Make that folder, mount its disk, or name another.")
     if existing is not None and not existing.is_dir():
         raise DataError(f"{chosen_by} {folder}: {existing} is a file, so no data can be put there. Name a folder.")
     return folder

@@ -17,7 +17,7 @@ from hlat.data.manifest import (
 from hlat.data.prepare.merge_units import UnitMerger
 from hlat.data.prepare.staging import StagingFolder
 from hlat.data.prepared import CHECKSUM_SUFFIX, token_dtype
-from hlat.data.sources import SourceFile
+from hlat.data.sources import SourceFile, doubts
 from hlat.data.stores import sync_folder
 from hlat.data.tokenizers import Tokenizer
 from hlat.runtime import plural
@@ -56,7 +56,7 @@ def complete_staging(
         splits=splits,
         rows=rows,
         quarantine=quarantine,
-        notes=[*notes, *_notes(config, rows, quarantine)],
+        notes=[*notes, *doubts(files), *_notes(config, rows, quarantine)],
         settings=settings,
         places=recipe_locations(config),
         sources=[SourceRecord.from_file(file) for file in files],

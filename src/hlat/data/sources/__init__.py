@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         numbered_sources,
         open_cached_store,
     )
+    from hlat.data.sources.findings import check_first_bytes, doubts, first_bytes, refuse
     from hlat.data.sources.held_out import HeldOut, describe_scarce
     from hlat.data.sources.listing import SourceNotFoundError
     from hlat.data.sources.source_file import SourceFile, Stamp, sha256_of
@@ -39,6 +40,7 @@ __getattr__ = lazily(
             "numbered_sources",
             "open_cached_store",
         ),
+        "findings": ("check_first_bytes", "doubts", "first_bytes", "refuse"),
         "held_out": ("HeldOut", "describe_scarce"),
         "listing": ("SourceNotFoundError",),
         "source_file": (
@@ -70,10 +72,13 @@ __all__ = [
     "SplitRule",
     "Stamp",
     "cache_location",
+    "check_first_bytes",
     "default_column",
     "describe_corpus_changes",
     "describe_scarce",
+    "doubts",
     "files_of_source",
+    "first_bytes",
     "hash_files",
     "hash_share",
     "hash_threshold",
@@ -81,6 +86,7 @@ __all__ = [
     "numbered_sources",
     "open_cached_store",
     "read_beginnings",
+    "refuse",
     "sha256_of",
     "source_columns",
     "tail_start",

@@ -16,6 +16,7 @@ from hlat.config.sections import DataConfig
 from hlat.data.formats import FileFormat, folder_format
 from hlat.data.sources.columns import SourceColumn, default_column, source_columns
 from hlat.data.sources.companions import join_companions
+from hlat.data.sources.findings import FileFinding, refuse
 from hlat.data.sources.listing import ListedFile, Listing, find_file, list_source
 from hlat.data.sources.source_checks import check_folder, check_source, check_tokenizer_given, path_format
 from hlat.data.sources.source_file import SourceFile, Stamp, sha256_of
@@ -105,9 +106,16 @@ def files_of_source(source: NumberedSource, cache: Cache) -> list[SourceFile]:
         return None if found is None else source_file(found, file.format)
 
     listing = list_source(path, cache)
+    refuse(path, listing.findings)
     if listing.names is not None and (known := _known_folder(path, listing, column)) is not None:
         return [source_file(file, known[0]) for file in known[1]]
-    files = [source_file(file, path_format(file.path, column.kind)) for file in listing.files]
+    files, findings = list[SourceFile](), list[FileFinding]()
+    for listed in listing.files:
+        try:
+            files.append(source_file(listed, path_format(listed.path, column.kind)))
+        except DataError as error:
+            findings.append(FileFinding.of_error(listed.path, error))
+    refuse(path, findings)
     if listing.names is not None:
         check_folder(path, files)
     check_source(path, files)  # before hashing, which may take hours

@@ -1,17 +1,19 @@
 """List the files of one source: a file, a folder, a glob or a URL.
 
-    path, folder, glob or URL --> files, sorted by path, and their names in the folder if the source is one
+    path, folder, glob or URL --> files, sorted by path, their names in the folder if the source is one, and findings
 
-Files are sorted by path, so their order is the same on every machine.
+Files are sorted by path, so their order is the same on every machine. Links to folders are followed, each folder once.
 """
 
 import glob
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from hlat.data.sources.findings import FileFinding
 from hlat.data.sources.source_file import stat_of
 from hlat.data.stores import (
     Cache,
@@ -23,8 +25,11 @@ from hlat.data.stores import (
     local_path,
 )
 from hlat.runtime import DataError, dataset_id_advice, is_url
+from hlat.runtime.storage import broken_link
 
 _SMALL_BYTES = 1 << 24
+_EFFECTIVE = os.access in os.supports_effective_ids
+_FETCH = "Fetch what it stands for (git annex get, dvc pull; mount its disk), or remove the link."
 
 
 class SourceNotFoundError(DataError):
@@ -80,10 +85,12 @@ class Listing(NamedTuple):
     Attributes:
         files: the files.
         names: their paths relative to the folder that the source is, with "/"; None if it is a file or a glob.
+        findings: what belongs to the source and cannot be listed, such as links to nowhere.
     """
 
     files: list[ListedFile]
     names: list[str] | None
+    findings: Sequence[FileFinding] = ()
 
     def read(self, name: str) -> bytes:
         """Return the content of a small file of the folder.
@@ -120,9 +127,10 @@ def list_source(path: str, cache: Cache) -> Listing:
         is_folder = path.rstrip("/") != found[0].url and not glob.has_magic(path)
         names = [file.url.removeprefix(f"{path.rstrip('/')}/") for file in found]
         return Listing([ListedFile.remote(file, cached_store) for file in found], names if is_folder else None)
-    root, local = Path(path).expanduser(), find_files(path)
+    root, (local, findings) = Path(path).expanduser(), find_files(path)
     files = [ListedFile.local(file) for file in local]
-    return Listing(files, [file.relative_to(root).as_posix() for file in local] if root.is_dir() else None)
+    names = [file.relative_to(root).as_posix() for file in local] if root.is_dir() else None
+    return Listing(files, names, findings)
 
 
 def find_file(path: str, cache: Cache) -> ListedFile | None:
@@ -150,8 +158,8 @@ def _find_remote(url: str, store: Store) -> list[RemoteFile]:
     return files
 
 
-def find_files(path: str) -> list[Path]:
-    """List the local files of one source, sorted by path.
+def find_files(path: str) -> tuple[list[Path], list[FileFinding]]:
+    """List the local files of one source, sorted by path, and what belongs to it and cannot be read.
 
     Args:
         path: a file, a folder (all files below it except hidden ones), or a glob, in which ** crosses folders.
@@ -166,24 +174,28 @@ def find_files(path: str) -> list[Path]:
         raise DataError(f"{path}: cannot be accessed: {error.strerror}: {error.filename}") from error
 
 
-def _find_files(path: str) -> list[Path]:
+def _find_files(path: str) -> tuple[list[Path], list[FileFinding]]:
     root = Path(path).expanduser()
     if root.is_file():
-        return [root]
+        return _sorted([root])
     if root.is_dir():
-        files = sorted(file for file in _walk(root) if file.is_file() and not _hidden(file.relative_to(root)))
-        if not files:
+        findings = list[FileFinding]()
+        files, unusable = _sorted(file for file in _walk(root, findings) if not _hidden(file.relative_to(root)))
+        if not (files or findings or unusable):
             raise DataError(f"{path}: the folder contains no files. Put the texts there, or name another folder.")
-        return files
+        return files, [*findings, *unusable]
     if glob.has_magic(path):
-        files = sorted(Path(name) for name in _matches(str(root)) if Path(name).is_file())
-        if not files:
+        findings = list[FileFinding]()
+        paths = _below(root, findings) if "**" in root.parts else _matches(root, findings)
+        files, unusable = _sorted(paths)
+        findings += unusable
+        if not (files or findings):
             raise SourceNotFoundError(
                 f"{path}: no file matches this glob. Quote it in the shell, and use ** to cross folders."
             )
-        return files
-    if root.is_symlink():
-        raise SourceNotFoundError(f"{path}: a link to {root.readlink()}, which does not exist. Correct the link.")
+        return files, findings
+    if link := broken_link(root):
+        raise SourceNotFoundError(f"{path}: {link}. Correct the link.")
     if "$" in path:
         advice = "Environment variables are not filled in here: let the shell do it, in double quotes."
         raise SourceNotFoundError(f"{path}: no such file or folder. {advice}")
@@ -193,18 +205,78 @@ def _find_files(path: str) -> list[Path]:
     raise SourceNotFoundError(f"{path}: no such file or folder (looked in {Path.cwd()}). {advice}")
 
 
-def _matches(pattern: str) -> list[str]:
-    return glob.glob(pattern, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute patterns
+def _matches(pattern: Path, findings: list[FileFinding]) -> Iterator[Path]:
+    """Yield the paths that match a glob without **; folders that it crosses and that cannot be listed are findings."""
+    for end in range(1, len(pattern.parts)):
+        if glob.has_magic(pattern.parts[end - 1]):
+            for path in _glob(Path(*pattern.parts[:end])):
+                if path.is_dir() and not os.access(path, os.R_OK | os.X_OK, effective_ids=_EFFECTIVE):
+                    findings.append(FileFinding(str(path), "the folder cannot be listed: Permission denied."))
+                elif not path.suffix and broken_link(path):
+                    yield path
+    yield from _glob(pattern)
 
 
-def _walk(root: Path) -> Iterator[Path]:
-    """Yield all files below a folder; a folder that cannot be listed is an error, not empty."""
-    for folder, _, names in os.walk(root, onerror=_cannot_list):
-        yield from (Path(folder, name) for name in names)
+def _glob(pattern: Path) -> Iterator[Path]:
+    return map(Path, glob.glob(str(pattern)))  # noqa: PTH207 - Path.glob takes no absolute patterns
 
 
-def _cannot_list(error: OSError) -> None:
-    raise DataError(f"{error.filename}: the folder cannot be listed: {error.strerror}") from error
+def _below(pattern: Path, findings: list[FileFinding]) -> Iterator[Path]:
+    """Yield the paths that match a glob with **, and links to nowhere that may be folders it should cross.
+
+    Python's glob follows links to folders without end, and leaves out what it cannot list.
+    """
+    from fsspec.utils import glob_translate  # noqa: PLC0415 - fsspec is imported on first use
+
+    first = next(index for index, part in enumerate(pattern.parts) if glob.has_magic(part))
+    root, wants_hidden = Path(*pattern.parts[:first]), any(part.startswith(".") for part in pattern.parts[first:])
+    matches = re.compile(glob_translate(str(pattern))).match
+    for path in _walk(root, findings):
+        if (wants_hidden or not _hidden(path.relative_to(root))) and (
+            matches(str(path)) or (not path.suffix and broken_link(path))
+        ):
+            yield path
+
+
+def _sorted(paths: Iterable[Path]) -> tuple[list[Path], list[FileFinding]]:
+    """Sort paths; return the files, and findings about links to nowhere and names that no record takes."""
+    files, findings = list[Path](), list[FileFinding]()
+    for path in sorted(set(paths)):
+        if not path.is_file():
+            if link := broken_link(path):
+                findings.append(FileFinding(str(path), f"{link}. {_FETCH}"))
+        elif (shown := os.fsencode(path).decode(errors="backslashreplace")) != str(path):
+            findings.append(
+                FileFinding(shown, "its name is not UTF-8. Rename it: convmv -f LATIN1 -t UTF-8 --notest FILE.")
+            )
+        else:
+            files.append(path)
+    return files, findings
+
+
+def _walk(root: Path, findings: list[FileFinding]) -> Iterator[Path]:
+    """Yield all paths below a folder that are no folders, each once.
+
+    Links to folders come after everything else, and are not followed to where the walk has been or to what is around
+    the root.
+    """
+
+    def cannot_list(error: OSError) -> None:
+        findings.append(FileFinding(str(error.filename), f"the folder cannot be listed: {error.strerror}."))
+
+    seen, starts = set[str](), [root]
+    around = {str(parent) for parent in Path(os.path.realpath(root)).parents}
+    while starts:
+        links = list[Path]()
+        for start in starts:
+            for folder, inner, names in os.walk(start, onerror=cannot_list):
+                if (here := os.path.realpath(folder)) in seen:
+                    inner.clear()
+                    continue
+                seen.add(here)
+                yield from (Path(folder, name) for name in names)
+                links += (link for name in inner if (link := Path(folder, name)).is_symlink())
+        starts = [link for link in sorted(links) if os.path.realpath(link) not in seen | around]
 
 
 def _hidden(path: Path) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from hlat.data.tokenizers.base import Tokenizer
 from hlat.data.tokenizers.json_tokenizer import read_json_tokenizer
 from hlat.runtime import DataError
-from hlat.runtime.storage import TOKENIZER_FILES, HubError, HubModel
+from hlat.runtime.storage import TOKENIZER_FILES, HubError, HubModel, recognize
 
 _NAMES = ("tokenizer.json", "tokenizer.model")
 
@@ -29,6 +29,8 @@ def load_tokenizer(path: str | Path, eos_token: str | None = "auto") -> Tokenize
     try:
         file = _tokenizer_file(path)
         content = file.read_bytes()
+        if found := recognize(content):
+            raise DataError(f"{file}: this is {found.what}. {found.remedy}")
         config_file = file.with_name("tokenizer_config.json")
         config = json.loads(config_file.read_bytes()) if file.name in _NAMES and config_file.is_file() else None
     except (OSError, ValueError, RecursionError) as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 from hlat.config import Problem, model_differences
 from hlat.launch.start_checks.place import StartPlace, absence, nearest_folder
 from hlat.runtime import is_url, plural
-from hlat.runtime.storage import CONFIG_FILES, RECIPE_NAME, HubError, HubModel, is_foreign_recipe
+from hlat.runtime.storage import CONFIG_FILES, RECIPE_NAME, HubError, HubModel, broken_link, is_foreign_recipe
 
 
 def inputs(place: StartPlace) -> Iterator[Problem]:
@@ -88,7 +88,9 @@ def _unwritable(field: str, folder: str) -> Iterator[Problem]:
     remedy = f"Choose another {field}, or ask for the permission."
     try:
         nearest = nearest_folder(Path(folder).expanduser())
-        if not nearest.is_dir():
+        if link := broken_link(Path(folder).expanduser()):
+            reason, remedy = f"{link}.", f"Make that folder, mount its disk, or choose another {field}."
+        elif not nearest.is_dir():
             reason, remedy = f"{nearest} is a file, so no folder can be there.", other
         elif os.statvfs(nearest).f_flag & os.ST_RDONLY:
             reason, remedy = f"{nearest} is in a file system that is mounted read-only.", other

@@ -60,6 +60,12 @@ def tokenizer(place: StartPlace) -> Iterator[SettingNote]:
         yield SettingNote(TOKENIZER_NOTE, text, remedy)
 
 
+def files(place: StartPlace) -> Iterator[SettingNote]:
+    """Yield a note if files of the corpus seem to be absent, or are there twice."""
+    if place.inputs.doubts:
+        yield SettingNote("files", " ".join(place.inputs.doubts), "Fetch what is missing; name each file once.")
+
+
 def cores(place: StartPlace) -> Iterator[SettingNote]:
     """Yield a note if processes on CPUs share cores."""
     processes, run = place.here.processes, place.sections.get("run")

@@ -24,6 +24,7 @@ CHECKS: tuple[StartCheck, ...] = (
     odd.passes,
     odd.validation,
     odd.tokenizer,
+    odd.files,
     odd.cores,
 )
 """All checks. What is odd in a recipe alone, wherever it runs, is in the table of ``hlat.config.rules.notes``."""

@@ -23,6 +23,7 @@ from hlat.model.hf.config import SpecialIds
 from hlat.model.hf.files import INDEX, WEIGHTS, read_json
 from hlat.model.hf.names import canonical_shapes, check_canonical, check_layers, merge_tied
 from hlat.runtime import CheckpointError, plural
+from hlat.runtime.storage import recognize_file
 
 _ADAPTER = "adapter_config.json"
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -196,5 +197,7 @@ def _open(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except (SafetensorError, OSError) as error:
-        remedy = "Download or copy the file again; after a git clone, run git lfs pull."
+        if found := recognize_file(path):
+            raise CheckpointError(f"{path}: this is {found.what}. {found.remedy}") from error
+        remedy = "Download or copy the file again."
         raise CheckpointError(f"{path}: not a complete safetensors file ({error}). {remedy}") from error

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
+    from hlat.runtime.storage.file_content import HEAD_BYTES, broken_link, recognize, recognize_file
     from hlat.runtime.storage.fsspec_backends import check_url, explain_failure, open_filesystem, protocol_of
     from hlat.runtime.storage.fsync import sync_to_disk
     from hlat.runtime.storage.hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, HubError, HubModel
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
+        "file_content": ("HEAD_BYTES", "broken_link", "recognize", "recognize_file"),
         "fsspec_backends": (
             "open_filesystem",
             "protocol_of",
@@ -69,6 +71,7 @@ __all__ = [
     "ATTEMPT_ENV",
     "CONFIG_FILES",
     "EARLIER_ATTEMPT_ENV",
+    "HEAD_BYTES",
     "ID_NAME",
     "LOCK_NAME",
     "RECIPE_HEAD",
@@ -83,6 +86,7 @@ __all__ = [
     "RunFolder",
     "StorageFailure",
     "TransientError",
+    "broken_link",
     "check_url",
     "classify_error",
     "explain_failure",
@@ -93,5 +97,7 @@ __all__ = [
     "protocol_of",
     "read_run_id",
     "read_small_file",
+    "recognize",
+    "recognize_file",
     "sync_to_disk",
 ]

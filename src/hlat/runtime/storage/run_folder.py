@@ -19,6 +19,7 @@ from typing import Self
 
 from hlat.runtime.errors import StateLostError, StorageError
 from hlat.runtime.process import blocking_call
+from hlat.runtime.storage.file_content import broken_link
 
 LOCK_NAME = ".lock"
 RECIPE_NAME = "recipe.yaml"
@@ -86,6 +87,8 @@ def open_run_folder(run_dir: Path, earlier: EarlierAttempt | None = None) -> Non
     if earlier is not None and earlier.run_id:
         _check_run_id(run_dir, earlier.run_id)
         return
+    if link := broken_link(run_dir):
+        raise StorageError(f"run.dir {run_dir}: {link}. Make that folder, mount its disk, or give another run.dir.")
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:

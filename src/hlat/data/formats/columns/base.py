@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from hlat.data.formats.document import Content
-from hlat.data.formats.records import InputFile, Row, RowError, make_row, missing_column
+from hlat.data.formats.records import InputFile, Row, RowError, make_row, missing_column, same_columns
 from hlat.runtime import DataError
 
 BATCH_ROWS = 64  # small, because a row may be large
@@ -47,6 +47,8 @@ class ColumnKind(ABC):
         """
         if file.column not in schema.names:
             raise DataError(f"{file.path}: {missing_column(file.column, schema.names)}. {self.remedy}")
+        if (count := schema.names.count(file.column)) > 1:
+            raise DataError(f"{file.path}: {same_columns(file.column, count)}")
         found = schema.field(file.column).type
         if not self.is_readable(found):
             fitting = [field.name for field in schema if self.is_usual(field.type)]

@@ -14,16 +14,18 @@ _REPAIR_ROW = "Repair or remove the row."
 
 
 class TextColumn(ColumnKind):
-    """A column of strings, which may be dictionary-encoded in a table."""
+    """A column of strings, which may be dictionary-encoded in a table, or bytes of UTF-8 (old Spark, Impala)."""
 
     field = "text_column"
     holds_tokens = False
     name_suffix = ""
 
     def is_readable(self, column_type: pa.DataType) -> bool:
-        """Return True for strings of any kind, also dictionary-encoded ones."""
+        """Return True for strings of any kind, also dictionary-encoded ones, for bytes, and for nothing but nulls."""
         value = column_type.value_type if pa.types.is_dictionary(column_type) else column_type
-        return self.is_usual(value) or bool(pa.types.is_string_view(value))
+        return self.is_usual(value) or bool(
+            pa.types.is_string_view(value) or _is_bytes(value) or pa.types.is_null(value)
+        )
 
     def is_usual(self, column_type: pa.DataType) -> bool:
         """Return True for the two usual types of strings."""
@@ -38,7 +40,9 @@ class TextColumn(ColumnKind):
         """Convert values to texts: all at once if they are small and valid UTF-8, otherwise one by one."""
         del file
         max_bytes = BATCH_BYTES // BATCH_ROWS if pa.types.is_dictionary(values.type) else BATCH_BYTES
-        if values.nbytes > max_bytes:  # in a dictionary column, every row of the batch can refer to the largest value
+        if values.nbytes > max_bytes or _is_bytes(
+            values.type
+        ):  # in a dictionary column, every row of the batch can refer to the largest value
             return map(_text, values)
         try:
             return list(values.to_pylist())
@@ -63,10 +67,15 @@ def _text(value: Any) -> str | RowError | None:
         reason = f"a text of {buffer.size:,} bytes; a document may have {MAX_LINE_BYTES:,}"
         return RowError(None, reason, "Cut it into several rows.")
     try:
-        text: str | None = value.as_py()
+        text: str | bytes | None = value.as_py()
+        return text.decode() if isinstance(text, bytes) else text
     except UnicodeDecodeError as error:
         return RowError(None, f"invalid UTF-8 at byte {error.start} of the text ({error.reason})", _REPAIR_ROW)
-    return text
+
+
+def _is_bytes(column_type: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_binary(column_type) or types.is_large_binary(column_type) or types.is_binary_view(column_type))
 
 
 def _lone_surrogate(text: str, line: int | None) -> RowError | None:

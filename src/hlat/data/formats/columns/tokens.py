@@ -30,16 +30,14 @@ class TokensColumn(ColumnKind):
     name_suffix = "-tokens"
 
     def is_readable(self, column_type: pa.DataType) -> bool:
-        """Return True for lists of integers."""
+        """Return True for lists of integers; for lists that are all empty, and for nothing but nulls."""
         types = pa.types
-        is_list = (
-            types.is_list(column_type) or types.is_large_list(column_type) or types.is_fixed_size_list(column_type)
-        )
-        return bool(is_list and types.is_integer(column_type.value_type))
+        is_list = _is_list(column_type)
+        return self.is_usual(column_type) or bool(types.is_null(column_type.value_type if is_list else column_type))
 
     def is_usual(self, column_type: pa.DataType) -> bool:
         """Return True for lists of integers."""
-        return self.is_readable(column_type)
+        return _is_list(column_type) and bool(pa.types.is_integer(column_type.value_type))
 
     def wrong_type(self, fitting: list[str]) -> str:
         """Describe that the column must hold lists of integers."""
@@ -67,6 +65,11 @@ class TokensColumn(ColumnKind):
         return file.known_ids.document(np.array(value, dtype=np.int64))
 
 
+def _is_list(column_type: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_list(column_type) or types.is_large_list(column_type) or types.is_fixed_size_list(column_type))
+
+
 def _from_arrow(ids: Any, file: InputFile) -> Content | RowError:
     """Convert one list, an arrow array of integers."""
     if len(ids) * _ID_BYTES > MAX_LINE_BYTES:
@@ -75,7 +78,7 @@ def _from_arrow(ids: Any, file: InputFile) -> Content | RowError:
     if ids.null_count:
         index = ids.is_null().index(pa.scalar(True)).as_py()
         return RowError(None, f"{file.column!r}: its entry {index} is null, not a token id", _REPAIR)
-    array = ids.to_numpy(zero_copy_only=False)
+    array = ids.cast(pa.int64()).to_numpy() if pa.types.is_null(ids.type) else ids.to_numpy(zero_copy_only=False)
     if (index := file.known_ids.first_unknown(array)) is not None:
         return _unknown_id(file, index, int(array[index]), None)
     return file.known_ids.document(array)

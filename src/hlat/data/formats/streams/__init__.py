@@ -4,19 +4,24 @@ from hlat.data.formats.streams.csv_records import CsvRecord, iter_records, split
 from hlat.data.formats.streams.decompression import (
     COMPRESSED_ENDINGS,
     DamagedStream,
+    LongWindowError,
     describe_expansion,
     is_compressed,
+    is_other_content,
     open_decompressed,
 )
-from hlat.data.formats.streams.line_reading import MAX_LINE_BYTES, iter_lines, skip_line
+from hlat.data.formats.streams.line_reading import BOM, MAX_LINE_BYTES, iter_lines, skip_line
 
 __all__ = [
+    "BOM",
     "COMPRESSED_ENDINGS",
     "MAX_LINE_BYTES",
     "CsvRecord",
     "DamagedStream",
+    "LongWindowError",
     "describe_expansion",
     "is_compressed",
+    "is_other_content",
     "iter_lines",
     "iter_records",
     "open_decompressed",

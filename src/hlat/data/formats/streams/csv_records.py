@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from hlat.data.formats.streams.decompression import Stream
-from hlat.data.formats.streams.line_reading import MAX_LINE_BYTES, skip_blank
+from hlat.data.formats.streams.line_reading import BOM, MAX_LINE_BYTES, skip_blank
 
 _QUOTE = b'"'
-_BOM = b"\xef\xbb\xbf"
 _READ_BYTES = 1 << 16
 _EMPTY_LINES = (b"", b"\n", b"\r\n")
 _FIELD_START, _PLAIN, _QUOTED, _QUOTE_IN_QUOTED = range(4)
@@ -45,7 +44,7 @@ class CsvRecord(NamedTuple):
 
 
 def iter_records(stream: Stream, delimiter: bytes, offset: int = 0) -> Iterator[CsvRecord]:
-    """Yield the records of a stream, the header too; a byte order mark at its beginning is left out.
+    """Yield the records of a stream, the header too; a byte order mark at the beginning of one is left out.
 
     Args:
         stream: the stream, read from its current position, at which a record begins.
@@ -73,8 +72,8 @@ def _next_record(stream: Stream, delimiter: bytes, line: int, offset: int) -> tu
     end = offset
     while piece := stream.readline(max(MAX_LINE_BYTES + 1 - kept, _READ_BYTES)):
         end += len(piece)
-        if offset == 0 and end == len(piece):
-            piece = piece.removeprefix(_BOM)
+        if not pieces:  # also where files were joined
+            piece = piece.removeprefix(BOM)
         lines += piece.endswith(b"\n")
         quotes.scan(piece)
         pieces.append(piece[: MAX_LINE_BYTES + 1 - kept])

@@ -1,4 +1,4 @@
-"""Decompress .gz and .zst files while reading; other files are read as they are.
+"""Decompress gzip and zstd files while reading; other files are read as they are.
 
 A few compressed bytes can expand to gigabytes. So data is decompressed only when it is read, in chunks of bounded size;
 the readers of lines and texts bound how much of one is kept in memory.
@@ -11,7 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-COMPRESSED_ENDINGS = (".gz", ".zst")
+_GZIP, _ZSTD = (".gz", ".gzip"), (".zst", ".zstd")
+COMPRESSED_ENDINGS = (*_GZIP, *_ZSTD)
 _CHUNK = 1 << 18
 
 Stream = io.BufferedReader | gzip.GzipFile
@@ -22,23 +23,32 @@ class DamagedStream(Exception):
     """Compressed data is damaged or truncated."""
 
 
+class LongWindowError(Exception):
+    """Compressed data is whole, but the library refuses the memory that decompressing it takes."""
+
+
 def is_compressed(file: Path) -> bool:
     """Return True if the suffix of a file says that it is compressed."""
     return file.suffix.lower() in COMPRESSED_ENDINGS
+
+
+def is_other_content(file: Path, head: bytes) -> bool:
+    """Return True if the first bytes of a file show that it is not compressed as its suffix says."""
+    if file.suffix.lower() in _GZIP:
+        return not head.startswith(b"\x1f\x8b")
+    return not (head.startswith(b"\x28\xb5\x2f\xfd") or head[1:4] == b"\x2a\x4d\x18")  # a frame, or one to skip
 
 
 def open_decompressed(file: Path, raw: io.BufferedReader) -> Stream:
     """Return a stream of the decompressed content of an open file; the file's suffix selects the format.
 
     Reading from the stream raises EOFError, zlib.error, gzip.BadGzipFile or DamagedStream if the data is damaged or
-    truncated.
+    truncated, and LongWindowError.
     """
-    match file.suffix.lower():
-        case ".gz":
-            return gzip.GzipFile(fileobj=raw)
-        case ".zst":
-            return io.BufferedReader(_Zstandard(raw), _CHUNK)
-    return raw
+    ending = file.suffix.lower()
+    if ending in _GZIP:
+        return gzip.GzipFile(fileobj=raw)
+    return io.BufferedReader(_Zstandard(raw), _CHUNK) if ending in _ZSTD else raw
 
 
 def describe_expansion(raw: io.BufferedReader, decompressed: int) -> str:
@@ -62,4 +72,5 @@ class _Zstandard(io.RawIOBase):
         except OSError as error:
             if error.errno is not None:  # an error of the file, not of the decompressor
                 raise
-            raise DamagedStream(str(error)) from error
+            # The library's limit is a window of 2**27 bytes, and it gives no number or class to the error.
+            raise (LongWindowError if "too much memory" in str(error) else DamagedStream)(str(error)) from error

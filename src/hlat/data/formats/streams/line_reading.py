@@ -11,6 +11,8 @@ from hlat.data.formats.streams.decompression import Stream
 
 MAX_LINE_BYTES = 1 << 28
 """Maximum bytes of a line with its newline; 100 MB of Chinese text take 200 MB if JSON spells it as \\uXXXX."""
+BOM = b"\xef\xbb\xbf"
+"""Byte order mark of UTF-8, which some programs write at the beginning of a file: no part of its text."""
 _READ_BYTES = 1 << 16
 
 

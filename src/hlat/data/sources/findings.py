@@ -1,0 +1,107 @@
+"""Findings about the files of a source: what keeps them from being the corpus that a recipe means, in one short table.
+
+    links, names, endings --listing--> findings
+    first bytes           --format---> findings --> one error
+
+Each format says itself what is wrong with a file (``FileFormat.bad_beginning``); nothing here knows formats.
+"""
+
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from hlat.data.sources.source_file import SourceFile
+from hlat.runtime import DataError, is_url, plural
+
+_ROWS = 3
+_SHARD = re.compile(r"-(\d{5})-of-(\d{5})")
+
+
+class FileFinding(NamedTuple):
+    """A problem of a file.
+
+    Attributes:
+        path: path or URL of the file.
+        problem: sentences that say what is wrong and what would work; equal ones are told once.
+    """
+
+    path: str
+    problem: str
+
+    @classmethod
+    def of_error(cls, path: str, error: DataError) -> "FileFinding":
+        """Return the finding that an error about a file reports."""
+        return cls(path, str(error).removeprefix(f"{path}: "))
+
+
+def first_bytes(files: Iterable[SourceFile], unreadable_rows: float) -> Iterator[FileFinding]:
+    """Yield what the first bytes of local files show; files of stores are looked at when they have been fetched.
+
+    Args:
+        files: the files.
+        unreadable_rows: the largest share of rows that may be unreadable; unless it is 0, bad documents are left out
+            later, and only files that cannot be read at all are found here.
+    """
+    for file in files:
+        if file.cached_store is not None:
+            continue
+        try:
+            bad = file.format.bad_beginning(Path(file.path))
+        except DataError as error:
+            yield FileFinding.of_error(file.path, error)
+        else:
+            if bad is not None and not unreadable_rows:
+                yield FileFinding(file.path, f"{bad.reason}. {bad.remedy}")
+
+
+def check_first_bytes(files: Iterable[SourceFile], unreadable_rows: float) -> None:
+    """Raise a DataError with everything that the first bytes of a corpus show; before hashing, which may take hours."""
+    refuse("the corpus", list(first_bytes(files, unreadable_rows)))
+
+
+def doubts(files: Iterable[SourceFile]) -> list[str]:
+    """Return sentences about a corpus that can be read, but of which files seem to be absent or are there twice.
+
+    Names such as ``train-00003-of-00040`` say how many files there were.
+    """
+    shards, places = defaultdict[tuple[str, str, str], set[str]](set), Counter[str]()
+    for file in files:
+        places[file.path if is_url(file.path) else os.path.realpath(file.path)] += 1
+        if found := _SHARD.search(file.path):
+            shards[file.path[: found.start()], found[2], file.path[found.end() :]].add(found[1])
+    rows = [
+        f"{plural(int(count) - len(numbers), 'file')} of {count} absent, by the names {start}-00000-of-{count}{end}."
+        for (start, count, end), numbers in shards.items()
+        if len(numbers) < int(count)
+    ]
+    twice = [place for place, times in places.items() if times > 1]
+    if twice:
+        rows.append(f"{twice[0]}{_more(twice)}: named more than once, and read as often.")
+    return rows if len(rows) <= _ROWS else [*rows[:_ROWS], f"And {len(rows) - _ROWS} more like these."]
+
+
+def refuse(source: str, findings: Sequence[FileFinding]) -> None:
+    """Raise a DataError with all findings: one as a sentence, more as a table of up to three problems.
+
+    Args:
+        source: the source as the recipe names it.
+        findings: the findings; nothing happens if there are none.
+    """
+    if not findings:
+        return
+    by_problem: dict[str, list[str]] = {}
+    for path, problem in findings:
+        by_problem.setdefault(problem, []).append(path)
+    rows = [f"{paths[0]}{_more(paths)}: {problem}" for problem, paths in by_problem.items()]
+    if len(rows) == 1:
+        raise DataError(rows[0])
+    if rest := list(by_problem.values())[_ROWS:]:
+        rows[_ROWS:] = [f"and {plural(sum(map(len, rest)), 'file')} with {plural(len(rest), 'other problem')}"]
+    raise DataError("\n  ".join([f"{source}: {len(findings)} of its files cannot be used:", *rows]))
+
+
+def _more(paths: Sequence[str]) -> str:
+    return f" and {len(paths) - 1} more" if len(paths) > 1 else ""

@@ -1,0 +1,286 @@
+"""Files that are not what their names say, or are other text than they seem: read rightly, or refused with the cure.
+
+The documents that are expected are those that were written; each kind of file is after public reports of users.
+"""
+
+import gzip
+import json
+import os
+import pickle
+import sqlite3
+import tarfile
+import zipfile
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import zstandard
+from pyarrow import ipc
+from pyarrow import parquet as pq
+
+from hlat.config.sections import DataConfig
+from hlat.data.sources import doubts, list_files
+from hlat.runtime import DataError
+from tests.support.data.reading_sources import read_source, verdict
+
+DOCS = [f"Document {number}: some words, é 東京 {number * 13}." for number in range(6)]
+LINES = "".join(json.dumps({"text": text}) + "\n" for text in DOCS).encode()
+BOM = b"\xef\xbb\xbf"
+TSV = "text\tid\n" + "".join(f"{text}\t1\n" for text in DOCS)
+CSV = "id,text\n" + "".join(f'1,"{text}"\n' for text in DOCS)
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 12345\n"
+HTML = b"<!DOCTYPE html>\n<html><body>404 Not Found</body></html>\n"
+
+
+def _table(values: object, column_type: pa.DataType | None = None) -> pa.Table:
+    rows = [1] * len(values)  # type: ignore[arg-type]
+    return pa.table({"id": pa.array(rows), "text": pa.array(values, type=column_type)})
+
+
+def _parquet(table: pa.Table, **options: object) -> bytes:
+    out = BytesIO()
+    pq.write_table(table, out, **options)
+    return out.getvalue()
+
+
+def _stream(table: pa.Table) -> bytes:
+    out = BytesIO()
+    with ipc.new_stream(out, table.schema) as writer:
+        writer.write_table(table, max_chunksize=1)
+    return out.getvalue()
+
+
+def _long_window(content: bytes) -> bytes:
+    parameters = zstandard.ZstdCompressionParameters.from_level(1, window_log=30, enable_ldm=True)
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    return compressor.compress(content) + compressor.flush()
+
+
+def _zip() -> bytes:
+    out = BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("a.jsonl", LINES)
+    return out.getvalue()
+
+
+def _tar() -> bytes:
+    out = BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("a.jsonl"))
+    return out.getvalue()
+
+
+READ: dict[str, bytes] = {
+    "a.jsonlines": LINES,
+    "a.jl": LINES,
+    "A.NDJSON.ZSTD": zstandard.compress(LINES),
+    "a.jsonl.gzip": gzip.compress(LINES[:100]) + gzip.compress(LINES[100:]),
+    "marked.jsonl": BOM + LINES,
+    "joined.jsonl": BOM + LINES[: LINES.index(b"\n") + 1] + BOM + LINES[LINES.index(b"\n") + 1 :],
+    "marked.csv": BOM + CSV.encode(),
+    "marked.tsv": BOM + TSV.encode(),
+    "windows.jsonl": LINES.replace(b"\n", b"\r\n"),
+    "binary.parquet": _parquet(_table([text.encode() for text in DOCS], pa.binary())),
+    "view.arrow": _stream(_table(DOCS, pa.string_view())),
+    "large.parquet": _parquet(_table(DOCS, pa.large_string())),
+    "dictionary.arrow": _stream(_table(pa.array(DOCS).dictionary_encode())),
+    "others_twice.parquet": _parquet(pa.Table.from_arrays([pa.array(DOCS)] * 3, ["a", "a", "text"])),
+    "integer.jsonl": LINES + b'{"id": ' + b"9" * 5000 + b', "text": ""}\n',
+    "numbers.jsonl": LINES + b'{"a": NaN, "b": [-Infinity, 1e999], "c": "\\ud800", "text": null}\n',
+    "nested.jsonl": LINES.replace(b'"text"', b'"meta": {"text": 1}, "text"'),
+    "skipped.jsonl.zst": b"\x50\x2a\x4d\x18\x04\0\0\0abcd" + zstandard.compress(LINES),
+}
+"""Files that give ``DOCS``."""
+
+REFUSED: dict[str, tuple[bytes, tuple[str, ...]]] = {
+    "lfs.txt": (LFS, ("Git LFS pointer", "git lfs pull")),
+    "lfs.jsonl": (LFS, ("Git LFS pointer", "git lfs pull")),
+    "lfs.parquet": (LFS, ("Git LFS pointer", "git lfs pull")),
+    "lfs.arrow": (LFS, ("Git LFS pointer",)),
+    "lfs.csv.gz": (LFS, ("Git LFS pointer",)),
+    "xet.parquet": (b"# xet version 0\nfilesize = 1\n", ("Xet pointer",)),
+    "annex.txt": (b"/annex/objects/SHA256E-s1--abc.txt\n", ("git annex get",)),
+    "dvc.txt": (b"outs:\n- md5: 0123\n  path: a.txt\n", ("dvc pull",)),
+    "error.parquet": (HTML, ("a page of HTML",)),
+    "error.jsonl": (b"\n" + HTML.lower(), ("a page of HTML",)),
+    "denied.txt": (b'<?xml version="1.0"?>\n<Error><Code>AccessDenied</Code></Error>', ("error message of an object",)),
+    "message.parquet": (b'{"error": "Repository not found"}', ("begins like plain text",)),
+    "lines.txt": (LINES, ("lines of JSON objects", ".jsonl")),
+    "copy.jsonl~": (LINES, ("lines of JSON objects",)),
+    "list.json": (json.dumps([{"text": text} for text in DOCS]).encode(), ("one JSON list", "jq -c '.[]'")),
+    "indented.jsonl": (json.dumps({"text": "a"}, indent=1).encode(), ("objects of several lines", "jq -c")),
+    "twice.jsonl": (b'{"text": "a", "text": "b"}\n', ("the key 'text' is there 2 times",)),
+    "deep.jsonl": (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b', "text": "a"}\n', ("nested too deeply",)),
+    "mac.jsonl": (LINES.replace(b"\n", b"\r"), ("carriage return", "tr '\\r' '\\n'")),
+    "wide.txt": (DOCS[0].encode("utf-16"), ("UTF-16", "iconv -f UTF-16 ")),
+    "wide.jsonl": (LINES.decode().encode("utf-16"), ("UTF-16", "iconv -f UTF-16 ")),
+    "wide.csv": (CSV.encode().decode("utf-8").encode("utf-16-be"), ("iconv -f UTF-16BE",)),
+    "bare.txt": (DOCS[0].encode("utf-16-le"), ("iconv -f UTF-16LE",)),
+    "widest.txt": (DOCS[0].encode("utf-32"), ("iconv -f UTF-32 ",)),
+    "latin.txt": ("Größe".encode("latin-1"), ("invalid UTF-8 at byte 2", "iconv -f ENCODING")),
+    "japanese.txt": ("東京".encode("shift-jis"), ("invalid UTF-8", "iconv -f ENCODING")),
+    "zeros.jsonl": (bytes(5000), ("zero bytes", "never written")),
+    "zeros.parquet": (bytes(5000), ("zero bytes",)),
+    "plain.jsonl.gz": (LINES, ("its ending .gz", "plain text")),
+    "plain.txt.zst": (DOCS[0].encode(), ("its ending .zst",)),
+    "double.jsonl.gz": (gzip.compress(gzip.compress(LINES)), ("gzip data", "decompress once")),
+    "other.jsonl.gz": (zstandard.compress(LINES), ("zstd data", ".zst")),
+    "appended.jsonl.gz": (gzip.compress(LINES) + b"more text\n", ("other bytes follow the compressed data",)),
+    "appended.jsonl.zst": (zstandard.compress(LINES) + b"more text\n", ("other bytes follow",)),
+    "long.jsonl.zst": (_long_window(LINES), ("window", "zstd -d --long=31")),
+    "cut.jsonl.gz": (gzip.compress(LINES)[:-9], ("truncated or damaged",)),
+    "cut.arrow": (_stream(_table(DOCS))[:-8], ("no end marker", "between two batches")),
+    "cut.feather": (_stream(_table(DOCS))[:-20], ("truncated or damaged",)),
+    "archive.jsonl": (_zip(), ("zip archive", "Unpack")),
+    "archive.txt": (_tar(), ("tar archive",)),
+    "a.docx": (_zip(), ("Extract its text",)),
+    "pickled.txt": (pickle.dumps(DOCS, 4), ("a pickle",)),
+    "page.txt": (b"%PDF-1.7\n", ("a PDF",)),
+    "Thumbs.db": (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(100), ("Thumbs.db",)),
+    "resource.txt": (b"\0\x05\x16\x07\0\2\0\0Mac OS X", ("AppleDouble",)),
+    "table.txt": (_parquet(_table(DOCS)), ("a parquet file", ".parquet")),
+    "table.parquet.gzip": (_parquet(_table(DOCS)), ("give it the ending .parquet",)),
+    "wget.parquet?download=true": (_parquet(_table(DOCS)), ("a parquet file",)),
+    "a.jsonl.crdownload": (LINES, ("Complete the download",)),
+    "twice.parquet": (_parquet(pa.Table.from_arrays([pa.array(DOCS)] * 2, ["text"] * 2)), ("2 columns are called",)),
+    "twice.arrow": (_stream(pa.Table.from_arrays([pa.array(DOCS)] * 2, ["text"] * 2)), ("2 columns are called",)),
+    "list.parquet": (_parquet(_table([[text] for text in DOCS])), ("holds list", "a column of strings")),
+    "struct.arrow": (_stream(_table([{"a": text} for text in DOCS])), ("holds struct",)),
+    "bytes.parquet": (_parquet(_table([b"\xff"])), ("row 0: invalid UTF-8 at byte 0",)),
+}  # fmt: skip
+"""Files that are refused, and words of the message."""
+_DAMAGED = {"cut.jsonl.gz", "cut.feather"}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_is_read_is_what_was_written(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(READ[name])
+    assert read_source(tmp_path / name, tmp_path) == DOCS
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_is_named_and_only_damage_is_called_damage(tmp_path: Path, name: str) -> None:
+    content, words = REFUSED[name]
+    (tmp_path / name).write_bytes(content)
+    message = verdict(tmp_path / name, tmp_path)
+    assert isinstance(message, str) and str(tmp_path / name) in message
+    assert all(word in message for word in words), message
+    assert ("truncated or damaged" in message) == (name in _DAMAGED) and "LATIN1" not in message
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(BOM + DOCS[0].encode() + b"\n" + BOM + DOCS[1].encode())
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(BOM + DOCS[2].encode()))
+    (tmp_path / "c.md").write_bytes(b"a word" + BOM + b"joiner inside")
+    assert read_source(tmp_path, tmp_path) == [f"{DOCS[0]}\n{DOCS[1]}", DOCS[2], "a word\ufeffjoiner inside"]
+
+
+def test_a_page_of_html_is_text_where_text_is_wanted(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_bytes(HTML)
+    assert read_source(tmp_path / "a.html", tmp_path) == [HTML.decode()]
+
+
+def test_a_shard_of_nulls_beside_others(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(_parquet(_table(DOCS)))
+    (tmp_path / "b.parquet").write_bytes(_parquet(_table([None] * 3, pa.null())))
+    (tmp_path / "c.parquet").write_bytes(_parquet(_table([], pa.null())))
+    assert read_source(tmp_path, tmp_path) == DOCS
+
+
+def test_a_bad_document_is_left_out_where_bad_rows_may_be(tmp_path: Path) -> None:
+    for number, text in enumerate(DOCS):
+        (tmp_path / f"{number}.txt").write_text(text)
+    (tmp_path / "x.txt").write_bytes(LFS)
+    (tmp_path / "y.txt").write_bytes(DOCS[0].encode("utf-16"))
+    assert read_source(tmp_path, tmp_path, unreadable_rows=0.3) == DOCS
+
+
+# --- folders -----------------------------------------------------------------------------------------------------
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir()
+    (path / "a.jsonl").write_bytes(LINES)
+    return path
+
+
+def _dangling(folder: Path) -> None:
+    (folder / "b.jsonl").symlink_to("gone/b.jsonl")
+
+
+def _loop(folder: Path) -> None:
+    (folder / "b.jsonl").symlink_to("b.jsonl")
+
+
+def _dangling_folder(folder: Path) -> None:
+    (folder / "part2").symlink_to("unmounted/part2")
+
+
+def _latin_name(folder: Path) -> None:
+    Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9.jsonl")).write_bytes(LINES)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (_dangling, "b.jsonl: a link to gone/b.jsonl, which does not exist"),
+        (_loop, "b.jsonl: a link to b.jsonl"),
+        (_dangling_folder, "part2: a link to unmounted/part2"),
+        (_latin_name, "caf\\xe9.jsonl: its name is not UTF-8"),
+    ],
+)
+def test_a_file_that_is_not_there_is_not_left_out(tmp_path: Path, spoil: Callable[[Path], None], said: str) -> None:
+    folder = _folder(tmp_path / "corpus")
+    spoil(folder)
+    for source in (folder, f"{folder}/**/*.jsonl"):
+        message = verdict(source, tmp_path)
+        assert isinstance(message, str) and said in message
+
+
+def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
+    folder, elsewhere = _folder(tmp_path / "corpus"), _folder(tmp_path / "elsewhere")
+    (folder / "part2").symlink_to(elsewhere)
+    (folder / "again").symlink_to(elsewhere)
+    (folder / "loop").symlink_to(folder)
+    (folder / "around").symlink_to(tmp_path)
+    (elsewhere / "back").symlink_to(folder)
+    assert read_source(folder, tmp_path) == DOCS * 2
+    (folder / "around").unlink()
+    assert read_source(f"{folder}/**/*.jsonl", tmp_path) == DOCS * 2
+
+
+def test_findings_are_one_short_table(tmp_path: Path) -> None:
+    for number in range(40):
+        (tmp_path / f"{number:02}.txt").write_bytes(LFS)
+    for name, content in {
+        "a.txt": HTML,
+        "b.txt": bytes(9),
+        "c.txt": LINES,
+        "d.txt": b"%PDF-",
+        "e.txt": b"\xff",
+    }.items():
+        (tmp_path / name).write_bytes(content)
+    message = verdict(tmp_path, tmp_path)
+    assert isinstance(message, str)
+    first, *rows = message.splitlines()
+    assert first == "the corpus: 44 of its files cannot be used:"
+    assert rows[0].startswith(f"  {tmp_path}/00.txt and 39 more: this is a Git LFS pointer")
+    assert len(rows) == 4 and rows[-1] == "  and 2 files with 2 other problems"
+
+
+def test_files_that_seem_absent_or_are_named_twice_are_told(tmp_path: Path) -> None:
+    for number in (0, 1, 3):
+        (tmp_path / f"train-{number:05}-of-00004.jsonl").write_bytes(LINES)
+    config = DataConfig.model_validate({"sources": [{"path": str(tmp_path)}, {"path": f"{tmp_path}/*-00003-*"}]})
+    absent, twice = doubts(list_files(config, tmp_path))
+    assert absent.startswith("1 file of 00004 absent, by the names ") and "train-00000-of-00004.jsonl" in absent
+    assert twice == f"{tmp_path}/train-00003-of-00004.jsonl: named more than once, and read as often."
+
+
+def test_a_database_is_no_text(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "a.db") as database:
+        database.execute("create table t (text)")
+    with pytest.raises(DataError, match="an SQLite database"):
+        read_source(tmp_path / "a.db", tmp_path)
