@@ -1,15 +1,20 @@
 """The Dockerfile: its rules by reading it, and, where a builder is installed, the image built and used."""
 
+import contextlib
 import fnmatch
+import hashlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import tomllib
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ("cpu", "cuda")
@@ -46,22 +51,54 @@ def test_an_image_runs_hlat_as_a_user_who_is_not_root(name):
 def test_versions_are_pinned():
     words = dict(instructions())
     base = next(rest.removeprefix("BASE=") for keyword, rest in instructions() if rest.startswith("BASE="))
-    assert re.fullmatch(r"python:3\.\d+-slim-[a-z]+", base)
+    assert re.fullmatch(r"python:3\.\d+-slim-[a-z]+@sha256:[0-9a-f]{64}", base)
     known = ["${BASE}", *stages()]
     assert all(of_stage[0][1].split()[0] in known for of_stage in stages().values()), "no other image"
-    installs = [rest for keyword, rest in instructions() if keyword == "RUN" and "pip install" in rest]
-    assert len(installs) == 4 and all("--constraint /build/constraints.txt" in rest for rest in installs)
+    commands = [one for keyword, rest in instructions() if keyword == "RUN" for one in rest.split("&&")]
+    installs = [one.strip() for one in commands if "pip install" in one]
+    ours, others = ([one for one in installs if one.endswith(" /build") == mine] for mine in (True, False))
+    assert len(ours) == 2 and all("--no-deps --no-build-isolation" in one for one in ours), "nothing is loaded for them"
+    assert len(others) == 3 and all("--require-hashes" in one for one in others)
     assert "ADD" not in words and "curl" not in str(instructions()), "nothing is loaded but packages"
 
 
-def test_both_images_have_the_same_extras_of_this_project():
-    extras = {rest.removeprefix("EXTRAS=") for keyword, rest in instructions() if rest.startswith("EXTRAS=")}
-    (one,) = extras
+def test_the_lock_of_the_images_is_complete_and_has_nothing_for_work_on_hlat():
+    """Witness: the requirements that installed packages state, followed from those of the project."""
+    image, _, work = (ROOT / "requirements.lock").read_text().partition("# For work on hlat itself.")
+    names, others = (set(re.findall(r"(?m)^([a-z0-9][^ =]*)==", text)) for text in (image, work))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    pinned = {line.partition("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
-    for extra in one.split(","):
-        needed = {re.split(r"[^\w-]", name)[0].lower() for name in project["optional-dependencies"][extra]}
-        assert needed <= pinned, extra
+    wanted = [*project["dependencies"], "hatchling"]
+    wanted += [
+        text for extra in ("hf", "http", "s3", "sentencepiece") for text in project["optional-dependencies"][extra]
+    ]
+    seen: set[str] = set()
+    while wanted:
+        one = Requirement(wanted.pop())
+        name = canonicalize_name(one.name)
+        if name in seen or (one.marker is not None and not one.marker.evaluate({"extra": ""})):
+            continue
+        seen.add(name)
+        with contextlib.suppress(PackageNotFoundError):  # hatchling's, where no image is built
+            wanted += requires(name) or []
+    assert seen <= names and not names & others
+    assert {"pytest", "mypy", "ruff", "moto"} <= others
+
+
+def test_the_image_for_cpus_leaves_torch_and_cuda_out_of_the_lock(tmp_path):
+    """Witness: sed, with the expressions of the Dockerfile."""
+    runs = " ".join(rest for keyword, rest in instructions() if keyword == "RUN")
+    lock = tmp_path / "requirements.lock"
+    shutil.copy(ROOT / "requirements.lock", lock)
+    before = re.findall(r"(?m)^([a-z0-9][^ =]*)==", lock.read_text().partition("# For work")[0])
+    for expression in re.findall(r"sed -i ('[^']*')", runs):
+        subprocess.run(["sh", "-c", f"sed -i {expression} {lock}"], check=True)
+    after = re.findall(r"(?m)^([a-z0-9][^ =]*)==", lock.read_text())
+    gone = sorted(set(before) - set(after))
+    assert after == [name for name in before if name not in gone]
+    assert {"torch", "triton", "nvidia-nccl-cu13"} <= set(gone)
+    assert all(re.match("torch$|triton$|nvidia-|cuda-", name) for name in gone)
+    hashes = re.findall(r"(?m)^    --hash=sha256:[0-9a-f]{64}( \\)?$", lock.read_text())
+    assert len(hashes) + len(after) == len(lock.read_text().splitlines()) - 1, "whole entries, and the comment"
 
 
 def test_the_build_sees_what_an_installation_needs_and_no_more():
@@ -83,7 +120,7 @@ def test_the_build_sees_what_an_installation_needs_and_no_more():
     needed = [settings["project"]["readme"], *settings["project"]["license-files"], *wheel["force-include"]]
     needed += [
         *wheel["packages"],
-        "constraints.txt",
+        "requirements.lock",
         "pyproject.toml",
         "src/hlat/__init__.py",
         "recipes/quickstart.yaml",
@@ -146,6 +183,15 @@ def _local_indexes() -> list[str]:
     return [word.removeprefix("file://").removesuffix("/simple") for word in found if word.startswith("file://")]
 
 
+def torch_hash(index: str, folder: Path) -> str:
+    """Sha256 of this machine's build of torch, for the Python of the base image, Debian's 3.11."""
+    version = re.search(r"(?m)^torch==([^ ]*)", (ROOT / "requirements.lock").read_text())[1]
+    words = ["pip", "download", "--no-deps", "--python-version=3.11", "--only-binary=:all:", f"--dest={folder}"]
+    subprocess.run([*words, "--index-url", index, f"torch=={version}"], check=True, timeout=600)
+    (wheel,) = folder.glob("torch-*.whl")
+    return hashlib.sha256(wheel.read_bytes()).hexdigest()
+
+
 @pytest.mark.slow
 def test_the_image_for_cpus_is_built_and_trains(builder, tmp_path):
     index = os.environ.get("PIP_INDEX_URL", "https://pypi.org/simple")  # has a build of torch for this machine
@@ -155,7 +201,7 @@ def test_the_image_for_cpus_is_built_and_trains(builder, tmp_path):
         "--build-arg",
         f"TORCH_INDEX={index}",
         "--build-arg",
-        "EXTRAS=hf",
+        f"TORCH_HASHES={torch_hash(index, tmp_path)}",
     ]
     options = ["--isolation", "chroot", "--layers", *pip_settings(), *arguments, "--target", "cpu", "--tag", "hlat"]
     builder("bud", *options, str(ROOT))

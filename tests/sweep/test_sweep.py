@@ -155,7 +155,9 @@ def test_the_script_of_an_array_runs_the_element_it_is_told(recipe: list[str], t
     """Witness: bash runs the script, with a program in the place of Python that prints its arguments."""
     axes = ["training.seed=1..3", "data.text_column=it's,b"]
     planned = plan_sweep(recipe[0], [*recipe[1:], *axes], str(tmp_path / "sweep"))
-    script = array_script(planned, [*recipe[1:], *axes], ["--time=1:00:00", '--comment=it is "mine"'], 2)
+    options = ["--time=1:00:00", '--comment=it is "mine"', f"--error={tmp_path / 'logs' / '%a.err'}"]
+    script, folders = array_script(planned, [*recipe[1:], *axes], options, 2)
+    assert folders == [tmp_path / "sweep", tmp_path / "logs"]
     assert "#SBATCH --array=0-5%2" in script
     assert "#SBATCH --time=1:00:00" in script
     assert '#SBATCH "--comment=it is \\"mine\\""' in script  # as hlat launch slurm writes it
@@ -194,4 +196,5 @@ def test_options_of_sbatch_are_those_of_launch_slurm_and_a_missing_accelerator_i
 def test_a_wrong_option_of_sbatch_is_refused(cli, recipe_file: Path, corpus: Path, tmp_path: Path) -> None:
     words = ["sweep", recipe_file, f"data.path={corpus}", "training.seed=1,2", "--slurm", "--dry-run"]
     done = cli(*words, "--sbatch=--comment=a\nb", "--sbatch=-G2")
-    assert done.returncode == 2 and done.stderr.count("expected one option of sbatch") == 2
+    assert done.returncode == 2 and '--sbatch "--comment=a\\u000ab": control characters' in done.stderr
+    assert "--sbatch '-G2': expected one option of sbatch" in done.stderr

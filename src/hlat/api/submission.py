@@ -53,7 +53,8 @@ def submit_slurm(
         dry_run: only write the script.
 
     Returns:
-        ``script``, ``job`` (its id; None for a dry run) and ``run_dir``.
+        ``script``, ``job`` (its id; None for a dry run), ``run_dir``, and ``missing``: folders of the output that were
+        not there, which submission makes and Slurm does not.
 
     Raises:
         LaunchError: an option is wrong (every problem is listed), or Slurm refuses the job.
@@ -76,7 +77,8 @@ def submit_slurm(
         least,
     )
     script = batch_script(request, SlurmOptions() if options is None else options, Path.cwd())
-    return SlurmSubmission(script.text, None if dry_run else submit_script(script), script.run_dir)
+    missing = tuple(folder for folder in script.folders if not folder.is_dir())
+    return SlurmSubmission(script.text, None if dry_run else submit_script(script), script.run_dir, missing)
 
 
 @checks_arguments

@@ -1,15 +1,18 @@
 """A drafted recipe as YAML, with a comment at each number that says where it comes from."""
 
 import json
+import re
 from collections.abc import Sequence
 
+from hlat.config.files import load_yaml
 from hlat.draft.machine import REACHED, Machine
 from hlat.draft.sizes import MOST_EPOCHS, STATE_BYTES, Sizes
 from hlat.draft.texts import Texts
-from hlat.runtime import plural
+from hlat.runtime import escape_name, plural
 
 _WARMUP, _MOST_WARMUP = 0.02, 2000
 _SAVE_SECONDS = 600.0
+_PLAIN = re.compile("[A-Za-z_/][A-Za-z0-9._/@-]*")
 
 
 def recipe_text(name: str, texts: Texts, machine: Machine, sizes: Sizes, model: dict[str, str], hours: float) -> str:
@@ -118,6 +121,6 @@ def _time(seconds: float) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A YAML scalar; JSON's quotes are YAML's."""
-    plain = text and all(character.isalnum() or character in "._-/@" for character in text) and not text[0].isdigit()
-    return text if plain and text.isascii() and text[0] not in "-@." else json.dumps(text, ensure_ascii=False)
+    """A YAML scalar; JSON's quotes are YAML's, which takes some characters only as escapes."""
+    plain = _PLAIN.fullmatch(text) and load_yaml(text) == text  # not "true"
+    return text if plain else escape_name(json.dumps(text, ensure_ascii=False))

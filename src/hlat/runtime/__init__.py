@@ -26,7 +26,14 @@ from hlat.runtime.hub_ids import dataset_id_advice
 from hlat.runtime.lazy import lazily
 from hlat.runtime.rank_env import RankInfo, host_name, rank_info
 from hlat.runtime.stage_line import StageLine, spinner, writes_unicode
-from hlat.runtime.terminal_text import EscapingStream, escape_beneath_rich, escape_controls, escape_name, plural
+from hlat.runtime.terminal_text import (
+    EscapingStream,
+    escape_beneath_rich,
+    escape_controls,
+    escape_name,
+    line_problems,
+    plural,
+)
 from hlat.runtime.urls import WEB_PROTOCOLS, find_secret, is_url, redact, redact_json, redact_value
 
 __all__ = [
@@ -61,6 +68,7 @@ __all__ = [
     "host_name",
     "is_url",
     "lazily",
+    "line_problems",
     "open_line",
     "plural",
     "rank_info",

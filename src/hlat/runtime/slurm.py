@@ -9,15 +9,17 @@ run of its own. The batch script and the shell of salloc are not tasks: in a job
 tells the user to use srun.
 """
 
+import getpass
 import os
 import re
 import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.terminal_text import escape_controls
+from hlat.runtime.terminal_text import escape_name, line_problems
 
 Ask = Callable[[list[str]], str]
 """Runs a command and returns its output; an empty text if the command fails."""
@@ -150,11 +152,50 @@ def _required(environment: Mapping[str, str], problems: list[str], *names: str) 
 
 def option_problems(name: str, options: Sequence[str]) -> list[str]:
     """Return what is wrong with options of sbatch or srun that a user gives with ``--sbatch`` or ``--srun``."""
-    return [
-        f"--{name} {escape_controls(text)!r}: expected one option of {name} in the form --comment=text."
-        for text in options
-        if not text.startswith("--") or not text.isprintable()
+    wrong = [text for text in options if not text.startswith("--")]
+    forms = [
+        f"--{name} {escape_name(text)!r}: expected one option of {name} in the form --comment=text." for text in wrong
     ]
+    return [*forms, *(problem for text in options for problem in line_problems(f"--{name}", text))]
+
+
+def output_option(folder: Path, output: str) -> str:
+    """Return the option of sbatch for the output of a job; Slurm replaces %j and others also in a folder's name."""
+    return f"--output={str(folder).replace('%', '%%') + '/' if '%' in str(folder) else ''}{output}"
+
+
+def output_folders(options: Sequence[str], name: str, folder: Path) -> tuple[list[Path], list[str]]:
+    """Return the folders that the output of a job goes to, which Slurm does not make, and what is wrong with others.
+
+    Without its folder a job fails, and leaves no word anywhere.
+
+    Args:
+        options: options of sbatch.
+        name: name of the job.
+        folder: its working folder.
+    """
+    known = {"%%": "%", "%x": name, "%u": _user()}
+    folders, problems = [], []
+    for option in options:
+        stream, _, file = option.partition("=")
+        if stream not in ("--output", "--error") or not file:
+            continue
+        head = f"{stream} {escape_name(file)!r}"
+        path = folder / re.sub("%[%xu]", lambda found: known[found[0]], file)
+        if "\\" in str(folder / file):  # Slurm 22.05 fails such a job, without a log
+            problems.append(f"{head}, in {folder}: Slurm takes no backslash in the name of a file or of its folder.")
+        elif re.search(r"(?<!%)(%%)*%[^%xu]", str(Path(file).parent)):
+            problems.append(f"{head}: Slurm makes no folders. Write %j and the like in the name of the file only.")
+        else:
+            folders.append(path.parent)
+    return folders, problems
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container without this user: Slurm writes the number too
+        return str(os.getuid())
 
 
 def asks_for_accelerators(options: Sequence[str]) -> bool:

@@ -30,6 +30,21 @@ def escape_name(name: str) -> str:
     return _CONTROLS_IN_NAMES.sub(_escape, name)
 
 
+def line_problems(what: str, text: str) -> list[str]:
+    """Return what keeps a text out of a line of a script or manifest: control characters, and bytes that are not UTF-8.
+
+    Everything else can be quoted. A newline would begin another line, which no quotes keep from Slurm.
+
+    Args:
+        what: the option or thing that the text belongs to.
+        text: a name, path or option.
+    """
+    if (shown := escape_name(text)) == text:
+        return []
+    reason = "control characters and bytes that are not UTF-8 cannot stand in a line of a script"
+    return [f'{what} "{shown}": {reason}. Write it without them, or rename it.']
+
+
 def _escape(found: re.Match[str]) -> str:
     return f"\\u{ord(found[0]):04x}"
 

@@ -10,13 +10,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hlat.runtime import LaunchError, slurm
+from hlat.runtime import LaunchError, line_problems, slurm
 from hlat.runtime.backend import expects_accelerator
 from hlat.sweep.runs import Sweep
 
 
-def array_script(sweep: Sweep, words: Sequence[str], options: Sequence[str], at_once: int | None) -> str:
-    """Return the batch script of a sweep.
+def array_script(
+    sweep: Sweep, words: Sequence[str], options: Sequence[str], at_once: int | None
+) -> tuple[str, list[Path]]:
+    """Return the batch script of a sweep, and the folders of its output, which Slurm does not make.
 
     Args:
         sweep: the sweep.
@@ -27,18 +29,19 @@ def array_script(sweep: Sweep, words: Sequence[str], options: Sequence[str], at_
     Raises:
         LaunchError: an option is wrong; every problem is listed.
     """
-    if problems := slurm.option_problems("sbatch", options):
-        raise LaunchError("\n".join(problems))
     limit = "" if at_once is None else f"%{at_once}"
-    folder = sweep.folder.absolute()
-    head = [
-        f"--job-name={sweep.folder.name}",
-        f"--array=0-{len(sweep.runs) - 1}{limit}",
-        f"--output={folder / 'slurm-%a.out'}",
-        *options,
-    ]
+    folder, name = sweep.folder.absolute(), sweep.folder.name
+    output = f"--output={str(folder).replace('%', '%%')}/slurm-%a.out"
+    head = [f"--job-name={name}", f"--array=0-{len(sweep.runs) - 1}{limit}", output, *options]
     command = [sys.executable, "-P", "-m", "hlat", "sweep", sweep.recipe, *words, "--to", str(sweep.folder)]
-    return "\n".join(
+    folders, unfit = slurm.output_folders(head, name, Path.cwd())
+    named = {"the working folder": str(Path.cwd()), "--to": str(folder), "recipe": sweep.recipe}
+    problems = [*slurm.option_problems("sbatch", options), *unfit]
+    problems += [found for what, text in named.items() for found in line_problems(what, text)]
+    problems += [found for word in words for found in line_problems("argument", word)]
+    if problems:
+        raise LaunchError("\n".join(problems))
+    text = "\n".join(
         [
             "#!/bin/bash",
             *map(slurm.directive, head),
@@ -49,6 +52,7 @@ def array_script(sweep: Sweep, words: Sequence[str], options: Sequence[str], at_
             "",
         ]
     )
+    return text, folders
 
 
 def accelerator_warning(sweep: Sweep, options: Sequence[str], processes: int) -> str | None:

@@ -101,6 +101,15 @@ def test_words_variables_and_options_arrive_unchanged(launch, environment, tmp_p
     assert f" JobName={value} " in printed and f" Comment={value} " in printed
 
 
+def test_the_output_is_where_it_was_asked_for_in_a_folder_that_was_not_there(launch, environment, tmp_path):
+    """Slurm makes no folder, and replaces %j in the names of all of them, the working folder's included."""
+    folder = tmp_path / "90 %j"
+    folder.mkdir()
+    job = launch("--output", "logs/%x-%j.log", "--name", "a/b", cwd=folder)
+    assert wait_for_state(environment, job, "COMPLETED", "FAILED")["ExitCode"] == "0:0"
+    assert f"job {job}, start 1" in (folder / "logs" / "a" / f"b-{job}.log").read_text()
+
+
 @pytest.mark.parametrize(("codes", "expected"), [("2,1", 2), ("3", 3), ("1,4", 4), ("0,5", 5)])
 def test_the_script_ends_with_the_exit_code_of_the_run(launch, environment, codes, expected):
     fields = wait_for_state(environment, launch(codes=codes), "FAILED", "COMPLETED")

@@ -1,11 +1,12 @@
 """``hlat launch slurm|status|logs|cancel``: a run as a job of Slurm."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hlat.cli.common import OverridesArgument, RecipeArgument, ready, say
+from hlat.cli.common import OverridesArgument, RecipeArgument, complain, ready, say
 from hlat.cli.launch.options import (
     DryRunOption,
     EnvOption,
@@ -93,6 +94,11 @@ def slurm_command(
     )
     if done.job is None:
         say(done.script.rstrip("\n"))
+        if done.missing:
+            folders = shlex.join(map(str, done.missing))
+            complain(
+                f"warning: Slurm makes no folders, and fails a job that lacks that of its output: mkdir -p {folders}"
+            )
     else:
         say(f"job {done.job}; follow it with `hlat launch status {done.run_dir}` and `hlat launch logs {done.run_dir}`")
 

@@ -94,18 +94,21 @@ def _submit(planned: "Sweep", words: list[str], given: list[str], at_once: int |
     from hlat.runtime import LaunchError, StorageError
     from hlat.sweep import array_script
 
-    script = array_script(planned, words, given, at_once)
+    script, folders = array_script(planned, words, given, at_once)
     if dry_run:
         say(script.rstrip())
         return
     try:
-        planned.folder.mkdir(parents=True, exist_ok=True)
-        file = planned.folder / "sweep.sbatch"
+        for folder in (planned.folder, *folders):
+            folder.mkdir(parents=True, exist_ok=True)
+        file = planned.folder.absolute() / "sweep.sbatch"
         file.write_text(script, encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{planned.folder}: the script cannot be written: {error.strerror or error}") from error
     try:
-        done = subprocess.run(["sbatch", str(file)], capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(
+            ["sbatch", str(file)], capture_output=True, text=True, errors="replace", check=False, timeout=60
+        )
     except FileNotFoundError as error:
         raise LaunchError("there is no sbatch here: run this on a login node, or leave out --slurm.") from error
     if done.returncode:

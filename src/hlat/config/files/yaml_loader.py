@@ -35,8 +35,11 @@ def find_recipe(name: str | Path) -> Path:
     A folder of that name is no recipe: ``hlat quickstart`` writes to one called quickstart, and is to be given again.
 
     Raises:
-        RecipeError: neither exists; the shipped names are listed.
+        RecipeError: neither exists (the shipped names are listed), or the name looks like an option.
     """
+    if str(name).startswith("-"):
+        remedy = f"Write ./{name}."
+        raise RecipeError([Problem(str(name), "commands take a name that begins with a dash for an option.", remedy)])
     path = Path(name)
     shipped = {file.stem: file for file in _shipped_folder().glob("*.yaml")}
     try:

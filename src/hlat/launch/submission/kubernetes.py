@@ -21,7 +21,7 @@ from hlat.launch.submission.kubernetes_options import DNS_LABEL, KubernetesOptio
 from hlat.launch.submission.pod import CONTAINER, config_map, pod
 from hlat.launch.submission.probes import served_recipe
 from hlat.launch.submission.request import PreparedRun, RunRequest
-from hlat.runtime import LaunchError, escape_controls
+from hlat.runtime import LaunchError, escape_name
 from hlat.runtime.process import REQUEUE_CODE
 
 _FINAL_CODES = (2, 4)  # mistake of the user, diverged: new pods would end the same way
@@ -42,7 +42,7 @@ def manifests(request: RunRequest, options: KubernetesOptions) -> list[dict[str,
     """
     problems = options.problems()
     if options.kind not in _KINDS:
-        problems.append(f"--kind {escape_controls(options.kind)}: expected {', '.join(_KINDS)}.")
+        problems.append(f"--kind {escape_name(options.kind)}: expected {', '.join(_KINDS)}.")
 
     def check(recipe: Recipe) -> list[str]:
         return [*options.recipe_problems(recipe), *_name_problems(request, recipe)]
@@ -71,7 +71,15 @@ def apply_manifests(text: str) -> str:
     """
     command = ["kubectl", "apply", "-f", "-"]
     try:
-        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
+        done = subprocess.run(
+            command,
+            input=text,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_TIMEOUT,
+            check=False,
+        )
     except FileNotFoundError as error:
         raise LaunchError("kubectl is not installed here: use --dry-run, and apply the manifests elsewhere.") from error
     except subprocess.TimeoutExpired as error:
@@ -173,7 +181,7 @@ def _job_name(request: RunRequest, recipe: Recipe) -> str:
 def _name_problems(request: RunRequest, recipe: Recipe) -> list[str]:
     name = _job_name(request, recipe)
     expected = "a letter, then at most 39 small letters, digits and hyphens, not a hyphen at the end"
-    return [] if DNS_LABEL.fullmatch(name) else [f"--name {escape_controls(name)!r}: expected {expected}."]
+    return [] if DNS_LABEL.fullmatch(name) else [f"--name {escape_name(name)!r}: expected {expected}."]
 
 
 class _BlockDumper(yaml.SafeDumper):

@@ -6,11 +6,12 @@ from pathlib import PurePosixPath
 
 from hlat.config import Recipe
 from hlat.launch.submission.probes import probe_problems
-from hlat.runtime import escape_controls
+from hlat.runtime import escape_name, line_problems
 
 DNS_LABEL = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 """Name of a job: at most 40 characters, so that controllers can append to it."""
 
+_IMAGE = re.compile(r"[A-Za-z0-9][\x21-\x7e]*")  # [HOST[:PORT]/]NAME[:TAG][@DIGEST]; Kubernetes knows it exactly
 _RESOURCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9./-]*=[1-9][0-9]*")
 _SELECTOR = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]*=[A-Za-z0-9_.-]+")
 _VOLUME = re.compile(r"[a-z0-9][a-z0-9.-]*:/[^:]*")
@@ -41,18 +42,19 @@ class KubernetesOptions:
     def problems(self) -> list[str]:
         """Every problem of the options."""
         found = []
-        if not self.image or not self.image.isprintable() or " " in self.image:
-            found.append(f"--image {escape_controls(self.image)!r}: expected the name of a container image.")
+        if not _IMAGE.fullmatch(self.image):
+            found.append(f"--image {escape_name(self.image)!r}: expected the name of a container image.")
         if self.namespace is not None and not DNS_LABEL.fullmatch(self.namespace):
-            found.append(f"--namespace {escape_controls(self.namespace)!r}: expected a DNS label.")
+            found.append(f"--namespace {escape_name(self.namespace)!r}: expected a DNS label.")
         expected = [
             ("--volume", self.volumes, _VOLUME, "CLAIM:/PATH"),
             ("--resource", self.resources, _RESOURCE, "NAME=COUNT"),
             ("--node-selector", self.node_selector, _SELECTOR, "KEY=VALUE"),
         ]
         for option, values, pattern, form in expected:
-            wrong = [text for text in values if not pattern.fullmatch(text) or not text.isprintable()]
-            found += [f"{option} {escape_controls(text)!r}: expected {form}." for text in wrong]
+            wrong = [text for text in values if not pattern.fullmatch(text)]
+            found += [f"{option} {escape_name(text)!r}: expected {form}." for text in wrong]
+            found += [problem for text in values for problem in line_problems(option, text)]
         return found
 
     def recipe_problems(self, recipe: Recipe) -> list[str]:
@@ -64,7 +66,7 @@ class KubernetesOptions:
         if any(folder.is_relative_to(path) for _, path in self.claims()):
             return []
         remedy = "give --volume CLAIM:/PATH with a claim that all pods may write, and run.dir=/PATH/NAME"
-        return [f"run.dir = {escape_controls(str(folder))}: it is in no volume of the pods; {remedy}."]
+        return [f"run.dir = {escape_name(str(folder))}: it is in no volume of the pods; {remedy}."]
 
     def claims(self) -> list[tuple[str, str]]:
         """Pairs of claim and path."""

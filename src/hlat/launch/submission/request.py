@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from hlat.config import Recipe, RecipeError, load_recipe
 from hlat.hardware import LaunchSettings, load_catalog, parse_cluster
-from hlat.runtime import HardwareError, LaunchError, escape_controls, find_secret, plural
+from hlat.runtime import HardwareError, LaunchError, escape_controls, find_secret, line_problems, plural
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OWN_VARIABLES = (
@@ -112,9 +112,13 @@ class RunRequest:
         wrong = [f"{name} {value}: expected 1 or more." for name, value in counts if value is not None and value < 1]
         if self.least is not None and not 1 <= self.least <= max(1, self.nodes):
             wrong.append(f"--least {self.least}: expected a number between 1 and {max(1, self.nodes)}.")
-        if self.name is not None and (not self.name or not self.name.isprintable()):
-            wrong.append(f"--name {escape_controls(self.name)!r}: expected a name of printable characters.")
-        return wrong
+        if self.name == "":
+            wrong.append("--name: expected a name.")
+        given = {"recipe": (self.recipe,), "override": self.overrides, "--name": (self.name or "",)}
+        return [
+            *wrong,
+            *(found for what, texts in given.items() for text in texts for found in line_problems(what, text)),
+        ]
 
     def _machine(self, problems: list[str]) -> tuple[LaunchSettings, int]:
         """Settings of the instance, and its number of torch devices."""
@@ -135,8 +139,8 @@ class RunRequest:
                 problems.append(f"--env {escape_controls(name)}: expected NAME=VALUE.")
             elif name in _OWN_VARIABLES:
                 problems.append(f"--env {name}: hlat sets this variable itself, in each process.")
-            elif not value.isprintable():
-                problems.append(f"--env {name}: the value contains control characters.")
+            elif unfit := line_problems(f"--env {name}", value):
+                problems += unfit
             elif find_secret(value) is not None:
                 problems.append(f"--env {name}: the value contains a secret, and scripts and manifests are not secret.")
             else:
@@ -149,8 +153,9 @@ class RunRequest:
         except ValueError as error:
             problems.append(f"--program {escape_controls(self.program or '')}: {error}.")
             return []
-        if self.program is not None and (not words or not self.program.isprintable()):
+        if self.program is not None and not words:
             problems.append("--program: expected the words of a command.")
+        problems += line_problems("--program", self.program or "")
         return words
 
     def _load(self, nproc: int, problems: list[str]) -> Recipe | None:

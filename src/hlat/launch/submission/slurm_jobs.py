@@ -30,11 +30,13 @@ class SlurmSubmission:
         script: the batch script.
         job: id of the job; None if nothing was submitted.
         run_dir: folder of the run.
+        missing: folders of the output that are missing, which Slurm does not make; submission makes them.
     """
 
     script: str
     job: int | None
     run_dir: Path
+    missing: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,13 +76,14 @@ def submit_script(script: BatchScript) -> int:
     """
     record = script.run_dir / _RECORD
     try:
-        script.run_dir.mkdir(parents=True, exist_ok=True)
+        for folder in (script.run_dir, *script.folders):
+            folder.mkdir(parents=True, exist_ok=True)
         with record.open("a", encoding="utf-8") as file:
             printed = _slurm(["sbatch", "--parsable"], script.text)
             job = int(printed.partition(";")[0])  # a cluster's name may follow
             file.write(json.dumps({"job": job, "time": time.time(), "script": script.text}) + "\n")
     except OSError as error:
-        raise StorageError(f"{record} cannot be written: {error}") from error
+        raise StorageError(f"{error.filename or record} cannot be written: {error.strerror}") from error
     except ValueError as error:
         raise LaunchError(f"sbatch printed no job id: {error}") from error
     return job
@@ -187,7 +190,15 @@ def _output(line: str) -> str:
 
 def _slurm(command: Sequence[str], text: str | None = None) -> str:
     try:
-        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
+        done = subprocess.run(
+            command,
+            input=text,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_TIMEOUT,
+            check=False,
+        )
     except FileNotFoundError as error:
         raise LaunchError(f"{command[0]} is not installed here: run this on a machine of the Slurm cluster.") from error
     except subprocess.TimeoutExpired as error:

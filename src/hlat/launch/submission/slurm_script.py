@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from hlat.config import Recipe
 from hlat.launch.submission.preflight_step import preflight_step
 from hlat.launch.submission.request import PreparedRun, RunRequest
-from hlat.runtime import escape_controls, slurm
+from hlat.runtime import escape_controls, line_problems, slurm
 from hlat.runtime.backend import expects_accelerator
 from hlat.runtime.process import REQUEUE_CODE
 
@@ -93,11 +94,12 @@ class SlurmOptions:
         found += [f"{name} {value}: expected 1 or more." for name, value in counts if value is not None and value < 1]
         for name in ("partition", "account", "qos", "exclude", "output"):
             value = getattr(self, name)
-            if value is not None and (not value or not value.isprintable()):
-                found.append(f"--{name} {escape_controls(value)!r}: expected printable characters.")
+            if value == "":
+                found.append(f"--{name}: expected a name.")
+            found += line_problems(f"--{name}", value or "")
         for name in ("sbatch", "srun"):
             found += slurm.option_problems(name, getattr(self, name))
-        found += [f"--setup {escape_controls(text)!r}: one line each." for text in self.setup if "\n" in text]
+        found += [problem for text in self.setup for problem in line_problems("--setup", text)]
         return found
 
 
@@ -108,10 +110,12 @@ class BatchScript:
     Attributes:
         text: the script.
         run_dir: folder of its run.
+        folders: folders of its output, which Slurm does not make.
     """
 
     text: str
     run_dir: Path
+    folders: tuple[Path, ...] = ()
 
 
 def batch_script(request: RunRequest, options: SlurmOptions, folder: Path) -> BatchScript:
@@ -126,7 +130,15 @@ def batch_script(request: RunRequest, options: SlurmOptions, folder: Path) -> Ba
         LaunchError: an option is wrong; every problem of options and recipe is listed.
         RecipeError: only the recipe is wrong; every problem is listed.
     """
-    run = request.prepare(options.problems())
+    found: list[Path] = []
+
+    def check(recipe: Recipe) -> list[str]:
+        streams = [slurm.output_option(folder, options.output), *options.sbatch]
+        folders, problems = slurm.output_folders(streams, request.name or recipe.run.name, folder)
+        found.extend(folders)
+        return problems
+
+    run = request.prepare([*options.problems(), *line_problems("the working folder", str(folder))], check)
     if not _reserves_accelerators(run, options):
         _logger.warning(
             "warning: the job asks Slurm for no accelerators, and without any it trains on the CPUs. Add --instance "
@@ -134,7 +146,7 @@ def batch_script(request: RunRequest, options: SlurmOptions, folder: Path) -> Ba
             "a cluster whose nodes give theirs to every job.",
             run.nproc,
         )
-    return BatchScript(_script(run, options, folder), folder / run.recipe.run_dir)
+    return BatchScript(_script(run, options, folder), folder / run.recipe.run_dir, tuple(found))
 
 
 def _reserves_accelerators(run: PreparedRun, options: SlurmOptions) -> bool:
@@ -197,7 +209,7 @@ def _options(run: PreparedRun, options: SlurmOptions, folder: Path) -> list[str]
         f"--nodes={run.request.nodes}",
         f"--ntasks-per-node={run.nproc}",  # cores for so many processes; one task is started
         f"--chdir={folder}",
-        f"--output={options.output}",
+        slurm.output_option(folder, options.output),
         "--open-mode=append",  # the output of earlier starts is kept
         f"--signal=USR1@{run.request.grace}",  # to every process; with B: it would reach the script only
         *queue,
