@@ -8,7 +8,7 @@ from hlat.runtime.process.c_library import (
     finish_compiling,
 )
 from hlat.runtime.process.clock import machine_clock
-from hlat.runtime.process.code_folder import open_code_folder
+from hlat.runtime.process.code_folder import check_code_folder, open_code_folder
 from hlat.runtime.process.exit_codes import (
     DEADLINE_ENV,
     INTERRUPTED_MESSAGE,
@@ -39,6 +39,7 @@ __all__ = [
     "after_start",
     "be_verbose",
     "begin_compiling",
+    "check_code_folder",
     "compile_c_library",
     "current_phase",
     "end_at_sigterm",
