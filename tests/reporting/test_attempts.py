@@ -1,7 +1,6 @@
 """A run leaves its recipe and what it was started with, before anything can go wrong with its data."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import hlat
@@ -60,19 +59,6 @@ def test_no_secret_of_a_url_or_of_the_environment_is_recorded(cli, recipe_file, 
     assert done.returncode != 0
     for file in (tmp_path / "run").rglob("*"):
         assert not file.is_file() or secret not in file.read_text(errors="replace"), file
-
-
-def test_the_git_commit_of_the_project_is_recorded(cli, recipe_file, tiny, tmp_path):
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
-    for words in (["init", "-q"], ["add", "recipe.yaml"], ["commit", "-qm", "recipe"]):
-        subprocess.run([*git, *words], check=True)
-    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-    stop = "training.stop_after=1"
-    assert cli("train", recipe_file, *tiny, stop, cwd=tmp_path).returncode == 0
-    recipe_file.write_text(recipe_file.read_text() + "\n# changed\n")
-    assert cli("train", recipe_file, *tiny, stop, cwd=tmp_path).returncode == 0
-    found = [attempt["git"] for attempt in attempts(tmp_path / "run")]
-    assert found == [{"commit": commit, "dirty": False}, {"commit": commit, "dirty": True}]
 
 
 def test_weights_that_a_run_begins_with_are_told(cli, recipe_file, tiny, tmp_path):

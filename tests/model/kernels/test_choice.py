@@ -33,6 +33,12 @@ def compiled_again() -> Iterator[None]:
     library.library.cache_clear()
 
 
+@pytest.fixture
+def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process has compiled anything: the home of this user cannot be written."""
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+
+
 @pytest.mark.usefixtures("compiled_again")
 @pytest.mark.parametrize(
     ("compiler", "reason"),
@@ -110,10 +116,11 @@ def test_threads_are_those_of_a_preloaded_openmp_library(tmp_path: Path) -> None
     subprocess.run([sys.executable, "-c", code, str(preloaded)], env=environment, check=True)
 
 
+@pytest.mark.usefixtures("no_cache")
 def test_the_source_of_a_library_and_its_folder_are_as_they_were(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing stays on the disk that another processor, or anybody, could run."""
+    """Without a cache nothing stays on the disk."""
     monkeypatch.setattr(c_library.tempfile, "tempdir", str(tmp_path))
     source = tmp_path / "one.c"
     source.write_text("int one(void) { return 1; }")
@@ -121,6 +128,7 @@ def test_the_source_of_a_library_and_its_folder_are_as_they_were(
     assert list(tmp_path.iterdir()) == [source]
 
 
+@pytest.mark.usefixtures("no_cache")
 def test_a_library_compiled_in_the_background_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(c_library.tempfile, "tempdir", str(tmp_path))
     source = tmp_path / "one.c"
@@ -133,6 +141,7 @@ def test_a_library_compiled_in_the_background_is_compiled_once(tmp_path: Path, m
         compile_c_library(source)
 
 
+@pytest.mark.usefixtures("no_cache")
 @pytest.mark.parametrize("compiler", ["false", "/no/such/compiler"])
 def test_problems_in_the_background_are_those_of_the_call_that_needs_the_library(
     compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -150,6 +159,7 @@ def test_problems_in_the_background_are_those_of_the_call_that_needs_the_library
     assert list(tmp_path.iterdir()) == [source]
 
 
+@pytest.mark.usefixtures("no_cache")
 def test_a_process_that_ends_before_its_compiler_leaves_no_folder(tmp_path: Path) -> None:
     source, folder = tmp_path / "one.c", tmp_path / "temporary"
     source.write_text("int one(void) { return 1; }")
@@ -163,6 +173,7 @@ def test_a_process_that_ends_before_its_compiler_leaves_no_folder(tmp_path: Path
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.usefixtures("no_cache")
 def test_the_compiler_starts_before_torch_is_imported_if_the_kernels_will_be_used(tmp_path: Path) -> None:
     """Not for accelerators, for processors without AVX2, or where the system says nothing of its processors."""
     code = """

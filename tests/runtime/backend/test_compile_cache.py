@@ -1,13 +1,23 @@
 """Folders of compiled code: the recipe's, else those of the environment, else one of this user alone."""
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
+from torch._inductor.exc import InductorError
 
 from hlat.runtime import LaunchError
-from hlat.runtime.backend import backend_of, compile_cache_folders, restored_settings, use_compile_cache
+from hlat.runtime.backend import (
+    backend_of,
+    compile_cache_folders,
+    damaged_code_error,
+    open_compile_cache,
+    restored_settings,
+    use_compile_cache,
+)
 from hlat.runtime.backend.neuron import ENVIRONMENT
+from hlat.runtime.process import find_c_compiler
 
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 
@@ -40,15 +50,73 @@ def test_a_recipes_folder_is_before_the_environments(tmp_path: Path, monkeypatch
 
 def test_without_either_it_is_a_folder_of_this_user(tmp_path: Path) -> None:
     own = tmp_path / f"hlat-compiled-{os.getuid()}"
-    assert compile_cache_folders("cpu", None, 0) == {INDUCTOR: own / "inductor"}
-    assert own.stat().st_mode & 0o777 == 0o700
-    own.chmod(0o777)
-    with pytest.raises(LaunchError, match="others can write there"):
-        compile_cache_folders("cpu", None, 0)
-    own.rmdir()
-    own.symlink_to(tmp_path)
-    with pytest.raises(LaunchError, match="others can write there"):
-        compile_cache_folders("cpu", None, 0)
+    assert open_compile_cache("cpu", None, 0) == {INDUCTOR: own / "inductor"}
+    assert own.stat().st_mode & 0o777 == (own / "inductor").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("named_by", ["recipe", "environment", "nobody"])
+def test_a_folder_in_which_others_can_write_is_refused(
+    named_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = tmp_path / "given" if named_by == "recipe" else None
+    if named_by == "environment":
+        monkeypatch.setenv(INDUCTOR, str(tmp_path / "given"))
+    [folder] = open_compile_cache("cpu", base, 0).values()
+    folder.chmod(0o777)
+    with pytest.raises(LaunchError, match=f"`chmod -R go-w {folder}` mends it"), restored_settings():
+        use_compile_cache("cpu", base, 0)
+    folder.rmdir()
+    folder.symlink_to("/tmp")  # others can write there, too
+    with pytest.raises(LaunchError, match="others can write to /tmp"), restored_settings():
+        use_compile_cache("cpu", base, 0)
+
+
+def library(folder: Path) -> Path:
+    """A compiled library in a folder, as a compiler puts it there."""
+    (folder / "ab").mkdir(parents=True)
+    found = folder / "ab" / "code.so"
+    compiler = find_c_compiler()
+    assert compiler is not None
+    command = [*compiler.split(), "-shared", "-fPIC", "-x", "c", "-", "-o", str(found)]
+    subprocess.run(command, input=b"int one(void) { return 1; }", check=True)
+    return found
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.25, 0.99])
+@pytest.mark.parametrize("zeros", [False, True])
+def test_incomplete_libraries_are_removed_and_told(
+    kept: float, zeros: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "cache" / "inductor"
+    torn, whole, lock = library(folder), folder / "graph", folder / "locks" / "code.lock"
+    lock.parent.mkdir()
+    whole.write_bytes(b"graph")
+    lock.touch()
+    with restored_settings():
+        use_compile_cache("cpu", tmp_path / "cache", 0)
+        assert torn.exists() and not caplog.text
+        content = torn.read_bytes()
+        part = content[: int(kept * len(content))]
+        torn.write_bytes(part.ljust(len(content), b"\0") if zeros else part)
+        use_compile_cache("cpu", tmp_path / "cache", 0)
+    assert not torn.exists() and whole.exists() and lock.exists()
+    assert f"{folder}: compiled code that is incomplete is compiled again (1 files)" in caplog.text
+
+
+def test_after_an_error_of_a_compiler_code_of_earlier_processes_is_removed_once(tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "inductor"
+    with restored_settings():
+        use_compile_cache("cpu", tmp_path / "cache", 0)
+        failure = InductorError(SyntaxError("invalid syntax"), None)
+        assert damaged_code_error(failure) is None, "nobody had compiled anything"
+        library(folder)
+        use_compile_cache("cpu", tmp_path / "cache", 0)
+        assert damaged_code_error(RuntimeError("out of memory")) is None
+        found = damaged_code_error(failure)
+        assert found is not None and found.retryable and str(folder) in str(found) and "invalid syntax" in str(found)
+        assert list(folder.iterdir()) == []
+        use_compile_cache("cpu", tmp_path / "cache", 0)
+        assert damaged_code_error(failure) is None, "it was compiled by this run: the error is the compiler's"
 
 
 def test_what_a_run_has_set_does_not_bind_the_next_one(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from lm_eval.tasks import TaskManager
 from hlat.evaluation.code_execution import CodePermission, find_confinement
 from hlat.evaluation.harness.suites import Suite, TaskEntry
 from hlat.runtime import DataError, LaunchError
+from hlat.runtime.process import check_code_folder
 
 _OWN_TASKS = Path(__file__).with_name("tasks")
 _FILE_BUILDERS = ("json", "csv", "parquet", "arrow", "text")  # of ``datasets``: they read files that are named
@@ -60,7 +61,10 @@ def list_tasks(
 
     Raises:
         DataError: tasks or files are missing, or need a download or code execution that is not possible; lists all.
+        LaunchError: others can write to a folder with further tasks.
     """
+    for folder in include:  # a task may name functions of files beside it
+        check_code_folder(folder)
     built_in = Path(lm_eval.__file__).parent / "tasks"
     folders = [*([built_in / name for name in suite.folders] or [built_in]), _OWN_TASKS, *include]
     manager = TaskManager(include_path=[str(folder) for folder in folders], include_defaults=False)

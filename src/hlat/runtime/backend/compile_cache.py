@@ -51,8 +51,9 @@ def open_compile_cache(device_type: str, base: str | Path | None, rank: int) -> 
 
 def use_compile_cache(device_type: str, base: str | Path | None, rank: int) -> None:
     """Tell the compilers of this process their folders; arguments and errors as for ``open_compile_cache``."""
-    for variable, folder in open_compile_cache(device_type, base, rank).items():
-        remove_incomplete(folder)
+    folders = open_compile_cache(device_type, base, rank)
+    remove_incomplete(folders.values())
+    for variable, folder in folders.items():
         if _from_user(variable) != str(folder):
             os.environ[variable] = _set_here[variable] = str(folder)
 

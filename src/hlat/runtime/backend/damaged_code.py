@@ -9,7 +9,7 @@ Loading an incomplete library does not always fail: it can also end the process,
 import logging
 import shutil
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hlat.runtime.errors import LaunchError
@@ -23,20 +23,21 @@ _64_BITS = 2
 _earlier: set[Path] = set()  # folders that had compiled code before this process joined its run
 
 
-def remove_incomplete(folder: Path) -> None:
-    """Remove what a compiler or a disk has not written to its end from a folder of compiled code; say so.
+def remove_incomplete(folders: Iterable[Path]) -> None:
+    """Remove what a compiler or a disk has not written to its end from folders of compiled code; say so.
 
-    Other files in it were compiled before this process, which ``damaged_code_error`` asks for later.
+    Other files in them were compiled before this process joins its run, which ``damaged_code_error`` asks for later.
     """
-    files = [path for path in folder.rglob("*") if path.suffix != ".lock" and path.is_file()]
-    torn = [path for path in files if not path.stat().st_size or (path.suffix == ".so" and not _is_complete(path))]
-    for path in torn:
-        path.unlink(missing_ok=True)
-    if torn:
-        _LOG.warning("%s: %d incomplete files of compiled code removed; they are compiled again", folder, len(torn))
-    _earlier.discard(folder)
-    if len(files) > len(torn):
-        _earlier.add(folder)
+    _earlier.clear()
+    for folder in folders:
+        files = [path for path in folder.rglob("*") if path.suffix != ".lock" and path.is_file()]
+        torn = [path for path in files if not path.stat().st_size or (path.suffix == ".so" and not _is_complete(path))]
+        for path in torn:
+            path.unlink(missing_ok=True)
+        if torn:
+            _LOG.warning("%s: compiled code that is incomplete is compiled again (%d files)", folder, len(torn))
+        if len(files) > len(torn):
+            _earlier.add(folder)
 
 
 def _is_complete(path: Path) -> bool:

@@ -8,7 +8,7 @@ from hlat.runtime.process.c_library import (
     finish_compiling,
 )
 from hlat.runtime.process.clock import machine_clock
-from hlat.runtime.process.code_folder import open_code_folder
+from hlat.runtime.process.code_folder import check_code_folder, open_code_folder
 from hlat.runtime.process.exit_codes import (
     DEADLINE_ENV,
     INTERRUPTED_MESSAGE,
@@ -56,6 +56,7 @@ __all__ = [
     "begin_compiling",
     "begin_progress",
     "blocking_call",
+    "check_code_folder",
     "check_result",
     "compile_c_library",
     "current_phase",

@@ -8,6 +8,7 @@ root, like everything in it and every folder above it, and others must not be ab
 """
 
 import os
+import shlex
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
@@ -44,7 +45,7 @@ def check_code_folder(folder: Path) -> None:
     try:
         place = folder
         for place in _path_to(folder.absolute()):
-            _check_above(place)
+            _check_above(place, folder)
         _check_content(place)
     except FileNotFoundError:
         return  # nothing is there yet, and the folders above it are safe
@@ -75,16 +76,16 @@ def _path_to(path: Path) -> Iterator[Path]:
     yield here
 
 
-def _check_above(place: Path) -> None:
-    """Check a folder that leads to code: others must not be able to exchange what is in it."""
+def _check_above(place: Path, folder: Path) -> None:
+    """Check a folder that leads to code, or has it: others must not be able to exchange what is in it."""
     status = place.lstat()
     if not (_is_trusted(status.st_uid) or status.st_uid == _unmapped_root()):
-        raise LaunchError(_foreign(place, status.st_uid))
+        raise LaunchError(_foreign(place, status.st_uid, folder))
     # The sticky bit, as of /tmp, lets only owners rename and remove entries.
     if stat.S_ISLNK(status.st_mode) or status.st_mode & stat.S_ISVTX:
         return
     if status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and not _is_private_group(status.st_gid)):
-        raise LaunchError(_writable(place))
+        raise LaunchError(_writable(place, folder))
 
 
 def _check_content(folder: Path) -> None:
@@ -135,16 +136,17 @@ def _is_private_group(gid: int) -> bool:
     return False
 
 
-def _foreign(place: Path, uid: int, folder: Path | None = None) -> str:
+def _foreign(place: Path, uid: int, folder: Path) -> str:
     return (
-        f"{folder or place}: code is loaded from there and runs with your rights, but {place} belongs to user {uid}. "
-        f"Name a folder of your own. If you trust all that is in it: `chown -R {os.geteuid()} {folder or place}`."
+        f"{folder}: code is loaded from there and runs with your rights, but {place} belongs to user {uid}. Name a "
+        f"folder of your own. If you trust all that is in it: `chown -R {os.geteuid()} {shlex.quote(str(place))}`."
     )
 
 
-def _writable(place: Path, folder: Path | None = None) -> str:
-    mend = f"chmod -R go-w {folder}" if folder else f"chmod go-w {place}"
+def _writable(place: Path, folder: Path) -> str:
+    is_above = folder.absolute().is_relative_to(place) and place != folder.absolute()
+    mend = f"chmod go-w {shlex.quote(str(place))}" if is_above else f"chmod -R go-w {shlex.quote(str(folder))}"
     return (
-        f"{folder or place}: code is loaded from there and runs with your rights, but others can write to {place}. "
-        f"`{mend}` mends it; what they may have put there stays, so remove it if in doubt."
+        f"{folder}: code is loaded from there and runs with your rights, but others can write to {place}. `{mend}` "
+        "mends it; what they may have put there stays, so remove it if in doubt."
     )

@@ -1,0 +1,104 @@
+"""Folders from which code is loaded: those in which somebody else could put code are refused, with what mends them."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hlat.runtime import LaunchError
+from hlat.runtime.process import code_folder, open_code_folder
+
+STRANGER = 12345
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    found = tmp_path / "above" / "cache"
+    (found / "inner").mkdir(parents=True)
+    (found / "inner" / "code.so").write_bytes(b"code")
+    for path in (found.parent, found, found / "inner"):
+        path.chmod(0o755)
+    return found
+
+
+def test_missing_folders_are_created_for_this_user_alone(tmp_path: Path) -> None:
+    before = os.umask(0o000)
+    try:
+        open_code_folder(tmp_path / "a" / "b" / "c")
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in (tmp_path / "a", tmp_path / "a" / "b" / "c")] == [0o700, 0o700]
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757, 0o777, 0o1777, 0o720])
+@pytest.mark.parametrize("which", [".", "inner", "inner/code.so"])
+def test_what_others_can_write_is_refused_and_the_command_mends_it(folder: Path, which: str, mode: int) -> None:
+    open_code_folder(folder)
+    (folder / which).chmod(mode)
+    with pytest.raises(LaunchError) as refused:
+        open_code_folder(folder)
+    command = str(refused.value).split("`")[1]
+    assert command.startswith("chmod -R go-w")
+    subprocess.run(command, shell=True, check=True)
+    open_code_folder(folder)
+
+
+def test_nobody_reaches_what_is_in_a_private_folder(folder: Path) -> None:
+    (folder / "inner").chmod(0o777)
+    folder.chmod(0o700)
+    open_code_folder(folder)
+
+
+@pytest.mark.parametrize("mode", [0o757, 0o777])
+def test_a_folder_above_it_that_others_can_write_is_refused(folder: Path, mode: int) -> None:
+    """They could exchange the folder, unless they may only rename what is theirs, as in /tmp."""
+    folder.parent.chmod(mode)
+    with pytest.raises(LaunchError, match=f"`chmod go-w {folder.parent}` mends it"):
+        open_code_folder(folder)
+    with pytest.raises(LaunchError, match=f"`chmod go-w {folder.parent}` mends it"):
+        open_code_folder(folder.parent / "missing" / "cache")
+    folder.parent.chmod(mode | 0o1000)
+    open_code_folder(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to give a file to somebody else")
+@pytest.mark.parametrize("which", [".", "inner", "inner/code.so", ".."])
+def test_what_belongs_to_others_is_refused(folder: Path, which: str) -> None:
+    os.chown(folder / which, STRANGER, STRANGER)
+    with pytest.raises(LaunchError, match=f"belongs to user {STRANGER}"):
+        open_code_folder(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to give a file to somebody else")
+def test_links_are_followed_and_must_be_this_users(folder: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("above/../above/cache")
+    open_code_folder(link)
+    os.chown(link, STRANGER, STRANGER, follow_symlinks=False)
+    with pytest.raises(LaunchError, match=f"{link} belongs to user {STRANGER}"):
+        open_code_folder(link)
+    os.chown(link, 0, 0, follow_symlinks=False)
+    os.chown(folder, STRANGER, STRANGER)
+    with pytest.raises(LaunchError, match=f"cache belongs to user {STRANGER}"):
+        open_code_folder(link)
+
+
+def test_links_in_a_circle_and_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "one").symlink_to("two")
+    (tmp_path / "two").symlink_to("one")
+    with pytest.raises(LaunchError, match="too many symbolic links"):
+        open_code_folder(tmp_path / "one" / "cache")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LaunchError, match="it is no folder"):
+        open_code_folder(tmp_path / "file")
+
+
+def test_where_root_has_no_number_its_folders_are_trusted(folder: Path, tmp_path: Path, monkeypatch) -> None:
+    """In a container of Apptainer / belongs to the number for users that it does not know."""
+    uid_map = tmp_path / "uid_map"
+    monkeypatch.setattr(code_folder, "_UID_MAP", uid_map)
+    uid_map.write_text("      1000       1000          1\n")
+    assert code_folder._unmapped_root() == int(code_folder._OVERFLOW_UID.read_text())
+    uid_map.write_text("         0          0 4294967295\n")
+    assert code_folder._unmapped_root() is None
