@@ -186,7 +186,7 @@ def test_polars_reads_metrics(lines: Path):
     polars = pytest.importorskip("polars")
     frame = polars.from_arrow(hlat.metrics(lines))
     assert frame["step"].to_list() == [1, 2, 3, 5] and frame["val_loss"].null_count() == 3
-    assert polars.DataFrame(hlat.metrics(lines)).equals(frame, null_equal=True) or frame["loss"].is_nan().sum() == 1
+    assert frame["loss"].is_nan().sum() == 1
 
 
 def test_a_run_without_metrics_is_refused(tmp_path: Path):

@@ -55,6 +55,18 @@ def test_curves_are_compared_where_both_runs_have_logged(runs: list[Path]) -> No
     assert json.loads(command("compare", *runs, "--json").stdout) == json.loads(json.dumps(found.to_dict()))
 
 
+@pytest.mark.parametrize("steps", [1, 7, 8, 9, 100])
+def test_a_comparison_has_at_most_eight_rows_and_ends_at_the_end_of_the_shorter_run(tmp_path: Path, steps: int) -> None:
+    runs = [
+        write_run(tmp_path / name, [line(10 * step) for step in range(1, count + 1)], [begun()])
+        for name, count in (("a", steps), ("b", steps + 3))
+    ]
+    places = [row.tokens for row in compare_runs(runs).curve]
+    assert len(places) == len(set(places)) == min(8, steps) and places == sorted(places)
+    assert places[-1] == 10_000 * steps
+    assert places[0] == 10_000 * max(1, steps // 8), "evenly spread"
+
+
 def test_losses_between_logged_steps_are_marked_and_those_that_numpy_interpolates(tmp_path: Path) -> None:
     steps = (range(10, 101, 10), range(25, 116, 30))  # nothing in common
     runs = [

@@ -76,6 +76,27 @@ def test_wall_time_counts_the_time_between_attempts(run):
     )
 
 
+def test_a_clock_that_was_set_back_makes_no_time_negative(tmp_path):
+    """The second start is recorded 60 s before the end of the first attempt."""
+    events = [event("start", 0, step=0), event("incident", 100, step=50), event("resume", 40, step=50)]
+    record = read_run(write_run(tmp_path / "run", [line(step) for step in range(10, 101, 10)], events))
+    assert wall_seconds(record).tolist() == [20, 40, 60, 80, 100, 100, 100, 100, 120, 140]
+    assert active_seconds(record) == 100 + 100
+    events = [event("start", 0, step=0), event("incident", -50, step=50)]
+    assert active_seconds(read_run(write_run(tmp_path / "other", [line(10)], events))) == 20
+
+
+def test_time_after_the_last_event_of_an_attempt_counts(tmp_path):
+    """An attempt that was killed at step 30, and one that is running: neither has recorded an end."""
+    events = [event("start", 0, step=0), event("checkpoint", 41, step=20), event("resume", 500, step=30)]
+    events += [event("checkpoint", 530, step=40)]
+    record = read_run(write_run(tmp_path / "run", [line(step) for step in range(10, 71, 10)], events))
+    assert wall_seconds(record).tolist() == [20, 40, 60, 520, 540, 560, 580]
+    assert active_seconds(record) == 60 + 80
+    (tmp_path / "run" / "metrics.jsonl").write_text("")
+    assert active_seconds(read_run(tmp_path / "run")) == 41 + 30, "the events, where no step is logged"
+
+
 def test_wall_time_without_events_is_the_time_of_the_steps(tmp_path):
     record = read_run(write_run(tmp_path / "run", [line(10), line(20)], []))
     assert wall_seconds(record).tolist() == [20, 40] and active_seconds(record) == 40

@@ -13,7 +13,6 @@ from hlat.resilience import HEARTBEAT_FOLDER, read_heartbeat, record_durable_ste
 from hlat.resilience.heartbeat import Heartbeat, heartbeat_path
 from hlat.resilience.stack_sampler import find_location, is_waiting
 from hlat.runtime.distributed import call_interruptibly
-from hlat.runtime.distributed.waiting import wait_for_work
 from hlat.runtime.process import current_phase, enter_phase
 
 
@@ -141,12 +140,6 @@ def test_a_thread_in_an_interruptible_call_is_waiting():
     call_interruptibly(call)
     [(waits, location)] = seen
     assert waits and "waiting.py" not in location
-
-
-def test_a_thread_that_waits_for_a_collective_is_waiting():
-    assert wait_for_work.__code__.co_filename.endswith("hlat/runtime/distributed/waiting.py")
-    inner = SimpleNamespace(f_code=wait_for_work.__code__, f_lineno=1, f_back=None)
-    assert is_waiting(inner)
 
 
 def test_phases_are_recorded_in_the_heartbeat_of_this_process(tmp_path, monkeypatch):

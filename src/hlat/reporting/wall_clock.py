@@ -40,14 +40,16 @@ def wall_seconds(run: RunRecord) -> Floats:
 
 
 def active_seconds(run: RunRecord) -> float:
-    """Return the time that processes of the run were running, from the first step of each start on."""
+    """Return the time that processes of the run were running: from each start to its last event or logged step."""
     starts = [index for index, event in enumerate(run.events) if event.begins]
     if not starts:
         return float(sum(np.nansum(values) for _, values in step_seconds(run).values()))
-    total = 0.0
+    wall, total = wall_seconds(run), 0.0
     for start, stop in pairwise([*starts, len(run.events)]):
-        total += run.events[stop - 1].time - run.events[start].time
-    wall = wall_seconds(run)
-    if len(wall) and run.events[-1].kind not in ("end", "error", "incident", "goodput"):
-        total += max(0.0, wall[-1] + run.events[starts[0]].time - run.events[-1].time)
+        begin, last = run.events[start].time, run.events[stop - 1].time
+        # The lines of an attempt end where the next one began; a killed process leaves lines and no event after them.
+        until = (run.events[stop].step or 0) if stop < len(run.events) else np.inf
+        lines = int(np.searchsorted(run.metrics["step"][0], until, side="right")) if len(wall) else 0
+        logged = run.events[starts[0]].time + wall[lines - 1] if lines else begin
+        total += max(0.0, last - begin, logged - begin)
     return total

@@ -83,6 +83,18 @@ def test_downloads_are_named_before_they_start_and_refused_offline(
     assert "baber/piqa" not in list_tasks(suite, None, (), allow_code=True, is_online=True).downloads
 
 
+def test_a_machine_without_a_sandbox_is_told_before_a_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, data_files: Path, suite_file: Path
+) -> None:
+    list_tasks = task_lister()
+    suite = load_suite(str(suite_file))
+    for name in ("bubblewrap", "landlock"):
+        monkeypatch.setattr(f"hlat.evaluation.code_execution.sandbox.{name}", lambda: None)
+    with pytest.raises(DataError, match=r"hlat_humaneval: this machine cannot confine.*=unsafe"):
+        list_tasks(suite, data_files, (), allow_code=True)
+    assert list_tasks(suite, data_files, (), allow_code="unsafe", is_online=False).downloads == ()
+
+
 def test_tasks_of_lm_eval_that_execute_code_without_a_sandbox_are_refused() -> None:
     list_tasks = task_lister()
     suite = suite_of_tasks(["humaneval"]).model_copy(update={"folders": ("humaneval",)})

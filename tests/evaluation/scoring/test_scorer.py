@@ -60,6 +60,20 @@ def test_shared_prefixes_are_computed_once() -> None:
     assert scorer.computed_tokens == 60 + 6 * 2, "the prefix, and two tokens of each document; choices cost nothing"
 
 
+@pytest.mark.parametrize("context", [1, 24, 25, 40])
+def test_a_stem_leaves_the_last_token_of_every_context(context: int) -> None:
+    """The first scored token is predicted from it. Choices that begin alike share more than their context."""
+    model = our_model(config_of("llama2-mha"), torch.float64)
+    begin, alike = tuple(range(context)), tuple(range(100, 130))
+    requests = [ScoreRequest(begin, (*alike, *range(first, first + 80))) for first in range(120, 124)]
+    requests += [ScoreRequest(begin, tuple(range(first, first + 50))) for first in range(130, 134)]
+    plan = plan_batches(requests, BatchLimits(row=1))
+    assert all(batch.stem < len(request.context) for batch in plan for request in batch.requests)
+    assert any(batch.stem for batch in plan) == (context > 24), "24 tokens are the shortest stem"
+    for request, score in zip(requests, score_all(forward(model), requests, BatchLimits(row=1)), strict=True):
+        assert score.log_probability == pytest.approx(plain_score(model, request)[0], abs=1e-9)
+
+
 def test_choices_of_one_context_are_computed_with_it() -> None:
     model = our_model(config_of("llama2-mha"))
     scorer, context = Scorer(forward(model)), tuple(range(20))

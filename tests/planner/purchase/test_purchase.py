@@ -70,7 +70,6 @@ def test_more_time_never_costs_more_and_more_money_is_never_slower() -> None:
 def test_of_several_kinds_the_cheapest_comes_first_and_those_that_miss_are_named() -> None:
     found = chosen("p4d.24xlarge,p5.48xlarge,trn2.48xlarge", deadline="3d")
     assert [offer.usd for offer in found.rows] == sorted(offer.usd for offer in found.rows)
-    assert found.missed == {} or all(found.missed.values())
     assert {offer.cluster.instance.name for offer in found.rows} | found.missed.keys() == {
         "p4d.24xlarge",
         "p5.48xlarge",

@@ -55,15 +55,6 @@ def test_the_collective_backends_are_those_of_torch() -> None:
     assert interface_variables() == ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
-def test_a_cpu_has_fused_adamw() -> None:
-    assert backend_of(CPU).fused_adamw
-    weight, plain = (torch.ones(8).requires_grad_() for _ in range(2))
-    weight.grad = plain.grad = torch.arange(8.0)
-    torch.optim.AdamW([weight], fused=True).step()
-    torch.optim.AdamW([plain], foreach=False).step()
-    torch.testing.assert_close(weight, plain)
-
-
 def test_torch_lists_the_devices_with_fused_adamw() -> None:
     """Torch refuses other devices; that list has device types for which the kernel is not complete, such as neuron."""
     assert set(types_with(lambda backend: backend.fused_adamw)) <= set(_get_fused_kernels_supported_devices())

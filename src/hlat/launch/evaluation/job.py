@@ -91,7 +91,7 @@ class EvaluationJob:
         if self.dtype not in DTYPES:
             raise LaunchError(f"--dtype {self.dtype}: expected one of {', '.join(DTYPES)}.")
         if self.allow_code_execution not in (False, True, "unsafe"):
-            raise LaunchError(f'allow_code_execution={self.allow_code_execution!r}: expected True, False or "unsafe".')
+            raise LaunchError(f"--allow-code-execution={self.allow_code_execution}: the only value is unsafe.")
         if self.suite is not None and self.shots is not None:
             raise LaunchError(f"--shots: suite {self.suite} says how many each of its tasks has. Use --tasks instead.")
         if self.suite is not None:
