@@ -6,7 +6,7 @@ import pytest
 
 from hlat.resilience import Watchdog
 from hlat.resilience.watchdog import FIRST_TIME
-from hlat.runtime.process import BLOCKED_LIMIT
+from hlat.runtime.process import ProgressRecord
 from tests.support.resilience.readings import reading
 
 KNOWN = dict.fromkeys(("data", "forward", "backward", "reduce", "optimizer", "checkpoint"), 1.0)
@@ -106,7 +106,10 @@ def test_a_wait_for_a_save_is_limited_from_its_last_progress_however_long_others
 def test_a_rank_that_waits_for_its_disk_does_not_hang_until_the_limit_of_such_a_call():
     blocked = works(0, phase="checkpoint")
     assert check(replace(blocked, blocked=True, progress_at=NOW - 600.0)) is None
-    assert check(replace(blocked, blocked=True, progress_at=NOW - BLOCKED_LIMIT - 1, since=NOW - 1900.0)) is not None
+    assert (
+        check(replace(blocked, blocked=True, progress_at=NOW - ProgressRecord.BLOCKED_LIMIT - 1, since=NOW - 1900.0))
+        is not None
+    )
     assert check(replace(blocked, progress_at=NOW - 600.0)) is not None
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     )
     from hlat.resilience.stack_dumps import STACKS_SIGNAL, has_stacks, main_thread_stack, read_stacks
     from hlat.resilience.stragglers import Straggler, StragglerDetector
-    from hlat.resilience.watchdog import Hang, Watchdog, find_hanging_ranks, is_advancing, waits_for_others
+    from hlat.resilience.watchdog import Hang, Watchdog, find_hanging_ranks
 
 __getattr__ = lazily(
     __name__,
@@ -101,8 +101,6 @@ __getattr__ = lazily(
             "Hang",
             "Watchdog",
             "find_hanging_ranks",
-            "is_advancing",
-            "waits_for_others",
         ),
     },
 )
@@ -135,7 +133,6 @@ __all__ = [
     "find_hanging_ranks",
     "has_stacks",
     "heartbeat_root",
-    "is_advancing",
     "main_thread_stack",
     "open_saver_progress",
     "read_heartbeat",
@@ -148,5 +145,4 @@ __all__ = [
     "reset_durable_step",
     "running_heartbeat",
     "set_step_counter",
-    "waits_for_others",
 ]

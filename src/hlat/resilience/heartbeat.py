@@ -22,7 +22,6 @@ from hlat.resilience.stack_dumps import dump_stacks_on_signal, stacks_path
 from hlat.resilience.stack_sampler import sample_main_thread
 from hlat.runtime.process import (
     PHASES,
-    PROGRESS_BYTES,
     ProgressRecord,
     current_phase,
     observe_phases,
@@ -101,6 +100,16 @@ class HeartbeatReading:
         times = {name: getattr(self, name) - now for name in ("since", "alive_at", "progress_at")}
         return replace(self, first_step_at=first, **times)
 
+    def is_advancing(self, now: float, seconds: float) -> bool:
+        """Return True if its slow work has advanced within ``seconds``, or waits for a disk or a server."""
+        limit = max(seconds, ProgressRecord.BLOCKED_LIMIT) if self.blocked else seconds
+        return now - self.progress_at <= limit
+
+    @property
+    def waits_for_others(self) -> bool:
+        """True if it may wait for another rank; in phase data a thread does, for the reader of its batch."""
+        return self.waiting or self.phase == "data"
+
     @property
     def productive(self) -> float:
         """Seconds in productive phases."""
@@ -139,7 +148,7 @@ class Heartbeat:
         self._put(start_step=-1, durable_step=-1, phase=PHASES.index(current_phase()), since=clock(), alive_at=clock())
         self._put(pid=os.getpid())
         begin = 8 * _OFFSETS["progress_at"]  # followed by ``blocked``
-        self.progress = ProgressRecord(memoryview(self._map)[begin : begin + PROGRESS_BYTES], clock)
+        self.progress = ProgressRecord(memoryview(self._map)[begin : begin + ProgressRecord.BYTES], clock)
 
     def set_step_counter(self, counter: Callable[[], int]) -> None:
         """Set the function that returns the number of steps done."""

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hlat.resilience.heartbeat import HeartbeatReading
-from hlat.runtime.process import BLOCKED_LIMIT
 
 UNLIMITED = ("start", "end")
 """Phases without time limit, in which text is prepared, checkpoints are loaded, and exports are waited for."""
@@ -75,9 +74,9 @@ class Watchdog:
             for phase, longest in beat.longest.items():
                 self.longest_phases[phase] = max(longest, self.longest_phases.get(phase, 0.0))
         late = [beat for beat in heartbeats if self._is_late(beat, now)]
-        idle = [beat for beat in heartbeats if self.seconds is None or not is_advancing(beat, now, self.seconds)]
+        idle = [beat for beat in heartbeats if self.seconds is None or not beat.is_advancing(now, self.seconds)]
         if len(idle) < len(heartbeats):  # the others may wait for slow work, which goes on
-            late = [beat for beat in late if not waits_for_others(beat)]
+            late = [beat for beat in late if not beat.waits_for_others]
         if not late:
             return None
         ranks, why = find_hanging_ranks(idle, now, is_stopped)
@@ -86,17 +85,7 @@ class Watchdog:
 
     def _is_late(self, beat: HeartbeatReading, now: float) -> bool:
         limit = self.limit(beat.phase)
-        return limit is not None and now - beat.since > limit and not is_advancing(beat, now, limit)
-
-
-def is_advancing(beat: HeartbeatReading, now: float, seconds: float) -> bool:
-    """Return True if slow work of a rank has advanced within ``seconds``, or waits for a disk or a server."""
-    return now - beat.progress_at <= (max(seconds, BLOCKED_LIMIT) if beat.blocked else seconds)
-
-
-def waits_for_others(beat: HeartbeatReading) -> bool:
-    """Return True if a rank may wait for another one; in phase data a thread does, for the reader of its batch."""
-    return beat.waiting or beat.phase == "data"
+        return limit is not None and now - beat.since > limit and not beat.is_advancing(now, limit)
 
 
 def find_hanging_ranks(

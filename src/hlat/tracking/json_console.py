@@ -33,6 +33,7 @@ _LEVELS = {
             "rollback",
             "saver_lost",
             "slow_rank",
+            "storage_slow",
             "tensorboard_dropped",
             "tracker_failed",
             "tracker_lost",

@@ -8,8 +8,6 @@ import sys
 import pytest
 
 from hlat.runtime.process import (
-    BLOCKED_LIMIT,
-    PROGRESS_BYTES,
     ProgressRecord,
     advance,
     blocking_call,
@@ -34,7 +32,7 @@ def clock():
 
 @pytest.fixture
 def record(clock):
-    record = ProgressRecord(memoryview(bytearray(PROGRESS_BYTES)), clock)
+    record = ProgressRecord(memoryview(bytearray(ProgressRecord.BYTES)), clock)
     record_progress_in(record)
     yield record
     record_progress_in(None)
@@ -49,10 +47,10 @@ def test_silence_counts_from_the_last_progress_and_from_the_request(record, cloc
 
 def test_a_call_that_waits_for_the_system_is_no_silence_until_its_limit(record, clock):
     with blocking_call(), blocking_call():
-        clock.now += BLOCKED_LIMIT - 1
-        assert record.silence(0.0) == 0 and record.blocked_seconds == BLOCKED_LIMIT - 1
+        clock.now += ProgressRecord.BLOCKED_LIMIT - 1
+        assert record.silence(0.0) == 0 and record.blocked_seconds == ProgressRecord.BLOCKED_LIMIT - 1
         clock.now += 2
-        assert record.silence(0.0) == BLOCKED_LIMIT + 1
+        assert record.silence(0.0) == ProgressRecord.BLOCKED_LIMIT + 1
     assert record.blocked_seconds == 0
     clock.now += 5
     assert record.silence(0.0) == 5, "counted from its end"

@@ -27,7 +27,7 @@ from hlat.checkpoint.protocol import CheckpointContent, CheckpointStore, FailedA
 from hlat.checkpoint.tiers import SnapshotResult, TierEvent, Tiers, TierSettings
 from hlat.runtime import HlatError, RankInfo
 from hlat.runtime.distributed import Channel, HostGroup, Rendezvous, join_helpers
-from hlat.runtime.process import blocking_call, silence_here
+from hlat.runtime.process import ProgressRecord, blocking_call
 from hlat.runtime.storage import RunFolder
 
 # Limit for finishing a save after the run has ended, in seconds without progress: the next run waits for the lock.
@@ -161,7 +161,7 @@ class _Saver:
 
     def _linger_seconds(self) -> float:
         requested = self._joined and self._channel.has_unread()
-        return _LINGER_SECONDS - silence_here() if self._finishes or requested else 0.0
+        return _LINGER_SECONDS - ProgressRecord.silence_here() if self._finishes or requested else 0.0
 
     def _upload(self, tiers: Tiers) -> None:
         """Upload what the object store lacks. If training ends meanwhile, the next run does the rest."""

@@ -29,10 +29,8 @@ from hlat.resilience import (
     Hang,
     Watchdog,
     heartbeat_root,
-    is_advancing,
     read_heartbeat,
     running_heartbeat,
-    waits_for_others,
 )
 from hlat.runtime import HlatError, rank_info
 from hlat.runtime.process import log_path
@@ -118,7 +116,7 @@ class _SelfWatch:
             return
         limit = self._watchdog.seconds
         assert limit is not None, "without a limit no rank is late"
-        if waits_for_others(own.beat) and any(is_advancing(report.beat, 0.0, limit) for report in reports):
+        if own.beat.waits_for_others and any(report.beat.is_advancing(0.0, limit) for report in reports):
             self._excused_until = time.monotonic() + max(limit, STALE_SECONDS)
             return
         hang = judge(reports or [own], own, self._world, _local_world())

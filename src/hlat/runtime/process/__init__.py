@@ -24,26 +24,21 @@ from hlat.runtime.process.main_thread_signal import signal_main_thread
 from hlat.runtime.process.phase import PHASES, current_phase, enter_phase, observe_phases
 from hlat.runtime.process.process_status import LAUNCHER_ENV, is_running, is_stopped, process_state, session_is_alive
 from hlat.runtime.process.progress import (
-    BLOCKED_LIMIT,
-    PROGRESS_BYTES,
     ProgressRecord,
     advance,
     begin_progress,
     blocking_call,
     record_progress_in,
-    silence_here,
 )
 from hlat.runtime.process.rank_log import log_path, rank_log
 from hlat.runtime.process.startup_stage import enter_stage, observe_stages
 from hlat.runtime.process.verbosity import VERBOSE_ENV, be_verbose, is_verbose
 
 __all__ = [
-    "BLOCKED_LIMIT",
     "DEADLINE_ENV",
     "INTERRUPTED_MESSAGE",
     "LAUNCHER_ENV",
     "PHASES",
-    "PROGRESS_BYTES",
     "REQUEUE_CODE",
     "STOP_EXIT_CODES",
     "STOP_SIGNALS",
@@ -85,6 +80,5 @@ __all__ = [
     "record_progress_in",
     "session_is_alive",
     "signal_main_thread",
-    "silence_here",
     "stop_exit_code",
 ]

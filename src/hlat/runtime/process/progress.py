@@ -13,24 +13,24 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import IO
+from typing import IO, ClassVar
 
 from hlat.runtime.process.process_status import process_state
-
-BLOCKED_LIMIT = 1800.0
-"""Seconds that a single call may wait for the system before it counts as a hang."""
-
-PROGRESS_BYTES = 16
-"""Size of a record: two float64 numbers."""
 
 
 class ProgressRecord:
     """Time of the last progress of a process, and how many of its calls wait for the system.
 
     Args:
-        memory: ``PROGRESS_BYTES`` bytes; shared if another process reads it.
+        memory: ``BYTES`` bytes; shared if another process reads it.
         clock: seconds, monotonic, the same for all processes of a machine.
     """
+
+    BYTES: ClassVar = 16
+    """Size of a record: two float64 numbers."""
+
+    BLOCKED_LIMIT: ClassVar = 1800.0
+    """Seconds that a single call may wait for the system before it counts as a hang."""
 
     def __init__(self, memory: memoryview, clock: Callable[[], float] = time.monotonic) -> None:
         self._numbers, self._clock = memory.cast("d"), clock
@@ -39,9 +39,9 @@ class ProgressRecord:
     @classmethod
     def in_file(cls, file: IO[bytes]) -> "ProgressRecord":
         """Return the record in an open file, which is made large enough."""
-        if os.fstat(file.fileno()).st_size < PROGRESS_BYTES:
-            file.truncate(PROGRESS_BYTES)
-        return cls(memoryview(mmap.mmap(file.fileno(), PROGRESS_BYTES)))
+        if os.fstat(file.fileno()).st_size < cls.BYTES:
+            file.truncate(cls.BYTES)
+        return cls(memoryview(mmap.mmap(file.fileno(), cls.BYTES)))
 
     @classmethod
     def starting(cls, file: IO[bytes]) -> "ProgressRecord":
@@ -80,7 +80,12 @@ class ProgressRecord:
         at = max(since, self._numbers[0])
         seconds, state = self._clock() - at, process_state(pid) if pid is not None else ""
         is_busy = (self._numbers[1] > 0 and state not in ("T", "t")) or state in ("R", "D")
-        return 0.0 if is_busy and seconds < BLOCKED_LIMIT else seconds
+        return 0.0 if is_busy and seconds < self.BLOCKED_LIMIT else seconds
+
+    @staticmethod
+    def silence_here() -> float:
+        """Return the seconds since the last sign of life of this process; 0 if it has no record."""
+        return 0.0 if _own is None else _own.silence(0.0)
 
     @property
     def blocked_seconds(self) -> float:
@@ -109,11 +114,6 @@ def advance() -> None:
     """Record that the work of this process has progressed."""
     if _own is not None:
         _own.advance()
-
-
-def silence_here() -> float:
-    """Return the seconds since the last sign of life of this process; 0 if it has no record."""
-    return 0.0 if _own is None else _own.silence(0.0)
 
 
 @contextmanager

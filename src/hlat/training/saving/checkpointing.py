@@ -23,7 +23,7 @@ from hlat.config.sections import CheckpointConfig
 from hlat.resilience import open_saver_progress, record_durable_step, record_saver
 from hlat.runtime import RankInfo, StorageError
 from hlat.runtime.distributed import HelperProcess, start_helper
-from hlat.runtime.process import BLOCKED_LIMIT, enter_phase
+from hlat.runtime.process import ProgressRecord, enter_phase
 from hlat.tracking import OtherRankTracker, Tracker
 from hlat.training.components import StepEnd, TrainingComponent
 from hlat.training.divergence import check_finite
@@ -57,7 +57,7 @@ def saver_process(recipe: Recipe, rank_info: RankInfo) -> Iterator[HelperProcess
         raise
     except BaseException:
         process.close()
-        process.wait(BLOCKED_LIMIT)  # it may be silent because another rank's saver is slow
+        process.wait(ProgressRecord.BLOCKED_LIMIT)  # it may be silent because another rank's saver is slow
         raise
     process.close()
     process.wait(recipe.recovery.hang_seconds)
@@ -173,11 +173,12 @@ class Checkpointer(TrainingComponent):
         if not self._is_saved():
             self._state.check_folder()
             raise StorageError(self._failures[-1].message)
-        if self._background is not None:
-            self._handle_notes(self._background.finish_uploads())
+        background = self._background
+        if background is not None:
+            self._handle_notes(background.finish_uploads())
             self.wait_for_save()
-            if self._background is None:  # it was lost while it uploaded
-                report_tier_notes(self._state.tiers.upload(), self._tracker)
+        if self._background is not background:  # its savers were lost while they uploaded
+            report_tier_notes(self._state.tiers.upload(), self._tracker)
         enter_phase("end")
         self._state.tiers.clear_snapshots()
 
