@@ -150,7 +150,8 @@ class _Reader:
             return None
         first = 0 if always else _given(self.config, "max_window_layers", family.implied.get("max_window_layers", 0))
         if not kinds and isinstance(first, int):
-            kinds = [_FULL] * min(first, layers) + [_SLIDING] * (layers - first)
+            full = min(max(first, 0), layers)
+            kinds = [_FULL] * full + [_SLIDING] * (layers - full)
         if kinds and _SLIDING not in kinds:
             return None
         if _FULL in kinds:
