@@ -126,6 +126,7 @@ ROPE: list[tuple[dict[str, Any], str | None]] = [
     ({"rope_scaling": {**LINEAR, "rope_theta": 1e4}, "rope_parameters": None}, None),
     ({"rope_scaling": {}, "rope_parameters": {**LINEAR, "rope_theta": 5e5}}, None),
     ({"rope_scaling": LINEAR, "rope_parameters": {**LINEAR, "rope_theta": 5e5}}, "whose rope_theta is 500000.0"),
+    ({"rope_parameters": ..., "rope_scaling": {"factor": 4.0}}, "rope_scaling.rope_type"),
     ({"rope_parameters": ..., "rope_theta": None}, "rope_theta: is required"),
     ({"rope_parameters": ..., "rope_theta": "500000"}, "rope_theta = '500000'"),
     ({"rope_parameters": {FULL: {"rope_theta": 5e5}, SLIDING: {"rope_theta": 1e4}}}, "for each kind of layer"),

@@ -150,7 +150,8 @@ class _Reader:
             return None
         first = 0 if always else _given(self.config, "max_window_layers", family.implied.get("max_window_layers", 0))
         if not kinds and isinstance(first, int):
-            kinds = [_FULL] * min(first, layers) + [_SLIDING] * (layers - first)
+            full = min(max(first, 0), layers)
+            kinds = [_FULL] * full + [_SLIDING] * (layers - full)
         if kinds and _SLIDING not in kinds:
             return None
         if _FULL in kinds:
@@ -179,7 +180,8 @@ class _Reader:
             self.refuse(place, reason, "Write one of the two, with the rope_theta that is meant.")
         if words.get("partial_rotary_factor", _given(self.config, "partial_rotary_factor", 1.0)) != 1.0:
             self.refuse("partial_rotary_factor", "hlat rotates whole heads.")
-        kind = words.get("rope_type", words.get("type", "default"))
+        # A factor without a type says that a scaling is meant, but not which.
+        kind = words.get("rope_type", words.get("type", None if "factor" in words else "default"))
         scaling: dict[str, Any] | None = None
         if kind == "linear":
             scaling = {"kind": kind, "factor": self.number("factor", None, words)}
