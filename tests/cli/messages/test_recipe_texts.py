@@ -87,7 +87,7 @@ def test_the_text_itself_is_good(tmp_path):
 
 def test_utf_16_is_named(tmp_path):
     (tmp_path / "mine.yaml").write_bytes(codecs.BOM_UTF16_LE + GOOD.encode("utf-16-le"))
-    assert "it is text in UTF-16; save it as UTF-8" in message_of(tmp_path / "mine.yaml")
+    assert "it is text in UTF-16, not in UTF-8" in message_of(tmp_path / "mine.yaml")
 
 
 def test_a_missing_include_names_the_file_that_includes_it(tmp_path):

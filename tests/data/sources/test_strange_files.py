@@ -23,6 +23,7 @@ from pyarrow import parquet as pq
 from hlat.config.sections import DataConfig
 from hlat.data.sources import doubts, list_files
 from hlat.runtime import DataError
+from tests.support.data.hf_folders import write_dataset
 from tests.support.data.reading_sources import read_source, verdict
 
 DOCS = [f"Document {number}: some words, é 東京 {number * 13}." for number in range(6)]
@@ -277,6 +278,20 @@ def test_files_that_seem_absent_or_are_named_twice_are_told(tmp_path: Path) -> N
     absent, twice = doubts(list_files(config, tmp_path))
     assert absent.startswith("1 file of 00004 absent, by the names ") and "train-00000-of-00004.jsonl" in absent
     assert twice == f"{tmp_path}/train-00003-of-00004.jsonl: named more than once, and read as often."
+
+
+def test_a_saved_dataset_says_what_it_lacks(tmp_path: Path) -> None:
+    table = pa.table({"text": DOCS})
+    folder = write_dataset(tmp_path / "saved", [table[:2], table[2:4], table[4:]])
+    config = DataConfig.model_validate({"path": str(folder)})
+    assert read_source(folder, tmp_path) == DOCS and not doubts(list_files(config, tmp_path))
+    (folder / "dataset_info.json").write_text(json.dumps({"splits": {"train": {"num_examples": 9}}}))
+    (doubt,) = doubts(list_files(config, tmp_path))
+    assert doubt.startswith(f"{folder}: 6 rows, and dataset_info.json says 9")
+    state = json.loads((folder / "state.json").read_text())
+    (folder / "state.json").write_text(json.dumps({**state, "_data_files": state["_data_files"][:2]}))
+    message = verdict(folder, tmp_path)
+    assert "lists 2 data files, but data-00000-of-00003.arrow is one of 3" in message
 
 
 def test_a_database_is_no_text(tmp_path: Path) -> None:

@@ -82,6 +82,8 @@ def _load(path: Path) -> Any:
         reason = str(error).splitlines()[0][:200]
         raise CheckpointError(f"{path}: not plain tensors; nothing was run ({reason}).") from error
     except Exception as error:  # torch raises many kinds for damaged files
+        if isinstance(error, OSError) and error.errno is not None:
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror}.") from error
         raise CheckpointError(
             f"{path}: damaged ({type(error).__name__}: {str(error)[:200]}). Copy it again."
         ) from error

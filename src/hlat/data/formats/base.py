@@ -188,6 +188,11 @@ class FileFormat(ABC):
         del position
         return f", row {row}" if line is None else f", line {line}"
 
+    def doubt(self, paths: Sequence[Path]) -> str:
+        """Return a sentence if the local files of a source seem to hold less than they should, or an empty string."""
+        del paths
+        return ""
+
     def folder_files(self, names: Sequence[str], read: Callable[[str], bytes]) -> list[str] | None:
         """Return the files of a folder that is one data set of this format, in order; None if it is not one.
 

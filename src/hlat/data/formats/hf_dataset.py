@@ -23,6 +23,7 @@ from hlat.runtime.storage import recognize
 
 _STATE, _INFO, _DICT = "state.json", "dataset_info.json", "dataset_dict.json"
 _SHARDS, _SHARD = "data-*-of-*.arrow", re.compile(r"data-\d+-of-(\d+)\.arrow")
+_UNKNOWN = (DataError, OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration, RecursionError)
 _SAVE_AGAIN = "Save the dataset again with save_to_disk."
 
 
@@ -39,6 +40,20 @@ class HuggingFaceFormat(ArrowFormat):
             return rows
         with pa.memory_map(str(path)) as source:
             return [batch.num_rows for batch in stream_batches(ipc.open_stream(source), source, path)]
+
+    def doubt(self, paths: Sequence[Path]) -> str:
+        """Return a sentence if dataset_info.json says more rows than the files have, as after a filter too."""
+        folder = paths[0].parent
+        try:
+            splits = json.loads((folder / _INFO).read_bytes())["splits"]
+            split = json.loads((folder / _STATE).read_bytes()).get("_split")
+            said = (splits[split] if split in splits else next(iter(splits.values())))["num_examples"]
+            found = sum(sum(self._batch_rows(path) or ()) for path in paths)
+        except _UNKNOWN:
+            return ""  # reading the dataset reports what is wrong with it
+        if not isinstance(said, int) or found >= said:
+            return ""
+        return f"{folder}: {found:,} rows, and {_INFO} says {said:,}; fewer are right after a filter or a selection."
 
     def folder_files(self, names: Sequence[str], read: Callable[[str], bytes]) -> list[str] | None:
         """Return the files of a saved dataset in the order of its state.json.

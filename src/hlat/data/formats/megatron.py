@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hlat.runtime import DataError
-from hlat.runtime.storage import recognize
+from hlat.runtime.storage import recognize, recognize_file
 
 StoredTokens = npt.NDArray[np.integer[Any]]
 
@@ -201,6 +201,8 @@ class MegatronDataset:
         )
 
     def _truncated(self, number: int) -> DataError:
+        if found := recognize_file(self._data):
+            return DataError(f"{self._data}: not the tokens of a dataset: it begins like {found.what}. {found.remedy}")
         end = int(self._begins[number]) + int(self._lengths[number]) * self.dtype.itemsize
         return DataError(
             f"{self._data}: truncated: {self._bytes:,} bytes, but sequence {number} of {self._index} ends at byte "

@@ -10,6 +10,7 @@ groups are kept, up to a limit.
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,10 @@ from hlat.data.formats.base import FileFormat
 from hlat.data.formats.columns import BATCH_BYTES, BATCH_ROWS, TEXT_COLUMN, ColumnKind
 from hlat.data.formats.ranges import WHOLE_FILE, FileRange, RangeReader, cut_rows, group_ranges
 from hlat.data.formats.records import InputFile, Row, convert_file_errors
+from hlat.runtime import DataError
 
+_ENCRYPTED = b"PARE"  # instead of PAR1, if the footer is encrypted
+_SIGNATURE_BYTES = 28  # after a footer that is not encrypted in a file with columns that are
 _GROUP_CACHE_BYTES = 1 << 28  # maximum bytes of decoded row groups
 
 
@@ -39,11 +43,11 @@ class ParquetFormat(FileFormat):
 
     def is_own_content(self, head: bytes) -> bool:
         """Return True for the first bytes of every parquet file, also one whose footer is encrypted."""
-        return head.startswith((b"PAR1", b"PARE"))
+        return head.startswith((b"PAR1", _ENCRYPTED))
 
     def _read(self, file: InputFile, start: int) -> Iterator[Row]:
         size = file.path.stat().st_size
-        with pq.ParquetFile(file.path) as parquet:
+        with _open(file.path) as parquet:
             self.column.check(file, parquet.schema_arrow)
             total = max(parquet.metadata.num_rows, 1)
             first = 0
@@ -60,7 +64,7 @@ class ParquetFormat(FileFormat):
 
     def ranges(self, file: InputFile, size: int) -> Iterator[FileRange]:
         """Yield ranges of the rows of row groups."""
-        with pq.ParquetFile(file.path) as parquet:
+        with _open(file.path) as parquet:
             groups = [
                 (parquet.metadata.row_group(group).num_rows, _column_bytes(parquet, file.column, group))
                 for group in range(parquet.num_row_groups)
@@ -123,14 +127,36 @@ class _GroupReader:
         return self._groups[key]
 
     def _decode(self, file: InputFile, group: int) -> Any:
-        with pq.ParquetFile(file.path) as parquet:
+        with _open(file.path) as parquet:
             self._column.check(file, parquet.schema_arrow)
             return parquet.read_row_group(group, columns=[file.column], use_threads=False).column(0)
 
 
+@contextmanager
+def _open(path: Path) -> Iterator[pq.ParquetFile]:
+    """Open a file; the library ends the process when it is asked for the size of an encrypted column.
+
+    Raises:
+        DataError: the file is encrypted: its footer is, or is signed.
+    """
+    with path.open("rb") as raw:
+        is_encrypted = raw.read(4) == _ENCRYPTED
+        raw.seek(max(path.stat().st_size - 8, 0))  # the length of the footer, and PAR1
+        footer_bytes = int.from_bytes(raw.read()[:4], "little")
+    if not is_encrypted:
+        with pq.ParquetFile(path) as parquet:
+            is_encrypted = footer_bytes == parquet.metadata.serialized_size + _SIGNATURE_BYTES
+            if not is_encrypted:
+                yield parquet
+    if is_encrypted:
+        raise DataError(
+            f"{path}: the parquet file is encrypted, which hlat does not read. Write it without encryption."
+        )
+
+
 def _row_counts(file: Path) -> list[int]:
     """Return the number of rows of each row group."""
-    with pq.ParquetFile(file) as parquet:
+    with _open(file) as parquet:
         return [parquet.metadata.row_group(group).num_rows for group in range(parquet.num_row_groups)]
 
 

@@ -119,11 +119,9 @@ def _unreadable(file: Path, kind: str, error: Exception) -> DataError:
                 again = "Remove them: decompress the file (gzip and zstd warn of the rest), and compress it again."
             else:
                 reason = f"the compressed data cannot be read to its end: {reason}"
-        case _ if isinstance(error, (pa.ArrowNotImplementedError, MemoryError)) or "decrypt" in reason:
+        case pa.ArrowNotImplementedError() | MemoryError():
             reason = f"the {kind} file cannot be read: {reason}"
-            again = (
-                "It need not be damaged: write it in a usual way (zstd or snappy, no encryption, smaller row groups)."
-            )
+            again = "It need not be damaged: write it in a usual way (zstd or snappy, smaller row groups)."
         case OSError(errno=errno.EMFILE | errno.ENFILE):
             return DataError(f"{file}: {error.strerror}. Raise the limit (ulimit -n), and run again.")
         case OSError(errno=int()):

@@ -12,7 +12,7 @@ from pathlib import Path
 from hlat.data.formats.base import FileFormat
 from hlat.data.formats.records import InputFile, Row, RowError, convert_file_errors, make_row
 from hlat.data.formats.streams import BOM, describe_expansion, open_decompressed
-from hlat.runtime.storage import HEAD_BYTES, recognize
+from hlat.runtime.storage import recognize
 
 MAX_TEXT_BYTES = 1 << 30
 """Maximum size in bytes of a compressed text file after decompression."""
@@ -84,7 +84,7 @@ def _read_content(file: Path, raw: io.BufferedReader) -> bytes | bytearray | Row
 def _decode(content: bytes | bytearray) -> str | RowError:
     """Decode UTF-8, without byte order marks; return an error for other content and for text with NUL bytes."""
     glob = "name the text files with a glob such as folder/**/*.txt."
-    found = recognize(bytes(content[:HEAD_BYTES]))
+    found = recognize(content)
     if found is not None and not found.is_markup:
         return RowError(None, f"this is {found.what}", f"{found.remedy} If it is no part of the corpus, {glob}")
     if _is_json_lines(content):

@@ -62,23 +62,26 @@ def check_first_bytes(files: Iterable[SourceFile], unreadable_rows: float) -> No
     refuse("the corpus", list(first_bytes(files, unreadable_rows)))
 
 
-def doubts(files: Iterable[SourceFile]) -> list[str]:
-    """Return sentences about a corpus that can be read, but of which files seem to be absent or are there twice.
+def doubts(files: Sequence[SourceFile]) -> list[str]:
+    """Return sentences about a corpus that can be read, but of which parts seem to be absent or are there twice.
 
     Names such as ``train-00003-of-00040`` say how many files there were.
     """
     shards, places = defaultdict[tuple[str, str, str], set[str]](set), Counter[str]()
+    local = defaultdict[tuple[int, str], list[SourceFile]](list)
     for file in files:
         places[file.path if is_url(file.path) else os.path.realpath(file.path)] += 1
-        if found := _SHARD.search(file.path):
-            shards[file.path[: found.start()], found[2], file.path[found.end() :]].add(found[1])
+        if name := _SHARD.search(file.path):
+            shards[file.path[: name.start()], name[2], file.path[name.end() :]].add(name[1])
+        if file.cached_store is None:
+            local[file.source, file.format.name].append(file)
     rows = [
         f"{plural(int(count) - len(numbers), 'file')} of {count} absent, by the names {start}-00000-of-{count}{end}."
         for (start, count, end), numbers in shards.items()
         if len(numbers) < int(count)
     ]
-    twice = [place for place, times in places.items() if times > 1]
-    if twice:
+    rows += filter(None, (found[0].format.doubt([Path(file.path) for file in found]) for found in local.values()))
+    if twice := [place for place, times in places.items() if times > 1]:
         rows.append(f"{twice[0]}{_more(twice)}: named more than once, and read as often.")
     return rows if len(rows) <= _ROWS else [*rows[:_ROWS], f"And {len(rows) - _ROWS} more like these."]
 

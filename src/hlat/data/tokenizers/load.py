@@ -5,6 +5,7 @@ SentencePiece .model      sentencepiece.py    (extra ``sentencepiece``)
 """
 
 import json
+from codecs import BOM_UTF8
 from pathlib import Path
 
 from hlat.data.tokenizers.base import Tokenizer
@@ -28,7 +29,7 @@ def load_tokenizer(path: str | Path, eos_token: str | None = "auto") -> Tokenize
     path = _local_path(path)
     try:
         file = _tokenizer_file(path)
-        content = file.read_bytes()
+        content = file.read_bytes().removeprefix(BOM_UTF8)
         if found := recognize(content):
             raise DataError(f"{file}: this is {found.what}. {found.remedy}")
         config_file = file.with_name("tokenizer_config.json")

@@ -14,7 +14,7 @@ from hlat.runtime.storage import read_small_file, sync_to_disk
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-_LARGEST = 1 << 28  # bytes of a JSON file: a tokenizer.json has up to 30 MB
+_LARGEST_JSON = 1 << 28  # bytes; the index of a large model has megabytes
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
@@ -44,7 +44,7 @@ def read_json(path: Path) -> dict[str, Any]:
         CheckpointError: the file is missing, unreadable, or not a JSON object.
     """
     try:
-        content = json.loads(read_small_file(path, _LARGEST))
+        content = json.loads(read_small_file(path, _LARGEST_JSON))
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file. Name a folder that contains a Hugging Face model.") from None
     except (OSError, ValueError, RecursionError) as error:

@@ -199,5 +199,7 @@ def _open(path: Path) -> Iterator[Any]:
     except (SafetensorError, OSError) as error:
         if found := recognize_file(path):
             raise CheckpointError(f"{path}: this is {found.what}. {found.remedy}") from error
+        if isinstance(error, OSError) and error.errno is not None:
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror}.") from error
         remedy = "Download or copy the file again."
         raise CheckpointError(f"{path}: not a complete safetensors file ({error}). {remedy}") from error

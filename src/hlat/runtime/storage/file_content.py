@@ -76,8 +76,9 @@ _BOM = b"\xef\xbb\xbf"
 _MANY = 0.8  # share of zero bytes that only text in two or four bytes per character has, and only at fixed places
 
 
-def recognize(head: bytes) -> FileContent | None:
+def recognize(content: bytes | bytearray) -> FileContent | None:
     """Return what a file is by its first ``HEAD_BYTES``; None if they are those of plain text or of nothing known."""
+    head = bytes(content[:HEAD_BYTES])
     for what, remedy, beginnings in _KNOWN:
         if head.startswith(beginnings):
             return FileContent(what, remedy)

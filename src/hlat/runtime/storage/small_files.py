@@ -1,9 +1,10 @@
 """Read small files that people write (recipes, config.json, catalogs), with a size limit."""
 
-import codecs
 import os
 import stat
 from pathlib import Path
+
+from hlat.runtime.storage.file_content import recognize
 
 _MIB = 1 << 20
 
@@ -26,8 +27,8 @@ def read_small_file(path: Path, limit: int = _MIB, kind: str = "such a file") ->
         content = file.read(limit + 1)
     if len(content) > limit:
         raise ValueError(f"it has more than {limit:,} bytes, too many for {kind}")
-    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise ValueError("it is text in UTF-16; save it as UTF-8")
+    if found := recognize(content):
+        raise ValueError(f"it is {found.what}. {found.remedy.rstrip('.')}")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
