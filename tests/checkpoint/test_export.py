@@ -9,19 +9,21 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from hlat.checkpoint import collect, end_token_ids, export_hf, import_hf, load_model
 from hlat.checkpoint.format import Disk, replicated_chunks
 from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint, read_meta, resolve, verify_checkpoint
 from hlat.cli.model import import_command
 from hlat.config.sections import ModelConfig
+from hlat.data.tokenizers.safe_cuts import QWEN2_PATTERN
 from hlat.model import Decoder, build, collect_local_parameters
 from hlat.model.hf import read_hf, write_hf
 from hlat.model.hf.names import to_canonical
 from hlat.optim.adamw import Fp32AdamW
 from hlat.runtime import CheckpointError, StorageError
 from tests.support.checkpoint.saved_states import assemble, assert_equal
+from tests.support.data.tokenizer_kinds import byte_bpe, load_made
 
 FIELDS: dict[str, Any] = {
     "vocab_size": 40,
@@ -84,6 +86,35 @@ def test_the_export_of_an_import_equals_the_original(
     assert_equal(stored(exported), stored(source))
     assert {tensor.dtype for tensor in stored(exported).values()} == {dtype}
     assert {p.name: p.read_bytes() for p in exported.iterdir()} == {p.name: p.read_bytes() for p in source.iterdir()}
+
+
+@pytest.mark.parametrize("splits_like_qwen2", [False, True])
+def test_a_run_with_biases_is_exported_with_the_ids_of_its_tokenizer(tmp_path: Path, splits_like_qwen2: bool) -> None:
+    """Witness: transformers, which makes a tokenizer of its own for models of type qwen2."""
+    transformers = pytest.importorskip("transformers")
+    config = ModelConfig.model_validate(FIELDS | {"qkv_bias": True, "vocab_size": 400})
+    steps = [pre_tokenizers.Split(Regex(QWEN2_PATTERN), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+    like_qwen2 = {"pre_tokenizer": pre_tokenizers.Sequence(steps), "normalizer": normalizers.NFC()}
+    ours = load_made(tmp_path / "given", byte_bpe(**(like_qwen2 if splits_like_qwen2 else {})))
+    ours.save(tmp_path / "tokenizer")
+    model = build(config, device="cpu", seed=1)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter)
+    files = {f"tokenizer/{file.name}": file for file in (tmp_path / "tokenizer").iterdir()}
+    meta = {"recipe": {"model": config.model_dump(mode="json")}}
+    CheckpointStore(tmp_path / "checkpoints", 1).save(1, collect(config, collect_local_parameters(model)), meta, files)
+    exported = export_hf(tmp_path / "checkpoints", tmp_path / "exported")
+    theirs = transformers.AutoTokenizer.from_pretrained(exported)
+    texts = ["Document 1: some words, é 東京 13.", "e\u0301 12345 (word)"]
+    assert [theirs(text, add_special_tokens=False).input_ids for text in texts] == [ours.encode(t) for t in texts]
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32)
+    assert type(loaded).__name__ == ("Qwen2ForCausalLM" if splits_like_qwen2 else "LlamaForCausalLM")
+    ids = torch.tensor([ours.encode(texts[0])])
+    # float32 sums of 40 terms at most in another order
+    torch.testing.assert_close(loaded(ids).logits, model(ids), rtol=1e-4, atol=1e-5)
+    again, _ = load_model(import_hf(exported, tmp_path / "again"), "cpu")
+    assert_equal(weights(again), weights(model))
 
 
 def test_a_transformers_model_is_imported_and_exported(tmp_path: Path, tokenizer: Path) -> None:

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tokenizers import normalizers
 
 from hlat.checkpoint import collect, export_hf, import_hf
 from hlat.checkpoint.protocol import CheckpointStore, resolve
@@ -17,6 +18,10 @@ from hlat.data.prepare import prepare
 from hlat.evaluation import Perplexity, evaluate_checkpoint
 from hlat.model import build, collect_local_parameters
 from hlat.runtime import CheckpointError, DataError
+from tests.support.data.corpora import write_jsonl
+from tests.support.data.tokenizer_kinds import byte_bpe, write_tokenizer
+
+TINY = {"layers": 1, "hidden_size": 32, "intermediate_size": 64, "heads": 2}
 
 NUMBERS = {
     "model_type": "llama",
@@ -172,3 +177,35 @@ def test_an_imported_model_without_a_tokenizer_needs_embedding_rows_for_all_ids(
 def test_a_perplexity_that_overflows_a_float_is_infinite() -> None:
     assert Perplexity(800.0, 1.0, 1).perplexity == math.inf
     assert Perplexity(math.log(7), 1.0, 1).perplexity == pytest.approx(7)
+
+
+def test_bits_per_byte_divide_by_the_text_also_if_the_tokenizer_normalizes(tmp_path: Path) -> None:
+    """Witness: the bytes of the validation documents; the tokens spell a third of those of the wide source."""
+    wide, plain = "ＷＩＤＥ１２３４" * 5, "plain text " * 4
+    paths = [write_jsonl(tmp_path / f"{name}.jsonl", [text] * 40) for name, text in (("w", wide), ("p", plain))]
+    tokenizer = write_tokenizer(tmp_path / "tokenizer", byte_bpe(vocab=320, normalizer=normalizers.NFKC()))
+    sources = [{"path": str(path), "name": path.stem} for path in paths]
+    recipe = parse_recipe(
+        {
+            "run": {"dir": str(tmp_path / "run")},
+            "model": {**TINY, "vocab_size": 320},
+            "data": {
+                "sources": sources,
+                "sequence_length": 32,
+                "tokenizer": {"path": str(tokenizer)},
+                "validation": {"fraction": 0.5, "by": "tail"},
+            },
+            "training": {"steps": 1},
+            "precision": {"mode": "fp32"},
+        }
+    )
+    found = evaluate_checkpoint(save_run(tmp_path / "run", recipe))
+    total = 0
+    for name, text in (("w", wide), ("p", plain)):
+        each, size = found.sources[name], 20 * len(text.encode())  # the tail of 40 equal documents is 20 of them
+        total += size
+        counted = each.loss * each.tokens / math.log(2) / each.bits_per_byte
+        # only the first token of the split has no prediction; a token spells at most a document
+        assert size - len(text.encode()) < counted <= size + 1e-6 * size, name
+    counted = found.loss * found.tokens / math.log(2) / found.bits_per_byte
+    assert total - len(wide.encode()) < counted <= total * (1 + 1e-6)

@@ -8,9 +8,11 @@ import pytest
 import tokenizers
 
 from hlat.config.sections import DataConfig
+from hlat.data.online.prepare import prepare_online
 from hlat.data.prepare import prepare, verify_data
 from tests.support.data.corpora import documents, prose, tree, write_jsonl
 from tests.support.data.preparing import LARGE, data_config
+from tests.support.data.tokenizer_kinds import byte_bpe, write_tokenizer
 
 pytestmark = pytest.mark.usefixtures("small_units")
 
@@ -117,6 +119,24 @@ def test_a_corpus_too_small_for_the_vocabulary_is_noted(tmp_path: Path) -> None:
     config = data_config(file, tokenizer={"vocab_size": 5000}, validation={"fraction": 0})
     prepared = prepare(config, tmp_path / "out", workers=1)
     assert "too small for data.tokenizer.vocab_size = 5000" in prepared.notes[0]
+
+
+@pytest.mark.parametrize("mode", ["prepared", "online"])
+def test_lost_text_is_told_and_dropout_left_out(tmp_path: Path, mode: str) -> None:
+    """A vocabulary without all bytes and with dropout: one note, and two preparations are the same data."""
+    file = write_jsonl(tmp_path / "a.jsonl", [f"a\r\nb, some text here 中文 {i}" for i in range(40)])
+    tokenizer = write_tokenizer(tmp_path / "tokenizer", byte_bpe(alphabet=False, vocab=300, dropout=0.5))
+    config = data_config(file, tokenizer={"path": str(tokenizer)}, mode=mode)
+    both = [
+        prepare(config, tmp_path / name, workers=1)
+        if mode == "prepared"
+        else prepare_online(config, tmp_path / name, 99)
+        for name in ("one", "two")
+    ]
+    [note] = [note for note in both[0].notes if "data.tokenizer.path" in note]
+    assert "its BPE dropout is not used; " in note and "is lost in its tokens, as in" in note
+    assert "'a\\r\\nb" in note and "'a\\nb" in note
+    assert both[0].fingerprint == both[1].fingerprint
 
 
 def test_progress_counts_up_to_all_bytes(large: Path, tmp_path: Path) -> None:

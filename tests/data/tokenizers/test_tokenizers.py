@@ -1,5 +1,6 @@
 """Tokenizers round-trip, agree with the libraries that load them elsewhere, and account for every byte."""
 
+import base64
 import json
 import random
 import re
@@ -205,6 +206,14 @@ def test_a_file_that_is_not_a_tokenizer_is_named(tmp_path: Path, name: str, cont
     file.write_bytes(content)
     with pytest.raises(DataError, match=str(file)):
         load_tokenizer(file)
+
+
+def test_tiktokens_list_of_tokens_is_named_with_the_cure(tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer.model"
+    file.write_text("".join(f"{base64.b64encode(bytes([i])).decode()} {i}\n" for i in range(256)))
+    with pytest.raises(DataError, match=r"tiktoken.*Give the tokenizer\.json") as error:
+        load_tokenizer(file)
+    assert "Restore" not in str(error.value) and "damaged" not in str(error.value)
 
 
 def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from hlat.runtime import DataError, StorageError
 from hlat.runtime.backend import absent_device, expects_accelerator, table
 from hlat.runtime.storage import RECIPE_HEAD, RECIPE_NAME
 from hlat.training.attempt_record import record_attempt
+from tests.support.data.tokenizer_kinds import word_pieces, write_tokenizer
 
 
 def content(corpus: Path, run_dir: Path, **sections: Any) -> dict[str, Any]:
@@ -50,6 +51,15 @@ def check(sections: dict[str, Any], processes: int = 1, forked: bool = False):
 def test_a_good_recipe_passes_and_writes_nothing(corpus, tmp_path):
     assert check(content(corpus, tmp_path / "run")).notes == ()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tokenizer_that_loses_text_is_told_once(tmp_path):
+    (tmp_path / "text.txt").write_text("Ünïcode Ωmega Ждёт\n" * 3000)
+    tokenizer = write_tokenizer(tmp_path / "tokenizer", word_pieces())
+    report = check(content(tmp_path / "text.txt", tmp_path / "run", data={"tokenizer": {"path": str(tokenizer)}}))
+    [note] = [str(note) for note in report.notes if note.rule == "tokenizer"]
+    assert "of the text is lost in its tokens" in note and "unknown text" in note and "Ünïcode" in note
+    assert "tokenizer" not in {note.rule for note in report.before_training}, "the run says it with its data"
 
 
 def test_every_mistake_of_recipe_and_files_is_reported_at_once(corpus, tmp_path):

@@ -69,7 +69,7 @@ class JsonTokenizer(Tokenizer):
         bos = special_token_name(config, "bos_token") or next((n for n in _BOS_NAMES if n in self._special), None)
         self.bos_id = vocabulary.get(bos) if bos else None
         model = self._description.get("model") or {}
-        self.unknown_id = model.get("unk_id", vocabulary.get(model.get("unk_token")))
+        self.unknown_id = model.get("unk_id", vocabulary.get(model.get("unk_token") or ""))
         self._can_cut = cuts_preserve_tokens(self._description)
         special = {"eos_token": self.eos_token, "bos_token": None if self.bos_id is None else bos}
         self.files = {"tokenizer.json": content, **config_files(config, special, vocabulary)}

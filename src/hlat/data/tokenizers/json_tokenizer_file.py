@@ -72,12 +72,14 @@ def keeps_text(description: dict[str, Any]) -> bool:
 def _only_splits(pre_tokenizer: dict[str, Any] | None) -> bool:
     """Return True if a pre-tokenizer spells bytes, and neither adds nor removes any."""
     match pre_tokenizer:
-        case {"type": "ByteLevel"}:
-            return not pre_tokenizer.get("add_prefix_space", True)
+        case {"type": "ByteLevel", "add_prefix_space": adds}:
+            return not adds
         case {"type": "Sequence", "pretokenizers": steps}:
             return all(map(_only_splits, steps)) and any(step["type"] == "ByteLevel" for step in steps)
+        case {"behavior": "Removed"}:
+            return False
         case {"type": "Split" | "Punctuation" | "Digits" | "UnicodeScripts"}:
-            return pre_tokenizer.get("behavior") != "Removed"
+            return True
     return False
 
 

@@ -72,7 +72,7 @@ def is_like_qwen2(content: bytes) -> bool:
                 {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
             ]
         }:
-            return pattern == QWEN2_PATTERN and description.get("normalizer") == {"type": "NFC"}
+            return bool(pattern == QWEN2_PATTERN and description.get("normalizer") == {"type": "NFC"})
     return False
 
 
