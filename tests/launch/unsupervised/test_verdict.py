@@ -1,10 +1,11 @@
 """Blame for a hang, from the reports of the ranks that could write one."""
 
 import dataclasses
+import os
 
 import pytest
 
-from hlat.launch.unsupervised.hang_reports import HangReport, HangReports
+from hlat.launch.unsupervised.hang_reports import STALE_SECONDS, HangReport, HangReports
 from hlat.launch.unsupervised.verdict import judge
 from tests.support.resilience.readings import reading
 
@@ -76,3 +77,15 @@ def test_times_are_ages_so_that_clocks_of_hosts_do_not_matter():
     beat = dataclasses.replace(report(0, "a").beat, since=100.0, alive_at=119.5)
     found = HangReport.of(beat, 120.0, late=False)
     assert (found.beat.since, found.beat.alive_at, found.late) == (-20.0, -0.5, False)
+
+
+def test_a_report_of_an_earlier_alarm_after_which_the_run_went_on_counts_as_none(tmp_path):
+    reports, others = HangReports(tmp_path, 0), HangReports(tmp_path, 1)
+    reports.write(report(0, "a"))
+    others.write(report(1, "a"))
+    reports.raise_alarm()
+    assert [found.beat.rank for found in reports.read(2)] == [0, 1]
+    file = tmp_path / "logs" / "hang" / "rank-00001.json"
+    long_ago = file.stat().st_mtime - STALE_SECONDS - 1
+    os.utime(file, (long_ago, long_ago))
+    assert [found.beat.rank for found in reports.read(2)] == [0]

@@ -15,8 +15,10 @@ from hlat.data.online.loader import CursorTable
 from hlat.data.samples import Batch
 from hlat.runtime import CheckpointError, DataError
 from hlat.runtime.distributed import HostGroup
+from hlat.runtime.process import ProgressRecord, record_progress_in
 from hlat.training.batches import BatchPrefetcher, OnlineBatchSource, PreparedBatchSource
 from hlat.training.batches.batch_sources import LocalBatch
+from tests.support.checkpoint.saving_ranks import wait_until
 
 
 class Numbers:
@@ -106,6 +108,31 @@ def test_notes_are_shown_while_a_batch_is_late_and_an_interrupt_does_not_wait() 
     ):
         feed.next_batch(0)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]
+
+
+class AwayUntilSeen(Rows):
+    """Reader whose helper process lives, and whose batch comes once that was recorded as progress."""
+
+    def __init__(self, memory: bytearray) -> None:
+        super().__init__(Numbers(), range(1))
+        self._memory = memory
+
+    def __call__(self, samples: int) -> LocalBatch:
+        wait_until(lambda: any(self._memory))
+        return super().__call__(samples)
+
+    def silence(self) -> float:
+        return 0.0
+
+
+def test_a_late_batch_is_progress_while_the_helper_process_that_makes_it_lives() -> None:
+    memory = bytearray(ProgressRecord.BYTES)
+    record_progress_in(ProgressRecord(memoryview(memory)))
+    try:
+        with BatchPrefetcher(AwayUntilSeen(memory), BatchSchedule(4), pinned=False, say=print) as feed:
+            assert feed.next_batch(0).batch.inputs_BS.item() == 0
+    finally:
+        record_progress_in(None)
 
 
 def test_a_jump_to_another_sample_reads_that_sample() -> None:

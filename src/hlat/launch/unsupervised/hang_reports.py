@@ -9,6 +9,7 @@ after all have joined. Those of an earlier alarm, after which the run went on, a
 """
 
 import json
+import math
 import platform
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -85,13 +86,15 @@ class HangReports:
 
     def read(self, world: int) -> list[HangReport]:
         """Return the reports of those of the ``world`` ranks that have one."""
-        return [report for report in map(self._read, range(world)) if report is not None]
-
-    def _read(self, rank: int) -> HangReport | None:
-        with suppress(OSError, ValueError, TypeError, KeyError):  # missing, or written by another version
-            # Both times are of the shared folder's clock.
+        alarm = -math.inf
+        with suppress(OSError):
             alarm = (self._folder / _ALARM).stat().st_mtime
-            if self._file(rank).stat().st_mtime < alarm - STALE_SECONDS:
+        found = (self._read(rank, alarm - STALE_SECONDS) for rank in range(world))
+        return [report for report in found if report is not None]
+
+    def _read(self, rank: int, oldest: float) -> HangReport | None:
+        with suppress(OSError, ValueError, TypeError, KeyError):  # missing, or written by another version
+            if self._file(rank).stat().st_mtime < oldest:  # by the clock of the shared folder, as the alarm
                 return None
             content = json.loads(self._file(rank).read_text(encoding="utf-8"))
             return HangReport(HeartbeatReading(**content["beat"]), str(content["host"]), bool(content["late"]))
