@@ -80,15 +80,22 @@ def _curve(curves: Sequence[Curve]) -> list[LossesAt]:
     """Return the losses at some numbers of tokens that all runs have reached."""
     if not curves or not all(curves):
         return []
-    logged = [dict(curve) for curve in curves]
-    common = sorted(set.intersection(*(set(each) for each in logged)))
-    first, last = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
-    ranges = [[tokens for tokens, _ in curve if first <= tokens <= last] for curve in curves]
-    places = common or min((each for each in ranges if each), key=len, default=[])
+    common = set(curves[0].tokens)
+    for curve in curves[1:]:
+        common = {tokens for tokens in curve.tokens if tokens in common}
+    places = _some(sorted(common) or _fewest_places(curves))
+    found = [[_at(curve, tokens) for curve in curves] for tokens in places]
     return [
-        LossesAt(tokens, [_at(curve, tokens) for curve in curves], [tokens not in each for each in logged])
-        for tokens in _some(places)
+        LossesAt(tokens, [loss for loss, _ in each], [is_interpolated for _, is_interpolated in each])
+        for tokens, each in zip(places, found, strict=True)
     ]
+
+
+def _fewest_places(curves: Sequence[Curve]) -> list[float]:
+    """Return the tokens within the range of all runs at which the run has logged that has logged least there."""
+    first, last = max(curve.tokens[0] for curve in curves), min(curve.tokens[-1] for curve in curves)
+    ranges = [[tokens for tokens in curve.tokens if first <= tokens <= last] for curve in curves]
+    return min((each for each in ranges if each), key=len, default=[])
 
 
 def _some(places: Sequence[float]) -> list[float]:
@@ -97,10 +104,12 @@ def _some(places: Sequence[float]) -> list[float]:
     return [places[len(places) * (number + 1) // count - 1] for number in range(count)]
 
 
-def _at(curve: Curve, tokens: float) -> float:
-    """Return the loss that was logged there, else one interpolated linearly; a curve's ends go on as they are."""
-    index = bisect_left(curve, (tokens, float("-inf")))
+def _at(curve: Curve, tokens: float) -> tuple[float, bool]:
+    """Return the loss that was logged there, else one interpolated linearly and True; a curve's ends go on as are."""
+    index = bisect_left(curve.tokens, tokens)
     if index == len(curve):
-        return curve[-1][1]
+        return curve.losses[-1], True
     (x1, y1), (x0, y0) = curve[index], curve[max(0, index - 1)]
-    return y1 if x1 <= x0 else y0 + (y1 - y0) * (tokens - x0) / (x1 - x0)
+    if x1 == tokens or x1 <= x0:
+        return y1, x1 != tokens
+    return y0 + (y1 - y0) * (tokens - x0) / (x1 - x0), True

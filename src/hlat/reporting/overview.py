@@ -7,22 +7,55 @@ Damaged lines are left out and counted, so that a run whose disk was full can st
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import yaml
 
 from hlat.reporting.events import run_events
 from hlat.reporting.status import RunStatus, is_run, no_run, read_status
 from hlat.runtime.storage import ATTEMPTS_NAME, RECIPE_NAME
-from hlat.tracking import from_json_value, read_valid_records
+from hlat.tracking import from_json_value, iter_valid_records, read_valid_records
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _NUMBERS = ("step", "tokens", "loss", "val_loss", "val_bits_per_byte", "tokens_per_second", "mfu", "memory_bytes")
-Curve = list[tuple[float, float]]
-"""Tokens, and a loss at each."""
+
+
+class Curve(Sequence[tuple[float, float]]):
+    """Pairs of tokens and the loss there, in 16 bytes each: a run may log a million.
+
+    Attributes:
+        tokens: the tokens, in the order of the file.
+        losses: the loss at each.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[float, float]] = ()) -> None:
+        self.tokens, self.losses = array("d"), array("d")
+        for pair in pairs:
+            self.append(*pair)
+
+    def append(self, tokens: float, loss: float) -> None:
+        """Add a pair."""
+        self.tokens.append(tokens)
+        self.losses.append(loss)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[float, float]: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Curve": ...
+    def __getitem__(self, index: int | slice) -> "tuple[float, float] | Curve":
+        if isinstance(index, slice):
+            return Curve(zip(self.tokens[index], self.losses[index], strict=True))
+        return self.tokens[index], self.losses[index]
+
+    def __iter__(self) -> Iterator[tuple[float, float]]:
+        return zip(self.tokens, self.losses, strict=True)
 
 
 @dataclass(frozen=True)
@@ -82,13 +115,12 @@ def read_overview(folder: Path) -> RunOverview:
     """
     if not is_run(folder):
         raise no_run(folder)
-    metrics, damaged_metrics = read_valid_records(folder / "metrics.jsonl")
+    metrics = _Metrics(folder / "metrics.jsonl")
     records, damaged_events = read_valid_records(folder / "events.jsonl")
     attempts, damaged_attempts = read_valid_records(folder / ATTEMPTS_NAME)
     events = run_events(records)
     settings = next((event.fields["recipe"] for event in reversed(events) if event.has_recipe), None)
     settings = settings or _recipe_file(folder / RECIPE_NAME)
-    lines = [from_json_value(line) for line in metrics]
     begun = next((event for event in reversed(events) if event.begins), None)
     parameters = None if begun is None else begun.number("parameters")
     run = settings.get("run")
@@ -99,11 +131,11 @@ def read_overview(folder: Path) -> RunOverview:
         settings=settings,
         attempts=tuple(attempts),
         parameters=None if parameters is None else int(parameters),
-        loss=_loss_curve(lines),
-        validation=_validation(lines),
-        numbers=_last_numbers(lines),
+        loss=metrics.loss,
+        validation=metrics.validation,
+        numbers=metrics.numbers,
         checkpoints=_checkpoints(folder / "checkpoints"),
-        damaged_lines=damaged_metrics + damaged_events + damaged_attempts,
+        damaged_lines=metrics.damaged + damaged_events + damaged_attempts,
     )
 
 
@@ -134,36 +166,43 @@ def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, st
     return found
 
 
-def _loss_curve(lines: Sequence[Mapping[str, Any]]) -> Curve:
-    found = []
-    for line in lines:
-        tokens, loss = _number(line, "tokens"), _number(line, "loss")
-        if tokens is not None and loss is not None:
-            found.append((tokens, loss))
-    return found
+class _Metrics:
+    """What is shown of the metrics of a run, read line by line.
+
+    Attributes:
+        loss: training loss by tokens.
+        numbers: last values of the main metrics, by name.
+        validation: last loss of each validation set and source, by name.
+        damaged: lines that cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.loss, self.damaged = Curve(), 0
+        last: dict[str, float] = {}
+        for record in iter_valid_records(path):
+            if record is None:
+                self.damaged += 1
+                continue
+            for name, value in record.items():
+                if name in _NUMBERS or name.startswith("val"):
+                    number = _number(value)
+                    if number is not None:
+                        last[name] = number
+            tokens, loss = _number(record.get("tokens")), _number(record.get("loss"))
+            if tokens is not None and loss is not None:
+                self.loss.append(tokens, loss)
+        self.numbers = {name: value for name, value in last.items() if name in _NUMBERS}
+        self.validation = {
+            "validation" if name == "val_loss" else name.partition("/")[2].removesuffix("/loss"): value
+            for name, value in last.items()
+            if name == "val_loss" or name.endswith("/loss")
+        }
 
 
-def _number(line: Mapping[str, Any], name: str) -> float | None:
-    value = line.get(name)
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
-def _last_numbers(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for line in lines:
-        found |= {name: value for name in _NUMBERS if (value := _number(line, name)) is not None}
-    return found
-
-
-def _validation(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for line in lines:
-        for name in line:
-            if (name == "val_loss" or (name.startswith("val") and name.endswith("/loss"))) and (
-                value := _number(line, name)
-            ) is not None:
-                found["validation" if name == "val_loss" else name.partition("/")[2].removesuffix("/loss")] = value
-    return found
+def _number(value: Any) -> float | None:
+    """Return a value as a number; None if it is not one."""
+    number = from_json_value(value) if isinstance(value, str) else value
+    return float(number) if isinstance(number, (int, float)) and not isinstance(number, bool) else None
 
 
 def _recipe_file(file: Path) -> dict[str, Any]:

@@ -125,7 +125,8 @@ def _read_metrics(path: Path) -> dict[str, Column]:
         column = table.column(name)
         if str(column.type) in ("int64", "double"):
             there = ~column.is_null().to_numpy()
-            found[name] = (steps[there], column.drop_null().to_numpy().astype(np.float64))
+            values = column.drop_null().to_numpy().astype(np.float64, copy=False)
+            found[name] = (steps if len(values) == len(steps) else steps[there], values)
     return found
 
 

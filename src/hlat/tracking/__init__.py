@@ -9,7 +9,7 @@ It receives plain numbers and does not depend on models, data or devices.
 
 from hlat.tracking.events import EventLog, read_events
 from hlat.tracking.json_console import event_line
-from hlat.tracking.jsonl import from_json_value, read_valid_records, to_json_value
+from hlat.tracking.jsonl import from_json_value, iter_valid_records, read_valid_records, to_json_value
 from hlat.tracking.log_stream import LogStream
 from hlat.tracking.metrics import MetricsFile, read_last_metrics, read_metrics
 from hlat.tracking.metrics_table import metrics_table
@@ -28,6 +28,7 @@ __all__ = [
     "append_samples",
     "event_line",
     "from_json_value",
+    "iter_valid_records",
     "metrics_table",
     "open_tracker",
     "read_events",

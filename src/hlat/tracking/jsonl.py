@@ -204,41 +204,50 @@ def _last_newline(descriptor: int, size: int) -> int:
     return -1
 
 
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """Return every record of a file, in order. A half-written last line is ignored.
+def iter_records(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield every record of a file, in order, without keeping it. A half-written last line is ignored.
 
     Raises:
         DataError: another line is not a JSON object; the message names it.
         StorageError: the file cannot be read.
     """
-    with as_storage_error(path, "read"):
-        *lines, tail = path.read_bytes().split(b"\n")
-    records = []
-    for number, line in enumerate(lines, start=1):
-        record = decode(line)
+    for number, (line, record) in enumerate(_decoded_lines(path), start=1):
         if record is None:
-            shown = line[:60].decode("utf-8", errors="backslashreplace")
+            shown = line[:60].rstrip(b"\n").decode("utf-8", errors="backslashreplace")
             raise DataError(f"{path}, line {number}: {shown!r} is not a JSON object. Correct or delete that line.")
-        records.append(record)
-    last = decode(tail)
-    return records if last is None else [*records, last]
+        yield record
 
 
-def read_valid_records(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the records of the lines that can be read, in order, and the number of those that cannot.
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Return every record of a file; see ``iter_records``."""
+    return list(iter_records(path))
 
-    A missing file has none. A half-written last line is not counted.
+
+def iter_valid_records(path: Path) -> Iterator[dict[str, Any] | None]:
+    """Yield the record of each line, in order, without keeping it; None for a line that cannot be read.
+
+    A missing file has none. A half-written last line is left out.
 
     Raises:
         StorageError: the file cannot be read.
     """
-    if not path.is_file():
-        return [], 0
-    with as_storage_error(path, "read"):
-        *lines, tail = path.read_bytes().split(b"\n")
-    decoded = [decode(line) for line in lines]
-    records = [record for record in (*decoded, decode(tail)) if record is not None]
-    return records, decoded.count(None)
+    if path.is_file():
+        yield from (record for _, record in _decoded_lines(path))
+
+
+def read_valid_records(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return the records of the lines that can be read, and the number of the others; see ``iter_valid_records``."""
+    decoded = list(iter_valid_records(path))
+    return [record for record in decoded if record is not None], decoded.count(None)
+
+
+def _decoded_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
+    """Yield lines and their records, which are None for damaged lines; the last line counts only if it is whole."""
+    with as_storage_error(path, "read"), path.open("rb") as lines:
+        for line in lines:
+            record = decode(line)
+            if record is not None or line.endswith(b"\n"):
+                yield line, record
 
 
 def filter_lines(path: Path, keep: Callable[[bytes], bool]) -> None:

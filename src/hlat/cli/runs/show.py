@@ -82,7 +82,7 @@ def _overview(run: "RunOverview") -> Iterator[str]:
         yield f"left out: {plural(run.damaged_lines, 'damaged line')} of its files"
     for number, attempt in enumerate(run.attempts, 1):
         yield from _attempt(number, attempt)
-    losses = [loss for _, loss in run.loss]
+    losses = run.loss.losses
     if losses:
         yield f"loss {losses[0]:.4f} {sparkline(losses, _WIDTH)} {losses[-1]:.4f}, by logged steps"
     for name, value in run.numbers.items():
