@@ -111,7 +111,7 @@ def _is_complete(path: Path) -> bool:
             return False
         magic, bits, table, size, count, names = _ELF_HEADER.unpack(head)
         if magic != b"\x7fELF" or bits != _64_BITS:
-            return magic == b"\x7fELF"  # something else than a library has the name of one
+            return bool(magic == b"\x7fELF")  # something else than a library has the name of one
         file.seek(table + names * size)
         section = file.read(_SECTION_HEADER.size)
         if path.stat().st_size < table + count * size or len(section) < _SECTION_HEADER.size:
