@@ -34,7 +34,8 @@ class RunConfig(Section):
     variables of the compilers name others."""
     deterministic: bool = True
     """Use deterministic kernels only, which bitwise resume requires. false allows other GPU kernels, which may be
-    faster; a resumed run is then close to one that was not interrupted, but not bitwise equal."""
+    faster, and a resume with other kernels than before the checkpoint; a resumed run is then close to one that was not
+    interrupted, but not bitwise equal."""
 
 
 class RampStage(Section):

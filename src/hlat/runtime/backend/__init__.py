@@ -7,8 +7,12 @@ from hlat.runtime.lazy import lazily
 if TYPE_CHECKING:
     from hlat.runtime.backend.allocator import keep_freed_memory
     from hlat.runtime.backend.base import ONEDNN, TORCH, AttentionHeads, Backend
-    from hlat.runtime.backend.compile_cache import compile_cache_folders, open_compile_cache, use_compile_cache
-    from hlat.runtime.backend.damaged_code import damaged_code_error
+    from hlat.runtime.backend.compile_cache import (
+        compile_cache_folders,
+        damaged_code_error,
+        open_compile_cache,
+        use_compile_cache,
+    )
     from hlat.runtime.backend.device import (
         PRODUCTS,
         accelerator_in_use,
@@ -44,8 +48,12 @@ __getattr__ = lazily(
     __name__,
     {
         "allocator": ("keep_freed_memory",),
-        "damaged_code": ("damaged_code_error",),
-        "compile_cache": ("compile_cache_folders", "open_compile_cache", "use_compile_cache"),
+        "compile_cache": (
+            "compile_cache_folders",
+            "damaged_code_error",
+            "open_compile_cache",
+            "use_compile_cache",
+        ),
         "base": ("ONEDNN", "TORCH", "AttentionHeads", "Backend"),
         "device": (
             "PRODUCTS",
