@@ -30,7 +30,8 @@ FAILING = {
 }
 SOME_ESCAPES = ("files: read a secret file", "files: delete a folder", "files: chmod", "processes: fork")
 SOME_ESCAPES += ("processes: kill another process", "network: TCP", "network: an abstract socket", "kernel: io_uring")
-SOME_FORGERIES = ("wrong", "equal to all", "frames", "all descriptors", "the reply itself", "a module is replaced")
+SOME_FORGERIES = ("wrong", "equal to all", "frames", "all descriptors", "the reply itself")
+SOME_FORGERIES += ("a module is replaced", "built-in functions are replaced")
 
 
 def way_called(name: str) -> Confinement:

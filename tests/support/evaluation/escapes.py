@@ -174,7 +174,7 @@ FORGERIES = {
     "  __bool__ = lambda a: True\ndef f(x): return Any()",
     "check is replaced": "def check(g): pass",
     "TOLERANCE is replaced": "TOLERANCE = 100",
-    "built-in functions are replaced": "abs = len = str = lambda *a: 0\nimport builtins\nbuiltins.abs = lambda a: 0",
+    "built-in functions are replaced": "abs = lambda *a: 0\nimport builtins\nbuiltins.abs = abs",
     "AssertionError is replaced": "import builtins\nbuiltins.AssertionError = AssertionError = type",
     "a module is replaced": "import sys, types\nsys.modules['math'] = types.SimpleNamespace()",
     "trace": "import sys\nsys.settrace(lambda *a: None)\nsys.setprofile(lambda *a: None)",
