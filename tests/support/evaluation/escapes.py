@@ -182,7 +182,8 @@ FORGERIES = {
     "frames": "import sys\nframe = sys._getframe()\nwhile frame:\n  for v in frame.f_locals.values():\n"
     "    if isinstance(v, (bytes, str)):\n      for d in range(40):\n        try: __import__('os').write(d, v)\n"
     "        except Exception: pass\n  frame = frame.f_back",
-    "all descriptors": "import os\nfor d in range(64):\n  try: os.write(d, b'passed')\n  except OSError: pass\nos._exit(0)",
+    "all descriptors": "import os\nfor d in range(64):\n"
+    "  try: os.write(d, b'passed')\n  except OSError: pass\nos._exit(0)",
     "all objects": "import gc, os\nfor o in gc.get_objects():\n  if isinstance(o, dict) and 'verdict' in o: 1 / 0\n"
     "for d in range(3, 40):\n  try: os.write(d, b'passed')\n  except OSError: pass",
     "replies in advance": "from inside.values import *\n"
