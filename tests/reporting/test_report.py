@@ -84,6 +84,14 @@ def test_a_clock_that_was_set_back_makes_no_time_negative(tmp_path):
     assert active_seconds(record) == 100 + 100
     events = [event("start", 0, step=0), event("incident", -50, step=50)]
     assert active_seconds(read_run(write_run(tmp_path / "other", [line(10)], events))) == 20
+    assert active_seconds(read_run(write_run(tmp_path / "third", [], events))) == 0
+
+
+def test_steps_after_a_rollback_are_at_the_time_when_they_were_repeated(tmp_path):
+    """From step 50, 100 s after the start, back to step 30: its lines are those of the second time."""
+    events = [event("start", 0, step=0), event("rollback", 120, step=30)]
+    record = read_run(write_run(tmp_path / "run", [line(step) for step in range(10, 51, 10)], events))
+    assert wall_seconds(record).tolist() == [20, 40, 60, 140, 160] and active_seconds(record) == 160
 
 
 def test_time_after_the_last_event_of_an_attempt_counts(tmp_path):

@@ -29,6 +29,24 @@ def test_the_last_event_is_the_state(tmp_path, state):
     assert found.path == tmp_path / "a" / "run" and found.tokens_per_second == 500.0
 
 
+def test_an_incident_after_which_nothing_is_restarted_is_a_failure(tmp_path):
+    events = [event("start", 0, step=0), event("incident", 10, step=50, cause="SIGKILL", restart=False)]
+    (found,) = hlat.runs(write_run(tmp_path, [line(10)], events))
+    assert (found.state, found.reason) == ("failed", "SIGKILL")
+
+
+def test_the_run_that_was_updated_last_comes_first(tmp_path):
+    for name, seconds in (("a", 2000), ("b", 3000), ("c", 1000)):
+        run = write_run(tmp_path / name, [line(10)])
+        os.utime(run / "metrics.jsonl", (0, seconds))
+        os.utime(run / "events.jsonl", (0, 0))
+    assert [(run.path.name, run.updated.timestamp()) for run in hlat.runs(tmp_path)] == [
+        ("b", 3000),
+        ("a", 2000),
+        ("c", 1000),
+    ]
+
+
 def test_a_run_without_an_end_is_running_while_its_process_is_there(tmp_path):
     run = write_run(tmp_path, [line(10)])
     lock = run / ".lock"

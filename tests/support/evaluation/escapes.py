@@ -174,7 +174,7 @@ FORGERIES = {
     "  __bool__ = lambda a: True\ndef f(x): return Any()",
     "check is replaced": "def check(g): pass",
     "TOLERANCE is replaced": "TOLERANCE = 100",
-    "built-in functions are replaced": "abs = len = str = lambda *a: 0\nimport builtins\nbuiltins.abs = lambda a: 0",
+    "built-in functions are replaced": "abs = lambda *a: 0\nimport builtins\nbuiltins.abs = abs",
     "AssertionError is replaced": "import builtins\nbuiltins.AssertionError = AssertionError = type",
     "a module is replaced": "import sys, types\nsys.modules['math'] = types.SimpleNamespace()",
     "trace": "import sys\nsys.settrace(lambda *a: None)\nsys.setprofile(lambda *a: None)",
@@ -182,8 +182,8 @@ FORGERIES = {
     "frames": "import sys\nframe = sys._getframe()\nwhile frame:\n  for v in frame.f_locals.values():\n"
     "    if isinstance(v, (bytes, str)):\n      for d in range(40):\n        try: __import__('os').write(d, v)\n"
     "        except Exception: pass\n  frame = frame.f_back",
-    "all descriptors": "import os\nfor d in range(64):\n  for w in (b'passed', b'\\0' * 7 + b'\\x06passed', b'1\\n'):\n"
-    "    try: os.write(d, w)\n    except OSError: pass\nos._exit(0)",
+    "all descriptors": "import os\nfor d in range(64):\n"
+    "  try: os.write(d, b'passed')\n  except OSError: pass\nos._exit(0)",
     "all objects": "import gc, os\nfor o in gc.get_objects():\n  if isinstance(o, dict) and 'verdict' in o: 1 / 0\n"
     "for d in range(3, 40):\n  try: os.write(d, b'passed')\n  except OSError: pass",
     "replies in advance": "from inside.values import *\n"

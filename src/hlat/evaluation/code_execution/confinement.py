@@ -56,8 +56,9 @@ def bubblewrap() -> Confinement | None:
         words += ["--ro-bind-try", path, path]
     for path in _DEVICES:
         words += ["--dev-bind", path, path]
-    # The root is a file system in memory too: unless it is read-only, it could be filled.
-    words += ["--size", str(_FOLDER_BYTES), "--tmpfs", "/tmp", "--remount-ro", "/", "--chdir", "/tmp"]
+    # The root is a file system in memory too: unless it is read-only, it could be filled. The folder is a place that no
+    # Python is installed in, as it may be below /tmp.
+    words += ["--size", str(_FOLDER_BYTES), "--tmpfs", "/program", "--remount-ro", "/", "--chdir", "/program"]
     return Confinement("bubblewrap", (*words, *_command()), calls, None, None)
 
 
