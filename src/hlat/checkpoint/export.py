@@ -8,7 +8,9 @@ An export needs nothing but the checkpoint, which has the weights, the model sec
 
 import functools
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -117,20 +119,34 @@ def export_hf(
     refuse_file_name(Path(out_dir), "an export is a folder in the format of Hugging Face")
     checkpoint = open_checkpoint(resolve(Path(path)))
     config, prefix = model_config(checkpoint), weights_prefix(checkpoint, weights)
-    tokenizer = checkpoint.path / TOKENIZER
     special, generation = _special_ids(checkpoint)
-    return write_hf(
-        out_dir,
-        config,
-        _canonical(checkpoint, config, prefix),
-        dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype,
-        tokenizer_dir=tokenizer if tokenizer.is_dir() else None,
-        eos_id=special.eos,
-        bos_id=special.bos,
-        pad_id=special.pad,
-        generation=generation,
-        family=_family(config, tokenizer / "tokenizer.json") if "recipe" in checkpoint.meta else None,
-    )
+    with _exported_tokenizer(checkpoint) as tokenizer:
+        return write_hf(
+            out_dir,
+            config,
+            _canonical(checkpoint, config, prefix),
+            dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype,
+            tokenizer_dir=tokenizer if tokenizer.is_dir() else None,
+            eos_id=special.eos,
+            bos_id=special.bos,
+            pad_id=special.pad,
+            generation=generation,
+            family=_family(config, tokenizer / "tokenizer.json") if "recipe" in checkpoint.meta else None,
+        )
+
+
+@contextmanager
+def _exported_tokenizer(checkpoint: Checkpoint) -> Iterator[Path]:
+    """Yield the folder of the tokenizer's files: as imported, or as this version saves it for the ids of training.
+
+    Earlier versions stored files with which transformers gives other ids, such as a SentencePiece model alone.
+    """
+    if "recipe" not in checkpoint.meta or not has_tokenizer(checkpoint.path):
+        yield checkpoint.path / TOKENIZER
+        return
+    with TemporaryDirectory(prefix="hlat-tokenizer-") as folder:
+        read_tokenizer(checkpoint.path).save(Path(folder))
+        yield Path(folder)
 
 
 def _family(config: ModelConfig, tokenizer: Path) -> str | None:

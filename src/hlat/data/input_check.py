@@ -125,9 +125,11 @@ def check_inputs(
         except DataError as error:
             report.problems.append(_problem(name, source.path, str(error)))
     if tokenizer is not None:
-        report.lossy_tokenizer = describe_tokenizer(
-            tokenizer, read_beginnings([f for each in files.values() for f in each])
-        )
+        texts = [text for each in files.values() for text in read_beginnings(each)]
+        try:
+            report.lossy_tokenizer = describe_tokenizer(tokenizer, texts)
+        except DataError as error:
+            report.problems.append(_problem("data.tokenizer.path", str(data.tokenizer.path), str(error)))
     corpus = [files.get(name) for name, source in sources.items() if source.number >= 0]
     if all(found is not None for found in corpus):
         all_files = [file for found in corpus for file in found or ()]

@@ -84,6 +84,10 @@ class Tokenizer(ABC):
         _check_text(text)
         return self.encode_batch([text])[0]
 
+    def encode_as_exported(self, text: str) -> list[int]:
+        """Encode a text with the tokenizer.json that an export has; the result equals ``encode``."""
+        return self.encode(text)
+
     def encode_prompt(self, text: str) -> list[int]:
         """Encode a prompt for a model to continue, in the same way as ``transformers``.
 

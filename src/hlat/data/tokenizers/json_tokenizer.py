@@ -193,6 +193,10 @@ class CharTokenizer(JsonTokenizer):
         """Encode each document; see ``Tokenizer.encode_documents``."""
         return [self._look_up(text) for text in texts]
 
+    def encode_as_exported(self, text: str) -> list[int]:
+        """Encode a text with the library; see ``Tokenizer.encode_as_exported``."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
     def _encode_prompt(self, text: str) -> list[int]:
         try:
             return super()._encode_prompt(text)

@@ -113,6 +113,10 @@ class SentencePieceTokenizer(Tokenizer):
         found = self._documents.encode(text, add_special_tokens=False)
         return TokenIds(ids, text, [end for _, end in found.offsets])
 
+    def encode_as_exported(self, text: str) -> list[int]:
+        """Encode a text with the conversion; see ``Tokenizer.encode_as_exported``."""
+        return list(self._documents.encode(text, add_special_tokens=False).ids)
+
     def _encode_prompt(self, text: str) -> list[int]:
         return list(self._converted.encode(text, add_special_tokens=True).ids)
 
