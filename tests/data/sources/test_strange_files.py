@@ -3,6 +3,7 @@
 The documents that are expected are those that were written; each kind of file is after public reports of users.
 """
 
+import base64
 import gzip
 import json
 import os
@@ -19,9 +20,11 @@ import pytest
 import zstandard
 from pyarrow import ipc
 from pyarrow import parquet as pq
+from pyarrow.parquet import encryption
 
 from hlat.config.sections import DataConfig
 from hlat.data.sources import doubts, list_files
+from hlat.data.tokenizers import load_tokenizer
 from hlat.runtime import DataError
 from tests.support.data.hf_folders import write_dataset
 from tests.support.data.reading_sources import read_source, verdict
@@ -292,6 +295,35 @@ def test_a_saved_dataset_says_what_it_lacks(tmp_path: Path) -> None:
     (folder / "state.json").write_text(json.dumps({**state, "_data_files": state["_data_files"][:2]}))
     message = verdict(folder, tmp_path)
     assert "lists 2 data files, but data-00000-of-00003.arrow is one of 3" in message
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model"])
+def test_a_pointer_is_no_tokenizer(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(LFS)
+    with pytest.raises(DataError, match=rf"{name}: this is a Git LFS pointer, .* Run `git lfs pull`"):
+        load_tokenizer(tmp_path)
+
+
+class _Keys(encryption.KmsClient):  # type: ignore[misc]
+    def wrap_key(self, key: bytes, master: str) -> bytes:
+        del master
+        return base64.b64encode(key)
+
+    def unwrap_key(self, key: bytes, master: str) -> bytes:
+        del master
+        return base64.b64decode(key)
+
+
+@pytest.mark.parametrize("plaintext_footer", [False, True])
+def test_an_encrypted_file_is_not_damaged(tmp_path: Path, plaintext_footer: bool) -> None:
+    settings = encryption.EncryptionConfiguration(
+        footer_key="key", column_keys={"key": ["text"]}, plaintext_footer=plaintext_footer
+    )
+    factory = encryption.CryptoFactory(lambda _: _Keys())
+    properties = factory.file_encryption_properties(encryption.KmsConnectionConfig(), settings)
+    pq.write_table(_table(DOCS), tmp_path / "a.parquet", encryption_properties=properties)
+    message = verdict(tmp_path / "a.parquet", tmp_path)
+    assert isinstance(message, str) and "is encrypted" in message and "damaged" not in message
 
 
 def test_a_database_is_no_text(tmp_path: Path) -> None:
