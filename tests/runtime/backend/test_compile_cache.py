@@ -99,6 +99,9 @@ def test_incomplete_libraries_are_removed_and_told(
         part = content[: int(kept * len(content))]
         torn.write_bytes(part.ljust(len(content), b"\0") if zeros else part)
         use_compile_cache("cpu", tmp_path / "cache", 0)
+        assert torn.exists(), "another process may be writing it"
+        os.utime(torn, (0, 0))
+        use_compile_cache("cpu", tmp_path / "cache", 0)
     assert not torn.exists() and whole.exists() and lock.exists()
     assert f"{folder}: compiled code that is incomplete is compiled again (1 files)" in caplog.text
 

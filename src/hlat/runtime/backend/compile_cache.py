@@ -16,7 +16,9 @@ import os
 import shutil
 import struct
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from hlat.runtime.backend.table import backend_of
@@ -28,6 +30,7 @@ _COMPILER_ERRORS = ("torch._inductor.exc", "torch._dynamo.exc", "torch._functorc
 _SHOWN = 300  # characters of the compiler's message
 _ELF_HEADER, _SECTION_HEADER, _STRING_TABLE = struct.Struct("<4sB35xQ10xHHH"), struct.Struct("<II56x"), 3
 _64_BITS = 2
+_BEING_WRITTEN = 2.0  # seconds: the compiler of another process may not be done with a younger file
 
 _set_here: dict[str, str] = {}  # variables that this process has set, which the user may not have meant
 _earlier: set[Path] = set()  # folders that had compiled code before this process joined its run
@@ -94,13 +97,22 @@ def _remove_incomplete(folders: Iterable[Path]) -> None:
     _earlier.clear()
     for folder in folders:
         files = [path for path in folder.rglob("*") if path.suffix != ".lock" and path.is_file()]
-        torn = [path for path in files if not path.stat().st_size or (path.suffix == ".so" and not _is_complete(path))]
+        torn = [path for path in files if _is_torn(path)]
         for path in torn:
             path.unlink(missing_ok=True)
         if torn:
             _LOG.warning("%s: compiled code that is incomplete is compiled again (%d files)", folder, len(torn))
         if len(files) > len(torn):
             _earlier.add(folder)
+
+
+def _is_torn(path: Path) -> bool:
+    with suppress(OSError):  # another rank has just removed it
+        status = path.stat()
+        if abs(time.time() - status.st_mtime) < _BEING_WRITTEN:
+            return False
+        return not status.st_size or (path.suffix == ".so" and not _is_complete(path))
+    return False
 
 
 def _is_complete(path: Path) -> bool:
