@@ -45,6 +45,8 @@ def test_a_run_that_dies_before_its_first_step_leaves_its_recipe(cli, recipe_fil
 def test_a_resumed_run_appends_its_attempt_with_the_changed_fields(cli, recipe_file, tiny, tmp_path):
     assert cli("train", recipe_file, *tiny, "training.stop_after=5").returncode == 0
     assert cli("train", recipe_file, *tiny, "optimizer.lr=1.0e-3", "training.stop_after=5").returncode == 0
+    refused = cli("train", recipe_file, *tiny, "optimizer.lr=2.0e-3", "model.layers=3")
+    assert refused.returncode == 2 and "model.layers: saved with" in refused.stderr, "no attempt: nothing is recorded"
     first, second = attempts(tmp_path / "run")
     assert first["changes"] == [] and [change["path"] for change in second["changes"]] == ["optimizer.lr"]
     assert "changed: optimizer.lr: 0.003 -> 0.001" in cli("show", tmp_path / "run").stdout

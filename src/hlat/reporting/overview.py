@@ -167,7 +167,7 @@ def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, st
 
 
 class _Metrics:
-    """What is shown of the metrics of a run, read line by line.
+    """Metrics of a run as far as they are shown, read line by line.
 
     Attributes:
         loss: training loss by tokens.

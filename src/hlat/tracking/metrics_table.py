@@ -117,9 +117,7 @@ def _cast(part: "pa.Array | None", wanted: "pa.DataType", length: int) -> "pa.Ar
 
     if part is None or part.null_count == len(part):
         return pa.nulls(length, wanted)
-    if part.type == wanted:
-        return part
-    if wanted == pa.string():
+    if pa.types.is_string(wanted) and not pa.types.is_string(part.type):
         texts = [value if value is None or isinstance(value, str) else json.dumps(value) for value in part.to_pylist()]
         return pa.array(texts, wanted)
     return part.cast(wanted, safe=False)

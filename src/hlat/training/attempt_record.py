@@ -1,5 +1,7 @@
 """Record of what was started, in the run's folder before its data is prepared: a run that dies early leaves its recipe.
 
+Once a run has begun, a start is recorded when it has been accepted: one that is refused changes nothing.
+
     recipe.yaml        resolved recipe; ``hlat train RUN/recipe.yaml`` is the same run
     attempts.jsonl     a line per start: source text and overrides, changed fields, versions, git, host, device, command
 
@@ -43,6 +45,12 @@ class RunOrigin:
     source: str
     text: str
     overrides: tuple[str, ...] = ()
+
+
+def has_begun(run_dir: Path) -> bool:
+    """Return True if an attempt of the run has begun its steps: a start that is refused after that is no attempt."""
+    events = run_dir / "events.jsonl"
+    return any(event.get("event") != "error" for event in (read_events(events) if events.exists() else ()))
 
 
 def record_attempt(recipe: Recipe, runtime: Runtime, origin: RunOrigin | None) -> None:
@@ -92,11 +100,9 @@ def record_attempt(recipe: Recipe, runtime: Runtime, origin: RunOrigin | None) -
 
 def record_early_failure(recipe: Recipe, error: HlatError) -> None:
     """Record why a run could not begin, after earlier attempts' reasons; a run that has begun keeps its events."""
-    events = recipe.run_dir / "events.jsonl"
     with suppress(StorageError, DataError):  # the error may be about this very disk
-        earlier = read_events(events) if events.exists() else []
-        if all(event.get("event") == "error" for event in earlier):
-            log = EventLog(events)
+        if not has_begun(recipe.run_dir):
+            log = EventLog(recipe.run_dir / "events.jsonl")
             try:
                 log.append("error", step=0, message=str(error), recipe=redact_json(recipe.model_dump(mode="json")))
             finally:

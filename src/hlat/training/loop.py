@@ -26,7 +26,7 @@ from hlat.runtime.storage import EarlierAttempt, RunFolder, hold_run_folder, ope
 from hlat.tracking import OtherRankTracker, Tracker, open_tracker
 from hlat.tracking.hosted import check_installed
 from hlat.training.announcement import announce
-from hlat.training.attempt_record import RunOrigin, record_attempt, record_early_failure
+from hlat.training.attempt_record import RunOrigin, has_begun, record_attempt, record_early_failure
 from hlat.training.batches import BatchPrefetcher
 from hlat.training.components import (
     ComponentList,
@@ -118,13 +118,17 @@ def run(
     ):
         folder = _lock_run_folder(stack, recipe, runtime, stream)
         open_run_folder(recipe.run_dir, earlier)  # again: the folder may have changed while waiting for the lock
-        runtime.ranks.run_on_rank0(lambda: record_attempt(recipe, runtime, origin))
+        resumes = runtime.ranks.run_on_rank0(lambda: has_begun(recipe.run_dir))
+        if not resumes:
+            runtime.ranks.run_on_rank0(lambda: record_attempt(recipe, runtime, origin))
         try:
             state = build_run_state(recipe, runtime, folder, data_progress, require_step, earlier)
         except HlatError as error:
             if runtime.ranks.is_first:
                 record_early_failure(recipe, error)
             raise
+        if resumes:
+            runtime.ranks.run_on_rank0(lambda: record_attempt(recipe, runtime, origin))
         if folder.run_id is not None:
             record_run_id(folder.run_id)
         tracker = _open_tracker(state, stream)

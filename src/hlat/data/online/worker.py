@@ -75,7 +75,7 @@ class RowProducer:
 
     @property
     def content(self) -> CorpusContent:
-        """What is known of the content of the files."""
+        """Record of the content of the files."""
         return self._reader.content
 
     def frames(self) -> Iterator[Frame]:
