@@ -15,6 +15,7 @@ import logging
 import os
 import shutil
 import struct
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -116,14 +117,16 @@ def _is_torn(path: Path) -> bool:
 
 
 def _is_complete(path: Path) -> bool:
-    """Return True if a library has the table at its end that its beginning announces; True for no library of Linux."""
+    """Return True if a library has the table at its end that its beginning announces; True where they are not ELF."""
+    if sys.platform != "linux":
+        return True
     with path.open("rb") as file:
         head = file.read(_ELF_HEADER.size)
-        if len(head) < _ELF_HEADER.size or head[:4] == bytes(4):
+        if len(head) < _ELF_HEADER.size:
             return False
         magic, bits, table, size, count, names = _ELF_HEADER.unpack(head)
-        if magic != b"\x7fELF" or bits != _64_BITS:
-            return bool(magic == b"\x7fELF")  # something else than a library has the name of one
+        if magic != b"\x7fELF" or bits != _64_BITS or not table:
+            return bool(magic == b"\x7fELF")  # others may have no such table
         file.seek(table + names * size)
         section = file.read(_SECTION_HEADER.size)
         if path.stat().st_size < table + count * size or len(section) < _SECTION_HEADER.size:
