@@ -60,7 +60,10 @@ def test_the_watcher_ends_when_the_run_is_finished_not_when_it_is_stopped(tmp_pa
 
 
 def test_further_tasks_and_only_once(tmp_path):
+    """What was computed with other weights, the average, is no result of these."""
     run(recipe_of(tmp_path))
+    line = event("evaluation", 0, checkpoint="step-00000006", weights="ema")
+    write_lines(tmp_path / "run" / "evaluations.jsonl", [line])
     (more,) = watch_run(tmp_path / "run", [tmp_path / "qa.jsonl"], once=True)
     assert more.step == 6 and more.result.tasks["qa"].examples == 1
     with pytest.raises(CheckpointError, match="no such folder"):
