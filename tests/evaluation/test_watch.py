@@ -59,8 +59,28 @@ def test_the_watcher_ends_when_the_run_is_finished_not_when_it_is_stopped(tmp_pa
     assert list(watch_run(tmp_path, sleep=sleep)) == [] and len(waited) == 7
 
 
-def test_further_tasks_and_only_once(tmp_path):
+def test_a_checkpoint_that_is_being_written_is_evaluated_when_it_is_complete(tmp_path):
     run(recipe_of(tmp_path))
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").glob("step-*")
+    hidden = {file: file.with_name(f"hidden-{file.name}") for file in (tmp_path / "run" / "events.jsonl",)}
+    hidden[checkpoint / "COMMITTED"] = tmp_path / "marker"
+    for file, place in hidden.items():
+        file.rename(place)
+    messages = []
+
+    def sleep(seconds):
+        for file, place in hidden.items():
+            place.rename(file)
+
+    (found,) = watch_run(tmp_path / "run", skipped=messages.append, sleep=sleep)
+    assert found.step == 6 and messages == []
+
+
+def test_further_tasks_and_only_once(tmp_path):
+    """What was computed with other weights, the average, is no result of these."""
+    run(recipe_of(tmp_path))
+    line = event("evaluation", 0, checkpoint="step-00000006", weights="ema")
+    write_lines(tmp_path / "run" / "evaluations.jsonl", [line])
     (more,) = watch_run(tmp_path / "run", [tmp_path / "qa.jsonl"], once=True)
     assert more.step == 6 and more.result.tasks["qa"].examples == 1
     with pytest.raises(CheckpointError, match="no such folder"):

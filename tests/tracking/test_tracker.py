@@ -267,6 +267,23 @@ def test_a_closed_pipe_does_not_end_the_run(tmp_path: Path) -> None:
     assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3]
 
 
+def test_metrics_are_on_disk_before_an_event_that_follows_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a checkpoint: a power failure must not leave it without the steps before."""
+    synced: list[tuple[str, int]] = []
+    sync = os.fsync
+
+    def record(descriptor: int) -> None:
+        sync(descriptor)
+        name = Path(f"/proc/self/fd/{descriptor}").readlink().name
+        synced.append((name, (tmp_path / name).read_bytes().count(b"\n")))
+
+    with open_tracker(tmp_path, PLAIN, total_steps=10, start_step=0, stream=io.StringIO()) as tracker:
+        tracker.log(line(1))
+        monkeypatch.setattr(os, "fsync", record)
+        tracker.event("checkpoint", step=1)
+        assert synced == [("metrics.jsonl", 1), ("events.jsonl", 1)]
+
+
 def test_a_resumed_run_continues_its_files(tmp_path: Path) -> None:
     config = TrackingConfig(console="none")
     for start, last in ((0, 5), (3, 8)):

@@ -9,6 +9,7 @@ import sysconfig
 import tempfile
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -107,6 +108,12 @@ def test_a_program_does_not_escape(name: str, tmp_path: Path) -> None:
     assert changed(tmp_path) == []
 
 
+def test_the_folder_of_a_program_has_a_limit(way: Confinement) -> None:
+    program = "for i in range({}): open(f'f{{i}}', 'w').write('x' * 1000000)\nimport time; time.sleep({})"
+    assert passes(way, program.format(10, 0.2))
+    assert not passes(way, program.format(30, 600), seconds=3600)
+
+
 @pytest.mark.parametrize("name", SOME_FORGERIES)
 def test_a_wrong_program_does_not_forge_its_verdict(name: str) -> None:
     assert not run_program(WRONG + FORGERIES[name], tests=TESTS)
@@ -134,19 +141,16 @@ def test_escapes_are_possible_without_a_sandbox(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("name", ["bubblewrap", "Landlock"])
 @pytest.mark.parametrize("user", [0, 1234])
-def test_no_escape_of_users(name: str, user: int, tmp_path: Path) -> None:
+def test_no_escape_of_users(name: str, user: int) -> None:
     """As root who becomes nobody, and as an ordinary user, with a Python that all users can read."""
     way_called(name)
-    tmp_path.chmod(0o777)
-    for folder in tmp_path.parents[:2]:
-        folder.chmod(0o755)
-    home = tmp_path / "home"
     script = "import sys, json, pathlib\nfrom tests.evaluation.code_execution import test_sandbox as t\n"
     script += "home = pathlib.Path(sys.argv[2]); home.mkdir()\n"
     script += "print(json.dumps(t.possible(t.WAYS[sys.argv[1]](), home)))"
-    words = [*readable_python(user), sys.executable, "-B", "-c", script, name, str(home)]
-    # The folder that a user may not enter cannot be the current one either.
-    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3])
+    with tempfile.TemporaryDirectory() as place:  # pytest's folders are closed to other users
+        Path(place).chmod(0o777)
+        words = [*readable_python(user), sys.executable, "-B", "-c", script, name, str(Path(place, "home"))]
+        done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3])
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == []
 
@@ -164,16 +168,17 @@ def readable_python(user: int) -> list[str]:
 
 def possible(way: Confinement, home: Path) -> list[str]:
     """Return the names of the escapes and forgeries that succeed; nothing may be left behind."""
-    found, before = [], set(Path(tempfile.gettempdir()).glob("hlat-program-*"))
-    for name, program in ESCAPES.items():
-        furnish(home)
-        with victim(home) as words:
-            if passes(way, aimed(program, words), seconds=5) or changed(home):
-                found.append(name)
-        for item in home.iterdir():
-            shutil.rmtree(item) if item.is_dir() else item.unlink()
-    found += [f"forgery: {name}" for name, forged in FORGERIES.items() if passes(way, WRONG + forged, TESTS, 5)]
-    assert way.name == "none" or set(Path(tempfile.gettempdir()).glob("hlat-program-*")) <= before
+    found = []
+    with tempfile.TemporaryDirectory() as place, patch.object(tempfile, "tempdir", place):
+        for name, program in ESCAPES.items():
+            furnish(home)
+            with victim(home) as words:
+                if passes(way, aimed(program, words), seconds=5) or changed(home):
+                    found.append(name)
+            for item in home.iterdir():
+                shutil.rmtree(item) if item.is_dir() else item.unlink()
+        found += [f"forgery: {name}" for name, forged in FORGERIES.items() if passes(way, WRONG + forged, TESTS, 5)]
+        assert list(Path(place).iterdir()) == []
     return found
 
 
