@@ -214,7 +214,7 @@ REFUSED: list[tuple[Callable[[Path], None], str]] = [
     (_remove("data-00001-of-00003.arrow"), "names the data file data-00001-of-00003.arrow, which is not next to it"),
     (_remove("dataset_info.json"), "dataset_info.json is missing: the dataset was not saved completely"),
     (_write("state.json", b"{"), "state.json is not JSON"),
-    (_write("state.json", b"\xff\xfe"), "state.json is not JSON"),
+    (_write("state.json", b"\xff\xfe"), "state.json is text in UTF-16"),
     (_write("state.json", b"[" * 100_000), "state.json is not JSON"),
     (_write("state.json", b"[]"), "state.json is not a JSON object"),
     (_write("state.json", b" " * ((1 << 24) + 1)), "state.json has 16,777,217 bytes, which is too many"),

@@ -320,7 +320,7 @@ def test_tokens_and_text_in_one_source_are_refused(tokenizer: tuple[Path, Tokeni
     (tmp_path / "corpus" / "b.jsonl").write_text(json.dumps({"text": "text"}) + "\n")
     assert f"tokens ({data}) and jsonl files" in _refusal(_config([data.parent], tokenizer[0]), tmp_path / "out")
     compressed = data.rename(data.with_suffix(".bin.gz"))
-    assert "inside .gz is not read; decompress" in _refusal(_config([compressed], tokenizer[0]), tmp_path / "out")
+    assert "inside .gz is not read. Decompress" in _refusal(_config([compressed], tokenizer[0]), tmp_path / "out")
     other = tmp_path / "a.npy"
     other.touch()
     assert "Tokens are read from lists of ids in parquet, arrow and jsonl files" in _refusal(

@@ -249,6 +249,7 @@ def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
     (folder / "again").symlink_to(elsewhere)
     (folder / "loop").symlink_to(folder)
     (folder / "around").symlink_to(tmp_path)
+    (tmp_path / "beside.jsonl").write_bytes(b'{"text": "no part of the corpus"}\n')
     (elsewhere / "back").symlink_to(folder)
     assert read_source(folder, tmp_path) == DOCS * 2
     (folder / "around").unlink()

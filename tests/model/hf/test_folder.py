@@ -189,6 +189,13 @@ def test_a_truncated_shard_is_reported_by_name(exported: Path, keep: int) -> Non
         read_hf(exported)
 
 
+def test_a_pointer_is_no_damaged_shard(exported: Path) -> None:
+    shard = sorted(exported.glob("*.safetensors"))[1]
+    shard.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(CheckpointError, match=f"{shard.name}: this is a Git LFS pointer"):
+        read_hf(exported)
+
+
 def test_missing_files_are_reported_by_name(exported: Path) -> None:
     shards = sorted(exported.glob("*.safetensors"))
     for shard in shards[1:3]:

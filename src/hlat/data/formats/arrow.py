@@ -45,7 +45,7 @@ class ArrowFormat(FileFormat):
         with pa.memory_map(str(file.path)) as source:
             if source.read(len(_MAGIC)) == _MAGIC:
                 reader = ipc.open_file(source)
-                batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
+                batches: Iterator[Any] = (reader.get_batch(i) for i in range(reader.num_record_batches))
             else:
                 source.seek(0)
                 reader = ipc.open_stream(source)

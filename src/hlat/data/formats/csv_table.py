@@ -9,7 +9,7 @@ one is an empty document, and none is null.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from hlat.data.formats.base import FileFormat
 from hlat.data.formats.columns import TEXT_COLUMN
@@ -50,7 +50,7 @@ class CsvFormat(FileFormat):
     """Comma-separated values."""
 
     kind = "csv"
-    endings = (".csv",)
+    endings: ClassVar[tuple[str, ...]] = (".csv",)
     compressible = True
     column = TEXT_COLUMN
     delimiter = b","

@@ -78,7 +78,7 @@ def format_of(file: Path, column: ColumnKind = TEXT_COLUMN) -> FileFormat:
     if compressed and not found[0].compressible:
         raise DataError(
             f"{file}: {found[0].kind} inside {file.suffix} is not read. Decompress the file first; or, if only its "
-            f"content is compressed, as pandas writes {ending}{file.suffix}, give it the ending {ending}."
+            f"content is compressed, give it the ending {ending}."
         )
     if ending in _UNSUPPORTED:
         raise DataError(

@@ -129,8 +129,8 @@ def list_source(path: str, cache: Cache) -> Listing:
         return Listing([ListedFile.remote(file, cached_store) for file in found], names if is_folder else None)
     root, (local, findings) = Path(path).expanduser(), find_files(path)
     files = [ListedFile.local(file) for file in local]
-    names = [file.relative_to(root).as_posix() for file in local] if root.is_dir() else None
-    return Listing(files, names, findings)
+    is_folder = root.is_dir()
+    return Listing(files, [file.relative_to(root).as_posix() for file in local] if is_folder else None, findings)
 
 
 def find_file(path: str, cache: Cache) -> ListedFile | None:
