@@ -2,10 +2,11 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hlat.config import RecipeError, load_recipe
+from hlat.config import Recipe, RecipeError, load_recipe
 from hlat.config.load import parse_recipe
 
 GOOD = {"model": {"preset": "tiny-1m"}, "data": {"path": "corpus.txt"}, "training": {"steps": 100}}
@@ -103,3 +104,47 @@ def test_a_configuration_that_cannot_be_read_says_why(tmp_path: Path, name: str)
     ) as caught:
         parse_recipe(content)
     assert len(caught.value.problems) == 1
+
+
+def _kinds(section: type) -> list[tuple[str, list[str]]]:
+    """(Dotted path, kinds) of every field ``kind`` of the recipe, from pydantic's own schema."""
+    schema = section.model_json_schema()
+    found: dict[str, list[str]] = {}
+
+    def walk(node: Any, path: str) -> None:
+        if "$ref" in node:
+            walk(schema["$defs"][node["$ref"].rpartition("/")[2]], path)
+        for each in (*node.get("anyOf", ()), *node.get("oneOf", ())):
+            walk(each, path)
+        for name, below in node.get("properties", {}).items():
+            if name == "kind" and path:
+                found.setdefault(f"{path}.kind", []).extend(below.get("enum", [below.get("const")]))
+            walk(below, f"{path}.{name}".strip("."))
+
+    walk(schema, "")
+    return sorted(found.items())
+
+
+@pytest.mark.parametrize(("path", "kinds"), _kinds(Recipe))
+def test_an_unknown_kind_is_answered_with_the_known_ones_and_the_nearest(path: str, kinds: list[str]) -> None:
+    for wrong in ("soap", kinds[0][:-1], "", 3):
+        content = dict(GOOD) | {path.partition(".")[0]: dict(GOOD.get(path.partition(".")[0], {}))}
+        below = content
+        for name in path.split(".")[:-1]:
+            below = below.setdefault(name, {})
+        below["kind"] = wrong
+        with pytest.raises(RecipeError) as refusal:
+            parse_recipe(content, "the recipe")
+        (problem,) = [each for each in refusal.value.problems if each.path.startswith(path.rpartition(".")[0])]
+        said = str(problem)
+        assert problem.path == path and problem.value == wrong and all(kind in said for kind in kinds)
+        assert len(said) < 400 and "pydantic" not in said and "discriminator" not in said
+        if wrong == kinds[0][:-1]:
+            assert f"Did you mean {kinds[0]!r}?" in said
+
+
+def test_an_unknown_fault_is_one_problem() -> None:
+    with pytest.raises(RecipeError) as refusal:
+        parse_recipe({**GOOD, "faults": [{"kind": "kil", "at_step": 3}]}, "the recipe")
+    (problem,) = refusal.value.problems
+    assert problem.path == "faults.0.kind" and "Did you mean 'kill'?" in str(problem) and "enospc" in str(problem)

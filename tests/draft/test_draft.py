@@ -9,7 +9,9 @@ import yaml
 
 import hlat
 from hlat.config import load_recipe
+from hlat.config.files import load_yaml
 from hlat.data.prepare import prepare
+from hlat.draft.document import _quoted
 from hlat.draft.drafting import draft_recipe
 from hlat.draft.machine import Machine
 from hlat.draft.sizes import MOST_EPOCHS, STATE_BYTES, choose_sizes
@@ -126,3 +128,33 @@ def test_the_command_writes_a_recipe_that_trains(cli, corpus: Path, tmp_path: Pa
     steps = ["training.steps=2", "schedule.warmup_steps=1", f"run.dir={tmp_path / 'run'}"]
     trained = cli("train", recipe, *steps)
     assert trained.returncode == 0, trained.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "true",
+            "null",
+            "~",
+            "1e3",
+            "0x1f",
+            "a: b",
+            "a #b",
+            "a\nb",
+            "it's",
+            'a"b',
+            "-x",
+            "a\x7fb",
+            "a\x85b",
+            "a\u2028b",
+        ),
+        *("東京/é", "\U0001f600", "a\udcffb", "@x", "*x", "!x", "{a}", "[a]", "no", "2001-01-01", " x ", "a\\b", ""),
+    ],
+)
+def test_a_name_is_written_so_that_yaml_reads_it_back(text: str) -> None:
+    """Witness: hlat's reader of recipes and, for what it may hold, PyYAML's own; of "no" they differ by intent."""
+    written = f"data: {{path: {_quoted(text)}}}"
+    assert load_yaml(written) == {"data": {"path": text}}
+    if text not in ("no", "a\udcffb"):
+        assert yaml.safe_load(written) == {"data": {"path": text}}

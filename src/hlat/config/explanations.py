@@ -54,6 +54,8 @@ def explain(detail: ErrorDetails) -> Problem:
         detail: one of ``ValidationError.errors()`` of ``Recipe``.
     """
     path = dotted_path(detail["loc"])
+    if detail["type"] in ("kind", "union_tag_invalid", "union_tag_not_found"):
+        return _wrong_kind(path, detail)
     if detail["type"] == "extra_forbidden":
         return Problem(path, "there is no such field.", _where_meant(detail["loc"]))
     if detail["type"] == "missing":
@@ -63,6 +65,18 @@ def explain(detail: ErrorDetails) -> Problem:
         return Problem(path, f"{reason}.", "", value, True)
     remedy = f"{_how_to_write(path, detail['type'], value)}{_nearest(path, detail)}{_description(detail['loc'])}"
     return Problem(path, f"{reason}.", remedy.rstrip(), value, not isinstance(value, dict))
+
+
+def _wrong_kind(path: str, detail: ErrorDetails) -> Problem:
+    """Explain a section whose ``kind`` chooses no section that there is."""
+    union = _sections_at((*detail["loc"],))
+    kinds = [kind for each in union for kind in typing.get_args(each.model_fields["kind"].annotation)]
+    section = detail["input"]
+    given = section.get("kind") if isinstance(section, dict) else None
+    known = f"Known: {', '.join(kinds)}."
+    if given is None:
+        return Problem(f"{path}.kind", "is required.", known)
+    return Problem(f"{path}.kind", "there is no such kind.", f"{suggestion(str(given), kinds)}{known}", given, True)
 
 
 def suggestion(name: str, known: typing.Iterable[str]) -> str:
@@ -204,11 +218,6 @@ def _nearest(path: str, detail: ErrorDetails) -> str:
 
 def _reason(detail: ErrorDetails) -> str:
     known = _REASONS.get(detail["type"])
-    if detail["type"] == "union_tag_invalid":
-        context = detail["ctx"]
-        return (
-            f"{context['discriminator'].strip(chr(39))} = {context['tag']!r} must be one of {context['expected_tags']}"
-        )
     if known is not None:
         return known
     message = detail["msg"].removeprefix("Value error, ")

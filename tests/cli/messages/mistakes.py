@@ -46,8 +46,13 @@ FIELDS = (
     _check("precision of torch", "precision.mode=bfloat16", "precision.mode = 'bfloat16'", "'bf16-sr'", "mixed"),
     _check("close to a value", "data.mode=onlin", "data.mode = 'onlin'", "Did you mean 'online'?"),
     _check("optimizer by name", "optimizer.name=adam", "optimizer.name: there is no", "it is optimizer.kind"),
-    _check("unknown optimizer", "optimizer.kind=sgd", "optimizer: kind must be adamw or muon"),
-    _check("unknown scaling", "model.rope.scaling={kind: yarn}", "kind = 'yarn' must be one of 'linear', 'llama3'"),
+    _check("unknown optimizer", "optimizer.kind=sgd", "kind = 'sgd': there is no such kind. Known: adamw, muon."),
+    _check(
+        "unknown scaling",
+        "model.rope.scaling={kind: yarn}",
+        "scaling.kind = 'yarn': there is no such",
+        "linear, llama3",
+    ),
     _check("name with a space", "run.name=my\u00a0run!", "run.name = ", "letters, digits, dot, dash and underscore"),
     _check(
         "tokenizer by name", "data.tokenizer=gpt2", ": 1 problem", "has an owner, as in data.tokenizer.path=openai-"

@@ -1,5 +1,6 @@
 """Corpora behind web URLs and in memory: the files that a URL names, and URLs that are refused."""
 
+import contextlib
 import datetime
 import functools
 import http.server
@@ -29,6 +30,7 @@ from hlat.data.prepare import prepare
 from hlat.data.sources import list_files
 from hlat.data.stores import prefetch_in_order, remote, retries
 from hlat.runtime import DataError
+from hlat.runtime.storage import fsspec_backends
 from tests.support.data.corpora import documents, tree, write_jsonl
 from tests.support.data.preparing import data_config
 
@@ -358,7 +360,7 @@ except DataError as error:
 
 
 def test_unknown_protocols_and_chained_urls_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"nosuch://a: Protocol not known: nosuch\. s3://, gs:// and https://"):
+    with pytest.raises(DataError, match=r"nosuch://a: Protocol not known: nosuch\. Give the files themselves: s3://"):
         list_files(data_config("nosuch://a"), tmp_path)
     with pytest.raises(DataError, match="chained URLs are not supported"):
         list_files(data_config("simplecache::s3://b/a"), tmp_path)
@@ -392,3 +394,22 @@ def test_a_cache_too_small_for_the_online_streams_is_refused_at_the_start(memory
     assert online(4 * size).is_evenly_assigned
     with pytest.raises(DataError, match="the 4 streams of a rank may read 4 files of URLs at a time"):
         online(4 * size - 1)
+
+
+@pytest.mark.parametrize(
+    "url", ["reference:///x", "zip:///x.zip", "dir:///x", "generic://x", "jupyter://x", "dask:///x", "GitHub://a/b"]
+)
+def test_a_protocol_that_only_shows_other_files_is_refused_with_what_works(url: str) -> None:
+    """Those of fsspec that cannot be opened by a URL alone ended in its own exceptions."""
+    with pytest.raises(DataError) as refusal:
+        fsspec_backends.open_filesystem(url, DataError)
+    assert url in str(refusal.value) and "no store of its own. Give the files themselves: s3://" in str(refusal.value)
+
+
+def test_every_protocol_that_fsspec_knows_is_opened_or_refused_in_words() -> None:
+    """Witness: fsspec's own table of protocols; a backend without its package, or that wants more, is no traceback."""
+    from fsspec.registry import known_implementations  # noqa: PLC0415
+
+    for protocol in sorted(known_implementations):
+        with contextlib.suppress(DataError, OSError):
+            fsspec_backends.open_filesystem(f"{protocol}://127.0.0.1:1/x", DataError)

@@ -109,7 +109,7 @@ StorageFault = Literal["enospc", "eio", "torn_write", "corrupt", "slow_disk", "u
 class FaultConfig(Section):
     """A fault that is injected on purpose; the command needs --allow-faults."""
 
-    kind: ProcessFault | StorageFault
+    kind: Literal[ProcessFault, StorageFault]
     """Kind of fault; docs/recovery.md describes each."""
     at_step: Positive
     """Optimizer step, counted from 1, in which it happens; for a storage fault the first step whose saves it hits."""

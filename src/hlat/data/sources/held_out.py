@@ -7,10 +7,13 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from hlat.runtime import plural
+
 _ENOUGH_TOKENS = 10_000
 """Tokens for which the error of a mean loss is small: the losses of single tokens vary by 2 to 3 nats, so that the mean
 of 10,000 tokens is known to 0.03 nats at best, less exactly if they are of few documents."""
 _ENOUGH_DOCUMENTS = 5  # of a source, over which a loss says something about the others
+_NAMED = 3  # sources that a message names
 _LARGEST_SHARE = 0.2  # that is suggested; a corpus that needs more is too small
 
 
@@ -56,7 +59,7 @@ def describe_scarce(held: Sequence[HeldOut], fraction: float, about: str = "") -
         f"{each.source} ({about}{each.tokens:,.0f} tokens)"
         for each in scarce
     ]
-    text = f"{' and '.join(parts)} for validation, chosen by hash: a loss over so little text says little."
+    text = f"{_listed(parts)} for validation, chosen by hash: a loss over so little text says little."
     least = min(scarce, key=lambda each: each.of_tokens)
     needed = max(fraction, _ENOUGH_TOKENS / least.of_tokens)
     tail = f"data.validation.by=tail keeps the last {fraction:.3g} of each source: {_tail(scarce, fraction)}"
@@ -67,4 +70,10 @@ def describe_scarce(held: Sequence[HeldOut], fraction: float, about: str = "") -
 
 
 def _tail(sources: Sequence[HeldOut], fraction: float) -> str:
-    return " and ".join(f"about {each.of_tokens * fraction:,.0f} tokens of {each.source}" for each in sources)
+    return _listed([f"about {each.of_tokens * fraction:,.0f} tokens of {each.source}" for each in sources])
+
+
+def _listed(parts: Sequence[str]) -> str:
+    """Join the first three parts; say how many more there are."""
+    more = [f"{plural(len(parts) - _NAMED, 'other source')} alike"] if len(parts) > _NAMED else []
+    return " and ".join([*parts[:_NAMED], *more])

@@ -14,6 +14,12 @@ from hlat.runtime.storage.storage_errors import FailureKind, StorageFailure
 from hlat.runtime.urls import WEB_PROTOCOLS, find_secret, redact
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
+_NO_STORES = (
+    *("abstract", "archive", "asyncwrapper", "blockcache", "cache", "cached", "dask", "data", "dir", "filecache"),
+    *("generic", "git", "github", "jlab", "jupyter", "libarchive", "reference", "simplecache", "tar", "zip"),
+)
+"""Protocols of fsspec that show files of another place in another way: archives, caches, sessions, repositories."""
+_WHAT_WORKS = "Give the files themselves: s3://, gs://, hf://, https:// or a path; unpack archives first."
 _ACCESS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE or the machine's role; FSSPEC_S3_ANON=true for a "
     "public bucket",
@@ -47,8 +53,9 @@ def open_filesystem(url: str, wrong: type[HlatError]) -> tuple[Any, str]:
         extra = _EXTRAS.get(protocol)
         install = f"pip install 'hlat[{extra}]'" if extra else f"install its backend ({error})"
         raise wrong(f"{url}: {protocol}:// needs a package that is not installed: {install}") from error
-    except ValueError as error:
-        raise wrong(f"{url}: {redact(str(error))}. s3://, gs:// and https:// are supported.") from error
+    except (ValueError, TypeError, AttributeError) as error:  # the last two: a backend that wants more than a URL
+        what = redact(str(error)) if isinstance(error, ValueError) else f"{protocol}:// needs more than a URL"
+        raise wrong(f"{url}: {what}. {_WHAT_WORKS}") from error
     if hasattr(backend, "retries"):
         fs.retries = 1  # hlat retries itself: it reports the attempts, and waits longer
     return fs, str(root).rstrip("/") if str(root) != "/" else str(root)
@@ -69,6 +76,8 @@ def check_url(url: str, wrong: type[HlatError]) -> None:
         )
     if "::" in url:
         raise wrong(f"{url}: chained URLs are not supported; give the URL of the files themselves.")
+    if (protocol := protocol_of(url)) in _NO_STORES:
+        raise wrong(f"{url}: {protocol}:// is a view of other files, and no store of its own. {_WHAT_WORKS}")
 
 
 def explain_failure(url: str, failure: StorageFailure, rights: str = "read and list") -> str:

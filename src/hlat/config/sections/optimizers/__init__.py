@@ -44,6 +44,6 @@ def _kind_of(section: Any) -> Any:
 
 AnyOptimizerConfig = Annotated[
     Annotated[AdamWConfig, Tag("adamw")] | Annotated[MuonConfig, Tag("muon")],
-    Discriminator(_kind_of, custom_error_type="kind", custom_error_message="Kind must be adamw or muon"),
+    Discriminator(_kind_of),
 ]
 """Section of any optimizer."""
