@@ -1,5 +1,7 @@
 """Scores equal those of one sequence at a time, for every family, however requests share prefixes and batches."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -91,6 +93,29 @@ def test_a_plan_has_every_request_once_and_does_not_depend_on_their_order() -> N
     other = plan_batches(mixed(requests, generator), BatchLimits(tokens=64, row=20))
     assert [(batch.stem, batch.rows) for batch in plan] == [(batch.stem, batch.rows) for batch in other]
     assert sum(batch.stem > 0 for batch in plan) >= 2
+
+
+@pytest.mark.parametrize("limits", [BatchLimits(100, 10_000, 1), BatchLimits(10_000, 700, 1)], ids=["tokens", "cache"])
+def test_batches_are_as_large_as_their_limits_allow(limits: BatchLimits) -> None:
+    """Of a row counts what is computed, without the stem; in the cache the stem counts in every row."""
+    stem = tuple(range(40))
+    requests = [ScoreRequest((*stem, *range(200 * doc, 200 * doc + 50 + doc % 7), 7), (1,)) for doc in range(1, 21)] + [
+        ScoreRequest((*stem, *range(9000 + 20 * doc, 9010 + 20 * doc + doc % 5)), (1,)) for doc in range(20)
+    ]
+    plan = plan_batches(requests, limits)
+    families: dict[int, list[list[int]]] = {}
+    for batch in plan:
+        assert all(len(row) == 1 for row in batch.rows)
+        families.setdefault(batch.stem, []).append([len(row[0].inputs) for row in batch.rows])
+    assert max(families) >= 36
+
+    def fits(stem: int, rows: list[int]) -> bool:
+        return len(rows) * (max(rows) - stem) <= limits.tokens and len(rows) * max(rows) <= limits.cached
+
+    for stem_tokens, batches in families.items():
+        assert all(fits(stem_tokens, rows) or len(rows) == 1 for rows in batches)
+        for rows, after in pairwise(batches):
+            assert rows == sorted(rows, reverse=True) and not fits(stem_tokens, [*rows, after[0]])
 
 
 @pytest.mark.parametrize(("context", "continuation"), [(5, 3), (8, 1), (1, 8), (9, 3), (20, 2), (2, 12)])
