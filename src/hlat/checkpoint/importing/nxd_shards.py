@@ -161,7 +161,7 @@ def _total_problems(pieces: dict[str, _Piece], stored: dict[str, tuple[int, ...]
 
 def _pieces(files: RankFiles) -> dict[str, _Piece]:
     """Find the canonical tensors in the files of the first tensor rank."""
-    found = {}
+    found: dict[str, _Piece] = {}
     for stage in range(files.pipeline):
         for source in files.by_rank[0, stage].entries:
             if _NOT_WEIGHTS.fullmatch(source):
