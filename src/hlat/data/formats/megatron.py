@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hlat.runtime import DataError
-from hlat.runtime.storage import recognize, recognize_file
+from hlat.runtime.storage import HEAD_BYTES, recognize
 
 StoredTokens = npt.NDArray[np.integer[Any]]
 
@@ -201,7 +201,10 @@ class MegatronDataset:
         )
 
     def _truncated(self, number: int) -> DataError:
-        if found := recognize_file(self._data):
+        with self._data.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+        # Tokens may look like anything but text, as pointers and pages of HTML are.
+        if head.isascii() and b"\0" not in head and (found := recognize(head)):
             return DataError(f"{self._data}: not the tokens of a dataset: it begins like {found.what}. {found.remedy}")
         end = int(self._begins[number]) + int(self._lengths[number]) * self.dtype.itemsize
         return DataError(
