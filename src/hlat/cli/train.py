@@ -24,14 +24,8 @@ from hlat.cli.common import (
     show_notes,
 )
 from hlat.runtime import LaunchError, rank_info
-from hlat.runtime.process import (
-    LAUNCHER_ENV,
-    REQUEUE_CODE,
-    be_verbose,
-    enter_stage,
-    finish_compiling,
-    stop_exit_code,
-)
+from hlat.runtime.compiled_code import finish_compiling
+from hlat.runtime.process import LAUNCHER_ENV, REQUEUE_CODE, be_verbose, enter_stage, stop_exit_code
 
 if TYPE_CHECKING:
     from hlat.config import Recipe

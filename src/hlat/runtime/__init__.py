@@ -4,7 +4,6 @@ This is the only room that knows the backend. Modules that need torch are import
 used: ``hlat check`` and a rejected recipe run without torch.
 """
 
-from hlat.runtime.appended_file import AppendedFile
 from hlat.runtime.bottom_line import BottomLine, draws_lines, erase_line, erase_rest_of, open_line
 from hlat.runtime.errors import (
     CheckpointError,
@@ -38,7 +37,6 @@ from hlat.runtime.urls import WEB_PROTOCOLS, find_secret, is_url, redact, redact
 
 __all__ = [
     "WEB_PROTOCOLS",
-    "AppendedFile",
     "BottomLine",
     "CheckpointError",
     "CheckpointFormatError",

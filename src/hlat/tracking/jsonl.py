@@ -21,8 +21,8 @@ from typing import Any, Self
 
 from pydantic_core import from_json
 
-from hlat.runtime import AppendedFile, DataError, StorageError
-from hlat.runtime.process import blocking_call
+from hlat.runtime import DataError, StorageError
+from hlat.runtime.process import AppendedFile, blocking_call
 from hlat.runtime.storage import sync_to_disk
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}

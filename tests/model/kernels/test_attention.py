@@ -15,7 +15,7 @@ from hlat.model.kernels import attend_to_ranges, attention_is_used_on, has_atten
 from hlat.model.kernels.attention import key_ranges
 from hlat.model.kernels.library import DTYPES
 from hlat.runtime.backend.cpu import CpuBackend
-from hlat.runtime.process import find_c_compiler
+from hlat.runtime.compiled_code import find_c_compiler
 from tests.support.model.kernel_cases import UNITS, Results, normal, same_bits, torch_attention
 
 CPU = torch.device("cpu")

@@ -18,8 +18,9 @@ from hlat.model import IGNORED, CrossEntropy, attend, head_loss
 from hlat.model.kernels import are_used_on, attention_is_used_on, describe_kernels, has_kernels, library
 from hlat.model.pointwise import rms_norm, swiglu
 from hlat.runtime.backend import backend_of, simulated_backend
+from hlat.runtime.compiled_code import CompilationFailed, begin_compiling, compile_c_library, find_c_compiler
 from hlat.runtime.distributed import fake_rank
-from hlat.runtime.process import CompilationFailed, begin_compiling, c_library, compile_c_library, find_c_compiler
+from hlat.runtime.process import c_library
 from tests.support.model.kernel_cases import CASES, normal, output_and_gradients, same_bits, torch_only
 
 CPU = torch.device("cpu")

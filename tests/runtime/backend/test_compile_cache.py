@@ -17,7 +17,7 @@ from hlat.runtime.backend import (
     use_compile_cache,
 )
 from hlat.runtime.backend.neuron import ENVIRONMENT
-from hlat.runtime.process import find_c_compiler
+from hlat.runtime.compiled_code import find_c_compiler
 
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 

@@ -20,7 +20,7 @@ from lm_eval.tasks import TaskManager
 from hlat.evaluation.code_execution import CodePermission, find_confinement
 from hlat.evaluation.harness.suites import Suite, TaskEntry
 from hlat.runtime import DataError, LaunchError
-from hlat.runtime.process import check_code_folder
+from hlat.runtime.compiled_code import check_code_folder
 
 _OWN_TASKS = Path(__file__).with_name("tasks")
 _FILE_BUILDERS = ("json", "csv", "parquet", "arrow", "text")  # of ``datasets``: they read files that are named

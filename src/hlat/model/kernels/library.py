@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from hlat.model.kernels.source import KERNEL_FLAGS, KERNEL_SOURCE
+from hlat.runtime.compiled_code import CompilationFailed, compile_c_library, find_c_compiler
 from hlat.runtime.distributed import in_fake_world
-from hlat.runtime.process import CompilationFailed, compile_c_library, find_c_compiler
 
 _LOG = logging.getLogger(__name__)
 SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "fp32"}

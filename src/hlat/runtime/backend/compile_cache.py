@@ -23,8 +23,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from hlat.runtime.backend.table import backend_of
+from hlat.runtime.compiled_code import open_code_folder
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.process import open_code_folder
 
 _LOG = logging.getLogger(__name__)
 _COMPILER_ERRORS = ("torch._inductor.exc", "torch._dynamo.exc", "torch._functorch", "triton.compiler")

@@ -1,14 +1,7 @@
-"""This process: phase, clock, exit codes, log, output, compiled C; and the status of other processes of the machine."""
+"""This process: phase, clock, exit codes, log, output; and the status of other processes of the machine."""
 
-from hlat.runtime.process.c_library import (
-    CompilationFailed,
-    begin_compiling,
-    compile_c_library,
-    find_c_compiler,
-    finish_compiling,
-)
+from hlat.runtime.process.appended_file import AppendedFile
 from hlat.runtime.process.clock import machine_clock
-from hlat.runtime.process.code_folder import check_code_folder, open_code_folder
 from hlat.runtime.process.exit_codes import (
     DEADLINE_ENV,
     INTERRUPTED_MESSAGE,
@@ -43,23 +36,18 @@ __all__ = [
     "STOP_EXIT_CODES",
     "STOP_SIGNALS",
     "VERBOSE_ENV",
-    "CompilationFailed",
+    "AppendedFile",
     "ProgressRecord",
     "advance",
     "after_start",
     "be_verbose",
-    "begin_compiling",
     "begin_progress",
     "blocking_call",
-    "check_code_folder",
     "check_result",
-    "compile_c_library",
     "current_phase",
     "end_at_sigterm",
     "enter_phase",
     "enter_stage",
-    "find_c_compiler",
-    "finish_compiling",
     "is_running",
     "is_stopped",
     "is_verbose",
@@ -71,7 +59,6 @@ __all__ = [
     "machine_clock",
     "observe_phases",
     "observe_stages",
-    "open_code_folder",
     "print_json_lines",
     "prints_json",
     "process_state",

@@ -20,8 +20,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from hlat.runtime.appended_file import AppendedFile
 from hlat.runtime.errors import HlatError, StorageError
+from hlat.runtime.process.appended_file import AppendedFile
 from hlat.runtime.process.lossy_output import lossy_stream
 from hlat.runtime.terminal_text import EscapingStream
 from hlat.runtime.urls import redact

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from hlat.runtime.compiled_code.library_cache import CachedLibrary, cached_library
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.process.library_cache import CachedLibrary, cached_library
 
 _LOG = logging.getLogger(__name__)
 _COMPILERS = ("cc", "gcc", "clang", "c++", "g++", "clang++")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hlat.runtime.process import compile_c_library, find_c_compiler
+from hlat.runtime.compiled_code import compile_c_library, find_c_compiler
 
 PROGRAM = "import sys, pathlib, hlat.runtime.process as p; print(p.compile_c_library(pathlib.Path(sys.argv[1])).one())"
 

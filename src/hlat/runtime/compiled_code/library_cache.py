@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from hlat.runtime.process.code_folder import open_code_folder
+from hlat.runtime.compiled_code.code_folder import open_code_folder
 
 CPUINFO = Path("/proc/cpuinfo")
 _IDENTITY = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU")  # beginnings of lines
