@@ -6,10 +6,11 @@ metrics.jsonl --read_records--> lines --superseded ones dropped--> one row per l
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hlat.runtime import DataError
+from hlat.runtime import DataError, escape_controls
 from hlat.tracking.jsonl import from_json_value, read_records
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ def _column(values: Sequence[Any]) -> "pa.Array":
 
     kinds = set(map(type, values)) - {type(None)}
     if kinds <= {int}:
-        return pa.array(values, pa.int64())
+        with suppress(OverflowError):  # no step of hlat's: a damaged line, whose number is shown as it is
+            return pa.array(values, pa.int64())
     if kinds <= {int, float}:
         whole = int in kinds  # pyarrow refuses integers that a double cannot hold exactly
         floats = [None if value is None else float(value) for value in values] if whole else values
@@ -78,4 +80,4 @@ def _column(values: Sequence[Any]) -> "pa.Array":
     if kinds == {bool}:
         return pa.array(values, pa.bool_())
     texts = [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
-    return pa.array(texts, pa.string())
+    return pa.array([None if text is None else escape_controls(text) for text in texts], pa.string())
