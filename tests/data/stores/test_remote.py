@@ -400,7 +400,7 @@ def test_a_cache_too_small_for_the_online_streams_is_refused_at_the_start(memory
     "url", ["reference:///x", "zip:///x.zip", "dir:///x", "generic://x", "jupyter://x", "dask:///x", "GitHub://a/b"]
 )
 def test_a_protocol_that_only_shows_other_files_is_refused_with_what_works(url: str) -> None:
-    """Protocols of fsspec that cannot be opened by a URL alone ended in its own exceptions."""
+    """A backend that cannot be opened by a URL alone ended in an exception of its own."""
     with pytest.raises(DataError) as refusal:
         fsspec_backends.open_filesystem(url, DataError)
     assert url in str(refusal.value) and "no store of its own. Give the files themselves: s3://" in str(refusal.value)

@@ -100,16 +100,18 @@ def _overview(run: "RunOverview") -> Iterator[str]:
 
 def _attempt(number: int, attempt: Mapping[str, Any]) -> Iterator[str]:
     """Describe a start of a run; records of other versions may lack any field."""
-    versions, git = attempt.get("versions"), attempt.get("git")
-    made = ", ".join(f"{n} {versions[n]}" for n in ("hlat", "torch", "python") if n in versions) if versions else ""
+    git, found = attempt.get("git"), attempt.get("versions")
+    versions = found if isinstance(found, dict) else {}
+    overrides, changes = (each if isinstance(each := attempt.get(n), list) else [] for n in ("overrides", "changes"))
+    made = ", ".join(f"{n} {versions[n]}" for n in ("hlat", "torch", "python") if n in versions)
     commit = ""
     if isinstance(git, dict):
         commit = f"; git {str(git.get('commit'))[:12]}{' with changes' if git.get('dirty') else ''}"
     when = str(attempt.get("time", ""))[:19].replace("T", " ")
     where = f"{attempt.get('processes', '?')} x {attempt.get('device', '?')} on {attempt.get('host', '?')}"
     yield escape_name(f"attempt {number}, {when} UTC: {where}; {made}{commit}")
-    yield escape_name(f"  recipe {attempt.get('recipe')} {' '.join(map(str, attempt.get('overrides') or ()))}".rstrip())
-    for change in attempt.get("changes") or ():
+    yield escape_name(f"  recipe {attempt.get('recipe')} {' '.join(map(str, overrides))}".rstrip())
+    for change in changes:
         if isinstance(change, dict):
             yield escape_name(f"  changed: {change.get('path')}: {change.get('old')!r} -> {change.get('new')!r}")
 
