@@ -108,6 +108,6 @@ def test_an_empty_prompt_is_refused(model):
 
 
 def test_top_p_stops_at_the_token_that_reaches_it() -> None:
-    """Of four equally likely tokens two have a probability of exactly one half."""
+    """Two of four equally likely tokens have a probability of exactly one half."""
     drawn = {choose_token(torch.zeros(4), Sampling(1.0, top_p=0.5), index) for index in range(100)}
     assert drawn == {0, 1}
