@@ -105,3 +105,9 @@ def test_sampling_from_a_part_of_a_large_vocabulary_equals_sorting_all_of_it(tem
 def test_an_empty_prompt_is_refused(model):
     with pytest.raises(DataError, match="prompt"):
         generate(model, [], 5)
+
+
+def test_top_p_stops_at_the_token_that_reaches_it() -> None:
+    """Two of four equally likely tokens have a probability of exactly one half."""
+    drawn = {choose_token(torch.zeros(4), Sampling(1.0, top_p=0.5), index) for index in range(100)}
+    assert drawn == {0, 1}

@@ -77,7 +77,7 @@ def test_a_checkpoint_that_is_being_written_is_evaluated_when_it_is_complete(tmp
 
 
 def test_further_tasks_and_only_once(tmp_path):
-    """Results of other weights, the average, are none of these."""
+    """A result of other weights, the average, is no result of these."""
     run(recipe_of(tmp_path))
     line = event("evaluation", 0, checkpoint="step-00000006", weights="ema")
     write_lines(tmp_path / "run" / "evaluations.jsonl", [line])

@@ -97,7 +97,7 @@ def test_a_plan_has_every_request_once_and_does_not_depend_on_their_order() -> N
 
 @pytest.mark.parametrize("limits", [BatchLimits(100, 10_000, 1), BatchLimits(10_000, 700, 1)], ids=["tokens", "cache"])
 def test_batches_are_as_large_as_their_limits_allow(limits: BatchLimits) -> None:
-    """A row counts by what is computed, without the stem; in the cache the stem counts in every row."""
+    """A forward pass computes rows without their stem; the cache has the stem in every row."""
     stem = tuple(range(40))
     requests = [ScoreRequest((*stem, *range(200 * doc, 200 * doc + 50 + doc % 7), 7), (1,)) for doc in range(1, 21)] + [
         ScoreRequest((*stem, *range(9000 + 20 * doc, 9010 + 20 * doc + doc % 5)), (1,)) for doc in range(20)
