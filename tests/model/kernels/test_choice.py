@@ -18,9 +18,8 @@ from hlat.model import IGNORED, CrossEntropy, attend, head_loss
 from hlat.model.kernels import are_used_on, attention_is_used_on, describe_kernels, has_kernels, library
 from hlat.model.pointwise import rms_norm, swiglu
 from hlat.runtime.backend import backend_of, simulated_backend
-from hlat.runtime.compiled_code import CompilationFailed, begin_compiling, compile_c_library, find_c_compiler
+from hlat.runtime.compiled_code import CompilationFailed, begin_compiling, c_library, compile_c_library, find_c_compiler
 from hlat.runtime.distributed import fake_rank
-from hlat.runtime.process import c_library
 from tests.support.model.kernel_cases import CASES, normal, output_and_gradients, same_bits, torch_only
 
 CPU = torch.device("cpu")
@@ -165,7 +164,7 @@ def test_a_process_that_ends_before_its_compiler_leaves_no_folder(tmp_path: Path
     source, folder = tmp_path / "one.c", tmp_path / "temporary"
     source.write_text("int one(void) { return 1; }")
     folder.mkdir()
-    code = "import sys, pathlib, hlat.runtime.process as p; p.begin_compiling(pathlib.Path(sys.argv[1]))"
+    code = "import sys, pathlib, hlat.runtime.compiled_code as p; p.begin_compiling(pathlib.Path(sys.argv[1]))"
     environment = os.environ | {"TMPDIR": str(folder)}
     subprocess.run([sys.executable, "-c", code, str(source)], env=environment, check=True)
     deadline = time.monotonic() + 60

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from hlat.runtime import LaunchError
-from hlat.runtime.compiled_code import open_code_folder
-from hlat.runtime.process import code_folder
+from hlat.runtime.compiled_code import code_folder, open_code_folder
 
 STRANGER = 12345
 

@@ -12,7 +12,9 @@ import pytest
 
 from hlat.runtime.compiled_code import compile_c_library, find_c_compiler
 
-PROGRAM = "import sys, pathlib, hlat.runtime.process as p; print(p.compile_c_library(pathlib.Path(sys.argv[1])).one())"
+PROGRAM = (
+    "import sys, pathlib, hlat.runtime.compiled_code as p; print(p.compile_c_library(pathlib.Path(sys.argv[1])).one())"
+)
 
 
 class Compiler:

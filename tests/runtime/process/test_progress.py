@@ -12,9 +12,9 @@ from hlat.runtime.process import (
     advance,
     blocking_call,
     is_stopped,
-    process_state,
     record_progress_in,
 )
+from hlat.runtime.process.process_status import process_state
 
 
 class Clock:

@@ -10,7 +10,6 @@ import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hlat.evaluation.code_execution.inside import NOBODY
 from hlat.evaluation.code_execution.seccomp import seccomp_filter
@@ -82,8 +81,8 @@ def _calls() -> bytes | None:
 
 def _python() -> str:
     """Return the program of Python itself, not the link to it in a virtual environment."""
-    base: Any = getattr(sys, "_base_executable", None)
-    return str(Path(base or sys.executable).resolve())
+    installed = Path(sys.base_prefix, "bin", "python{}.{}".format(*sys.version_info))  # a virtual one may be a copy
+    return str((installed if installed.is_file() else Path(sys.executable)).resolve())
 
 
 def _readable() -> tuple[str, ...]:

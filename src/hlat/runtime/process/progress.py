@@ -83,6 +83,11 @@ class ProgressRecord:
         return 0.0 if is_busy and seconds < self.BLOCKED_LIMIT else seconds
 
     @staticmethod
+    def waits_for_disk(thread: int) -> bool:
+        """Return True if a thread of this process waits in the kernel, as for a page of a file that is mapped."""
+        return process_state(thread) == "D"
+
+    @staticmethod
     def silence_here() -> float:
         """Return the seconds since the last sign of life of this process; 0 if it has no record."""
         return 0.0 if _own is None else _own.silence(0.0)

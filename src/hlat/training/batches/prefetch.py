@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import TracebackType
 
 from hlat.config import BatchSchedule
-from hlat.runtime.process import advance, process_state
+from hlat.runtime.process import ProgressRecord, advance
 from hlat.training.batches.batch_sources import BatchReader, LocalBatch
 
 _EVERY = 0.5  # seconds: while a batch is late, the reader's messages are shown and its progress is seen this often
@@ -78,7 +78,7 @@ class BatchPrefetcher:
 
     def _is_alive(self) -> bool:
         """Return True if the read goes on: the thread waits for a disk, or a helper process gives signs of life."""
-        return self._reader.silence() < 2 * _EVERY or process_state(self._thread_id) == "D"
+        return self._reader.silence() < 2 * _EVERY or ProgressRecord.waits_for_disk(self._thread_id)
 
     def _show_notes(self) -> None:
         for note in self._reader.notes():
