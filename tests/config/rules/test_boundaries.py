@@ -86,6 +86,12 @@ def test_rules_of_data_hold_up_to_their_boundary(problems, data, wrong):
     assert problems(data) == wrong
 
 
+def test_a_wrong_value_is_shown_even_if_it_is_null(tmp_path):
+    (tmp_path / "r.yaml").write_text("model: {preset: tiny-1m}\ndata: {sources: [{path: a}, {path: b, weight: 1}]}\n")
+    with pytest.raises(RecipeError, match=r"data\.sources\.0\.weight = (None|null)"):
+        load_recipe(tmp_path / "r.yaml")
+
+
 def test_a_last_phase_reaches_to_the_end_of_the_step_in_which_a_budget_in_tokens_ends(problems):
     budget = {"tokens": TOKENS - 1, "steps": None}
     assert problems(phases(TOKENS), training=budget) == set()
@@ -143,12 +149,13 @@ def test_an_integer_of_any_length_has_the_digits_that_it_is_said_to_have():
 def test_values_are_counted_wherever_they_are_and_each_level_counts():
     many = list(range(1000))
     assert size_problem({"a": many}) is None
-    for nested in ({"a": [many] * 1000}, [[many] * 1000], {"a": {"b": {str(i): many for i in range(1000)}}}):
-        assert "values in it" in str(size_problem(nested))
-    deep: object = 0
-    for _ in range(200):
-        deep = [deep]
-    assert "levels deep" in str(size_problem({"a": deep}))
+    for wide in ({"a": [many] * 1000}, [[many] * 1000], {"a": {"b": {str(i): many for i in range(1000)}}}):
+        assert "values in it" in str(size_problem(wide))
+    nested: object = 0
+    for _ in range(31):
+        nested = [nested]
+    assert size_problem(nested) is None
+    assert size_problem({"a": [nested]}) == "it is nested more than 32 levels deep."
     aliases: object = [0]
     for _ in range(40):
         aliases = [aliases, aliases]
