@@ -254,7 +254,7 @@ def test_a_section_without_kind_is_adamws() -> None:
 @pytest.mark.parametrize(
     ("section", "paths"),
     [
-        ({"kind": "sgd"}, ["optimizer"]),
+        ({"kind": "sgd"}, ["kind"]),
         ({"kind": "muon", "momentum": 1.0, "ns_steps": 0, "adamw_lr": 0}, ["momentum", "ns_steps", "adamw_lr"]),
         ({"momentum": 0.9}, ["momentum"]),
         ({"kind": "muon", "nesterow": True}, ["nesterow"]),

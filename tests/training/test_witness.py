@@ -4,6 +4,7 @@ import json
 import math
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -249,14 +250,15 @@ def line_ends(phase_log: list[tuple[str, float]], index: int) -> bool:
 
     The phase ``device`` also occurs within an update, where ``optimizer`` follows, not ``between``.
     """
-    phases = [phase for phase, _ in phase_log[: index + 3]]
+    phases = [phase for phase, _ in phase_log]
     begin = max((place for place, phase in enumerate(phases[:index]) if phase == "device"), default=None)
     if begin is None or phases[begin + 1] != "between":
         return False
     end = begin + 1
-    for done in ("checkpoint", "evaluation"):
-        if phases[end + 1 : end + 3] == [done, "between"]:
-            end += 2
+    for names in ({"checkpoint", "saving"}, {"evaluation"}):  # a save first waits for the one before
+        following = list(takewhile(names.__contains__, phases[end + 1 :]))
+        if following and phases[end + 1 + len(following) :][:1] == ["between"]:
+            end += len(following) + 1
     return index == end
 
 

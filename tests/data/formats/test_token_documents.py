@@ -222,7 +222,7 @@ def test_an_online_stream_has_the_tokens_of_its_documents(tokenizer: tuple[Path,
     assert sum(plan.sources[0].blocks) > 8 and plan.sources[0].partition_count(4) == 4
     read, end = DocumentReader(plan), prepared.manifest.eos_id
     rows: dict[int, list[list[int]]] = {}
-    feed = OnlineLoader(plan, CursorTable(4, 1).values, 0, 2, prepared.token_bytes, print)
+    feed = OnlineLoader(plan, CursorTable(4, 1).values, 0, 2, print)
     try:
         for first in range(0, 32, 8):
             batch, _ = feed.read(first)

@@ -256,7 +256,12 @@ CHANGES: list[tuple[str, Callable[[Path], Any], dict[str, Any], str | None]] = [
     ("other pickled weights", lambda f: torch.save({QUERY: torch.ones(32, 32)}, f / "pytorch_model.bin"), {}, None),
     ("an adapter beside", _adapter, {}, "has an adapter"),
     ("an adapter alone", lambda f: (_adapter(f), (f / WEIGHTS).unlink()), {}, "only an adapter"),
-    ("a Git LFS pointer", lambda f: (f / WEIGHTS).write_text("version https://git-lfs"), {}, "git lfs pull"),
+    (
+        "a Git LFS pointer",
+        lambda f: (f / WEIGHTS).write_text("version https://git-lfs.github.com/spec/v1\n"),
+        {},
+        "git lfs pull",
+    ),
     ("tied, as lm_head", _changed(lambda t: t.update({HEAD: t.pop(EMBEDDING)})), TIED, None),
     ("tied, both", _changed(lambda t: t.update({HEAD: t[EMBEDDING]})), TIED, None),
     ("tied, both, other", _changed(lambda t: t.update({HEAD: t[EMBEDDING] * 0.5})), TIED, "lm_head.weight: differs"),
