@@ -155,11 +155,11 @@ def test_libraries_that_nobody_uses_are_removed_first(
     compiler: Compiler, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(library_cache, "_KEPT", 2)
-    for age, flag in ((20, "-DFIRST"), (10, "-DSECOND")):
+    for used, flag in ((10, "-DFIRST"), (20, "-DSECOND")):
         before = stored(tmp_path)
         compile_c_library(source, [flag])
         [made] = set(stored(tmp_path)) - set(before)
-        os.utime(made, (age, age))
+        os.utime(made, (used, used))
     assert len(compiler.pids()) == 2
     compile_c_library(source, ["-DFIRST"])
     compile_c_library(source, ["-DTHIRD"])
