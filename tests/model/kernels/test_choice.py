@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -161,16 +160,26 @@ def test_problems_in_the_background_are_those_of_the_call_that_needs_the_library
 
 @pytest.mark.usefixtures("no_cache")
 def test_a_process_that_ends_before_its_compiler_leaves_no_folder(tmp_path: Path) -> None:
-    source, folder = tmp_path / "one.c", tmp_path / "temporary"
+    """Nor does its compiler go on, or a program that this has started."""
+    source, folder, compiler, pids = (tmp_path / name for name in ("one.c", "temporary", "compiler", "pids"))
     source.write_text("int one(void) { return 1; }")
     folder.mkdir()
-    code = "import sys, pathlib, hlat.runtime.compiled_code as p; p.begin_compiling(pathlib.Path(sys.argv[1]))"
-    environment = os.environ | {"TMPDIR": str(folder)}
-    subprocess.run([sys.executable, "-c", code, str(source)], env=environment, check=True)
-    deadline = time.monotonic() + 60
-    while list(folder.iterdir()) and time.monotonic() < deadline:  # the compiler itself may still be writing
-        time.sleep(0.05)
+    os.mkfifo(pids)  # whoever reads it waits until the compiler has written
+    compiler.write_text(
+        f'#!/bin/sh\ncase "$*" in *--version) exit ;; esac\nsleep 600 &\necho $$ $! > {pids}\ntouch $TMPDIR/a\nwait\n'
+    )
+    compiler.chmod(0o755)
+    code = (
+        "import sys, pathlib, hlat.runtime.compiled_code as p\n"
+        "p.begin_compiling(pathlib.Path(sys.argv[1])); print(open(sys.argv[2]).read())"
+    )
+    environment = os.environ | {"TMPDIR": str(folder), "CC": str(compiler)}
+    command = [sys.executable, "-c", code, str(source), str(pids)]
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     assert list(folder.iterdir()) == []
+    for pid in done.stdout.split():
+        status = Path("/proc", pid, "stat")
+        assert not status.exists() or status.read_text().rsplit(")", 1)[1].split()[0] == "Z", "it has ended"
 
 
 @pytest.mark.usefixtures("no_cache")
@@ -182,6 +191,8 @@ started = []
 class Compiler:
     def __init__(self, command, **options):
         started.append(command)
+    def poll(self):
+        return 0
 subprocess.Popen = Compiler
 from hlat.model.kernels import begin_compilation, source
 source._PROCESSORS = pathlib.Path(sys.argv[1])

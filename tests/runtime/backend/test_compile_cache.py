@@ -1,15 +1,19 @@
 """Folders of compiled code: the recipe's, else those of the environment, else one of this user alone."""
 
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
+import torch
+from torch._dynamo.exc import Unsupported
 from torch._inductor.exc import InductorError
 
 from hlat.runtime import LaunchError
 from hlat.runtime.backend import (
     backend_of,
+    compile_cache,
     compile_cache_folders,
     damaged_code_error,
     open_compile_cache,
@@ -85,8 +89,9 @@ def library(folder: Path) -> Path:
 @pytest.mark.parametrize("kept", [0.0, 0.25, 0.99])
 @pytest.mark.parametrize("zeros", [False, True])
 def test_incomplete_libraries_are_removed_and_told(
-    kept: float, zeros: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    kept: float, zeros: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(compile_cache, "_BEING_WRITTEN", 3600.0)
     folder = tmp_path / "cache" / "inductor"
     torn, whole, lock = library(folder), folder / "graph", folder / "locks" / "code.lock"
     lock.parent.mkdir()
@@ -104,6 +109,121 @@ def test_incomplete_libraries_are_removed_and_told(
         use_compile_cache("cpu", tmp_path / "cache", 0)
     assert not torn.exists() and whole.exists() and lock.exists()
     assert f"{folder}: compiled code that is incomplete is compiled again (1 files)" in caplog.text
+
+
+HASH = "c" + "a2" * 25
+
+
+@pytest.mark.parametrize(
+    ("torn", "kept"),
+    [
+        (f"a2/{HASH}.py", "package/__init__.py"),
+        (f"fxgraph/a2/{HASH}/{HASH}", "notes"),
+        (f"{HASH.upper()}/kernel.json", "settings.json"),
+        ("neff/MODULE_1+2/model.neff", "neff/MODULE_3+4/model.done"),
+        ("a2/kernel.o", f"a2/{HASH}.txt"),
+    ],
+)
+def test_of_empty_files_only_compiled_code_is_removed(
+    torn: str, kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_cache, "_BEING_WRITTEN", -1.0)
+    monkeypatch.setenv(INDUCTOR, str(tmp_path / "users"))
+    for name in (torn, kept):
+        (tmp_path / "users" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "users" / name).touch()
+    script, link = tmp_path / "users" / "linked.so", tmp_path / "users" / "link.so"
+    script.write_text("INPUT(libm.so.6)")
+    link.symlink_to("nowhere")
+    with restored_settings():
+        use_compile_cache("cpu", None, 0)
+    assert [(tmp_path / "users" / name).exists() for name in (torn, kept)] == [False, True]
+    assert script.exists() and link.is_symlink()
+
+
+@pytest.mark.parametrize(("code", "mark"), [("model.neff", "model.done"), ("kernel.cubin", "__grp__kernel.json")])
+def test_an_entry_without_its_code_is_no_longer_marked_as_complete(
+    code: str, mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_cache, "_BEING_WRITTEN", -1.0)
+    entry = tmp_path / "inductor" / HASH
+    entry.mkdir(parents=True)
+    for name in (code, mark):
+        (entry / name).touch()
+    with restored_settings():
+        use_compile_cache("cpu", tmp_path, 0)
+    assert list(entry.iterdir()) == []
+
+
+@pytest.mark.parametrize("method", ["lstat", "unlink"])
+def test_files_that_vanish_or_cannot_be_removed_do_not_end_a_start(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compile_cache, "_BEING_WRITTEN", -1.0)
+    torn = tmp_path / "inductor" / "code.so"
+    open_compile_cache("cpu", tmp_path, 0)
+    torn.touch()
+    plain = getattr(Path, method)
+
+    def failing(path: Path, **options: bool) -> object:
+        if path == torn:
+            raise OSError("Read-only file system")
+        return plain(path, **options)
+
+    monkeypatch.setattr(Path, method, failing)
+    with restored_settings():
+        use_compile_cache("cpu", tmp_path, 0)
+    assert torn.exists() and not caplog.text
+
+
+def test_a_folder_that_the_user_names_is_not_emptied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    users = tmp_path / "user's"
+    monkeypatch.setenv(INDUCTOR, str(users))
+    library(users)
+    (users / "thesis.txt").touch()
+    with restored_settings():
+        use_compile_cache("cpu", None, 0)
+        found = damaged_code_error(InductorError(SyntaxError("invalid syntax"), None))
+    assert found is not None and not found.retryable
+    assert f"`rm -r {shlex.quote(str(users))}`" in str(found) and "emptied" not in str(found)
+    assert (users / "thesis.txt").exists() and (users / "ab" / "code.so").exists()
+
+
+def raised(error: BaseException, handled: BaseException, cause: BaseException | None = None) -> BaseException:
+    """An error that is raised while another one is handled."""
+    try:
+        try:
+            raise handled
+        except BaseException:
+            raise error from cause
+    except BaseException as found:
+        return found
+
+
+DAMAGE = InductorError(SyntaxError("invalid syntax"), None)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyboardInterrupt(),
+        SystemExit(1),
+        torch.OutOfMemoryError(),
+        RuntimeError("another"),
+        Unsupported("graph break"),
+        InductorError(torch.OutOfMemoryError(), None),
+        InductorError(LaunchError("theirs"), None),
+    ],
+    ids=repr,
+)
+def test_other_errors_are_not_taken_for_damage(error: BaseException, tmp_path: Path) -> None:
+    library(tmp_path / "inductor")
+    with restored_settings():
+        use_compile_cache("cpu", tmp_path, 0)
+        assert damaged_code_error(error) is None
+        assert damaged_code_error(raised(error, handled=DAMAGE)) is None
+        assert (tmp_path / "inductor" / "ab").exists()
+        assert damaged_code_error(raised(RuntimeError("step"), handled=DAMAGE, cause=DAMAGE)) is not None
 
 
 def test_after_an_error_of_a_compiler_code_of_earlier_processes_is_removed_once(tmp_path: Path) -> None:
@@ -135,8 +255,6 @@ def test_what_a_run_has_set_does_not_bind_the_next_one(tmp_path: Path) -> None:
 
 
 def test_versions_name_everything_that_code_depends_on() -> None:
-    import torch  # noqa: PLC0415
-
     versions = backend_of("cpu").compiler_versions(torch.device("cpu"))
     assert versions["torch"] == torch.__version__ and versions["Python"] and versions["device"]
     assert {"C++ compiler", "torch's folder"} <= versions.keys()

@@ -33,7 +33,10 @@ def test_missing_folders_are_created_for_this_user_alone(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("mode", [0o775, 0o757, 0o777, 0o1777, 0o720])
 @pytest.mark.parametrize("which", [".", "inner", "inner/code.so"])
-def test_what_others_can_write_is_refused_and_the_command_mends_it(folder: Path, which: str, mode: int) -> None:
+def test_what_others_can_write_is_refused_and_the_command_mends_it(
+    folder: Path, which: str, mode: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code_folder, "_is_private_group", lambda gid: False)
     open_code_folder(folder)
     (folder / which).chmod(mode)
     with pytest.raises(LaunchError) as refused:
@@ -42,6 +45,20 @@ def test_what_others_can_write_is_refused_and_the_command_mends_it(folder: Path,
     assert command.startswith("chmod -R go-w")
     subprocess.run(command, shell=True, check=True)
     open_code_folder(folder)
+
+
+@pytest.mark.parametrize("is_private", [True, False])
+def test_a_group_of_this_user_alone_may_write(folder: Path, is_private: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The umask 002 lets it: folders are 0775, files 0664, and those that a linker makes 0775."""
+    group = folder.stat().st_gid
+    monkeypatch.setattr(code_folder, "_is_private_group", lambda gid: is_private and gid == group)
+    for path, mode in ((folder.parent, 0o775), (folder, 0o775), (folder / "inner" / "code.so", 0o664)):
+        path.chmod(mode)
+        if is_private:
+            open_code_folder(folder)
+        else:
+            with pytest.raises(LaunchError, match="others can write"):
+                open_code_folder(folder)
 
 
 def test_nobody_reaches_what_is_in_a_private_folder(folder: Path) -> None:
@@ -102,3 +119,15 @@ def test_where_root_has_no_number_its_folders_are_trusted(folder: Path, tmp_path
     assert code_folder._unmapped_root() == int(code_folder._OVERFLOW_UID.read_text())
     uid_map.write_text("         0          0 4294967295\n")
     assert code_folder._unmapped_root() is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to give a file to somebody else")
+def test_that_number_is_trusted_only_where_the_system_has_mounted_something(folder: Path, monkeypatch) -> None:
+    """Folders of all strangers show the same number there."""
+    monkeypatch.setattr(code_folder, "_unmapped_root", lambda: STRANGER)
+    os.chown(folder.parent, STRANGER, STRANGER)
+    monkeypatch.setattr(os.path, "ismount", lambda place: place == folder.parent)
+    open_code_folder(folder)
+    monkeypatch.setattr(os.path, "ismount", lambda place: False)
+    with pytest.raises(LaunchError, match=f"{folder.parent} belongs to user {STRANGER}"):
+        open_code_folder(folder)

@@ -6,11 +6,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from hlat.runtime.compiled_code import compile_c_library, find_c_compiler
+from hlat.runtime.compiled_code import compile_c_library, find_c_compiler, library_cache
 
 PROGRAM = (
     "import sys, pathlib, hlat.runtime.compiled_code as p; print(p.compile_c_library(pathlib.Path(sys.argv[1])).one())"
@@ -22,8 +23,9 @@ class Compiler:
 
     def __init__(self, folder: Path) -> None:
         self.log, self.blocked, program = folder / "log", folder / "blocked", folder / "compiler"
-        waits = f"[ ! -e {self.blocked} ] || exec sleep 600"
-        logs = f'case "$*" in *--version) ;; *) echo $$ >> {self.log}; {waits} ;; esac'
+        log = f"echo $$ >> {self.log}"
+        waits = f"if [ -e {self.blocked} ]; then {log}; exec sleep 600; fi"  # once it is in the log, it waits
+        logs = f'case "$*" in *--version) ;; *) {waits}; {log} ;; esac'
         program.write_text(f'#!/bin/sh\n{logs}\nexec {find_c_compiler()} "$@"\n')
         program.chmod(0o755)
         self.command = str(program)
@@ -145,4 +147,33 @@ def test_a_killed_process_blocks_no_other(compiler: Compiler, source: Path, tmp_
     assert len(compiler.pids()) == 2
     left = [path.name for path in stored(tmp_path)[0].parent.iterdir() if path.is_dir()]
     assert left == [], "its folder is removed"
-    os.kill(compiler.pids()[0], signal.SIGKILL)
+    with suppress(ProcessLookupError):
+        os.kill(compiler.pids()[0], signal.SIGKILL)
+
+
+def test_libraries_that_nobody_uses_are_removed_first(
+    compiler: Compiler, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library_cache, "_KEPT", 2)
+    for used, flag in ((10, "-DFIRST"), (20, "-DSECOND")):
+        before = stored(tmp_path)
+        compile_c_library(source, [flag])
+        [made] = set(stored(tmp_path)) - set(before)
+        os.utime(made, (used, used))
+    assert len(compiler.pids()) == 2
+    compile_c_library(source, ["-DFIRST"])
+    compile_c_library(source, ["-DTHIRD"])
+    assert len(stored(tmp_path)) == 2 and len(compiler.pids()) == 3
+    compile_c_library(source, ["-DFIRST"])
+    assert len(compiler.pids()) == 3, "it was in use"
+
+
+def test_another_process_may_remove_a_library_meanwhile(
+    compiler: Compiler, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home" / "hlat" / "kernels").mkdir(parents=True)
+    gone = tmp_path / "home" / "hlat" / "kernels" / "gone.so"
+    gone.symlink_to("nothing")  # listed, and without a time
+    assert compile_c_library(source).one() == 1
+    assert compile_c_library(source).one() == 1
+    assert len(compiler.pids()) == 1

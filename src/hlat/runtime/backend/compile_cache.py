@@ -7,34 +7,42 @@ On devices whose compilers disturb each other in a common folder, each rank has 
 A power loss or a full disk can leave code incomplete, and loading that does not always fail: it can also end the
 process, or compute something else.
 
-    folder when a process joins its run --incomplete libraries, empty files--> removed, so that they are compiled again
-    error of a compiler or loader later --code of earlier processes---------> folder emptied, LaunchError: start again
+    folder when a process joins its run --incomplete libraries, empty code--> removed, so that they are compiled again
+    error of a compiler or loader later --code of earlier processes--------> folder emptied, LaunchError: start again
+
+A folder that the user's environment names may hold other files, too. It is never emptied: the error asks for that.
 """
 
 import logging
 import os
+import re
+import shlex
 import shutil
+import stat
 import struct
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from hlat.runtime.backend.table import backend_of
 from hlat.runtime.compiled_code import open_code_folder
-from hlat.runtime.errors import LaunchError
+from hlat.runtime.errors import HlatError, LaunchError
 
 _LOG = logging.getLogger(__name__)
-_COMPILER_ERRORS = ("torch._inductor.exc", "torch._dynamo.exc", "torch._functorch", "triton.compiler")
+_COMPILER_ERRORS = ("torch._inductor", "triton.compiler")  # modules; dynamo's other errors are about the model's code
+_LIBRARIES = {".so", ".o", ".neff", ".cubin"}  # never empty
+_SOURCES = {"", ".py", ".cpp", ".json"}  # never empty under the names that compilers give: hashes, in base 32
+_HASH = re.compile(r"[a-z2-7]{40,}", re.IGNORECASE)
+_COMPLETE = ("{}.done", "__grp__{}.json")  # by these files Neuron's compiler and Triton say that STEM.* is complete
 _SHOWN = 300  # characters of the compiler's message
 _ELF_HEADER, _SECTION_HEADER, _STRING_TABLE = struct.Struct("<4sB35xQ10xHHH"), struct.Struct("<II56x"), 3
 _64_BITS = 2
 _BEING_WRITTEN = 2.0  # seconds: the compiler of another process may not be done with a younger file
 
 _set_here: dict[str, str] = {}  # variables that this process has set, which the user may not have meant
-_earlier: set[Path] = set()  # folders that had compiled code before this process joined its run
+_earlier: dict[Path, bool] = {}  # folders that had code before this process joined its run; True if hlat named it
 
 
 def compile_cache_folders(device_type: str, base: str | Path | None, rank: int) -> dict[str, Path]:
@@ -73,7 +81,10 @@ def open_compile_cache(device_type: str, base: str | Path | None, rank: int) -> 
 def use_compile_cache(device_type: str, base: str | Path | None, rank: int) -> None:
     """Tell the compilers of this process their folders; arguments and errors as for ``open_compile_cache``."""
     folders = open_compile_cache(device_type, base, rank)
-    _remove_incomplete(folders.values())
+    _earlier.clear()
+    for variable, folder in folders.items():
+        if _remove_incomplete(folder):
+            _earlier[folder] = base is not None or _from_user(variable) is None
     for variable, folder in folders.items():
         if _from_user(variable) != str(folder):
             os.environ[variable] = _set_here[variable] = str(folder)
@@ -90,30 +101,42 @@ def _folder_of_user() -> Path:
     return Path(tempfile.gettempdir()) / f"hlat-compiled-{os.getuid()}"
 
 
-def _remove_incomplete(folders: Iterable[Path]) -> None:
-    """Remove what a compiler or a disk has not written to its end from folders of compiled code; say so.
+def _remove_incomplete(folder: Path) -> bool:
+    """Remove what a compiler or a disk has not written to its end from a folder of compiled code; say so.
 
-    Other files in them were compiled before this process joins its run, which ``damaged_code_error`` asks for later.
+    Returns:
+        True if the folder has other files: earlier processes have compiled them.
     """
-    _earlier.clear()
-    for folder in folders:
-        files = [path for path in folder.rglob("*") if path.suffix != ".lock" and path.is_file()]
-        torn = [path for path in files if _is_torn(path)]
-        for path in torn:
+    torn = others = 0
+    for place, _, names in os.walk(folder):  # passes over what another process removes meanwhile
+        for name in names:
+            if not name.endswith(".lock"):
+                is_removed = _remove_if_torn(Path(place) / name, folder)
+                torn, others = torn + is_removed, others + (not is_removed)
+    if torn:
+        _LOG.warning("%s: compiled code that is incomplete is compiled again (%d files)", folder, torn)
+    return others > 0
+
+
+def _remove_if_torn(path: Path, folder: Path) -> bool:
+    with suppress(OSError):  # it has just been removed, or nothing can be written here
+        if _is_torn(path, folder):
+            for complete in _COMPLETE:
+                path.with_name(complete.format(path.stem)).unlink(missing_ok=True)
             path.unlink(missing_ok=True)
-        if torn:
-            _LOG.warning("%s: compiled code that is incomplete is compiled again (%d files)", folder, len(torn))
-        if len(files) > len(torn):
-            _earlier.add(folder)
-
-
-def _is_torn(path: Path) -> bool:
-    with suppress(OSError):  # another rank has just removed it
-        status = path.stat()
-        if abs(time.time() - status.st_mtime) < _BEING_WRITTEN:
-            return False
-        return not status.st_size or (path.suffix == ".so" and not _is_complete(path))
+            return True
     return False
+
+
+def _is_torn(path: Path, folder: Path) -> bool:
+    """Return True if a file is certainly compiled code, and incomplete; other empty files may be there for a reason."""
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode) or abs(time.time() - status.st_mtime) < _BEING_WRITTEN:
+        return False
+    if status.st_size:
+        return path.suffix == ".so" and not _is_complete(path)
+    is_named_by_hash = any(map(_HASH.search, path.relative_to(folder).parts))
+    return path.suffix in _LIBRARIES or (path.suffix in _SOURCES and is_named_by_hash)
 
 
 def _is_complete(path: Path) -> bool:
@@ -122,11 +145,13 @@ def _is_complete(path: Path) -> bool:
         return True
     with path.open("rb") as file:
         head = file.read(_ELF_HEADER.size)
+        if not b"\x7fELF".startswith(head[:4]):
+            return any(head)  # a script for the linker, not lost blocks of zeros
         if len(head) < _ELF_HEADER.size:
             return False
-        magic, bits, table, size, count, names = _ELF_HEADER.unpack(head)
-        if magic != b"\x7fELF" or bits != _64_BITS or not table:
-            return bool(magic == b"\x7fELF")  # others may have no such table
+        _, bits, table, size, count, names = _ELF_HEADER.unpack(head)
+        if bits != _64_BITS or not table:
+            return True  # others may have no such table
         file.seek(table + names * size)
         section = file.read(_SECTION_HEADER.size)
         if path.stat().st_size < table + count * size or len(section) < _SECTION_HEADER.size:
@@ -135,32 +160,42 @@ def _is_complete(path: Path) -> bool:
 
 
 def damaged_code_error(error: BaseException) -> LaunchError | None:
-    """Empty the folders of compiled code if a compiler or loader failed and code of earlier processes may be why.
+    """Empty hlat's folders of compiled code if a compiler or loader failed and code of earlier processes may be why.
 
     Returns:
         The error to raise instead, after which the same command compiles everything again; None if that would not help.
     """
-    if not _earlier or not any(type(each).__module__.startswith(_COMPILER_ERRORS) for each in _chain(error)):
+    if not _earlier or not _is_of_compiler(error):
         return None
     folders = ", ".join(map(str, sorted(_earlier)))
-    for folder in _earlier:
-        for path in folder.iterdir():
-            if path.is_dir():
+    kept = [folder for folder, is_own in _earlier.items() if not (is_own and os.access(folder, os.W_OK))]
+    for folder in _earlier.keys() - kept:
+        with suppress(OSError):
+            for path in folder.iterdir():
                 shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+                with suppress(OSError):  # a file, or a link
+                    path.unlink(missing_ok=True)
     _earlier.clear()
     reason = " ".join(str(error).split())[:_SHOWN]
+    remove = f"If nothing else is in it, remove it and start again: `rm -r {shlex.join(map(str, sorted(kept)))}`."
     found = LaunchError(
         f"{folders}: the compiler failed, perhaps because code that was compiled there before is damaged: {reason}. "
-        "The folder has been emptied: the next start compiles again."
+        + (remove if kept else "The folder has been emptied: the next start compiles again.")
     )
-    found.retryable = True
+    found.retryable = not kept
     return found
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception and those that led to it."""
+def _is_of_compiler(error: BaseException | None) -> bool:
+    """Return True if a compiler or loader of compiled code failed, and not for want of memory.
+
+    What was being handled when the error was raised (``__context__``) is not its cause.
+    """
+    is_found = False
     while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+        kind, is_other = type(error), isinstance(error, (HlatError, MemoryError))
+        if is_other or not isinstance(error, Exception) or "OutOfMemory" in kind.__name__:
+            return False
+        is_found |= kind.__module__.startswith(_COMPILER_ERRORS) or kind.__name__ == "BackendCompilerFailed"
+        error = getattr(error, "inner_exception", None) or error.__cause__
+    return is_found

@@ -11,8 +11,10 @@ import ctypes
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -135,11 +137,13 @@ class _Compilation:
         own = os.environ | {"TMPDIR": self._folder.name}  # the usual folder may be full
         try:
             self._process = subprocess.Popen(
-                command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=own
+                command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=own, process_group=0
             )
         except OSError:
             self._folder.cleanup()
             raise
+        # Also when this process ends: finalizers are called newest first, so before the one that removes the folder.
+        weakref.finalize(self, _stop, self._process)
 
     def finish(self) -> None:
         """Wait for the compiler, and put the library into the cache if there is one.
@@ -173,9 +177,20 @@ class _Compilation:
             return ctypes.CDLL(str(self._output))
 
     def _wait(self) -> None:
-        _, problems = self._process.communicate()
+        try:
+            _, problems = self._process.communicate()
+        finally:
+            _stop(self._process)
         if self._process.returncode != 0:
             raise CompilationFailed(f"{self._compiler} failed: {problems.strip()[-500:]}")
+
+
+def _stop(process: "subprocess.Popen[str]") -> None:
+    """End a compiler, and the programs that it has started: they write into a folder that is removed next."""
+    if process.poll() is None:
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()  # until the last of them has closed its end
 
 
 _BEGUN: dict[tuple[Path, tuple[str, ...]], _Compilation] = {}

@@ -7,6 +7,7 @@ Compiled code runs with the rights of whoever loads it. So a folder of compiled 
 root, like everything in it and every folder above it, and others must not be able to write there.
 """
 
+import functools
 import os
 import shlex
 import stat
@@ -16,7 +17,6 @@ from pathlib import Path
 
 from hlat.runtime.errors import LaunchError
 
-_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _OPEN_TO_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _MOST_LINKS = 40  # as Linux
 _UID_MAP, _OVERFLOW_UID = Path("/proc/self/uid_map"), Path("/proc/sys/kernel/overflowuid")
@@ -79,12 +79,12 @@ def _path_to(path: Path) -> Iterator[Path]:
 def _check_above(place: Path, folder: Path) -> None:
     """Check a folder that leads to code, or has it: others must not be able to exchange what is in it."""
     status = place.lstat()
-    if not (_is_trusted(status.st_uid) or status.st_uid == _unmapped_root()):
+    # Without a number for root, strangers' folders have the same one: only the system itself mounts something.
+    is_system = status.st_uid == _unmapped_root() and os.path.ismount(place)
+    if not (_is_trusted(status.st_uid) or is_system):
         raise LaunchError(_foreign(place, status.st_uid, folder))
     # The sticky bit, as of /tmp, lets only owners rename and remove entries.
-    if stat.S_ISLNK(status.st_mode) or status.st_mode & stat.S_ISVTX:
-        return
-    if status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and not _is_private_group(status.st_gid)):
+    if not status.st_mode & stat.S_ISVTX and _is_writable_by_others(status):
         raise LaunchError(_writable(place, folder))
 
 
@@ -109,7 +109,7 @@ def _check_content(folder: Path) -> None:
 def _check_own(place: Path, folder: Path, status: os.stat_result) -> None:
     if not _is_trusted(status.st_uid):
         raise LaunchError(_foreign(place, status.st_uid, folder))
-    if status.st_mode & _WRITABLE_BY_OTHERS and not stat.S_ISLNK(status.st_mode):
+    if _is_writable_by_others(status):
         raise LaunchError(_writable(place, folder))
 
 
@@ -125,9 +125,18 @@ def _unmapped_root() -> int | None:
     return None
 
 
+def _is_writable_by_others(status: os.stat_result) -> bool:
+    if stat.S_ISLNK(status.st_mode):
+        return False  # its mode means nothing
+    return bool(status.st_mode & stat.S_IWOTH) or (
+        bool(status.st_mode & stat.S_IWGRP) and not _is_private_group(status.st_gid)
+    )
+
+
+@functools.cache
 def _is_private_group(gid: int) -> bool:
     """Return True if a group is that of this user alone, which many systems let write by default (umask 002)."""
-    import grp  # noqa: PLC0415  (grp and pwd are for this rare case: they may ask a server)
+    import grp  # noqa: PLC0415  (grp and pwd are for umask 002: they may ask a server)
     import pwd  # noqa: PLC0415
 
     with suppress(KeyError):

@@ -26,7 +26,7 @@ CPUINFO = Path("/proc/cpuinfo")
 _IDENTITY = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU")  # beginnings of lines
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _WAIT_SECONDS, _POLL_SECONDS = 60.0, 0.05  # longer than a compiler takes on a busy machine
-_KEPT = 32  # libraries, newest first: those of some versions of hlat, compilers and processors
+_KEPT = 32  # libraries, last used first: those of some versions of hlat, compilers and processors
 
 
 class CachedLibrary:
@@ -41,12 +41,16 @@ class CachedLibrary:
         self._lock: IO[bytes] | None = None
 
     def is_whole(self) -> bool:
-        """Return True if the file is there, as it was written."""
+        """Return True if the file is there, as it was written; it then counts as new, because somebody uses it."""
         try:
             content = self.path.read_bytes()
         except OSError:
             return False
-        return len(content) > _DIGEST_BYTES and _digest(content[:-_DIGEST_BYTES]) == content[-_DIGEST_BYTES:]
+        is_whole = len(content) > _DIGEST_BYTES and _digest(content[:-_DIGEST_BYTES]) == content[-_DIGEST_BYTES:]
+        if is_whole:
+            with suppress(OSError):
+                os.utime(self.path)
+        return is_whole
 
     def lock(self, seconds: float = _WAIT_SECONDS) -> bool:
         """Become the process that compiles it, or wait while another one does; False after so many seconds.
@@ -107,10 +111,11 @@ class CachedLibrary:
         content = built.read_bytes()
         built.write_bytes(content + _digest(content))  # a loader ignores what follows the sections
         built.replace(self.path)
-        libraries = sorted(self.path.parent.glob("*.so"), key=lambda path: path.stat().st_mtime, reverse=True)
-        for old in libraries[_KEPT:]:
-            old.unlink(missing_ok=True)
-            old.with_suffix(".lock").unlink(missing_ok=True)
+        with suppress(OSError):  # another process removes old ones, too: the rest can wait
+            libraries = sorted(self.path.parent.glob("*.so"), key=lambda path: path.stat().st_mtime, reverse=True)
+            for old in libraries[_KEPT:]:
+                old.unlink(missing_ok=True)
+                old.with_suffix(".lock").unlink(missing_ok=True)
 
 
 def cached_library(compiler: str, options: Sequence[str], source: Path) -> CachedLibrary | None:
