@@ -33,6 +33,32 @@ SOME_ESCAPES = ("files: read a secret file", "files: delete a folder", "files: c
 SOME_ESCAPES += ("processes: kill another process", "network: TCP", "network: an abstract socket", "kernel: io_uring")
 SOME_FORGERIES = ("wrong", "equal to all", "frames", "all descriptors", "the reply itself")
 SOME_FORGERIES += ("a module is replaced", "built-in functions are replaced")
+LIST = "class Own:\n  def __init__(self, *v): self.v = [*v]\n  def __getitem__(self, i): return self.v[i]\n"
+LIST += "  def sort(self, key): self.v.sort(key=key)\n"
+CAUGHT = "try: f(1)\nexcept Exception: pass"
+FAULTS = {
+    "no slices": ("from collections import deque\ndef f(x): return deque([1, x])", "assert f(1)[0:2] == [1, 1]"),
+    "own sort": (LIST + "def f(x): return Own(2, 1)", "f(1).sort(key=lambda item: item)"),
+    "own keys": (LIST + "def f(x): return Own(2, 1)", "f(1)[lambda: 1]"),
+    "exception passed back": (
+        "def f(x): raise ValueError\ndef g(e): return 1",
+        "try: f(1)\nexcept ValueError as error: assert g(error) == 1",
+    ),
+    "StopIteration in map": ("def f(x): raise StopIteration", "assert all(map(lambda x: f(x) == 5, [1, 2]))"),
+    "own StopIteration": ("class E(StopIteration): pass\ndef f(x): raise E", "assert all(map(f, [1, 2]))"),
+    "GeneratorExit": (
+        "def f(x): raise GeneratorExit",
+        "def g():\n  try: yield\n  finally: assert f(1) == 2\ng = g(); next(g); g.close()",
+    ),
+    "exit for an exception": ("def f(x): raise SystemExit", CAUGHT),
+    "KeyboardInterrupt for an exception": ("def f(x): raise KeyboardInterrupt", CAUGHT),
+    "unwritable answer for an exception": ("def f(x):\n  a = []\n  a.append(a)\n  return a", CAUGHT),
+    "huge answer for an exception": ("def f(x): return 'x' * (300 << 20)", CAUGHT),
+    "deep answer for an exception": (
+        "import sys\nsys.setrecursionlimit(10**6)\ndef f(x):\n  a = []\n  for i in range(5000): a = [a]\n  return a",
+        CAUGHT,
+    ),
+}
 
 
 def way_called(name: str) -> Confinement:
@@ -228,6 +254,46 @@ except NameError:
     pass
 """
     assert passes(way, program, tests)
+
+
+def test_tests_see_objects_of_the_program_as_python_shows_them(way: Confinement) -> None:
+    program = (
+        LIST
+        + """
+import re
+def match(text): return re.match("a", text)
+def numbers():
+    n = 0
+    while True:
+        yield n
+        n += 1
+def one(): yield 1
+class Mute(ValueError):
+    def __str__(self): return 1 / 0
+def fail(): raise Mute
+def leave(): raise SystemExit(3)
+"""
+    )
+    tests = """
+assert match("a") and not match("b")
+assert Own(1, 2, 3)[1:][1] == 3 and Own(1)[slice(0, 1)] == [1]
+endless, single = numbers(), one()
+assert [next(endless), endless.__next__()] == [0, 1] and dict(zip(numbers(), "ab")) == {0: "a", 1: "b"}
+assert [*single] == [1] and next(single, 7) == 7
+for error, action in ((StopIteration, lambda: next(single)), (ValueError, fail), (SystemExit, leave)):
+    try:
+        action()
+    except error:
+        continue
+    raise AssertionError(error)
+"""
+    assert passes(way, program, tests)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_a_program_returns_or_raises_aborts_no_evaluation_and_passes_no_test(name: str) -> None:
+    program, tests = FAULTS[name]
+    assert not run_program(program, Limits(60), tests=tests)
 
 
 def test_a_value_of_the_tests_that_cannot_be_passed_is_reported_and_not_counted_as_a_failure() -> None:
