@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -213,6 +214,52 @@ def test_a_folder_is_removed_whatever_the_program_did(monkeypatch: pytest.Monkey
     with unconfined_execution():
         assert run_program("import os\nfor i in range(1500): os.mkdir('d'); os.chdir('d')")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_a_program_removed_has_no_size(tmp_path: Path) -> None:
+    assert sandbox._size(tmp_path / "removed") == 0
+
+
+def test_what_a_program_does_to_the_verdict_without_a_sandbox_aborts_no_evaluation(tmp_path: Path) -> None:
+    opened = "import os, time\nverdict = os.open(f'/proc/{os.getppid()}/fd/3', os.O_WRONLY)\n"
+    holder = f"if os.fork() == 0:\n  os.setsid()\n  open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
+    with unconfined_execution():
+        assert not run_program(opened + "os.write(verdict, b'\\xff')")
+        assert not run_program(opened + holder + "  time.sleep(100)", Limits(seconds=1))
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)  # it still held the verdict's pipe
+
+
+@pytest.mark.slow
+def test_programs_end_with_hlat(tmp_path: Path) -> None:
+    """Also if root becomes nobody, by which the kernel forgets the wish to end."""
+    way_called("Landlock")
+    become = readable_python(0) if os.geteuid() == 0 else []
+    script = """
+import ctypes, os, pathlib, sys, tempfile, time
+from tests.evaluation.code_execution import test_sandbox as t
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans become children of this process
+tempfile.tempdir = sys.argv[1]
+hlat = os.fork()
+if hlat == 0:
+    t.passes(t.landlock(), "open('begun', 'w')\\nimport time; time.sleep(30)")
+    os._exit(0)
+while not [*pathlib.Path(sys.argv[1]).glob("*/begun")]:
+    assert os.waitpid(hlat, os.WNOHANG) == (0, 0)
+    time.sleep(0.01)
+os.kill(hlat, 9)
+assert [os.WTERMSIG(os.wait()[1]) for process in ("hlat", "judge", "program")] == [9, 9, 9]
+"""
+    words = [*become, sys.executable, "-B", "-c", script, tmp_path]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3])
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_process_whose_parent_ended_before_ends_too() -> None:
+    script = "import sys; sys.path.insert(0, sys.argv[1])\nfrom inside.confine import end_with_parent as end\n"
+    script += "import os; end(None); end(os.getppid()); print('alive', flush=True); end(os.getpid()); print('still')"
+    words = [sys.executable, "-I", "-S", "-c", script, Path(sandbox.__file__).parent]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "alive\n")
 
 
 def test_tests_see_the_functions_and_values_of_the_program(way: Confinement) -> None:

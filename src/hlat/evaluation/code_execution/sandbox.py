@@ -130,11 +130,12 @@ def _execute(way: Confinement, program: str, tests: str, limits: Limits) -> str:
         start_new_session=True,
     )
     try:
-        return _wait(process, words, folder, limits.seconds + 2, way.writable).decode()
+        return _wait(process, words, folder, limits.seconds + 2, way.writable).decode(errors="replace")
     finally:
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):  # a program with another user's rights is out of reach
             os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        with process:  # waits for it and closes the pipes; without a sandbox, others can hold them open for ever
+            pass
         try:
             shutil.rmtree(folder, ignore_errors=True)
         except RecursionError:  # folders in folders, which a program can make without a sandbox only
