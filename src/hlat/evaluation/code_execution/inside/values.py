@@ -25,7 +25,7 @@ _SCALARS: tuple[tuple[bytes, type, Callable[[Any], bytes], Callable[[bytes], Any
     (b"y", bytearray, bytes, bytearray),
 )
 _COLLECTIONS: dict[bytes, type] = {b"l": list, b"u": tuple, b"e": set, b"z": frozenset, b"d": dict}
-_STEPS: dict[bytes, type] = {b"S": slice, b"r": range}  # start, stop, step
+_STEPS: dict[bytes, Any] = {b"S": slice, b"r": range}  # start, stop, step
 _EXACT = {b"D": ("decimal", "Decimal"), b"R": ("fractions", "Fraction")}  # compared with floats and ints by some tests
 _READERS = {kind: read for kind, _, _, read in _SCALARS}
 
