@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -18,7 +19,18 @@ from hlat.evaluation.code_execution.confinement import Confinement, bubblewrap, 
 from hlat.evaluation.code_execution.inside import others_can_read
 from hlat.evaluation.code_execution.sandbox import unconfined_execution
 from hlat.runtime import DataError, LaunchError
-from tests.support.evaluation.escapes import ESCAPES, FORGERIES, TESTS, WRONG, aimed, changed, furnish, victim
+from tests.support.evaluation.escapes import (
+    ESCAPES,
+    FAULTS,
+    FORGERIES,
+    LIST,
+    TESTS,
+    WRONG,
+    aimed,
+    changed,
+    furnish,
+    victim,
+)
 
 WAYS = {"bubblewrap": bubblewrap, "Landlock": landlock, "none": unconfined}
 FAILING = {
@@ -189,6 +201,52 @@ def test_a_folder_is_removed_whatever_the_program_did(monkeypatch: pytest.Monkey
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_that_a_program_removed_has_no_size(tmp_path: Path) -> None:
+    assert sandbox._size(tmp_path / "removed") == 0
+
+
+def test_what_a_program_does_to_the_verdict_without_a_sandbox_aborts_no_evaluation(tmp_path: Path) -> None:
+    opened = "import os, time\nverdict = os.open(f'/proc/{os.getppid()}/fd/3', os.O_WRONLY)\n"
+    holder = f"if os.fork() == 0:\n  os.setsid()\n  open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
+    with unconfined_execution():
+        assert not run_program(opened + "os.write(verdict, b'\\xff')")
+        assert not run_program(opened + holder + "  time.sleep(100)", Limits(seconds=1))
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)  # it still held the verdict's pipe
+
+
+@pytest.mark.slow
+def test_programs_end_with_hlat(tmp_path: Path) -> None:
+    """Also if root becomes nobody, by which the kernel forgets the wish to end."""
+    way_called("Landlock")
+    become = readable_python(0) if os.geteuid() == 0 else []
+    script = """
+import ctypes, os, pathlib, sys, tempfile, time
+from tests.evaluation.code_execution import test_sandbox as t
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans become children of this process
+tempfile.tempdir = sys.argv[1]
+hlat = os.fork()
+if hlat == 0:
+    t.passes(t.landlock(), "open('begun', 'w')\\nimport time; time.sleep(30)")
+    os._exit(0)
+while not [*pathlib.Path(sys.argv[1]).glob("*/begun")]:
+    assert os.waitpid(hlat, os.WNOHANG) == (0, 0)
+    time.sleep(0.01)
+os.kill(hlat, 9)
+assert [os.WTERMSIG(os.wait()[1]) for process in ("hlat", "judge", "program")] == [9, 9, 9]
+"""
+    words = [*become, sys.executable, "-B", "-c", script, tmp_path]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3])
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_process_whose_parent_ended_before_ends_too() -> None:
+    script = "import sys; sys.path.insert(0, sys.argv[1])\nfrom inside.confine import end_with_parent as end\n"
+    script += "import os; end(None); end(os.getppid()); print('alive', flush=True); end(os.getpid()); print('still')"
+    words = [sys.executable, "-I", "-S", "-c", script, Path(sandbox.__file__).parent]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "alive\n")
+
+
 def test_tests_see_the_functions_and_values_of_the_program(way: Confinement) -> None:
     program = """
 import math
@@ -228,6 +286,46 @@ except NameError:
     pass
 """
     assert passes(way, program, tests)
+
+
+def test_tests_see_objects_of_the_program_as_python_shows_them(way: Confinement) -> None:
+    program = (
+        LIST
+        + """
+import re
+def match(text): return re.match("a", text)
+def numbers():
+    n = 0
+    while True:
+        yield n
+        n += 1
+def one(): yield 1
+class Mute(ValueError):
+    def __str__(self): return 1 / 0
+def fail(): raise Mute
+def leave(): raise SystemExit(3)
+"""
+    )
+    tests = """
+assert match("a") and not match("b")
+assert Own(1, 2, 3)[1:][1] == 3 and Own(1)[slice(0, 1)] == [1]
+endless, single = numbers(), one()
+assert [next(endless), endless.__next__()] == [0, 1] and dict(zip(numbers(), "ab")) == {0: "a", 1: "b"}
+assert [*single] == [1] and next(single, 7) == 7
+for error, action in ((StopIteration, lambda: next(single)), (ValueError, fail), (SystemExit, leave)):
+    try:
+        action()
+    except error:
+        continue
+    raise AssertionError(error)
+"""
+    assert passes(way, program, tests)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_a_program_returns_or_raises_aborts_no_evaluation_and_passes_no_test(name: str) -> None:
+    program, tests = FAULTS[name]
+    assert not run_program(program, Limits(60), tests=tests)
 
 
 def test_a_value_of_the_tests_that_cannot_be_passed_is_reported_and_not_counted_as_a_failure() -> None:

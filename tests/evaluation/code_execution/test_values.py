@@ -11,7 +11,7 @@ from hlat.evaluation.code_execution.inside.values import from_bytes, to_bytes
 
 PLAIN = [None, True, False, 0, -1, 2**200, 10**5000, 0.1, -0.0, float("inf"), 2 - 1j, "", "ü\ud800\0", b"\xff", ()]
 PLAIN += [[[]], {}, {"a": [1, (2,)], (1, 2): None}, {1, 2}, frozenset({"x"}), bytearray(b"y"), Decimal("1.10")]
-PLAIN += [Fraction(1, 3)]
+PLAIN += [Fraction(1, 3), slice(1, None, -1), range(0, 9, 2)]
 
 
 def refuse(value: object) -> int:

@@ -200,6 +200,33 @@ FORGERIES = {
     "an exception that lets the process end": "class SystemExit(BaseException): pass\ndef f(x): raise SystemExit(0)",
 }
 
+LIST = "class Own:\n  def __init__(self, *v): self.v = [*v]\n  def __getitem__(self, i): return self.v[i]\n"
+LIST += "  def sort(self, key): self.v.sort(key=key)\n"
+CAUGHT = "try: f(1)\nexcept Exception: pass"
+FAULTS = {  # programs and tests of which they fail
+    "no slices": ("from collections import deque\ndef f(x): return deque([1, x])", "assert f(1)[0:2] == [1, 1]"),
+    "own sort": (LIST + "def f(x): return Own(2, 1)", "f(1).sort(key=lambda item: item)"),
+    "own keys": (LIST + "def f(x): return Own(2, 1)", "f(1)[lambda: 1]"),
+    "exception passed back": (
+        "def f(x): raise ValueError\ndef g(e): return 1",
+        "try: f(1)\nexcept ValueError as error: assert g(error) == 1",
+    ),
+    "StopIteration in map": ("def f(x): raise StopIteration", "assert all(map(lambda x: f(x) == 5, [1, 2]))"),
+    "own StopIteration": ("class E(StopIteration): pass\ndef f(x): raise E", "assert all(map(f, [1, 2]))"),
+    "GeneratorExit": (
+        "def f(x): raise GeneratorExit",
+        "def g():\n  try: yield\n  finally: assert f(1) == 2\ng = g(); next(g); g.close()",
+    ),
+    "exit for an exception": ("def f(x): raise SystemExit", CAUGHT),
+    "KeyboardInterrupt for an exception": ("def f(x): raise KeyboardInterrupt", CAUGHT),
+    "unwritable answer for an exception": ("def f(x):\n  a = []\n  a.append(a)\n  return a", CAUGHT),
+    "huge answer for an exception": ("def f(x): return 'x' * (300 << 20)", CAUGHT),
+    "deep answer for an exception": (
+        "import sys\nsys.setrecursionlimit(10**6)\ndef f(x):\n  a = []\n  for i in range(5000): a = [a]\n  return a",
+        CAUGHT,
+    ),
+}
+
 
 @contextmanager
 def victim(home: Path) -> Iterator[dict[str, str]]:

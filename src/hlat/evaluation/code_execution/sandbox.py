@@ -92,7 +92,7 @@ def run_program(program: str, limits: Limits | None = None, *, tests: str = "") 
 
     Raises:
         LaunchError: this machine cannot confine the program.
-        DataError: the tests pass the program a value that cannot be copied, such as a function.
+        DataError: the tests pass a function of the program a value that cannot be copied, such as a function.
     """
     return _judge(find_confinement(), program, tests, limits)
 
@@ -118,6 +118,7 @@ def _execute(way: Confinement, program: str, tests: str, limits: Limits) -> str:
         os.chown(folder, NOBODY, NOBODY)
     files = (*way.files, ".") if way.files else None  # user nobody may be unable to enter the folders above
     order = {"seconds": limits.seconds, "memory": limits.memory, "calls": way.calls, "files": files}
+    order |= {"parent": None if way.writable is None else os.getpid()}  # bubblewrap's processes have other numbers
     words = frame(to_bytes(order | {"program": program}, id)) + frame(to_bytes(tests, id))
     process = subprocess.Popen(
         way.command,
@@ -129,11 +130,12 @@ def _execute(way: Confinement, program: str, tests: str, limits: Limits) -> str:
         start_new_session=True,
     )
     try:
-        return _wait(process, words, folder, limits.seconds + 2, way.writable).decode()
+        return _wait(process, words, folder, limits.seconds + 2, way.writable).decode(errors="replace")
     finally:
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):  # a program with another user's rights is out of reach
             os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        with process:  # waits for it and closes the pipes; without a sandbox, others can hold them open for ever
+            pass
         try:
             shutil.rmtree(folder, ignore_errors=True)
         except RecursionError:  # folders in folders, which a program can make without a sandbox only
@@ -157,7 +159,8 @@ def _wait(process: "subprocess.Popen[bytes]", words: bytes, folder: Path, second
 def _size(folder: Path) -> int:
     """Return the bytes of all files of a folder, which the program changes meanwhile."""
     sizes = 0
-    for entry in os.scandir(folder):
-        with suppress(FileNotFoundError):
-            sizes += entry.stat(follow_symlinks=False).st_size
+    with suppress(OSError):  # without a sandbox it can remove the folder, or close it to hlat
+        for entry in os.scandir(folder):
+            with suppress(FileNotFoundError):
+                sizes += entry.stat(follow_symlinks=False).st_size
     return sizes

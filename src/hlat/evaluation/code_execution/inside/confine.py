@@ -25,7 +25,7 @@ _ANY_TCP, _SIGNALS_AND_ABSTRACT_SOCKETS = 3, 3  # from versions 4 and 6 on
 
 
 def limit_resources(seconds: int, memory: int) -> None:
-    """Limit processor time, memory, size and number of files; end with the parent process."""
+    """Limit processor time, memory, size and number of files."""
     for what, value in (
         (resource.RLIMIT_CPU, seconds),
         (resource.RLIMIT_AS, memory),
@@ -34,13 +34,18 @@ def limit_resources(seconds: int, memory: int) -> None:
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(what, (value, value))
-    end_with_parent()
 
 
-def end_with_parent() -> None:
-    """Be killed when the parent process ends; Linux only."""
+def end_with_parent(parent: int | None) -> None:
+    """Be killed when the parent process ends; Linux only. The kernel forgets this when the user changes.
+
+    Args:
+        parent: its number; None if the end of its namespace is that of all processes in it.
+    """
     if hasattr(_LIBRARY, "prctl"):
         _call("prctl", _PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if parent not in (None, os.getppid()):  # it ended before
+        os._exit(1)
 
 
 def drop_rights() -> None:

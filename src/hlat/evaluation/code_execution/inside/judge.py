@@ -9,11 +9,15 @@ import builtins
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from .confine import drop_rights, end_with_parent, limit_resources, restrict_calls, restrict_files
 from .program import serve
 from .values import from_bytes, read_frame, to_bytes, write_frame
+
+_RAISED = "_raised_by_the_program"  # attribute of exceptions
+_ENDS = (StopIteration, StopAsyncIteration, GeneratorExit)
 
 
 class _Program:
@@ -26,18 +30,29 @@ class _Program:
 
     def __init__(self, requests: int, replies: int) -> None:
         self._requests, self._replies = requests, replies
+        self._named: set[_Object] = set()
 
-    def ask(self, *request: Any) -> tuple[Any, ...]:
+    def ask(self, *request: Any) -> list[Any]:
         """Ask for something; return the reply."""
         try:
-            write_frame(self._requests, to_bytes(request, _number))
-            reply = from_bytes(read_frame(self._replies), self._object)
-        except (EOFError, OSError):
+            words = to_bytes(request, _number)
+        except _CannotBePassedError:
+            if request[0] == "call" and request[1] in self._named:
+                raise
+            os._exit(1)  # the program returned another object than the tests expect, as one with its own sort(key)
+        try:
+            write_frame(self._requests, words)
+            what, *reply = from_bytes(read_frame(self._replies), self._object)
+        except BaseException:  # also of memory: the rest of this answer would be taken for the next one
             os._exit(1)  # no exception, which the tests could take for one of the function under test
-        if not isinstance(reply, tuple):
-            raise TypeError("the program does not answer")
-        if reply[0] == "raised":
-            raise _exception(*reply[1:])
+        if what == "raised":
+            raise _exception(*reply)
+        return [what, *reply]
+
+    def find(self, name: str) -> list[Any]:
+        """Ask for what the program calls by a name."""
+        reply = self.ask("name", name)
+        self._named.update(each for each in reply if isinstance(each, _Object))
         return reply
 
     def value(self, *request: Any) -> Any:
@@ -76,7 +91,13 @@ class _Object:
         self._place[0].ask("set", self, name, value)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._place[0].value("items", self))
+        iterator = self._place[0].value("iterator", self)
+        return iterator if isinstance(iterator, _Object) else iter(iterator)
+
+    def __next__(self) -> Any:
+        for item in self._place[0].value("next", self):
+            return item
+        raise StopIteration
 
     def __getitem__(self, key: Any) -> Any:
         return self._place[0].value("item", self, key)
@@ -84,6 +105,10 @@ class _Object:
     def __len__(self) -> int:
         length: int = self._place[0].value("length", self)
         return length
+
+    def __bool__(self) -> bool:
+        truth: bool = self._place[0].value("truth", self)
+        return truth
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Object) and self._place == other._place
@@ -102,7 +127,7 @@ class _Names(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
         if hasattr(builtins, name):
             raise KeyError(name)
-        kind, *found = self._program.ask("name", name)
+        kind, *found = self._program.find(name)
         if kind == "module" and str(found[0]).partition(".")[0] in sys.stdlib_module_names:
             __import__(found[0])  # that of this process, which the program has not changed
             return sys.modules[found[0]]
@@ -119,19 +144,25 @@ def _number(value: Any) -> int:
     if isinstance(value, _Object):
         number: int = value._place[1]
         return number
+    if isinstance(value, BaseException) and hasattr(value, _RAISED):
+        os._exit(1)  # the program raised it, so the tests are not to blame
     raise _CannotBePassedError(type(value).__name__)
 
 
-def _exception(kinds: list[str], text: str) -> Exception:
-    """Return an exception like one that the program raised: of the nearest class that Python itself has."""
+def _exception(kinds: list[str], text: str) -> BaseException:
+    """Return an exception like one that the program raised: of the nearest class that Python itself has.
+
+    Those that end an iteration become RuntimeError, as in generators (PEP 479): ``map`` of the tests would just stop.
+    """
+    error = BaseException(text)
     for kind in kinds:
         found = getattr(builtins, str(kind), None)
-        if isinstance(found, type) and issubclass(found, Exception):
-            try:
-                return found(text)
-            except TypeError:  # as UnicodeDecodeError, which takes five arguments
-                continue
-    return Exception(text)
+        if isinstance(found, type) and issubclass(found, BaseException):
+            with suppress(TypeError):  # as of UnicodeDecodeError, which takes five arguments
+                error = (RuntimeError if issubclass(found, _ENDS) else found)(text)
+                break
+    setattr(error, _RAISED, True)
+    return error
 
 
 def main() -> None:
@@ -142,13 +173,15 @@ def main() -> None:
     limit_resources(order["seconds"], order["memory"])
     if order["calls"] is not None:
         drop_rights()
+    end_with_parent(order["parent"])
     if order["files"] is not None:
         restrict_files(*order["files"])
     request_end, requests = os.pipe()
     replies, reply_end = os.pipe()
+    judge = os.getpid()
     if os.fork() == 0:
         try:
-            end_with_parent()
+            end_with_parent(judge)
             # The tests are still in the pipe of standard input: close it, and every other descriptor but two.
             os.dup2(2, 0)
             for keep, place in ((request_end, 3), (os.dup(reply_end), 4)):

@@ -8,6 +8,7 @@ It has neither the tests nor the descriptor of the verdict, so that all it can d
 import operator
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from .values import from_bytes, read_frame, to_bytes, write_frame
@@ -34,25 +35,43 @@ def serve(source: str, requests: int, replies: int) -> None:
         try:
             reply = _answer(module, request, refer)
         except BaseException as error:
-            kinds = [kind.__name__ for kind in type(error).__mro__]
-            reply = to_bytes(("raised", kinds, str(error)), refer)
-        write_frame(replies, reply)
+            reply = ("raised", [kind.__name__ for kind in type(error).__mro__], _text(error))
+        # What cannot be written, as a list that contains itself, ends the program: nothing in it raised an exception.
+        write_frame(replies, to_bytes(reply, refer))
 
 
-def _answer(module: Any, request: tuple[Any, ...], refer: Any) -> bytes:
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException:  # of its own __str__
+        return ""
+
+
+def _answer(module: Any, request: tuple[Any, ...], refer: Any) -> tuple[Any, ...]:
     what, *operands = request
     if what == "ended":
-        return to_bytes(("value", operands[0], None), refer)
+        return "value", operands[0], None
     if what == "name":
         if operands[0] not in module.__dict__:
-            return to_bytes(("missing",), refer)
+            return ("missing",)
         value = module.__dict__[operands[0]]
-        return to_bytes(("module", value.__name__) if isinstance(value, type(os)) else ("value", value, None), refer)
+        return ("module", value.__name__) if isinstance(value, type(os)) else ("value", value, None)
     if what == "call":
         function, arguments, named = operands
         before = to_bytes(arguments, refer)
         value = function(*arguments, **named)
         changed = arguments if to_bytes(arguments, refer) != before else None  # as of a function that sorts in place
-        return to_bytes(("value", value, changed), refer)
-    apply: Any = {"get": getattr, "set": setattr, "items": list, "item": operator.getitem, "length": len}[what]
-    return to_bytes(("value", apply(*operands), None), refer)
+        return "value", value, changed
+    return "value", _OPERATIONS[what](*operands), None
+
+
+def _next(iterator: Any) -> list[Any]:
+    """Return the next item, or nothing at the end, which no exception can say: functions raise StopIteration too."""
+    try:
+        return [next(iterator)]
+    except StopIteration:
+        return []
+
+
+_OPERATIONS: dict[str, Callable[..., Any]] = {"get": getattr, "set": setattr, "item": operator.getitem, "length": len}
+_OPERATIONS |= {"truth": bool, "iterator": iter, "next": _next}

@@ -25,6 +25,7 @@ _SCALARS: tuple[tuple[bytes, type, Callable[[Any], bytes], Callable[[bytes], Any
     (b"y", bytearray, bytes, bytearray),
 )
 _COLLECTIONS: dict[bytes, type] = {b"l": list, b"u": tuple, b"e": set, b"z": frozenset, b"d": dict}
+_STEPS: dict[bytes, Any] = {b"S": slice, b"r": range}  # start, stop, step
 _EXACT = {b"D": ("decimal", "Decimal"), b"R": ("fractions", "Fraction")}  # compared with floats and ints by some tests
 _READERS = {kind: read for kind, _, _, read in _SCALARS}
 
@@ -48,6 +49,9 @@ def _parts(value: Any, refer: Refer) -> tuple[bytes, bytes]:
         if isinstance(value, collection):
             items: Any = [item for pair in value.items() for item in pair] if isinstance(value, dict) else value
             return kind, b"".join(to_bytes(item, refer) for item in items)
+    for kind, steps in _STEPS.items():
+        if isinstance(value, steps):
+            return kind, b"".join(to_bytes(item, refer) for item in (value.start, value.stop, value.step))
     for kind, name in _EXACT.items():
         if (type(value).__module__, type(value).__name__) == name:
             return kind, str(value).encode()
@@ -86,6 +90,8 @@ def _value(kind: bytes, body: bytes, resolve: Resolve) -> Any:
     if kind in _COLLECTIONS:
         items = _all_values(body, resolve)
         return _COLLECTIONS[kind](zip(items[::2], items[1::2], strict=True) if kind == b"d" else items)
+    if kind in _STEPS:
+        return _STEPS[kind](*_all_values(body, resolve))
     if kind in _EXACT:
         module, name = _EXACT[kind]
         return getattr(__import__(module), name)(body.decode())
