@@ -21,6 +21,7 @@ from hlat.runtime.process.progress import (
     advance,
     begin_progress,
     blocking_call,
+    open_progress_file,
     record_progress_in,
 )
 from hlat.runtime.process.rank_log import log_path, rank_log
@@ -59,6 +60,7 @@ __all__ = [
     "machine_clock",
     "observe_phases",
     "observe_stages",
+    "open_progress_file",
     "print_json_lines",
     "prints_json",
     "raise_interrupts",
