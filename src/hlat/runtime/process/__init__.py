@@ -1,6 +1,6 @@
 """This process: phase, clock, exit codes, log, output; and the status of other processes of the machine."""
 
-from hlat.runtime.process.appended_file import AppendedFile
+from hlat.runtime.process.appended_file import AppendedFile, Move
 from hlat.runtime.process.clock import machine_clock
 from hlat.runtime.process.exit_codes import (
     DEADLINE_ENV,
@@ -38,6 +38,7 @@ __all__ = [
     "STOP_SIGNALS",
     "VERBOSE_ENV",
     "AppendedFile",
+    "Move",
     "ProgressRecord",
     "advance",
     "after_start",
