@@ -44,6 +44,8 @@ def test_a_run_that_dies_before_its_first_step_leaves_its_recipe(cli, recipe_fil
 
 def test_a_resumed_run_appends_its_attempt_with_the_changed_fields(cli, recipe_file, tiny, tmp_path):
     assert cli("train", recipe_file, *tiny, "training.stop_after=5").returncode == 0
+    events = tmp_path / "run" / "events.jsonl"
+    events.write_bytes(b"\0\0\0\n" + events.read_bytes())  # a damaged line ends no resuming
     assert cli("train", recipe_file, *tiny, "optimizer.lr=1.0e-3", "training.stop_after=5").returncode == 0
     refused = cli("train", recipe_file, *tiny, "optimizer.lr=2.0e-3", "model.layers=3")
     assert refused.returncode == 2 and "model.layers: saved with" in refused.stderr, "no attempt: nothing is recorded"

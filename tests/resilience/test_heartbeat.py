@@ -94,12 +94,19 @@ def test_a_rank_without_a_supervisor_writes_no_heartbeat(tmp_path, monkeypatch):
 def test_a_supervised_process_records_phases_and_that_it_is_alive(tmp_path):
     work = (
         "import time\n"
-        "from hlat.resilience import record_durable_step, record_saver, running_heartbeat, set_step_counter\n"
+        "from hlat.resilience import (\n"
+        "  read_heartbeat, record_durable_step, record_saver, running_heartbeat, set_step_counter)\n"
         "from hlat.runtime.process import enter_phase\n"
-        "with running_heartbeat(1):\n  set_step_counter(lambda: 7)\n  enter_phase('data'); enter_phase('forward')\n"
-        "  record_durable_step(7)\n  record_saver(99)\n  time.sleep(0.5)\n"
+        "with running_heartbeat(1) as beat:\n"
+        "  set_step_counter(lambda: 7)\n  enter_phase('data'); enter_phase('forward')\n"
+        "  record_durable_step(7)\n  record_saver(99)\n"
+        "  while True:\n"
+        "    found = read_heartbeat(beat.saver_path.parent, 1)\n"
+        "    if found.alive_at > found.since and 'forward' in found.busy: break\n"
+        "    time.sleep(0.01)\n"
     )
-    subprocess.run([sys.executable, "-c", work], env={**os.environ, HEARTBEAT_FOLDER: str(tmp_path)}, check=True)
+    environment = {**os.environ, HEARTBEAT_FOLDER: str(tmp_path)}
+    subprocess.run([sys.executable, "-c", work], env=environment, check=True, timeout=300)
     found = read_heartbeat(tmp_path, 1)
     assert (found.start_step, found.durable_step, found.phase, found.waiting) == (7, 7, "forward", False)
     assert found.saver == 99
@@ -133,12 +140,13 @@ def test_a_thread_in_an_interruptible_call_is_waiting():
     seen = []
 
     def call():
-        time.sleep(0.05)  # until the main thread is waiting
-        frame = sys._current_frames()[threading.main_thread().ident]
-        seen.append((is_waiting(frame), find_location(frame)))
+        deadline = time.monotonic() + 60
+        while not seen or not (seen[-1][0] or time.monotonic() > deadline):  # until the main thread is waiting
+            frame = sys._current_frames()[threading.main_thread().ident]
+            seen.append((is_waiting(frame), find_location(frame)))
 
     call_interruptibly(call)
-    [(waits, location)] = seen
+    waits, location = seen[-1]
     assert waits and "waiting.py" not in location
 
 

@@ -75,6 +75,16 @@ def test_attempts_that_gain_one_checkpoint_each_are_given_up_after_ten():
     assert decisions(RestartPolicy(3, 1.0), known) == [True] * 9 + [False] * 3
 
 
+@pytest.mark.parametrize("kind", ["host", "signal", "passing"])
+def test_lost_machines_may_cost_every_second_checkpoint_for_ever(kind):
+    """With a save every 2 h and a machine lost every 3 h, each attempt gains one: the run is productive."""
+    restarts, steps = RestartPolicy(3, 1.0), range(0, 500, 5)
+    assert all(
+        restarts.decide(failure(kind, start_step=step, durable_step=step + 5, saves=1)).restart for step in steps
+    )
+    assert decisions(restarts, [{"start_step": 500 + 5 * number} for number in range(9)]) == [True] * 9
+
+
 @pytest.mark.parametrize(
     "good", [{"durable_step": 30, "saves": 2}, {"durable_step": 25, "saves": 1}], ids=["known", "one found later"]
 )

@@ -197,10 +197,10 @@ def _supervise(job: TrainingJob, least: int, most: int, hosts: HostOptions | Non
     if code in _FAILURES:  # the leader of the hosts has the message
         raise error_class("", code)(f"the run failed with exit code {code}: see {recipe.run_dir / 'events.jsonl'}.")
     from hlat.checkpoint.protocol import step_folder_name
-    from hlat.tracking import read_events
+    from hlat.tracking import read_valid_records
 
-    path = recipe.run_dir / "events.jsonl"
-    ends = [event for event in read_events(path) if event["event"] == "end"] if path.is_file() else []
+    events, _ = read_valid_records(recipe.run_dir / "events.jsonl")
+    ends = [event for event in events if event.get("event") == "end"]
     if not ends:
         raise LaunchError("the run was stopped before its first step. The same call begins again.")
     step = int(ends[-1]["step"])

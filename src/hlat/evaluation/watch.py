@@ -27,7 +27,7 @@ from hlat.evaluation.perplexity import run_data, saved_recipe
 from hlat.precision import MODES
 from hlat.runtime import CheckpointError
 from hlat.runtime.distributed import join_run
-from hlat.tracking import EventLog, append_samples, read_events
+from hlat.tracking import EventLog, append_samples, read_events, read_valid_records
 from hlat.training.validation import (
     Evaluation,
     EvaluationResult,
@@ -122,10 +122,8 @@ def _evaluated(folder: Path, weights: str) -> set[str]:
 
 def _has_ended(folder: Path) -> bool:
     """True if all steps of the run are done."""
-    file = folder / "events.jsonl"
-    ends = (
-        [event for event in read_events(file) if event["event"] in ("start", "resume", "end")] if file.exists() else []
-    )
+    events, _ = read_valid_records(folder / "events.jsonl")
+    ends = [event for event in events if event.get("event") in ("start", "resume", "end")]
     return bool(ends) and ends[-1]["event"] == "end" and ends[-1]["reason"] == "finished"
 
 

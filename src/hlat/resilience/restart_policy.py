@@ -5,7 +5,7 @@
 
 Errors that the user has to fix are never retried. Other failures are, as long as the run makes progress: it is given up
 after ``recovery.restarts`` restarts in a row without a new checkpoint, and after ten attempts in a row that gained one
-checkpoint each and nothing more: they repeat what fails, and would for ever.
+checkpoint each and then failed by themselves: they repeat what fails, and would for ever.
 """
 
 from collections.abc import Callable
@@ -24,6 +24,7 @@ host is lost. ``user``: an error that only the user can fix.
 
 _MAX_BACKOFF = 60.0  # seconds
 _MOST_MEAGRE = 10  # attempts in a row with one new checkpoint or none
+_OF_ITSELF = ("hang", "exception", "exit")  # a lost host, a killed process or a full disk repeats nothing
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class RestartPolicy:
     Attributes:
         newest: newest durable step known; -1 if there is none.
         in_row: restarts since the last progress.
-        meagre: attempts in a row that made one new state durable, or none.
+        meagre: attempts in a row that made one new state durable, or none, and failed by themselves.
     """
 
     def __init__(self, limit: int, backoff: float) -> None:
@@ -106,9 +107,10 @@ class RestartPolicy:
 
     def _livelock_message(self, failure: Failure) -> str:
         return (
-            f"given up: each of the last {self.meagre} attempts gained one checkpoint at most and then failed, lately "
-            f"by {failure.kind}: restarts would go on like that. Remove the cause (events `incident` of events.jsonl), "
-            "or save more often than it fails (checkpoint.every_steps, checkpoint.local); the same command resumes"
+            f"given up: each of the last {self.meagre} attempts gained one checkpoint at most and then failed by "
+            f"itself, lately by {failure.kind}: restarts would go on like that. Remove the cause (events `incident` of "
+            "events.jsonl), or save more often than it fails (checkpoint.every_steps, checkpoint.local); the same "
+            "command resumes"
         )
 
     def _record_progress(self, failure: Failure) -> None:
@@ -117,7 +119,7 @@ class RestartPolicy:
         if self._saves + found_later > 1:
             self.meagre = 0
         self._saves = failure.saves
-        self.meagre = 0 if failure.saves > 1 else self.meagre + 1
+        self.meagre = self.meagre + 1 if failure.kind in _OF_ITSELF and failure.saves <= 1 else 0
         known = max((step for step in (failure.start_step, failure.durable_step) if step is not None), default=-1)
         if known > self.newest:
             self.newest = known

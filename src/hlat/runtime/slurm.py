@@ -161,7 +161,8 @@ def option_problems(name: str, options: Sequence[str]) -> list[str]:
 
 def output_option(folder: Path, output: str) -> str:
     """Return the option of sbatch for the output of a job; Slurm replaces %j and others also in a folder's name."""
-    return f"--output={str(folder).replace('%', '%%') + '/' if '%' in str(folder) else ''}{output}"
+    is_named = "%" in str(folder) and not Path(output).is_absolute()
+    return f"--output={str(folder).replace('%', '%%') + '/' if is_named else ''}{output}"
 
 
 def output_folders(options: Sequence[str], name: str, folder: Path) -> tuple[list[Path], list[str]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hlat.runtime import redact_json
+from hlat.runtime.process import Move
 from hlat.tracking.jsonl import JsonLines, read_records
 
 
@@ -41,9 +42,9 @@ class EventLog:
         self._file.append({"time": now, "event": kind, **redact_json(fields)})
         self._file.sync()
 
-    def was_moved(self) -> bool:
-        """Return True if the file was renamed, removed or replaced since the last call."""
-        return self._file.was_moved()
+    def last_move(self) -> Move:
+        """Return what was done if the file was renamed, removed or replaced since the last call."""
+        return self._file.last_move()
 
     def close(self) -> None:
         """Close the file."""

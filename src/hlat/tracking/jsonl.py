@@ -22,7 +22,7 @@ from typing import Any, Self
 from pydantic_core import from_json
 
 from hlat.runtime import DataError, StorageError
-from hlat.runtime.process import AppendedFile, blocking_call
+from hlat.runtime.process import AppendedFile, Move, blocking_call
 from hlat.runtime.storage import sync_to_disk
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -90,7 +90,8 @@ class JsonLines:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self._moved = path, False
+        self.path = path
+        self._move: Move = ""
         with as_storage_error(path, "open"):
             self._file = AppendedFile(path)
         try:
@@ -105,21 +106,21 @@ class JsonLines:
         assert self._file.descriptor >= 0, "append() after close()"
         line = encode(record)
         with as_storage_error(self.path, "write"):
-            while not self._append_here(line):
-                self._moved = True
+            while move := self._append_here(line):
+                self._move = move
 
     def follow(self) -> None:
         """Open the file under its name again if it is another one, as ``append`` does."""
         with as_storage_error(self.path, "open"), _exclusive(self._file.descriptor):
-            self._moved |= self._file.follow()
+            self._move = self._file.follow() or self._move
 
-    def _append_here(self, line: bytes) -> bool:
-        """Append a line; return False, with nothing written, if the file had to be opened again under its name."""
+    def _append_here(self, line: bytes) -> Move:
+        """Append a line; or, if the file had to be opened again under its name, write nothing and return how."""
         descriptor = os.dup(self._file.descriptor)  # keeps the lock until the content of a moved file is copied
         try:
             with _exclusive(descriptor):
-                if self._file.follow():
-                    return False
+                if move := self._file.follow():
+                    return move
                 self._repair(descriptor)
                 before = os.fstat(descriptor).st_size
                 try:
@@ -130,14 +131,14 @@ class JsonLines:
                     with suppress(OSError):  # report the first error; the next open repairs the rest
                         os.ftruncate(descriptor, before)
                     raise
-                return True
+                return ""
         finally:
             os.close(descriptor)
 
-    def was_moved(self) -> bool:
-        """Return True if the file was renamed, removed or replaced since the last call; nothing of it is lost."""
-        moved, self._moved = self._moved, False
-        return moved
+    def last_move(self) -> Move:
+        """Return what was done if the file was renamed, removed or replaced since the last call."""
+        move, self._move = self._move, ""
+        return move
 
     def sync(self) -> None:
         """Sync the file, so that every record so far survives a power failure."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hlat.runtime.process import Move
 from hlat.tracking.jsonl import JsonLines, as_storage_error, decode, filter_lines, from_json_value, read_records
 
 _TAIL_BYTES = 1 << 18  # longer than any line
@@ -62,9 +63,9 @@ class MetricsFile:
         assert isinstance(metrics.get("step"), int), "a line of metrics has its step"
         self._file.append(dict(metrics))
 
-    def was_moved(self) -> bool:
-        """Return True if the file was renamed, removed or replaced since the last call."""
-        return self._file.was_moved()
+    def last_move(self) -> Move:
+        """Return what was done if the file was renamed, removed or replaced since the last call."""
+        return self._file.last_move()
 
     def sync(self) -> None:
         """Sync the file, so that every line so far survives a power failure."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from hlat.runtime.process import Move
 from hlat.tracking.metrics import Metrics
 
 
@@ -21,9 +22,12 @@ class TrackerNote:
     fields: dict[str, Any]
 
 
-def moved_note(name: str) -> TrackerNote:
+def moved_note(name: str, move: Move) -> TrackerNote:
     """Return the note about a file of the run that was moved while the run appended to it."""
-    text = f"{name} was renamed, removed or replaced while the run writes to it: opened again, nothing is lost"
+    kept = "nothing is lost"
+    if move == "another file":
+        kept = "what was written while a program made that other file may be only in the old one"
+    text = f"{name} was renamed, removed or replaced while the run writes to it: opened again, {kept}"
     return TrackerNote("record_restored", text, {"file": name})
 
 

@@ -76,8 +76,8 @@ class Tracker:
 
     def _report_moved_files(self) -> None:
         for name, file in (("metrics.jsonl", self._metrics), ("events.jsonl", self._events)):
-            if file.was_moved():
-                note = moved_note(name)
+            if move := file.last_move():
+                note = moved_note(name, move)
                 self.event(note.kind, **note.fields)
                 self.message(note.text)
 

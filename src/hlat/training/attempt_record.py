@@ -26,7 +26,7 @@ from hlat.runtime import DataError, HlatError, StorageError, host_name, redact, 
 from hlat.runtime.backend import backend_of
 from hlat.runtime.distributed import Runtime
 from hlat.runtime.storage import ATTEMPTS_NAME, RECIPE_HEAD, RECIPE_NAME, is_foreign_recipe
-from hlat.tracking import EventLog, read_events
+from hlat.tracking import EventLog, read_valid_records
 from hlat.training.git_commit import git_commit
 
 _PACKAGES = ("numpy", "pyarrow", "safetensors", "tokenizers", "transformers", "triton")
@@ -49,8 +49,8 @@ class RunOrigin:
 
 def has_begun(run_dir: Path) -> bool:
     """Return True if an attempt of the run has begun its steps: a start that is refused after that is no attempt."""
-    events = run_dir / "events.jsonl"
-    return any(event.get("event") != "error" for event in (read_events(events) if events.exists() else ()))
+    events, _ = read_valid_records(run_dir / "events.jsonl")  # a damaged line is no reason to refuse the run
+    return any(event.get("event") != "error" for event in events)
 
 
 def record_attempt(recipe: Recipe, runtime: Runtime, origin: RunOrigin | None) -> None:

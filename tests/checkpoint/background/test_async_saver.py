@@ -34,7 +34,7 @@ from tests.support.checkpoint.saving_ranks import (
 )
 
 WORLDS = [1, 2]
-HANG_SECONDS = 1.0
+HANG_SECONDS = 60.0  # no busy machine lets a saver wait for so long; clocks are set ahead
 
 
 def train_during_a_save(rank: Rank, pipe: Connection) -> None:
@@ -204,11 +204,14 @@ def test_the_ranks_save_the_state_that_a_killed_saver_was_writing(tmp_path: Path
 def wait_for_a_slow_disk(rank: Rank, pipe: Connection) -> None:
     """Let the disk answer only once the wait is reported, which is after the time limit of a hang."""
     rank.submit(1)
+    wait_until((rank.folder / f"writing-{rank.process.pid}").exists)
+    rank.hurry(HANG_SECONDS + 1)
     reports = []
     for report in rank.saver.reports(wait=True):
         reports.append(type(report))
         if isinstance(report, SlowStorage):
             assert report.seconds > HANG_SECONDS
+            rank.hurry(0.0)
             (rank.folder / "go").touch()
     assert reports == [SlowStorage, SaveResult]
     outcome = rank.saver.agree_on_outcome()
@@ -228,6 +231,7 @@ def save_for_a_stopped_saver(rank: Rank, pipe: Connection) -> None:
     if rank.runtime.rank == rank.runtime.world - 1:
         wait_until((rank.folder / f"writing-{rank.process.pid}").exists)
         os.kill(rank.process.pid, signal.SIGSTOP)
+        rank.hurry(HANG_SECONDS + 1)
     list(rank.saver.reports(wait=True))
     outcome = rank.saver.agree_on_outcome()
     assert outcome.lost[rank.runtime.world - 1].startswith("was stopped by a signal for ") and outcome.result is None

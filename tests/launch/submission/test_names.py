@@ -110,6 +110,7 @@ def test_what_cannot_be_an_image_is_refused(image: str, recipe_file: Path) -> No
         ("100%%/%j.log", "w", "w/100%"),
         ("/elsewhere/%j.log", "w", "/elsewhere"),
         ("%x-%j.log", "90 %j", "90 %j"),
+        ("/elsewhere/%j.log", "at 90%", "/elsewhere"),
         ("logs/%j/out.log", "w", None),
         ("%x.log", "back\\slash", None),
     ],

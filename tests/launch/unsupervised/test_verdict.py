@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from hlat.launch.unsupervised.hang_reports import STALE_SECONDS, HangReport, HangReports
+from hlat.launch.unsupervised.hang_reports import HangReport, HangReports
 from hlat.launch.unsupervised.verdict import judge
 from tests.support.resilience.readings import reading
 
@@ -47,9 +47,9 @@ def test_reports_are_read_as_written_and_an_alarm_is_seen_once(tmp_path):
     first, second = HangReports(tmp_path, 0), HangReports(tmp_path, 1)
     assert not second.alarmed() and first.read(2) == []
     written = report(1, "b")
-    second.write(written)
     first.raise_alarm()
     assert second.alarmed() and not second.alarmed()
+    second.write(written)
     assert first.read(3) == [written]
     first.raise_alarm()
     assert second.alarmed()
@@ -81,11 +81,12 @@ def test_times_are_ages_so_that_clocks_of_hosts_do_not_matter():
 
 def test_a_report_of_an_earlier_alarm_after_which_the_run_went_on_counts_as_none(tmp_path):
     reports, others = HangReports(tmp_path, 0), HangReports(tmp_path, 1)
+    reports.raise_alarm()
     reports.write(report(0, "a"))
     others.write(report(1, "a"))
-    reports.raise_alarm()
     assert [found.beat.rank for found in reports.read(2)] == [0, 1]
-    file = tmp_path / "logs" / "hang" / "rank-00001.json"
-    long_ago = file.stat().st_mtime - STALE_SECONDS - 1
-    os.utime(file, (long_ago, long_ago))
+    alarm, file = tmp_path / "logs" / "hang" / "alarm", tmp_path / "logs" / "hang" / "rank-00001.json"
+    before = alarm.stat().st_mtime - 3
+    os.utime(file, (before, before))
     assert [found.beat.rank for found in reports.read(2)] == [0]
+    assert [found.beat.rank for found in reports.read(2, margin=4.0)] == [0, 1], "of a rank that ended just before"

@@ -1,9 +1,11 @@
 """Progress records: a process that waits for the system is not silent, one that is stopped or does nothing is."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -12,6 +14,7 @@ from hlat.runtime.process import (
     advance,
     blocking_call,
     is_stopped,
+    open_progress_file,
     record_progress_in,
 )
 from hlat.runtime.process.process_status import process_state
@@ -77,3 +80,31 @@ def test_a_process_that_computes_is_not_silent(record, clock):
     clock.now += 9
     assert process_state(os.getpid()) == "R" and record.silence(0.0, os.getpid()) == 0
     assert record.silence(0.0) > 9
+
+
+def test_a_process_that_ended_inside_a_blocking_call_is_silent(record, clock):
+    """Its call is never counted as ended; as a zombie it still has an id."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with process, blocking_call():
+        clock.now += 9
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert process_state(process.pid) == "Z" and record.silence(0.0, process.pid) == 9
+        process.wait()
+        assert record.silence(0.0, process.pid) == 9
+
+
+def test_a_record_needs_no_temporary_folder(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with open_progress_file() as file:
+        ProgressRecord.in_file(file).advance()
+        assert ProgressRecord.in_file(file).silence(0.0) < ProgressRecord.BLOCKED_LIMIT
+
+
+def test_a_record_on_a_full_disk_is_an_error_not_a_killed_process(monkeypatch):
+    def raise_no_space(descriptor, offset, size):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", raise_no_space)
+    with open_progress_file() as file, pytest.raises(OSError, match="No space left"):
+        ProgressRecord.in_file(file)

@@ -18,9 +18,6 @@ from pathlib import Path
 from hlat.data.stores import write_atomic
 from hlat.resilience import HeartbeatReading
 
-STALE_SECONDS = 60.0
-"""Age of a report, in seconds before the alarm, from which it belongs to an earlier one."""
-
 _ALARM = "alarm"
 _Identity = tuple[int, int] | None
 
@@ -84,12 +81,17 @@ class HangReports:
             self._folder.mkdir(parents=True, exist_ok=True)
             write_atomic(self._file(self._rank), json.dumps(asdict(report)).encode())
 
-    def read(self, world: int) -> list[HangReport]:
-        """Return the reports of those of the ``world`` ranks that have one."""
+    def read(self, world: int, margin: float = 0.0) -> list[HangReport]:
+        """Return the reports of the last alarm, of those of the ``world`` ranks that have one.
+
+        Args:
+            world: number of ranks.
+            margin: seconds before that alarm from which reports count too.
+        """
         alarm = -math.inf
         with suppress(OSError):
             alarm = (self._folder / _ALARM).stat().st_mtime
-        found = (self._read(rank, alarm - STALE_SECONDS) for rank in range(world))
+        found = (self._read(rank, alarm - margin) for rank in range(world))
         return [report for report in found if report is not None]
 
     def _read(self, rank: int, oldest: float) -> HangReport | None:

@@ -22,7 +22,7 @@ from hlat.config import Recipe
 from hlat.launch.error_report import ErrorReport, write_report
 from hlat.launch.metrics_server import metrics_server
 from hlat.launch.supervision import ObservedHang
-from hlat.launch.unsupervised.hang_reports import STALE_SECONDS, HangReport, HangReports
+from hlat.launch.unsupervised.hang_reports import HangReport, HangReports
 from hlat.launch.unsupervised.verdict import judge
 from hlat.resilience import (
     HEARTBEAT_FOLDER,
@@ -39,6 +39,8 @@ from hlat.tracking import EventLog
 _EXIT_CODE = 1  # as a supervisor's, whose restarts are used up
 _POLL = 1.0  # seconds between two checks of the heartbeat and of the alarm; the latter is a call to a shared disk
 _GATHERING = 5.0  # seconds for the other ranks to see the alarm and to report
+_ENDING = _GATHERING + 2 * _POLL  # seconds from a late rank's report to its end: it answers no alarm after that
+_EXCUSED = 60.0  # seconds, at least, between two alarms of a rank: each costs all ranks a call to the disk
 
 
 @contextmanager
@@ -111,13 +113,13 @@ class _SelfWatch:
         """Find out who is to blame, record it, and end this process, unless another rank does what it waits for."""
         self._reports.write(own)
         self._reports.raise_alarm()
-        reports = self._gather()
+        reports = self._gather(own)
         if self._stop.is_set():  # the block has ended meanwhile
             return
         limit = self._watchdog.seconds
         assert limit is not None, "without a limit no rank is late"
         if own.beat.waits_for_others and any(report.beat.is_advancing(0.0, limit) for report in reports):
-            self._excused_until = time.monotonic() + max(limit, STALE_SECONDS)
+            self._excused_until = time.monotonic() + max(limit, _EXCUSED)
             return
         hang = judge(reports or [own], own, self._world, _local_world())
         observed = ObservedHang(hang, "", self._write_stacks(hang))
@@ -130,13 +132,17 @@ class _SelfWatch:
         shutil.rmtree(self._folder, ignore_errors=True)
         os._exit(_EXIT_CODE)  # the main thread waits in a library, and would never handle an exception
 
-    def _gather(self) -> list[HangReport]:
-        """Wait for the reports of the other ranks, and return all."""
+    def _gather(self, own: HangReport) -> list[HangReport]:
+        """Wait for the reports of the other ranks, and return all; other late ranks, which alarm too, get ours."""
         deadline = time.monotonic() + _GATHERING
         while True:
+            if self._reports.alarmed():
+                self._reports.write(own)
             found = self._reports.read(self._world)
-            if len(found) == self._world or time.monotonic() > deadline or self._stop.wait(_POLL / 4):
+            if len(found) == self._world:
                 return found
+            if time.monotonic() > deadline or self._stop.wait(_POLL / 4):
+                return self._reports.read(self._world, _ENDING)  # a late rank may have ended before our alarm
 
     def _write_stacks(self, hang: Hang) -> Path | None:
         """Append the stacks of this process to the file of the hang; None if it cannot be written."""

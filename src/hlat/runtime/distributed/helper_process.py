@@ -20,7 +20,6 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
 import termios
 import threading
 import time
@@ -37,7 +36,13 @@ from typing import IO, Any, Protocol
 import torch.distributed as dist
 
 from hlat.runtime.backend import accelerator_in_use
-from hlat.runtime.process import ProgressRecord, begin_progress, let_output_be_lost, lossy_stream
+from hlat.runtime.process import (
+    ProgressRecord,
+    begin_progress,
+    let_output_be_lost,
+    lossy_stream,
+    open_progress_file,
+)
 from hlat.runtime.terminal_text import EscapingStream
 
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -157,10 +162,10 @@ def start_helper(work: Work, progress_file: IO[bytes] | None = None) -> HelperPr
 
     Args:
         work: called in the helper with its end of the channel.
-        progress_file: open file for its progress record, if a third process reads that; None for a temporary one.
+        progress_file: open file for its progress record, if a third process reads that; None for an unnamed one.
     """
     ours, theirs = Pipe()
-    with progress_file or tempfile.TemporaryFile() as file:
+    with progress_file or open_progress_file() as file:
         progress, start = ProgressRecord.starting(file), _fork if _may_fork() else _spawn
         process: _Process = start(work, ours, theirs, file.fileno())
     theirs.close()

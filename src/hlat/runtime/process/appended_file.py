@@ -10,8 +10,13 @@ Names are looked up in the folder that was opened, wherever that is moved: anoth
 import os
 import stat
 from pathlib import Path
+from typing import Literal
+
+Move = Literal["", "written back", "another file"]
+"""What was done about a name: nothing, or the content was written back, or another file with content was opened."""
 
 _COPIED_BYTES = 1 << 20
+_MOST_VAIN = 2
 
 
 class AppendedFile:
@@ -30,6 +35,7 @@ class AppendedFile:
 
     def __init__(self, path: Path, restores: bool = True) -> None:
         self._name, self._restores = path.name, restores
+        self._vain = 0  # follows in a row that did not find the file that they opened
         self._folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
         try:
             self.descriptor = self._open()
@@ -37,22 +43,25 @@ class AppendedFile:
             os.close(self._folder)
             raise
 
-    def follow(self) -> bool:
-        """Open the file under the name if it is another one; return True if it is. Its content is complete then.
+    def follow(self) -> Move:
+        """Open the file under the name if it is another one, and return what was done.
 
-        A file that cannot be opened or written back is not followed.
+        A file that cannot be opened or written back is not followed, nor one of a file system that never gives a file
+        the same identity twice. Another file with content may lack what was appended while a program made it.
         """
-        if self._is_in_place():
-            return False
+        if self._vain == _MOST_VAIN or self._is_in_place():
+            return ""
+        is_empty = self._size_in_place() == 0
         try:
-            if self._restores and self._size_in_place() == 0:
+            if self._restores and is_empty:
                 self._write_back()
             new = self._open()
         except OSError:
-            return False
+            return ""
         os.dup2(new, self.descriptor, inheritable=False)
         os.close(new)
-        return True
+        self._vain = 0 if self._is_in_place() else self._vain + 1
+        return "written back" if is_empty else "another file"
 
     def write(self, content: bytes | memoryview) -> int:
         """Append bytes; return how many were written."""

@@ -9,13 +9,14 @@ A slow disk and a dead process look alike from outside: nothing happens. The rec
 
 import mmap
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, ClassVar
 
-from hlat.runtime.process.process_status import process_state
+from hlat.runtime.process.process_status import is_running, process_state
 
 
 class ProgressRecord:
@@ -41,6 +42,8 @@ class ProgressRecord:
         """Return the record in an open file, which is made large enough."""
         if os.fstat(file.fileno()).st_size < cls.BYTES:
             file.truncate(cls.BYTES)
+            if hasattr(os, "posix_fallocate"):  # without space, a store to the mapped file would kill this process
+                os.posix_fallocate(file.fileno(), 0, cls.BYTES)
         return cls(memoryview(mmap.mmap(file.fileno(), cls.BYTES)))
 
     @classmethod
@@ -74,12 +77,14 @@ class ProgressRecord:
 
         Args:
             since: time before which nothing was expected.
-            pid: process that writes the record, if its state in the system counts too. One that is stopped is silent.
-                One that computes, or waits for a processor, is not: a busy machine may give it none for long.
+            pid: process that writes the record, if its state in the system counts too. One that is stopped or has
+                ended is silent. One that computes, or waits for a processor, is not: a busy machine may give it none
+                for long.
         """
         at = max(since, self._numbers[0])
         seconds, state = self._clock() - at, process_state(pid) if pid is not None else ""
-        is_busy = (self._numbers[1] > 0 and state not in ("T", "t")) or state in ("R", "D")
+        is_silent = state in ("T", "t") or (pid is not None and not is_running(pid))
+        is_busy = (self._numbers[1] > 0 and not is_silent) or state in ("R", "D")
         return 0.0 if is_busy and seconds < self.BLOCKED_LIMIT else seconds
 
     @staticmethod
@@ -96,6 +101,13 @@ class ProgressRecord:
     def blocked_seconds(self) -> float:
         """Seconds that a call has been waiting for the system; 0 if none does."""
         return self._clock() - self._numbers[0] if self._numbers[1] > 0 else 0.0
+
+
+def open_progress_file() -> IO[bytes]:
+    """Open an unnamed file for a record: in memory if the system supports it, since temporary folders may be full."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("progress"), "w+b")
+    return tempfile.TemporaryFile()
 
 
 _own: ProgressRecord | None = None

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hlat.runtime.process import AppendedFile
+from hlat.runtime.process import AppendedFile, Move
 from hlat.tracking.jsonl import as_storage_error
 from hlat.tracking.metrics import Metrics
 from hlat.tracking.outputs import TrackerNote, moved_note
@@ -59,7 +59,8 @@ class TensorBoard:
     """
 
     def __init__(self, folder: Path, *, start_step: int) -> None:
-        self._folder, self._was_moved = folder, False
+        self._folder = folder
+        self._move: Move = ""
         self._writer = self._open(start_step)
 
     def rewind(self, step: int) -> None:
@@ -70,14 +71,12 @@ class TensorBoard:
     def log(self, metrics: Metrics) -> None:
         """Add the scalars of one step."""
         with as_storage_error(self._folder, "write TensorBoard events"):
-            self._was_moved |= self._writer.add(metrics["step"], scalars(metrics))
+            self._move = self._writer.add(metrics["step"], scalars(metrics)) or self._move
 
     def notes(self) -> list[TrackerNote]:
         """Return a note if the file was moved since the last call; errors are raised."""
-        if not self._was_moved:
-            return []
-        self._was_moved = False
-        return [moved_note(f"{self._folder.name}/{self._writer.name}")]
+        move, self._move = self._move, ""
+        return [moved_note(f"{self._folder.name}/{self._writer.name}", move)] if move else []
 
     def close(self, failed: bool = False) -> None:
         """Close the file. Closing it twice is harmless."""
@@ -107,11 +106,11 @@ class _EventFile:
             self.close()
             raise
 
-    def add(self, step: int, values: dict[str, float]) -> bool:
-        """Write the scalars of a step as one record; return True if the file had to be opened again under its name."""
-        was_moved = self._file.follow()
+    def add(self, step: int, values: dict[str, float]) -> Move:
+        """Write the scalars of a step as one record; return what was done if the file was moved."""
+        move = self._file.follow()
         write_record(self._file, scalars_event(time.time(), step, values))
-        return was_moved
+        return move
 
     def close(self) -> None:
         """Close the file."""
