@@ -4,6 +4,7 @@ The documents that are expected are those that were written; each kind of file i
 """
 
 import base64
+import bz2
 import gzip
 import json
 import os
@@ -69,9 +70,9 @@ def _zip() -> bytes:
     return out.getvalue()
 
 
-def _tar() -> bytes:
+def _tar(tar_format: int = tarfile.USTAR_FORMAT) -> bytes:
     out = BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
+    with tarfile.open(fileobj=out, mode="w", format=tar_format) as archive:
         archive.addfile(tarfile.TarInfo("a.jsonl"))
     return out.getvalue()
 
@@ -139,6 +140,12 @@ REFUSED: dict[str, tuple[bytes, tuple[str, ...]]] = {
     "cut.feather": (_stream(_table(DOCS))[:-20], ("truncated or damaged",)),
     "archive.jsonl": (_zip(), ("zip archive", "Unpack")),
     "archive.txt": (_tar(), ("tar archive",)),
+    "gnu.txt": (_tar(tarfile.GNU_FORMAT), ("tar archive",)),
+    "packed.txt": (bz2.compress(LINES), ("bzip2 data",)),
+    "image.txt": (b"GIF89a\x01\0\x01\0\x80\0\0", ("an image",)),
+    "model.txt": (b"GGUF\x03\0\0\0", ("a model of llama.cpp",)),
+    "feather.txt": (b"FEA1" + bytes(8), ("a Feather file of version 1",)),
+    "rich.txt": (b"{\\rtf1\\ansi text}", ("an RTF document",)),
     "a.docx": (_zip(), ("Extract its text",)),
     "pickled.txt": (pickle.dumps(DOCS, 4), ("a pickle",)),
     "page.txt": (b"%PDF-1.7\n", ("a PDF",)),
@@ -179,6 +186,20 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(BOM + DOCS[2].encode()))
     (tmp_path / "c.md").write_bytes(b"a word" + BOM + b"joiner inside")
     assert read_source(tmp_path, tmp_path) == [f"{DOCS[0]}\n{DOCS[1]}", DOCS[2], "a word\ufeffjoiner inside"]
+
+
+BEGINNINGS = (
+    *("PAR1 is a receptor.", "GGUF is a file format.", "FEA1", "GIF89a is a format.", "BZh91AY&SY begins it."),
+    *("%PDF-1.7 is written first.", "{\\rtf begins it.", "version https://git-lfs.github.com is old.", "PK", "Rar!"),
+    *("# xet version of the library", "/annex/objects/ is a folder.", "outs:\n- md5", "Obj", "SQLite format 3", "7z"),
+    *("<error> in <code>", "<html> is a tag", "ARROW1", "MMIDIDX", f"{'.' * 257}ustard", f"{'é' * 128}.mustard ustar"),
+)
+
+
+def test_text_that_begins_like_another_file_is_text(tmp_path: Path) -> None:
+    for number, text in enumerate(BEGINNINGS):
+        (tmp_path / f"{number:02}.txt").write_text(text)
+    assert read_source(tmp_path, tmp_path) == list(BEGINNINGS)
 
 
 def test_a_page_of_html_is_text_where_text_is_wanted(tmp_path: Path) -> None:
@@ -263,7 +284,7 @@ def test_findings_are_one_short_table(tmp_path: Path) -> None:
         "a.txt": HTML,
         "b.txt": bytes(9),
         "c.txt": LINES,
-        "d.txt": b"%PDF-",
+        "d.txt": b"%PDF-1.4\n",
         "e.txt": b"\xff",
     }.items():
         (tmp_path / name).write_bytes(content)
