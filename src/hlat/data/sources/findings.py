@@ -86,12 +86,13 @@ def doubts(files: Sequence[SourceFile]) -> list[str]:
     return rows if len(rows) <= _ROWS else [*rows[:_ROWS], f"And {len(rows) - _ROWS} more like these."]
 
 
-def refuse(source: str, findings: Sequence[FileFinding]) -> None:
-    """Raise a DataError with all findings: one as a sentence, more as a table of up to three problems.
+def refuse(source: str, findings: Sequence[FileFinding], error: type[DataError] = DataError) -> None:
+    """Raise an error with all findings: one as a sentence, more as a table of up to three problems.
 
     Args:
         source: the source as the recipe names it.
         findings: the findings; nothing happens if there are none.
+        error: type of the error.
     """
     if not findings:
         return
@@ -100,10 +101,10 @@ def refuse(source: str, findings: Sequence[FileFinding]) -> None:
         by_problem.setdefault(problem, []).append(path)
     rows = [f"{paths[0]}{_more(paths)}: {problem}" for problem, paths in by_problem.items()]
     if len(rows) == 1:
-        raise DataError(rows[0])
+        raise error(rows[0])
     if rest := list(by_problem.values())[_ROWS:]:
         rows[_ROWS:] = [f"and {plural(sum(map(len, rest)), 'file')} with {plural(len(rest), 'other problem')}"]
-    raise DataError("\n  ".join([f"{source}: {len(findings)} of its files cannot be used:", *rows]))
+    raise error("\n  ".join([f"{source}: {len(findings)} of its files cannot be used:", *rows]))
 
 
 def _more(paths: Sequence[str]) -> str:

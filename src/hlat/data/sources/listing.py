@@ -33,7 +33,7 @@ _FETCH = "Fetch what it stands for (git annex get, dvc pull; mount its disk), or
 
 
 class SourceNotFoundError(DataError):
-    """A source of the recipe has no files."""
+    """A source of the recipe has no files, or files that cannot be listed or are of no format."""
 
 
 class ListedFile(NamedTuple):
