@@ -5,6 +5,7 @@ The documents that are expected are those that were written; each kind of file i
 
 import base64
 import bz2
+import glob
 import gzip
 import json
 import os
@@ -15,6 +16,7 @@ import zipfile
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
+from random import Random
 
 import pyarrow as pa
 import pytest
@@ -24,7 +26,8 @@ from pyarrow import parquet as pq
 from pyarrow.parquet import encryption
 
 from hlat.config.sections import DataConfig
-from hlat.data.sources import doubts, list_files
+from hlat.data.sources import SourceNotFoundError, doubts, list_files
+from hlat.data.sources.listing import find_files
 from hlat.data.tokenizers import load_tokenizer
 from hlat.runtime import DataError
 from tests.support.data.hf_folders import write_dataset
@@ -262,6 +265,79 @@ def test_a_file_that_is_not_there_is_not_left_out(tmp_path: Path, spoil: Callabl
     for source in (folder, f"{folder}/**/*.jsonl"):
         message = verdict(source, tmp_path)
         assert isinstance(message, str) and said in message
+
+
+@pytest.mark.parametrize(
+    ("link", "pattern"),
+    [("a/text", "*/text/*.jsonl"), ("2024.05", "*/*.jsonl"), ("v1.0", "**/*.jsonl"), ("a/text.d", "**/text.d/*.jsonl")],
+)
+def test_a_link_to_no_folder_that_a_glob_crosses_is_named(tmp_path: Path, link: str, pattern: str) -> None:
+    for folder in (tmp_path / "c" / "b", tmp_path / "c" / "a", tmp_path / "c" / "b" / "text"):
+        folder.mkdir(parents=True)
+        (folder / "a.jsonl").write_bytes(LINES)
+    (tmp_path / "c" / "notes.txt").symlink_to("gone")
+    (tmp_path / "c" / link).symlink_to("gone")
+    with pytest.raises(DataError, match=f"{link}: a link to gone, which does not exist"):
+        read_source(f"{tmp_path}/c/{pattern}", tmp_path)
+
+
+def test_folders_of_the_system_and_hidden_ones_are_no_part_of_a_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, closed = _folder(tmp_path / "corpus"), ["lost+found", "System Volume Information", ".Trash-1000", ".store"]
+    for name in (*closed, "part2"):
+        (folder / name).mkdir()
+    (folder / ".store" / "b.jsonl").write_bytes(LINES)
+    (folder / "linked").symlink_to(folder / ".store")
+    scan, access = os.scandir, os.access
+
+    def deny(path: str) -> None:  # root may list everything
+        if Path(path).name in closed[:3]:
+            raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", lambda path: (deny(path), scan(path))[1])
+    monkeypatch.setattr(os, "access", lambda path, *a, **k: Path(path).name not in closed and access(path, *a, **k))
+    for source in (folder, f"{folder}/**/*.jsonl"):
+        assert read_source(source, tmp_path) == DOCS * 2
+    assert read_source(f"{folder}/*/*.jsonl", tmp_path) == DOCS
+    closed[0] = "part2"
+    for source in (folder, f"{folder}/**/*.jsonl", f"{folder}/*/*.jsonl"):
+        with pytest.raises(DataError, match="part2: the folder cannot be listed: Permission denied"):
+            read_source(source, tmp_path)
+
+
+PATTERNS = (
+    *("**", "**/*", "**/a*", "**/a**.x", "*/**/a.x", "**/.d/*", "**/.*", ".d/**", "**/.d/**/*.x", "**/[ab]/**/*"),
+    *(
+        "**/*/a.x",
+        "**/**/b.x",
+        "b/**/b/**",
+        "**/[.]d/*",
+        "**/[!a]*",
+        "a/**/../*.x",
+        "**/?.x",
+        "**x",
+        "[a]/*",
+        "**/[*].x",
+    ),
+)
+
+
+def test_globs_match_what_pythons_glob_matches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = Random(0)
+    for _ in range(150):
+        folder = tmp_path.joinpath(*random.choices(["a", "b", ".d", "[a]", "x.y"], k=random.randrange(4)))
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / random.choice(["a.x", "b.x", ".h.x", "*.x", "a.y", "file"])).touch()
+    monkeypatch.chdir(tmp_path)
+    for root in ("", f"{glob.escape(str(tmp_path))}/", "./a/"):
+        for pattern in PATTERNS:
+            names = glob.glob(f"{root}{pattern}", recursive=True)  # noqa: PTH207 - the witness
+            expected = sorted({Path(name) for name in names if Path(name).is_file()})
+            try:
+                assert find_files(f"{root}{pattern}") == (expected, []), pattern
+            except SourceNotFoundError:
+                assert not expected, pattern
 
 
 def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
