@@ -140,6 +140,8 @@ REFUSED: dict[str, tuple[bytes, tuple[str, ...]]] = {
     "long.jsonl.zst": (_long_window(LINES), ("window", "zstd -d --long=31")),
     "cut.jsonl.gz": (gzip.compress(LINES)[:-9], ("truncated or damaged",)),
     "cut.arrow": (_stream(_table(DOCS))[:-8], ("no end marker", "between two batches")),
+    "joined.arrow": (_stream(_table(DOCS[:3])) + _stream(_table(DOCS[3:])), ("several streams joined",)),
+    "padded.arrow": (_stream(_table(DOCS)) + bytes(64), ("64 bytes follow", "incomplete copy")),
     "cut.feather": (_stream(_table(DOCS))[:-20], ("truncated or damaged",)),
     "archive.jsonl": (_zip(), ("zip archive", "Unpack")),
     "archive.txt": (_tar(), ("tar archive",)),

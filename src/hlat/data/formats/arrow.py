@@ -76,7 +76,8 @@ def stream_batches(reader: Any, source: Any, path: Path) -> Iterator[Any]:
     """Yield the record batches of a stream.
 
     Raises:
-        DataError: the stream has no end marker. Without it a stream that was cut between two batches looks complete.
+        DataError: the stream has no end marker, without which a stream that was cut between two batches looks complete;
+            or bytes follow it, which would be left out.
     """
     read = source.tell()
     for batch in reader:
@@ -86,4 +87,9 @@ def stream_batches(reader: Any, source: Any, path: Path) -> Iterator[Any]:
         raise DataError(
             f"{path}: the arrow stream has no end marker: it was cut off between two batches, or its writer was not "
             "closed. Fetch or write the file again."
+        )
+    if rest := source.size() - source.tell():
+        raise DataError(
+            f"{path}: {rest:,} bytes follow the end of the arrow stream: several streams that were joined, "
+            "which are not read as one, or an incomplete copy. Make each stream a file of its own, or fetch it again."
         )
