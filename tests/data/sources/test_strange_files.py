@@ -94,6 +94,8 @@ READ: dict[str, bytes] = {
     "view.arrow": _stream(_table(DOCS, pa.string_view())),
     "large.parquet": _parquet(_table(DOCS, pa.large_string())),
     "dictionary.arrow": _stream(_table(pa.array(DOCS).dictionary_encode())),
+    "coded.parquet": _parquet(_table(pa.array([text.encode() for text in DOCS]).dictionary_encode())),
+    "coded.arrow": _stream(_table(pa.array([text.encode() for text in DOCS]).dictionary_encode())),
     "others_twice.parquet": _parquet(pa.Table.from_arrays([pa.array(DOCS)] * 3, ["a", "a", "text"])),
     "integer.jsonl": LINES + b'{"id": ' + b"9" * 5000 + b', "text": ""}\n',
     "numbers.jsonl": LINES + b'{"a": NaN, "b": [-Infinity, 1e999], "c": "\\ud800", "text": null}\n',
@@ -140,7 +142,7 @@ REFUSED: dict[str, tuple[bytes, tuple[str, ...]]] = {
     "long.jsonl.zst": (_long_window(LINES), ("window", "zstd -d --long=31")),
     "cut.jsonl.gz": (gzip.compress(LINES)[:-9], ("truncated or damaged",)),
     "cut.arrow": (_stream(_table(DOCS))[:-8], ("no end marker", "between two batches")),
-    "joined.arrow": (_stream(_table(DOCS[:3])) + _stream(_table(DOCS[3:])), ("several streams joined",)),
+    "joined.arrow": (_stream(_table(DOCS[:3])) + _stream(_table(DOCS[3:])), ("streams that were joined",)),
     "padded.arrow": (_stream(_table(DOCS)) + bytes(64), ("64 bytes follow", "incomplete copy")),
     "cut.feather": (_stream(_table(DOCS))[:-20], ("truncated or damaged",)),
     "archive.jsonl": (_zip(), ("zip archive", "Unpack")),
@@ -379,8 +381,33 @@ def test_files_that_seem_absent_or_are_named_twice_are_told(tmp_path: Path) -> N
         (tmp_path / f"train-{number:05}-of-00004.jsonl").write_bytes(LINES)
     config = DataConfig.model_validate({"sources": [{"path": str(tmp_path)}, {"path": f"{tmp_path}/*-00003-*"}]})
     absent, twice = doubts(list_files(config, tmp_path))
-    assert absent.startswith("1 file of 00004 absent, by the names ") and "train-00000-of-00004.jsonl" in absent
+    assert absent.startswith("1 file of 4 absent, by names like ") and "train-00000-of-00004.jsonl" in absent
     assert twice == f"{tmp_path}/train-00003-of-00004.jsonl: named more than once, and read as often."
+
+
+@pytest.mark.parametrize(
+    ("names", "absent"),
+    [
+        (["train-00000-of-00002-6b3f0e1a2c4d5e6f.jsonl", "train-00001-of-00002-0f1e2d3c4b5a6978.jsonl"], ""),
+        (["train-00001-of-00002-0f1e2d3c4b5a6978.jsonl"], "1 file of 2"),
+        (["c4-train.00000-of-01024.jsonl", "c4-train.00007-of-01024.jsonl"], "1,022 files of 1,024"),
+        (["a_0000-of-0002.jsonl", "b-000001-of-000002.jsonl"], "1 file of 2"),
+        (["a-00000-of-00001.jsonl", "a-00000-of-00001-of-many.jsonl", "2-of-3.jsonl"], ""),
+    ],
+)
+def test_names_say_how_many_files_there_were(tmp_path: Path, names: list[str], absent: str) -> None:
+    for name in names:
+        (tmp_path / name).write_bytes(LINES)
+    found = doubts(list_files(DataConfig.model_validate({"path": str(tmp_path)}), tmp_path))
+    assert (all(each.startswith(f"{absent} absent, ") for each in found) and found) if absent else not found
+
+
+@pytest.mark.parametrize("spelled", ['"é"', '"\\u00e9"'])
+def test_a_key_that_is_there_twice_is_refused_in_either_spelling(tmp_path: Path, spelled: str) -> None:
+    for other in ('"é"', '"\\u00e9"'):
+        (tmp_path / "a.jsonl").write_text(f'{{{spelled}: "a", {other}: "b"}}\n')
+        with pytest.raises(DataError, match="the key 'é' is there 2 times"):
+            read_source(tmp_path / "a.jsonl", tmp_path, text_column="é")
 
 
 def test_a_saved_dataset_says_what_it_lacks(tmp_path: Path) -> None:

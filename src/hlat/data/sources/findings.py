@@ -17,7 +17,7 @@ from hlat.data.sources.source_file import SourceFile
 from hlat.runtime import DataError, is_url, plural
 
 _ROWS = 3
-_SHARD = re.compile(r"-(\d{5})-of-(\d{5})")
+_SHARD = re.compile(r"[-._](\d{4,6})-of-(\d{4,6})(?:-[0-9a-f]{8,}(?=\.))?")
 
 
 class FileFinding(NamedTuple):
@@ -67,18 +67,18 @@ def doubts(files: Sequence[SourceFile]) -> list[str]:
 
     Names such as ``train-00003-of-00040`` say how many files there were.
     """
-    shards, places = defaultdict[tuple[str, str, str], set[str]](set), Counter[str]()
+    shards, places = defaultdict[tuple[str, str, str], dict[str, str]](dict), Counter[str]()
     local = defaultdict[tuple[int, str], list[SourceFile]](list)
     for file in files:
         places[file.path if is_url(file.path) else os.path.realpath(file.path)] += 1
         if name := _SHARD.search(file.path):
-            shards[file.path[: name.start()], name[2], file.path[name.end() :]].add(name[1])
+            shards[file.path[: name.start()], name[2], file.path[name.end() :]][name[1]] = file.path
         if file.cached_store is None:
             local[file.source, file.format.name].append(file)
     rows = [
-        f"{plural(int(count) - len(numbers), 'file')} of {count} absent, by the names {start}-00000-of-{count}{end}."
-        for (start, count, end), numbers in shards.items()
-        if len(numbers) < int(count)
+        f"{plural(int(count) - len(found), 'file')} of {int(count):,} absent, by names like {next(iter(found.values()))}."
+        for (_, count, _), found in shards.items()
+        if len(found) < int(count)
     ]
     rows += filter(None, (found[0].format.doubt([Path(file.path) for file in found]) for found in local.values()))
     if twice := [place for place, times in places.items() if times > 1]:
