@@ -26,7 +26,7 @@ from pyarrow import parquet as pq
 from pyarrow.parquet import encryption
 
 from hlat.config.sections import DataConfig
-from hlat.data.sources import SourceNotFoundError, doubts, list_files
+from hlat.data.sources import SourceNotFoundError, doubts, first_bytes, list_files
 from hlat.data.sources.listing import find_files
 from hlat.data.tokenizers import load_tokenizer
 from hlat.runtime import DataError
@@ -374,6 +374,18 @@ def test_findings_are_one_short_table(tmp_path: Path) -> None:
     assert first == "the corpus: 44 of its files cannot be used:"
     assert rows[0].startswith(f"  {tmp_path}/00.txt and 39 more: this is a Git LFS pointer")
     assert len(rows) == 4 and rows[-1] == "  and 2 files with 2 other problems"
+
+
+def test_first_bytes_are_read_in_one_go_and_told_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(100):
+        (tmp_path / f"{number:02}.txt").write_bytes(LFS if number % 3 else b"text")
+        (tmp_path / f"{number:02}.txt.gz").write_bytes(gzip.compress(b"text"))
+    files = list_files(DataConfig.model_validate({"path": str(tmp_path)}), tmp_path)
+    opened, path_open = list[Path](), Path.open
+    monkeypatch.setattr(Path, "open", lambda path, *a: (opened.append(path), path_open(path, *a))[1])
+    found = [Path(finding.path).name for finding in first_bytes(files, 0)]
+    assert found == [f"{number:02}.txt" for number in range(100) if number % 3]
+    assert sorted(opened) == [Path(file.path) for file in files]
 
 
 def test_files_that_seem_absent_or_are_named_twice_are_told(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from hlat.data.sources.source_file import SourceFile
 from hlat.runtime import DataError, is_url, plural
 
 _ROWS = 3
+_OPENED_TOGETHER, _SUBMITTED = 16, 1 << 10
 _SHARD = re.compile(r"[-._](\d{4,6})-of-(\d{4,6})(?:-[0-9a-f]{8,}(?=\.))?")
 
 
@@ -45,16 +47,21 @@ def first_bytes(files: Iterable[SourceFile], unreadable_rows: float) -> Iterator
         unreadable_rows: the largest share of rows that may be unreadable; unless it is 0, bad documents are left out
             later, and only files that cannot be read at all are found here.
     """
-    for file in files:
-        if file.cached_store is not None:
-            continue
-        try:
-            bad = file.format.bad_beginning(Path(file.path))
-        except DataError as error:
-            yield FileFinding.of_error(file.path, error)
-        else:
-            if bad is not None and not unreadable_rows:
-                yield FileFinding(file.path, f"{bad.reason}. {bad.remedy}")
+    local = [file for file in files if file.cached_store is None]
+    with ThreadPoolExecutor(_OPENED_TOGETHER) as pool:  # a file system over a network answers many at a time
+        for start in range(0, len(local), _SUBMITTED):
+            found = pool.map(lambda file: _beginning(file, unreadable_rows), local[start : start + _SUBMITTED])
+            yield from filter(None, found)
+
+
+def _beginning(file: SourceFile, unreadable_rows: float) -> FileFinding | None:
+    try:
+        bad = file.format.bad_beginning(Path(file.path))
+    except DataError as error:
+        return FileFinding.of_error(file.path, error)
+    if bad is None or unreadable_rows:
+        return None
+    return FileFinding(file.path, f"{bad.reason}. {bad.remedy}")
 
 
 def check_first_bytes(files: Iterable[SourceFile], unreadable_rows: float) -> None:
@@ -76,7 +83,7 @@ def doubts(files: Sequence[SourceFile]) -> list[str]:
         if file.cached_store is None:
             local[file.source, file.format.name].append(file)
     rows = [
-        f"{plural(int(count) - len(found), 'file')} of {int(count):,} absent, by names like {next(iter(found.values()))}."
+        f"{plural(int(count) - len(found), 'file')} of {int(count):,} absent, by names like {min(found.values())}."
         for (_, count, _), found in shards.items()
         if len(found) < int(count)
     ]
