@@ -60,6 +60,13 @@ def _stream(table: pa.Table) -> bytes:
     return out.getvalue()
 
 
+def _file(table: pa.Table) -> bytes:
+    out = BytesIO()
+    with ipc.new_file(out, table.schema) as writer:
+        writer.write_table(table)
+    return out.getvalue()
+
+
 def _long_window(content: bytes) -> bytes:
     parameters = zstandard.ZstdCompressionParameters.from_level(1, window_log=30, enable_ldm=True)
     compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
@@ -142,6 +149,7 @@ REFUSED: dict[str, tuple[bytes, tuple[str, ...]]] = {
     "long.jsonl.zst": (_long_window(LINES), ("window", "zstd -d --long=31")),
     "cut.jsonl.gz": (gzip.compress(LINES)[:-9], ("truncated or damaged",)),
     "cut.arrow": (_stream(_table(DOCS))[:-8], ("no end marker", "between two batches")),
+    "joined.feather": (_file(_table(DOCS[:3])) + _file(_table(DOCS[3:])), ("several arrow files that were joined",)),
     "joined.arrow": (_stream(_table(DOCS[:3])) + _stream(_table(DOCS[3:])), ("streams that were joined",)),
     "padded.arrow": (_stream(_table(DOCS)) + bytes(64), ("64 bytes follow", "incomplete copy")),
     "cut.feather": (_stream(_table(DOCS))[:-20], ("truncated or damaged",)),
