@@ -75,6 +75,25 @@ def test_finished_data_is_used_without_its_corpus(small: Path, tmp_path: Path) -
         prepare(data_config(corpus, validation={"fraction": 0.3}), out)
 
 
+def test_finished_data_is_used_when_its_corpus_can_no_longer_be_listed(small: Path, tmp_path: Path) -> None:
+    corpus, out = tmp_path / "corpus", tmp_path / "out"
+    shutil.copytree(small, corpus)
+    first = prepare(data_config(corpus), out, workers=1)
+    for name, target in (("c.jsonl", "gone.jsonl"), ("part2", "unmounted"), ("a.part", small / "a.jsonl")):
+        (corpus / name).symlink_to(target)
+        again = prepare(data_config(corpus), out)
+        assert again.fingerprint == first.fingerprint
+        assert str(corpus / name) in again.notes[-1] and "used without it" in again.notes[-1]
+        (corpus / name).unlink()
+    (corpus / "part2").symlink_to(small)
+    again = prepare(data_config(corpus), out)
+    assert again.fingerprint == first.fingerprint
+    assert "from 2 files, now 4" in again.notes[-1] and "behind links" in again.notes[-1]
+    write_jsonl(corpus / "c.jsonl", ["more"])
+    with pytest.raises(DataError, match="from 2 files, now 5"):
+        prepare(data_config(corpus), out)
+
+
 def test_finished_data_is_used_without_the_given_tokenizer(small: Path, tmp_path: Path) -> None:
     trained = prepare(data_config(small), tmp_path / "first", workers=1)
     given = Path(shutil.copytree(trained.dir / "tokenizer", tmp_path / "given"))

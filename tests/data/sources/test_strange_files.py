@@ -4,6 +4,8 @@ The documents that are expected are those that were written; each kind of file i
 """
 
 import base64
+import bz2
+import glob
 import gzip
 import json
 import os
@@ -14,6 +16,7 @@ import zipfile
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
+from random import Random
 
 import pyarrow as pa
 import pytest
@@ -23,7 +26,8 @@ from pyarrow import parquet as pq
 from pyarrow.parquet import encryption
 
 from hlat.config.sections import DataConfig
-from hlat.data.sources import doubts, list_files
+from hlat.data.sources import SourceNotFoundError, doubts, first_bytes, list_files
+from hlat.data.sources.listing import find_files
 from hlat.data.tokenizers import load_tokenizer
 from hlat.runtime import DataError
 from tests.support.data.hf_folders import write_dataset
@@ -56,6 +60,13 @@ def _stream(table: pa.Table) -> bytes:
     return out.getvalue()
 
 
+def _file(table: pa.Table) -> bytes:
+    out = BytesIO()
+    with ipc.new_file(out, table.schema) as writer:
+        writer.write_table(table)
+    return out.getvalue()
+
+
 def _long_window(content: bytes) -> bytes:
     parameters = zstandard.ZstdCompressionParameters.from_level(1, window_log=30, enable_ldm=True)
     compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
@@ -69,9 +80,9 @@ def _zip() -> bytes:
     return out.getvalue()
 
 
-def _tar() -> bytes:
+def _tar(tar_format: int = tarfile.USTAR_FORMAT) -> bytes:
     out = BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
+    with tarfile.open(fileobj=out, mode="w", format=tar_format) as archive:
         archive.addfile(tarfile.TarInfo("a.jsonl"))
     return out.getvalue()
 
@@ -90,6 +101,8 @@ READ: dict[str, bytes] = {
     "view.arrow": _stream(_table(DOCS, pa.string_view())),
     "large.parquet": _parquet(_table(DOCS, pa.large_string())),
     "dictionary.arrow": _stream(_table(pa.array(DOCS).dictionary_encode())),
+    "coded.parquet": _parquet(_table(pa.array([text.encode() for text in DOCS]).dictionary_encode())),
+    "coded.arrow": _stream(_table(pa.array([text.encode() for text in DOCS]).dictionary_encode())),
     "others_twice.parquet": _parquet(pa.Table.from_arrays([pa.array(DOCS)] * 3, ["a", "a", "text"])),
     "integer.jsonl": LINES + b'{"id": ' + b"9" * 5000 + b', "text": ""}\n',
     "numbers.jsonl": LINES + b'{"a": NaN, "b": [-Infinity, 1e999], "c": "\\ud800", "text": null}\n',
@@ -136,9 +149,18 @@ REFUSED: dict[str, tuple[bytes, tuple[str, ...]]] = {
     "long.jsonl.zst": (_long_window(LINES), ("window", "zstd -d --long=31")),
     "cut.jsonl.gz": (gzip.compress(LINES)[:-9], ("truncated or damaged",)),
     "cut.arrow": (_stream(_table(DOCS))[:-8], ("no end marker", "between two batches")),
+    "joined.feather": (_file(_table(DOCS[:3])) + _file(_table(DOCS[3:])), ("several arrow files that were joined",)),
+    "joined.arrow": (_stream(_table(DOCS[:3])) + _stream(_table(DOCS[3:])), ("streams that were joined",)),
+    "padded.arrow": (_stream(_table(DOCS)) + bytes(64), ("64 bytes follow", "incomplete copy")),
     "cut.feather": (_stream(_table(DOCS))[:-20], ("truncated or damaged",)),
     "archive.jsonl": (_zip(), ("zip archive", "Unpack")),
     "archive.txt": (_tar(), ("tar archive",)),
+    "gnu.txt": (_tar(tarfile.GNU_FORMAT), ("tar archive",)),
+    "packed.txt": (bz2.compress(LINES), ("bzip2 data",)),
+    "image.txt": (b"GIF89a\x01\0\x01\0\x80\0\0", ("an image",)),
+    "model.txt": (b"GGUF\x03\0\0\0", ("a model of llama.cpp",)),
+    "feather.txt": (b"FEA1" + bytes(8), ("a Feather file of version 1",)),
+    "rich.txt": (b"{\\rtf1\\ansi text}", ("an RTF document",)),
     "a.docx": (_zip(), ("Extract its text",)),
     "pickled.txt": (pickle.dumps(DOCS, 4), ("a pickle",)),
     "page.txt": (b"%PDF-1.7\n", ("a PDF",)),
@@ -179,6 +201,20 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(BOM + DOCS[2].encode()))
     (tmp_path / "c.md").write_bytes(b"a word" + BOM + b"joiner inside")
     assert read_source(tmp_path, tmp_path) == [f"{DOCS[0]}\n{DOCS[1]}", DOCS[2], "a word\ufeffjoiner inside"]
+
+
+BEGINNINGS = (
+    *("PAR1 is a receptor.", "GGUF is a file format.", "FEA1", "GIF89a is a format.", "BZh91AY&SY begins it."),
+    *("%PDF-1.7 is written first.", "{\\rtf begins it.", "version https://git-lfs.github.com is old.", "PK", "Rar!"),
+    *("# xet version of the library", "/annex/objects/ is a folder.", "outs:\n- md5", "Obj", "SQLite format 3", "7z"),
+    *("<error> in <code>", "<html> is a tag", "ARROW1", "MMIDIDX", f"{'.' * 257}ustard", f"{'é' * 128}.mustard ustar"),
+)
+
+
+def test_text_that_begins_like_another_file_is_text(tmp_path: Path) -> None:
+    for number, text in enumerate(BEGINNINGS):
+        (tmp_path / f"{number:02}.txt").write_text(text)
+    assert read_source(tmp_path, tmp_path) == list(BEGINNINGS)
 
 
 def test_a_page_of_html_is_text_where_text_is_wanted(tmp_path: Path) -> None:
@@ -243,6 +279,79 @@ def test_a_file_that_is_not_there_is_not_left_out(tmp_path: Path, spoil: Callabl
         assert isinstance(message, str) and said in message
 
 
+@pytest.mark.parametrize(
+    ("link", "pattern"),
+    [("a/text", "*/text/*.jsonl"), ("2024.05", "*/*.jsonl"), ("v1.0", "**/*.jsonl"), ("a/text.d", "**/text.d/*.jsonl")],
+)
+def test_a_link_to_no_folder_that_a_glob_crosses_is_named(tmp_path: Path, link: str, pattern: str) -> None:
+    for folder in (tmp_path / "c" / "b", tmp_path / "c" / "a", tmp_path / "c" / "b" / "text"):
+        folder.mkdir(parents=True)
+        (folder / "a.jsonl").write_bytes(LINES)
+    (tmp_path / "c" / "notes.txt").symlink_to("gone")
+    (tmp_path / "c" / link).symlink_to("gone")
+    with pytest.raises(DataError, match=f"{link}: a link to gone, which does not exist"):
+        read_source(f"{tmp_path}/c/{pattern}", tmp_path)
+
+
+def test_folders_of_the_system_and_hidden_ones_are_no_part_of_a_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, closed = _folder(tmp_path / "corpus"), ["lost+found", "System Volume Information", ".Trash-1000", ".store"]
+    for name in (*closed, "part2"):
+        (folder / name).mkdir()
+    (folder / ".store" / "b.jsonl").write_bytes(LINES)
+    (folder / "linked").symlink_to(folder / ".store")
+    scan, access = os.scandir, os.access
+
+    def deny(path: str) -> None:  # root may list everything
+        if Path(path).name in closed[:3]:
+            raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", lambda path: (deny(path), scan(path))[1])
+    monkeypatch.setattr(os, "access", lambda path, *a, **k: Path(path).name not in closed and access(path, *a, **k))
+    for source in (folder, f"{folder}/**/*.jsonl"):
+        assert read_source(source, tmp_path) == DOCS * 2
+    assert read_source(f"{folder}/*/*.jsonl", tmp_path) == DOCS
+    closed[0] = "part2"
+    for source in (folder, f"{folder}/**/*.jsonl", f"{folder}/*/*.jsonl"):
+        with pytest.raises(DataError, match="part2: the folder cannot be listed: Permission denied"):
+            read_source(source, tmp_path)
+
+
+PATTERNS = (
+    *("**", "**/*", "**/a*", "**/a**.x", "*/**/a.x", "**/.d/*", "**/.*", ".d/**", "**/.d/**/*.x", "**/[ab]/**/*"),
+    *(
+        "**/*/a.x",
+        "**/**/b.x",
+        "b/**/b/**",
+        "**/[.]d/*",
+        "**/[!a]*",
+        "a/**/../*.x",
+        "**/?.x",
+        "**x",
+        "[a]/*",
+        "**/[*].x",
+    ),
+)
+
+
+def test_globs_match_what_pythons_glob_matches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = Random(0)
+    for _ in range(150):
+        folder = tmp_path.joinpath(*random.choices(["a", "b", ".d", "[a]", "x.y"], k=random.randrange(4)))
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / random.choice(["a.x", "b.x", ".h.x", "*.x", "a.y", "file"])).touch()
+    monkeypatch.chdir(tmp_path)
+    for root in ("", f"{glob.escape(str(tmp_path))}/", "./a/"):
+        for pattern in PATTERNS:
+            names = glob.glob(f"{root}{pattern}", recursive=True)  # noqa: PTH207 - the witness
+            expected = sorted({Path(name) for name in names if Path(name).is_file()})
+            try:
+                assert find_files(f"{root}{pattern}") == (expected, []), pattern
+            except SourceNotFoundError:
+                assert not expected, pattern
+
+
 def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
     folder, elsewhere = _folder(tmp_path / "corpus"), _folder(tmp_path / "elsewhere")
     (folder / "part2").symlink_to(elsewhere)
@@ -263,7 +372,7 @@ def test_findings_are_one_short_table(tmp_path: Path) -> None:
         "a.txt": HTML,
         "b.txt": bytes(9),
         "c.txt": LINES,
-        "d.txt": b"%PDF-",
+        "d.txt": b"%PDF-1.4\n",
         "e.txt": b"\xff",
     }.items():
         (tmp_path / name).write_bytes(content)
@@ -275,13 +384,50 @@ def test_findings_are_one_short_table(tmp_path: Path) -> None:
     assert len(rows) == 4 and rows[-1] == "  and 2 files with 2 other problems"
 
 
+def test_first_bytes_are_read_in_one_go_and_told_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(100):
+        (tmp_path / f"{number:02}.txt").write_bytes(LFS if number % 3 else b"text")
+        (tmp_path / f"{number:02}.txt.gz").write_bytes(gzip.compress(b"text"))
+    files = list_files(DataConfig.model_validate({"path": str(tmp_path)}), tmp_path)
+    opened, path_open = list[Path](), Path.open
+    monkeypatch.setattr(Path, "open", lambda path, *a: (opened.append(path), path_open(path, *a))[1])
+    found = [Path(finding.path).name for finding in first_bytes(files, 0)]
+    assert found == [f"{number:02}.txt" for number in range(100) if number % 3]
+    assert sorted(opened) == [Path(file.path) for file in files]
+
+
 def test_files_that_seem_absent_or_are_named_twice_are_told(tmp_path: Path) -> None:
     for number in (0, 1, 3):
         (tmp_path / f"train-{number:05}-of-00004.jsonl").write_bytes(LINES)
     config = DataConfig.model_validate({"sources": [{"path": str(tmp_path)}, {"path": f"{tmp_path}/*-00003-*"}]})
     absent, twice = doubts(list_files(config, tmp_path))
-    assert absent.startswith("1 file of 00004 absent, by the names ") and "train-00000-of-00004.jsonl" in absent
+    assert absent.startswith("1 file of 4 absent, by names like ") and "train-00000-of-00004.jsonl" in absent
     assert twice == f"{tmp_path}/train-00003-of-00004.jsonl: named more than once, and read as often."
+
+
+@pytest.mark.parametrize(
+    ("names", "absent"),
+    [
+        (["train-00000-of-00002-6b3f0e1a2c4d5e6f.jsonl", "train-00001-of-00002-0f1e2d3c4b5a6978.jsonl"], ""),
+        (["train-00001-of-00002-0f1e2d3c4b5a6978.jsonl"], "1 file of 2"),
+        (["c4-train.00000-of-01024.jsonl", "c4-train.00007-of-01024.jsonl"], "1,022 files of 1,024"),
+        (["a_0000-of-0002.jsonl", "b-000001-of-000002.jsonl"], "1 file of 2"),
+        (["a-00000-of-00001.jsonl", "a-00000-of-00001-of-many.jsonl", "2-of-3.jsonl"], ""),
+    ],
+)
+def test_names_say_how_many_files_there_were(tmp_path: Path, names: list[str], absent: str) -> None:
+    for name in names:
+        (tmp_path / name).write_bytes(LINES)
+    found = doubts(list_files(DataConfig.model_validate({"path": str(tmp_path)}), tmp_path))
+    assert (all(each.startswith(f"{absent} absent, ") for each in found) and found) if absent else not found
+
+
+@pytest.mark.parametrize("spelled", ['"é"', '"\\u00e9"'])
+def test_a_key_that_is_there_twice_is_refused_in_either_spelling(tmp_path: Path, spelled: str) -> None:
+    for other in ('"é"', '"\\u00e9"'):
+        (tmp_path / "a.jsonl").write_text(f'{{{spelled}: "a", {other}: "b"}}\n')
+        with pytest.raises(DataError, match="the key 'é' is there 2 times"):
+            read_source(tmp_path / "a.jsonl", tmp_path, text_column="é")
 
 
 def test_a_saved_dataset_says_what_it_lacks(tmp_path: Path) -> None:

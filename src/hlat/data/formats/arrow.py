@@ -6,6 +6,7 @@
 A stream has no list of its batches, so it is one range.
 """
 
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,6 +21,10 @@ from hlat.data.formats.records import InputFile, Row
 from hlat.runtime import DataError
 
 _MAGIC = b"ARROW1"
+_TAIL = struct.Struct("<i6s")  # length of the footer, and the magic word again
+_BLOCK = struct.Struct("<qi4xq")  # offset, length of its metadata, length of its body
+_BATCHES = 4 + 2 * 3  # place of the field in the table of fields
+_PADDING = 256  # more than an end marker and what aligns it, less than any file
 _CONTINUES = b"\xff\xff\xff\xff"  # first bytes of each message of a stream, since Arrow 0.15
 
 
@@ -45,6 +50,7 @@ class ArrowFormat(FileFormat):
         with pa.memory_map(str(file.path)) as source:
             if source.read(len(_MAGIC)) == _MAGIC:
                 reader = ipc.open_file(source)
+                _check_not_joined(source, file.path)
                 batches: Iterator[Any] = (reader.get_batch(i) for i in range(reader.num_record_batches))
             else:
                 source.seek(0)
@@ -76,7 +82,8 @@ def stream_batches(reader: Any, source: Any, path: Path) -> Iterator[Any]:
     """Yield the record batches of a stream.
 
     Raises:
-        DataError: the stream has no end marker. Without it a stream that was cut between two batches looks complete.
+        DataError: the stream has no end marker, without which a stream that was cut between two batches looks complete;
+            or bytes follow it, which would be left out.
     """
     read = source.tell()
     for batch in reader:
@@ -87,3 +94,32 @@ def stream_batches(reader: Any, source: Any, path: Path) -> Iterator[Any]:
             f"{path}: the arrow stream has no end marker: it was cut off between two batches, or its writer was not "
             "closed. Fetch or write the file again."
         )
+    if rest := source.size() - source.tell():
+        raise DataError(
+            f"{path}: {rest:,} bytes follow the end of the arrow stream: several streams that were joined, "
+            "which are not read as one, or an incomplete copy. Make each stream a file of its own, or fetch it again."
+        )
+
+
+def _check_not_joined(source: Any, path: Path) -> None:
+    """Check that the batches that the footer of a file lists end where the footer begins.
+
+    Of files that were joined only the last footer is read, at the places of the first file: half of the rows.
+
+    Raises:
+        DataError: other bytes are between them.
+    """
+    tail = source.size() - _TAIL.size
+    source.seek(tail)
+    begin = tail - _TAIL.unpack(source.read(_TAIL.size))[0]
+    source.seek(begin)
+    footer = source.read(tail - begin)
+    table = struct.unpack_from("<I", footer)[0]  # Footer of File.fbs: its field 3 is the vector of record batches
+    fields = table - struct.unpack_from("<i", footer, table)[0]
+    is_there = struct.unpack_from("<H", footer, fields)[0] > _BATCHES
+    field = table + (is_there and struct.unpack_from("<H", footer, fields + _BATCHES)[0])
+    vector = field + struct.unpack_from("<I", footer, field)[0] if field > table else 0
+    count = struct.unpack_from("<I", footer, vector)[0] if vector else 0
+    blocks = [_BLOCK.unpack_from(footer, vector + 4 + number * _BLOCK.size) for number in range(count)]
+    if blocks and begin - max(map(sum, blocks)) > _PADDING:
+        raise DataError(f"{path}: several arrow files that were joined. Make each a file of its own.")

@@ -10,6 +10,7 @@ A format is one class in one file of this folder, and one line of the registry. 
 are. The defaults below are those of a file that has rows and can only be read from its beginning.
 """
 
+import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import ClassVar, NamedTuple
 from hlat.data.formats.columns import ColumnKind
 from hlat.data.formats.ranges import WHOLE_FILE, FileRange, RangeReader, cut_rows
 from hlat.data.formats.records import InputFile, Row, RowError, convert_file_errors
-from hlat.data.formats.streams import is_compressed, is_other_content, open_decompressed
+from hlat.data.formats.streams import Stream, is_compressed, is_other_content, open_decompressed
 from hlat.runtime import DataError
 from hlat.runtime.storage import HEAD_BYTES, recognize
 
@@ -102,13 +103,17 @@ class FileFormat(ABC):
             DataError: it is not compressed as its ending says.
         """
         with path.open("rb") as raw:
+            return self.open_checked(path, raw).read(HEAD_BYTES)
+
+    def open_checked(self, path: Path, raw: io.BufferedReader) -> Stream:
+        """Return a stream of the decompressed content of a file that was just opened; raise as ``read_head``."""
+        if self.compressible and is_compressed(path):
             head = raw.read(HEAD_BYTES)
-            if not (self.compressible and is_compressed(path)):
-                return head
             if head and is_other_content(path, head):
                 raise _other_content(path, head)
             raw.seek(0)
-            return open_decompressed(path, raw).read(HEAD_BYTES)
+            return open_decompressed(path, raw)
+        return raw
 
     def bad_beginning(self, path: Path) -> RowError | None:
         """Check a file by its first bytes; return their problem if the file is a document, and so a row that is bad.

@@ -183,7 +183,8 @@ def _parse(text: str) -> Any:
 
 def _count_key(line: bytes, key: str) -> int:
     """Count how often an object has a key at its top; of several values JSON does not say which counts."""
-    if line.count(json.dumps(key).encode()) < 2:
+    spellings = {json.dumps(key).encode(), json.dumps(key, ensure_ascii=False).encode(errors="surrogatepass")}
+    if sum(map(line.count, spellings)) < 2:
         return 1
     return sum(name == key for name, _ in _PAIRS.decode(line.decode().removeprefix("\ufeff")))
 

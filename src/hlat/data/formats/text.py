@@ -36,8 +36,7 @@ class TextFormat(FileFormat):
     def bad_beginning(self, path: Path) -> RowError | None:
         """Return the problem of the first bytes of a file, decompressed, if they are no text; None for a good one."""
         with convert_file_errors(path, self.kind), path.open("rb") as raw:
-            self.check(path)
-            content = open_decompressed(path, raw).read(_CHECKED_BYTES)
+            content = self.open_checked(path, raw).read(_CHECKED_BYTES)
         if len(content) == _CHECKED_BYTES:  # the last character may be cut
             content = content.rstrip(_CONTINUATION)[:-1]
         found = _decode(content)

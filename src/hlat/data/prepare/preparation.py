@@ -51,6 +51,7 @@ from hlat.data.sources import (
     describe_corpus_changes,
     hash_files,
     list_files,
+    without_linked_folders,
 )
 from hlat.data.stores import convert_disk_errors
 from hlat.runtime import DataError
@@ -66,7 +67,7 @@ def prepare(
 
     If it is killed and called again with the same corpus and settings, it resumes, and the result is byte for byte that
     of an uninterrupted call. Finished data with these settings and these paths is used as it is when the corpus no
-    longer exists; ``notes`` report that.
+    longer exists or can no longer be listed; ``notes`` report that.
 
     Args:
         config: the data section.
@@ -100,11 +101,17 @@ def prepare(
             files = hash_files(files, known, partial(report, "hash"))
             if manifest is not None:
                 before = [(record.path, record.content) for record in manifest.sources]
-                check_settings(folder, manifest, config, describe_corpus_changes(before, files))
+                changes, note = describe_corpus_changes(before, files), ""
+                if changes and not describe_corpus_changes(before, without_linked_folders(config, files)):
+                    note = (
+                        f"{changes[0]} behind links to folders, which the version of hlat that prepared {folder} did "
+                        "not follow. To include them, prepare into another folder."
+                    )
+                check_settings(folder, manifest, config, [] if note else changes)
                 update_hashes(folder, files, known)
                 shutil.rmtree(folder / PARTIAL, ignore_errors=True)
                 shutil.rmtree(folder / CACHE_FOLDER, ignore_errors=True)
-                return open_prepared(folder)
+                return _with_note(open_prepared(folder), note)
             staging = StagingFolder(folder)
             staging.claim(settings, files)
             if not (staging.out / MANIFEST_FILE).exists():
@@ -139,7 +146,7 @@ def resolve_output_folder(out_dir: str | Path, chosen_by: str = "data.prepared_d
 def _open_without_corpus(
     config: DataConfig, folder: Path, manifest: DataManifest, error: SourceNotFoundError
 ) -> PreparedData:
-    """Open finished data whose corpus no longer exists: a cluster need not store the raw text.
+    """Open finished data whose corpus can no longer be listed: a cluster need not store the raw text.
 
     Raises:
         DataError: the data was prepared from other paths than the recipe's. A mistyped path must not go unnoticed.
@@ -150,9 +157,14 @@ def _open_without_corpus(
             f"{error} {folder} holds data prepared from another path. To use that data, set in the recipe: "
             f"{' '.join(recorded)}"
         ) from error
-    prepared = open_prepared(folder, config)
-    notes = [*manifest.notes, f"{error} The corpus was not found; the finished data in {folder} is used without it."]
-    return replace(prepared, manifest=manifest.model_copy(update={"notes": notes}))
+    note = f"{error} So the corpus was not compared: the finished data in {folder} is used without it."
+    return _with_note(open_prepared(folder, config), note)
+
+
+def _with_note(prepared: PreparedData, note: str) -> PreparedData:
+    """Add a note that the manifest on the disk does not get; an empty one is left out."""
+    notes = [*prepared.manifest.notes, *filter(None, [note])]
+    return replace(prepared, manifest=prepared.manifest.model_copy(update={"notes": notes}))
 
 
 def _build(

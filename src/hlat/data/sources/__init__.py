@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         list_files,
         numbered_sources,
         open_cached_store,
+        without_linked_folders,
     )
     from hlat.data.sources.findings import check_first_bytes, doubts, first_bytes, refuse
     from hlat.data.sources.held_out import HeldOut, describe_scarce
@@ -39,6 +40,7 @@ __getattr__ = lazily(
             "list_files",
             "numbered_sources",
             "open_cached_store",
+            "without_linked_folders",
         ),
         "findings": ("check_first_bytes", "doubts", "first_bytes", "refuse"),
         "held_out": ("HeldOut", "describe_scarce"),
@@ -90,4 +92,5 @@ __all__ = [
     "sha256_of",
     "source_columns",
     "tail_start",
+    "without_linked_folders",
 ]

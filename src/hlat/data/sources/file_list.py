@@ -17,7 +17,7 @@ from hlat.data.formats import FileFormat, folder_format
 from hlat.data.sources.columns import SourceColumn, default_column, source_columns
 from hlat.data.sources.companions import join_companions
 from hlat.data.sources.findings import FileFinding, refuse
-from hlat.data.sources.listing import ListedFile, Listing, find_file, list_source
+from hlat.data.sources.listing import ListedFile, Listing, SourceNotFoundError, find_file, list_source
 from hlat.data.sources.source_checks import check_folder, check_source, check_tokenizer_given, path_format
 from hlat.data.sources.source_file import SourceFile, Stamp, sha256_of
 from hlat.data.stores import Cache, CachedStore, Store, StoreAccessError, prefetch_in_order
@@ -35,8 +35,8 @@ def list_files(config: DataConfig, folder: Path) -> list[SourceFile]:
         folder: folder of the prepared data; it contains the cache of remote files unless ``data.cache_dir`` is set.
 
     Raises:
-        SourceNotFoundError: a path or glob has no files.
-        DataError: there is no source, a file of a type that hlat does not read, files that cannot be one source, a
+        SourceNotFoundError: a path or glob has no files, or some that cannot be listed or are of no format.
+        DataError: there is no source, files that cannot be one source, a
             .bin or .idx without the other, tokens without a tokenizer, or a URL that cannot be used.
     """
     cache = Cache(*cache_location(config, folder))
@@ -86,7 +86,7 @@ def files_of_source(source: NumberedSource, cache: Cache) -> list[SourceFile]:
     """List the files of one source, each with its companion.
 
     Raises:
-        SourceNotFoundError: the path or glob has no files.
+        SourceNotFoundError: the path or glob has no files, or some that cannot be listed or are of no format.
         DataError: as ``list_files``.
     """
     number, path, column = source
@@ -106,7 +106,7 @@ def files_of_source(source: NumberedSource, cache: Cache) -> list[SourceFile]:
         return None if found is None else source_file(found, file.format)
 
     listing = list_source(path, cache)
-    refuse(path, listing.findings)
+    refuse(path, listing.findings, SourceNotFoundError)
     if listing.names is not None and (known := _known_folder(path, listing, column)) is not None:
         return [source_file(file, known[0]) for file in known[1]]
     files, findings = list[SourceFile](), list[FileFinding]()
@@ -115,7 +115,7 @@ def files_of_source(source: NumberedSource, cache: Cache) -> list[SourceFile]:
             files.append(source_file(listed, path_format(listed.path, column.kind)))
         except DataError as error:
             findings.append(FileFinding.of_error(listed.path, error))
-    refuse(path, findings)
+    refuse(path, findings, SourceNotFoundError)
     if listing.names is not None:
         check_folder(path, files)
     check_source(path, files)  # before hashing, which may take hours
@@ -133,6 +133,17 @@ def _known_folder(path: str, listing: Listing, column: SourceColumn) -> tuple[Fi
         return None
     files = dict(zip(listing.names, listing.files, strict=True))
     return found[0], [files[name] for name in found[1]]
+
+
+def without_linked_folders(config: DataConfig, files: list[SourceFile]) -> list[SourceFile]:
+    """Return the files that are not behind a link below a folder: earlier versions of hlat followed no such links."""
+    roots = {source.number: Path(source.path).expanduser() for source in numbered_sources(config)}
+
+    def is_linked(file: SourceFile) -> bool:
+        parents = Path(file.path).parents if file.cached_store is None else ()
+        return any(folder.is_symlink() for folder in parents if roots[file.source] in folder.parents)
+
+    return [file for file in files if not is_linked(file)]
 
 
 def hash_files(

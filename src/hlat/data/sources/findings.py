@@ -10,6 +10,7 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +18,8 @@ from hlat.data.sources.source_file import SourceFile
 from hlat.runtime import DataError, is_url, plural
 
 _ROWS = 3
-_SHARD = re.compile(r"-(\d{5})-of-(\d{5})")
+_OPENED_TOGETHER, _SUBMITTED = 16, 1 << 10
+_SHARD = re.compile(r"[-._](\d{4,6})-of-(\d{4,6})(?:-[0-9a-f]{8,}(?=\.))?")
 
 
 class FileFinding(NamedTuple):
@@ -45,16 +47,21 @@ def first_bytes(files: Iterable[SourceFile], unreadable_rows: float) -> Iterator
         unreadable_rows: the largest share of rows that may be unreadable; unless it is 0, bad documents are left out
             later, and only files that cannot be read at all are found here.
     """
-    for file in files:
-        if file.cached_store is not None:
-            continue
-        try:
-            bad = file.format.bad_beginning(Path(file.path))
-        except DataError as error:
-            yield FileFinding.of_error(file.path, error)
-        else:
-            if bad is not None and not unreadable_rows:
-                yield FileFinding(file.path, f"{bad.reason}. {bad.remedy}")
+    local = [file for file in files if file.cached_store is None]
+    with ThreadPoolExecutor(_OPENED_TOGETHER) as pool:  # a file system over a network answers many at a time
+        for start in range(0, len(local), _SUBMITTED):
+            found = pool.map(lambda file: _beginning(file, unreadable_rows), local[start : start + _SUBMITTED])
+            yield from filter(None, found)
+
+
+def _beginning(file: SourceFile, unreadable_rows: float) -> FileFinding | None:
+    try:
+        bad = file.format.bad_beginning(Path(file.path))
+    except DataError as error:
+        return FileFinding.of_error(file.path, error)
+    if bad is None or unreadable_rows:
+        return None
+    return FileFinding(file.path, f"{bad.reason}. {bad.remedy}")
 
 
 def check_first_bytes(files: Iterable[SourceFile], unreadable_rows: float) -> None:
@@ -67,18 +74,18 @@ def doubts(files: Sequence[SourceFile]) -> list[str]:
 
     Names such as ``train-00003-of-00040`` say how many files there were.
     """
-    shards, places = defaultdict[tuple[str, str, str], set[str]](set), Counter[str]()
+    shards, places = defaultdict[tuple[str, str, str], dict[str, str]](dict), Counter[str]()
     local = defaultdict[tuple[int, str], list[SourceFile]](list)
     for file in files:
         places[file.path if is_url(file.path) else os.path.realpath(file.path)] += 1
         if name := _SHARD.search(file.path):
-            shards[file.path[: name.start()], name[2], file.path[name.end() :]].add(name[1])
+            shards[file.path[: name.start()], name[2], file.path[name.end() :]][name[1]] = file.path
         if file.cached_store is None:
             local[file.source, file.format.name].append(file)
     rows = [
-        f"{plural(int(count) - len(numbers), 'file')} of {count} absent, by the names {start}-00000-of-{count}{end}."
-        for (start, count, end), numbers in shards.items()
-        if len(numbers) < int(count)
+        f"{plural(int(count) - len(found), 'file')} of {int(count):,} absent, by names like {min(found.values())}."
+        for (_, count, _), found in shards.items()
+        if len(found) < int(count)
     ]
     rows += filter(None, (found[0].format.doubt([Path(file.path) for file in found]) for found in local.values()))
     if twice := [place for place, times in places.items() if times > 1]:
@@ -86,12 +93,13 @@ def doubts(files: Sequence[SourceFile]) -> list[str]:
     return rows if len(rows) <= _ROWS else [*rows[:_ROWS], f"And {len(rows) - _ROWS} more like these."]
 
 
-def refuse(source: str, findings: Sequence[FileFinding]) -> None:
-    """Raise a DataError with all findings: one as a sentence, more as a table of up to three problems.
+def refuse(source: str, findings: Sequence[FileFinding], error: type[DataError] = DataError) -> None:
+    """Raise an error with all findings: one as a sentence, more as a table of up to three problems.
 
     Args:
         source: the source as the recipe names it.
         findings: the findings; nothing happens if there are none.
+        error: type of the error.
     """
     if not findings:
         return
@@ -100,10 +108,10 @@ def refuse(source: str, findings: Sequence[FileFinding]) -> None:
         by_problem.setdefault(problem, []).append(path)
     rows = [f"{paths[0]}{_more(paths)}: {problem}" for problem, paths in by_problem.items()]
     if len(rows) == 1:
-        raise DataError(rows[0])
+        raise error(rows[0])
     if rest := list(by_problem.values())[_ROWS:]:
         rows[_ROWS:] = [f"and {plural(sum(map(len, rest)), 'file')} with {plural(len(rest), 'other problem')}"]
-    raise DataError("\n  ".join([f"{source}: {len(findings)} of its files cannot be used:", *rows]))
+    raise error("\n  ".join([f"{source}: {len(findings)} of its files cannot be used:", *rows]))
 
 
 def _more(paths: Sequence[str]) -> str:

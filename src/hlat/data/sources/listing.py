@@ -5,6 +5,7 @@
 Files are sorted by path, so their order is the same on every machine. Links to folders are followed, each folder once.
 """
 
+import fnmatch
 import glob
 import os
 import re
@@ -29,11 +30,13 @@ from hlat.runtime.storage import broken_link
 
 _SMALL_BYTES = 1 << 24
 _EFFECTIVE = os.access in os.supports_effective_ids
+_OF_SYSTEM = ("lost+found", "System Volume Information", "$RECYCLE.BIN")
+_FILE_ENDING = re.compile(r"\.[A-Za-z]\w{0,9}")
 _FETCH = "Fetch what it stands for (git annex get, dvc pull; mount its disk), or remove the link."
 
 
 class SourceNotFoundError(DataError):
-    """A source of the recipe has no files."""
+    """A source of the recipe has no files, or files that cannot be listed or are of no format."""
 
 
 class ListedFile(NamedTuple):
@@ -180,14 +183,16 @@ def _find_files(path: str) -> tuple[list[Path], list[FileFinding]]:
         return _sorted([root])
     if root.is_dir():
         findings = list[FileFinding]()
-        files, unusable = _sorted(file for file in _walk(root, findings) if not _hidden(file.relative_to(root)))
+        files, unusable = _sorted(_walk(root, ("**",), findings))
         if not (files or findings or unusable):
             raise DataError(f"{path}: the folder contains no files. Put the texts there, or name another folder.")
         return files, [*findings, *unusable]
     if glob.has_magic(path):
         findings = list[FileFinding]()
-        paths = _below(root, findings) if "**" in root.parts else _matches(root, findings)
-        files, unusable = _sorted(paths)
+        first = next(index for index, part in enumerate(root.parts) if glob.has_magic(part))
+        folder, pattern = Path(*root.parts[:first]), root.parts[first:]
+        is_walk = "**" in pattern and ".." not in pattern
+        files, unusable = _sorted((_walk if is_walk else _matches)(folder, pattern, findings))
         findings += unusable
         if not (files or findings):
             raise SourceNotFoundError(
@@ -205,37 +210,34 @@ def _find_files(path: str) -> tuple[list[Path], list[FileFinding]]:
     raise SourceNotFoundError(f"{path}: no such file or folder (looked in {Path.cwd()}). {advice}")
 
 
-def _matches(pattern: Path, findings: list[FileFinding]) -> Iterator[Path]:
-    """Yield the paths that match a glob without **; folders that it crosses and that cannot be listed are findings."""
-    for end in range(1, len(pattern.parts)):
-        if glob.has_magic(pattern.parts[end - 1]):
-            for path in _glob(Path(*pattern.parts[:end])):
-                if path.is_dir() and not os.access(path, os.R_OK | os.X_OK, effective_ids=_EFFECTIVE):
+def _matches(root: Path, pattern: Sequence[str], findings: list[FileFinding]) -> Iterator[Path]:
+    """Yield the paths that match a glob without **, and links to nowhere that may be folders that it crosses.
+
+    Folders that it crosses and that cannot be listed are findings.
+    """
+    for end in range(1, len(pattern)):
+        for path in _glob(Path(root, *pattern[:end])):
+            if path.is_dir():
+                if not (_is_of_system(path.name) or os.access(path, os.R_OK | os.X_OK, effective_ids=_EFFECTIVE)):
                     findings.append(FileFinding(str(path), "the folder cannot be listed: Permission denied."))
-                elif not path.suffix and broken_link(path):
-                    yield path
-    yield from _glob(pattern)
+            elif _may_be_folder(path, pattern):
+                yield path
+    yield from _glob(Path(root, *pattern))
 
 
 def _glob(pattern: Path) -> Iterator[Path]:
-    return map(Path, glob.glob(str(pattern)))  # noqa: PTH207 - Path.glob takes no absolute patterns
+    return map(Path, glob.glob(str(pattern), recursive=True))  # noqa: PTH207 - Path.glob takes no absolute patterns
 
 
-def _below(pattern: Path, findings: list[FileFinding]) -> Iterator[Path]:
-    """Yield the paths that match a glob with **, and links to nowhere that may be folders it should cross.
+def _may_be_folder(path: Path, pattern: Sequence[str]) -> bool:
+    """Return True for a link to nowhere whose name is no file's: the pattern has it, or it has no ending of files."""
+    is_file_name = path.name not in pattern and _FILE_ENDING.fullmatch(path.suffix)
+    return not is_file_name and path.is_symlink() and not path.exists()
 
-    Python's glob follows links to folders without end, and leaves out what it cannot list.
-    """
-    from fsspec.utils import glob_translate  # noqa: PLC0415 - fsspec is imported on first use
 
-    first = next(index for index, part in enumerate(pattern.parts) if glob.has_magic(part))
-    root, wants_hidden = Path(*pattern.parts[:first]), any(part.startswith(".") for part in pattern.parts[first:])
-    matches = re.compile(glob_translate(str(pattern))).match
-    for path in _walk(root, findings):
-        if (wants_hidden or not _hidden(path.relative_to(root))) and (
-            matches(str(path)) or (not path.suffix and broken_link(path))
-        ):
-            yield path
+def _is_of_system(name: str) -> bool:
+    """Return True for folders that a file system has for itself, and that only its administrator can list."""
+    return name in _OF_SYSTEM or name.startswith((".Trash", ".snapshot"))
 
 
 def _sorted(paths: Iterable[Path]) -> tuple[list[Path], list[FileFinding]]:
@@ -254,30 +256,63 @@ def _sorted(paths: Iterable[Path]) -> tuple[list[Path], list[FileFinding]]:
     return files, findings
 
 
-def _walk(root: Path, findings: list[FileFinding]) -> Iterator[Path]:
-    """Yield all paths below a folder that are no folders, each once.
+def _walk(root: Path, pattern: Sequence[str], findings: list[FileFinding]) -> Iterator[Path]:
+    """Yield the paths below a folder that match a glob with ** and are no folders, and links that may be folders.
 
-    Links to folders come after everything else, and are not followed to where the walk has been or to what is around
-    the root.
+    Python's glob follows links to folders without end, and leaves out what it cannot list. Here each folder is entered
+    once: links to folders come after everything else, and are not followed to where the walk has been or to what is
+    around the root.
     """
 
     def cannot_list(error: OSError) -> None:
-        findings.append(FileFinding(str(error.filename), f"the folder cannot be listed: {error.strerror}."))
+        if error.filename == str(root) or not _is_of_system(Path(error.filename).name):
+            findings.append(FileFinding(str(error.filename), f"the folder cannot be listed: {error.strerror}."))
 
-    seen, starts = set[str](), [root]
-    around = {str(parent) for parent in Path(os.path.realpath(root)).parents}
+    end, starts = len(pattern), [root]
+    seen = {str(parent) for parent in Path(os.path.realpath(root)).parents}
     while starts:
         links = list[Path]()
         for start in starts:
             for folder, inner, names in os.walk(start, onerror=cannot_list):
+                places = _places(pattern, Path(folder).relative_to(root).parts)
+                inner[:] = [name for name in inner if min(_places(pattern, [name], places), default=end) < end]
                 if (here := os.path.realpath(folder)) in seen:
                     inner.clear()
                     continue
                 seen.add(here)
-                yield from (Path(folder, name) for name in names)
+                for path in (Path(folder, name) for name in names):
+                    after = _places(pattern, [path.name], places)
+                    if end in after or (after and _may_be_folder(path, pattern)):
+                        yield path
                 links += (link for name in inner if (link := Path(folder, name)).is_symlink())
-        starts = [link for link in sorted(links) if os.path.realpath(link) not in seen | around]
+        starts = [link for link in sorted(links) if os.path.realpath(link) not in seen]
 
 
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
+def _places(pattern: Sequence[str], names: Iterable[str], places: Iterable[int] = (0,)) -> set[int]:
+    """Return the places in a pattern that these names of a path lead to from some places; its end is a match.
+
+    The rules are those of Python's glob: ** and wildcards do not match hidden names, unless the part begins with a dot.
+    """
+    found = _after_stars(pattern, places)
+    for name in names:
+        steps = ((place, pattern[place]) for place in found if place < len(pattern))
+        found = _after_stars(
+            pattern,
+            [place + (part != "**") for place, part in steps if _matches_part(name, part)],
+        )
+    return found
+
+
+def _after_stars(pattern: Sequence[str], places: Iterable[int]) -> set[int]:
+    """Add the places after each **, which also matches no folder."""
+    found = set(places)
+    for place, part in enumerate(pattern):
+        if place in found and part == "**":
+            found.add(place + 1)
+    return found
+
+
+def _matches_part(name: str, part: str) -> bool:
+    if not glob.has_magic(part):
+        return name == part
+    return (part.startswith(".") or not name.startswith(".")) and fnmatch.fnmatchcase(name, part)

@@ -6,6 +6,7 @@ The only list of such bytes: readers of corpora, tokenizers and weights ask it w
 and error pages come first, since they are text and would be read as such.
 """
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,21 +37,44 @@ class FileContent(NamedTuple):
     is_markup: bool = False
 
 
+# These are text themselves, so each is known by more than a word that other text may begin with.
+_TEXTS: tuple[tuple[str, str, re.Pattern[bytes]], ...] = (
+    (
+        "a Git LFS pointer, not the file itself",
+        "Run `git lfs pull`.",
+        re.compile(rb"version https://git-lfs\S*(?:\r?\n|$)"),
+    ),
+    ("a Xet pointer, not the file itself", "Download it from the Hub.", re.compile(rb"# xet version \d+\r?\n")),
+    (
+        "a git-annex pointer, not the file itself",
+        "Run `git annex get` in its repository.",
+        re.compile(rb"/annex/objects/[^\s/]+(?:\r?\n|$)"),
+    ),
+    (
+        "a DVC pointer, not the file itself",
+        "Run `dvc pull`, and name what it fetches.",
+        re.compile(rb"outs:\r?\n- md5: "),
+    ),
+    ("a PDF", _EXTRACT, re.compile(rb"%PDF-\d\.\d\s*[\r\n]")),
+    ("an RTF document", _EXTRACT, re.compile(rb"\{\\rtf\d*\s*[\\{]")),
+)
+# Text may begin with these words too: only control characters after them tell such files from it.
+_WORDS: tuple[tuple[str, str, tuple[bytes, ...]], ...] = (
+    ("bzip2 data", _OTHERWISE, tuple(b"BZh%d1AY&SY" % level for level in range(1, 10))),
+    ("a parquet file", "Give it the ending .parquet.", (b"PAR1",)),
+    ("a Feather file of version 1", "Write it again with pyarrow.feather.write_feather.", (b"FEA1",)),
+    ("an image", _NO_TEXT, (b"GIF87a", b"GIF89a")),
+    ("a model of llama.cpp (GGUF)", _NO_TEXT, (b"GGUF",)),
+)
+_CONTROL = re.compile(rb"[^\t-\r\x1b -\xff]")
 _KNOWN: tuple[tuple[str, str, tuple[bytes, ...]], ...] = (
-    ("a Git LFS pointer, not the file itself", "Run `git lfs pull`.", (b"version https://git-lfs.",)),
-    ("a Xet pointer, not the file itself", "Download it from the Hub.", (b"# xet version",)),
-    ("a git-annex pointer, not the file itself", "Run `git annex get` in its repository.", (b"/annex/objects/",)),
-    ("a DVC pointer, not the file itself", "Run `dvc pull`, and name what it fetches.", (b"outs:\n- md5:",)),
     ("gzip data", _COMPRESSED.format(".gz"), (b"\x1f\x8b",)),
     ("zstd data", _COMPRESSED.format(".zst"), (b"\x28\xb5\x2f\xfd",)),
-    ("bzip2 data", _OTHERWISE, tuple(b"BZh%d1AY&SY" % level for level in range(1, 10))),
     ("xz data", _OTHERWISE, (b"\xfd7zXZ\0",)),
     ("lz4 data", _OTHERWISE, (b"\x04\x22\x4d\x18",)),
     ("snappy data", _OTHERWISE, (b"\xff\x06\0\0sNaPpY",)),
     ("data of compress (.Z)", _OTHERWISE, (b"\x1f\x9d",)),
-    ("a parquet file", "Give it the ending .parquet.", (b"PAR1",)),
     ("an Arrow file", "Give it the ending .arrow.", (b"ARROW1\0\0",)),
-    ("a Feather file of version 1", "Write it again with pyarrow.feather.write_feather.", (b"FEA1",)),
     ("a zip archive, or a document made of one (.docx, .xlsx, .epub, .npz)", _UNPACK, (b"PK\x03\x04", b"PK\x05\x06")),
     ("an archive of 7z", _UNPACK, (b"7z\xbc\xaf\x27\x1c",)),
     ("an archive of rar", _UNPACK, (b"Rar!\x1a\x07",)),
@@ -60,18 +84,16 @@ _KNOWN: tuple[tuple[str, str, tuple[bytes, ...]], ...] = (
     ("an array of NumPy", _TABLE, (b"\x93NUMPY",)),
     ("a pickle of Python", _TABLE, (b"\x80\x04\x95", b"\x80\x05\x95")),
     ("an index of Megatron-LM", "Give it the ending .idx, beside its .bin.", (b"MMIDIDX\0",)),
-    ("a PDF", _EXTRACT, (b"%PDF-",)),
     ("an OLE file (.doc, .xls, Thumbs.db)", _EXTRACT, (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1",)),
-    ("an RTF document", _EXTRACT, (b"{\\rtf",)),
-    ("an image", _NO_TEXT, (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a")),
+    ("an image", _NO_TEXT, (b"\x89PNG\r\n", b"\xff\xd8\xff")),
     ("a program", _NO_TEXT, (b"\x7fELF",)),
-    ("a model of llama.cpp (GGUF)", _NO_TEXT, (b"GGUF",)),
     ("the AppleDouble half of another file", _NO_TEXT, (b"\0\x05\x16\x07",)),
     ("the .DS_Store of a folder", _NO_TEXT, (b"\0\0\0\x01Bud1",)),
     ("text in UTF-32, not in UTF-8", _CONVERT.format("UTF-32"), (b"\xff\xfe\0\0", b"\0\0\xfe\xff")),
     ("text in UTF-16, not in UTF-8", _CONVERT.format("UTF-16"), (b"\xff\xfe", b"\xfe\xff")),
 )
-_TAR, _TAR_AT = b"ustar", 257
+_TAR = re.compile(rb".{257}ustar(?:\x0000|  \0)", re.DOTALL)
+_STORE_ERROR = re.compile(rb"(?:<\?xml[^>]*>\s*)?<error>\s*<code>")
 _BOM = b"\xef\xbb\xbf"
 _MANY = 0.8  # share of zero bytes that only text in two or four bytes per character has, and only at fixed places
 
@@ -79,10 +101,13 @@ _MANY = 0.8  # share of zero bytes that only text in two or four bytes per chara
 def recognize(content: bytes | bytearray) -> FileContent | None:
     """Return what a file is by its first ``HEAD_BYTES``; None if they are those of plain text or of nothing known."""
     head = bytes(content[:HEAD_BYTES])
-    for what, remedy, beginnings in _KNOWN:
+    for what, remedy, pattern in _TEXTS:
+        if pattern.match(head):
+            return FileContent(what, remedy)
+    for what, remedy, beginnings in (*_KNOWN, *(_WORDS if _CONTROL.search(head) else ())):
         if head.startswith(beginnings):
             return FileContent(what, remedy)
-    if head[_TAR_AT:].startswith(_TAR):
+    if _TAR.match(head):
         return FileContent("a tar archive", _UNPACK)
     if head and not head.strip(b"\0"):
         return FileContent("zero bytes" if len(head) < HEAD_BYTES else "zero bytes at its beginning", _ZEROS)
@@ -127,8 +152,6 @@ def _markup(head: bytes) -> FileContent | None:
     text = head.removeprefix(_BOM).lstrip()[:256].lower()
     if text.startswith((b"<!doctype html", b"<html")):
         return FileContent("a page of HTML, such as a server sends instead of a file", _AGAIN, is_markup=True)
-    if text.startswith((b"<?xml", b"<error>")):
-        is_error = b"<error>" in text and b"<code>" in text
-        what = "the error message of an object store" if is_error else "XML"
-        return FileContent(what, _AGAIN if is_error else _TABLE, is_markup=not is_error)
-    return None
+    if _STORE_ERROR.match(text):
+        return FileContent("the error message of an object store", _AGAIN)
+    return FileContent("XML", _TABLE, is_markup=True) if text.startswith(b"<?xml") else None

@@ -39,10 +39,10 @@ class TextColumn(ColumnKind):
     def convert(self, values: Any, file: InputFile) -> Iterable[Content | RowError | None]:
         """Convert values to texts: all at once if they are small and valid UTF-8, otherwise one by one."""
         del file
-        max_bytes = BATCH_BYTES // BATCH_ROWS if pa.types.is_dictionary(values.type) else BATCH_BYTES
-        if values.nbytes > max_bytes or _is_bytes(
-            values.type
-        ):  # in a dictionary column, every row of the batch can refer to the largest value
+        is_dictionary = pa.types.is_dictionary(values.type)
+        # In a dictionary column, every row of the batch can refer to the largest value.
+        max_bytes = BATCH_BYTES // BATCH_ROWS if is_dictionary else BATCH_BYTES
+        if values.nbytes > max_bytes or _is_bytes(values.type.value_type if is_dictionary else values.type):
             return map(_text, values)
         try:
             return list(values.to_pylist())
