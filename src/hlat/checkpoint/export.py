@@ -32,7 +32,7 @@ from hlat.model.hf import (
     hf_class,
     write_hf,
 )
-from hlat.runtime import CheckpointError
+from hlat.runtime import CheckpointError, DataError
 
 
 def load_model(
@@ -114,6 +114,7 @@ def export_hf(
     Raises:
         CheckpointError: there is no valid checkpoint, or no such weights, or the folder exists and is not empty, or
             has the name of a file.
+        DataError: the tokenizer of the checkpoint cannot be exported.
         StorageError: a file-system operation failed; nothing is left behind.
     """
     refuse_file_name(Path(out_dir), "an export is a folder in the format of Hugging Face")
@@ -145,7 +146,10 @@ def _exported_tokenizer(checkpoint: Checkpoint) -> Iterator[Path]:
         yield checkpoint.path / TOKENIZER
         return
     with TemporaryDirectory(prefix="hlat-tokenizer-") as folder:
-        read_tokenizer(checkpoint.path).save(Path(folder))
+        tokenizer = read_tokenizer(checkpoint.path)
+        if tokenizer.not_exported:
+            raise DataError(tokenizer.not_exported)
+        tokenizer.save(Path(folder))
         yield Path(folder)
 
 

@@ -38,6 +38,7 @@ class Tokenizer(ABC):
         unknown_id: id of the token for text that the vocabulary does not have; None for no such token.
         files: content by name of every file that ``transformers.AutoTokenizer`` needs.
         left_out: what of the given files is not used, a phrase each, such as "its BPE dropout".
+        not_exported: why a model with this tokenizer cannot be exported, and what would work; empty if it can.
     """
 
     vocab_size: int
@@ -46,6 +47,7 @@ class Tokenizer(ABC):
     bos_id: int | None
     files: dict[str, bytes]
     left_out: Sequence[str] = ()
+    not_exported: str = ""
 
     unknown_id: int | None = None
 

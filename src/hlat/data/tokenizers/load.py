@@ -16,15 +16,16 @@ from hlat.runtime.storage import TOKENIZER_FILES, HubError, HubModel, recognize
 _NAMES = ("tokenizer.json", "tokenizer.model")
 
 
-def load_tokenizer(path: str | Path, eos_token: str | None = "auto") -> Tokenizer:
+def load_tokenizer(path: str | Path, eos_token: str | None = "auto", *, is_saved: bool = False) -> Tokenizer:
     """Load a tokenizer from a tokenizer.json, a SentencePiece .model, or a folder that contains one of them.
 
     Args:
         path: the file or folder, or the id of a model of the Hugging Face Hub, whose tokenizer is downloaded once.
         eos_token: name of the end-of-sequence token; "auto" for the tokenizer's own; None for none.
+        is_saved: True for the tokenizer of a run, which may be one that cannot be exported.
 
     Raises:
-        DataError: the tokenizer is missing, unreadable, or has no such end-of-sequence token.
+        DataError: the tokenizer is missing, unreadable, has no such end-of-sequence token, or cannot be exported.
     """
     path = _local_path(path)
     try:
@@ -43,7 +44,7 @@ def load_tokenizer(path: str | Path, eos_token: str | None = "auto") -> Tokenize
     if file.suffix == ".model":
         from hlat.data.tokenizers.sentencepiece import SentencePieceTokenizer  # noqa: PLC0415 - an extra
 
-        return SentencePieceTokenizer(content, config, eos_token, str(file))
+        return SentencePieceTokenizer(content, config, eos_token, str(file), is_saved)
     if not content:
         raise DataError(f"{file}: the tokenizer file is empty")
     return read_json_tokenizer(content, config, eos_token, str(file))
@@ -56,7 +57,7 @@ def load_saved(folder: Path) -> Tokenizer:
         DataError: see ``load_tokenizer``.
     """
     model = folder / "tokenizer.model"
-    return load_tokenizer(model if model.is_file() else folder)
+    return load_tokenizer(model if model.is_file() else folder, is_saved=True)
 
 
 def _local_path(path: str | Path) -> Path:
