@@ -22,7 +22,7 @@ from hlat.checkpoint.state import MODEL, fill
 from hlat.checkpoint.tokenizer import TOKENIZER, has_tokenizer, read_tokenizer
 from hlat.config.rules import model_problems
 from hlat.config.sections import ModelConfig
-from hlat.data.tokenizers import is_like_qwen2
+from hlat.data.tokenizers import check_export, is_like_qwen2, vocabulary_texts
 from hlat.model import Decoder, build, collect_local_parameters
 from hlat.model.hf import (
     SpecialIds,
@@ -32,7 +32,7 @@ from hlat.model.hf import (
     hf_class,
     write_hf,
 )
-from hlat.runtime import CheckpointError, DataError
+from hlat.runtime import CheckpointError
 
 
 def load_model(
@@ -147,8 +147,7 @@ def _exported_tokenizer(checkpoint: Checkpoint) -> Iterator[Path]:
         return
     with TemporaryDirectory(prefix="hlat-tokenizer-") as folder:
         tokenizer = read_tokenizer(checkpoint.path)
-        if tokenizer.not_exported:
-            raise DataError(tokenizer.not_exported)
+        check_export(tokenizer, vocabulary_texts(tokenizer))
         tokenizer.save(Path(folder))
         yield Path(folder)
 

@@ -17,6 +17,7 @@ sums scores from the beginning of the text in float32, so near ties depend on th
 cut.
 """
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -112,6 +113,10 @@ class SentencePieceTokenizer(Tokenizer):
             if found.ids != self._model.encode(text, out_type=int):
                 raise ValueError(f"{text!r} gets other ids from its conversion")
         self.files["tokenizer.json"] = converted
+        if not self._is_plain:
+            reason = "SentencePiece itself encoded the text, now the tokenizer.json of the export does"
+            self.ids_changed = reason, self.files["tokenizer.model"]
+            self._more_identity = json.dumps(json.loads(converted) | {"post_processor": None}).encode()
         self._converted, self._documents = tokenizers.Tokenizer.from_str(converted.decode()), documents
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -127,6 +132,10 @@ class SentencePieceTokenizer(Tokenizer):
             return ids
         found = self._documents.encode(text, add_special_tokens=False)
         return TokenIds(ids, text, [end for _, end in found.offsets])
+
+    def encode_by_origin(self, text: str) -> list[int]:
+        """Encode a text with SentencePiece; see ``Tokenizer.encode_by_origin``."""
+        return list(self._model.encode(text, out_type=int))
 
     def _encode_prompt(self, text: str) -> list[int]:
         if self._converted is None:
