@@ -19,6 +19,7 @@ from hlat.data.tokenizers.safe_cuts import cut_text, cuts_preserve_tokens
 from hlat.data.tokenizers.text_bytes import TokenBytes, TokenIds
 from hlat.data.tokenizers.transformers_config import (
     config_files,
+    names_without_id,
     resolve_eos_token,
     special_names,
     special_token_name,
@@ -93,10 +94,9 @@ class JsonTokenizer(Tokenizer):
     def _recognise(self, config: dict[str, Any] | None, vocabulary: dict[str, int]) -> None:
         """Make the special tokens that the configuration names special here too, as transformers does."""
         names = special_names(config)
-        missing = [name for name in names if name not in vocabulary]
-        if missing:
+        if missing := names_without_id(config, vocabulary):
             shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-            self.left_out = (*self.left_out, f"special tokens of its configuration without an id ({shown})")
+            self.left_out = (*self.left_out, f"tokens of its configuration without an id ({shown})")
         flags = {token["content"]: token for token in self._description.get("added_tokens") or []}
         known = [name for name in names if name in vocabulary and name not in self._special]
         tokens = [{"normalized": False, **flags.get(name, {}), "content": name, "special": True} for name in known]

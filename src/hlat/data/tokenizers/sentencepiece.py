@@ -30,7 +30,7 @@ from hlat.data.tokenizers.base import CHUNK_CHARS, Tokenizer, sentencepiece_byte
 from hlat.data.tokenizers.sentencepiece_convert import is_plain, to_tokenizer_json
 from hlat.data.tokenizers.sentencepiece_proto import parse_model
 from hlat.data.tokenizers.text_bytes import TokenBytes, TokenIds
-from hlat.data.tokenizers.transformers_config import config_files, resolve_eos_token, special_names
+from hlat.data.tokenizers.transformers_config import config_files, names_without_id, resolve_eos_token
 from hlat.runtime import DataError
 
 _BPE = 2  # value of trainer_spec.model_type
@@ -90,8 +90,8 @@ class SentencePieceTokenizer(Tokenizer):
         self.unknown_id = self._model.unk_id()
         begins = bool((config or {}).get("add_bos_token", False))
         known = {piece.piece for piece in proto.pieces}
-        if any(name not in known for name in special_names(config)):
-            self.left_out = ("special tokens of its configuration that the model does not have",)
+        if names_without_id(config, known):
+            self.left_out = ("tokens of its configuration that the model does not have",)
         self.files = {"tokenizer.model": content, **config_files(config, special, known)}
         try:
             self._use_conversion(to_tokenizer_json(proto, self.bos_id if begins else None))
