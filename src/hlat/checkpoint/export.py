@@ -22,7 +22,7 @@ from hlat.checkpoint.state import MODEL, fill
 from hlat.checkpoint.tokenizer import TOKENIZER, has_tokenizer, read_tokenizer
 from hlat.config.rules import model_problems
 from hlat.config.sections import ModelConfig
-from hlat.data.tokenizers import is_like_qwen2
+from hlat.data.tokenizers import check_export, is_like_qwen2, vocabulary_texts
 from hlat.model import Decoder, build, collect_local_parameters
 from hlat.model.hf import (
     SpecialIds,
@@ -114,6 +114,7 @@ def export_hf(
     Raises:
         CheckpointError: there is no valid checkpoint, or no such weights, or the folder exists and is not empty, or
             has the name of a file.
+        DataError: the tokenizer of the checkpoint cannot be exported.
         StorageError: a file-system operation failed; nothing is left behind.
     """
     refuse_file_name(Path(out_dir), "an export is a folder in the format of Hugging Face")
@@ -145,7 +146,9 @@ def _exported_tokenizer(checkpoint: Checkpoint) -> Iterator[Path]:
         yield checkpoint.path / TOKENIZER
         return
     with TemporaryDirectory(prefix="hlat-tokenizer-") as folder:
-        read_tokenizer(checkpoint.path).save(Path(folder))
+        tokenizer = read_tokenizer(checkpoint.path)
+        check_export(tokenizer, vocabulary_texts(tokenizer))
+        tokenizer.save(Path(folder))
         yield Path(folder)
 
 

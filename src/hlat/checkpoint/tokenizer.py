@@ -54,7 +54,7 @@ def read_tokenizer(folder: Path, eos_token: str | None = "auto") -> Tokenizer:
             f"{folder}: has no tokenizer, so text cannot be converted to tokens: the model it was imported from had "
             f"neither {_JSON} nor {_PIECES}. Put one of them next to its config.json and run hlat import again."
         )
-    return load_tokenizer(_tokenizer_file(folder), eos_token)
+    return load_tokenizer(_tokenizer_file(folder), eos_token, is_saved=True)
 
 
 def check_same_tokenizer(folder: Path, prepared: PreparedData) -> None:
@@ -82,7 +82,8 @@ def check_same_tokenizer(folder: Path, prepared: PreparedData) -> None:
 
 def _prepared_with(prepared: PreparedData, file: Path) -> bool:
     try:
-        return load_tokenizer(file, prepared.tokenizer.eos_token).sha256 == prepared.manifest.tokenizer_sha256
+        stored = load_tokenizer(file, prepared.tokenizer.eos_token, is_saved=True)
+        return stored.sha256 == prepared.manifest.tokenizer_sha256
     except DataError:  # it lacks the end-of-sequence token
         return False
 

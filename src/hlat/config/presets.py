@@ -140,15 +140,20 @@ PRESETS: dict[str, dict[str, Any]] = {
     "tiny-125m": _model(12, 768, 2048, 12, 4, 32000),
 }
 
-_COPY = re.compile(r"-(?:hf|base|instruct|chat|v\d[\d.]*)$")
+_COPY = re.compile(r"-(?:hf|base|instruct|chat)$")
+# The version of a release that has the numbers of the preset; others differ: see mistral-7b above, and the first
+# TinyLlama-1.1B-Chat versions, v0.1 to v0.6, of which some have more tokens.
+_VERSIONS = {"mistral-7b": "v0.1", "tinyllama-1.1b": "v1.0"}
 
 
 def preset_called(name: str) -> str | None:
     """Return the preset that a usual spelling of its name means, such as ``meta-llama/Llama-3.1-8B-Instruct``.
 
-    Owner, capitals, separators and the ending of a converted or fine-tuned copy make no difference.
+    Owner, capitals, separators and the ending of a converted or fine-tuned copy make no difference. A version does.
     """
     plain = name.lower().replace("_", "-").rpartition("/")[2].removeprefix("meta-")
-    while (shorter := _COPY.sub("", plain)) != plain:
+    spelled = {preset.replace("-", ""): preset for preset in PRESETS}
+    spelled |= {(preset + version).replace("-", ""): preset for preset, version in _VERSIONS.items()}
+    while (shorter := _COPY.sub("", re.sub(r"-(hf|base|instruct|chat)-(v\d[\d.]*)$", r"-\2", plain))) != plain:
         plain = shorter
-    return {preset.replace("-", ""): preset for preset in PRESETS}.get(plain.replace("-", ""))
+    return spelled.get(plain.replace("-", ""))

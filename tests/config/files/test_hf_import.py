@@ -66,6 +66,16 @@ def test_linear_and_default_rope() -> None:
     assert model(rope_parameters={"rope_type": "default", "rope_theta": 7.0}).rope.theta == 7.0
 
 
+def test_a_null_theta_beside_that_of_rope_parameters_is_none() -> None:
+    """Witness: the configuration of transformers."""
+    fields = {"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 7.0}}
+    library = pytest.importorskip("transformers").LlamaConfig.from_dict(dict(fields))
+    if hasattr(library, "rope_parameters"):  # 5
+        assert library.rope_parameters["rope_theta"] == model(**fields).rope.theta == 7.0
+    with pytest.raises(RecipeError, match="rope_theta"):
+        model(rope_theta=None)
+
+
 def test_families() -> None:
     more = {"num_key_value_heads": 2}
     assert model(model_type="mistral", sliding_window=None, **more).n_kv_heads == 2

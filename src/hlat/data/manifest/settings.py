@@ -54,8 +54,11 @@ def content_settings(config: DataConfig, tokenizer_sha256: str | None = None) ->
     tokenizer = config.tokenizer
     if tokenizer.path is not None:
         is_deleted = tokenizer_sha256 is not None and not Path(tokenizer.path).expanduser().exists()
-        content = tokenizer_sha256 if is_deleted else load_tokenizer(tokenizer.path, tokenizer.eos_token).sha256
-        settings["data.tokenizer.path (content)"] = content
+        settings["data.tokenizer.path (content)"] = (
+            tokenizer_sha256
+            if is_deleted
+            else load_tokenizer(tokenizer.path, tokenizer.eos_token, is_saved=True).sha256  # prepare is strict
+        )
     else:
         settings["data.tokenizer.train"] = tokenizer.train
         settings["data.tokenizer.eos_token"] = tokenizer.eos_token

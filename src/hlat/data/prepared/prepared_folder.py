@@ -29,6 +29,7 @@ from hlat.data.manifest import (
     too_many_bad_rows,
 )
 from hlat.data.prepared.consistency import (
+    changed_ids,
     content_problems,
     document_boundaries,
     manifest_problems,
@@ -261,6 +262,10 @@ def open_prepared(dir: str | Path, config: DataConfig | None = None) -> Prepared
     _refuse(folder, list(manifest_problems(manifest)))
     _refuse(folder, list(size_problems(folder, manifest)))
     tokenizer = load_saved(folder / TOKENIZER_FOLDER)
+    if reason := changed_ids(manifest, tokenizer):
+        raise DataError(
+            f"{folder}: {reason}. Finish its runs with that version, or delete {folder}, prepare again and begin anew."
+        )
     try:
         _refuse(folder, [*tokenizer_problems(manifest, tokenizer), *content_problems(folder, manifest)])
     except OSError as error:

@@ -7,7 +7,7 @@ from hlat.runtime import lazily
 if TYPE_CHECKING:
     from hlat.data.tokenizers.base import TokenIdArray, Tokenizer
     from hlat.data.tokenizers.load import load_saved, load_tokenizer
-    from hlat.data.tokenizers.round_trip import describe_tokenizer
+    from hlat.data.tokenizers.round_trip import check_export, describe_tokenizer, vocabulary_texts
     from hlat.data.tokenizers.training import sample_texts, train_bpe, train_char
     from hlat.data.tokenizers.transformers_config import is_like_qwen2
 
@@ -22,7 +22,7 @@ __getattr__ = lazily(
             "load_saved",
             "load_tokenizer",
         ),
-        "round_trip": ("describe_tokenizer",),
+        "round_trip": ("check_export", "describe_tokenizer", "vocabulary_texts"),
         "training": (
             "sample_texts",
             "train_bpe",
@@ -35,6 +35,7 @@ __getattr__ = lazily(
 __all__ = [
     "TokenIdArray",
     "Tokenizer",
+    "check_export",
     "describe_tokenizer",
     "is_like_qwen2",
     "load_saved",
@@ -42,4 +43,5 @@ __all__ = [
     "sample_texts",
     "train_bpe",
     "train_char",
+    "vocabulary_texts",
 ]

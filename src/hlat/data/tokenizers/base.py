@@ -38,6 +38,8 @@ class Tokenizer(ABC):
         unknown_id: id of the token for text that the vocabulary does not have; None for no such token.
         files: content by name of every file that ``transformers.AutoTokenizer`` needs.
         left_out: what of the given files is not used, a phrase each, such as "its BPE dropout".
+        not_exported: why a model with this tokenizer cannot be exported, and what would work; empty if it can.
+        ids_changed: why earlier versions gave other ids, and the file of which they took the hash; None if not.
     """
 
     vocab_size: int
@@ -46,6 +48,9 @@ class Tokenizer(ABC):
     bos_id: int | None
     files: dict[str, bytes]
     left_out: Sequence[str] = ()
+    not_exported: str = ""
+    ids_changed: tuple[str, bytes] | None = None
+    _more_identity: bytes = b""
 
     unknown_id: int | None = None
 
@@ -84,8 +89,8 @@ class Tokenizer(ABC):
         _check_text(text)
         return self.encode_batch([text])[0]
 
-    def encode_as_exported(self, text: str) -> list[int]:
-        """Encode a text with the tokenizer.json that an export has; the result equals ``encode``."""
+    def encode_by_origin(self, text: str) -> list[int]:
+        """Encode a text with the library that made the tokenizer, if ``encode`` uses another."""
         return self.encode(text)
 
     def encode_prompt(self, text: str) -> list[int]:
@@ -126,10 +131,16 @@ class Tokenizer(ABC):
     @cached_property
     def sha256(self) -> str:
         """Identity of the tokenizer: a hash of everything that decides the ids."""
-        digest = hashlib.sha256()
-        digest.update(self.files.get("tokenizer.model") or self.files["tokenizer.json"])
-        digest.update(json.dumps([self.eos_id, self.vocab_size]).encode())
-        return digest.hexdigest()
+        return self._hash(self.files.get("tokenizer.model") or self.files["tokenizer.json"], self._more_identity)
+
+    @cached_property
+    def earlier_sha256(self) -> str | None:
+        """Identity that earlier versions gave to the same files, for which they had other ids; None if the same."""
+        return None if self.ids_changed is None else self._hash(self.ids_changed[1])
+
+    def _hash(self, *parts: bytes) -> str:
+        numbers = json.dumps([self.eos_id, self.vocab_size]).encode()
+        return hashlib.sha256(b"".join((*parts, numbers))).hexdigest()
 
     def save(self, folder: Path) -> None:
         """Write the files to a folder, which ``transformers.AutoTokenizer`` and ``load_saved`` can read.

@@ -14,11 +14,12 @@ from hlat.data.tokenizers.base import (
     Tokenizer,
     sentencepiece_byte_count,
 )
-from hlat.data.tokenizers.json_tokenizer_file import keeps_text, parse_tokenizer_json, without_dropout
+from hlat.data.tokenizers.json_tokenizer_file import keeps_text, parse_tokenizer_json, with_special, without_dropout
 from hlat.data.tokenizers.safe_cuts import cut_text, cuts_preserve_tokens
 from hlat.data.tokenizers.text_bytes import TokenBytes, TokenIds
 from hlat.data.tokenizers.transformers_config import (
     config_files,
+    names_without_id,
     resolve_eos_token,
     special_names,
     special_token_name,
@@ -52,10 +53,8 @@ class JsonTokenizer(Tokenizer):
     ) -> None:
         where = where or "tokenizer.json"
         self._tokenizer, self._description = parse_tokenizer_json(content, where)
-        if (self._description.get("model") or {}).get("dropout"):  # ids would be random, and others at each start
-            content = without_dropout(self._description)
-            self._tokenizer, self._description = parse_tokenizer_json(content, where)
-            self.left_out = ("its BPE dropout",)
+        eos_token = resolve_eos_token(eos_token, config)
+        content = self._mend(content, [*special_names(config), eos_token or ""], where)
         self._where = where
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -64,7 +63,7 @@ class JsonTokenizer(Tokenizer):
         self.vocab_size = max(vocabulary.values()) + 1
         self._special = {t["content"] for t in self._description.get("added_tokens") or [] if t["special"]}
         self._recognise(config, vocabulary)
-        self.eos_token = self._find_eos(resolve_eos_token(eos_token, config), vocabulary, where)
+        self.eos_token = self._find_eos(eos_token, vocabulary, where)
         self.eos_id = None if self.eos_token is None else vocabulary[self.eos_token]
         bos = special_token_name(config, "bos_token") or next((n for n in _BOS_NAMES if n in self._special), None)
         self.bos_id = vocabulary.get(bos) if bos else None
@@ -74,13 +73,30 @@ class JsonTokenizer(Tokenizer):
         special = {"eos_token": self.eos_token, "bos_token": None if self.bos_id is None else bos}
         self.files = {"tokenizer.json": content, **config_files(config, special, vocabulary)}
 
+    def _mend(self, content: bytes, special: list[str], where: str) -> bytes:
+        """Drop the dropout, and make added tokens of these names special; return the tokenizer.json."""
+        steady = without_dropout(self._description)
+        mended = with_special(steady, special)
+        if mended is self._description:
+            return content
+        if steady is not self._description:  # ids would be random, and others at each start
+            self.left_out = ("its BPE dropout",)
+            self.ids_changed = "BPE dropout made the ids random, and is not used now", content
+        else:
+            reason = (
+                "texts with a token that only tokenizer_config.json names special had it, now they have its letters"
+            )
+            self.ids_changed = reason, content
+        content = json.dumps(mended, indent=2, ensure_ascii=False).encode()
+        self._tokenizer, self._description = parse_tokenizer_json(content, where)
+        return content
+
     def _recognise(self, config: dict[str, Any] | None, vocabulary: dict[str, int]) -> None:
         """Make the special tokens that the configuration names special here too, as transformers does."""
         names = special_names(config)
-        missing = [name for name in names if name not in vocabulary]
-        if missing:
+        if missing := names_without_id(config, vocabulary):
             shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-            self.left_out = (*self.left_out, f"special tokens of its configuration without an id ({shown})")
+            self.left_out = (*self.left_out, f"tokens of its configuration without an id ({shown})")
         flags = {token["content"]: token for token in self._description.get("added_tokens") or []}
         known = [name for name in names if name in vocabulary and name not in self._special]
         tokens = [{"normalized": False, **flags.get(name, {}), "content": name, "special": True} for name in known]
@@ -192,10 +208,6 @@ class CharTokenizer(JsonTokenizer):
     def encode_documents(self, texts: Sequence[str]) -> list[TokenIdArray]:
         """Encode each document; see ``Tokenizer.encode_documents``."""
         return [self._look_up(text) for text in texts]
-
-    def encode_as_exported(self, text: str) -> list[int]:
-        """Encode a text with the library; see ``Tokenizer.encode_as_exported``."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _encode_prompt(self, text: str) -> list[int]:
         try:

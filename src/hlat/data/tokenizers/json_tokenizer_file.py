@@ -1,6 +1,7 @@
 """The bytes of a tokenizer.json: parsed into a tokenizer of the ``tokenizers`` library, and read for what they say."""
 
 import json
+from collections.abc import Container
 from typing import Any
 
 import tokenizers
@@ -46,10 +47,19 @@ def parse_tokenizer_json(content: bytes, where: str) -> tuple[tokenizers.Tokeniz
     return tokenizer, description
 
 
-def without_dropout(description: dict[str, Any]) -> bytes:
-    """Return the bytes of a parsed tokenizer.json without the dropout of merges, by which training data is random."""
-    model = description["model"] | {"dropout": None}
-    return json.dumps(description | {"model": model}, indent=2, ensure_ascii=False).encode()
+def without_dropout(description: dict[str, Any]) -> dict[str, Any]:
+    """Return a parsed tokenizer.json without the dropout of merges, by which training data is random."""
+    model = description.get("model") or {}
+    return description | {"model": model | {"dropout": None}} if model.get("dropout") else description
+
+
+def with_special(description: dict[str, Any], names: Container[str]) -> dict[str, Any]:
+    """Return a parsed tokenizer.json in which its added tokens of these names are special."""
+    tokens = description.get("added_tokens") or []
+    if all(token["special"] or token["content"] not in names for token in tokens):
+        return description
+    marked = [token | {"special": token["special"] or token["content"] in names} for token in tokens]
+    return description | {"added_tokens": marked}
 
 
 def keeps_text(description: dict[str, Any]) -> bool:

@@ -7,24 +7,27 @@ SentencePiece .model      sentencepiece.py    (extra ``sentencepiece``)
 import json
 from codecs import BOM_UTF8
 from pathlib import Path
+from typing import Any
 
 from hlat.data.tokenizers.base import Tokenizer
 from hlat.data.tokenizers.json_tokenizer import read_json_tokenizer
 from hlat.runtime import DataError
-from hlat.runtime.storage import TOKENIZER_FILES, HubError, HubModel, recognize
+from hlat.runtime.storage import TOKENIZER_FILES, HubError, HubModel, read_small_file, recognize
 
 _NAMES = ("tokenizer.json", "tokenizer.model")
+_LARGEST_CONFIG = 1 << 26  # bytes; published ones with many reserved tokens have more than a megabyte
 
 
-def load_tokenizer(path: str | Path, eos_token: str | None = "auto") -> Tokenizer:
+def load_tokenizer(path: str | Path, eos_token: str | None = "auto", *, is_saved: bool = False) -> Tokenizer:
     """Load a tokenizer from a tokenizer.json, a SentencePiece .model, or a folder that contains one of them.
 
     Args:
         path: the file or folder, or the id of a model of the Hugging Face Hub, whose tokenizer is downloaded once.
         eos_token: name of the end-of-sequence token; "auto" for the tokenizer's own; None for none.
+        is_saved: True for the tokenizer of a run, which may be one that cannot be exported.
 
     Raises:
-        DataError: the tokenizer is missing, unreadable, or has no such end-of-sequence token.
+        DataError: the tokenizer is missing, unreadable, has no such end-of-sequence token, or cannot be exported.
     """
     path = _local_path(path)
     try:
@@ -33,17 +36,13 @@ def load_tokenizer(path: str | Path, eos_token: str | None = "auto") -> Tokenize
         if found := recognize(content):
             raise DataError(f"{file}: this is {found.what}. {found.remedy}")
         config_file = file.with_name("tokenizer_config.json")
-        config = json.loads(config_file.read_bytes()) if file.name in _NAMES and config_file.is_file() else None
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: cannot read the tokenizer: {error}") from error
-    if config is not None and not isinstance(config, dict):
-        raise DataError(
-            f"{config_file}: a JSON {type(config).__name__}, not an object. Restore the file, or remove it."
-        )
+    config = _read_config(config_file) if file.name in _NAMES and config_file.is_file() else None
     if file.suffix == ".model":
         from hlat.data.tokenizers.sentencepiece import SentencePieceTokenizer  # noqa: PLC0415 - an extra
 
-        return SentencePieceTokenizer(content, config, eos_token, str(file))
+        return SentencePieceTokenizer(content, config, eos_token, str(file), is_saved)
     if not content:
         raise DataError(f"{file}: the tokenizer file is empty")
     return read_json_tokenizer(content, config, eos_token, str(file))
@@ -56,7 +55,7 @@ def load_saved(folder: Path) -> Tokenizer:
         DataError: see ``load_tokenizer``.
     """
     model = folder / "tokenizer.model"
-    return load_tokenizer(model if model.is_file() else folder)
+    return load_tokenizer(model if model.is_file() else folder, is_saved=True)
 
 
 def _local_path(path: str | Path) -> Path:
@@ -84,6 +83,18 @@ def _tokenizer_file(path: Path) -> Path:
     if path.suffix not in (".json", ".model"):
         raise DataError(f"{path}: not a tokenizer: expected tokenizer.json, a SentencePiece .model, or their folder")
     return path
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(read_small_file(file, _LARGEST_CONFIG))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(
+            f"{file}: cannot read the tokenizer's configuration: {error}. Restore it, or remove it."
+        ) from error
+    if not isinstance(config, dict):
+        raise DataError(f"{file}: a JSON {type(config).__name__}, not an object. Restore the file, or remove it.")
+    return config
 
 
 def _hub_advice(path: Path) -> str:

@@ -17,6 +17,7 @@ sums scores from the beginning of the text in float32, so near ties depend on th
 cut.
 """
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -27,8 +28,9 @@ import tokenizers
 
 from hlat.data.tokenizers.base import CHUNK_CHARS, Tokenizer, sentencepiece_byte_count
 from hlat.data.tokenizers.sentencepiece_convert import is_plain, to_tokenizer_json
+from hlat.data.tokenizers.sentencepiece_proto import parse_model
 from hlat.data.tokenizers.text_bytes import TokenBytes, TokenIds
-from hlat.data.tokenizers.transformers_config import config_files, resolve_eos_token, special_names
+from hlat.data.tokenizers.transformers_config import config_files, names_without_id, resolve_eos_token
 from hlat.runtime import DataError
 
 _BPE = 2  # value of trainer_spec.model_type
@@ -56,18 +58,25 @@ class SentencePieceTokenizer(Tokenizer):
         config: the tokenizer_config.json that came with it, if any.
         eos_token: name of the piece that ends a document; "auto" for the model's own; None for none.
         where: name of the file in errors.
+        is_saved: True for the tokenizer of a run, which goes on although its model cannot be converted.
 
     Raises:
-        DataError: the content is not a model, the library is missing, or the model has no such piece.
+        DataError: the content is not a model, the library is missing, the model has no such piece, or it cannot be
+            converted and is not that of a run.
     """
 
     def __init__(
-        self, content: bytes, config: dict[str, Any] | None = None, eos_token: str | None = "auto", where: str = ""
+        self,
+        content: bytes,
+        config: dict[str, Any] | None = None,
+        eos_token: str | None = "auto",
+        where: str = "",
+        is_saved: bool = False,
     ) -> None:
         where = where or "tokenizer.model"
         self._model = _load(content, where)
         self.vocab_size = len(self._model)
-        proto = _proto(self._model, where)
+        proto = parse_model(self._model.serialized_model_proto())
         self._is_plain = proto.trainer_spec.model_type == _BPE and is_plain(proto)
         self._can_cut = self._is_plain and not any(_CROSSES_SPACE.search(piece.piece) for piece in proto.pieces)
         self.eos_id = self._find_eos(resolve_eos_token(eos_token, config), where)
@@ -80,44 +89,57 @@ class SentencePieceTokenizer(Tokenizer):
         }
         self.unknown_id = self._model.unk_id()
         begins = bool((config or {}).get("add_bos_token", False))
-        converted = _convert(proto, self.bos_id if begins else None, where)
         known = {piece.piece for piece in proto.pieces}
-        if any(name not in known for name in special_names(config)):
-            self.left_out = ("special tokens of its configuration that the model does not have",)
-        self.files = {
-            "tokenizer.model": content,
-            **config_files(config, special, known),
-            "tokenizer.json": converted,
-        }
-        self._converted = tokenizers.Tokenizer.from_str(converted.decode())
-        self._documents = tokenizers.Tokenizer.from_str(converted.decode())
-        self._documents.encode_special_tokens = True
-        self._compare(where)
+        if names_without_id(config, known):
+            self.left_out = ("tokens of its configuration that the model does not have",)
+        self.files = {"tokenizer.model": content, **config_files(config, special, known)}
+        try:
+            self._use_conversion(to_tokenizer_json(proto, self.bos_id if begins else None))
+        except ValueError as error:
+            self.not_exported = (
+                f"{where}: this SentencePiece model cannot be exported with the ids of training, because {error}. "
+                "Train one with spm_train --model_type=bpe or unigram, its other defaults, give a tokenizer.json, or "
+                "set data.tokenizer.path to null to train a tokenizer."
+            )
+            if not is_saved:
+                raise DataError(self.not_exported) from error
 
-    def _compare(self, where: str) -> None:
-        """Raise DataError if the conversion has other ids than the model."""
-        encoded = self._documents.encode_batch_fast(list(_COMPARED), add_special_tokens=False)
+    def _use_conversion(self, converted: bytes) -> None:
+        """Encode as the conversion does; raise ValueError if it has other ids than the model."""
+        documents = tokenizers.Tokenizer.from_str(converted.decode())
+        documents.encode_special_tokens = True
+        encoded = documents.encode_batch_fast(list(_COMPARED), add_special_tokens=False)
         for text, found in zip(_COMPARED, encoded, strict=True):
             if found.ids != self._model.encode(text, out_type=int):
-                raise _not_convertible(where, f"{text!r} gets other ids from its conversion")
+                raise ValueError(f"{text!r} gets other ids from its conversion")
+        self.files["tokenizer.json"] = converted
+        if not self._is_plain:
+            reason = "SentencePiece itself encoded the text, now the tokenizer.json of the export does"
+            self.ids_changed = reason, self.files["tokenizer.model"]
+            self._more_identity = json.dumps(json.loads(converted) | {"post_processor": None}).encode()
+        self._converted, self._documents = tokenizers.Tokenizer.from_str(converted.decode()), documents
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode each text; see ``Tokenizer.encode_batch``."""
-        if self._is_plain:
+        if self._is_plain or self._documents is None:
             return [self._model.encode(text, out_type=int) for text in texts]
         return [found.ids for found in self._documents.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def encode(self, text: str) -> list[int]:
         """Encode a text; see ``Tokenizer.encode``."""
         ids = super().encode(text)
+        if self._documents is None:
+            return ids
         found = self._documents.encode(text, add_special_tokens=False)
         return TokenIds(ids, text, [end for _, end in found.offsets])
 
-    def encode_as_exported(self, text: str) -> list[int]:
-        """Encode a text with the conversion; see ``Tokenizer.encode_as_exported``."""
-        return list(self._documents.encode(text, add_special_tokens=False).ids)
+    def encode_by_origin(self, text: str) -> list[int]:
+        """Encode a text with SentencePiece; see ``Tokenizer.encode_by_origin``."""
+        return list(self._model.encode(text, out_type=int))
 
     def _encode_prompt(self, text: str) -> list[int]:
+        if self._converted is None:
+            return self.encode(text)
         return list(self._converted.encode(text, add_special_tokens=True).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -128,6 +150,8 @@ class SentencePieceTokenizer(Tokenizer):
         """Return the name of a token; see ``Tokenizer.token_name``."""
         return str(self._model.id_to_piece(index))
 
+    _converted: tokenizers.Tokenizer | None = None  # encodes prompts
+    _documents: tokenizers.Tokenizer | None = None
     keeps_text = False  # even a plain model adds a space
 
     @cached_property
@@ -162,36 +186,6 @@ class SentencePieceTokenizer(Tokenizer):
             yield text[start : cut.start()]
             start = cut.end()
         yield text[start:] if start else text
-
-
-def _proto(model: Any, where: str) -> Any:
-    """Return the parsed model; raise DataError if protobuf, which parses it, is missing or of another version."""
-    try:
-        from sentencepiece import sentencepiece_model_pb2  # noqa: PLC0415 - an extra
-
-        proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
-    except Exception as error:  # ImportError, or what protobuf raises for code that another version generated
-        raise DataError(
-            f"{where}: SentencePiece models need protobuf, to be exported with the ids of training: {error}. Run "
-            "pip install -U sentencepiece protobuf."
-        ) from error
-    proto.ParseFromString(model.serialized_model_proto())
-    return proto
-
-
-def _convert(proto: Any, bos_id: int | None, where: str) -> bytes:
-    try:
-        return to_tokenizer_json(proto, bos_id)
-    except ValueError as error:
-        raise _not_convertible(where, str(error)) from error
-
-
-def _not_convertible(where: str, reason: str) -> DataError:
-    return DataError(
-        f"{where}: this SentencePiece model cannot be exported with the ids of training, because {reason}. Train one "
-        "with spm_train --model_type=bpe or unigram and its other defaults, or give a tokenizer.json, or set "
-        "data.tokenizer.path to null to train a tokenizer."
-    )
 
 
 def _load(content: bytes, where: str) -> Any:

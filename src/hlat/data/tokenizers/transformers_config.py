@@ -47,7 +47,10 @@ def config_files(
     """
     kept = {key: value for key, value in (config or DEFAULT_CONFIG).items() if key not in _CHANGE_IDS}
     for key in [key for key, value in kept.items() if any(name not in vocabulary for name in _names(key, value))]:
-        if key in _LISTS:
+        if isinstance(kept[key], dict) and key in _LISTS:  # transformers 4 calls each token by its field
+            fields = kept[key].items()
+            kept[key] = {field: name for field, name in fields if any(n in vocabulary for n in _names("_token", name))}
+        elif key in _LISTS:
             kept[key] = [name for name in _names(key, kept[key]) if name in vocabulary]
         else:
             del kept[key]
@@ -79,6 +82,13 @@ def is_like_qwen2(content: bytes) -> bool:
 def special_names(config: dict[str, Any] | None) -> list[str]:
     """List the names of all special tokens that a tokenizer_config.json gives."""
     return list(dict.fromkeys(name for key, value in (config or {}).items() for name in _names(key, value)))
+
+
+def names_without_id(config: dict[str, Any] | None, vocabulary: Container[str]) -> list[str]:
+    """List the tokens that a tokenizer_config.json names and the vocabulary does not have."""
+    decoder = (config or {}).get("added_tokens_decoder")
+    added = _names(_LISTS[0], decoder) if isinstance(decoder, dict) else ()
+    return [name for name in dict.fromkeys([*special_names(config), *added]) if name not in vocabulary]
 
 
 def resolve_eos_token(requested: str | None, config: dict[str, Any] | None) -> str | None:

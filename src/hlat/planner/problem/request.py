@@ -211,7 +211,7 @@ def _load_model(name: str) -> tuple[ModelConfig, Recipe | None]:
             raise
         if (preset := preset_called(name)) is not None:
             return _load_model(preset)
-        close = get_close_matches(name, PRESETS, n=3, cutoff=0.5)
+        close = get_close_matches(name.lower().rpartition("/")[2], PRESETS, n=3, cutoff=0.5)
         hint = f" Did you mean {' or '.join(close)}?" if close else ""
         known = f"presets {', '.join(PRESETS)}; a config.json; a recipe; or a size, as in llama-class-5b"
         raise PlanError(f"unknown model {name!r}.{hint} Give one of the {known}.") from error

@@ -82,6 +82,11 @@ def test_the_number_of_links_may_be_a_word_or_follow_the_rate(text, gigabits):
     assert found.rate == pytest.approx(gigabits * 1e9 / 8)
 
 
+@pytest.mark.parametrize("end", ["16 nodes", "16 servers", "2 hosts", "64 machines", "16 DGX nodes"])
+def test_a_number_of_nodes_is_not_one_of_links(end):
+    assert read_network(f"400G x {end}", "h100", 8, 50e9) == read_network("400G", "h100", 8, 50e9)
+
+
 @pytest.mark.parametrize("text", ["400 Gb/s per 2 GPUs", "800 Gb/s bidirectional per GPU", "one HDR per pair of GPUs"])
 def test_a_rate_of_several_devices_or_directions_is_not_called_stated(text):
     with pytest.raises(UnreadableError, match="not the rate of one device in one direction"):

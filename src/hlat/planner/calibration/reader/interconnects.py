@@ -48,7 +48,7 @@ _RATE = re.compile(
 )
 _RAILS = {"single": 1, "dual": 2, "quad": 4, "four": 4, "eight": 8, "two": 2}
 _COUNT = re.compile(r"(?:(\d+)\s*[x*]|\b(two|dual|four|quad|eight))\s*$")
-_COUNT_AFTER = re.compile(r"\s*[x*]\s*(\d+)\b(?!\s*[gt])")
+_COUNT_AFTER = re.compile(rf"\s*[x*]\s*(\d+)\b(?!\s*(?:[gt]|(?:(?:compute|worker|[dh]gx) )?(?:{_NODE})s?\b))")
 _UNCLEAR = re.compile(
     rf"bi-?directional|both directions|(?:per|/|each|for)\s*(?:\d+|two|four|pair of)\s*(?:{_CHIP})s?\b"
 )

@@ -1,0 +1,61 @@
+"""SentencePiece models are read without protobuf, and runs go on whose model cannot be exported."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hlat.data.tokenizers import load_saved, load_tokenizer
+from hlat.data.tokenizers.sentencepiece_proto import parse_model
+from hlat.runtime import DataError
+from tests.support.data.tokenizer_kinds import TEXTS, spm
+
+sentencepiece = pytest.importorskip("sentencepiece")
+PLAIN: dict[str, Any] = {
+    "model_type": "bpe",
+    "byte_fallback": True,
+    "normalization_rule_name": "identity",
+    "remove_extra_whitespaces": False,
+}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        PLAIN,
+        {"model_type": "unigram", "user_defined_symbols": "<sep>,東"},
+        {"model_type": "char", "add_dummy_prefix": False, "treat_whitespace_as_suffix": True},
+    ],
+)
+def test_a_model_is_read_as_by_protobuf(options: dict[str, Any]) -> None:
+    """Witness: the classes that protobuf's compiler made of the definition."""
+    definition = pytest.importorskip("sentencepiece.sentencepiece_model_pb2")
+    content = sentencepiece.SentencePieceProcessor(model_proto=spm(**options)).serialized_model_proto()
+    ours, theirs = parse_model(content), definition.ModelProto()
+    theirs.ParseFromString(content)
+    assert ours.pieces == [(each.piece, each.score, each.type) for each in theirs.pieces]
+    for section in ("trainer_spec", "normalizer_spec"):
+        for name, value in getattr(ours, section)._asdict().items():
+            assert value == getattr(getattr(theirs, section), name), name
+
+
+def test_a_model_needs_no_protobuf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "tokenizer.model"
+    file.write_bytes(spm(**PLAIN))
+    monkeypatch.setitem(sys.modules, "google.protobuf", None)
+    monkeypatch.delitem(sys.modules, "sentencepiece.sentencepiece_model_pb2", raising=False)
+    load_tokenizer(file).save(tmp_path / "saved")
+    assert (tmp_path / "saved" / "tokenizer.json").is_file()
+
+
+def test_a_run_goes_on_with_a_model_that_cannot_be_exported(tmp_path: Path) -> None:
+    """Earlier versions trained with models of whole words. Witness: the sentencepiece library."""
+    content = spm(model_type="word")
+    (tmp_path / "tokenizer.model").write_bytes(content)
+    with pytest.raises(DataError, match="whole words"):
+        load_tokenizer(tmp_path)
+    ours, library = load_saved(tmp_path), sentencepiece.SentencePieceProcessor(model_proto=content)
+    assert "whole words" in ours.not_exported and "tokenizer.json" not in ours.files
+    for text in TEXTS:
+        assert ours.encode(text) == ours.encode_prompt(text) == library.encode(text), text
