@@ -117,7 +117,7 @@ class ContentRecord:
         """
         stamp = file_stamp(local)
         cell = _stamp_cell(stamp)
-        complete = [table for table in self._tables if self._stamp(table, number) == cell]
+        complete = [table for table in self._tables if self._is_recorded(table, number, cell)]
         if len(complete) == len(self._tables) and (complete or not sha256):
             return
         self._check_size(number, stamp)
@@ -136,7 +136,7 @@ class ContentRecord:
 
     def is_complete(self, number: int) -> bool:
         """Return True if all of a file was recorded once."""
-        return any(self._stamp(table, number) != _EMPTY for table in self._tables)
+        return any(self._is_recorded(table, number) for table in self._tables)
 
     def close(self) -> None:
         """Close the record. Closing it twice is harmless."""
@@ -146,6 +146,8 @@ class ContentRecord:
     # --- cells -------------------------------------------------------------------------------------------------------
 
     def _compare(self, number: int, page: int, digest: bytes) -> None:
+        if digest == _EMPTY:  # of another record, which knows nothing of the page
+            return
         offset = _HEAD + _CELL * (int(self._first[number]) + page)
         for table in self._tables:
             known = _read(table, offset)
@@ -179,8 +181,16 @@ class ContentRecord:
     def _stamp_offset(self, number: int) -> int:
         return _HEAD + _CELL * (int(self._first[-1]) + number)
 
-    def _stamp(self, table: int, number: int) -> bytes:
-        return _read(table, self._stamp_offset(number))
+    def _is_recorded(self, table: int, number: int, stamp: bytes = b"") -> bool:
+        """Return True if a table has all pages of a file, recorded at this stamp, or at any if it is empty."""
+        known = _read(table, self._stamp_offset(number))
+        if known == _EMPTY or (stamp and known != stamp):
+            return False
+        first, after = self._first[
+            number : number + 2
+        ].tolist()  # on a full disk, the stamp may be all that was written
+        cells = np.frombuffer(os.pread(table, _CELL * (after - first), _HEAD + _CELL * first), dtype=np.uint64)
+        return bool(cells.all())
 
     @staticmethod
     def _write(table: int, offset: int, cell: bytes) -> None:
