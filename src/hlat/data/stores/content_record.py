@@ -60,6 +60,7 @@ class ContentRecord:
         self._first = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         self._head = hashlib.sha256(json.dumps([key, page, [size for _, size in files]]).encode()).digest()
         self._compared: dict[int, tuple[FileStamp, bytearray]] = {}
+        self._completed: dict[int, FileStamp] = {}  # so that a full disk does not let a file be read again and again
 
     @cached_property
     def _tables(self) -> list[int]:
@@ -91,19 +92,6 @@ class ContentRecord:
                     self._compare(number, page, digest)
                 bits[page >> 3] |= 1 << (page & 7)
 
-    def check_touched(self, number: int, local: Path) -> None:
-        """Compare all of a file if its stamp has changed since all of it was recorded.
-
-        Raises:
-            DataError: the content differs, or the file cannot be read.
-        """
-        stamp = file_stamp(local)
-        if self._compared.get(number, (None,))[0] == stamp:
-            return
-        if self.is_complete(number):
-            self.complete(number, local)
-        self._compared[number] = (stamp, self._no_pages(number))
-
     def complete(self, number: int, local: Path, sha256: str = "") -> None:
         """Compare or record all of a file, unless all of it is recorded and its stamp is still the same.
 
@@ -116,6 +104,8 @@ class ContentRecord:
             DataError: the content differs, or the file cannot be read.
         """
         stamp = file_stamp(local)
+        if self._completed.get(number) == stamp:
+            return
         cell = _stamp_cell(stamp)
         complete = [table for table in self._tables if self._is_recorded(table, number, cell)]
         if len(complete) == len(self._tables) and (complete or not sha256):
@@ -131,6 +121,7 @@ class ContentRecord:
                 self._write(table, _HEAD + _CELL * int(self._first[number]), bytes(_CELL * len(pages)))
             raise self._changed(number, "its checksum differs")
         if file_stamp(local) == stamp:
+            self._completed[number] = stamp
             for table in self._tables:
                 self._write(table, self._stamp_offset(number), cell)
 
