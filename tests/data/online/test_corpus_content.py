@@ -3,7 +3,7 @@
 import gzip
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
@@ -160,7 +160,12 @@ def test_the_first_batch_does_not_wait_until_a_file_is_read_completely(
     config = _config(file, tokenizer)
     read: list[Path] = []
     digests = ContentRecord._digests
-    monkeypatch.setattr(ContentRecord, "_digests", lambda *args: (read.append(args[1]), digests(*args))[1])
+
+    def recorded_digests(record: ContentRecord, local: Path, *args: Any) -> Iterator[tuple[int, bytes]]:
+        read.append(local)
+        yield from digests(record, local, *args)
+
+    monkeypatch.setattr(ContentRecord, "_digests", recorded_digests)
     for _ in range(2):
         workers = [_start(config, tmp_path / "out") for _ in range(3)]
         for worker in workers:
