@@ -91,7 +91,8 @@ def _report_notes(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
         tracker.warn(str(warning))
     for note in state.training_data.notes:
         tracker.message(note)
-    for note in [*prepared.notes, *prepared.training_notes]:
+    late = [note for data in (prepared, *state.sets.values()) for note in data.training_notes]
+    for note in [*prepared.notes, *late]:
         tracker.message(f"data: {note}")
     report_damaged(state.damaged, tracker)
     report_tier_notes(state.tiers.events, tracker)

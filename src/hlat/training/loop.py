@@ -222,6 +222,8 @@ def _train(
             enter_stage("")
             tracker.step_done(state.step)
         components.at_end(result)
+        for note in state.data_notes_at_end():  # after the save: a difference may be found as late as this
+            tracker.message(f"data: {note}")
         enter_phase("end")
 
     reason = "finished" if state.step >= total else stop_reason if stop_reason is not None else "stop_after"

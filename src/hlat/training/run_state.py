@@ -65,6 +65,7 @@ class RunState:
     recipe: Recipe  # with precision.mode resolved
     runtime: Runtime
     prepared: PreparedData
+    sets: Mapping[str, PreparedData]  # of evaluation.sets, by name
     training_data: BatchSource
     evaluation: Evaluation
     model: ParallelModel  # this rank's shard
@@ -98,6 +99,15 @@ class RunState:
     def tokens(self) -> int:
         """Tokens of the steps done so far, without those of skipped samples."""
         return self.anomalies.skipped.samples_of(self.step) * self.recipe.data.sequence_length
+
+    def data_notes_at_end(self) -> list[str]:
+        """Return notes on data of which not all checksums were compared while the model trained. Collective.
+
+        Raises:
+            DataError: a checksum differs.
+        """
+        read = (self.prepared, *self.sets.values())
+        return self.runtime.ranks.run_on_rank0(lambda: [note for data in read for note in data.notes_at_end()])
 
     def utilization(self, tokens_per_second: float, convention: Literal["causal", "full"]) -> float:
         """Return the model FLOP/s utilization: FLOP/s that the model needs as a share of the peak of all devices.
@@ -175,13 +185,22 @@ def _open_training_data(recipe: Recipe, runtime: Runtime, prepared: PreparedData
     return PreparedBatchSource(runtime.ranks.run_on_all(make), batches, total)
 
 
-def _open_evaluation(recipe: Recipe, runtime: Runtime, prepared: PreparedData) -> Evaluation:
-    """Open what the run is evaluated on. Further sets are prepared as the run's data is. Collective."""
+def _open_sets(recipe: Recipe, runtime: Runtime, prepared: PreparedData) -> dict[str, PreparedData]:
+    """Open further sets that the run is evaluated on, prepared as the run's data is. Collective."""
+    ranks, is_first_here = runtime.ranks, runtime.local_rank == 0
     if recipe.evaluation.sets:
-        ranks, is_first_here = runtime.ranks, runtime.local_rank == 0 and runtime.rank > 0
         ranks.run_on_rank0(lambda: prepare_validation_sets(recipe, prepared))
-        ranks.run_on_all(lambda: prepare_validation_sets(recipe, prepared) if is_first_here else None)
-    evaluation = runtime.ranks.run_on_all(lambda: open_evaluation(recipe, prepared, open_validation_sets(recipe)))
+        ranks.run_on_all(
+            lambda: prepare_validation_sets(recipe, prepared) if is_first_here and runtime.rank > 0 else None
+        )
+    return ranks.run_on_all(lambda: open_validation_sets(recipe, compare=is_first_here))
+
+
+def _open_evaluation(
+    recipe: Recipe, runtime: Runtime, prepared: PreparedData, sets: dict[str, PreparedData]
+) -> Evaluation:
+    """Open what the run is evaluated on. Collective."""
+    evaluation = runtime.ranks.run_on_all(lambda: open_evaluation(recipe, prepared, sets))
     check_consistent(runtime.ranks, {"evaluation": evaluation.identity})
     return evaluation
 
@@ -232,7 +251,8 @@ def build_run_state(
     prepared = _prepare_data(recipe, runtime, data_progress)
     seed = recipe.training.seed
     training_data = _open_training_data(recipe, runtime, prepared)
-    evaluation = _open_evaluation(recipe, runtime, prepared)
+    sets = _open_sets(recipe, runtime, prepared)
+    evaluation = _open_evaluation(recipe, runtime, prepared, sets)
     damaged: list[DamagedCheckpoint] = []
     enter_stage("looking for a checkpoint")
     store, tiers = _open_storage(recipe, runtime, folder, damaged)
@@ -268,12 +288,14 @@ def build_run_state(
     if newest is None:
         components.reset()
     if runtime.ranks.is_first:
-        prepared.check_while_training()
+        for data in (prepared, *sets.values()):
+            data.check_while_training()
     enter_stage("finding the peak speed of the device")
     return RunState(
         recipe=recipe,
         runtime=runtime,
         prepared=prepared,
+        sets=sets,
         training_data=training_data,
         evaluation=evaluation,
         model=model,

@@ -1,14 +1,19 @@
 """Damage of prepared data is reported when it is opened, verified or read."""
 
 import os
+import shutil
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from hlat.data.prepare import preparation, prepare, verify_data
+from hlat.data.prepare_for import open_validation_sets
 from hlat.data.prepared import PreparedData, open_prepared, prepared_folder, summarize
 from hlat.data.sources import SPLITS
 from hlat.data.stores import ContentRecord
@@ -94,8 +99,9 @@ def test_tokens_that_change_after_they_were_read_are_noticed(
     assert finished.for_run(tmp_path).tokens("train").read(0, len(tokens)).tolist() == right
 
 
+@pytest.mark.parametrize("at_end", [False, True])
 def test_a_large_split_is_compared_with_its_checksums_while_the_model_trains(
-    finished: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_end: bool
 ) -> None:
     """A start after that reads no shard again that was not written since."""
     monkeypatch.setattr(prepared_folder, "_COMPARED_BYTES", 0)
@@ -104,7 +110,10 @@ def test_a_large_split_is_compared_with_its_checksums_while_the_model_trains(
         data = finished.for_run(tmp_path)
         data.check_while_training()
         data._content.wait()
-        data.tokens("train").read(0, 2)
+        if at_end:
+            assert data.notes_at_end() == []
+        else:
+            data.tokens("train").read(0, 2)
 
     file = finished.dir / "train-00001.bin"
     _flip_keeping_times(file)
@@ -116,6 +125,38 @@ def test_a_large_split_is_compared_with_its_checksums_while_the_model_trains(
     with monkeypatch.context() as patched:
         patched.setattr(ContentRecord, "_digests", lambda *_: pytest.fail("a shard is read again"))
         finished.for_run(tmp_path)._content.compare(SPLITS)
+
+
+def test_a_run_whose_checksums_were_not_all_compared_says_so(
+    finished: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process, here one that does nothing, has not ended when the run ends; or it was killed."""
+    assert finished.for_run(tmp_path).notes_at_end() == []
+    monkeypatch.setattr(prepared_folder, "_COMPARED_BYTES", 0)
+    (program := tmp_path / "idle").write_text("#!/bin/sh\nexec cat\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    data = finished.for_run(tmp_path)
+    data.check_while_training()
+    process = data._content._process
+    assert process is not None
+    [note] = data.notes_at_end()
+    assert note.startswith(f"{finished.dir}: not all checksums were compared: the run has ended before")
+    process.kill()
+    data._content.wait()
+    for _ in range(2):
+        [note] = data.notes_at_end()
+        assert "not all checksums were compared: the process that compares them ended with code -9" in note
+
+
+def test_one_process_of_a_machine_compares_validation_sets(finished: PreparedData, tmp_path: Path) -> None:
+    shutil.copytree(finished.dir, tmp_path / "validation" / "news")
+    recipe: Any = SimpleNamespace(evaluation=SimpleNamespace(sets={"news": "news.jsonl"}), run_dir=tmp_path)
+    assert open_validation_sets(recipe)["news"].fingerprint == finished.fingerprint
+    _flip_keeping_times(tmp_path / "validation" / "news" / "train-00000.bin")
+    assert open_validation_sets(recipe, compare=False)["news"].fingerprint == finished.fingerprint
+    with pytest.raises(DataError, match=r"damaged: train-00000\.bin"):
+        open_validation_sets(recipe)
 
 
 @pytest.mark.parametrize("position", [0, 17, 80, 163, -8, -1])

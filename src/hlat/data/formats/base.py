@@ -176,11 +176,12 @@ class FileFormat(ABC):
     def bytes_of(self, file: InputFile, part: FileRange) -> tuple[int, int | None] | None:
         """Return the first byte of a range, and the end of its bytes; None for an end stands for that of the file.
 
-        None is returned for a range that is not known to be in a part of the file. Rows that begin in the range may go
-        on after it.
+        None is returned for a range that is not known to be in a part of the file, and for a file of many rows that is
+        one range, such as a compressed one: reading its first row should not take as long as reading all of it. Rows
+        that begin in the range may go on after it.
         """
         del file
-        return (0, None) if part == WHOLE_FILE else None
+        return (0, None) if part == WHOLE_FILE and self.is_one_document else None
 
     def address(self, row: int, line: int | None, position: int) -> str:
         """Return the position of a bad row in its file, for messages; empty if the file is one document.

@@ -89,8 +89,9 @@ class CsvFormat(FileFormat):
         return _RecordRangeReader(self)
 
     def bytes_of(self, file: InputFile, part: FileRange) -> tuple[int, int | None] | None:
-        """Return the range: it is one of bytes."""
-        return super().bytes_of(file, part) or part
+        """Return the range: it is one of bytes, unless it is a compressed file."""
+        del file
+        return None if part == WHOLE_FILE else part
 
     def address(self, row: int, line: int | None, position: int) -> str:
         """Return the line at which a bad row begins, or the byte at which it ends."""

@@ -92,8 +92,9 @@ class JsonLinesFormat(FileFormat):
         return _LineRangeReader(self)
 
     def bytes_of(self, file: InputFile, part: FileRange) -> tuple[int, int | None] | None:
-        """Return the range: it is one of bytes."""
-        return super().bytes_of(file, part) or part
+        """Return the range: it is one of bytes, unless it is a compressed file."""
+        del file
+        return None if part == WHOLE_FILE else part
 
     def address(self, row: int, line: int | None, position: int) -> str:
         """Return the line of a bad row, or the byte at which it ends."""

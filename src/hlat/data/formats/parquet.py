@@ -11,9 +11,10 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyarrow import parquet as pq
 
@@ -78,18 +79,39 @@ class ParquetFormat(FileFormat):
     def bytes_of(self, file: InputFile, part: FileRange) -> tuple[int, int | None] | None:
         """Return the bytes of the column in the row group that has the rows."""
         if part == WHOLE_FILE:
-            return 0, None
-        with convert_file_errors(file.path, self.kind), pq.ParquetFile(file.path) as parquet:
-            first = 0
-            for group in range(parquet.num_row_groups):
-                metadata = parquet.metadata.row_group(group)
-                first += metadata.num_rows
-                if part.start < first:
-                    chunks = _chunks(metadata, file.column)
-                    begins = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
-                    ends = [at + chunk.total_compressed_size for at, chunk in zip(begins, chunks, strict=True)]
-                    return (min(begins), max(ends)) if chunks else None
-        return None
+            return None
+        with convert_file_errors(file.path, self.kind):
+            groups = _groups(file)
+        return groups.parts[bisect_right(groups.starts, part.start) - 1] if part.start < groups.starts[-1] else None
+
+
+class _Groups(NamedTuple):
+    """First row of each row group, and the end; and the bytes of a column in each, None if there is no such column."""
+
+    starts: list[int]
+    parts: list[tuple[int, int] | None]
+
+
+def _groups(file: InputFile) -> _Groups:
+    """Return the row groups of a file, which is read again only if it has been written since."""
+    stat = file.path.stat()
+    return _read_groups(file.path, file.column, (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino))
+
+
+@lru_cache(maxsize=1 << 14)  # files: streams read blocks from all over the corpus
+def _read_groups(path: Path, column: str, stamp: tuple[int, ...]) -> _Groups:
+    del stamp
+    with _open(path) as parquet:
+        groups = [parquet.metadata.row_group(group) for group in range(parquet.num_row_groups)]
+        starts = list(accumulate((group.num_rows for group in groups), initial=0))
+        return _Groups(starts, [_bytes_of(_chunks(group, column)) for group in groups])
+
+
+def _bytes_of(chunks: list[Any]) -> tuple[int, int] | None:
+    """Return the first byte of chunks, and their end; None if there are none."""
+    begins = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
+    ends = [at + chunk.total_compressed_size for at, chunk in zip(begins, chunks, strict=True)]
+    return (min(begins), max(ends)) if chunks else None
 
 
 class _GroupReader:
@@ -102,17 +124,15 @@ class _GroupReader:
 
     def __init__(self, column: ColumnKind, kind: str) -> None:
         self._column, self._kind = column, kind
-        self._starts: dict[Path, list[int]] = {}  # first row of each group, and the end
         self._groups: OrderedDict[tuple[Path, str, int], Any] = OrderedDict()
         self._bytes = 0
 
     def rows(self, file: InputFile, part: FileRange, row: int) -> Iterator[Row]:
         with convert_file_errors(file.path, self._kind):
-            if file.path not in self._starts:
-                self._starts[file.path] = list(accumulate(_row_counts(file.path), initial=0))
-            group = bisect_right(self._starts[file.path], part.start) - 1
+            starts = _groups(file).starts
+            group = bisect_right(starts, part.start) - 1
             first = part.start + row
-            values = self._group(file, group).slice(first - self._starts[file.path][group], part.stop - first)
+            values = self._group(file, group).slice(first - starts[group], part.stop - first)
             yield from cut_rows(self._column.rows([values], file, first, first, lambda _: 0), part)
 
     def _group(self, file: InputFile, group: int) -> Any:
@@ -152,12 +172,6 @@ def _open(path: Path) -> Iterator[pq.ParquetFile]:
         raise DataError(
             f"{path}: the parquet file is encrypted, which hlat does not read. Write it without encryption."
         )
-
-
-def _row_counts(file: Path) -> list[int]:
-    """Return the number of rows of each row group."""
-    with _open(file) as parquet:
-        return [parquet.metadata.row_group(group).num_rows for group in range(parquet.num_row_groups)]
 
 
 def _row_group_size(parquet: pq.ParquetFile, column: str, group: int) -> tuple[int, int]:

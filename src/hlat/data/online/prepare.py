@@ -5,6 +5,7 @@
           --documents of some blocks------> validation tokens
           --> manifest.json, written last
           --pages of small files-----------> corpus.content; the others while the model trains (corpus_content)
+          --times of files when the first page is recorded--> corpus.times
 
 The corpus is not read completely unless a tokenizer is trained on it or it is small: at first a file is identified by
 its size and the hash of its beginning, middle and end, and by all of its content while the model trains. As with
@@ -13,8 +14,9 @@ on, from blocks all over the corpus.
 """
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from io import BytesIO
 from itertools import islice
@@ -61,6 +63,7 @@ from hlat.data.stores import convert_disk_errors, sync_folder, write_atomic
 from hlat.data.tokenizers import TokenIdArray, Tokenizer
 from hlat.runtime import DataError, plural
 
+_TIMES_FILE = "corpus.times"
 _HASHED_BYTES = 1 << 16  # bytes hashed at each of three positions of a file
 _RECORDED_BYTES = 1 << 26  # of files whose content is recorded before training: less than a tenth of a second
 _TOKENIZED_TOGETHER = 32  # validation documents tokenized in one batch
@@ -110,17 +113,31 @@ def _compare_content(prepared: PreparedData, files: list[SourceFile]) -> None:
         DataError: the content of a file differs; or it was written after its preparation, and before all was recorded.
     """
     is_new = not (prepared.dir / CONTENT_FILE).exists()  # or prepared by a version that kept no such record
+    parts = [part for file in files for part in file.files]
+    if is_new:  # written before the record: they are those of the text that is recorded
+        times = {"fingerprint": prepared.fingerprint, "mtime_ns": [part.mtime_ns for part in parts]}
+        with suppress(OSError):  # a folder that cannot be written has no record either
+            write_atomic(prepared.dir / _TIMES_FILE, json.dumps(times).encode())
     with closing(CorpusContent(files, [prepared.dir], prepared.fingerprint)) as content:
         content.complete(budget=_RECORDED_BYTES)
         incomplete = [] if is_new else content.incomplete()
-    times = {file.path: file.mtime_ns for record in prepared.manifest.sources for file in record.files}
-    written = [file.path for file in incomplete if times.get(file.path, file.mtime_ns) != file.mtime_ns]
+    before = dict(zip([part.path for part in parts], _recorded_times(prepared), strict=True)) if incomplete else {}
+    written = [part.path for part in incomplete if before[part.path] != part.mtime_ns]
     if written:
         raise DataError(
             f"{written[0]}: the file was written after its text was prepared, and before all of its content was "
             f"recorded ({plural(len(written), 'such file')}): it may be another text. Delete {prepared.dir} to prepare "
             "again, or set data.prepared_dir to another folder. If the text is the same, a run can resume with it."
         )
+
+
+def _recorded_times(prepared: PreparedData) -> list[int]:
+    """Return when each file had been written, in ns, at the start that began to record the content of the corpus."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        times = json.loads((prepared.dir / _TIMES_FILE).read_bytes())
+        if times["fingerprint"] == prepared.fingerprint:
+            return list(times["mtime_ns"])
+    return [file.mtime_ns for record in prepared.manifest.sources for file in record.files]
 
 
 def _with_sampled_hash(file: SourceFile) -> SourceFile:

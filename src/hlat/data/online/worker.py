@@ -11,6 +11,7 @@ import queue
 import resource
 import sys
 import threading
+import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -44,6 +45,7 @@ from hlat.runtime import DataError, HlatError, StorageError
 from hlat.runtime.process import begin_progress
 
 _TOGETHER = 64  # rows whose text is tokenized in one batch
+_LOOK_AGAIN = 60.0  # seconds between two looks at the stamps of the files
 _AHEAD = 256  # maximum finished rows waiting for the parent
 
 
@@ -208,11 +210,16 @@ def _send(ready: "queue.Queue[Frame]", frames: IO[bytes]) -> None:
 
 
 def _record_content(rows: "RowProducer", share: tuple[int, int], ready: "queue.Queue[Frame]") -> None:
-    """Record the content of this worker's share of the files; a difference ends the run."""
+    """Record or compare the content of this worker's share of the files, now and when one is written later.
+
+    A difference ends the run. Other workers do not read these files completely, however many blocks of them they read.
+    """
     if sys.platform == "linux":  # where a thread has a priority of its own
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
     try:
-        rows.content.complete(*share)
+        while True:
+            rows.content.complete(*share)
+            time.sleep(_LOOK_AGAIN)
     except DataError as error:
         ready.put(_error_frame(error))
 

@@ -183,6 +183,15 @@ class PreparedData:
         """Start to compare the splits that ``check_before_training`` leaves out; reading tokens tells the result."""
         self._content.compare_all(self._large_splits)
 
+    def notes_at_end(self) -> list[str]:
+        """Look at what ``check_while_training`` has found; return a sentence if not everything was compared.
+
+        Raises:
+            DataError: a shard differs.
+        """
+        reason = self._content.look_at_process()
+        return [f"{self.dir}: not all checksums were compared: {reason}. Use hlat data verify."] if reason else []
+
     @property
     def training_notes(self) -> list[str]:
         """Sentences for the user of a run: splits that ``check_before_training`` leaves out because of their size."""

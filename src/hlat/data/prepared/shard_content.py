@@ -41,7 +41,7 @@ class ShardContent:
         files = [(str(path), shard.bytes) for path, shard in zip(self._paths, self._shards, strict=True)]
         self._record = ContentRecord([each / _FILE for each in folders], files, _PAGE, manifest.fingerprint, _REMEDY)
         self._process: subprocess.Popen[bytes] | None = None
-        self._lock, self._problem = threading.Lock(), ""
+        self._lock, self._problem, self._unfinished = threading.Lock(), "", ""
 
     def check(self, split: Split, shard: int, start: int, stop: int) -> None:
         """Compare or record the pages that overlap the bytes ``start <= byte < stop`` of a shard.
@@ -49,19 +49,26 @@ class ShardContent:
         Raises:
             DataError: the content differs; or the process that compares checksums has found a difference.
         """
-        if self._process is not None:
-            self._look_at_process()
-        if self._problem:
-            raise DataError(self._problem)
+        if self._process is not None or self._problem:
+            self.look_at_process()
         number = self._first[split] + shard
         self._record.check(number, self._paths[number], start, stop)
 
-    def _look_at_process(self) -> None:
+    def look_at_process(self) -> str:
+        """Return why the process has not compared all checksums; empty if it has, or was not started.
+
+        Raises:
+            DataError: it has found a difference.
+        """
         with self._lock:  # training and evaluation read in threads of their own
             if self._process is not None and self._process.poll() is not None:
                 output, _ = self._process.communicate()
-                self._problem = output.decode(errors="replace").strip() if self._process.returncode else ""
-                self._process = None
+                code, self._process = self._process.returncode, None
+                self._problem = output.decode(errors="replace").strip() if code else ""
+                self._unfinished = f"the process that compares them ended with code {code}" if code else ""
+        if self._problem:
+            raise DataError(self._problem)
+        return self._unfinished
 
     def wait(self) -> None:
         """Wait until the process that compares checksums has ended."""
@@ -71,6 +78,7 @@ class ShardContent:
     def compare_all(self, splits: Sequence[Split]) -> None:
         """Start the process that compares the shards of some splits with their checksums."""
         if splits:
+            self._unfinished = "the run has ended before"
             command = [sys.executable, "-P", "-m", __name__, str(self._folder), ",".join(splits)]
             self._process = subprocess.Popen(
                 [*command, *map(str, self._folders)],
@@ -107,7 +115,8 @@ def main() -> None:
 
 
 def _end_with_parent() -> None:
-    sys.stdin.buffer.read()
+    while os.read(0, 1):  # not by sys.stdin: Python aborts if a thread is reading from that when it ends
+        pass
     os._exit(0)
 
 

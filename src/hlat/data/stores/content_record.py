@@ -60,6 +60,7 @@ class ContentRecord:
         self._first = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         self._head = hashlib.sha256(json.dumps([key, page, [size for _, size in files]]).encode()).digest()
         self._compared: dict[int, tuple[FileStamp, bytearray]] = {}
+        self._completed: dict[int, FileStamp] = {}  # so that a full disk does not let a file be read again and again
 
     @cached_property
     def _tables(self) -> list[int]:
@@ -91,19 +92,6 @@ class ContentRecord:
                     self._compare(number, page, digest)
                 bits[page >> 3] |= 1 << (page & 7)
 
-    def check_touched(self, number: int, local: Path) -> None:
-        """Compare all of a file if its stamp has changed since all of it was recorded.
-
-        Raises:
-            DataError: the content differs, or the file cannot be read.
-        """
-        stamp = file_stamp(local)
-        if self._compared.get(number, (None,))[0] == stamp:
-            return
-        if self.is_complete(number):
-            self.complete(number, local)
-        self._compared[number] = (stamp, self._no_pages(number))
-
     def complete(self, number: int, local: Path, sha256: str = "") -> None:
         """Compare or record all of a file, unless all of it is recorded and its stamp is still the same.
 
@@ -116,8 +104,10 @@ class ContentRecord:
             DataError: the content differs, or the file cannot be read.
         """
         stamp = file_stamp(local)
+        if self._completed.get(number) == stamp:
+            return
         cell = _stamp_cell(stamp)
-        complete = [table for table in self._tables if self._stamp(table, number) == cell]
+        complete = [table for table in self._tables if self._is_recorded(table, number, cell)]
         if len(complete) == len(self._tables) and (complete or not sha256):
             return
         self._check_size(number, stamp)
@@ -131,12 +121,13 @@ class ContentRecord:
                 self._write(table, _HEAD + _CELL * int(self._first[number]), bytes(_CELL * len(pages)))
             raise self._changed(number, "its checksum differs")
         if file_stamp(local) == stamp:
+            self._completed[number] = stamp
             for table in self._tables:
                 self._write(table, self._stamp_offset(number), cell)
 
     def is_complete(self, number: int) -> bool:
         """Return True if all of a file was recorded once."""
-        return any(self._stamp(table, number) != _EMPTY for table in self._tables)
+        return any(self._is_recorded(table, number) for table in self._tables)
 
     def close(self) -> None:
         """Close the record. Closing it twice is harmless."""
@@ -146,6 +137,8 @@ class ContentRecord:
     # --- cells -------------------------------------------------------------------------------------------------------
 
     def _compare(self, number: int, page: int, digest: bytes) -> None:
+        if digest == _EMPTY:  # of another record, which knows nothing of the page
+            return
         offset = _HEAD + _CELL * (int(self._first[number]) + page)
         for table in self._tables:
             known = _read(table, offset)
@@ -179,8 +172,16 @@ class ContentRecord:
     def _stamp_offset(self, number: int) -> int:
         return _HEAD + _CELL * (int(self._first[-1]) + number)
 
-    def _stamp(self, table: int, number: int) -> bytes:
-        return _read(table, self._stamp_offset(number))
+    def _is_recorded(self, table: int, number: int, stamp: bytes = b"") -> bool:
+        """Return True if a table has all pages of a file, recorded at this stamp, or at any if it is empty."""
+        known = _read(table, self._stamp_offset(number))
+        if known == _EMPTY or (stamp and known != stamp):
+            return False
+        first, after = self._first[
+            number : number + 2
+        ].tolist()  # on a full disk, the stamp may be all that was written
+        cells = np.frombuffer(os.pread(table, _CELL * (after - first), _HEAD + _CELL * first), dtype=np.uint64)
+        return bool(cells.all())
 
     @staticmethod
     def _write(table: int, offset: int, cell: bytes) -> None:
