@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from hlat.runtime import redact_json
-from hlat.runtime.process import Move
 from hlat.tracking.jsonl import JsonLines, read_records
 
 
@@ -42,7 +41,7 @@ class EventLog:
         self._file.append({"time": now, "event": kind, **redact_json(fields)})
         self._file.sync()
 
-    def last_move(self) -> Move:
+    def last_move(self) -> str:
         """Return what was done if the file was renamed, removed or replaced since the last call."""
         return self._file.last_move()
 

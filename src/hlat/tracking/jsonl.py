@@ -22,7 +22,7 @@ from typing import Any, Self
 from pydantic_core import from_json
 
 from hlat.runtime import DataError, StorageError
-from hlat.runtime.process import AppendedFile, Move, blocking_call
+from hlat.runtime.process import AppendedFile, blocking_call
 from hlat.runtime.storage import sync_to_disk
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -91,7 +91,7 @@ class JsonLines:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._move: Move = ""
+        self._move = ""
         with as_storage_error(path, "open"):
             self._file = AppendedFile(path)
         try:
@@ -114,7 +114,7 @@ class JsonLines:
         with as_storage_error(self.path, "open"), _exclusive(self._file.descriptor):
             self._move = self._file.follow() or self._move
 
-    def _append_here(self, line: bytes) -> Move:
+    def _append_here(self, line: bytes) -> str:
         """Append a line; or, if the file had to be opened again under its name, write nothing and return how."""
         descriptor = os.dup(self._file.descriptor)  # keeps the lock until the content of a moved file is copied
         try:
@@ -135,7 +135,7 @@ class JsonLines:
         finally:
             os.close(descriptor)
 
-    def last_move(self) -> Move:
+    def last_move(self) -> str:
         """Return what was done if the file was renamed, removed or replaced since the last call."""
         move, self._move = self._move, ""
         return move

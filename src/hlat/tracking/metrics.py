@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hlat.runtime.process import Move
 from hlat.tracking.jsonl import JsonLines, as_storage_error, decode, filter_lines, from_json_value, read_records
 
 _TAIL_BYTES = 1 << 18  # longer than any line
@@ -63,7 +62,7 @@ class MetricsFile:
         assert isinstance(metrics.get("step"), int), "a line of metrics has its step"
         self._file.append(dict(metrics))
 
-    def last_move(self) -> Move:
+    def last_move(self) -> str:
         """Return what was done if the file was renamed, removed or replaced since the last call."""
         return self._file.last_move()
 

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hlat.runtime.process import Move
 from hlat.tracking.metrics import Metrics
 
 
@@ -22,7 +21,7 @@ class TrackerNote:
     fields: dict[str, Any]
 
 
-def moved_note(name: str, move: Move) -> TrackerNote:
+def moved_note(name: str, move: str) -> TrackerNote:
     """Return the note about a file of the run that was moved while the run appended to it."""
     kept = "nothing is lost"
     if move == "another file":

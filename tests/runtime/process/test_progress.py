@@ -14,7 +14,6 @@ from hlat.runtime.process import (
     advance,
     blocking_call,
     is_stopped,
-    open_progress_file,
     record_progress_in,
 )
 from hlat.runtime.process.process_status import process_state
@@ -96,7 +95,7 @@ def test_a_process_that_ended_inside_a_blocking_call_is_silent(record, clock):
 
 def test_a_record_needs_no_temporary_folder(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    with open_progress_file() as file:
+    with ProgressRecord.open_file() as file:
         ProgressRecord.in_file(file).advance()
         assert ProgressRecord.in_file(file).silence(0.0) < ProgressRecord.BLOCKED_LIMIT
 
@@ -106,5 +105,5 @@ def test_a_record_on_a_full_disk_is_an_error_not_a_killed_process(monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", raise_no_space)
-    with open_progress_file() as file, pytest.raises(OSError, match="No space left"):
+    with ProgressRecord.open_file() as file, pytest.raises(OSError, match="No space left"):
         ProgressRecord.in_file(file)

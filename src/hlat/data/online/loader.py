@@ -32,7 +32,7 @@ from hlat.data.samples import NO_LABEL, Batch
 from hlat.model import IGNORED
 from hlat.runtime import DataError, StorageError
 from hlat.runtime.distributed import sendable
-from hlat.runtime.process import ProgressRecord, open_progress_file
+from hlat.runtime.process import ProgressRecord
 
 Int64s = npt.NDArray[np.int64]
 
@@ -72,7 +72,7 @@ class _Worker:
 
     def __init__(self, plan: WorkerPlan, cursors: Int64s) -> None:
         threads = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
-        with open_progress_file() as file:
+        with ProgressRecord.open_file() as file:
             self._progress, descriptor = ProgressRecord.starting(file), file.fileno()
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "hlat.data.online.worker", str(descriptor)],

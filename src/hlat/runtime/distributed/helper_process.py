@@ -41,7 +41,6 @@ from hlat.runtime.process import (
     begin_progress,
     let_output_be_lost,
     lossy_stream,
-    open_progress_file,
 )
 from hlat.runtime.terminal_text import EscapingStream
 
@@ -165,7 +164,7 @@ def start_helper(work: Work, progress_file: IO[bytes] | None = None) -> HelperPr
         progress_file: open file for its progress record, if a third process reads that; None for an unnamed one.
     """
     ours, theirs = Pipe()
-    with progress_file or open_progress_file() as file:
+    with progress_file or ProgressRecord.open_file() as file:
         progress, start = ProgressRecord.starting(file), _fork if _may_fork() else _spawn
         process: _Process = start(work, ours, theirs, file.fileno())
     theirs.close()

@@ -1,6 +1,6 @@
 """This process: phase, clock, exit codes, log, output; and the status of other processes of the machine."""
 
-from hlat.runtime.process.appended_file import AppendedFile, Move
+from hlat.runtime.process.appended_file import AppendedFile
 from hlat.runtime.process.clock import machine_clock
 from hlat.runtime.process.exit_codes import (
     DEADLINE_ENV,
@@ -21,7 +21,6 @@ from hlat.runtime.process.progress import (
     advance,
     begin_progress,
     blocking_call,
-    open_progress_file,
     record_progress_in,
 )
 from hlat.runtime.process.rank_log import log_path, rank_log
@@ -38,7 +37,6 @@ __all__ = [
     "STOP_SIGNALS",
     "VERBOSE_ENV",
     "AppendedFile",
-    "Move",
     "ProgressRecord",
     "advance",
     "after_start",
@@ -61,7 +59,6 @@ __all__ = [
     "machine_clock",
     "observe_phases",
     "observe_stages",
-    "open_progress_file",
     "print_json_lines",
     "prints_json",
     "raise_interrupts",

@@ -10,10 +10,6 @@ Names are looked up in the folder that was opened, wherever that is moved: anoth
 import os
 import stat
 from pathlib import Path
-from typing import Literal
-
-Move = Literal["", "written back", "another file"]
-"""What was done about a name: nothing, or the content was written back, or another file with content was opened."""
 
 _COPIED_BYTES = 1 << 20
 _MOST_VAIN = 2
@@ -43,8 +39,8 @@ class AppendedFile:
             os.close(self._folder)
             raise
 
-    def follow(self) -> Move:
-        """Open the file under the name if it is another one, and return what was done.
+    def follow(self) -> str:
+        """Open the file under the name if it is another one; return ``written back`` or ``another file``, else nothing.
 
         A file that cannot be opened or written back is not followed, nor one of a file system that never gives a file
         the same identity twice. Another file with content may lack what was appended while a program made it.

@@ -37,6 +37,13 @@ class ProgressRecord:
         self._numbers, self._clock = memory.cast("d"), clock
         self._lock = threading.Lock()  # uploads run on several threads
 
+    @staticmethod
+    def open_file() -> IO[bytes]:
+        """Open an unnamed file for a record: in memory if the system supports it, as temporary folders may be full."""
+        if hasattr(os, "memfd_create"):
+            return os.fdopen(os.memfd_create("progress"), "w+b")
+        return tempfile.TemporaryFile()
+
     @classmethod
     def in_file(cls, file: IO[bytes]) -> "ProgressRecord":
         """Return the record in an open file, which is made large enough."""
@@ -101,13 +108,6 @@ class ProgressRecord:
     def blocked_seconds(self) -> float:
         """Seconds that a call has been waiting for the system; 0 if none does."""
         return self._clock() - self._numbers[0] if self._numbers[1] > 0 else 0.0
-
-
-def open_progress_file() -> IO[bytes]:
-    """Open an unnamed file for a record: in memory if the system supports it, since temporary folders may be full."""
-    if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create("progress"), "w+b")
-    return tempfile.TemporaryFile()
 
 
 _own: ProgressRecord | None = None

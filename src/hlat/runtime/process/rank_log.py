@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from hlat.runtime.errors import HlatError, StorageError
-from hlat.runtime.process.appended_file import AppendedFile, Move
+from hlat.runtime.process.appended_file import AppendedFile
 from hlat.runtime.process.lossy_output import lossy_stream
 from hlat.runtime.terminal_text import EscapingStream
 from hlat.runtime.urls import redact
@@ -83,7 +83,7 @@ class _LogFile(AppendedFile):
         for descriptor in descriptors:
             os.dup2(self.descriptor, descriptor)
 
-    def follow(self) -> Move:
+    def follow(self) -> str:
         """Open the file under the name if it is another one, and return what was done."""
         if move := super().follow():
             self.copy_to(*self._copies)

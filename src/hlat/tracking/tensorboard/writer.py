@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hlat.runtime.process import AppendedFile, Move
+from hlat.runtime.process import AppendedFile
 from hlat.tracking.jsonl import as_storage_error
 from hlat.tracking.metrics import Metrics
 from hlat.tracking.outputs import TrackerNote, moved_note
@@ -60,7 +60,7 @@ class TensorBoard:
 
     def __init__(self, folder: Path, *, start_step: int) -> None:
         self._folder = folder
-        self._move: Move = ""
+        self._move = ""
         self._writer = self._open(start_step)
 
     def rewind(self, step: int) -> None:
@@ -106,7 +106,7 @@ class _EventFile:
             self.close()
             raise
 
-    def add(self, step: int, values: dict[str, float]) -> Move:
+    def add(self, step: int, values: dict[str, float]) -> str:
         """Write the scalars of a step as one record; return what was done if the file was moved."""
         move = self._file.follow()
         write_record(self._file, scalars_event(time.time(), step, values))
