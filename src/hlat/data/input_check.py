@@ -114,8 +114,9 @@ def check_inputs(
             continue
         try:
             files[name] = files_of_source(source, cache)
-            for problem in _unreadable(source.path, files[name], data, vocabulary):
-                report.problems.append(_problem(name, source.path, problem))
+            was_read = manifest is not None and name not in named  # by a version that perhaps checked less
+            found = () if was_read else _unreadable(source.path, files[name], data, vocabulary)
+            report.problems += [_problem(name, source.path, problem) for problem in found]
         except SourceNotFoundError as error:
             if manifest is None or name in named:
                 report.problems.append(_problem(name, source.path, str(error)))
