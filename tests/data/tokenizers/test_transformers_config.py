@@ -1,4 +1,4 @@
-"""Of a tokenizer_config.json, an export keeps what has an id; the rest is told."""
+"""An export keeps what of a tokenizer_config.json has an id; the rest is told."""
 
 import json
 from pathlib import Path

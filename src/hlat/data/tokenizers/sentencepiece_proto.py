@@ -23,7 +23,7 @@ class Piece(NamedTuple):
 
 
 class TrainerSpec(NamedTuple):
-    """What of a TrainerSpec decides ids."""
+    """Fields of a TrainerSpec that decide ids."""
 
     model_type: int
     treat_whitespace_as_suffix: bool
@@ -31,7 +31,7 @@ class TrainerSpec(NamedTuple):
 
 
 class NormalizerSpec(NamedTuple):
-    """What of a NormalizerSpec decides ids."""
+    """Fields of a NormalizerSpec that decide ids."""
 
     name: str
     precompiled_charsmap: bytes
