@@ -46,8 +46,8 @@ class BlockReader:
                 except DataError:
                     file.check_unchanged()
                     raise
+                file.check_unchanged()  # first: if it was written a moment ago, this tells what happened
                 self._compare(file, opened, block, end)
-            file.check_unchanged()
 
     def _compare(self, file: SourceFile, opened: InputFile, block: FileBlock, end: int = 0) -> int:
         """Compare the content of a block, and of rows that go on to byte ``end``; return the end of the block."""
