@@ -76,6 +76,20 @@ def test_a_stem_leaves_the_last_token_of_every_context(context: int) -> None:
         assert score.log_probability == pytest.approx(plain_score(model, request)[0], abs=1e-9)
 
 
+def test_all_requests_of_a_batch_begin_with_its_stem() -> None:
+    """A row takes requests that share half of their tokens: less than its first request shares with other rows."""
+    alike, other = tuple(range(60)), tuple(range(100, 130))
+    requests = [
+        ScoreRequest((*alike, 200, 201), (1,)),
+        ScoreRequest((*alike[:34], *other), (1,)),  # in the row of the first; only 34 tokens are common
+        ScoreRequest((*alike, *range(300, 400)), (1,)),
+        ScoreRequest((*alike, *range(400, 500)), (1,)),
+    ]
+    plan = plan_batches(requests)
+    assert all(len({request.inputs[: batch.stem] for request in batch.requests}) == 1 for batch in plan)
+    assert any(batch.stem for batch in plan), "no stem: nothing was tried"
+
+
 def test_choices_of_one_context_are_computed_with_it() -> None:
     model = our_model(config_of("llama2-mha"))
     scorer, context = Scorer(forward(model)), tuple(range(20))
