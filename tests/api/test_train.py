@@ -171,9 +171,11 @@ def test_two_hosts_from_python(recipe_file: Path, overrides: dict[str, object], 
 
 @pytest.mark.slow
 def test_an_error_in_other_processes_has_its_class(recipe_file: Path, overrides: dict[str, object], tmp_path: Path):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(hlat.DataError, match="empty"):
-        hlat.train(recipe_file, overrides | {"data.path": str(tmp_path / "empty")}, nproc=2)
+    file = tmp_path / "broken.jsonl"
+    lines = [f'{{"text": "document {number}"}}' for number in range(100_000)]
+    file.write_text("\n".join([*lines, '{"text": ']))  # the damage is behind what is read before ranks start
+    with pytest.raises(hlat.DataError, match="broken"):
+        hlat.train(recipe_file, overrides | {"data.path": str(file)}, nproc=2)
 
 
 def test_missing_hosts_end_with_the_code_that_schedulers_queue_again():

@@ -21,8 +21,6 @@ from hlat.launch.hosts.bulletin import Bulletin
 from hlat.launch.hosts.leadership import Follower, NotLeaderError, is_candidate
 from hlat.launch.hosts.records import AttemptOrder, Orders
 
-LEADING = 3  # writes of a leader: first orders, an attempt, an instruction or the end of the attempt
-
 
 @dataclass
 class Host:
@@ -56,8 +54,9 @@ def summary(orders: Orders | None) -> tuple | None:
 class World:
     """The shared folder and the hosts. It is passed to the code as the folder."""
 
-    def __init__(self, count: int) -> None:
-        self.term, self.orders, self.hosts = 0, None, [Host() for _ in range(count)]
+    def __init__(self, hosts: int, terms: int, writes: int) -> None:
+        self.term, self.orders, self.hosts = 0, None, [Host() for _ in range(hosts)]
+        self.most = terms, writes  # writes of a leader: first orders, an attempt, an instruction or the attempt's end
         self.begun: frozenset[tuple[int, str]] = frozenset()
         self.captured: Orders | None = None
 
@@ -148,8 +147,9 @@ class World:
         world.orders, host.pending = host.pending, None
         return world
 
-    def successors(self, terms: int) -> Iterator["World"]:
+    def successors(self) -> Iterator["World"]:
         """Yield every state to which one step of one host leads."""
+        terms, writes = self.most
         for index, host in enumerate(self.hosts):
             for alive in (True, False):
                 yield self.look(index, alive)
@@ -162,7 +162,7 @@ class World:
             if host.pending is not None:
                 yield self.land(index)
             elif host.written is not None:
-                if host.written < LEADING:
+                if host.written < writes:
                     yield self.lead(index)
                 if host.bulletin is not None:
                     yield self.lead(index, only_check=True)
@@ -190,13 +190,13 @@ class World:
         return len(terms) == 1 and world.hosts[world.orders.leader].written is not None
 
 
-def explore(world: World, terms: int) -> Iterator[World]:
+def explore(world: World) -> Iterator[World]:
     """Yield every reachable state once."""
     seen, waiting = {world.key()}, deque([world])
     while waiting:
         state = waiting.popleft()
         yield state
-        for following in state.successors(terms):
+        for following in state.successors():
             if following.key() not in seen:
                 seen.add(following.key())
                 waiting.append(following)
@@ -213,10 +213,10 @@ def folder(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("hosts", "terms"),
-    [(2, 2), pytest.param(2, 3, marks=pytest.mark.slow), pytest.param(3, 2, marks=pytest.mark.slow)],
+    ("hosts", "terms", "writes"),
+    [(2, 2, 3), pytest.param(2, 3, 3, marks=pytest.mark.slow), pytest.param(3, 2, 2, marks=pytest.mark.slow)],
 )
-def test_in_every_state_hosts_follow_the_newest_leader_and_come_to_agree(hosts, terms):
-    for state in explore(World(hosts), terms):
+def test_in_every_state_hosts_follow_the_newest_leader_and_come_to_agree(hosts, terms, writes):
+    for state in explore(World(hosts, terms, writes)):
         for dead in (None, *range(hosts)):
             assert state.converges(dead), state.key()
