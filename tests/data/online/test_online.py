@@ -24,6 +24,8 @@ from hlat.data.online.loader import CursorTable
 from hlat.data.online.stream_assignment import StreamAssignment, assign_streams, partition_count
 from hlat.data.prepared import PreparedData
 from hlat.data.sources import SplitRule
+from hlat.data.tokenizers import load_saved
+from hlat.runtime import DataError
 from tests.support.data.corpora import documents, write_jsonl
 from tests.support.data.reading_ranks import run
 
@@ -234,6 +236,42 @@ def test_ranks_share_a_batch_evenly_and_streams_if_possible(
         assert sorted(np.concatenate([assignment.owned for assignment in assignments]).tolist()) == list(range(streams))
     even_streams = assignments[0].nearest_even_streams()
     assert replace(assignments[0], streams=even_streams).is_even
+
+
+def test_a_long_document_has_the_tokens_of_its_whole_text_and_one_end(tmp_path: Path) -> None:
+    """It is tokenized in pieces. A row has one token more than inputs: the first of the next row."""
+    (text,) = documents(1, 60_000)
+    config = _config(
+        [{"path": str(write_jsonl(tmp_path / "long.jsonl", [text]))}], streams=1, validation={"fraction": 0}
+    )
+    prepared = prepare_online(config, tmp_path / "out", 0)
+    plan = build_worker_plan(prepared, config, 0, StreamAssignment(0, 1, BatchSchedule(1), 1, 0))
+    tokenizer = load_saved(tmp_path / "out" / "tokenizer")
+    whole = [*tokenizer.encode(text), tokenizer.eos_id]
+    assert len(text) > 3 << 14, "the text is not cut"
+    rows = run(plan, 1, 1, CursorTable(1, 1), 0, 2 * len(whole) // 24)
+    read = [token for number in sorted(rows) for token in rows[number][0]]
+    assert read == (whole * 3)[: len(read)]
+
+
+def test_validation_takes_the_documents_it_needs(tmp_path: Path) -> None:
+    """All of them if no number is given, else until there are enough; 32 are tokenized together."""
+    for name, count in (("text", 50), ("validation", 200)):
+        write_jsonl(tmp_path / f"{name}.jsonl", documents(count, 300))
+    validation = {"path": str(tmp_path / "validation.jsonl")}
+    config = _config([{"path": str(tmp_path / "text.jsonl")}], validation=validation)
+    found = [prepare_online(config, tmp_path / str(n), n).manifest for n in (None, 10**9, 1, 8000)]
+    everything, more, little, half = [manifest.splits["validation"].tokens for manifest in found]
+    assert little < 8000 <= half < everything == more
+
+
+def test_a_file_of_another_size_than_prepared_is_refused(tmp_path: Path) -> None:
+    config = _config([{"path": str(write_jsonl(tmp_path / "text.jsonl", documents(30, 300)))}])
+    prepared = prepare_online(config, tmp_path / "out", 0)
+    with (tmp_path / "text.jsonl").open("a") as file:
+        file.write("\n")
+    with pytest.raises(DataError, match=r"text\.jsonl: has [\d,]+ bytes, had [\d,]+ when this data was prepared"):
+        build_worker_plan(prepared, config, 0, StreamAssignment(0, 1, BatchSchedule(1), 12, 0))
 
 
 def test_real_workers_send_the_same_rows_and_the_state_is_small(corpus: list[dict[str, Any]], folder: Path) -> None:
