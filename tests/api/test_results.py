@@ -16,6 +16,7 @@ import hlat
 from hlat.hardware import load_catalog
 from hlat.runtime import escape_controls
 from tests.support.commands import hlat as command
+from tests.support.reporting import line, write_run
 
 ROOT = Path(__file__).parents[2]
 
@@ -195,6 +196,13 @@ def test_a_run_without_metrics_is_refused(tmp_path: Path):
     (tmp_path / "metrics.jsonl").write_text('{"loss": 1.0}\n')
     with pytest.raises(hlat.DataError, match="record 1 has no step"):
         hlat.metrics(tmp_path)
+
+
+def test_a_report_is_written_where_it_is_asked_for(tmp_path: Path):
+    run = write_run(tmp_path / "run", [line(step) for step in range(1, 6)])
+    assert hlat.report(run) == run / "report.html"
+    asked = hlat.report([run], tmp_path / "else where.html")
+    assert asked == tmp_path / "else where.html" and asked.stat().st_size > 1000
 
 
 # --- types, documentation, notebook ---------------------------------------------------------------------------
