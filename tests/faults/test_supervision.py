@@ -194,6 +194,7 @@ def test_a_deadline_stops_the_run(runs):
 @pytest.mark.parametrize("layout", ["alone", "DP2"])
 def test_a_second_signal_aborts_the_save_and_loses_nothing_else(runs, layout):
     name = f"twice-{layout}"
+    assert runs.train(name, layout, "training.stop_after=6").returncode == 0  # its save has ended
     slow = faults({"kind": "slow_disk", "at_step": 7, "steps": 9, "seconds": 600})
     process = runs.start(name, layout, *slow)
     wait_for_step(runs.run_dir(name), 8)  # the save of step 12 would take forever
