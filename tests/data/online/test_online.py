@@ -19,6 +19,7 @@ from hlat.config import BatchSchedule
 from hlat.config.sections import DataConfig
 from hlat.data.online import OnlineLoader, prepare_online
 from hlat.data.online.build_plan import build_worker_plan
+from hlat.data.online.dataset import OnlineData
 from hlat.data.online.documents import DocumentReader
 from hlat.data.online.loader import CursorTable
 from hlat.data.online.stream_assignment import StreamAssignment, assign_streams, partition_count
@@ -272,6 +273,14 @@ def test_a_file_of_another_size_than_prepared_is_refused(tmp_path: Path) -> None
         file.write("\n")
     with pytest.raises(DataError, match=r"text\.jsonl: has [\d,]+ bytes, had [\d,]+ when this data was prepared"):
         build_worker_plan(prepared, config, 0, StreamAssignment(0, 1, BatchSchedule(1), 12, 0))
+
+
+def test_ranks_that_tokenize_more_than_their_rows_are_told(corpus: list[dict[str, Any]], folder: Path) -> None:
+    config = _config(corpus, streams=12)
+    prepared = _prepared(config, folder)
+    notes = {ranks: OnlineData(prepared, config, 0, BatchSchedule(24), ranks).notes for ranks in (1, 4, 8)}
+    assert [len(found) for found in notes.values()] == [1, 1, 2]
+    assert "each rank tokenizes all of the text" in notes[8][1]
 
 
 def test_real_workers_send_the_same_rows_and_the_state_is_small(corpus: list[dict[str, Any]], folder: Path) -> None:
