@@ -106,16 +106,18 @@ def run(
     installed_components(recipe)
     if this_rank.rank == 0:
         check_installed(recipe.tracking)
-    configure_rounding(recipe, this_rank)
     open_run_folder(recipe.run_dir, earlier)
     if this_rank.world > 1:
         enter_stage(f"joining {this_rank.world} processes")
     with (
         rank_log(recipe.run_dir, this_rank.rank, this_rank.world),
-        saver_process(recipe, this_rank) as saver,  # first: a fork is cheap and safe only before threads start
-        joined_run(recipe.run.device, recipe.run.deterministic, recipe.run_dir, recipe.run.compile_cache) as runtime,
+        saver_process(recipe, this_rank) as saver,  # first: a fork is safe only before threads and drivers start
         ExitStack() as stack,
     ):
+        configure_rounding(recipe, this_rank)
+        runtime = stack.enter_context(
+            joined_run(recipe.run.device, recipe.run.deterministic, recipe.run_dir, recipe.run.compile_cache)
+        )
         folder = _lock_run_folder(stack, recipe, runtime, stream)
         open_run_folder(recipe.run_dir, earlier)  # again: the folder may have changed while waiting for the lock
         resumes = runtime.ranks.run_on_rank0(lambda: has_begun(recipe.run_dir))

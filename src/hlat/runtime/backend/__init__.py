@@ -27,7 +27,6 @@ if TYPE_CHECKING:
         select_device,
         synchronize,
     )
-    from hlat.runtime.backend.device_faults import DeviceFault, fault_tables, find_fault, find_kernel_faults
     from hlat.runtime.backend.openmp import ProcessorTime, set_spin_count
     from hlat.runtime.backend.settings import restored_settings
     from hlat.runtime.backend.table import (
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
         driver_versions,
         expects_accelerator,
         interface_variables,
+        is_device_file,
         is_simulated,
         simulated_backend,
         types_with,
@@ -69,7 +69,6 @@ __getattr__ = lazily(
             "select_device",
             "synchronize",
         ),
-        "device_faults": ("DeviceFault", "fault_tables", "find_fault", "find_kernel_faults"),
         "openmp": (
             "ProcessorTime",
             "set_spin_count",
@@ -83,6 +82,7 @@ __getattr__ = lazily(
             "driver_versions",
             "expects_accelerator",
             "interface_variables",
+            "is_device_file",
             "is_simulated",
             "simulated_backend",
             "types_with",
@@ -99,7 +99,6 @@ __all__ = [
     "TORCH",
     "AttentionHeads",
     "Backend",
-    "DeviceFault",
     "ProcessorTime",
     "absent_device",
     "accelerator_in_use",
@@ -110,12 +109,10 @@ __all__ = [
     "damaged_code_error",
     "driver_versions",
     "expects_accelerator",
-    "fault_tables",
     "find_device_type",
-    "find_fault",
-    "find_kernel_faults",
     "has_fast_bf16",
     "interface_variables",
+    "is_device_file",
     "is_on_host",
     "is_simulated",
     "keep_freed_memory",
