@@ -71,6 +71,19 @@ class Compiler:
 
 
 @dataclass(frozen=True)
+class AllocatorUse:
+    """Memory that an allocator has taken from a device for one process.
+
+    Attributes:
+        reserved: bytes at most, those of freed blocks included, which the allocator keeps.
+        retries: times that it found no memory and gave back what it kept.
+    """
+
+    reserved: int
+    retries: int
+
+
+@dataclass(frozen=True)
 class DocumentKernel:
     """A kernel of attention within documents.
 
@@ -151,7 +164,7 @@ class Backend:
     """True if torch's deterministic mode is used; on some devices it turns fused execution off."""
     compile_backend: str = "inductor"
     """Name of the compiler that ``torch.compile`` uses for the device."""
-    compiler: Compiler | None = Compiler("C", ("gcc", "clang", "cc"), "CC", "gcc")
+    compiler: Compiler | None = Compiler("C", ("gcc", "clang"), "CC", "gcc")
     """Program that ``torch.compile`` needs: Triton compiles its launchers in C. None if it needs no other program."""
     compile_cache: Mapping[str, str] = {"TORCHINDUCTOR_CACHE_DIR": "inductor"}
     """Environment variables that tell compilers the folder of compiled code: name of that folder in a cache."""
@@ -336,6 +349,10 @@ class Backend:
     def peak_memory_bytes(self, device: torch.device) -> int:
         """Peak memory that this process has allocated on the device so far, in bytes."""
         return int(torch.accelerator.max_memory_allocated(device))
+
+    def allocator_use(self, device: torch.device) -> AllocatorUse | None:
+        """Return what the allocator of this process has taken so far; None if it keeps no freed memory."""
+        return None
 
     def pin_memory(self, memory: torch.Tensor, device: torch.device) -> bool:
         """Lock the pages of host memory, so that the device copies asynchronously; return False if it cannot."""
