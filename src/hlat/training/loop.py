@@ -41,7 +41,7 @@ from hlat.training.divergence import report_anomaly
 from hlat.training.fault_injection import FaultInjection
 from hlat.training.metrics_line import MetricsCollection, MetricsLines
 from hlat.training.precision import configure_rounding
-from hlat.training.process import Deadline, PhaseTimer, StopRequest, run_lock
+from hlat.training.process import Deadline, PhaseTimer, StopRequest, explained_out_of_memory, run_lock
 from hlat.training.run_state import DataProgress, RunState, build_run_state, no_progress
 from hlat.training.saving import (
     Checkpointer,
@@ -124,7 +124,8 @@ def run(
         if not resumes:
             runtime.ranks.run_on_rank0(lambda: record_attempt(recipe, runtime, origin))
         try:
-            state = build_run_state(recipe, runtime, folder, data_progress, require_step, earlier)
+            with explained_out_of_memory(recipe, runtime, lambda: 0):
+                state = build_run_state(recipe, runtime, folder, data_progress, require_step, earlier)
         except HlatError as error:
             if runtime.ranks.is_first:
                 record_early_failure(recipe, error)
@@ -138,8 +139,10 @@ def run(
         announce(state, tracker)
         corruption_check = CorruptionCheck(state, tracker)
         checkpointer = Checkpointer(state, tracker, corruption_check, background_saver(saver, state))
+        first_step = state.step
         try:
-            return _train(state, tracker, profile, corruption_check, checkpointer)
+            with explained_out_of_memory(state.recipe, runtime, lambda: state.step - first_step):
+                return _train(state, tracker, profile, corruption_check, checkpointer)
         except HlatError as error:
             with suppress(StorageError):  # the error may be about this very disk
                 tracker.event("error", step=state.step, message=str(error))
