@@ -10,11 +10,15 @@ another one. If all wait, it is the one with the least progress. If all have mad
 waits at another location in the code.
 """
 
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
 
-from hlat.resilience.heartbeat import HeartbeatReading
+from hlat.resilience.heartbeat import HEARTBEAT_FOLDER, HeartbeatReading
+from hlat.runtime.backend import HangLimits
 
 UNLIMITED = ("start", "end")
 """Phases without time limit, in which text is prepared, checkpoints are loaded, and exports are waited for."""
@@ -22,6 +26,7 @@ UNLIMITED = ("start", "end")
 FIRST_TIME = 1800.0
 """Time limit of a phase in seconds until it has ended once; the first time includes compilation."""
 
+_BACKSTOP = 300.0  # seconds that collectives wait longer than the watchdog, which says more
 _LIMIT_FACTOR = 10.0  # time limit of a phase, in multiples of its longest duration
 _LISTED_RANKS = 8  # ranks in a message, at most
 _SILENCE_LIMIT = 5.0  # seconds without a sample of the main thread
@@ -86,6 +91,18 @@ class Watchdog:
     def _is_late(self, beat: HeartbeatReading, now: float) -> bool:
         limit = self.limit(beat.phase)
         return limit is not None and now - beat.since > limit and not beat.is_advancing(now, limit)
+
+
+def hang_limits(seconds: float | None, logs: Path) -> HangLimits:
+    """Return what the watchdog asks of collectives on devices, for a process of a run.
+
+    Args:
+        seconds: ``recovery.hang_seconds``; None if hangs are not detected: then a collective may wait for a day.
+        logs: folder for what the library of collectives says about a hang.
+    """
+    patience = timedelta(days=1) if seconds is None else timedelta(seconds=max(seconds, FIRST_TIME) + _BACKSTOP)
+    beats = os.environ.get(HEARTBEAT_FOLDER)
+    return HangLimits.of(patience, logs, None if beats is None else Path(beats))
 
 
 def find_hanging_ranks(

@@ -17,11 +17,11 @@ from typing import TextIO
 from hlat.config import Recipe
 from hlat.config.sections import refuse_faults
 from hlat.parallel import decide_compilation
-from hlat.resilience import StepVerdict, record_run_id, set_step_counter
+from hlat.resilience import StepVerdict, hang_limits, record_run_id, set_step_counter
 from hlat.runtime import HlatError, StorageError, rank_info
 from hlat.runtime.backend import backend_of
 from hlat.runtime.distributed import Runtime, joined_run
-from hlat.runtime.process import enter_phase, enter_stage, observe_phases, rank_log
+from hlat.runtime.process import enter_phase, enter_stage, log_path, observe_phases, rank_log
 from hlat.runtime.storage import EarlierAttempt, RunFolder, hold_run_folder, open_run_folder
 from hlat.tracking import OtherRankTracker, Tracker, open_tracker
 from hlat.tracking.hosted import check_installed
@@ -116,7 +116,13 @@ def run(
     ):
         configure_rounding(recipe, this_rank)
         runtime = stack.enter_context(
-            joined_run(recipe.run.device, recipe.run.deterministic, recipe.run_dir, recipe.run.compile_cache)
+            joined_run(
+                recipe.run.device,
+                recipe.run.deterministic,
+                recipe.run_dir,
+                recipe.run.compile_cache,
+                hang_limits(recipe.recovery.hang_seconds, log_path(recipe.run_dir, this_rank.rank).parent),
+            )
         )
         folder = _lock_run_folder(stack, recipe, runtime, stream)
         open_run_folder(recipe.run_dir, earlier)  # again: the folder may have changed while waiting for the lock

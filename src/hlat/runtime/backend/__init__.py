@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         select_device,
         synchronize,
     )
+    from hlat.runtime.backend.hang_limits import HangLimits, collect_dumps, request_dumps
     from hlat.runtime.backend.openmp import ProcessorTime, set_spin_count
     from hlat.runtime.backend.settings import restored_settings
     from hlat.runtime.backend.table import (
@@ -55,6 +56,7 @@ __getattr__ = lazily(
             "use_compile_cache",
         ),
         "base": ("ONEDNN", "TORCH", "AttentionHeads", "Backend"),
+        "hang_limits": ("HangLimits", "collect_dumps", "request_dumps"),
         "device": (
             "PRODUCTS",
             "accelerator_in_use",
@@ -99,11 +101,13 @@ __all__ = [
     "TORCH",
     "AttentionHeads",
     "Backend",
+    "HangLimits",
     "ProcessorTime",
     "absent_device",
     "accelerator_in_use",
     "backend_of",
     "choose_device",
+    "collect_dumps",
     "compile_cache_folders",
     "configure_numerics",
     "damaged_code_error",
@@ -120,6 +124,7 @@ __all__ = [
     "nondeterministic_kernel_error",
     "open_compile_cache",
     "peak_memory_bytes",
+    "request_dumps",
     "restored_settings",
     "select_device",
     "set_spin_count",

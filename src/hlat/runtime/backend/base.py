@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch.distributed import ProcessGroup
 
+from hlat.runtime.backend.hang_limits import HangLimits
 from hlat.runtime.errors import LaunchError
 
 TORCH, ONEDNN = "torch", "oneDNN"
@@ -236,6 +237,9 @@ class Backend:
 
     def configure_process(self) -> None:
         """Make settings of the process that suit the device."""
+
+    def configure_collectives(self, limits: HangLimits) -> None:
+        """Let the library of collectives report hangs; to be called before the process joins others."""
 
     def configure_rounding(self, in_hardware: bool, seed: int) -> None:
         """Let the device round conversions to fewer bits stochastically, or see that it rounds to nearest.

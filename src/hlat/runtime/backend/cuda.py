@@ -7,6 +7,7 @@ import torch
 
 from hlat.runtime.backend.base import FLEX, AllocatorUse, AttentionHeads, Backend, Collectives, Compiler
 from hlat.runtime.backend.cuda_capabilities import AMD, NVIDIA, GpuCapabilities
+from hlat.runtime.backend.hang_limits import HangLimits
 from hlat.runtime.backend.table import driver_versions
 
 _ALLOCATOR = "PYTORCH_ALLOC_CONF"
@@ -54,6 +55,22 @@ class CudaBackend(Backend):
         """
         if vendor() == NVIDIA and not any(name in os.environ for name in _ALLOCATOR_NAMES):
             os.environ[_ALLOCATOR] = "expandable_segments:True"
+
+    def configure_collectives(self, limits: HangLimits) -> None:
+        """Set torch's flight recorder of NCCL, and its watchdogs, where the user has not. Not tried on a device.
+
+        The recorder writes a dump when a collective times out, and when something is written to its pipe. torch
+        2.11 and later know two names for the prefix of dumps.
+        """
+        settings = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+        if limits.dumps is not None:
+            settings |= dict.fromkeys(("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"), str(limits.dumps))
+        if limits.requests is not None:
+            settings["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] = str(limits.requests)
+        if limits.patience is not None:  # of the thread that watches torch's own watchdog, by default 8 minutes
+            settings["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] = str(int(limits.patience.total_seconds()))
+        for name, value in settings.items():
+            os.environ.setdefault(name, value)
 
     def configure_products(self, deterministic: bool) -> None:
         """Forbid cuBLAS to add partial sums in 16 bits, and fix its workspace for the same bits each time."""
