@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     )
     from hlat.resilience.stack_dumps import STACKS_SIGNAL, has_stacks, main_thread_stack, read_stacks
     from hlat.resilience.stragglers import Straggler, StragglerDetector
-    from hlat.resilience.watchdog import Hang, Watchdog, find_hanging_ranks, hang_limits
+    from hlat.resilience.watchdog import Hang, Watchdog, find_hanging_ranks
 
 __getattr__ = lazily(
     __name__,
@@ -101,7 +101,6 @@ __getattr__ = lazily(
             "Hang",
             "Watchdog",
             "find_hanging_ranks",
-            "hang_limits",
         ),
     },
 )
@@ -132,7 +131,6 @@ __all__ = [
     "best_interval",
     "expected_goodput",
     "find_hanging_ranks",
-    "hang_limits",
     "has_stacks",
     "heartbeat_root",
     "main_thread_stack",

@@ -65,6 +65,20 @@ class Watchdog:
         longest = self.longest_phases.get(phase)
         return max(self.seconds, FIRST_TIME if longest is None else _LIMIT_FACTOR * longest)
 
+    def collective_limits(self, logs: Path) -> HangLimits:
+        """Return what the watchdog asks of collectives on devices, for a process of a run.
+
+        Without a watchdog a collective may wait for a day.
+
+        Args:
+            logs: folder for what the library of collectives says about a hang.
+        """
+        wait = (
+            timedelta(days=1) if self.seconds is None else timedelta(seconds=max(self.seconds, FIRST_TIME) + _BACKSTOP)
+        )
+        beats = os.environ.get(HEARTBEAT_FOLDER)
+        return HangLimits.of(wait, logs, None if beats is None else Path(beats))
+
     def check(
         self, heartbeats: Sequence[HeartbeatReading], now: float, is_stopped: Callable[[int], bool]
     ) -> Hang | None:
@@ -91,18 +105,6 @@ class Watchdog:
     def _is_late(self, beat: HeartbeatReading, now: float) -> bool:
         limit = self.limit(beat.phase)
         return limit is not None and now - beat.since > limit and not beat.is_advancing(now, limit)
-
-
-def hang_limits(seconds: float | None, logs: Path) -> HangLimits:
-    """Return what the watchdog asks of collectives on devices, for a process of a run.
-
-    Args:
-        seconds: ``recovery.hang_seconds``; None if hangs are not detected: then a collective may wait for a day.
-        logs: folder for what the library of collectives says about a hang.
-    """
-    patience = timedelta(days=1) if seconds is None else timedelta(seconds=max(seconds, FIRST_TIME) + _BACKSTOP)
-    beats = os.environ.get(HEARTBEAT_FOLDER)
-    return HangLimits.of(patience, logs, None if beats is None else Path(beats))
 
 
 def find_hanging_ranks(

@@ -28,7 +28,6 @@ from hlat.runtime.rank_env import RankInfo, host_name, rank_info
 from hlat.runtime.stage_line import StageLine, spinner, writes_unicode
 from hlat.runtime.terminal_text import (
     EscapingStream,
-    escape_beneath_rich,
     escape_controls,
     escape_name,
     line_problems,
@@ -61,7 +60,6 @@ __all__ = [
     "erase_line",
     "erase_rest_of",
     "error_class",
-    "escape_beneath_rich",
     "escape_controls",
     "escape_name",
     "find_secret",

@@ -17,7 +17,7 @@ from typing import TextIO
 from hlat.config import Recipe
 from hlat.config.sections import refuse_faults
 from hlat.parallel import decide_compilation
-from hlat.resilience import StepVerdict, hang_limits, record_run_id, set_step_counter
+from hlat.resilience import StepVerdict, Watchdog, record_run_id, set_step_counter
 from hlat.runtime import HlatError, StorageError, rank_info
 from hlat.runtime.backend import backend_of
 from hlat.runtime.distributed import Runtime, joined_run
@@ -121,7 +121,9 @@ def run(
                 recipe.run.deterministic,
                 recipe.run_dir,
                 recipe.run.compile_cache,
-                hang_limits(recipe.recovery.hang_seconds, log_path(recipe.run_dir, this_rank.rank).parent),
+                Watchdog(recipe.recovery.hang_seconds).collective_limits(
+                    log_path(recipe.run_dir, this_rank.rank).parent
+                ),
             )
         )
         folder = _lock_run_folder(stack, recipe, runtime, stream)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from hlat.resilience import HEARTBEAT_FOLDER, Watchdog, hang_limits
+from hlat.resilience import HEARTBEAT_FOLDER, Watchdog
 from hlat.runtime.backend import backend_of, collect_dumps, request_dumps, restored_settings
 from hlat.runtime.distributed import device_group, join
 
@@ -15,12 +15,12 @@ from hlat.runtime.distributed import device_group, join
 @pytest.mark.parametrize("seconds", [60.0, 120.0, 7200.0])
 def test_collectives_wait_longer_than_the_watchdog(seconds, tmp_path, monkeypatch):
     monkeypatch.delenv(HEARTBEAT_FOLDER, raising=False)
-    limits = hang_limits(seconds, tmp_path)
-    assert limits.patience is not None and limits.requests is None
     watchdog = Watchdog(seconds)
+    limits = watchdog.collective_limits(tmp_path)
+    assert limits.patience is not None and limits.requests is None
     for phase in ("data", "forward", "reduce", "device", "saving"):
         assert limits.patience.total_seconds() > watchdog.limit(phase)
-    assert hang_limits(None, tmp_path).patience == timedelta(days=1)
+    assert Watchdog(None).collective_limits(tmp_path).patience == timedelta(days=1)
 
 
 def set_for_cuda(limits, **chosen: str) -> dict[str, str]:
@@ -34,7 +34,7 @@ def set_for_cuda(limits, **chosen: str) -> dict[str, str]:
 
 def test_the_flight_recorder_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv(HEARTBEAT_FOLDER, str(tmp_path / "beats"))
-    limits = hang_limits(120.0, tmp_path / "logs")
+    limits = Watchdog(120.0).collective_limits(tmp_path / "logs")
     found = set_for_cuda(limits)
     assert found == {
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
