@@ -9,8 +9,10 @@ from itertools import pairwise
 import pytest
 import torch
 
+from hlat.optim import adamw_reference
+from hlat.optim.adamw_bf16 import kernel_for
 from hlat.runtime.backend import backend_of, cuda, restored_settings
-from hlat.runtime.backend.base import AllocatorUse
+from hlat.runtime.backend.base import AllocatorUse, Compiler
 
 CUDA = torch.device("cuda", 0)
 
@@ -100,3 +102,10 @@ def test_triton_needs_a_compiler_that_it_searches_and_pythons_headers(
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}" if name in programs else None)
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     assert compiler is not None and compiler.is_available() is available
+
+
+def test_bf16_weights_are_updated_without_triton_where_its_launchers_cannot_be_compiled(monkeypatch, caplog):
+    monkeypatch.setattr(type(backend_of("cuda")), "compile_obstacle", lambda self, device: "")
+    monkeypatch.setattr(Compiler, "is_available", lambda self: False)
+    assert kernel_for(CUDA) is adamw_reference.update
+    assert "python3-dev" in caplog.text

@@ -25,7 +25,7 @@ class CudaBackend(Backend):
     rounding_kernel = "triton"
     document_kernel = FLEX
     # Those that Triton searches (triton/runtime/build.py). Its launchers include Python.h.
-    compiler = Compiler("C", ("gcc", "clang"), "CC", "gcc", needs_headers=True)
+    compiler: Compiler | None = Compiler("C", ("gcc", "clang"), "CC", "gcc", needs_headers=True)
     float64 = True
     # Triton's own variable too: the AdamW kernel of bf16 weights is compiled by Triton, without inductor.
     compile_cache = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
