@@ -12,7 +12,7 @@ import torch
 from hlat.config import Recipe, RecipeError, parse_recipe
 from hlat.hardware import load_catalog
 from hlat.parallel.stages import StepShape, rank_bytes, stage_layer_counts
-from hlat.runtime import DeviceMemoryError
+from hlat.runtime import DeviceMemoryError, plural
 from hlat.runtime.backend import backend_of
 from hlat.runtime.distributed import Runtime
 
@@ -40,7 +40,7 @@ def explained_out_of_memory(recipe: Recipe, runtime: Runtime, steps: Callable[[]
         done = steps()
         explained = DeviceMemoryError(
             f"rank {runtime.rank} ran out of memory on {backend_of(runtime.device).describe(runtime.device)}"
-            f"{f' after {done} steps' if done else ''}: {_request(error)}. {_held(runtime)} {_advice(recipe, runtime)}"
+            f"{' after ' + plural(done, 'step') if done else ''}: {_request(error)}. {_held(runtime)} {_advice(recipe, runtime)}"
         )
         explained.retryable = done > 0
         raise explained from error
