@@ -40,7 +40,8 @@ def explained_out_of_memory(recipe: Recipe, runtime: Runtime, steps: Callable[[]
         done = steps()
         explained = DeviceMemoryError(
             f"rank {runtime.rank} ran out of memory on {backend_of(runtime.device).describe(runtime.device)}"
-            f"{' after ' + plural(done, 'step') if done else ''}: {_request(error)}. {_held(runtime)} {_advice(recipe, runtime)}"
+            f"{' after ' + plural(done, 'step') if done else ''}: {_request(error)}. {_held(runtime)} "
+            f"{_advice(recipe, runtime)}"
         )
         explained.retryable = done > 0
         raise explained from error
