@@ -1,9 +1,9 @@
 """Faults of NVIDIA GPUs: Xid messages of the driver, errors of CUDA and NCCL, and nvidia-smi. Not seen on a device.
 
 Sources, read in November 2026: NVIDIA, "Xid Catalog" (docs.nvidia.com/deploy/xid-errors, immediate actions for A100 to
-GB200) in the copy of October 2025 that gpud has; it gives no action for Xids 167 to 172, for which ours is a guess. Texts
-of cudaGetErrorString in libcudart 13.0, of ncclResult_t in NCCL 2.28, of torch's ProcessGroupNCCL 2.11. Lines of
-SXids and of nvidia-smi as public reports have them.
+GB200) in the copy of October 2025 that gpud has; it gives no action for Xids 167 to 172, and ours is a guess. Texts of
+cudaGetErrorString in libcudart 13.0, of ncclResult_t in NCCL 2.28, of torch's ProcessGroupNCCL 2.11. Lines of SXids
+and of nvidia-smi as public reports have them.
 """
 
 import re
