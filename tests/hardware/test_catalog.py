@@ -42,6 +42,7 @@ def test_tf32_peaks_are_half_of_bf16_peaks(chip: Chip) -> None:
         ("NVIDIA B300 SXM6 AC", "B300", 2250),
         ("NVIDIA GeForce RTX 4090", "RTX 4090", 165.2),
         ("NVIDIA GeForce RTX 5090", "RTX 5090", 209.5),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000 Blackwell", 500),
         ("AMD Instinct MI300X", "MI300X", 1307.4),
         ("AMD Instinct MI250X", "MI250X", 191.5),  # torch names the package, and means one of its two dies
     ],

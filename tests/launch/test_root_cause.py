@@ -205,3 +205,14 @@ def test_a_device_fault_is_read_from_the_log_of_a_process_that_left_no_report(tm
     exits = [process_exit(0, 1, crash("KeyError: 1", at=0.1)), process_exit(1, -signal.SIGABRT)]
     outcome = find_root_cause(exits, [], tmp_path)
     assert outcome.cause is exits[1] and "device memory has an error that cannot be repaired" in outcome.message
+
+
+def test_a_rank_that_waited_for_a_broken_gpu_is_not_the_cause():
+    waited = crash("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)", at=0.5)
+    remote = crash("ncclRemoteError: A call failed possibly due to a network error", at=0.7)
+    broken = crash("CUDA error: uncorrectable ECC error encountered", at=1.5)
+    exits = [process_exit(0, 1, waited), process_exit(1, 1, remote), process_exit(2, 1, broken)]
+    outcome = find_root_cause(exits, [], NOWHERE)
+    assert outcome.cause is exits[2] and "Reset the GPU" in outcome.message
+    killed = [process_exit(0, 1, remote), process_exit(1, -signal.SIGKILL, noticed=2.0)]
+    assert find_root_cause(killed, [], NOWHERE).cause is killed[1]

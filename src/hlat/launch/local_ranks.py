@@ -30,11 +30,13 @@ from hlat.resilience import (
     read_stacks,
 )
 from hlat.runtime import host_name, plural
+from hlat.runtime.backend import request_dumps
 from hlat.runtime.process import is_stopped, signal_main_thread
 
 Start = Callable[[int, Mapping[str, str], Path], AbstractContextManager[ProcessSet]]
 """Launches this many processes with additional environment variables; their error reports go into the folder."""
 
+_DUMPING = 3.0  # seconds for libraries of collectives, which look for requests once a second
 _WRITING = 2.0  # seconds for ranks to write their stacks
 _POLL = 0.002  # seconds between two looks at them
 
@@ -99,6 +101,8 @@ class LocalRanks:
         stopped = [rank for rank in self.ranks if self.is_stopped(rank)]
         send_signal(self._workers, self.ranks, STACKS_SIGNAL, send=signal_main_thread)
         self.send(stopped, signal.SIGCONT)
+        if request_dumps(self._beats):
+            time.sleep(_DUMPING)
         self._wait_for_stacks(stopped)
         return {rank: read_stacks(self._beats, rank) for rank in self.ranks}
 

@@ -215,7 +215,7 @@ def _skip_update(parameters: Sequence[Operands], keys_2N: torch.Tensor, rounding
 
 def kernel_for(device: torch.device) -> Kernel:
     """Return the fastest kernel for a device, compiled if necessary. All kernels give the same bits."""
-    return _KERNELS[kernel_name(device)]() or reference.update
+    return _KERNELS[kernel_name(device)](device) or reference.update
 
 
 def kernel_name(device: torch.device) -> str:
@@ -224,8 +224,13 @@ def kernel_name(device: torch.device) -> str:
     return _WITHOUT_COMPILER if backend.compile_obstacle(device) else backend.rounding_kernel
 
 
-def _triton_kernel() -> Kernel | None:
-    """Return the kernel in Triton; None, with a warning that gives the reason, if Triton is not installed."""
+def _triton_kernel(device: torch.device) -> Kernel | None:
+    """Return the kernel in Triton; None, with a warning that gives the reason, if it or its compiler is missing."""
+    compiler = backend_of(device).compiler
+    if compiler is not None and not compiler.is_available():
+        needed = f"{compiler.package} and Python's header files (python3-dev)"
+        _LOG.warning("AdamW over bf16 weights runs uncompiled: Triton's launchers need %s", needed)
+        return None
     try:
         from hlat.optim.adamw_triton import update  # noqa: PLC0415  (Triton is installed with CUDA builds only)
     except ImportError as problem:
@@ -236,11 +241,11 @@ def _triton_kernel() -> Kernel | None:
 
 
 _WITHOUT_COMPILER = "torch"
-_KERNELS: dict[str, Callable[[], Kernel | None]] = {
+_KERNELS: dict[str, Callable[[torch.device], Kernel | None]] = {
     # rounding_kernel of a backend -> the kernel; None if it cannot be built here
-    "c": native_kernel,
+    "c": lambda device: native_kernel(),
     "triton": _triton_kernel,
-    _WITHOUT_COMPILER: lambda: reference.update,
+    _WITHOUT_COMPILER: lambda device: reference.update,
 }
 
 

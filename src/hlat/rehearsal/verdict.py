@@ -88,7 +88,7 @@ def judge(
 
 
 def _of_rank(report: RankReport, chip: Chip, memory: float) -> FitVerdict:
-    runtime, slack = device_overhead(chip, sum(report.peak[name] for name in _TRANSIENT))
+    runtime, slack = device_overhead(chip.family, sum(report.peak[name] for name in _TRANSIENT))
     return FitVerdict(report.rank, report.coordinates.pp, report.peak_bytes, runtime, slack, memory)
 
 

@@ -15,6 +15,7 @@ from hlat.page import Html, Mark, Series, grid, line_chart, paragraph, section, 
 from hlat.reporting.run_record import Column, Floats, RunRecord
 from hlat.reporting.wall_clock import step_seconds, wall_seconds
 
+_MEMORY = ("memory_bytes", "memory_reserved_bytes")
 _NOT_CHARTED = {"step", "tokens", "samples", "batch_crc32"}  # positions and a checksum
 _GIB = 1 << 30
 _MARKED = {
@@ -77,11 +78,11 @@ def training_section(runs: Sequence[RunRecord]) -> Html:
         _chart("Parameter norm", logged, ["param_norm"], steps, "L2 norm"),
         _chart("Throughput", logged, ["tokens_per_second"], steps, "tokens per second", zero=True, marked=True),
         _chart("MFU", logged, ["mfu", "mfu_full"], steps, "% of peak FLOP/s", zero=True, factor=100.0),
-        _chart("Peak memory", logged, ["memory_bytes"], steps, "GiB, of the fullest rank", zero=True, factor=1 / _GIB),
+        _chart("Peak memory", logged, [*_MEMORY], steps, "GiB, of the fullest rank", zero=True, factor=1 / _GIB),
         _phases_chart(logged),
     ]
     charted = {"loss", "val_loss", "val_bits_per_byte", "lr", "grad_norm", "param_norm", "tokens_per_second", "mfu"}
-    charted |= {"mfu_full", "memory_bytes", *_NOT_CHARTED}
+    charted |= {"mfu_full", *_MEMORY, *_NOT_CHARTED}
     rest = dict.fromkeys(name for run in logged for name in run.metrics)
     others = [name for name in rest if name not in charted and not name.startswith(("val/", "task/", "seconds."))]
     charts += [_chart(name, logged, [name], steps, name) for name in others]
@@ -166,6 +167,7 @@ _LABELS = {
     "mfu": "attention counted as causal",
     "mfu_full": "attention counted in full",
     "memory_bytes": "peak memory",
+    "memory_reserved_bytes": "reserved by the allocator",
     "tokens_per_second": "tokens per second",
 }
 

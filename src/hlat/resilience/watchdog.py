@@ -10,11 +10,15 @@ another one. If all wait, it is the one with the least progress. If all have mad
 waits at another location in the code.
 """
 
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
 
-from hlat.resilience.heartbeat import HeartbeatReading
+from hlat.resilience.heartbeat import HEARTBEAT_FOLDER, HeartbeatReading
+from hlat.runtime.backend import HangLimits
 
 UNLIMITED = ("start", "end")
 """Phases without time limit, in which text is prepared, checkpoints are loaded, and exports are waited for."""
@@ -22,6 +26,7 @@ UNLIMITED = ("start", "end")
 FIRST_TIME = 1800.0
 """Time limit of a phase in seconds until it has ended once; the first time includes compilation."""
 
+_BACKSTOP = 300.0  # seconds that collectives wait longer than the watchdog, which says more
 _LIMIT_FACTOR = 10.0  # time limit of a phase, in multiples of its longest duration
 _LISTED_RANKS = 8  # ranks in a message, at most
 _SILENCE_LIMIT = 5.0  # seconds without a sample of the main thread
@@ -59,6 +64,20 @@ class Watchdog:
             return self.seconds
         longest = self.longest_phases.get(phase)
         return max(self.seconds, FIRST_TIME if longest is None else _LIMIT_FACTOR * longest)
+
+    def collective_limits(self, logs: Path) -> HangLimits:
+        """Return what the watchdog asks of collectives on devices, for a process of a run.
+
+        Without a watchdog a collective may wait for a day.
+
+        Args:
+            logs: folder for what the library of collectives says about a hang.
+        """
+        wait = (
+            timedelta(days=1) if self.seconds is None else timedelta(seconds=max(self.seconds, FIRST_TIME) + _BACKSTOP)
+        )
+        beats = os.environ.get(HEARTBEAT_FOLDER)
+        return HangLimits.of(wait, logs, None if beats is None else Path(beats))
 
     def check(
         self, heartbeats: Sequence[HeartbeatReading], now: float, is_stopped: Callable[[int], bool]

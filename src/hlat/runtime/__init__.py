@@ -10,6 +10,7 @@ from hlat.runtime.errors import (
     CheckpointFormatError,
     CorruptionError,
     DataError,
+    DeviceMemoryError,
     HardwareError,
     HlatError,
     LaunchError,
@@ -27,7 +28,6 @@ from hlat.runtime.rank_env import RankInfo, host_name, rank_info
 from hlat.runtime.stage_line import StageLine, spinner, writes_unicode
 from hlat.runtime.terminal_text import (
     EscapingStream,
-    escape_beneath_rich,
     escape_controls,
     escape_name,
     line_problems,
@@ -42,6 +42,7 @@ __all__ = [
     "CheckpointFormatError",
     "CorruptionError",
     "DataError",
+    "DeviceMemoryError",
     "EscapingStream",
     "HardwareError",
     "HlatError",
@@ -59,7 +60,6 @@ __all__ = [
     "erase_line",
     "erase_rest_of",
     "error_class",
-    "escape_beneath_rich",
     "escape_controls",
     "escape_name",
     "find_secret",

@@ -75,6 +75,10 @@ class PersistentCorruptionError(CorruptionError):
     retryable = False
 
 
+class DeviceMemoryError(HlatError):
+    """A device with too little memory for the recipe. ``retryable`` once the run has done steps with it."""
+
+
 class StorageError(HlatError):
     """A disk that is full, read-only or gone. The recipe is not at fault, so the exit code differs."""
 

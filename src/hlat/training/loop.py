@@ -17,11 +17,11 @@ from typing import TextIO
 from hlat.config import Recipe
 from hlat.config.sections import refuse_faults
 from hlat.parallel import decide_compilation
-from hlat.resilience import StepVerdict, record_run_id, set_step_counter
+from hlat.resilience import StepVerdict, Watchdog, record_run_id, set_step_counter
 from hlat.runtime import HlatError, StorageError, rank_info
 from hlat.runtime.backend import backend_of
 from hlat.runtime.distributed import Runtime, joined_run
-from hlat.runtime.process import enter_phase, enter_stage, observe_phases, rank_log
+from hlat.runtime.process import enter_phase, enter_stage, log_path, observe_phases, rank_log
 from hlat.runtime.storage import EarlierAttempt, RunFolder, hold_run_folder, open_run_folder
 from hlat.tracking import OtherRankTracker, Tracker, open_tracker
 from hlat.tracking.hosted import check_installed
@@ -41,7 +41,7 @@ from hlat.training.divergence import report_anomaly
 from hlat.training.fault_injection import FaultInjection
 from hlat.training.metrics_line import MetricsCollection, MetricsLines
 from hlat.training.precision import configure_rounding
-from hlat.training.process import Deadline, PhaseTimer, StopRequest, run_lock
+from hlat.training.process import Deadline, PhaseTimer, StopRequest, explained_out_of_memory, run_lock
 from hlat.training.run_state import DataProgress, RunState, build_run_state, no_progress
 from hlat.training.saving import (
     Checkpointer,
@@ -106,23 +106,34 @@ def run(
     installed_components(recipe)
     if this_rank.rank == 0:
         check_installed(recipe.tracking)
-    configure_rounding(recipe, this_rank)
     open_run_folder(recipe.run_dir, earlier)
     if this_rank.world > 1:
         enter_stage(f"joining {this_rank.world} processes")
     with (
         rank_log(recipe.run_dir, this_rank.rank, this_rank.world),
-        saver_process(recipe, this_rank) as saver,  # first: a fork is cheap and safe only before threads start
-        joined_run(recipe.run.device, recipe.run.deterministic, recipe.run_dir, recipe.run.compile_cache) as runtime,
+        saver_process(recipe, this_rank) as saver,  # first: a fork is safe only before threads and drivers start
         ExitStack() as stack,
     ):
+        configure_rounding(recipe, this_rank)
+        runtime = stack.enter_context(
+            joined_run(
+                recipe.run.device,
+                recipe.run.deterministic,
+                recipe.run_dir,
+                recipe.run.compile_cache,
+                Watchdog(recipe.recovery.hang_seconds).collective_limits(
+                    log_path(recipe.run_dir, this_rank.rank).parent
+                ),
+            )
+        )
         folder = _lock_run_folder(stack, recipe, runtime, stream)
         open_run_folder(recipe.run_dir, earlier)  # again: the folder may have changed while waiting for the lock
         resumes = runtime.ranks.run_on_rank0(lambda: has_begun(recipe.run_dir))
         if not resumes:
             runtime.ranks.run_on_rank0(lambda: record_attempt(recipe, runtime, origin))
         try:
-            state = build_run_state(recipe, runtime, folder, data_progress, require_step, earlier)
+            with explained_out_of_memory(recipe, runtime, lambda: 0):
+                state = build_run_state(recipe, runtime, folder, data_progress, require_step, earlier)
         except HlatError as error:
             if runtime.ranks.is_first:
                 record_early_failure(recipe, error)
@@ -136,8 +147,10 @@ def run(
         announce(state, tracker)
         corruption_check = CorruptionCheck(state, tracker)
         checkpointer = Checkpointer(state, tracker, corruption_check, background_saver(saver, state))
+        first_step = state.step
         try:
-            return _train(state, tracker, profile, corruption_check, checkpointer)
+            with explained_out_of_memory(state.recipe, runtime, lambda: state.step - first_step):
+                return _train(state, tracker, profile, corruption_check, checkpointer)
         except HlatError as error:
             with suppress(StorageError):  # the error may be about this very disk
                 tracker.event("error", step=state.step, message=str(error))

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from hlat.runtime.backend import peak_memory_bytes
+from hlat.runtime.backend import backend_of
 from hlat.runtime.distributed import AsyncMax
 from hlat.runtime.process import enter_phase
 from hlat.training.process import PhaseTimer
@@ -48,7 +48,7 @@ def timing_metrics(state: RunState, tokens: int, timer: PhaseTimer) -> dict[str,
         "tokens_per_second": rate,
         "mfu": state.utilization(rate, "causal"),
         "mfu_full": state.utilization(rate, "full"),
-        "memory_bytes": _max_memory(state),
+        **_memory(state),
         "seconds": timer.reset(),
     }
 
@@ -61,8 +61,17 @@ def batch_crc32(state: RunState) -> int:
     return int(state.runtime.ranks.all_reduce_sum(torch.tensor([local], dtype=torch.int64)).item()) & 0xFFFFFFFF
 
 
-def _max_memory(state: RunState) -> int:
-    """Return the peak memory of the rank that used most, in bytes. Collective."""
-    maximum = AsyncMax(state.runtime.ranks)
-    maximum.start(peak_memory_bytes(state.runtime.device))
-    return maximum.result()
+def _memory(state: RunState) -> dict[str, int]:
+    """Return the peak memory of the rank that used most, and what its allocator had to reserve. Collective."""
+    device, ranks = state.runtime.device, state.runtime.ranks
+    backend = backend_of(device)
+    found, use = {"memory_bytes": backend.peak_memory_bytes(device)}, backend.allocator_use(device)
+    if use is not None:
+        found |= {"memory_reserved_bytes": use.reserved, "memory_retries": use.retries}
+    maximum = AsyncMax(ranks)
+
+    def most(value: int) -> int:
+        maximum.start(value)
+        return maximum.result()
+
+    return {name: most(value) for name, value in found.items()}

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from hlat.launch.preflight.device_reports import device_reports
-from hlat.runtime.backend import find_fault, find_kernel_faults
-from hlat.runtime.backend.neuron_faults import read_monitor
+from hlat.runtime.backend.faults import device_reports, find_fault, nvidia_faults
+from hlat.runtime.backend.faults.device_faults import find_kernel_faults
+from hlat.runtime.backend.faults.neuron_faults import read_monitor
 
 # A line of the driver's log, as AWS's page on troubleshooting has it.
 LINE = (
@@ -89,18 +89,102 @@ def test_a_report_of_another_form_has_no_errors(text: str) -> None:
     assert read_monitor(text) == []
 
 
+# Lines of drivers and libraries as public reports have them, each with the name, what to do, and what is to blame.
+GPU_LINES = [
+    (
+        "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+        "Replace",
+        "machine",
+    ),
+    (
+        "NVRM: Xid (PCI:0000:86:00): 48, pid=1, name=python, DBE (double bit error) ECC error",
+        "Reset the GPU",
+        "machine",
+    ),
+    ("NVRM: Xid (PCI:0000:90:00): 95, pid=7, Uncontained ECC error", "Reset the GPU", "machine"),
+    (
+        "NVRM: Xid (PCI:0000:18:00): 119, pid=7, Timeout after 6s of waiting for RPC response",
+        "Reset the GPU",
+        "machine",
+    ),
+    ("NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x025001c6)", "Reset the GPU", "machine"),
+    (
+        "NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)",
+        "Reboot the machine",
+        "machine",
+    ),
+    ("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up", "Reboot", "machine"),
+    ("NVRM: Xid (PCI:0000:90:00): 94, pid=7, name=python, Contained: SM (0x1). RST: No", "Restart", "process"),
+    ("NVRM: Xid (PCI:0000:90:00): 31, pid=7, name=python, Ch 8, MMU Fault: ENGINE GRAPHICS", "the program", "process"),
+    ("NVRM: Xid (PCI:0000:90:00): 45, pid=7, name=python, Ch 00000008", "other ranks first", "another rank"),
+    ("torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered", "Reset the GPU", "rank"),
+    ("RuntimeError: CUDA error: an illegal memory access was encountered\nCUDA kernel", "CUDA_LAUNCH_BLOCKING", "rank"),
+    ("enqueue.cc:1556 NCCL WARN Cuda failure 719 'unspecified launch failure'", "CUDA_LAUNCH_BLOCKING", "rank"),
+    ("ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n", "Restart", "rank"),
+    ("ncclRemoteError: A call failed possibly due to a network error or a remote", "other ranks first", "another rank"),
+    ("ncclSystemError: System call (e.g. socket, malloc) or external", "other ranks first", "another rank"),
+    (
+        "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9, Timeout(ms)=600000)",
+        "other ranks first",
+        "another rank",
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "advice", "broken"), GPU_LINES)
+def test_lines_about_gpus_are_recognised(line: str, advice: str, broken: str) -> None:
+    fault = find_fault(f"loss 2.1\n{line}\nbye")
+    assert fault is not None and advice in fault.advice
+    assert fault.is_consequence is (broken == "another rank")
+    found = find_kernel_faults(line)
+    assert len(found) == (broken == "machine"), "a sound machine is not refused for what its last program did"
+    assert all(line in text for text in found), "with the address of the GPU"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NVRM: Xid (PCI:0000:04:00): 144, SAW_MVB Nonfatal XC0 i0 Link 00 (0x00000001 0x00000001)",
+        "NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)",
+        "NVRM: Xid (PCI:0000:01:00): 63, Row remapping pending",
+        "NVRM: Xid (PCI:0000:01:00): 790, pid=48, name=79",
+        "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "an unknown error; no CUDA error",
+    ],
+)
+def test_other_lines_about_gpus_are_no_faults(line: str) -> None:
+    assert find_fault(line) is None and find_kernel_faults(line) == []
+
+
+def test_the_device_of_a_kernel_line_outranks_its_consequences() -> None:
+    log = "Xid (PCI:0000:90:00): 45, pid=7, name=python\nXid (PCI:0000:90:00): 79, GPU has fallen off the bus\n"
+    fault = find_fault(f"{log}Watchdog caught collective operation timeout")
+    assert fault is not None and fault.name == "Xid 79"
+
+
+def test_a_report_of_nvidia_smi_is_understood() -> None:
+    lost = "Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error"
+    found = nvidia_faults.read_monitor(f"0, 00000000:18:00.0, 0\n1, 00000000:2A:00.0, 4\n2, x, [N/A]\n{lost}\n")
+    assert len(found) == 2 and lost in found[1]
+    assert found[0].startswith("GPU 1 (00000000:2A:00.0) has 4 uncorrected errors of its memory; Reset the GPU")
+    assert nvidia_faults.read_monitor("NVIDIA-SMI has failed, because it couldn't, 1, 2\n\n7") == []
+
+
 def test_reports_are_read_from_the_programs_of_a_host(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A monitor that never ends is ended after its first line."""
     for name, script in (
         ("dmesg", f"echo '{LINE}'"),
         ("neuron-monitor", f"echo '{report(1, 0)}'; exec sleep 60"),
+        ("nvidia-smi", "echo '0, 0000:18:00.0, 0'; echo '1, 0000:2A:00.0, 4'"),
     ):
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     began = time.monotonic()
-    kernel, memory = device_reports()
+    kernel, gpu, memory = device_reports()
     assert time.monotonic() - began < 30
     assert "SRAM_UNCORRECTABLE_ERROR" in kernel and "device 3 has 1 uncorrected" in memory
+    assert gpu.startswith("GPU 1 (0000:2A:00.0)")
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     assert device_reports() == []

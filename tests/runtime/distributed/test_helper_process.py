@@ -1,4 +1,4 @@
-"""A helper process: messages, file descriptors, exits of either side, and connections that it must not inherit."""
+"""A helper process: messages, file descriptors, exits of either side, and files that it must not inherit."""
 
 import os
 import select
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hlat.runtime.backend import table
 from hlat.runtime.distributed import Channel, start_helper
 from hlat.runtime.distributed import helper_process as helper_module
 
@@ -116,6 +117,24 @@ def test_a_helper_keeps_no_inherited_connection_open(start):
     assert select.select([reading], [], [], 20)[0], "another process holds the other end"
     assert os.read(reading, 1) == b"", "end of file"
     os.close(reading)
+
+
+def test_a_helper_keeps_no_file_of_a_device_open(start, monkeypatch):
+    """A driver frees the memory of a killed process when no other has its files open: /dev/zero stands for one."""
+    monkeypatch.setattr(table, "OPENED_FILES", ("/dev/z*",))
+    with Path("/dev/zero").open("rb"), Path("/dev/full").open("wb"):
+        process = start(echo)
+        process.channel.send("begun?")
+        assert process.channel.receive(60) is not None
+        found = {str(entry.readlink()) for entry in Path(f"/proc/{process.pid}/fd").iterdir()}
+    assert "/dev/zero" not in found
+    assert ("/dev/full" in found) == (helper_module._may_fork()), "a forked helper keeps other files"
+
+
+def test_the_files_of_all_known_drivers_are_device_files():
+    names = ("nvidia0", "nvidiactl", "nvidia-uvm", "nvidia-caps/nvidia-cap1", "kfd", "dri/renderD128", "neuron3")
+    assert all(table.is_device_file(f"/dev/{name}") for name in names)
+    assert not any(table.is_device_file(path) for path in ("/dev/null", "/dev/shm/nvidia", "/home/dev/nvidia0"))
 
 
 def fail(channel: Channel) -> None:

@@ -20,6 +20,8 @@ _FROM_METRICS = {
     "tokens_per_second": ("hlat_tokens_per_second", "Training rate since the line of metrics before."),
     "mfu": ("hlat_mfu_ratio", "Model FLOP/s utilization, attention counted as causal."),
     "memory_bytes": ("hlat_memory_peak_bytes", "Peak device memory of the process that used most."),
+    "memory_reserved_bytes": ("hlat_memory_reserved_bytes", "Peak that torch's allocator has reserved of it."),
+    "memory_retries": ("hlat_memory_retries", "Times that the allocator gave memory back to find room."),
 }
 
 

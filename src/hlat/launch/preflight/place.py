@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hlat.launch.preflight.device_reports import device_reports
 from hlat.launch.preflight.host_memory import available_memory
 from hlat.launch.preflight.request import PreflightRequest
+from hlat.runtime.backend.faults import device_reports
 from hlat.runtime.distributed import resolve_addresses
 
 

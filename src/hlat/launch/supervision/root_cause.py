@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hlat.launch.supervision.wait import ProcessExit
-from hlat.runtime.backend import DeviceFault, find_fault
+from hlat.runtime.backend.faults import DeviceFault, find_fault
 from hlat.runtime.process import log_path, stop_exit_code
 
 _BUG = 1

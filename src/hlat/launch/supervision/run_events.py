@@ -15,6 +15,8 @@ from hlat.launch.supervision.monitor import ObservedHang
 from hlat.launch.supervision.root_cause import RunOutcome, signal_name
 from hlat.resilience import Failure, HeartbeatReading, RestartDecision
 from hlat.runtime import StorageError
+from hlat.runtime.backend import collect_dumps
+from hlat.runtime.process import log_path
 from hlat.tracking import EventLog
 
 
@@ -91,7 +93,13 @@ class RunEvents:
             restart=decision is not None and decision.restart,
             decision="the run had been asked to stop" if decision is None else decision.reason,
             seconds=0.0 if decision is None else decision.seconds,
+            **self._dumps(),
         )
+
+    def _dumps(self) -> dict[str, str]:
+        """Collect what the ranks' libraries of collectives have written about the incident."""
+        folder = collect_dumps(log_path(self._path.parent, 0).parent) if self._folder_is_ours() else None
+        return {} if folder is None else {"dumps": str(folder)}
 
 
 def _cause(failure: Failure, outcome: RunOutcome, observed: ObservedHang | None) -> str:

@@ -20,7 +20,7 @@ from hlat.model import kv_replication
 from hlat.parallel.mesh.mesh_layout import AXES, Layout
 from hlat.runtime import LaunchError
 from hlat.runtime.backend import backend_of
-from hlat.runtime.distributed import call_interruptibly
+from hlat.runtime.distributed import device_group
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,7 @@ class _GroupFactory:
 
     def __call__(self, ranks: tuple[int, ...]) -> ProcessGroup:
         if ranks not in self._groups:
-            group = call_interruptibly(lambda: dist.new_group(list(ranks), use_local_synchronization=True))
-            assert isinstance(group, ProcessGroup), "this rank is a member"
-            self._groups[ranks] = group
+            self._groups[ranks] = device_group(ranks)
         return self._groups[ranks]
 
 

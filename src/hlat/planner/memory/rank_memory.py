@@ -11,7 +11,6 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from hlat.hardware import Chip
 from hlat.model.derived import block_share, hidden_share
 from hlat.model.kernels import are_used_on, attention_is_used_on
 from hlat.optim import optimizer_spec
@@ -160,19 +159,19 @@ def _on_device(request: PlanRequest, counted: RankBytes) -> RankMemory:
         **dict.fromkeys(("gradients", "activations", "recomputing", "logits", "working", "buffers"), 0.0),
         **counted.transient,
     }
-    runtime, slack = device_overhead(request.cluster.chip, sum(transient.values()) - transient["gradients"])
+    runtime, slack = device_overhead(request.cluster.chip.family, sum(transient.values()) - transient["gradients"])
     return RankMemory(
         parameters=counted.parameters, optimizer=counted.optimizer, **transient, runtime=runtime, slack=slack
     )
 
 
-def device_overhead(chip: Chip, transient: float) -> tuple[float, float]:
+def device_overhead(chip_family: str | None, transient: float) -> tuple[float, float]:
     """Memory that a device adds to the tensors of a rank, in bytes: its runtime, and the slack of its allocator.
 
     Args:
-        chip: the chip.
+        chip_family: family of the chip in the hardware catalog; None if it has none.
         transient: bytes of activations and buffers at the peak.
     """
-    family = chip.family or "measured"
+    family = chip_family or "measured"
     share = 0.0 if family == "measured" else _ALLOCATOR_SHARE
     return _RUNTIME_BYTES.get(family, _OTHER_RUNTIME_BYTES), share * transient

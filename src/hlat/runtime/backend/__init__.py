@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         select_device,
         synchronize,
     )
-    from hlat.runtime.backend.device_faults import DeviceFault, fault_tables, find_fault, find_kernel_faults
+    from hlat.runtime.backend.hang_limits import HangLimits, collect_dumps, request_dumps
     from hlat.runtime.backend.openmp import ProcessorTime, set_spin_count
     from hlat.runtime.backend.settings import restored_settings
     from hlat.runtime.backend.table import (
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         driver_versions,
         expects_accelerator,
         interface_variables,
+        is_device_file,
         is_simulated,
         simulated_backend,
         types_with,
@@ -55,6 +56,7 @@ __getattr__ = lazily(
             "use_compile_cache",
         ),
         "base": ("ONEDNN", "TORCH", "AttentionHeads", "Backend"),
+        "hang_limits": ("HangLimits", "collect_dumps", "request_dumps"),
         "device": (
             "PRODUCTS",
             "accelerator_in_use",
@@ -69,7 +71,6 @@ __getattr__ = lazily(
             "select_device",
             "synchronize",
         ),
-        "device_faults": ("DeviceFault", "fault_tables", "find_fault", "find_kernel_faults"),
         "openmp": (
             "ProcessorTime",
             "set_spin_count",
@@ -83,6 +84,7 @@ __getattr__ = lazily(
             "driver_versions",
             "expects_accelerator",
             "interface_variables",
+            "is_device_file",
             "is_simulated",
             "simulated_backend",
             "types_with",
@@ -99,23 +101,22 @@ __all__ = [
     "TORCH",
     "AttentionHeads",
     "Backend",
-    "DeviceFault",
+    "HangLimits",
     "ProcessorTime",
     "absent_device",
     "accelerator_in_use",
     "backend_of",
     "choose_device",
+    "collect_dumps",
     "compile_cache_folders",
     "configure_numerics",
     "damaged_code_error",
     "driver_versions",
     "expects_accelerator",
-    "fault_tables",
     "find_device_type",
-    "find_fault",
-    "find_kernel_faults",
     "has_fast_bf16",
     "interface_variables",
+    "is_device_file",
     "is_on_host",
     "is_simulated",
     "keep_freed_memory",
@@ -123,6 +124,7 @@ __all__ = [
     "nondeterministic_kernel_error",
     "open_compile_cache",
     "peak_memory_bytes",
+    "request_dumps",
     "restored_settings",
     "select_device",
     "set_spin_count",

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch.distributed import ProcessGroup
 
+from hlat.runtime.backend.hang_limits import HangLimits
 from hlat.runtime.errors import LaunchError
 
 TORCH, ONEDNN = "torch", "oneDNN"
@@ -68,6 +69,19 @@ class Compiler:
         """Return the compiler that this machine has; None if it has none."""
         chosen = os.environ.get(self.variable)
         return next((name for name in ((chosen,) if chosen else self.names) if shutil.which(name) is not None), None)
+
+
+@dataclass(frozen=True)
+class AllocatorUse:
+    """Memory that an allocator has taken from a device for one process.
+
+    Attributes:
+        reserved: bytes at most, those of freed blocks included, which the allocator keeps.
+        retries: times that it found no memory and gave back what it kept.
+    """
+
+    reserved: int
+    retries: int
 
 
 @dataclass(frozen=True)
@@ -151,7 +165,7 @@ class Backend:
     """True if torch's deterministic mode is used; on some devices it turns fused execution off."""
     compile_backend: str = "inductor"
     """Name of the compiler that ``torch.compile`` uses for the device."""
-    compiler: Compiler | None = Compiler("C", ("gcc", "clang", "cc"), "CC", "gcc")
+    compiler: Compiler | None = Compiler("C", ("gcc", "clang"), "CC", "gcc")
     """Program that ``torch.compile`` needs: Triton compiles its launchers in C. None if it needs no other program."""
     compile_cache: Mapping[str, str] = {"TORCHINDUCTOR_CACHE_DIR": "inductor"}
     """Environment variables that tell compilers the folder of compiled code: name of that folder in a cache."""
@@ -223,6 +237,9 @@ class Backend:
 
     def configure_process(self) -> None:
         """Make settings of the process that suit the device."""
+
+    def configure_collectives(self, limits: HangLimits) -> None:
+        """Let the library of collectives report hangs; to be called before the process joins others."""
 
     def configure_rounding(self, in_hardware: bool, seed: int) -> None:
         """Let the device round conversions to fewer bits stochastically, or see that it rounds to nearest.
@@ -336,6 +353,10 @@ class Backend:
     def peak_memory_bytes(self, device: torch.device) -> int:
         """Peak memory that this process has allocated on the device so far, in bytes."""
         return int(torch.accelerator.max_memory_allocated(device))
+
+    def allocator_use(self, device: torch.device) -> AllocatorUse | None:
+        """Return what the allocator of this process has taken so far; None if it keeps no freed memory."""
+        return None
 
     def pin_memory(self, memory: torch.Tensor, device: torch.device) -> bool:
         """Lock the pages of host memory, so that the device copies asynchronously; return False if it cannot."""

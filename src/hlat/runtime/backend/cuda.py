@@ -5,9 +5,14 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from hlat.runtime.backend.base import FLEX, AttentionHeads, Backend, Collectives
+from hlat.runtime.backend.base import FLEX, AllocatorUse, AttentionHeads, Backend, Collectives, Compiler
 from hlat.runtime.backend.cuda_capabilities import AMD, NVIDIA, GpuCapabilities
+from hlat.runtime.backend.hang_limits import HangLimits
 from hlat.runtime.backend.table import driver_versions
+
+_ALLOCATOR = "PYTORCH_ALLOC_CONF"
+_ALLOCATOR_NAMES = (_ALLOCATOR, "PYTORCH_CUDA_ALLOC_CONF")  # torch reads either, and the second first
+_PINNED_AT_ONCE = 1 << 30  # bytes
 
 
 class CudaBackend(Backend):
@@ -19,6 +24,8 @@ class CudaBackend(Backend):
     fused_adamw = True
     rounding_kernel = "triton"
     document_kernel = FLEX
+    # Those that Triton searches (triton/runtime/build.py). Its launchers include Python.h.
+    compiler: Compiler | None = Compiler("C", ("gcc", "clang"), "CC", "gcc", needs_headers=True)
     float64 = True
     # Triton's own variable too: the AdamW kernel of bf16 weights is compiled by Triton, without inductor.
     compile_cache = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
@@ -39,6 +46,31 @@ class CudaBackend(Backend):
         """Return a backend that answers for a GPU that is not here."""
         assert capability is not None, "the catalog has one for every chip of this device type"
         return CudaBackend(self.device_type, GpuCapabilities(vendor, capability))
+
+    def configure_process(self) -> None:
+        """Let the allocator extend its segments, unless the user has configured it: then they do not fragment.
+
+        Blocks of many sizes, such as those of ZeRO 3, otherwise leave gaps that no later block fits into. torch reads
+        the variable at the first allocation, and ignores the setting where the driver cannot. Not measured on a device.
+        """
+        if vendor() == NVIDIA and not any(name in os.environ for name in _ALLOCATOR_NAMES):
+            os.environ[_ALLOCATOR] = "expandable_segments:True"
+
+    def configure_collectives(self, limits: HangLimits) -> None:
+        """Set torch's flight recorder of NCCL, and its watchdogs, where the user has not. Not tried on a device.
+
+        The recorder writes a dump when a collective times out, and when something is written to its pipe. torch
+        2.11 and later know two names for the prefix of dumps.
+        """
+        settings = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+        if limits.dumps is not None:
+            settings |= dict.fromkeys(("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"), str(limits.dumps))
+        if limits.requests is not None:
+            settings["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] = str(limits.requests)
+        if limits.patience is not None:  # of the thread that watches torch's own watchdog, by default 8 minutes
+            settings["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] = str(int(limits.patience.total_seconds()))
+        for name, value in settings.items():
+            os.environ.setdefault(name, value)
 
     def configure_products(self, deterministic: bool) -> None:
         """Forbid cuBLAS to add partial sums in 16 bits, and fix its workspace for the same bits each time."""
@@ -106,15 +138,39 @@ class CudaBackend(Backend):
         driver = driver_versions().get(self.device_type)  # None: not NVIDIA's
         return found if driver is None else {**found, "driver": driver}
 
+    def allocator_use(self, device: torch.device) -> AllocatorUse:
+        """Return the peak that torch has reserved of the device, and how often that was not enough."""
+        statistics = torch.cuda.memory_stats(device)
+        return AllocatorUse(statistics.get("reserved_bytes.all.peak", 0), statistics.get("num_alloc_retries", 0))
+
     def pin_memory(self, memory: torch.Tensor, device: torch.device) -> bool:
-        """Register host memory with the driver."""
+        """Register host memory with the driver, in pieces: other calls to the driver may wait until a piece is done.
+
+        A copy may cross pieces, as all of it is registered (cudaMemcpyAsync). So it is all of the memory or nothing.
+        """
         with torch.cuda.device(device):  # a new thread starts on device 0
-            return int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0
+            pieces = _pieces(memory)
+            for number, (address, size) in enumerate(pieces):
+                if int(torch.cuda.cudart().cudaHostRegister(address, size, 0)) != 0:
+                    _unregister(pieces[:number])
+                    return False
+        return True
 
     def unpin_memory(self, memory: torch.Tensor, device: torch.device) -> None:
         """Undo a successful ``pin_memory`` before the memory is freed."""
         with torch.cuda.device(device):
-            torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
+            _unregister(_pieces(memory))
+
+
+def _pieces(memory: torch.Tensor) -> list[tuple[int, int]]:
+    """Return address and bytes of pieces of a tensor, in order."""
+    begin, size = memory.data_ptr(), memory.nbytes
+    return [(begin + at, min(_PINNED_AT_ONCE, size - at)) for at in range(0, size, _PINNED_AT_ONCE)]
+
+
+def _unregister(pieces: list[tuple[int, int]]) -> None:
+    for address, _ in pieces:
+        torch.cuda.cudart().cudaHostUnregister(address)
 
 
 def compute_capability(device: torch.device) -> tuple[int, int]:

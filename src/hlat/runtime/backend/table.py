@@ -13,6 +13,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from glob import glob
 from importlib import import_module
 from pathlib import Path
@@ -40,6 +41,9 @@ DEVICE_FILES = {
 }
 """For ``absent_device``; a type without an entry is taken to be present."""
 
+OPENED_FILES = ("/dev/nvidia*", "/dev/nvmap", "/dev/kfd", "/dev/dri/*", "/dev/dxg", "/dev/neuron*")
+"""Files that drivers keep open in a process: control files and those of memory, too. ``*`` stands for any path."""
+
 
 OTHER_DEVICE_NAMES = {
     # what people write -> the device type that they mean
@@ -64,6 +68,11 @@ def absent_device(device: str) -> str:
     if any(glob(pattern) for pattern in patterns) or _torch_has(device):  # noqa: PTH207 - absolute patterns
         return ""
     return f"this machine has no {device} device: there is no {patterns[0]}."
+
+
+def is_device_file(path: str) -> bool:
+    """Return True if a path is a file that a driver of the table opens in processes which use its devices."""
+    return any(fnmatchcase(path, pattern) for pattern in OPENED_FILES)
 
 
 def _torch_has(device: str) -> bool:

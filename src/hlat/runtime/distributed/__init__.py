@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hlat.runtime.distributed.fake_world import fake_rank, host_values, in_fake_world
     from hlat.runtime.distributed.helper_process import Channel, HelperProcess, start_helper
     from hlat.runtime.distributed.host_collectives import HostGroup
-    from hlat.runtime.distributed.join import Runtime, join_helpers, join_run, joined_run
+    from hlat.runtime.distributed.join import Runtime, device_group, join_helpers, join_run, joined_run
     from hlat.runtime.distributed.rendezvous import Rendezvous
     from hlat.runtime.distributed.run_secret import RUN_SECRET_ENV
     from hlat.runtime.distributed.sendable_types import sendable
@@ -32,10 +32,12 @@ __getattr__ = lazily(
         "consistency": (
             "check_consistent",
             "code_identity",
+            "device_group",
         ),
         "fake_world": (
             "host_values",
             "in_fake_world",
+            "device_group",
             "fake_rank",
         ),
         "helper_process": (
@@ -46,6 +48,7 @@ __getattr__ = lazily(
         "host_collectives": ("HostGroup",),
         "join": (
             "Runtime",
+            "device_group",
             "join_helpers",
             "joined_run",
             "join_run",
@@ -69,6 +72,7 @@ __all__ = [
     "call_interruptibly",
     "check_consistent",
     "code_identity",
+    "device_group",
     "fake_rank",
     "host_values",
     "in_fake_world",

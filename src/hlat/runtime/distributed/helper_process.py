@@ -7,7 +7,7 @@
 
 The helper is forked if that is safe: torch is imported, and nothing exists yet that a copy must not share, such as
 driver state or connections. A fork takes milliseconds, a new interpreter seconds. The helper ignores signals of
-terminals and schedulers, which are for this process, and closes inherited connections.
+terminals and schedulers, which are for this process, and closes inherited connections and files of devices.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from typing import IO, Any, Protocol
 
 import torch.distributed as dist
 
-from hlat.runtime.backend import accelerator_in_use
+from hlat.runtime.backend import accelerator_in_use, is_device_file
 from hlat.runtime.process import (
     ProgressRecord,
     begin_progress,
@@ -229,7 +229,7 @@ def _fork(work: Work, ours: Connection, theirs: Connection, progress: int) -> _F
     try:
         ours.close()
         gc.freeze()  # the parent's garbage must not close reused descriptors here
-        _close_connections(theirs.fileno())
+        _close_inherited(theirs.fileno())
         _detach()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         begin_progress(progress)
@@ -241,14 +241,19 @@ def _fork(work: Work, ours: Connection, theirs: Connection, progress: int) -> _F
         os._exit(code)  # skip the parent's exit handlers
 
 
-def _close_connections(own: int) -> None:
-    """Close inherited pipes and sockets: otherwise their readers would not see this process's parent exit."""
+def _close_inherited(own: int) -> None:
+    """Close inherited pipes, sockets and files of devices.
+
+    Readers of a pipe would not see this process's parent exit. A driver frees the memory of a killed process only when
+    no process has its files open any more: the next attempt would find the device full.
+    """
     for entry in list(Path("/proc/self/fd").iterdir()):
         descriptor = int(entry.name)
         if descriptor > 2 and descriptor != own:
             with contextlib.suppress(OSError):  # the descriptor of the folder itself, closed by now
                 mode = os.fstat(descriptor).st_mode
-                if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+                is_connection = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+                if is_connection or (stat.S_ISCHR(mode) and is_device_file(str(entry.readlink()))):
                     os.close(descriptor)
 
 

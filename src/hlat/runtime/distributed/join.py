@@ -9,7 +9,7 @@ A single process skips all of this. Otherwise the cost per process grows linearl
 store operations, and one connection per peer and group (``benchmarks/startup.py``).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from hlat.runtime.backend import (
+    HangLimits,
     backend_of,
     configure_numerics,
     damaged_code_error,
@@ -41,7 +42,10 @@ from hlat.runtime.rank_env import RankInfo, rank_info
 # both may take hours. A dead peer is detected sooner: its connections close, and gloo reports that at once.
 _CONTROL_TIMEOUT = timedelta(days=1)
 
+_NO_LIMITS = HangLimits()
+
 _stores: list[SignedStore] = []  # torch keeps no reference to the Python objects
+_patience: list[timedelta | None] = [None]  # of the run that this process has joined
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,11 @@ class Runtime:
 
 
 def join_run(
-    device: str = "auto", deterministic: bool = True, folder: Path | None = None, compile_cache: str | None = None
+    device: str = "auto",
+    deterministic: bool = True,
+    folder: Path | None = None,
+    compile_cache: str | None = None,
+    limits: HangLimits = _NO_LIMITS,
 ) -> Runtime:
     """Choose the device of this process, configure its numerics, and join the other processes if there are any.
 
@@ -76,6 +84,7 @@ def join_run(
         folder: folder that all processes share. During the rendezvous it holds the run's secret, if the launcher set
             none. Without either, every process that reaches the store may join.
         compile_cache: folder of compiled code; None as for ``hlat.runtime.backend.compile_cache_folders``.
+        limits: what the detection of hangs asks of collectives on devices.
 
     Raises:
         LaunchError: the requested device is not present on this machine, the rendezvous failed, or there is no safe
@@ -89,6 +98,8 @@ def join_run(
     use_compile_cache(device_type, compile_cache, here.rank)
     if here.world == 1:
         return Runtime(select_device(device_type, here))
+    backend_of(device_type).configure_collectives(limits)
+    _patience[:] = [limits.patience]
     chosen, ranks, rendezvous = _join(device_type, here, folder)
     return Runtime(chosen, here.rank, here.world, here.local_rank, ranks, rendezvous)
 
@@ -112,6 +123,18 @@ def join_helpers(name: str, rendezvous: Rendezvous, here: RankInfo) -> HostGroup
     return HostGroup(here.rank, here.world, dist.group.WORLD)
 
 
+def device_group(ranks: Sequence[int]) -> dist.ProcessGroup:
+    """Create a group of some ranks for collectives on devices; its members alone call this, in the same order.
+
+    It is as patient as the group of all ranks: by default torch gives a new group the time of its library.
+    """
+    group = call_interruptibly(
+        lambda: dist.new_group(list(ranks), timeout=_patience[0], use_local_synchronization=True)
+    )
+    assert isinstance(group, dist.ProcessGroup), "this rank is a member"
+    return group
+
+
 def leave_run(runtime: Runtime) -> None:
     """Leave the run after a barrier, so that no rank sees a connection close while it works."""
     if runtime.world > 1:
@@ -133,7 +156,11 @@ def abandon_run(runtime: Runtime) -> None:
 
 @contextmanager
 def joined_run(
-    device: str = "auto", deterministic: bool = True, folder: Path | None = None, compile_cache: str | None = None
+    device: str = "auto",
+    deterministic: bool = True,
+    folder: Path | None = None,
+    compile_cache: str | None = None,
+    limits: HangLimits = _NO_LIMITS,
 ) -> Iterator[Runtime]:
     """Join the run within the block: ``join_run``, then ``leave_run``, or ``abandon_run`` after an exception.
 
@@ -142,6 +169,7 @@ def joined_run(
         deterministic: as for ``join_run``.
         folder: as for ``join_run``.
         compile_cache: as for ``join_run``.
+        limits: as for ``join_run``.
 
     Yields:
         The runtime of this process.
@@ -151,7 +179,7 @@ def joined_run(
             of earlier processes may be damaged.
         StorageError: as for ``join_run``.
     """
-    runtime = join_run(device, deterministic, folder, compile_cache)
+    runtime = join_run(device, deterministic, folder, compile_cache, limits)
     try:
         yield runtime
     except BaseException as error:
@@ -181,7 +209,7 @@ def _join(device_type: str, here: RankInfo, folder: Path | None) -> tuple[torch.
     def connect() -> Any:
         if device is not None:
             backend.select(device)  # the choice is per thread
-        _connect(collectives.name, store, here)
+        _connect(collectives.name, store, here, _patience[0])
         return dist.new_group(backend="gloo", timeout=_CONTROL_TIMEOUT)
 
     with _connecting(here):

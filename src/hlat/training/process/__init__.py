@@ -3,6 +3,7 @@
 from hlat.training.process.deadline import Deadline
 from hlat.training.process.gc_control import scheduled_gc
 from hlat.training.process.lock import run_lock
+from hlat.training.process.memory_error import explained_out_of_memory
 from hlat.training.process.phase_timer import PhaseTimer
 from hlat.training.process.profile import profile_steps
 from hlat.training.process.signals import StopRequest
@@ -13,6 +14,7 @@ __all__ = [
     "PhaseTimer",
     "SnapshotClock",
     "StopRequest",
+    "explained_out_of_memory",
     "profile_steps",
     "report_tier_notes",
     "run_lock",

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from hlat.launch.preflight.ranks.rank_place import Facts, RankPlace
 from hlat.runtime.backend import backend_of, synchronize
-from hlat.runtime.distributed import call_interruptibly
+from hlat.runtime.distributed import device_group
 
 _ELEMENTS = 1 << 18
 _SMALL, _LARGE = 4 << 20, 64 << 20  # bytes of a message in host memory, and between accelerators
@@ -38,9 +38,7 @@ def _group(ranks: list[int], world: int) -> dist.ProcessGroup:
     if len(ranks) == world:
         assert dist.group.WORLD is not None, "the processes have joined"
         return dist.group.WORLD
-    group = call_interruptibly(lambda: dist.new_group(ranks, use_local_synchronization=True))
-    assert isinstance(group, dist.ProcessGroup), "this rank is a member"
-    return group
+    return device_group(ranks)
 
 
 def _pattern(place: RankPlace, rank: int) -> torch.Tensor:

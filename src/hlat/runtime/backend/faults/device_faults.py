@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 
-FAULT_TABLES = ("hlat.runtime.backend.neuron_faults",)
+FAULT_TABLES = ("hlat.runtime.backend.faults.nvidia_faults", "hlat.runtime.backend.faults.neuron_faults")
 """Modules whose ``FAULTS`` is a table."""
 
 
@@ -25,12 +25,14 @@ class DeviceFault:
         meaning: what happened, without a full stop.
         advice: what to do, without a full stop.
         is_consequence: True if the fault is probably that of another worker, for which this one waited in vain.
+        is_hardware: False if a program may cause it on a sound machine; a check of the machine then ignores it.
     """
 
     name: str
     meaning: str
     advice: str
     is_consequence: bool = False
+    is_hardware: bool = True
 
     def __str__(self) -> str:
         return f"{self.name}: {self.meaning}. {self.advice}."
@@ -44,8 +46,9 @@ class FaultTable:
         faults: faults by every text that stands for one: a name, or a number that ``pattern`` finds; worst first.
         pattern: finds such texts in a log; its groups are the texts.
         kernel_pattern: likewise for the kernel's messages.
-        monitor: command that prints the state of all devices of a machine; it is ended after its first line.
-        read_monitor: finds faults in that line; ignores what it does not know.
+        monitor: command that prints the state of all devices of a machine.
+        read_monitor: finds faults in what it prints; ignores what it does not know.
+        monitor_ends: False if it never ends: it is ended after its first line.
     """
 
     faults: Mapping[str, DeviceFault]
@@ -53,6 +56,7 @@ class FaultTable:
     kernel_pattern: re.Pattern[str]
     monitor: Sequence[str]
     read_monitor: Callable[[str], list[str]]
+    monitor_ends: bool = False
 
     def find(self, text: str, pattern: re.Pattern[str]) -> DeviceFault | None:
         """Return the worst fault that a text names; None if it names none."""
@@ -82,6 +86,6 @@ def find_kernel_faults(messages: str) -> list[str]:
     for line in messages.splitlines():
         for table in fault_tables():
             fault = table.find(line, table.kernel_pattern)
-            if fault is not None:
+            if fault is not None and fault.is_hardware:
                 faults.append(f"the kernel reports {line.strip()[-300:]} ({fault.meaning}; {fault.advice})")
     return faults

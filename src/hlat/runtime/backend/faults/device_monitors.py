@@ -1,6 +1,6 @@
 """Reports of a host's devices about themselves: messages of the kernel, and the monitors of accelerators.
 
-dmesg, neuron-monitor --device_reports--> faults, in words
+dmesg, nvidia-smi, neuron-monitor --device_reports--> faults, in words
 """
 
 import selectors
@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 
-from hlat.runtime.backend import fault_tables, find_kernel_faults
+from hlat.runtime.backend.faults.device_faults import fault_tables, find_kernel_faults
 
 _SECONDS = 8.0  # neuron-monitor prints a line every five
 
@@ -18,7 +18,7 @@ def device_reports() -> list[str]:
     """Return the faults that the devices of this host have reported; none where nothing can be read."""
     found = find_kernel_faults(_first_output(("dmesg",), whole=True))
     for table in fault_tables():
-        found += table.read_monitor(_first_output(table.monitor, whole=False))
+        found += table.read_monitor(_first_output(table.monitor, whole=table.monitor_ends))
     return list(dict.fromkeys(found))
 
 

@@ -9,7 +9,7 @@ import re
 from contextlib import suppress
 from typing import Any
 
-from hlat.runtime.backend.device_faults import DeviceFault, FaultTable
+from hlat.runtime.backend.faults.device_faults import DeviceFault, FaultTable
 
 _REPLACE = "Replace the instance; EC2 announces its retirement within 15 minutes"
 _STATUSES = (
