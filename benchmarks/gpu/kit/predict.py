@@ -77,5 +77,5 @@ def _generation(context: Context, cluster: str) -> dict[str, Any]:
     """Predict the ceiling of generation: every new token reads all weights once, in bf16, at the memory's rate."""
     model = recipe("1b", context.tiny, "auto", context.work).model
     rate = parse_cluster(cluster, load_catalog()).memory_rate
-    steps = rate / (2 * count_parameters(model))
+    steps = rate / (2 * count_parameters(model).total)
     return {f"tokens_per_second_{rows}_rows": rows * steps for rows in (1, 8, 32)}

@@ -55,7 +55,6 @@ def recipe_text(tiny: bool, device: str, work: Path) -> str:
 
 def prepare(recipe: Path, target: Path) -> None:
     """Prepare the tokens of the recipe in a folder; to be called in the repository."""
-    hlat.load_recipe(recipe, [f"data.prepared_dir={target}", f"run.dir={target.with_name('unused')}"])
     from hlat.data import prepare_recipe_data
 
     prepare_recipe_data(hlat.load_recipe(recipe, [f"data.prepared_dir={target}"]), workers=1)
