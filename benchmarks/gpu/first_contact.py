@@ -106,10 +106,10 @@ class Call:
         name = str(numbers.get("device name") or nvidia_smi.facts().get("name") or "")
         if wanted:
             hidden = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # it needs no GPU
-            self._start_background("predict", ["predict", name, *wanted], hidden)
+            self._start_background("predict", ["kit.predict", name, *wanted], hidden)
         for number, cases in enumerate(WARM):
             if mine := [case for case in cases if case in wanted]:
-                self._start_background(f"warm-{number}", ["warm", *mine], {"OMP_NUM_THREADS": "2"})
+                self._start_background(f"warm-{number}", ["kit.warm", *mine], {"OMP_NUM_THREADS": "2"})
         return True
 
     def _command(self, module: str, function: str, result: Path, arguments: list[str]) -> list[str]:
@@ -154,7 +154,10 @@ class Call:
         except OSError as error:
             self._results.steps[step.name]["error"] = f"cannot be started: {error}"
             return
-        problem = started.wait(limit)
+        try:
+            problem = started.wait(limit)
+        finally:
+            started.end()  # also if this process is asked to stop
         result = read_json(file)
         if not problem and not result:
             problem = "it has written no result"

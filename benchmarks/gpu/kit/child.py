@@ -114,7 +114,7 @@ def main() -> None:
     context = Context(options.device, options.tiny, Path(options.work), Path(options.result), carried)
     context.write()
     with context.part("step"):
-        getattr(import_module(f"kit.{options.module}"), options.function)(context, *options.arguments)
+        getattr(import_module(options.module), options.function)(context, *options.arguments)
     context.write(ended=True)
 
 

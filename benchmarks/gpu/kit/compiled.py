@@ -18,7 +18,7 @@ from kit.training import device_of, quick_compiler
 _CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "documents": {"data.isolate": True},
-    "documents, window": {"data.isolate": True, "model.sliding_window": 24},
+    "documents, window": {"data.isolate": True, "model.architecture": "mistral", "model.sliding_window": 24},
     "documents, selective": {"data.isolate": True, "memory.activation_checkpointing": "selective"},
     "documents, full": {"data.isolate": True, "memory.activation_checkpointing": "full"},
 }

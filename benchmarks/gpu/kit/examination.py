@@ -27,17 +27,17 @@ def run(context: Context) -> None:
         context.check("doctor finds nothing wrong", not findings or context.device == "cpu", findings)
     with context.part("plan"):
         machine = measure_machine(device_of(context.device), budget_seconds=0.05 if context.tiny else 1.0)
-        file = context.work / "measured.json"
-        file.write_text(json.dumps(machine.catalog("measured")))  # JSON is YAML
+        catalog, asked = context.work / "measured.json", context.work / "r8.json"
+        catalog.write_text(json.dumps(machine.catalog("measured")))  # JSON is YAML
         recipe = case_recipe("r8", context.tiny, "auto", context.work)
-        name = f"{'' if machine.devices == 1 else '1x'}measured:1"
-        found = hlat.rehearse(recipe, cluster=name, device="cpu", hardware=file).to_dict()
+        asked.write_text(json.dumps(recipe.model_dump(mode="json", exclude_unset=True)))
+        layout = "tp=1,pp=1,zero=0,micro=1"
+        chosen = hlat.plan(asked, "measured:1", per="chip", hardware=catalog, layout=layout).to_dict()["chosen"]
         measured = read_json(context.work / "results" / "r8.json").get("numbers") or {}
         context.found(
             {
                 "measured machine": {"flops": machine.flops, "memory_rate": machine.memory_rate},
-                "planned_by_measured_rates": found["time"],
-                "not_planned": found["time_not_predicted"],
+                "planned_by_measured_rates": chosen,
                 "r8_step_seconds": measured.get("step_seconds"),
             }
         )

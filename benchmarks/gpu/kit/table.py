@@ -1,6 +1,6 @@
 """Steps of the kit, the most valuable first: a step that comes late falls when the time is short.
 
-Step --first_contact.py--> process with a limit --> kit/MODULE.py: FUNCTION(context) --> numbers, checks
+Step --first_contact.py--> process with a limit --> MODULE.FUNCTION(context) --> numbers, checks
 cases of a step --background process--> prediction by hlat's rehearsal and planner, written before the step runs
 """
 
@@ -13,7 +13,7 @@ class Step:
 
     Attributes:
         name: name for ``--only`` and in results.json.
-        module: module of ``kit`` with the function.
+        module: module with the function.
         limit: seconds after which the process is killed.
         title: question that the step answers.
         arguments: arguments of the function, after the context.
@@ -34,7 +34,7 @@ class Step:
 
 
 def _speed(name: str, limit: float, title: str) -> Step:
-    return Step(name, "speed", limit, title, arguments=(name,), cases=(name,), needs_warm_cache=True)
+    return Step(name, "kit.speed", limit, title, arguments=(name,), cases=(name,), needs_warm_cache=True)
 
 
 # Expectations that no formula of hlat gives are those of the reading of the CUDA path: bits that must be equal, memory
@@ -42,22 +42,22 @@ def _speed(name: str, limit: float, title: str) -> Step:
 STEPS = (
     Step(
         "machine",
-        "machine",
+        "kit.machine",
         60,
         "what is there, and its ceilings",
         expected={"copy_gb_per_second": 3000, "bf16_tflops": 790},
     ),
     Step(
         "parity",
-        "parity",
+        "kit.parity",
         70,
         "does the GPU compute what a CPU computes, and twice the same bits",
         expected={"waits_per_step": 1},
     ),
-    Step("kernels", "kernels", 70, "are single kernels right, and which attention kernel runs"),
+    Step("kernels", "kit.kernels", 70, "are single kernels right, and which attention kernel runs"),
     Step(
         "recovery",
-        "recovery",
+        "kit.recovery",
         100,
         "is a resume bitwise after SIGKILL during a save, and is the killed rank's memory free",
         expected={"retained_mib": 0},
@@ -69,11 +69,16 @@ STEPS = (
     _speed("r8-bf16-sr", 60, "the same in bf16-sr"),
     _speed("1b", 60, "1B model, 128k words: share of head and loss"),
     _speed("1b-fast", 45, "the same with run.deterministic=false"),
-    Step("fsdp", "sharded", 50, "is FSDP2 on one rank the plain model, and what does it cost"),
+    Step("fsdp", "kit.sharded", 50, "is FSDP2 on one rank the plain model, and what does it cost"),
     _speed("r8-fp8", 75, "8B-shape blocks x 8 in fp8"),
-    Step("generation", "generation", 60, "tokens per second of generation and scoring", cases=("generation",)),
-    Step("doctor", "examination", 60, "verdict of hlat doctor, and a plan by measured rates"),
-    Step("compiled", "compiled", 75, "are compiled gradients right: documents, window, recomputation; ncu of the loss"),
+    Step("generation", "kit.generation", 60, "tokens per second of generation and scoring", cases=("generation",)),
+    Step("doctor", "kit.examination", 60, "verdict of hlat doctor, and a plan by measured rates"),
+    Step(
+        "compiled",
+        "kit.compiled",
+        75,
+        "are compiled gradients right: documents, window, recomputed; ncu of the loss",
+    ),
 )
 
 CASES = tuple(dict.fromkeys(case for step in STEPS for case in step.cases))
