@@ -27,8 +27,8 @@ def run(context: Context) -> None:
         context.check("doctor finds nothing wrong", not findings or context.device == "cpu", findings)
     with context.part("plan"):
         machine = measure_machine(device_of(context.device), budget_seconds=0.05 if context.tiny else 1.0)
-        catalog, asked = context.work / "measured.json", context.work / "r8.json"
-        catalog.write_text(json.dumps(machine.catalog("measured")))  # JSON is YAML
+        catalog, asked = context.work / "measured.yaml", context.work / "r8.yaml"
+        catalog.write_text(json.dumps(machine.catalog("measured")))  # JSON is YAML too
         recipe = case_recipe("r8", context.tiny, "auto", context.work)
         asked.write_text(json.dumps(recipe.model_dump(mode="json", exclude_unset=True)))
         layout = "tp=1,pp=1,zero=0,micro=1"
