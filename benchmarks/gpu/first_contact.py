@@ -26,7 +26,7 @@ from kit import nvidia_smi
 from kit.environment import KIT, python_path, unpack, variables, working_folder
 from kit.processes import Started
 from kit.report import Results, read_json, table
-from kit.table import CASES, WARM, Step, chosen
+from kit.table import CASES, CEILINGS, WARM, Step, chosen
 
 BUDGET = 540.0  # seconds: a command on the device machine may take 600
 LEAST = 12.0  # seconds that a step needs to say anything: below, it is not started
@@ -81,6 +81,8 @@ class Call:
     def run(self) -> int:
         """Run the steps; return the exit code: 0 if all are right."""
         try:
+            if self._steps and self._steps[0].name != "machine":
+                self._start_all_background(str(nvidia_smi.facts().get("name") or ""))
             for step in self._steps:
                 self._run_step(step)
                 if step.name == "machine" and not self._goes_on():
@@ -102,15 +104,19 @@ class Call:
         if numbers.get("device available") is False:
             print("torch sees no accelerator: no other step can say anything here", flush=True)
             return False
+        self._start_all_background(str(numbers.get("device name") or nvidia_smi.facts().get("name") or ""))
+        return True
+
+    def _start_all_background(self, chip: str) -> None:
+        """Start what predicts and what compiles the cases of all steps."""
         wanted = [case for case in CASES if any(case in step.cases for step in self._steps)]
-        name = str(numbers.get("device name") or nvidia_smi.facts().get("name") or "")
         if wanted:
             hidden = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # it needs no GPU
-            self._start_background("predict", ["kit.predict", name, *wanted], hidden)
+            self._start_background("predict", ["kit.predict", chip, *wanted], hidden)
+        few = {"OMP_NUM_THREADS": "2", "TORCHINDUCTOR_COMPILE_THREADS": "4"}
         for number, cases in enumerate(WARM):
             if mine := [case for case in cases if case in wanted]:
-                self._start_background(f"warm-{number}", ["kit.warm", *mine], {"OMP_NUM_THREADS": "2"})
-        return True
+                self._start_background(f"warm-{number}", ["kit.warm", *mine], few)
 
     def _command(self, module: str, function: str, result: Path, arguments: list[str]) -> list[str]:
         options = self._options
@@ -146,18 +152,22 @@ class Call:
         file = self._work / "results" / f"{step.name}.json"
         file.unlink(missing_ok=True)
         on_cpu = {"TRITON_INTERPRET": "1"} if self._options.device == "cpu" and step.name == "kernels" else {}
+        if step.alone:
+            self._signal_compilers(signal.SIGSTOP)
         began = time.monotonic()
         try:
             started = self._start(
                 step.name, self._command(step.module, step.function, file, list(step.arguments)), on_cpu
             )
         except OSError as error:
+            self._signal_compilers(signal.SIGCONT)
             self._results.steps[step.name]["error"] = f"cannot be started: {error}"
             return
         try:
             problem = started.wait(limit)
         finally:
             started.end()  # also if this process is asked to stop
+            self._signal_compilers(signal.SIGCONT)
         result = read_json(file)
         if not problem and not result:
             problem = "it has written no result"
@@ -172,6 +182,14 @@ class Call:
         self._results.write()
         print(table({step.name: result}).partition("\n")[2], end="", flush=True)
 
+    def _compilers(self) -> dict[str, Started]:
+        """Return the background processes that use the GPU, by name."""
+        return {name: worker for name, worker in self._background.items() if name.startswith("warm")}
+
+    def _signal_compilers(self, number: signal.Signals) -> None:
+        for worker in self._compilers().values():
+            worker.signal_all(number)
+
     def _predictions(self, step: Step) -> dict[str, Any]:
         """Wait for the predictions of a step, for a while; return them, or the reason why one is missing."""
         file, worker = self._work / "results" / "predict.json", self._background.get("predict")
@@ -183,7 +201,8 @@ class Call:
                 break
             time.sleep(0.2)
         missing = "no prediction: " + ("the process has not run" if worker is None else worker.tail()[-300:])
-        return {**step.expected, **{case: found.get(case, missing) for case in step.cases}}
+        ceilings = CEILINGS.get(str(nvidia_smi.facts().get("name")), {}) if step.name == "machine" else {}
+        return {**ceilings, **step.expected, **{case: found.get(case, missing) for case in step.cases}}
 
     def _wait_for_warm_cache(self) -> None:
         """Wait once until the graphs are compiled, for a while, then end what is left: it would disturb the clock."""
@@ -191,7 +210,7 @@ class Call:
             return
         self._warmed = True
         until = time.monotonic() + min(WARM_WAIT * self._options.slower, max(0.0, self._left_seconds - LEAST))
-        workers = {name: worker for name, worker in self._background.items() if name.startswith("warm")}
+        workers = self._compilers()
         while time.monotonic() < until and not all(worker.has_ended() for worker in workers.values()):
             time.sleep(0.2)
         for name in workers:

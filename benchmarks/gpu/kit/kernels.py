@@ -24,7 +24,7 @@ _ATTENTION = 8 * 2.0**-9  # scores, probabilities, their gradients and those of 
 
 def run(context: Context) -> None:
     """Check every kernel."""
-    for part in (adamw, adamw_rate, pointwise, loss, documents, attention_choice):
+    for part in (attention_choice, pointwise, loss, documents, adamw_rate, adamw):  # the last one compiles most
         with context.part(part.__name__):
             part(context)
 
@@ -40,7 +40,7 @@ def adamw(context: Context) -> None:
     kernel = _update(context)
     if kernel is None:
         return
-    lengths = ((3, 70),) if context.tiny else ((7, 3), (5, 1500), (2, 4096), (3, 1025))
+    lengths = ((3, 70),) if context.tiny else ((5, 1500), (2, 4096))
     different = []
     for rounding in reference.ROUNDINGS:
         for gradient in GRADIENTS:

@@ -51,6 +51,7 @@ def run(context: Context) -> None:
         context.found(system())
     with context.part("torch"):
         context.found(torch_facts(context.device))
+        context.check("torch sees the device", context.numbers["device available"] is True)
     with context.part("hlat"):
         import hlat
 

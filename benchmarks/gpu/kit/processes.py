@@ -27,7 +27,7 @@ class Started:
     """
 
     def __init__(self, command: Sequence[str], output: Path, environment: Mapping[str, str], folder: Path) -> None:
-        self.output, self.began = output, time.monotonic()
+        self.output, self.began, self._is_over = output, time.monotonic(), False
         with output.open("wb") as file:
             self._process = subprocess.Popen(
                 command,
@@ -53,6 +53,12 @@ class Started:
         """Return True if the process has ended."""
         return self._process.poll() is not None
 
+    def signal_all(self, number: signal.Signals) -> None:
+        """Send a signal to the process and all that it has started."""
+        for pid in {self.pid, *descendants(self.pid)} if not self.has_ended() else ():
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+
     def wait(self, limit: float) -> str:
         """Wait until the process has ended, or end it at its limit; return what went wrong, empty if nothing did."""
         try:
@@ -68,6 +74,8 @@ class Started:
 
     def end(self) -> None:
         """End the process and all that it has started, also those that have a session of their own."""
+        if self._is_over:
+            return  # its number may be another process's by now
         family = descendants(self._process.pid)
         if self._process.poll() is None:
             with suppress(ProcessLookupError, PermissionError):
@@ -82,6 +90,7 @@ class Started:
                 os.kill(pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(10)  # a process in the driver of a broken GPU may not end at all
+        self._is_over = True
 
     def tail(self) -> str:
         """Return the end of the output."""

@@ -118,8 +118,11 @@ def profiled(trainer: Trainer) -> dict[str, Any]:
 
     from hlat.training.process.profile import kind_of
 
-    with profile() as running:
-        seconds = trainer.step().seconds
+    try:
+        with profile() as running:
+            seconds = trainer.step().seconds
+    except RuntimeError as error:  # some virtual machines do not let the profiler at the GPU
+        return {"profiler": f"failed: {str(error)[:500]}"}
     events = [(event.key, event.self_device_time_total, event.count) for event in running.key_averages()]
     if not any(time for _, time, _ in events):
         events = [(event.key, event.self_cpu_time_total, event.count) for event in running.key_averages()]

@@ -20,6 +20,7 @@ class Step:
         cases: cases of ``kit.shapes.CASES`` that are predicted before it runs.
         expected: further values that are expected, by the name of the number.
         needs_warm_cache: True if it waits, for a while, until the compilers' cache is filled.
+        alone: True if background processes stand still meanwhile: their memory on the GPU must not change.
     """
 
     name: str
@@ -31,22 +32,22 @@ class Step:
     cases: tuple[str, ...] = ()
     expected: dict[str, object] = field(default_factory=dict)
     needs_warm_cache: bool = False
+    alone: bool = False
 
 
 def _speed(name: str, limit: float, title: str) -> Step:
     return Step(name, "kit.speed", limit, title, arguments=(name,), cases=(name,), needs_warm_cache=True)
 
 
-# Expectations that no formula of hlat gives are those of the reading of the CUDA path: bits that must be equal, memory
-# that must be free again. Ceilings are those of one H100 SXM that was measured.
+CEILINGS = {
+    # name by nvidia-smi -> rates of one such GPU as others have measured it: copies count bytes read and written
+    "NVIDIA H100 80GB HBM3": {"copy_gb_per_second": 3000, "bf16_tflops": 798},
+    "NVIDIA H200": {"copy_gb_per_second": 4300, "bf16_tflops": 788},
+}
+
+# Expectations that no formula of hlat gives: bits that must be equal, memory that must be free again.
 STEPS = (
-    Step(
-        "machine",
-        "kit.machine",
-        60,
-        "what is there, and its ceilings",
-        expected={"copy_gb_per_second": 3000, "bf16_tflops": 790},
-    ),
+    Step("machine", "kit.machine", 60, "what is there, and its ceilings"),
     Step(
         "parity",
         "kit.parity",
@@ -61,6 +62,7 @@ STEPS = (
         100,
         "is a resume bitwise after SIGKILL during a save, and is the killed rank's memory free",
         expected={"retained_mib": 0},
+        alone=True,
     ),
     _speed("r8", 75, "8B-shape blocks x 8, 8k tokens: hlat's default"),
     _speed("r8-fast", 60, "the same with run.deterministic=false"),
