@@ -17,13 +17,14 @@ import os
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from kit import nvidia_smi
-from kit.environment import KIT, python_path, unpack, variables, working_folder
+from kit.environment import KIT, python_path, results_folder, unpack, variables, working_folder
 from kit.processes import Started
 from kit.report import Results, read_json, table
 from kit.table import CASES, CEILINGS, WARM, Step, chosen
@@ -44,9 +45,8 @@ class Call:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._began, self._options = time.monotonic(), options
-        self._out = Path(options.out or os.environ.get("OUT") or "first_contact_results").absolute()
-        self._out.mkdir(parents=True, exist_ok=True)
         self._work = working_folder(options.work)
+        self._out = results_folder(options.out or os.environ.get("OUT") or "first_contact_results", self._work)
         for name in ("results", "output", "site"):
             (self._work / name).mkdir(exist_ok=True)
         earlier = read_json(Path(options.again)) if options.again else {}
@@ -84,9 +84,13 @@ class Call:
             if self._steps and self._steps[0].name != "machine":
                 self._start_all_background(str(nvidia_smi.facts().get("name") or ""))
             for step in self._steps:
-                self._run_step(step)
-                if step.name == "machine" and not self._goes_on():
-                    break
+                try:
+                    self._run_step(step)
+                    if step.name == "machine" and not self._goes_on():
+                        break
+                except Exception:  # a defect of this file must not cost the other steps
+                    result = self._results.steps.setdefault(step.name, {})
+                    result |= {"ok": False, "error": "the kit itself failed", "tail": traceback.format_exc()[-3000:]}
         finally:
             self._end_background()
             self._results.write()

@@ -133,6 +133,20 @@ def test_a_step_that_hangs_is_ended_with_its_children_and_a_second_call_runs_wha
     assert again["steps"]["fine"] == found["steps"]["fine"], "it was right, and is not run again"
 
 
+def test_a_defect_of_the_driver_costs_one_step(fake_call, kit, monkeypatch):
+    call = kit("first_contact").Call
+    plain = call._predictions
+    monkeypatch.setattr(call, "_predictions", lambda self, step: 1 / 0 if step.name == "first" else plain(self, step))
+    _, found = fake_call({"first": "fine", "second": "fine"})
+    assert "ZeroDivisionError" in found["steps"]["first"]["tail"] and found["steps"]["second"]["ok"] is True
+
+
+def test_results_go_elsewhere_if_their_folder_cannot_be_written(kit, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert kit("kit.environment").results_folder(str(tmp_path / "file"), tmp_path) == tmp_path / "out"
+    assert "cannot be written" in capsys.readouterr().out
+
+
 def test_steps_that_come_too_late_are_named(fake_call):
     code, found = fake_call({"fine": "fine", "late": "fine"}, "--budget=1")
     assert code == 1 and all("time was used up" in step["error"] for step in found["steps"].values())

@@ -39,6 +39,19 @@ def working_folder(wanted: str | None) -> Path:
     raise SystemExit("no folder can be written; name one with --work")
 
 
+def results_folder(wanted: str, work: Path) -> Path:
+    """Make the folder of the results; where it cannot be written, one in the working folder, and say so."""
+    folder = Path(wanted).absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "log.txt").touch()
+    except OSError as error:
+        print(f"{folder}: cannot be written: {error}; results are in {work / 'out'}", flush=True)
+        folder = work / "out"
+        folder.mkdir(exist_ok=True)
+    return folder
+
+
 def unpack(wheels: Path, site: Path) -> list[str]:
     """Unpack all wheels of a folder; return one line for each, with what went wrong if something did."""
     lines = []

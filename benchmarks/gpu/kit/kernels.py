@@ -290,7 +290,7 @@ def attention_choice(context: Context) -> None:
                         AttentionHeads(dtype, width, kv < 4), deterministic, device
                     )
                     case = f"width {width}, {kv} of 4 kv heads, {dtype}, {'' if deterministic else 'not '}deterministic"
-                    rows[case] = [chosen, believed, _running(context, kv, width, dtype)]
+                    rows[case] = [chosen, believed, _running(context, kv, width, dtype) if width == 128 else []]
     wrong = {case: row for case, row in rows.items() if row[0] != row[1]}
     context.found({"attention: chosen, believed, running": rows})
     context.check("torch chooses the attention kernels that plans count", not wrong or context.device == "cpu", wrong)

@@ -55,7 +55,7 @@ STEPS = (
         "does the GPU compute what a CPU computes, and twice the same bits",
         expected={"waits_per_step": 1},
     ),
-    Step("kernels", "kit.kernels", 70, "are single kernels right, and which attention kernel runs"),
+    Step("kernels", "kit.kernels", 90, "are single kernels right, and which attention kernel runs"),
     Step(
         "recovery",
         "kit.recovery",
