@@ -78,7 +78,7 @@ STEPS = (
     Step(
         "compiled",
         "kit.compiled",
-        75,
+        110,
         "are compiled gradients right: documents, window, recomputed; ncu of the loss",
     ),
 )
