@@ -1,4 +1,4 @@
-"""What travels to the device machine, which has no network: wheels and prepared tokens, in one folder that git ignores.
+"""Folder that travels to the device machine, which has no network: wheels and prepared tokens; git ignores it.
 
 pins --pip--> FOLDER/wheels;  source --pip wheel--> hlat's own;  docs/ --hlat--> FOLDER/data
 --> sizes, checked against what may travel, and the command for the device machine

@@ -22,8 +22,8 @@ from kit.shapes import LENGTHS, MODELS
 from kit.training import folder
 
 _STEPS, _EVERY = 18, 6
-_SLOW_SECONDS = 1.5  # pause before each file of the save: time to kill the rank, and to look at its memory
-_RUN_LIMIT = 90.0
+_SLOW_SECONDS = 2.0  # pause before each file of the save, in which it is found being written
+_RUN_LIMIT = 3600.0  # the step's own limit comes first; nothing here depends on the speed of the machine
 _OBSERVED = (0.5, 1.5, 3.0)  # seconds after the kill at which nvidia-smi is asked
 _PROGRAM = "import sys, hlat; hlat.train(sys.argv[1], sys.argv[2:], allow_faults=True)"
 _CLOCK = ("seconds", "tokens_per_second", "mfu", "memory_bytes")  # beginnings of metrics that depend on the clock
@@ -118,10 +118,10 @@ def killed(context: Context, base: Path, recipe: Path) -> None:
     while not _is_writing(base / "killed", 2 * _EVERY) and not started.has_ended() and time.monotonic() < until:
         time.sleep(0.01)
     helpers = descendants(started.pid)
+    _signal(helpers, signal.SIGSTOP)  # the save stays as it is, however slow this machine is
+    was_writing = _is_writing(base / "killed", 2 * _EVERY) and not started.has_ended()
     training = nvidia_smi.used_mib()
-    was_writing = not started.has_ended()
-    with suppress(ProcessLookupError):
-        os.kill(started.pid, signal.SIGKILL)
+    _signal({started.pid}, signal.SIGKILL)
     context.check("the rank was killed during a save", was_writing, started.tail())
     began, seen = time.monotonic(), []
     for moment in _OBSERVED:
@@ -129,6 +129,7 @@ def killed(context: Context, base: Path, recipe: Path) -> None:
         alive = sorted(pid for pid in helpers if _is_alive(pid))
         seen.append({"seconds": moment, "used_mib": nvidia_smi.used_mib(), "helpers alive": len(alive)} | _open(alive))
     users = nvidia_smi.users()
+    _signal(helpers, signal.SIGCONT)
     while any(map(_is_alive, helpers)) and time.monotonic() < began + _RUN_LIMIT:
         time.sleep(0.1)
     after = nvidia_smi.used_mib()
@@ -155,6 +156,12 @@ def _is_writing(run: Path, step: int) -> bool:
     except OSError:
         return False
     return bool(folders) and not any((each / "COMMITTED").exists() for each in folders)
+
+
+def _signal(pids: set[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _is_alive(pid: int) -> bool:
