@@ -145,7 +145,7 @@ def killed(context: Context, base: Path, recipe: Path) -> None:
         }
     )
     context.check("the saver outlives its rank", seen[0]["helpers alive"] > 0, seen)
-    # Others may allocate in between: the kit's own compilers do so. A context alone takes some hundred MiB.
+    # A driver's state that was copied by a fork keeps the memory of the GPU, as long as its files are open.
     context.check("the saver holds no file of the device", not any(each["device files"] for each in seen), seen)
 
 
