@@ -267,6 +267,15 @@ def test_a_case_of_speed_runs_on_a_cpu_and_has_its_prediction(kit, tmp_path):
     assert context.numbers["slowest_kernels"] and context.numbers["mfu_causal"] > 0
 
 
+def test_without_a_rehearsal_the_plan_predicts(kit, tmp_path, monkeypatch):
+    predict, context = kit("kit.predict"), context_of(kit, tmp_path)
+    monkeypatch.setattr(predict.hlat, "rehearse", lambda *given, **named: 1 / 0)
+    predict.run(context, "NVIDIA H200", "r8")
+    found = context.numbers["r8"]
+    assert "ZeroDivisionError" in found["not_rehearsed"] and found["cluster"] == "1xh200:1"
+    assert found["step_seconds"] > 0 and found["used_gib"] > 0
+
+
 def test_a_prediction_is_for_the_chip_that_is_there(kit):
     predict = kit("kit.predict")
     assert predict.cluster_of("NVIDIA H200") == "1xh200:1"

@@ -6,8 +6,10 @@ name of the GPU --catalog--> cluster of one such chip; case --hlat.rehearse--> n
 from typing import Any
 
 import hlat
+from hlat.config import Recipe
 from hlat.hardware import load_catalog, parse_cluster
 from hlat.model.derived import count_parameters, flops_per_token
+from hlat.rehearsal.planned_step import plan_step
 from kit.child import Context
 from kit.shapes import case_recipe, recipe
 
@@ -43,7 +45,10 @@ def predict(context: Context, case: str, cluster: str) -> dict[str, Any]:
     if case == "generation":
         return _generation(context, cluster)
     asked = case_recipe(case, context.tiny, "auto", context.work)
-    found = hlat.rehearse(asked, cluster=cluster).to_dict()
+    try:
+        found = hlat.rehearse(asked, cluster=cluster).to_dict()
+    except Exception as error:  # of a version of torch that it does not know, say: the plan needs no torch
+        return {"not_rehearsed": f"{type(error).__name__}: {error}"[:300], **_planned(asked, cluster)}
     verdict, time = found["memory_verdict"], found["time"] or {}
     tokens = asked.tokens_per_step
     numbers = {
@@ -63,11 +68,23 @@ def predict(context: Context, case: str, cluster: str) -> dict[str, Any]:
     return numbers
 
 
+def _planned(asked: Recipe, cluster: str) -> dict[str, Any]:
+    """Predict by the plan alone, whose memory is less exact than the rehearsal's."""
+    planned = plan_step(asked, parse_cluster(cluster, load_catalog()), 1).prediction
+    rate = asked.tokens_per_step / planned.step_seconds
+    numbers = {
+        "step_seconds": planned.step_seconds,
+        "tokens_per_second": rate,
+        "mfu_causal": _mfu(asked, cluster, rate),
+    }
+    return numbers | {"used_gib": planned.peak_memory / 2**30}
+
+
 def _decision(found: dict[str, Any], name: str) -> str:
     return next((each["choice"] for each in found["device"]["decisions"] if each["name"] == name), "unknown")
 
 
-def _mfu(asked: Any, cluster: str, tokens_per_second: float) -> float | None:
+def _mfu(asked: Recipe, cluster: str, tokens_per_second: float) -> float | None:
     peak = parse_cluster(cluster, load_catalog()).chip.flops("bfloat16")
     flops = flops_per_token(asked.model, asked.data.sequence_length, "causal")
     return None if peak is None else flops * tokens_per_second / peak
