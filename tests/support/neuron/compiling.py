@@ -1,4 +1,4 @@
-"""The compiler ``neuron`` of the test device: graphs are traced forward and backward, and run operator by operator.
+"""The compiler ``neuron`` of the test device: graphs are traced forward and backward; each is one launch.
 
 A compiled graph is a file in the folder that TORCH_NEURONX_NEFF_CACHE_DIR names, as with the real compiler. It is empty
 but for the name: what counts is if it was there.
@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from tests.support.neuron.device_module import native
+
 COMPILED = [0]  # graphs of this process
 NOT_CACHED = [0]  # those of them that were not in the cache
 
@@ -24,8 +26,25 @@ def compile_graph(graph: torch.fx.GraphModule, inputs: Sequence[Any], **options:
     assert not symbolic, f"neuron: a graph with dynamic shapes: {symbolic}"
     COMPILED[0] += 1
     _look_up(graph, inputs)
-    compiled: Callable[..., Any] = aot_eager(graph, inputs, **options)
+    compiled: Callable[..., Any] = aot_eager(graph, inputs, _one_launch, _one_launch, **options)
     return compiled
+
+
+def _one_launch(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Return a function that runs a traced graph, whose operators are counted as one."""
+    from torch._dynamo.backends.debugging import boxed_nop  # noqa: PLC0415
+
+    operators = boxed_nop(graph, inputs)
+
+    def run(arguments: list[Any]) -> Any:
+        native().stand_in_begin_graph()
+        try:
+            return operators(arguments)
+        finally:
+            native().stand_in_end_graph()
+
+    run._boxed_call = True  # type: ignore[attr-defined]  (torch passes a list, which it may empty)
+    return run
 
 
 def _look_up(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:

@@ -74,6 +74,8 @@ void after_fork() {
 
 // ---- What happened, by step -----------------------------------------------------------------------------------------
 
+thread_local bool in_graph = false;  // a compiled graph is one launch, whatever its operators
+
 struct Counts {
   int64_t operators = 0, shapes = 0, constants = 0, fallbacks = 0, waits = 0, uploads = 0;
   std::map<std::string, int64_t> kinds;
@@ -293,6 +295,7 @@ class Call {
   }
 
   void count() {
+    if (in_graph) return;
     std::lock_guard<std::mutex> lock(counting);
     counts.operators++;
     counts.kinds[name_]++;
@@ -486,6 +489,14 @@ void stand_in_assign(int seen, int index) {
   initialize();
 }
 
+void stand_in_begin_graph() {
+  std::lock_guard<std::mutex> lock(counting);
+  counts.operators++;
+  counts.kinds["graph"]++;
+  in_graph = true;
+}
+
+void stand_in_end_graph() { in_graph = false; }
 int stand_in_is_initialized() { return initialized; }
 int stand_in_is_in_bad_fork() { return forked; }
 int stand_in_device_count() { return visible; }
