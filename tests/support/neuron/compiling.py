@@ -6,6 +6,7 @@ but for the name: what counts is if it was there.
 
 import hashlib
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,12 @@ from typing import Any
 import torch
 
 from tests.support.neuron.device_module import native
+
+FAILS_ENV = "HLAT_STAND_IN_COMPILER_SAYS"
+"""What the compiler says instead of compiling: it ends with exit code 70, as neuronx-cc does."""
+
+SECONDS_ENV = "HLAT_STAND_IN_COMPILER_SECONDS"
+"""Seconds for a graph that is not in the cache."""
 
 COMPILED = [0]  # graphs of this process
 NOT_CACHED = [0]  # those of them that were not in the cache
@@ -54,5 +61,11 @@ def _look_up(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
     file = Path(os.environ["TORCH_NEURONX_NEFF_CACHE_DIR"], f"MODULE_{key}", "model.neff")
     if not file.is_file():
         NOT_CACHED[0] += 1
+        if says := os.environ.get(FAILS_ENV):
+            raise RuntimeError(
+                "StableHLO to NEFF compilation failed for torch.compile: Command failed (neuronx-cc compilation) "
+                f"with exit code 70: {says}"
+            )
+        time.sleep(float(os.environ.get(SECONDS_ENV, "0")))
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(key)

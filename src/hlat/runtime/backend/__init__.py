@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         linear_by_onednn,
         nondeterministic_kernel_error,
         peak_memory_bytes,
+        recurring_fault_error,
         select_device,
         synchronize,
     )
@@ -66,6 +67,7 @@ __getattr__ = lazily(
             "linear_by_onednn",
             "nondeterministic_kernel_error",
             "peak_memory_bytes",
+            "recurring_fault_error",
             "select_device",
             "synchronize",
         ),
@@ -123,6 +125,7 @@ __all__ = [
     "nondeterministic_kernel_error",
     "open_compile_cache",
     "peak_memory_bytes",
+    "recurring_fault_error",
     "restored_settings",
     "select_device",
     "set_spin_count",

@@ -25,12 +25,14 @@ class DeviceFault:
         meaning: what happened, without a full stop.
         advice: what to do, without a full stop.
         is_consequence: True if the fault is probably that of another worker, for which this one waited in vain.
+        recurs: True if the same program on the same devices would fail again.
     """
 
     name: str
     meaning: str
     advice: str
     is_consequence: bool = False
+    recurs: bool = False
 
     def __str__(self) -> str:
         return f"{self.name}: {self.meaning}. {self.advice}."
