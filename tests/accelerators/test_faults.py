@@ -66,7 +66,7 @@ def refused(runs: Runs, name: str, *options: str, env: dict[str, str]) -> str:
 
 
 def test_a_run_that_does_not_fit_says_what_would_and_is_not_restarted(runs: Runs) -> None:
-    said = refused(runs, "memory", env={MEMORY_ENV: str(3 << 20)})
+    said = refused(runs, "memory", env={MEMORY_ENV: str(1 << 20)})
     assert "device memory is used up. Use a smaller batch.micro_batch" in said and "out of memory" in said, said
 
 

@@ -42,7 +42,7 @@ def load() -> None:
         if not holds(rule):
             assert library.stand_in_allow(rule.encode()), rule
     library.stand_in_install(_visible_devices())
-    library.stand_in_limit_memory(ctypes.c_int64(_Properties.total_memory))
+    library.stand_in_limit_memory(ctypes.c_int64(_Properties().total_memory))
     _native.append(library)
     torch.utils.rename_privateuse1_backend("neuron")
     torch._register_device_module("neuron", _module(library))
@@ -84,7 +84,10 @@ def assign_local_device() -> None:
 
 class _Properties:
     name = "trn2.48xlarge"
-    total_memory = int(os.environ.get(MEMORY_ENV, str(24 << 30)))
+
+    @property
+    def total_memory(self) -> int:
+        return int(os.environ.get(MEMORY_ENV, str(24 << 30)))
 
 
 def _module(library: ctypes.CDLL) -> types.ModuleType:
