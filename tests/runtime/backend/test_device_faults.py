@@ -7,7 +7,8 @@ import pytest
 
 from hlat.launch.preflight.device_reports import device_reports
 from hlat.runtime import LaunchError
-from hlat.runtime.backend import find_fault, find_kernel_faults, recurring_fault_error
+from hlat.runtime.backend import find_fault, find_kernel_faults
+from hlat.runtime.backend.device import recurring_fault_error
 from hlat.runtime.backend.neuron_faults import read_monitor
 from hlat.runtime.storage import EARLIER_ATTEMPT_ENV
 

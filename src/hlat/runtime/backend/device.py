@@ -132,6 +132,11 @@ def recurring_fault_error(error: BaseException) -> LaunchError | None:
     return found
 
 
+def device_error(error: BaseException) -> LaunchError | None:
+    """Return the error for the user if torch or a device's software refuses what it would refuse again, else None."""
+    return nondeterministic_kernel_error(error) or recurring_fault_error(error)
+
+
 def accelerator_in_use() -> bool:
     """Return True if this process has initialized an accelerator; a forked process could not use the driver's state."""
     built_for = torch.accelerator.current_accelerator()

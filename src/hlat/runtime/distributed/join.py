@@ -24,10 +24,9 @@ from hlat.runtime.backend import (
     backend_of,
     configure_numerics,
     damaged_code_error,
+    device_error,
     find_device_type,
     interface_variables,
-    nondeterministic_kernel_error,
-    recurring_fault_error,
     select_device,
     use_compile_cache,
 )
@@ -158,8 +157,7 @@ def joined_run(
     except BaseException as error:
         abandon_run(runtime)
         # A compiler that says why it failed has found no damaged code, which would cost the whole cache.
-        refusals = (nondeterministic_kernel_error, recurring_fault_error, damaged_code_error)
-        if (refusal := next(filter(None, (found(error) for found in refusals)), None)) is not None:
+        if (refusal := device_error(error) or damaged_code_error(error)) is not None:
             raise refusal from error
         raise
     leave_run(runtime)
