@@ -58,8 +58,8 @@ def test_a_run_does_what_its_rehearsal_said(name: str, monkeypatch: pytest.Monke
     assert told["torch's deterministic mode"] == ("on" if done["torch's deterministic mode"] else "off")
     assert told["blocks"].startswith("compiled") == done["compiled"]
     if done["weights"] == "bfloat16":
-        assert told["optimizer"].endswith("kernel torch") and done["kernel"] == "hlat.optim.adamw_reference"
-        assert told["bias corrections of bf16 AdamW"].startswith("on the host") and done["scalars"] == "cpu"
+        assert told["optimizer"].endswith("kernel compiled") and done["graphs"] > 0
+        assert told["bias corrections of bf16 AdamW"].startswith("on the host") and done["counters"] == "cpu"
     else:
         assert told["optimizer"] == "torch's AdamW, foreach" and done["optimizer"] == (False, True)
     assert done["peak"] == pytest.approx(said.ranks[0].peak_bytes, rel=0.05)

@@ -47,6 +47,9 @@ def test_bf16_with_stochastic_rounding_trains_as_on_the_cpu(runs: Runs) -> None:
     run = runs.on_neuron("sr", "precision.mode=bf16-sr")
     assert_close(run, runs.on_cpu("cpu-sr", "precision.mode=bf16-sr"), "bf16")
     assert_steady(runs.counts("sr"))
+    kinds = runs.counts("sr")[-1]["kinds"]
+    # One launch per tensor: 6 of each of 2 blocks, embedding, norm and head. Keys are computed on the host.
+    assert kinds["graph"] == 15 and "aten::bitwise_xor" not in kinds
 
 
 @pytest.mark.parametrize("seen", ["local rank", "only visible"])

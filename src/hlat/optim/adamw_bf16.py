@@ -4,8 +4,8 @@
 
 The same gradients give the same bits in one process and with any sharding: the update of an element depends on that
 element only, and its random bits on its index in the canonical tensor (``element_addresses.py``,
-``precision/rounding.py``). The host never waits for the device: the step counter is a device tensor. Where a device has
-no float64, the scalars of a step are computed on the host, from its own copy of the counters.
+``precision/rounding.py``). The host never waits for the device: step counters, and the scalars and keys that follow
+from them, are computed on the device, or on the host where the device has no float64.
 """
 
 import functools
@@ -19,7 +19,7 @@ from hlat.model import LocalParameter, local
 from hlat.optim import adamw_reference as reference
 from hlat.optim.adamw_cpu import native_kernel
 from hlat.optim.adamw_reference import Kernel, Operands, rounding_of
-from hlat.optim.base import Optimizer
+from hlat.optim.base import Optimizer, counter_device
 from hlat.optim.rounding_streams import RoundingStreams
 from hlat.runtime.backend import backend_of
 from hlat.runtime.distributed import in_fake_world
@@ -65,8 +65,7 @@ class Bf16AdamW(Optimizer):
             f"the weights of {mode} are bf16"
         )
         self._mode, self._streams = mode, RoundingStreams(self._parameters, seed, mode)
-        self._squares: dict[float, Squares] = {}  # by beta, where float64 is
-        self._host_steps = _HostSteps()
+        self._squares: dict[float, Squares] = {}  # by beta, where the counters are
         self._gradient_scale: torch.Tensor | None = None  # of the next step; None for 1
         self.state_names = ("exp_avg", "exp_avg_sq") + (("compensation",) if mode == "bf16-kahan" else ())
         params = [
@@ -103,25 +102,18 @@ class Bf16AdamW(Optimizer):
         with_gradient = [index for index, each in enumerate(self._parameters) if each.gradient is not None]
         if not with_gradient:
             return loss
-        steps_P, wide_steps_P = self._count_step(with_gradient)
+        steps_P = self._count_step(with_gradient)
         keys_2N = self._streams.keys(steps_P)
-        scalars_P8 = _add_column(self._scalars(wide_steps_P).to(self._device, non_blocking=True), scale)
+        scalars = _add_column(self._scalars(steps_P).to(self._device, non_blocking=True), scale).unbind()
         rounding = rounding_of(self._mode, self.param_groups[0]["betas"], self._in_hardware)
-        self._kernel([self._operands(index, scalars_P8[index]) for index in with_gradient], keys_2N, rounding)
+        self._kernel([self._operands(index, scalars[index]) for index in with_gradient], keys_2N, rounding)
         return loss
 
-    def _count_step(self, with_gradient: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add 1 to the counters of some parameters; return all counters (P,), on the device and where float64 is."""
+    def _count_step(self, with_gradient: Sequence[int]) -> torch.Tensor:
+        """Add 1 to the counters of some parameters; return all counters (P,)."""
         steps = [self.state[each.parameter]["step"] for each in self._parameters]
-        on_host = self._wide_device != self._device
-        host_steps_P = self._host_steps.read(steps) if on_host else None
         torch._foreach_add_([steps[index] for index in with_gradient], 1)
-        steps_P = torch.stack(steps)
-        if host_steps_P is None:
-            return steps_P, steps_P
-        host_steps_P[list(with_gradient)] += 1
-        self._host_steps.keep(host_steps_P, steps)
-        return steps_P, host_steps_P
+        return torch.stack(steps)
 
     def _operands(self, index: int, scalars: torch.Tensor) -> Operands:
         parameter, addresses = self._parameters[index], self._streams.addresses[index]
@@ -140,7 +132,7 @@ class Bf16AdamW(Optimizer):
         )
 
     def _scalars(self, steps_P: torch.Tensor) -> torch.Tensor:
-        """Compute ``reference.SCALARS`` but for the last in float64, where ``steps_P`` is: fp32 of shape (P, 7)."""
+        """Compute ``reference.SCALARS`` but for the last in float64, where the counters are: fp32 of shape (P, 7)."""
         rows = []
         for group, steps in zip(self.param_groups, steps_P.split(self._sizes), strict=True):
             beta1, beta2 = group["betas"]
@@ -160,7 +152,7 @@ class Bf16AdamW(Optimizer):
 
     def _squares_of(self, base: float) -> Squares:
         if base not in self._squares:
-            self._squares[base] = _squares(base, self._wide_device)
+            self._squares[base] = _squares(base, counter_device(self._device))
         return self._squares[base]
 
     @functools.cached_property
@@ -170,11 +162,6 @@ class Bf16AdamW(Optimizer):
     @functools.cached_property
     def _device(self) -> torch.device:
         return self._parameters[0].tensor.device
-
-    @functools.cached_property
-    def _wide_device(self) -> torch.device:
-        """The device if it has float64, else the host."""
-        return self._device if backend_of(self._device).float64 else torch.device("cpu")
 
     @functools.cached_property
     def _kernel(self) -> Kernel:
@@ -187,30 +174,8 @@ def _add_column(scalars_P7: torch.Tensor, scale: torch.Tensor | None) -> torch.T
     return torch.cat((scalars_P7, ones_P1 if scale is None else ones_P1 * scale), dim=1)
 
 
-class _HostSteps:
-    """Step counters of all parameters on the host, read from the device only after something else has set them."""
-
-    def __init__(self) -> None:
-        self._steps_P = torch.zeros(0)
-        self._known: list[tuple[torch.Tensor, int]] = []  # the device's counters, and the version of each
-
-    def read(self, steps: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the counters (P,), fp32; waits for the device if they are not those of ``keep``."""
-        same = len(steps) == len(self._known) and all(
-            step is known and step._version == version
-            for step, (known, version) in zip(steps, self._known, strict=True)
-        )
-        if not same:
-            self._steps_P = torch.stack(list(steps)).cpu()
-        return self._steps_P
-
-    def keep(self, steps_P: torch.Tensor, steps: Sequence[torch.Tensor]) -> None:
-        """Remember that the device's counters have these values now."""
-        self._steps_P, self._known = steps_P, [(step, step._version) for step in steps]
-
-
 def _skip_update(parameters: Sequence[Operands], keys_2N: torch.Tensor, rounding: str) -> None:
-    """Kernel of a rehearsal, whose fake tensors have no data. Real kernels allocate no memory either."""
+    """Kernel of a rehearsal, whose fake tensors have no data. Real kernels allocate a chunk's temporaries at most."""
 
 
 def kernel_for(device: torch.device) -> Kernel:
@@ -245,6 +210,7 @@ _KERNELS: dict[str, Callable[[torch.device], Kernel | None]] = {
     # rounding_kernel of a backend -> the kernel; None if it cannot be built here
     "c": lambda device: native_kernel(),
     "triton": _triton_kernel,
+    "compiled": reference.compiled_update,
     _WITHOUT_COMPILER: lambda device: reference.update,
 }
 

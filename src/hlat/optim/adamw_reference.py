@@ -33,6 +33,7 @@ than half a spacing of c, about 2^-18 of w, and change by up to twice u just abo
 changes by u on average, down to the rounding of c - u to fp32, 2^-32 of w.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -40,7 +41,7 @@ import torch
 
 from hlat.optim.element_addresses import ElementAddresses
 from hlat.precision import element_bits, line_bits, stochastic_round
-from hlat.runtime.backend import types_with
+from hlat.runtime.backend import backend_of, is_on_host, types_with
 
 SCALARS = (
     "decay",
@@ -60,6 +61,8 @@ ROUNDINGS = ("bf16-sr", "bf16", "bf16-kahan", "bf16-long", "bf16-kahan-long")
 _WITH_FLOAT64 = types_with(lambda backend: backend.float64)  # a constant, for torch.compile
 _MAX_BETA_TO_NEAREST = 1 - 2.0**-5
 _CHUNK = 1 << 15  # elements at a time: temporaries fit into the cache, and torch starts no threads for so few
+_DEVICE_CHUNK = 1 << 22  # on a device every operation is launched: few launches, and temporaries of 16 MiB
+_MOST_GRAPHS = 256  # one for each shape of a chunk; torch's own limit of 8 is for graphs that should not vary
 
 
 @dataclass(frozen=True)
@@ -114,12 +117,32 @@ def rounding_of(mode: str, betas: tuple[float, float], in_hardware: bool = False
     return f"{mode}-long"
 
 
-def update(parameters: Sequence[Operands], keys_2N: torch.Tensor, rounding: str) -> None:
-    """Update parameters, a chunk of lines at a time."""
+def update(
+    parameters: Sequence[Operands],
+    keys_2N: torch.Tensor,
+    rounding: str,
+    update_chunk: Callable[[Operands, torch.Tensor, str], None] | None = None,
+) -> None:
+    """Update parameters, a chunk of lines at a time, by ``update_lines`` unless another function is given."""
+    update_chunk = update_chunk or update_lines
     for operands in parameters:
-        lines = max(1, _CHUNK // operands.addresses.length)
-        for start in range(0, operands.addresses.count, lines):
-            update_lines(operands.slice_lines(start, start + lines), keys_2N, rounding)
+        count = operands.addresses.count
+        lines = max(1, (_CHUNK if is_on_host(operands.weight) else _DEVICE_CHUNK) // operands.addresses.length)
+        for start in range(0, count, lines):
+            chunk = operands if lines >= count else operands.slice_lines(start, start + lines)
+            update_chunk(chunk, keys_2N, rounding)
+
+
+def compiled_update(device: torch.device) -> Kernel:
+    """Return ``update`` with one graph per chunk, which the device's compiler compiles for each shape of a chunk."""
+    graph = torch.compile(
+        update_lines,
+        backend=backend_of(device).compile_backend,
+        dynamic=False,
+        fullgraph=True,
+        recompile_limit=_MOST_GRAPHS,
+    )
+    return functools.partial(update, update_chunk=graph)
 
 
 def update_lines(operands: Operands, keys_2N: torch.Tensor, rounding: str) -> None:

@@ -17,6 +17,7 @@ import torch
 
 from hlat.config.sections import OptimizerConfig
 from hlat.model import LocalParameter, local
+from hlat.runtime.backend import backend_of
 
 STEP = "step"
 """Name of the step counter in the state of a parameter: an fp32 scalar, not a state tensor."""
@@ -52,6 +53,11 @@ class WholeMatrices(Protocol):
             tensors: this process's rows and columns of them, contiguous; receives those of the results.
             function: computes a matrix.
         """
+
+
+def counter_device(device: torch.device) -> torch.device:
+    """Return where step counters are: on a device with float64, in which scalars follow from them, else on the host."""
+    return device if backend_of(device).float64 else torch.device("cpu")
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -115,7 +121,7 @@ class Optimizer(torch.optim.Optimizer, ABC):
         """Create a step counter and zeros under these names as the state of a parameter, unless it has a state."""
         state = self.state[parameter]
         if not state:
-            state[STEP] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            state[STEP] = torch.zeros((), dtype=torch.float32, device=counter_device(parameter.device))
             for name in names:
                 state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
 

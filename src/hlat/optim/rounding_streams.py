@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from hlat.model import LocalParameter
+from hlat.optim.base import counter_device
 from hlat.optim.element_addresses import ElementAddresses, address_elements
 from hlat.precision import step_keys, stream_keys
 
@@ -36,12 +37,13 @@ class RoundingStreams:
         _ = self.addresses, self._keys_2N, self._owners_N
 
     def keys(self, steps_P: torch.Tensor) -> torch.Tensor:
-        """Compute the keys of all canonical tensors in a step: int32 of shape (2, N).
+        """Compute the keys of all canonical tensors in a step: int32 of shape (2, N), on the parameters' device.
 
         Args:
-            steps_P: step counter of each parameter.
+            steps_P: step counter of each parameter, where counters are.
         """
-        return step_keys(self._keys_2N, steps_P[self._owners_N])
+        keys_2N = step_keys(self._keys_2N, steps_P[self._owners_N])
+        return keys_2N.to(self._parameters[0].tensor.device, non_blocking=True)
 
     @functools.cached_property
     def addresses(self) -> list[ElementAddresses]:
@@ -55,7 +57,7 @@ class RoundingStreams:
 
     @functools.cached_property
     def _device(self) -> torch.device:
-        return self._parameters[0].tensor.device
+        return counter_device(self._parameters[0].tensor.device)
 
     @functools.cached_property
     def _keys_2N(self) -> torch.Tensor:

@@ -5,9 +5,12 @@ import time
 
 import pytest
 
+from hlat.runtime import LaunchError
+from hlat.runtime.backend.device import recurring_fault_error
 from hlat.runtime.backend.faults import device_reports, find_fault, nvidia_faults
 from hlat.runtime.backend.faults.device_faults import find_kernel_faults
 from hlat.runtime.backend.faults.neuron_faults import read_monitor
+from hlat.runtime.storage import EARLIER_ATTEMPT_ENV
 
 # A line of the driver's log, as AWS's page on troubleshooting has it.
 LINE = (
@@ -35,6 +38,34 @@ def test_a_status_is_recognised_by_its_number(status: int, advice: str, is_conse
     for text in (f"nrt_execute failed: status={status}", f"Neuron runtime error, status_code={status} on nc 3"):
         fault = find_fault(f"Traceback\n  step 7\nRuntimeError: {text}\nbye")
         assert fault is not None and advice in str(fault) and fault.is_consequence is is_consequence
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "recurs"),
+    [
+        ("Failed to allocate Neuron tensor of size 9 bytes (out of memory). Status: 4", "NRT_RESOURCE", True),
+        ("Command failed (neuronx-cc compilation) with exit code 70: [NCC_ILLC059] no", "neuronx-cc", True),
+        ("RuntimeError: neuronx-cc failed with 70", "neuronx-cc", True),
+        ("(neuronx-cc compilation) with exit code 70: [NCC_EOOM001] too much", "NCC_EOOM", True),
+        ("Failed to copy tensor data. Status: 1202", "NRT_EXEC_HW_ERR_NC_UE", False),
+    ],
+)
+def test_what_the_program_would_meet_again_is_told_from_broken_hardware(text: str, name: str, recurs: bool) -> None:
+    fault = find_fault(text)
+    assert fault is not None and (fault.name, fault.recurs) == (name, recurs)
+
+
+def test_a_recurring_fault_is_retryable_only_after_an_attempt_that_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that an ended attempt has not freed yet may be the reason then."""
+    error = RuntimeError("first line\nneuronx-cc failed with 70\nlast line")
+    monkeypatch.delenv(EARLIER_ATTEMPT_ENV, raising=False)
+    found = recurring_fault_error(error)
+    assert found is not None and not found.retryable and str(found).endswith("says: neuronx-cc failed with 70")
+    monkeypatch.setenv(EARLIER_ATTEMPT_ENV, "3 0 run")
+    found = recurring_fault_error(error)
+    assert found is not None and found.retryable
+    assert recurring_fault_error(RuntimeError("nrt_execute status=1202")) is None
+    assert recurring_fault_error(LaunchError("neuronx-cc failed with 70")) is None
 
 
 def test_the_worst_fault_is_reported() -> None:

@@ -28,7 +28,7 @@
 namespace {
 
 constexpr auto DEVICE = c10::DeviceType::PrivateUse1;
-constexpr size_t MEMORY = size_t(24) << 30;  // of one logical core
+std::atomic<int64_t> memory{int64_t(24) << 30};  // of one logical core
 
 // ---- Rules that a test may turn off, by name ------------------------------------------------------------------------
 
@@ -72,7 +72,22 @@ void after_fork() {
   initialized = false;
 }
 
+// ---- Errors that are seen late: an operator fails, and whoever waits for the device is told, then and ever after --
+
+std::atomic<int> next_status{0}, failed_status{0};
+
+void fail_if_told() {
+  if (const int status = next_status.exchange(0)) failed_status = status;
+}
+
+void check_earlier() {
+  const int status = failed_status;
+  TORCH_CHECK(status == 0, "Neuron execution failed: nrt_execute status=", status);
+}
+
 // ---- What happened, by step -----------------------------------------------------------------------------------------
+
+thread_local bool in_graph = false;  // a compiled graph is one launch, whatever its operators
 
 struct Counts {
   int64_t operators = 0, shapes = 0, constants = 0, fallbacks = 0, waits = 0, uploads = 0;
@@ -112,6 +127,10 @@ std::atomic<int64_t> held{0}, peak{0};
 
 void grow(int64_t bytes) {
   const auto now = held += bytes;
+  if (now > memory) {
+    held -= bytes;
+    TORCH_CHECK(false, "Failed to allocate Neuron tensor of size ", bytes, " bytes (out of memory). Status: 4");
+  }
   auto before = peak.load();
   while (now > before && !peak.compare_exchange_weak(before, now)) {
   }
@@ -129,10 +148,10 @@ void release(void* owner) {
 
 struct DeviceMemory final : c10::DeviceAllocator {
   c10::DataPtr allocate(size_t bytes) override {
-    auto memory = c10::GetCPUAllocator()->allocate(bytes);
-    auto* data = memory.get();
-    c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(memory), nullptr, false);
     grow(static_cast<int64_t>(bytes));
+    auto shown = c10::GetCPUAllocator()->allocate(bytes);
+    auto* data = shown.get();
+    c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(shown), nullptr, false);
     return {data, new Owner{std::move(storage), static_cast<int64_t>(bytes)}, &release,
             c10::Device(DEVICE, static_cast<c10::DeviceIndex>(current_index()))};
   }
@@ -143,7 +162,9 @@ struct DeviceMemory final : c10::DeviceAllocator {
   void recordStream(const c10::DataPtr&, c10::Stream) override {}
   void resetAccumulatedStats(c10::DeviceIndex) override {}
   void resetPeakStats(c10::DeviceIndex) override { peak = held.load(); }
-  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex) override { return {MEMORY - held, MEMORY}; }
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex) override {
+    return {static_cast<size_t>(memory - held), static_cast<size_t>(memory)};
+  }
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override {
     c10::CachingDeviceAllocator::DeviceStats stats;
     const auto total = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
@@ -207,6 +228,7 @@ class Call {
 
   void run() {
     initialize();
+    fail_if_told();
     TORCH_CHECK(!(refuse_determinism && at::globalContext().deterministicAlgorithms()),
                 "neuron [determinism]: torch's deterministic mode turns fused execution off");
     const auto& arguments = op_.schema().arguments();
@@ -293,6 +315,7 @@ class Call {
   }
 
   void count() {
+    if (in_graph) return;
     std::lock_guard<std::mutex> lock(counting);
     counts.operators++;
     counts.kinds[name_]++;
@@ -317,6 +340,7 @@ void every_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack) { C
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   initialize();
   const bool reads = to.device().type() == c10::kCPU;
+  if (reads) check_earlier();
   check_dtype(reads ? from : to, "a copy");
   {
     std::lock_guard<std::mutex> lock(counting);
@@ -335,6 +359,7 @@ at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) {
 }
 
 at::Scalar read_scalar(const at::Tensor& tensor) {
+  check_earlier();
   {
     std::lock_guard<std::mutex> lock(counting);
     counts.waits++;
@@ -411,14 +436,14 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getNewStream(c10::Device device, int) const override { return stream(device); }
   c10::Stream exchangeStream(c10::Stream given) const override { return given; }
   bool queryStream(const c10::Stream&) const override { return true; }
-  void synchronizeStream(const c10::Stream&) const override {}
-  void synchronizeDevice(const c10::DeviceIndex) const override {}
+  void synchronizeStream(const c10::Stream&) const override { check_earlier(); }
+  void synchronizeDevice(const c10::DeviceIndex) const override { check_earlier(); }
   void record(void** event, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag) const override {
     *event = &device_memory;
   }
   void block(void*, const c10::Stream&) const override {}
   bool queryEvent(void*) const override { return true; }
-  void synchronizeEvent(void*) const override {}
+  void synchronizeEvent(void*) const override { check_earlier(); }
   void destroyEvent(void*, const c10::DeviceIndex) const noexcept override {}
   double elapsedTime(void*, void*, const c10::DeviceIndex) const override { return 0.0; }
 };
@@ -476,6 +501,8 @@ int stand_in_allow(const char* rule) {
 }
 
 void stand_in_start() { initialize(); }
+void stand_in_limit_memory(int64_t bytes) { memory = bytes; }
+void stand_in_fail_next(int status) { next_status = status; }
 
 // Give this process one device of the machine; the number that it sees, and the index of its own.
 void stand_in_assign(int seen, int index) {
@@ -486,6 +513,14 @@ void stand_in_assign(int seen, int index) {
   initialize();
 }
 
+void stand_in_begin_graph() {
+  std::lock_guard<std::mutex> lock(counting);
+  counts.operators++;
+  counts.kinds["graph"]++;
+  in_graph = true;
+}
+
+void stand_in_end_graph() { in_graph = false; }
 int stand_in_is_initialized() { return initialized; }
 int stand_in_is_in_bad_fork() { return forked; }
 int stand_in_device_count() { return visible; }

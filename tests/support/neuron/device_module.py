@@ -18,6 +18,9 @@ from tests.support.neuron.rules import RULES, holds
 DEVICES_ENV = "HLAT_STAND_IN_DEVICES"
 """Number of devices of the machine; 64 unless set, as on a trn2.48xlarge."""
 
+MEMORY_ENV = "HLAT_STAND_IN_MEMORY"
+"""Bytes of a device, above which allocations fail; 24 GiB unless set."""
+
 _OF_LIBRARY = ("float64", "unsigned", "determinism", "fork", "one-device")  # rules that the library applies
 _native: list[ctypes.CDLL] = []
 _assigned: list[int] = []  # the index of this process's device, once the default group has assigned it
@@ -39,6 +42,7 @@ def load() -> None:
         if not holds(rule):
             assert library.stand_in_allow(rule.encode()), rule
     library.stand_in_install(_visible_devices())
+    library.stand_in_limit_memory(ctypes.c_int64(_Properties().total_memory))
     _native.append(library)
     torch.utils.rename_privateuse1_backend("neuron")
     torch._register_device_module("neuron", _module(library))
@@ -80,7 +84,10 @@ def assign_local_device() -> None:
 
 class _Properties:
     name = "trn2.48xlarge"
-    total_memory = 24 << 30
+
+    @property
+    def total_memory(self) -> int:
+        return int(os.environ.get(MEMORY_ENV, str(24 << 30)))
 
 
 def _module(library: ctypes.CDLL) -> types.ModuleType:
@@ -110,7 +117,7 @@ def _module(library: ctypes.CDLL) -> types.ModuleType:
         "set_device": set_device,
         "get_device_name": lambda device=0: str(device) if isinstance(device, torch.device) else f"neuron:{device}",
         "get_device_properties": get_device_properties,
-        "synchronize": lambda device=None: None,
+        "synchronize": lambda device=None: torch.accelerator.synchronize(),
         "empty_cache": lambda: None,
         "memory_allocated": lambda device=None: library.stand_in_memory(),
         "max_memory_allocated": lambda device=None: library.stand_in_peak_memory(),

@@ -11,6 +11,7 @@ from hlat.parallel import build_parallel, decide_compilation
 from hlat.runtime.distributed import join_run
 from hlat.training import accumulate_gradients, update
 from tests.support.distributed.jobs import batch_of
+from tests.support.neuron.compiling import COMPILED
 from tests.support.neuron.device_module import native
 
 
@@ -30,8 +31,8 @@ def decide_and_train(content: dict[str, Any]) -> dict[str, Any]:
     return {
         "process group": dist.get_backend() if runtime.world > 1 else "none: one process",
         "optimizer": (group.get("fused"), group.get("foreach")),
-        "kernel": optimizer._kernel.__module__ if hasattr(optimizer, "_mode") else None,
-        "scalars": getattr(optimizer, "_wide_device", torch.device("cpu")).type,
+        "graphs": COMPILED[0],
+        "counters": optimizer.state[model.local_parameters[0].parameter]["step"].device.type,
         "torch's deterministic mode": torch.get_deterministic_debug_mode(),
         "compiled": compilation.on,
         "weights": str(model.local_parameters[0].tensor.dtype).removeprefix("torch."),

@@ -18,6 +18,9 @@ from typing import Any
 from tests.support.commands import forking, hlat
 from tests.support.neuron.rules import allowing
 
+FAULT_ENV = "HLAT_STAND_IN_FAULT"
+"""File with rank, step and status of the runtime: an operator of that step fails there, once. Needs counts."""
+
 _COUNTS_ENV = "HLAT_STAND_IN_COUNTS"
 _SECONDS = 120.0
 _AFTER_AN_ERROR = 5.0
@@ -129,6 +132,7 @@ def _count_steps(folder: Path) -> None:
     plain = loop._training_step
 
     def counted(state: Any, prefetcher: Any) -> Any:
+        _fail_once(state.runtime.rank, state.step + 1)
         before = device_module.counts()["waits"]
         process_group.clear()
         result = plain(state, prefetcher)
@@ -139,6 +143,16 @@ def _count_steps(folder: Path) -> None:
         return result
 
     loop._training_step = counted
+
+
+def _fail_once(rank: int, step: int) -> None:
+    """Let the next operator fail if the file of faults says so; remove the file."""
+    from tests.support.neuron.device_module import native  # noqa: PLC0415
+
+    file = Path(os.environ.get(FAULT_ENV, "/nowhere"))
+    if file.is_file() and (fault := json.loads(file.read_text())) and (fault["rank"], fault["step"]) == (rank, step):
+        file.unlink()
+        native().stand_in_fail_next(fault["status"])
 
 
 def _run(function: Callable[..., Any], arguments: Sequence[Any], variables: dict[str, str], answer: Connection) -> None:

@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from hlat.launch.preflight.checks import Facts, axis_groups, checks_of
+from hlat.launch.preflight.checks import Facts, axis_groups, checks_of, modules_of
 from hlat.launch.preflight.facts import facts_by_module, measure
 from hlat.launch.preflight.judgement import Gathered, judge
 from hlat.launch.preflight.links import LinkServer
@@ -92,10 +92,9 @@ class _Examination:
     def _ask_alone(self, ranks: RankProcesses) -> list[Facts]:
         """Facts of each rank process by module; its needs, and trouble if it died or did not answer."""
         request = self._request
-        modules = list(dict.fromkeys(check.module for check in checks_of("rank")))
         orders: list[dict[str, Any]] = [
             {"order": "alone", "local_rank": local, "nproc": request.nproc, "device": request.device}
-            | {"rank": request.node * request.nproc + local, "modules": modules, "world": request.world}
+            | {"rank": request.node * request.nproc + local, "modules": modules_of("rank"), "world": request.world}
             for local in range(request.nproc)
         ]
         if request.recipe is not None and request.node == 0:
@@ -190,7 +189,9 @@ class _Examination:
                 "device": request.device,
                 "folder": None if meeting.folder is None else str(meeting.folder),
                 "groups": admission["groups"],
-                "modules": list(dict.fromkeys(check.module for check in checks_of("together"))),
+                "modules": modules_of("together"),
+                "rank_modules": modules_of("rank"),
+                "world": request.world,
             }
             for local in range(request.nproc)
         ]

@@ -9,7 +9,7 @@ about its network, not six about everything that needs one.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hlat.launch.preflight.checks import CHECKS, Case, Evidence, Facts, HealthCheck, Stage, Symptom, checks_of
+from hlat.launch.preflight.checks import CHECKS, Case, Evidence, Facts, HealthCheck, Stage, Symptom
 from hlat.launch.preflight.report import ExaminedHost, Finding, PreflightReport
 
 _MAX_RANKS = 8  # ranks in a message
@@ -50,7 +50,7 @@ class Gathered:
         elif found["trouble"] and stage == "rank":
             self.add_trouble("rank-processes", node, rank, found["trouble"])
         self.plan.update(found["plan"])
-        for check in checks_of(stage):
+        for check in CHECKS:  # those of a device are measured in another stage where processes join first
             if check.module in found["modules"]:
                 self.add(check, node, rank, found["modules"][check.module])
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hlat.config import Recipe
-from hlat.launch.preflight.checks import CHECKS, checks_of
+from hlat.launch.preflight.checks import CHECKS, checks_of, modules_of
 from hlat.launch.preflight.facts import facts_by_module, measure
 from hlat.launch.preflight.judgement import Gathered, judge
 from hlat.launch.preflight.place import HostTools, HostView
@@ -64,7 +64,7 @@ def _examine_ranks(
     gathered: Gathered, processes: RankProcesses, ranks: range, request: PreflightRequest, seconds: float
 ) -> None:
     """Examine the devices of some ranks, each in one of the processes."""
-    modules = list(dict.fromkeys(check.module for check in checks_of("rank", quick=True)))
+    modules = modules_of("rank", quick=True)
     orders = [
         {"order": "alone", "local_rank": rank, "rank": rank, "nproc": request.nproc, "world": request.nproc}
         | {"device": request.device, "modules": modules}

@@ -14,12 +14,15 @@ from collections.abc import Callable
 import torch
 
 from hlat.runtime.backend.base import ONEDNN, TORCH
+from hlat.runtime.backend.faults import find_fault
 from hlat.runtime.backend.table import backend_of
-from hlat.runtime.errors import LaunchError
+from hlat.runtime.errors import HlatError, LaunchError
 from hlat.runtime.rank_env import RankInfo
+from hlat.runtime.storage import EARLIER_ATTEMPT_ENV
 from hlat.runtime.terminal_text import plural
 
 _HOST = "cpu"
+_SHOWN = 300  # characters of a message of a device's software
 
 
 def choose_device(device: str, here: RankInfo) -> torch.device:
@@ -113,6 +116,25 @@ def nondeterministic_kernel_error(error: BaseException) -> LaunchError | None:
         f"run.deterministic=true allows only kernels that give the same bits each time, and torch has none: {found}. "
         "With run.deterministic=false the run uses another kernel; after a resume the last bits may differ."
     )
+
+
+def recurring_fault_error(error: BaseException) -> LaunchError | None:
+    """Return the error for the user if a device's software reports what would fail again; None for any other error.
+
+    After an attempt that trained it is retryable, because processes of that attempt may still hold a device's memory.
+    """
+    fault = None if isinstance(error, HlatError) else find_fault(str(error))
+    if fault is None or not fault.recurs:
+        return None
+    line = next((line.strip() for line in str(error).splitlines() if find_fault(line) == fault), "")
+    found = LaunchError(f"{fault} The device's software says: {line[:_SHOWN]}")
+    found.retryable = EARLIER_ATTEMPT_ENV in os.environ
+    return found
+
+
+def device_error(error: BaseException) -> LaunchError | None:
+    """Return the error for the user if torch or a device's software refuses what it would refuse again, else None."""
+    return nondeterministic_kernel_error(error) or recurring_fault_error(error)
 
 
 def accelerator_in_use() -> bool:

@@ -62,6 +62,7 @@ class NeuronBackend(Backend):
     group_before_device = True  # init_process_group asserts that the runtime has not been started
     group_differs = True  # the beta has no send and receive, the documentation of SDK 2.33 lists pipelines
     sends = False
+    rounding_kernel = "compiled"  # operator by operator it would be over a hundred launches per parameter
     rounds_in_hardware = True
     unequal_all_to_all = False
     materialises_masks = True  # torch.nn.attention.bias aligns a causal mask in kernels of CUDA only

@@ -25,9 +25,9 @@ from hlat.runtime.backend import (
     backend_of,
     configure_numerics,
     damaged_code_error,
+    device_error,
     find_device_type,
     interface_variables,
-    nondeterministic_kernel_error,
     select_device,
     use_compile_cache,
 )
@@ -176,7 +176,7 @@ def joined_run(
 
     Raises:
         LaunchError: as for ``join_run``; or torch refused a non-deterministic kernel within the block, or compiled code
-            of earlier processes may be damaged.
+            of earlier processes may be damaged, or the software of a device reports what would fail again.
         StorageError: as for ``join_run``.
     """
     runtime = join_run(device, deterministic, folder, compile_cache, limits)
@@ -184,7 +184,8 @@ def joined_run(
         yield runtime
     except BaseException as error:
         abandon_run(runtime)
-        if (refusal := nondeterministic_kernel_error(error) or damaged_code_error(error)) is not None:
+        # A compiler that says why it failed has found no damaged code, which would cost the whole cache.
+        if (refusal := device_error(error) or damaged_code_error(error)) is not None:
             raise refusal from error
         raise
     leave_run(runtime)

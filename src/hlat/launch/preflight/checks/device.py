@@ -26,8 +26,8 @@ def _judge_memory(evidence: Evidence) -> Iterator[Symptom]:
 
 def _judge_use(evidence: Evidence) -> Iterator[Symptom]:
     for case in evidence.cases:
-        if "free" not in case.facts:
-            continue
+        if "free" not in case.facts or case.facts.get("joined"):
+            continue  # what the runtime of a process that has joined holds counts as used
         free, total = float(case.facts["free"]), float(case.facts["total"])
         if total - free > _IN_USE * total:
             text = f"{gibibytes(total - free)} of the device's {gibibytes(total)} are used by other processes"

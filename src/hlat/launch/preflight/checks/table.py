@@ -56,3 +56,8 @@ def checks_of(stage: Stage, quick: bool = False) -> list[HealthCheck]:
         quick: True for those of the examination before a restart only.
     """
     return [check for check in CHECKS if check.stage == stage and (check.is_quick or not quick)]
+
+
+def modules_of(stage: Stage, quick: bool = False) -> list[str]:
+    """Return the modules that measure the checks of a stage in each process; arguments as for ``checks_of``."""
+    return list(dict.fromkeys(check.module for check in checks_of(stage, quick)))

@@ -5,8 +5,9 @@ from hlat.runtime.backend import backend_of
 
 
 def measure(place: RankPlace) -> Facts:
-    """Return free and total bytes of the device; nothing for one that is the memory of the host."""
+    """Return free and total bytes of the device, and if this process has used it by joining; nothing on the host."""
     backend = backend_of(place.device)
     if backend.is_shared:
         return {}
-    return {"free": backend.free_memory_bytes(place.device), "total": backend.memory_bytes(place.device)}
+    free, total = backend.free_memory_bytes(place.device), backend.memory_bytes(place.device)
+    return {"free": free, "total": total, "joined": place.ranks.world > 1}

@@ -3,6 +3,8 @@
     order "alone":    device, checks of the stage rank           --> facts, one line per check
     order "together": join the other processes, then checks of the stage together
 
+Where a process must join before it uses its device, checks of the stage rank that need a device follow then.
+
 Orders come as lines of JSON on standard input, answers go to standard output. Anything else that is printed goes to
 standard error, which the parent shows if the process dies. At the end of its input the process ends.
 """
@@ -21,10 +23,12 @@ from hlat.config import Recipe
 from hlat.launch.parent_death import stop_with_launcher
 from hlat.launch.preflight.ranks.rank_place import RankPlace, RankTools
 from hlat.runtime import HlatError, RankInfo
-from hlat.runtime.backend import backend_of, choose_device, configure_numerics
+from hlat.runtime.backend import backend_of, configure_numerics, find_device_type, select_device
 from hlat.runtime.distributed import joined_run
 
 Answer = Callable[[dict[str, Any]], None]
+
+_WITHOUT_DEVICE = ("software",)  # modules of the stage rank that use no device
 
 
 def main(tools: RankTools | None = None) -> None:
@@ -49,9 +53,14 @@ def main(tools: RankTools | None = None) -> None:
 
 def alone(order: dict[str, Any], tools: RankTools, answer: Answer) -> None:
     """Measure in this process alone."""
-    local_rank = order["local_rank"]
+    here, modules = RankInfo(order["local_rank"], order["nproc"], order["local_rank"]), order["modules"]
     try:
-        device = choose_device(order["device"], RankInfo(local_rank, order["nproc"], local_rank))
+        device_type = find_device_type(order["device"])
+        if _joins_first(device_type, order["world"]):
+            device = torch.device(device_type)
+            modules = [module for module in modules if module in _WITHOUT_DEVICE]
+        else:
+            device = select_device(device_type, here)
         configure_numerics(device)
         backend_of(device).configure_process()
     except (HlatError, RuntimeError) as error:
@@ -61,7 +70,7 @@ def alone(order: dict[str, Any], tools: RankTools, answer: Answer) -> None:
         plan = import_module("hlat.launch.preflight.ranks.plan")  # imports all of parallelism: one process does it
         recipe = Recipe.model_validate(order["recipe"])
         answer({"plan": plan.plan_needs(recipe, order["world"], device)})
-    _measure(order["modules"], RankPlace(device, order["rank"], tools), answer)
+    _measure(modules, RankPlace(device, order["rank"], tools), answer)
 
 
 def together(order: dict[str, Any], tools: RankTools, answer: Answer) -> None:
@@ -72,11 +81,18 @@ def together(order: dict[str, Any], tools: RankTools, answer: Answer) -> None:
     try:
         with joined_run(order["device"], folder=folder) as runtime:
             place = RankPlace(runtime.device, runtime.rank, tools, runtime.ranks, order["groups"])
-            for module in order["modules"]:
+            is_new = _joins_first(runtime.device.type, order["world"])
+            of_device = [each for each in order["rank_modules"] if is_new and each not in _WITHOUT_DEVICE]
+            for module in [*of_device, *order["modules"]]:
                 answer({"begin": module})
                 _measure([module], place, answer, raises=True)
     except (HlatError, RuntimeError) as error:
         answer({"broken": _one_line(error)})
+
+
+def _joins_first(device_type: str, world: int) -> bool:
+    """Return True if a process of so many may use its device only after it has joined the others."""
+    return world > 1 and backend_of(device_type).group_before_device
 
 
 def _measure(modules: list[str], place: RankPlace, answer: Answer, raises: bool = False) -> None:

@@ -26,6 +26,7 @@ class DeviceFault:
         advice: what to do, without a full stop.
         is_consequence: True if the fault is probably that of another worker, for which this one waited in vain.
         is_hardware: False if a program may cause it on a sound machine; a check of the machine then ignores it.
+        recurs: True if the same program on the same devices would fail again.
     """
 
     name: str
@@ -33,6 +34,7 @@ class DeviceFault:
     advice: str
     is_consequence: bool = False
     is_hardware: bool = True
+    recurs: bool = False
 
     def __str__(self) -> str:
         return f"{self.name}: {self.meaning}. {self.advice}."

@@ -1,7 +1,8 @@
-"""Faults of the Neuron runtime: status codes, messages of the driver, and neuron-monitor.
+"""Faults of the Neuron runtime: status codes, messages of the driver and the compiler, and neuron-monitor.
 
 Sources: AWS Neuron documentation (aws-neuron-sdk at 81ce03ae), nrt-developer-guide.rst (status codes),
-nrt-troubleshoot.rst (hardware errors, NEURON_HW_ERR), neuron-monitor-user-guide.rst. Not seen on a device.
+nrt-troubleshoot.rst (hardware errors, NEURON_HW_ERR), neuron-monitor-user-guide.rst, error-codes of the compiler; the
+public beta's source (how torch-neuronx reports neuronx-cc). Not seen on a device.
 """
 
 import json
@@ -12,6 +13,10 @@ from typing import Any
 from hlat.runtime.backend.faults.device_faults import DeviceFault, FaultTable
 
 _REPLACE = "Replace the instance; EC2 announces its retirement within 15 minutes"
+_LESS_MEMORY = (
+    "Use a smaller batch.micro_batch, memory.activation_checkpointing=full, or more devices; hlat rehearse shows the "
+    "bytes"
+)
 _STATUSES = (
     # status, name, meaning, advice, consequence of another worker's fault; worst first
     (1201, "NRT_EXEC_HW_ERR_HBM_UE", "device memory has an error that cannot be repaired", _REPLACE, False),
@@ -42,7 +47,7 @@ _STATUSES = (
     ),
     (1204, "NRT_EXEC_SW_NQ_OVERFLOW", "a queue of notifications was full", "Restart the run", False),
     (11, "NRT_FAIL_HOST_MEM_ALLOC", "the host has too little memory", "Use fewer processes per machine", False),
-    (4, "NRT_RESOURCE", "a resource such as device memory is used up", "Use a layout that needs less memory", False),
+    (4, "NRT_RESOURCE", "a resource such as device memory is used up", _LESS_MEMORY, False),
     (9, "NRT_LOAD_NOT_ENOUGH_NC", "there are too few cores", "Use fewer processes, or end others that use them", False),
     (6, "NRT_HW_ERROR", "the hardware failed", "Look at the kernel's messages of that machine (NEURON_HW_ERR)", False),
     (
@@ -53,6 +58,16 @@ _STATUSES = (
         True,
     ),
     (5, "NRT_TIMEOUT", "an execution takes too long", "Look at the other workers first, then restart the run", True),
+)
+_COMPILER = (
+    # text, meaning, advice; worst first
+    ("NCC_EOOM", "a compiled graph needs more memory than the device has", _LESS_MEMORY),
+    (
+        "neuronx-cc",
+        "the compiler failed",
+        "Look up its error code. run.compile=none compiles blocks operator by operator, TORCH_COMPILE_DISABLE=1 in the "
+        "environment the update of bf16 weights too",
+    ),
 )
 _HANG = "suspected hang in collectives operation"
 _DRIVER = {
@@ -68,7 +83,11 @@ _DRIVER = {
 def _faults() -> dict[str, DeviceFault]:
     by_name = {}
     for number, name, meaning, advice, is_consequence in _STATUSES:
-        by_name[name] = by_name[str(number)] = DeviceFault(name, meaning, advice, is_consequence)
+        by_name[name] = by_name[str(number)] = DeviceFault(
+            name, meaning, advice, is_consequence, recurs=advice == _LESS_MEMORY
+        )
+    for text, meaning, advice in _COMPILER:
+        by_name[text] = DeviceFault(text, meaning, advice, recurs=True)
     by_name[_HANG] = by_name["NRT_EXEC_HW_ERR_COLLECTIVES"]
     return by_name | {kind: by_name[name] for kind, name in _DRIVER.items()}
 
@@ -108,7 +127,11 @@ def _runtime_errors(content: dict[str, Any]) -> list[str]:
 
 FAULTS = FaultTable(
     faults=_faults(),
-    pattern=re.compile(rf"\b(NRT_[A-Z_]+)\b|(?i:\bnrt\w*|neuron)[^\n]*?\bstatus(?:_code)?[ =:]+(\d+)\b|({_HANG})"),
+    pattern=re.compile(
+        r"\b(NRT_[A-Z_]+)\b"
+        r"|(?i:\bnrt\w*|neuron|copy tensor data|async tensor copy)[^\n]*?\b(?i:status)(?:_code)?[ =:]+(\d+)\b"
+        rf"|({_HANG})|\b(NCC_EOOM)\d+|\b(neuronx-cc)(?: compilation\) with exit code| failed with) "
+    ),
     kernel_pattern=re.compile(r"NEURON_HW_ERR=([A-Z_]+)"),
     monitor=("neuron-monitor",),
     read_monitor=read_monitor,
