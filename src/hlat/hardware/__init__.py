@@ -15,14 +15,14 @@ from hlat.runtime import lazily
 if TYPE_CHECKING:
     from hlat.hardware.machine import MeasuredMachine, measure_machine
     from hlat.hardware.measure import measure_matmul
-    from hlat.hardware.peak import PeakFlops, peak_flops, published_flops
+    from hlat.hardware.peak import PeakFlops, device_chip, peak_flops, published_flops
 
 __getattr__ = lazily(
     __name__,
     {
         "machine": ("MeasuredMachine", "measure_machine"),
         "measure": ("measure_matmul",),
-        "peak": ("PeakFlops", "peak_flops", "published_flops"),
+        "peak": ("PeakFlops", "device_chip", "peak_flops", "published_flops"),
     },
 )
 
@@ -42,6 +42,7 @@ __all__ = [
     "Site",
     "StorageRate",
     "close_names",
+    "device_chip",
     "load_catalog",
     "measure_machine",
     "measure_matmul",

@@ -5,6 +5,12 @@ from typing import TYPE_CHECKING
 from hlat.runtime import lazily
 
 if TYPE_CHECKING:
+    from hlat.model.attention_choice import (
+        attention_heads,
+        attention_kernel,
+        deterministic_by_default,
+        recipe_heads,
+    )
     from hlat.model.builder import allocate, build, replace_parameters
     from hlat.model.decoder import Decoder
     from hlat.model.document_mask import DocumentMask
@@ -16,7 +22,6 @@ if TYPE_CHECKING:
     from hlat.model.matmul import (
         Linear,
         attend,
-        attention_backend,
         computing_as_simulated,
         product_library,
         split_backward,
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
+        "attention_choice": ("attention_heads", "attention_kernel", "deterministic_by_default", "recipe_heads"),
         "builder": (
             "allocate",
             "build",
@@ -59,7 +65,6 @@ __getattr__ = lazily(
         "matmul": (
             "Linear",
             "attend",
-            "attention_backend",
             "computing_as_simulated",
             "product_library",
             "split_backward",
@@ -97,16 +102,19 @@ __all__ = [
     "Reduction",
     "allocate",
     "attend",
-    "attention_backend",
+    "attention_heads",
+    "attention_kernel",
     "build",
     "collect_local_parameters",
     "computing_as_simulated",
+    "deterministic_by_default",
     "head_loss",
     "initialise",
     "kv_replication",
     "local",
     "next_tokens",
     "product_library",
+    "recipe_heads",
     "replace_parameters",
     "row_losses",
     "shard_heads",

@@ -18,9 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
-from torch.nn.attention import SDPBackend
 
-from hlat.model.kernels import attend_to_ranges, describe_attention, has_attention
+from hlat.model.kernels import attend_to_ranges, has_attention
 from hlat.runtime.backend import ONEDNN, TORCH, backend_of, linear_by_onednn, types_with
 from hlat.runtime.distributed import in_fake_world
 
@@ -232,27 +231,6 @@ class _WideCausalAttention(torch.autograd.Function):
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         wide = kernel(grads[0].float(), *(tensor.float() for tensor in narrow), log_sum, 0.0, True)
         return tuple(grad.to(grads[0].dtype) for grad in wide)
-
-
-def attention_backend(
-    heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, isolated: bool = False
-) -> str:
-    """Name the kernel for causal attention of such heads on a device; ``isolated``: in documents or windows.
-
-    Computations with the same name have the same bits, as far as hlat decides.
-    """
-    if has_attention(device.type, dtype, head_dim):
-        return describe_attention() + (" within documents" if isolated else "")
-    q, k = (torch.empty((1, count, 128, head_dim), dtype=dtype, device=device) for count in (heads, kv_heads))
-    widening = ", in fp32" if needs_widening(q) else ""
-    if isolated:
-        kernel = backend_of(device).document_kernel
-        assert kernel is not None, "a run with data.isolate checks this when it builds the model"
-        return f"{kernel.title} within documents{widening}"
-    if widening:
-        return f"flash_attention{widening}"
-    chosen = torch._fused_sdp_choice(q, k, k, is_causal=True, enable_gqa=True)
-    return SDPBackend(chosen).name.lower()
 
 
 def embed(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -113,7 +113,9 @@ def run(
     with (
         rank_log(recipe.run_dir, this_rank.rank, this_rank.world),
         saver_process(recipe, this_rank) as saver,  # first: a fork is cheap and safe only before threads start
-        joined_run(recipe.run.device, recipe.run.deterministic, recipe.run_dir, recipe.run.compile_cache) as runtime,
+        joined_run(
+            recipe.run.device, recipe.run.determinism is not False, recipe.run_dir, recipe.run.compile_cache
+        ) as runtime,
         ExitStack() as stack,
     ):
         folder = _lock_run_folder(stack, recipe, runtime, stream)

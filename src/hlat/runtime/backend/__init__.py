@@ -6,7 +6,7 @@ from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
     from hlat.runtime.backend.allocator import keep_freed_memory
-    from hlat.runtime.backend.base import ONEDNN, TORCH, AttentionHeads, Backend
+    from hlat.runtime.backend.base import ONEDNN, TORCH, AttentionHeads, AttentionKernel, Backend
     from hlat.runtime.backend.compile_cache import (
         compile_cache_folders,
         damaged_code_error,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         OTHER_DEVICE_NAMES,
         absent_device,
         backend_of,
+        driver_chips,
         driver_versions,
         expects_accelerator,
         interface_variables,
@@ -54,7 +55,7 @@ __getattr__ = lazily(
             "open_compile_cache",
             "use_compile_cache",
         ),
-        "base": ("ONEDNN", "TORCH", "AttentionHeads", "Backend"),
+        "base": ("ONEDNN", "TORCH", "AttentionHeads", "AttentionKernel", "Backend"),
         "device": (
             "PRODUCTS",
             "accelerator_in_use",
@@ -80,6 +81,7 @@ __getattr__ = lazily(
             "OTHER_DEVICE_NAMES",
             "absent_device",
             "backend_of",
+            "driver_chips",
             "driver_versions",
             "expects_accelerator",
             "interface_variables",
@@ -98,6 +100,7 @@ __all__ = [
     "PRODUCTS",
     "TORCH",
     "AttentionHeads",
+    "AttentionKernel",
     "Backend",
     "DeviceFault",
     "ProcessorTime",
@@ -108,6 +111,7 @@ __all__ = [
     "compile_cache_folders",
     "configure_numerics",
     "damaged_code_error",
+    "driver_chips",
     "driver_versions",
     "expects_accelerator",
     "fault_tables",
