@@ -41,7 +41,7 @@ class RunConfig(Section):
     @property
     def determinism(self) -> bool | None:
         """``deterministic``, None for auto."""
-        return None if self.deterministic == "auto" else self.deterministic
+        return self.deterministic if isinstance(self.deterministic, bool) else None
 
 
 class RampStage(Section):

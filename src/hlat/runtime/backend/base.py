@@ -413,7 +413,7 @@ class Backend:
 
 
 def _torch_attention(heads: AttentionHeads, deterministic: bool, device: torch.device) -> str:
-    """Return the kernel that torch chooses on a device that is here, for training."""
+    """Return the kernel that torch chooses on a device that is here, for training. Verified on CPUs only."""
     from torch.nn.attention import SDPBackend, current_flash_attention_impl  # noqa: PLC0415 - most starts need neither
 
     q, k = (
