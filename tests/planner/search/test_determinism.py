@@ -70,7 +70,9 @@ def test_a_run_is_told_what_determinism_costs_where_it_takes_another_kernel() ->
     for same in ((isolated, h100), (recipe(precision={"mode": "fp32"}), h100), (recipe(), chip("Trainium2"))):
         assert run_determinism_cost(*same, 1) is None
     assert run_determinism_cost(recipe(), None, 1) is None
-    assert run_determinism_cost(recipe(memory={"activation_checkpointing": "budget", "budget_gib": 60}), h100, 1) is None
+    assert (
+        run_determinism_cost(recipe(memory={"activation_checkpointing": "budget", "budget_gib": 60}), h100, 1) is None
+    )
 
 
 def test_a_plan_shows_both_step_times() -> None:
