@@ -90,15 +90,17 @@ def _precision(recipe: "Recipe") -> str:
 
 def _determinism(recipe: "Recipe", world: int) -> Iterator[str]:
     """Yield what run.deterministic costs on the GPUs of this machine; nothing where it costs nothing."""
-    from hlat.runtime.backend import driver_chips, expects_accelerator
+    from hlat.runtime.backend import expects_accelerator
 
-    names = driver_chips()
-    if not names or not expects_accelerator(recipe.run.device):
+    if not expects_accelerator(recipe.run.device):
         return
-    from hlat.hardware import load_catalog
+    from hlat.hardware import installed_chip, load_catalog
+
+    if (chip := installed_chip(load_catalog())) is None:
+        return
     from hlat.planner.search import run_determinism_cost
 
-    if (cost := run_determinism_cost(recipe, load_catalog().chip_by_torch_name(names[0]), world)) is not None:
+    if (cost := run_determinism_cost(recipe, chip, world)) is not None:
         yield str(cost)
 
 

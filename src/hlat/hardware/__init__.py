@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hlat.hardware.catalog import Catalog, Chip, Instance, LaunchSettings, PriceKind
 from hlat.hardware.cluster import Cluster, close_names, parse_cluster
-from hlat.hardware.loading import load_catalog
+from hlat.hardware.loading import installed_chip, load_catalog
 from hlat.hardware.quotes import OWN, Per, parse_quote, with_prices_of, with_quote
 from hlat.hardware.site import HOST_SHARE, Site, StorageRate, parse_site
 from hlat.runtime import lazily
@@ -43,6 +43,7 @@ __all__ = [
     "StorageRate",
     "close_names",
     "device_chip",
+    "installed_chip",
     "load_catalog",
     "measure_machine",
     "measure_matmul",

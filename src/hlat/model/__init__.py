@@ -5,12 +5,6 @@ from typing import TYPE_CHECKING
 from hlat.runtime import lazily
 
 if TYPE_CHECKING:
-    from hlat.model.attention_choice import (
-        attention_heads,
-        attention_kernel,
-        deterministic_by_default,
-        recipe_heads,
-    )
     from hlat.model.builder import allocate, build, replace_parameters
     from hlat.model.decoder import Decoder
     from hlat.model.document_mask import DocumentMask
@@ -22,8 +16,12 @@ if TYPE_CHECKING:
     from hlat.model.matmul import (
         Linear,
         attend,
+        attention_heads,
+        attention_kernel,
         computing_as_simulated,
+        deterministic_by_default,
         product_library,
+        recipe_heads,
         split_backward,
     )
     from hlat.model.model_shard import ModelShard, kv_replication, shard_heads, vocabulary_rows
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
-        "attention_choice": ("attention_heads", "attention_kernel", "deterministic_by_default", "recipe_heads"),
         "builder": (
             "allocate",
             "build",
@@ -65,8 +62,12 @@ __getattr__ = lazily(
         "matmul": (
             "Linear",
             "attend",
+            "attention_heads",
+            "attention_kernel",
             "computing_as_simulated",
+            "deterministic_by_default",
             "product_library",
+            "recipe_heads",
             "split_backward",
         ),
         "model_shard": (

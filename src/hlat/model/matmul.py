@@ -11,6 +11,7 @@ tensor cores: speed is that of fp32, while the tensors saved for backward stay b
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -19,8 +20,19 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from hlat.model.kernels import attend_to_ranges, has_attention
-from hlat.runtime.backend import ONEDNN, TORCH, backend_of, linear_by_onednn, types_with
+from hlat.config import Recipe
+from hlat.config.sections import ModelConfig
+from hlat.model.kernels import attend_to_ranges, describe_attention, has_attention
+from hlat.precision import MODES
+from hlat.runtime.backend import (
+    ONEDNN,
+    TORCH,
+    AttentionHeads,
+    AttentionKernel,
+    backend_of,
+    linear_by_onednn,
+    types_with,
+)
 from hlat.runtime.distributed import in_fake_world
 
 if TYPE_CHECKING:
@@ -231,6 +243,66 @@ class _WideCausalAttention(torch.autograd.Function):
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         wide = kernel(grads[0].float(), *(tensor.float() for tensor in narrow), log_sum, 0.0, True)
         return tuple(grad.to(grads[0].dtype) for grad in wide)
+
+
+def attention_heads(
+    model: ModelConfig, mode: str, sequence: int, *, isolate: bool = False, tensor: int = 1, context: int = 1
+) -> AttentionHeads:
+    """Describe the heads of one rank.
+
+    Args:
+        model: the model.
+        mode: precision mode, one of ``MODES``.
+        sequence: tokens of a sequence.
+        isolate: ``data.isolate``.
+        tensor: tensor-parallel degree.
+        context: context-parallel degree.
+    """
+    # A kv head is never split: with fewer of them than tensor ranks, each rank has one.
+    grouped = model.heads // tensor > max(1, model.n_kv_heads // tensor)
+    limited = isolate or model.window(sequence) is not None
+    return AttentionHeads(MODES[mode].compute, model.n_head_dim, grouped, limited, context > 1)
+
+
+def recipe_heads(recipe: Recipe) -> AttentionHeads:
+    """Describe the heads of one rank of a recipe with a resolved precision mode."""
+    data, layout = recipe.data, recipe.parallel
+    return attention_heads(
+        recipe.model,
+        recipe.precision.mode,
+        data.sequence_length,
+        isolate=data.isolate,
+        tensor=layout.tensor,
+        context=layout.context,
+    )
+
+
+def attention_kernel(heads: AttentionHeads, deterministic: bool, device: torch.device) -> AttentionKernel:
+    """Return the kernel of attention in training: hlat's own where it is compiled, else that of the backend.
+
+    Computations by a kernel of the same name have the same bits, as far as hlat decides.
+
+    Args:
+        heads: heads of one rank.
+        deterministic: ``run.deterministic`` of the recipe.
+        device: the device, which may be simulated.
+    """
+    if has_attention(device.type, heads.dtype, heads.head_dim):
+        return AttentionKernel(describe_attention() + " within documents" * heads.limited)
+    backend = backend_of(device)
+    kernel = backend.attention_kernel(heads, deterministic, device)
+    widened = backend.product_dtype(heads.dtype) != heads.dtype  # where bf16 would be emulated
+    return replace(kernel, name=f"{kernel.name}, in fp32") if widened else kernel
+
+
+def deterministic_by_default(recipe: Recipe, device: torch.device) -> bool:
+    """Return the value of ``run.deterministic=auto``: False where it takes a slower kernel of attention.
+
+    Args:
+        recipe: recipe with a resolved precision mode.
+        device: the device, which may be simulated.
+    """
+    return backend_of(device).deterministic_by_default(recipe_heads(recipe), device)
 
 
 def embed(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

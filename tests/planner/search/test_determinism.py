@@ -7,12 +7,12 @@ import pytest
 
 from hlat.cli import recipe as check
 from hlat.config import Recipe
-from hlat.hardware import Chip, load_catalog
+from hlat.hardware import Chip, load_catalog, loading
 from hlat.planner.cost import OperationTimes, framework_profile
 from hlat.planner.problem import PlannedExecution, recipe_on_chip
 from hlat.planner.report import plan_words
 from hlat.planner.search import make_plan, run_determinism_cost, workload_columns
-from hlat.runtime.backend import AttentionKernel, table
+from hlat.runtime.backend import AttentionKernel
 from tests.support.planner.requests import request_for
 from tests.support.rehearsal.small_recipes import recipe_of
 
@@ -100,12 +100,12 @@ def test_a_plan_follows_the_recipe() -> None:
 
 
 def test_check_reads_the_gpu_without_starting_its_driver(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(table, "_GPU_FOLDER", tmp_path)
+    monkeypatch.setattr(loading, "_GPU_FOLDER", tmp_path)
+    monkeypatch.setattr("hlat.runtime.backend.expects_accelerator", lambda device: True)
     assert list(check._determinism(recipe(), 1)) == []
     for bus in ("0000:19:00.0", "0000:3b:00.0"):
         (tmp_path / bus).mkdir()
         (tmp_path / bus / "information").write_text("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 17\n")
-    assert table.driver_chips() == ["NVIDIA H100 80GB HBM3"] * 2
-    monkeypatch.setattr("hlat.runtime.backend.expects_accelerator", lambda device: True)
+    assert loading.installed_chip(load_catalog()) == chip("H100 SXM")
     (line,) = check._determinism(recipe(), 1)
     assert line.startswith("attention by cudnn_attention; run.deterministic=true would take")

@@ -22,7 +22,7 @@ _ELSEWHERE = torch.device("meta")  # backends answer for the chip, not for a dev
 
 @dataclass(frozen=True)
 class PlannedExecution:
-    """What a run decides on its device.
+    """Decisions of a run on its device.
 
     Attributes:
         attention: kernel of attention; None on chips or in number formats that hlat does not run.

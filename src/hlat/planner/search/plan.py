@@ -67,7 +67,7 @@ class TrainingPlan:
 
     @cached_property
     def determinism(self) -> DeterminismCost | None:
-        """What deterministic kernels cost the chosen layout; None where they are the same as others."""
+        """Price of deterministic kernels in the chosen layout; None where they are the same as others."""
         return determinism_cost(self.request, self.chosen.candidate)
 
     @property

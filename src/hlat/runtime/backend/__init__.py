@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
-    from hlat.runtime.backend.allocator import keep_freed_memory
     from hlat.runtime.backend.base import ONEDNN, TORCH, AttentionHeads, AttentionKernel, Backend
     from hlat.runtime.backend.compile_cache import (
         compile_cache_folders,
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
         OTHER_DEVICE_NAMES,
         absent_device,
         backend_of,
-        driver_chips,
         driver_versions,
         expects_accelerator,
         interface_variables,
@@ -48,7 +46,6 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
-        "allocator": ("keep_freed_memory",),
         "compile_cache": (
             "compile_cache_folders",
             "damaged_code_error",
@@ -81,7 +78,6 @@ __getattr__ = lazily(
             "OTHER_DEVICE_NAMES",
             "absent_device",
             "backend_of",
-            "driver_chips",
             "driver_versions",
             "expects_accelerator",
             "interface_variables",
@@ -111,7 +107,6 @@ __all__ = [
     "compile_cache_folders",
     "configure_numerics",
     "damaged_code_error",
-    "driver_chips",
     "driver_versions",
     "expects_accelerator",
     "fault_tables",
@@ -122,7 +117,6 @@ __all__ = [
     "interface_variables",
     "is_on_host",
     "is_simulated",
-    "keep_freed_memory",
     "linear_by_onednn",
     "nondeterministic_kernel_error",
     "open_compile_cache",

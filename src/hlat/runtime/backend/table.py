@@ -158,9 +158,6 @@ DRIVER_FILES = {
 }
 
 
-_GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
-
-
 def driver_versions() -> dict[str, str]:
     """Return the version of each accelerator's loaded driver, by device type; nothing is imported or initialised."""
     found = {}
@@ -173,12 +170,3 @@ def driver_versions() -> dict[str, str]:
         if numbers:
             found[device_type] = numbers[0]
     return found
-
-
-def driver_chips() -> list[str]:
-    """Return the names of NVIDIA's GPUs here, as torch has them; nothing is imported or initialised."""
-    names = []
-    for file in sorted(_GPU_FOLDER.glob("*/information")):
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-        names += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
-    return names
