@@ -50,7 +50,7 @@ def rehearsed(world: int, content: dict[str, Any]) -> Rehearsal:
 def test_a_run_does_what_its_rehearsal_said(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     world, sections = ROWS[name]
     content = content_of(sections)
-    monkeypatch.setattr(type(backend_of("neuron")), "attention_kernel", lambda *heads: "math")
+    monkeypatch.setattr(type(backend_of("neuron")), "_expected_attention", lambda *heads: "math")
     said = rehearsed(world, content)
     told = {decision.name: decision.choice for decision in said.decisions}
     done = on_neuron(decide_and_train, content, world=world)[0]

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from hlat.config.sections import ModelConfig
-from hlat.model import Decoder, DocumentMask, attention_backend, build
+from hlat.model import Decoder, DocumentMask, attention_kernel, build
 from hlat.model import matmul as products
 from hlat.model.document_mask import block_mask
+from hlat.runtime.backend import AttentionHeads
 
 B = torch.bfloat16
 CPU = torch.device("cpu")
@@ -222,8 +223,11 @@ def test_flex_attention_with_the_block_mask_computes_the_same(spans: tuple[tuple
     torch.testing.assert_close(found, mask.attend(q, k, v), rtol=0, atol=4 * 300 * 2.0**-53 * 4)
 
 
-def test_the_attention_backend_is_named() -> None:
-    assert "flash" in attention_backend(4, 2, 16, torch.float64, CPU, isolated=True)
-    assert "documents" in attention_backend(4, 2, 16, torch.float64, CPU, isolated=True)
-    assert "documents" in attention_backend(4, 2, 16, torch.float32, CPU, isolated=True)
-    assert "documents" not in attention_backend(4, 2, 16, torch.float32, CPU)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_kernel_of_attention_is_named(dtype: torch.dtype) -> None:
+    plain, limited = (
+        attention_kernel(AttentionHeads(dtype, 16, grouped=True, limited=value), True, CPU).name
+        for value in (False, True)
+    )
+    assert limited == f"{plain} within documents" and "documents" not in plain
+    assert dtype != torch.float64 or plain == "flash_attention"

@@ -52,12 +52,14 @@ def test_the_decisions_of_a_gpu() -> None:
     found = choices(rehearse(recipe_of(2, precision={"mode": "auto"}), 2, device=device("cuda:h100")))
     assert found["precision"] == "mixed" and found["products"] == "bfloat16"
     assert found["optimizer"] == "torch's AdamW, fused"
-    assert found["attention"] == "flash_attention" and found["blocks"] == "compiled by inductor"
+    assert found["attention"] == "cudnn_attention" and found["blocks"] == "compiled by inductor"
     assert found["process group"] == "nccl" and found["host memory of batches and saved state"] == "pinned"
     narrow = choices(rehearse(recipe_of(1, precision={"mode": "bf16-sr"}), 1, device=device("cuda:a100-80gb")))
     assert narrow["optimizer"] == "AdamW over bf16 weights, kernel triton"
-    free = recipe_of(1, precision={"mode": "mixed"}, run={"deterministic": False})
-    assert choices(rehearse(free, 1, device=device("cuda:h100")))["attention"] == "cudnn_attention"
+    strict = rehearse(
+        recipe_of(1, precision={"mode": "mixed"}, run={"deterministic": True}), 1, device=device("cuda:h100")
+    )
+    assert choices(strict)["attention"] == "flash_attention, deterministic backward"
     old = choices(rehearse(recipe_of(1, precision={"mode": "bf16-sr"}), 1, device=gpu(6, 1)))
     assert old["blocks"] == "eager" and old["optimizer"].endswith("kernel torch") and old["attention"] == "math"
     assert choices(rehearse(recipe_of(1, precision={"mode": "auto"}), 1, device=gpu(7, 5)))["precision"] == "fp32"
@@ -118,7 +120,7 @@ def test_masks_are_built_where_no_kernel_aligns_them() -> None:
 def test_documents_are_attended_to_by_the_kernel_of_the_device() -> None:
     isolated = recipe_of(1, data={**SMALL["data"], "isolate": True}, precision={"mode": "mixed"})
     found = rehearse(isolated, 1, device=device("cuda:h100"))
-    assert choices(found)["attention"] == "flex_attention"
+    assert choices(found)["attention"] == "flex_attention within documents"
     assert found.ranks[0].flops == one(isolated, None).flops
 
 

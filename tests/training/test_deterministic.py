@@ -1,6 +1,7 @@
 """A run uses only deterministic kernels, unless its recipe allows others."""
 
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import yaml
 
 from hlat.config.load import parse_recipe
 from hlat.runtime import LaunchError
+from hlat.runtime.backend.cpu import CpuBackend
 from hlat.training import loop, run
 
 
@@ -71,3 +73,27 @@ def test_the_recipe_may_allow_nondeterministic_kernels(recipe, monkeypatch):
     with pytest.raises(LaunchError, match=r"run\.deterministic=false"):
         run(recipe(True), stream=io.StringIO())
     assert run(recipe(False), stream=io.StringIO()).finished
+
+
+def test_auto_takes_the_faster_kernel_and_a_resumed_run_keeps_what_it_began_with(recipe, monkeypatch, tmp_path):
+    """As on a device whose attention is slower in deterministic mode; the second half runs where it is not."""
+    seen, real = [], loop.accumulate_gradients
+
+    def watched(*arguments):
+        seen.append(torch.get_deterministic_debug_mode())
+        return real(*arguments)
+
+    monkeypatch.setattr(loop, "accumulate_gradients", watched)
+    asked = recipe(None, training={"stop_after": 1})
+    assert asked.run.deterministic == "auto" and asked.run.determinism is None
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(CpuBackend, "_slowed_attention", frozenset(("flash_attention",)))
+        assert run(asked, stream=io.StringIO()).step == 1
+    assert run(asked, stream=io.StringIO()).finished
+    strict = recipe(True, training={"steps": 3})
+    assert run(strict, stream=io.StringIO()).finished
+    assert seen == [0, 0, 2], "only the last run asks for another value"
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    begun = [event for event in events if event["event"] in ("start", "resume")]
+    assert [event["recipe"]["run"]["deterministic"] for event in begun] == [False, False, True]
+    assert [change["path"] for event in begun for change in event["changes"]].count("run.deterministic") == 1

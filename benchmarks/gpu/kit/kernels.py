@@ -276,7 +276,6 @@ def _flex_on_cpu(first: torch.Tensor, offsets: torch.Tensor, keys: int) -> Calla
 
 def attention_choice(context: Context) -> None:
     """Compare the kernel that torch chooses with the one that rehearsal and plan believe in, and name what runs."""
-    from hlat.model import attention_backend
     from hlat.runtime.backend import AttentionHeads, backend_of, configure_numerics
 
     device, rows = torch.device(context.device), {}
@@ -285,10 +284,9 @@ def attention_choice(context: Context) -> None:
         for width in (64, 128, 256):
             for kv in (1, 4):
                 for dtype in (torch.bfloat16, torch.float32):
-                    chosen = attention_backend(4, kv, width, dtype, device)
-                    believed = backend_of(device).attention_kernel(
-                        AttentionHeads(dtype, width, kv < 4), deterministic, device
-                    )
+                    backend, heads = backend_of(device), AttentionHeads(dtype, width, kv < 4)
+                    chosen = backend.attention_kernel(heads, deterministic, device).name
+                    believed = backend._expected_attention(heads, deterministic, device)
                     case = f"width {width}, {kv} of 4 kv heads, {dtype}, {'' if deterministic else 'not '}deterministic"
                     rows[case] = [chosen, believed, _running(context, kv, width, dtype) if width == 128 else []]
     wrong = {case: row for case, row in rows.items() if row[0] != row[1]}

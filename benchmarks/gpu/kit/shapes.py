@@ -63,6 +63,7 @@ def recipe(
             "name": model,
             "dir": str(work / "run"),
             "device": device,
+            "deterministic": True,
             "compile": "blocks",
             "compile_cache": str(work / "compiled"),
         },

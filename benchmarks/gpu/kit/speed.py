@@ -11,7 +11,7 @@ import torch
 
 from hlat.config import Recipe
 from hlat.hardware import peak_flops
-from hlat.model import attention_backend
+from hlat.model import attention_kernel, recipe_heads
 from hlat.model.derived import flops_per_token
 from hlat.precision import MODES
 from kit import nvidia_smi
@@ -80,10 +80,10 @@ def _memory(trainer: Trainer) -> dict[str, Any]:
 
 
 def _attention(trainer: Trainer) -> dict[str, str]:
-    """Name the kernel that torch chooses with the settings of this process."""
-    model, compute = trainer.recipe.model, MODES[trainer.recipe.precision.mode].compute
-    heads = (model.heads, model.n_kv_heads, model.n_head_dim)
-    return {"attention": attention_backend(*heads, compute, trainer.device, trainer.recipe.data.isolate)}
+    """Name the kernel that a run would get on this device."""
+    recipe = trainer.recipe
+    heads, deterministic = recipe_heads(recipe), recipe.run.determinism is not False
+    return {"attention": str(attention_kernel(heads, deterministic, trainer.device))}
 
 
 def _cache_counters() -> dict[str, int]:

@@ -18,6 +18,7 @@ from hlat.checkpoint.resume_check import (
     RecipeChange,
     check_resume,
     read_saved_run,
+    saved_determinism,
     saved_precision_mode,
     software_versions,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "read_saved_run",
     "read_tokenizer",
     "restore",
+    "saved_determinism",
     "saved_precision_mode",
     "software_versions",
     "tokenizer_files",

@@ -97,6 +97,12 @@ def saved_precision_mode(saved_recipe: Mapping[str, Any]) -> str:
     return str(_saved_value(section if isinstance(section, dict) else {}, "mode", PrecisionConfig.model_fields["mode"]))
 
 
+def saved_determinism(saved_recipe: Mapping[str, Any]) -> bool:
+    """``run.deterministic`` of the run that a checkpoint belongs to, from ``recipe`` in its metadata."""
+    section = saved_recipe.get("run")
+    return not isinstance(section, dict) or section.get("deterministic") is not False
+
+
 def _compare(saved: Mapping[str, Any], recipe: Recipe) -> tuple[list[RecipeChange], list[RecipeChange]]:
     refused: list[RecipeChange] = []
     allowed: list[RecipeChange] = []

@@ -1,7 +1,7 @@
 """``hlat check``, ``hlat schema`` and ``hlat recipe``: validation and schema of recipes, and their translation."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -58,6 +58,8 @@ def check(
     if total is not None or resolved.parallel.model_ranks > 1:
         say(f"  layout {_layout(resolved, total)}")
     say(f"  precision {_precision(resolved)}")
+    for line in [] if no_files or (world is not None and nproc is None) else _determinism(resolved, total or 1):
+        say(f"  speed  {line}")
     say(f"  folder {resolved.run_dir}")
     for path, text, number in sorted(numbers_with_units(recipe, overrides or [], resolved)):
         say(f"  read   {path}: {text} = {number:,}")
@@ -84,6 +86,22 @@ def _checked(
 def _precision(recipe: "Recipe") -> str:
     mode = recipe.precision.mode
     return "auto: mixed where every device has fast bf16, else fp32" if mode == "auto" else mode
+
+
+def _determinism(recipe: "Recipe", world: int) -> Iterator[str]:
+    """Yield what run.deterministic costs on the GPUs of this machine; nothing where it costs nothing."""
+    from hlat.runtime.backend import expects_accelerator
+
+    if not expects_accelerator(recipe.run.device):
+        return
+    from hlat.hardware import installed_chip, load_catalog
+
+    if (chip := installed_chip(load_catalog())) is None:
+        return
+    from hlat.planner.search import run_determinism_cost
+
+    if (cost := run_determinism_cost(recipe, chip, world)) is not None:
+        yield str(cost)
 
 
 def _layout(recipe: "Recipe", world: int | None) -> str:

@@ -20,7 +20,7 @@ from hlat.parallel import MicroBatch, ParallelModel, build_parallel, decide_comp
 from hlat.resilience import APPLY
 from hlat.runtime import LaunchError
 from hlat.runtime.distributed import Runtime
-from hlat.training import accumulate_gradients, resolve_precision, update
+from hlat.training import accumulate_gradients, resolve_determinism, resolve_precision, update
 from hlat.training.components import StepEnd, requested_components
 
 _MICRO_BATCHES = 2  # the first gradient of a step is stored, every later one is added
@@ -37,6 +37,7 @@ def compile_graphs(recipe: Recipe, runtime: Runtime) -> None:
         LaunchError: the run compiles nothing, or cannot run here.
     """
     recipe, _ = resolve_precision(recipe, runtime, None)
+    recipe = resolve_determinism(recipe, runtime, None)
     decision = decide_compilation(recipe, runtime.device, runtime.world)
     if not decision.on:
         raise LaunchError(

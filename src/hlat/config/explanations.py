@@ -220,7 +220,7 @@ def _reason(detail: ErrorDetails) -> str:
     known = _REASONS.get(detail["type"])
     if known is not None:
         return known
-    message = detail["msg"].removeprefix("Value error, ")
+    message = detail["msg"].removeprefix("Value error, ").replace("True, False or", "true, false or")  # as in YAML
     return (message[:1].lower() + message[1:]).replace("input should be", "must be").replace("input should", "must")
 
 

@@ -134,6 +134,10 @@ class Recipe(Section):
         precision = PrecisionConfig.model_validate(self.precision.model_dump() | {"mode": mode})
         return self.model_copy(update={"precision": precision})
 
+    def with_determinism(self, deterministic: bool) -> "Recipe":
+        """The same recipe with this ``run.deterministic``."""
+        return self.model_copy(update={"run": self.run.model_copy(update={"deterministic": deterministic})})
+
     def data_parallel(self, world: int) -> int:
         """The data-parallel degree on ``world`` processes; the recipe must have been validated for them."""
         degree, rest = divmod(world, self.parallel.model_ranks)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hlat.hardware.catalog import Catalog, Chip, Instance, LaunchSettings, PriceKind
 from hlat.hardware.cluster import Cluster, close_names, parse_cluster
-from hlat.hardware.loading import load_catalog
+from hlat.hardware.loading import installed_chip, load_catalog
 from hlat.hardware.quotes import OWN, Per, parse_quote, with_prices_of, with_quote
 from hlat.hardware.site import HOST_SHARE, Site, StorageRate, parse_site
 from hlat.runtime import lazily
@@ -15,14 +15,14 @@ from hlat.runtime import lazily
 if TYPE_CHECKING:
     from hlat.hardware.machine import MeasuredMachine, measure_machine
     from hlat.hardware.measure import measure_matmul
-    from hlat.hardware.peak import PeakFlops, peak_flops, published_flops
+    from hlat.hardware.peak import PeakFlops, device_chip, peak_flops, published_flops
 
 __getattr__ = lazily(
     __name__,
     {
         "machine": ("MeasuredMachine", "measure_machine"),
         "measure": ("measure_matmul",),
-        "peak": ("PeakFlops", "peak_flops", "published_flops"),
+        "peak": ("PeakFlops", "device_chip", "peak_flops", "published_flops"),
     },
 )
 
@@ -42,6 +42,8 @@ __all__ = [
     "Site",
     "StorageRate",
     "close_names",
+    "device_chip",
+    "installed_chip",
     "load_catalog",
     "measure_machine",
     "measure_matmul",

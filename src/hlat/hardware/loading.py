@@ -16,10 +16,11 @@ from pydantic import ValidationError
 
 from hlat.config import short, size_problem
 from hlat.config.files import load_yaml
-from hlat.hardware.catalog import Catalog
+from hlat.hardware.catalog import Catalog, Chip
 from hlat.runtime import HardwareError, escape_name
 from hlat.runtime.storage import read_small_file
 
+_GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
 _SECTIONS = ("chips", "instances")
 _MAX_LISTED = 20  # mistakes listed in a message
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # 7 times as fast; not in every build of PyYAML
@@ -92,3 +93,12 @@ def _mistakes(error: ValidationError, content: dict[str, Any]) -> str:
         lines.append(f"{escape_name('.'.join(map(str, location)))} {value}: {mistake['msg']}".strip())
     more = f"; and {len(lines) - _MAX_LISTED:,} more" if len(lines) > _MAX_LISTED else ""
     return "; ".join(lines[:_MAX_LISTED]) + more
+
+
+def installed_chip(catalog: Catalog) -> Chip | None:
+    """Return the first GPU that NVIDIA's driver lists here, without starting it; None if none is known."""
+    for file in sorted(_GPU_FOLDER.glob("*/information")):
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        names = [line.partition(":")[2] for line in lines if line.startswith("Model:")]
+        return catalog.chip_by_torch_name(names[0].strip()) if names else None
+    return None

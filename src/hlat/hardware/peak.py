@@ -45,11 +45,12 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> PeakFlops:
 def published_flops(device: torch.device, dtype: torch.dtype) -> PeakFlops | None:
     """Return the published peak of one device; None if the catalog has no figure for exactly this chip and dtype."""
     catalog = load_catalog()
-    chip = _identify(device, catalog)
+    chip = device_chip(device, catalog)
     return None if chip is None else _published(chip, catalog, device, dtype)
 
 
-def _identify(device: torch.device, catalog: Catalog) -> Chip | None:
+def device_chip(device: torch.device, catalog: Catalog) -> Chip | None:
+    """Return the chip of a device; None if the catalog does not have it."""
     backend = backend_of(device)
     name = backend.chip_name(device)
     chip = catalog.chip_by_torch_name(name) if name is not None else None

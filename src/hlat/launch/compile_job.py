@@ -75,7 +75,7 @@ class CompileJob:
         if rank_info().world > 1 and RUN_SECRET_ENV not in os.environ:  # under torchrun or srun: there they meet
             folder = recipe.run_dir
             folder.mkdir(parents=True, exist_ok=True)
-        with joined_run(run.device, run.deterministic, folder, run.compile_cache) as runtime:
+        with joined_run(run.device, run.determinism is not False, folder, run.compile_cache) as runtime:
             compile_graphs(recipe, runtime)
 
     def fill(

@@ -11,6 +11,7 @@ tensor cores: speed is that of fp32, while the tensors saved for backward stay b
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -18,10 +19,20 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
-from torch.nn.attention import SDPBackend
 
+from hlat.config import Recipe
+from hlat.config.sections import ModelConfig
 from hlat.model.kernels import attend_to_ranges, describe_attention, has_attention
-from hlat.runtime.backend import ONEDNN, TORCH, backend_of, linear_by_onednn, types_with
+from hlat.precision import MODES
+from hlat.runtime.backend import (
+    ONEDNN,
+    TORCH,
+    AttentionHeads,
+    AttentionKernel,
+    backend_of,
+    linear_by_onednn,
+    types_with,
+)
 from hlat.runtime.distributed import in_fake_world
 
 if TYPE_CHECKING:
@@ -234,25 +245,64 @@ class _WideCausalAttention(torch.autograd.Function):
         return tuple(grad.to(grads[0].dtype) for grad in wide)
 
 
-def attention_backend(
-    heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, isolated: bool = False
-) -> str:
-    """Name the kernel for causal attention of such heads on a device; ``isolated``: in documents or windows.
+def attention_heads(
+    model: ModelConfig, mode: str, sequence: int, *, isolate: bool = False, tensor: int = 1, context: int = 1
+) -> AttentionHeads:
+    """Describe the heads of one rank.
 
-    Computations with the same name have the same bits, as far as hlat decides.
+    Args:
+        model: the model.
+        mode: precision mode, one of ``MODES``.
+        sequence: tokens of a sequence.
+        isolate: ``data.isolate``.
+        tensor: tensor-parallel degree.
+        context: context-parallel degree.
     """
-    if has_attention(device.type, dtype, head_dim):
-        return describe_attention() + (" within documents" if isolated else "")
-    q, k = (torch.empty((1, count, 128, head_dim), dtype=dtype, device=device) for count in (heads, kv_heads))
-    widening = ", in fp32" if needs_widening(q) else ""
-    if isolated:
-        kernel = backend_of(device).document_kernel
-        assert kernel is not None, "a run with data.isolate checks this when it builds the model"
-        return f"{kernel.title} within documents{widening}"
-    if widening:
-        return f"flash_attention{widening}"
-    chosen = torch._fused_sdp_choice(q, k, k, is_causal=True, enable_gqa=True)
-    return SDPBackend(chosen).name.lower()
+    # A kv head is never split: with fewer of them than tensor ranks, each rank has one.
+    grouped = model.heads // tensor > max(1, model.n_kv_heads // tensor)
+    limited = isolate or model.window(sequence) is not None
+    return AttentionHeads(MODES[mode].compute, model.n_head_dim, grouped, limited, context > 1)
+
+
+def recipe_heads(recipe: Recipe) -> AttentionHeads:
+    """Describe the heads of one rank of a recipe with a resolved precision mode."""
+    data, layout = recipe.data, recipe.parallel
+    return attention_heads(
+        recipe.model,
+        recipe.precision.mode,
+        data.sequence_length,
+        isolate=data.isolate,
+        tensor=layout.tensor,
+        context=layout.context,
+    )
+
+
+def attention_kernel(heads: AttentionHeads, deterministic: bool, device: torch.device) -> AttentionKernel:
+    """Return the kernel of attention in training: hlat's own where it is compiled, else that of the backend.
+
+    Computations by a kernel of the same name have the same bits, as far as hlat decides.
+
+    Args:
+        heads: heads of one rank.
+        deterministic: ``run.deterministic`` of the recipe.
+        device: the device, which may be simulated.
+    """
+    if has_attention(device.type, heads.dtype, heads.head_dim):
+        return AttentionKernel(describe_attention() + " within documents" * heads.limited)
+    backend = backend_of(device)
+    kernel = backend.attention_kernel(heads, deterministic, device)
+    widened = backend.product_dtype(heads.dtype) != heads.dtype  # where bf16 would be emulated
+    return replace(kernel, name=f"{kernel.name}, in fp32") if widened else kernel
+
+
+def deterministic_by_default(recipe: Recipe, device: torch.device) -> bool:
+    """Return the value of ``run.deterministic=auto``: False where it takes a slower kernel of attention.
+
+    Args:
+        recipe: recipe with a resolved precision mode.
+        device: the device, which may be simulated.
+    """
+    return backend_of(device).deterministic_by_default(recipe_heads(recipe), device)
 
 
 def embed(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from hlat.runtime import lazily
 
 if TYPE_CHECKING:
-    from hlat.parallel.compile import decide_compilation
+    from hlat.parallel.compile import compile_refusal, decide_compilation
     from hlat.parallel.device_check import device_problems, needs_whole_matrices
     from hlat.parallel.forward_model import ForwardModel, build_forward_model
     from hlat.parallel.host_sum import sum_on_host
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
-        "compile": ("decide_compilation",),
+        "compile": ("compile_refusal", "decide_compilation"),
         "device_check": (
             "device_problems",
             "needs_whole_matrices",
@@ -39,6 +39,7 @@ __all__ = [
     "ParallelModel",
     "build_forward_model",
     "build_parallel",
+    "compile_refusal",
     "decide_compilation",
     "device_problems",
     "needs_whole_matrices",

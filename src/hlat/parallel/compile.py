@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 
 from hlat.config import Recipe
-from hlat.config.sections import compile_obstacle
+from hlat.config.sections import ParallelConfig, compile_obstacle
 from hlat.model import Decoder
 from hlat.model.derived import flops_per_token
 from hlat.precision import MODES
 from hlat.runtime import LaunchError
-from hlat.runtime.backend import backend_of
+from hlat.runtime.backend import Backend, backend_of
 
 
 @dataclass(frozen=True)
@@ -58,16 +58,30 @@ def decide_compilation(recipe: Recipe, device: torch.device, world: int = 1) -> 
 
 def _reason_against(recipe: Recipe, device: torch.device, world: int) -> str:
     """Give the reason not to compile; empty if compiling pays."""
-    layout = recipe.parallel
-    if reason := compile_obstacle(layout.pipeline, layout.schedule):
-        return f"parallel.schedule={layout.schedule} {reason}"
-    backend = backend_of(device)
     flops = flops_per_token(recipe.model, recipe.data.sequence_length) * recipe.total_tokens
-    refusal = backend.compile_refusal(MODES[recipe.precision.mode].compute, flops, world, device)
-    if refusal:
-        return refusal
+    backend, compute = backend_of(device), MODES[recipe.precision.mode].compute
+    if reason := compile_refusal(recipe.parallel, compute, flops, world, backend, device):
+        return reason
     compiler = backend.compiler
     return "" if compiler is None or compiler.is_available() else f"no {compiler.language} compiler found"
+
+
+def compile_refusal(
+    layout: ParallelConfig, compute: torch.dtype, flops: float, world: int, backend: Backend, device: torch.device
+) -> str:
+    """Give the reason why run.compile=auto does not compile where a compiler is installed; empty if it does.
+
+    Args:
+        layout: the recipe's ``parallel`` section.
+        compute: dtype of matrix products.
+        flops: FLOPs of the whole run.
+        world: number of processes.
+        backend: backend of the device, or of one that is not here.
+        device: the device.
+    """
+    if reason := compile_obstacle(layout.pipeline, layout.schedule):
+        return f"parallel.schedule={layout.schedule} {reason}"
+    return backend.compile_refusal(compute, flops, world, device)
 
 
 def _missing_compiler(device: torch.device) -> str:

@@ -43,11 +43,10 @@ def simulated_attention(device: torch.device, deterministic: bool) -> Iterator[N
     def attend(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: CausalBias | None = None, **given: bool
     ) -> torch.Tensor:
-        heads = AttentionHeads(q.dtype, q.shape[3], q.shape[1] != k.shape[1])
-        # For queries that are the last of more keys, torch asks for flash attention first, and never for cuDNN.
-        ordered = deterministic or attn_mask is not None
-        kernel = backend_of(device).attention_kernel(heads, ordered, device)
-        return _KERNELS[kernel](q, k, v, attn_mask)
+        has_prefix = attn_mask is not None
+        heads = AttentionHeads(q.dtype, q.shape[3], q.shape[1] != k.shape[1], has_prefix=has_prefix)
+        kernel = backend_of(device).attention_kernel(heads, deterministic, device)
+        return _KERNELS[kernel.name](q, k, v, attn_mask)
 
     with patch.object(F, "scaled_dot_product_attention", attend):
         yield

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 
 from hlat.config import Recipe
-from hlat.model import kv_replication
-from hlat.model.kernels import builds_masks, describe_attention, has_attention
+from hlat.model import attention_kernel, recipe_heads
+from hlat.model.kernels import builds_masks
 from hlat.optim import optimizer_spec
 from hlat.parallel import decide_compilation
 from hlat.precision import MODES
-from hlat.runtime.backend import AttentionHeads, backend_of
+from hlat.runtime.backend import backend_of
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def decide(recipe: Recipe, world: int, device: torch.device) -> list[Decision]:
     """
     return [
         *_arithmetic(recipe, device),
-        *_attention(recipe, world, device),
+        *_attention(recipe, device),
         *_execution(recipe, world, device),
         *_processes(world, device),
     ]
@@ -63,23 +63,10 @@ def _arithmetic(recipe: Recipe, device: torch.device) -> Iterator[Decision]:
     yield Decision("gradient of the embedding", "summed in fp32 by hlat" if embedding else "by torch's kernel")
 
 
-def _attention(recipe: Recipe, world: int, device: torch.device) -> Iterator[Decision]:
-    backend, model = backend_of(device), recipe.model
-    grouped = model.heads != model.n_kv_heads and kv_replication(model, recipe.parallel.tensor) < (
-        model.heads // model.n_kv_heads
-    )
-    heads = AttentionHeads(MODES[recipe.precision.mode].compute, model.n_head_dim, grouped)
-    kernel = backend.attention_kernel(heads, recipe.run.deterministic, device)
-    own = has_attention(device.type, heads.dtype, model.n_head_dim)
-    document = backend.document_kernel
-    if recipe.data.isolate or model.window(recipe.data.sequence_length) is not None:
-        title = "none" if document is None else document.title
-        yield Decision("attention", describe_attention() if own else title, "within documents or windows")
-    elif own:
-        yield Decision("attention", describe_attention(), "keeps no scores")
-    else:
-        kept = "keeps the scores of all pairs of positions" if kernel == "math" else "keeps no scores"
-        yield Decision("attention", kernel, kept)
+def _attention(recipe: Recipe, device: torch.device) -> Iterator[Decision]:
+    kernel = attention_kernel(recipe_heads(recipe), recipe.run.determinism is not False, device)
+    kept = "keeps the scores of all pairs of positions" if kernel.name == "math" else "keeps no scores"
+    yield Decision("attention", str(kernel), kept)
     if recipe.parallel.context > 1:
         built = "built, chunk x prefix per layer" if builds_masks(device) else "none: the kernel aligns them"
         yield Decision("masks of context parallelism", built)

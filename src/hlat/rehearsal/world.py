@@ -16,6 +16,7 @@ import torch
 
 from hlat.config import Problem, Recipe, RecipeError
 from hlat.hardware import Cluster
+from hlat.model import deterministic_by_default
 from hlat.parallel import device_problems, needs_whole_matrices
 from hlat.parallel.mesh import Layout, group_problems, rank_groups
 from hlat.parallel.stages import StepShape, representative_ranks
@@ -179,16 +180,18 @@ def _judge(
 
 
 def _resolved(recipe: Recipe, device: SimulatedDevice | None) -> Recipe:
-    """Resolve ``precision.mode=auto`` as the device would.
+    """Resolve ``precision.mode=auto`` and ``run.deterministic=auto`` as the device would.
 
-    Without one: as on an accelerator, unless the recipe names the CPU, which is here.
+    Without one, the mode is that of an accelerator, unless the recipe names the CPU, which is here.
     """
-    named = recipe.run.device
-    if device is not None:
-        fast = device.backend.has_fast_bf16(torch.device("cpu"))
-    else:
+    named, here = recipe.run.device, torch.device("cpu")
+    if device is None:
         fast = not backend_of(named).is_everywhere or has_fast_bf16(torch.device(named))
-    return recipe.in_mode(resolve_mode(recipe.precision.mode, fast))
+        return recipe.in_mode(resolve_mode(recipe.precision.mode, fast))
+    with simulated_backend(device.backend):
+        recipe = recipe.in_mode(resolve_mode(recipe.precision.mode, has_fast_bf16(here)))
+        asked = recipe.run.determinism
+        return recipe.with_determinism(deterministic_by_default(recipe, here) if asked is None else asked)
 
 
 def _decide(
@@ -224,7 +227,7 @@ def _outcomes(
 def _outcome(recipe: Recipe, world: int, rank: int, device: SimulatedDevice | None) -> Outcome:
     """The report of a rank, or the problems of the recipe there."""
     try:
-        with simulating(device, recipe.run.deterministic), fake_rank(rank, world) as runtime:
+        with simulating(device, recipe.run.determinism is not False), fake_rank(rank, world) as runtime:
             return rehearse_rank(recipe, runtime)
     except RecipeError as error:
         return error.problems

@@ -8,6 +8,8 @@ device, precision, layout, folder        --> console, and the event "start" or "
 from collections.abc import Sequence
 
 from hlat.config.rules import recipe_notes
+from hlat.hardware import device_chip, load_catalog
+from hlat.model import deterministic_by_default
 from hlat.model.derived import count_parameters
 from hlat.parallel import decide_compilation
 from hlat.runtime import plural
@@ -77,6 +79,8 @@ def _report_notes(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
     recipe, prepared = state.recipe, state.prepared
     if state.precision_note is not None and (state.saved is not None or not state.mode_was_chosen):
         tracker.message(state.precision_note)
+    if (cost := _determinism_cost(state)) is not None:
+        tracker.message(cost)
     if recipe.precision.mode == "bf16":
         tracker.warn(
             "precision.mode=bf16 rounds small updates away: training stalls as the learning rate falls. "
@@ -110,6 +114,18 @@ def _report_notes(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
     for change in state.recipe_changes:
         tracker.message(f"changed since the checkpoint: {change.path}: {change.old!r} -> {change.new!r}")
     report_component_changes(state, tracker)
+
+
+def _determinism_cost(state: RunState) -> str | None:
+    """Say what ``run.deterministic`` changes on this device, and what that costs; None where it changes no kernel."""
+    recipe, device = state.recipe, state.runtime.device
+    if deterministic_by_default(recipe, device):
+        return None
+    from hlat.planner.search import run_determinism_cost  # noqa: PLC0415 - most runs start without the planner
+
+    # The estimate is for the kernels that such a chip usually gets: none if torch has chosen another one here.
+    cost = run_determinism_cost(recipe, device_chip(device, load_catalog()), state.runtime.world)
+    return None if cost is None or cost.kernels[cost.chosen].name != state.arithmetic.attention else str(cost)
 
 
 def report_component_changes(state: RunState, tracker: Tracker | OtherRankTracker) -> None:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 
 from hlat.checkpoint import RecipeChange
 from hlat.config import Recipe
-from hlat.model import attention_backend, product_library
+from hlat.model import attention_kernel, product_library, recipe_heads
 from hlat.model.kernels import describe_attention, describe_kernels
 from hlat.parallel import decide_compilation
 from hlat.precision import MODES
@@ -53,13 +53,12 @@ class Arithmetic:
             recipe: with ``precision.mode`` resolved.
             runtime: device and number of processes.
         """
-        model, compute = recipe.model, MODES[recipe.precision.mode].compute
-        heads = (model.heads, model.n_kv_heads, model.n_head_dim)
-        by_document = recipe.data.isolate or model.window(recipe.data.sequence_length) is not None
+        compute = MODES[recipe.precision.mode].compute
+        deterministic = recipe.run.determinism is not False
         compiles = decide_compilation(recipe, runtime.device, runtime.world).on
         return cls(
             describe_kernels(runtime.device),
-            attention_backend(*heads, compute, runtime.device, by_document),
+            attention_kernel(recipe_heads(recipe), deterministic, runtime.device).name,
             "compiled code" if compiles else product_library(compute, runtime.device),
         )
 

@@ -118,7 +118,7 @@ def run(
         runtime = stack.enter_context(
             joined_run(
                 recipe.run.device,
-                recipe.run.deterministic,
+                recipe.run.determinism is not False,
                 recipe.run_dir,
                 recipe.run.compile_cache,
                 Watchdog(recipe.recovery.hang_seconds).collective_limits(

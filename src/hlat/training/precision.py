@@ -1,9 +1,10 @@
-"""Precision of a run, settled once, before anything that depends on it is built.
+"""Precision and determinism of a run, settled once, before anything that depends on them is built.
 
     precision.rounding, seed, rank -> the device is told how to round, before its runtime starts
     precision.mode=auto, devices of all ranks, checkpoint -> recipe with a concrete precision mode
+    run.deterministic=auto, kernels of attention, checkpoint -> recipe with true or false, and torch set to it
 
-A checkpoint records the resolved mode. A resumed run keeps it, on any device. Rounding may change: it is no state.
+A checkpoint records what was resolved. A resumed run keeps it, on any device. Rounding may change: it is no state.
 """
 
 from collections.abc import Mapping
@@ -11,11 +12,12 @@ from typing import Any
 
 import torch
 
-from hlat.checkpoint import saved_precision_mode
+from hlat.checkpoint import saved_determinism, saved_precision_mode
 from hlat.config import Recipe
+from hlat.model import deterministic_by_default
 from hlat.precision import AUTO, MODES, resolve_mode
 from hlat.runtime import RankInfo
-from hlat.runtime.backend import backend_of, find_device_type, has_fast_bf16
+from hlat.runtime.backend import backend_of, configure_numerics, find_device_type, has_fast_bf16
 from hlat.runtime.distributed import Runtime
 from hlat.runtime.randomness import stream_key
 
@@ -58,6 +60,23 @@ def resolve_precision(
     if mode not in MODES:  # no version has written such a mode
         return recipe.in_mode(resolve_mode(AUTO, fast)), None
     return recipe.in_mode(mode), f"precision.mode=auto: {_reason(mode, fast, new=saved_recipe is None)}"
+
+
+def resolve_determinism(recipe: Recipe, runtime: Runtime, saved_recipe: Mapping[str, Any] | None) -> Recipe:
+    """Replace ``run.deterministic=auto`` by the same value on every rank, and set torch to it. Collective.
+
+    Args:
+        recipe: recipe with a resolved precision mode.
+        runtime: process group and device of this rank.
+        saved_recipe: as for ``resolve_precision``.
+    """
+    asked = recipe.run.determinism
+    if asked is None and saved_recipe is not None:
+        asked = saved_determinism(saved_recipe)
+    if asked is None:
+        asked = all(runtime.ranks.all_gather(deterministic_by_default(recipe, runtime.device)))
+    configure_numerics(runtime.device, asked)  # until here, auto was true
+    return recipe.with_determinism(asked)
 
 
 def emulation_warning(mode: str, device: torch.device) -> str | None:

@@ -46,7 +46,7 @@ from hlat.training.batches import BatchSource, OnlineBatchSource, PreparedBatchS
 from hlat.training.components import ComponentList, StateChanges, load_state, requested_components
 from hlat.training.faulty_disk import checkpoint_disk
 from hlat.training.newest_saved import DamagedCheckpoint, SavedCheckpoint, check_nothing_lost
-from hlat.training.precision import resolve_precision
+from hlat.training.precision import resolve_determinism, resolve_precision
 from hlat.training.validation import Evaluation, open_evaluation
 
 DataProgress = Callable[[], AbstractContextManager[ProgressCallback | None]]
@@ -260,9 +260,9 @@ def build_run_state(
     newest, recipe_changes = tiers.newest(require_step), []
     check_nothing_lost(runtime.ranks, folder.path, newest.step if newest is not None else None, earlier, damaged)
     asked_for = recipe.precision.mode
-    recipe, precision_note = resolve_precision(
-        recipe, runtime, read_saved_run(newest)[0] if newest is not None else None
-    )
+    saved_recipe = read_saved_run(newest)[0] if newest is not None else None
+    recipe, precision_note = resolve_precision(recipe, runtime, saved_recipe)
+    recipe = resolve_determinism(recipe, runtime, saved_recipe)
     arithmetic = Arithmetic.of(recipe, runtime)
     check_consistent(runtime.ranks, {"kernels": arithmetic.by_subject()})
     if newest is not None:

@@ -10,10 +10,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.bias import causal_lower_right
 
-from hlat.model import DocumentMask, attend, attention_backend
+from hlat.model import DocumentMask, attend, attention_kernel
 from hlat.model.kernels import attend_to_ranges, attention_is_used_on, has_attention, library
 from hlat.model.kernels.attention import key_ranges
 from hlat.model.kernels.library import DTYPES
+from hlat.runtime.backend import AttentionHeads
 from hlat.runtime.backend.cpu import CpuBackend
 from hlat.runtime.compiled_code import find_c_compiler
 from tests.support.model.kernel_cases import UNITS, Results, normal, same_bits, torch_attention
@@ -171,12 +172,13 @@ def test_the_model_uses_it_for_rows_prefixes_documents_and_windows() -> None:
 def test_the_name_says_what_computes_and_for_which_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     built = library.library()
     assert built is not None
-    name = attention_backend(8, 4, 64, torch.bfloat16, CPU)
+    plain, limited = (AttentionHeads(torch.bfloat16, 64, grouped=True, limited=value) for value in (False, True))
+    name = attention_kernel(plain, True, CPU).name
     assert name == f"fused C kernel ({built.build})"
-    assert attention_backend(8, 4, 64, torch.bfloat16, CPU, isolated=True) == f"{name} within documents"
+    assert attention_kernel(limited, True, CPU).name == f"{name} within documents"
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
     assert not CpuBackend("cpu").fused_attention, "torch's kernel uses the tiles of AMX"
-    assert "flash" in attention_backend(8, 4, 64, torch.float32, CPU)
+    assert attention_kernel(AttentionHeads(torch.float32, 64, grouped=True), True, CPU).name == "flash_attention"
 
 
 @pytest.mark.parametrize("flag", ["-mno-avx512bf16", "-mno-avx512f"])

@@ -24,7 +24,7 @@ from hlat.runtime.distributed import Runtime
 from hlat.training import precision
 from tests.support.rehearsal.small_recipes import SMALL, recipe_of
 
-CUDA = torch.device("cuda")
+CUDA, META = torch.device("cuda"), torch.device("meta")
 NVIDIAS = [(5, 2), (6, 1), (7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)]
 AMDS = {  # what torch reports -> architecture
     (9, 0): "gfx90a",
@@ -142,11 +142,10 @@ CHOICES = [
 
 @pytest.mark.parametrize(("vendor", "capability", "dtype", "width", "grouped", "deterministic", "kernel"), CHOICES)
 def test_the_kernel_of_attention_is_the_one_that_torch_chooses(
-    present, vendor, capability, dtype, width, grouped, deterministic, kernel
+    vendor, capability, dtype, width, grouped, deterministic, kernel
 ) -> None:
-    present(vendor, capability)
-    heads = AttentionHeads(dtype, width, grouped)
-    assert backend_of(CUDA).attention_kernel(heads, deterministic, CUDA) == kernel
+    heads, backend = AttentionHeads(dtype, width, grouped), backend_of(CUDA).of_chip(vendor, capability)
+    assert backend.attention_kernel(heads, deterministic, META).name == kernel
     assert kernel.upper() in torch.nn.attention.SDPBackend.__members__
 
 

@@ -14,7 +14,7 @@ import yaml
 from hlat.config import Recipe
 from hlat.config.load import parse_recipe
 from hlat.hardware import peak_flops
-from hlat.model import DocumentMask, attention_backend
+from hlat.model import DocumentMask, attention_kernel
 from hlat.optim.adamw_bf16 import kernel_for
 from hlat.optim.adamw_reference import update
 from hlat.parallel import build_parallel
@@ -22,7 +22,7 @@ from hlat.precision import check_fp8
 from hlat.rehearsal import rehearse
 from hlat.runtime import LaunchError
 from hlat.runtime.backend import backend_of, has_fast_bf16, interface_variables
-from hlat.runtime.backend.base import Backend
+from hlat.runtime.backend.base import AttentionHeads, Backend
 from hlat.runtime.distributed import Runtime
 from hlat.training import run
 from tests.support.model.kernel_cases import torch_only
@@ -106,8 +106,7 @@ def test_each_decision_follows_the_registered_backend(other: None) -> None:
         build_parallel(isolated, Runtime(CPU), seed=1)
     with pytest.raises(LaunchError, match=r"data\.isolate=true"):
         DocumentMask.from_positions(torch.arange(4)[None], ((0, 4),))
-    with pytest.raises(AssertionError, match="isolate"):
-        attention_backend(4, 2, 16, torch.float32, CPU, isolated=True)
+    assert attention_kernel(AttentionHeads(torch.float32, 16, True, limited=True), True, CPU).name == "none"
 
 
 def test_a_pipeline_is_refused_where_groups_cannot_send(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ pydantic, whose error says what the field takes.
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
@@ -54,3 +54,9 @@ Duration = Annotated[float, _reading(parse_seconds, float)]
 Seconds = Annotated[Duration, Field(gt=0)]
 Share = Annotated[float, _reading(parse_share, float)]
 """A share: 0.8 or 80%."""
+_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+Choice = Annotated[
+    Literal[True, False, "auto"],
+    BeforeValidator(lambda value: _WORDS.get(value.lower(), value) if isinstance(value, str) else value),
+]
+"""true, false (quoted or not, as for every switch), or auto."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from hlat.config.sections.base import ComponentSection, Section, fixed
-from hlat.config.sections.quantities import Count, Positive, Share, Whole
+from hlat.config.sections.quantities import Choice, Count, Positive, Share, Whole
 from hlat.runtime.backend import BACKENDS
 
 SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -32,10 +32,16 @@ class RunConfig(Section):
     compile_cache: str | None = None
     """Folder of compiled code on each machine, which hlat compile fills; null means a folder of this user, unless
     variables of the compilers name others."""
-    deterministic: bool = True
+    deterministic: Choice = "auto"
     """Use deterministic kernels only, which bitwise resume requires. false allows other GPU kernels, which may be
     faster, and a resume with other kernels than before the checkpoint; a resumed run is then close to one that was not
-    interrupted, but not bitwise equal."""
+    interrupted, but not bitwise equal. auto is true, except where it takes a slower kernel of attention: on most GPUs;
+    a resumed run keeps what it began with."""
+
+    @property
+    def determinism(self) -> bool | None:
+        """``deterministic``, None for auto."""
+        return self.deterministic if isinstance(self.deterministic, bool) else None
 
 
 class RampStage(Section):

@@ -199,7 +199,8 @@ def _attention(columns: WorkloadColumns, constants: Constants, product: Products
     attended = window * (2 - window / length)  # twice the mean number of positions: for a causal mask their number
     causal = 2 * columns.tokens * attended * heads * head / rate  # half of 4 T S E H, for a causal mask
     # The measured rate is of both passes together: forward is somewhat faster, backward slower.
-    flash_forward, flash_backward = 0.85 * causal, 1.06 * 2.5 * causal
+    flash_forward = columns.attention_forward * 0.85 * causal
+    flash_backward = columns.attention_backward * 1.06 * 2.5 * causal
 
     count = columns.micro_batch * heads
     slowdown = np.where(head % 8 > 0, constants.column("odd_heads", columns), 1.0)

@@ -1,11 +1,12 @@
 """Inputs of a plan: the request (model, cluster, training budget) and the candidate layouts."""
 
 from hlat.planner.problem.devices import instance_device, request_device
+from hlat.planner.problem.execution import PlannedExecution, planned_execution
 from hlat.planner.problem.families import CHIP_FAMILIES, FAMILIES, borrowed_constants
 from hlat.planner.problem.layout_text import layout_text, parse_layout
 from hlat.planner.problem.layouts import Candidate, candidates, layout_violations
 from hlat.planner.problem.llama_class import llama_class, nearest_shape
-from hlat.planner.problem.recipe_step import recipe_step
+from hlat.planner.problem.recipe_step import recipe_on_chip, recipe_step
 from hlat.planner.problem.request import PlanRequest, resolve_request
 from hlat.planner.problem.runnable import comparison_note, why_not_runnable
 from hlat.planner.problem.workload import (
@@ -46,6 +47,7 @@ __all__ = [
     "ModelShape",
     "OptimizerCost",
     "PlanRequest",
+    "PlannedExecution",
     "RecomputePolicy",
     "SoftwareProfile",
     "StepLayout",
@@ -62,7 +64,9 @@ __all__ = [
     "llama_class",
     "nearest_shape",
     "parse_layout",
+    "planned_execution",
     "rank_weights",
+    "recipe_on_chip",
     "recipe_step",
     "request_device",
     "resolve_request",

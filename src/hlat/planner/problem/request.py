@@ -43,6 +43,7 @@ class PlanRequest:
         optimizer: optimizer section of the recipe; AdamW without one.
         ramp: stages with smaller batches at the beginning of the run.
         site: file system and power overhead of the place of the cluster.
+        deterministic: ``run.deterministic``; None for auto.
         tokens_assumed: True if neither options nor a recipe say how many tokens.
     """
 
@@ -60,6 +61,7 @@ class PlanRequest:
     ramp: tuple[RampStage, ...] = ()
     site: Site = _SITE
     tokens_assumed: bool = False
+    deterministic: bool | None = None
 
     @property
     def tokens_per_step(self) -> int:
@@ -131,7 +133,7 @@ def resolve_request(
             tokens = _TOKENS_PER_PARAMETER * count_parameters(config).total
             assumed.append(f"{short_count(tokens)} tokens, 20 per parameter (--tokens)")
     requested = mode or (recipe.precision.mode if recipe else AUTO)
-    mode = resolve_mode(requested, _has_fast_bf16(cluster.chip))
+    mode = resolve_mode(requested, has_fast_bf16(cluster.chip))
     if requested == AUTO:
         assumed.append(f"precision {mode}, which is what precision.mode=auto is on {cluster.chip.name} (--precision)")
     borrowed = borrowed_constants(cluster.chip.family or "measured")
@@ -159,10 +161,11 @@ def resolve_request(
         tuple(ramp),
         site,
         tokens_assumed,
+        None if recipe is None else recipe.run.determinism,
     )
 
 
-def _has_fast_bf16(chip: Chip) -> bool:
+def has_fast_bf16(chip: Chip) -> bool:
     """True if the chip multiplies faster in bf16 than in fp32, the rule of ``hlat.runtime.backend.has_fast_bf16``."""
     return (chip.flops("bfloat16") or 0.0) > (chip.flops("float32") or 0.0)
 

@@ -99,6 +99,7 @@ class SoftwareProfile:
 
     Attributes:
         attention: attention kernel, one of the four above.
+        attention_forward, attention_backward: time of its passes, relative to the constants of that kernel.
         fused: True if pointwise operations run in fused kernels (a compiler, Transformer Engine).
         composed: True if norms and rotations are composed of separate operations, as in eager code in Python.
         eager: True if the host launches every kernel itself, and may be too slow for small ones.
@@ -123,6 +124,8 @@ class SoftwareProfile:
     """
 
     attention: int = FLASH_ATTENTION_2
+    attention_forward: float = 1.0
+    attention_backward: float = 1.0
     fused: bool = False
     composed: bool = False
     eager: bool = True

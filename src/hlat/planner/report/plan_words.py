@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from hlat.planner.report.energy import energy_sentence
 from hlat.planner.report.explain import comparison_with, expectation, explain
 from hlat.planner.report.saves import storage_sentence
-from hlat.planner.search import LayoutPrediction, TrainingPlan, fits
+from hlat.planner.search import DeterminismCost, LayoutPrediction, TrainingPlan, fits, format_number
 from hlat.runtime import plural
 
 _GIB = 1 << 30
@@ -30,6 +30,8 @@ def plan_words(plan: TrainingPlan, explained: bool, other: LayoutPrediction | No
     for one in request.assumed:
         yield f"  assumed    {one}", 13
     yield f"  expect     {expectation(plan.chosen)}", 13
+    if plan.determinism is not None:
+        yield f"  attention  {_determinism_sentence(plan.determinism)}", 13
     price = (
         "not known"
         if said["usd_per_hour"] is None
@@ -51,3 +53,13 @@ def plan_words(plan: TrainingPlan, explained: bool, other: LayoutPrediction | No
         yield f"  {line}", 4
     if other is not None:
         yield f"  {comparison_with(plan, other)}", 4
+
+
+def _determinism_sentence(cost: DeterminismCost) -> str:
+    """Name the planned kernel of attention and the other one, with the step time of each."""
+    planned, other = (
+        f"{cost.kernels[value]}, {format_number(cost.seconds[value])} s per step with "
+        f"run.deterministic={str(value).lower()}"
+        for value in (cost.chosen, not cost.chosen)
+    )
+    return f"{planned}; {other}"

@@ -6,6 +6,7 @@ PlanRequest -> search -> chosen, alternatives -> TrainingPlan -> JSON, recipe fr
 
 import random
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import yaml
@@ -25,7 +26,16 @@ from hlat.planner.cost import (
     storage_rate,
     undecided_ratio,
 )
-from hlat.planner.problem import Candidate, PlanRequest, comparison_note, llama_class, parse_layout, why_not_runnable
+from hlat.planner.problem import (
+    Candidate,
+    PlanRequest,
+    comparison_note,
+    llama_class,
+    parse_layout,
+    planned_execution,
+    why_not_runnable,
+)
+from hlat.planner.search.determinism import DeterminismCost, determinism_cost
 from hlat.planner.search.search import USABLE_MEMORY_SHARE, LayoutPrediction, SearchResult, predict_layout, search
 from hlat.planner.search.suggestions import suggestions
 from hlat.planner.search.tie_break import TIE_TOLERANCE, break_tie
@@ -54,6 +64,11 @@ class TrainingPlan:
     ranked: tuple[LayoutPrediction, ...]
     found: SearchResult | None
     goodput_simulated: tuple[float, float]
+
+    @cached_property
+    def determinism(self) -> DeterminismCost | None:
+        """Price of deterministic kernels in the chosen layout; None where they are the same as others."""
+        return determinism_cost(self.request, self.chosen.candidate)
 
     @property
     def alternatives(self) -> list[LayoutPrediction]:
@@ -88,7 +103,10 @@ class TrainingPlan:
             "layouts_that_fit": self.found.fitting,
             "search_seconds": round(self.found.seconds, 2),
         }  # fmt: skip
+        cost = self.determinism
         return {
+            "step_seconds_deterministic": None if cost is None else cost.seconds[True],
+            "step_seconds_not_deterministic": None if cost is None else cost.seconds[False],
             "tokens": request.tokens,
             "sequence": request.sequence,
             "global_batch": request.global_batch,
@@ -133,6 +151,7 @@ class TrainingPlan:
 def layout_json(request: PlanRequest, prediction: LayoutPrediction) -> dict[str, Any]:
     """A predicted layout under its documented keys."""
     layout = prediction.candidate
+    execution = planned_execution(request, layout)
     return {
         "tensor": layout.tensor,
         "pipeline": layout.pipeline,
@@ -148,6 +167,9 @@ def layout_json(request: PlanRequest, prediction: LayoutPrediction) -> dict[str,
         "gather_again": layout.parallel.gathers_again,
         "activation_checkpointing": layout.recompute,
         "precision": request.mode,
+        "attention": None if execution.attention is None else str(execution.attention),
+        "compiled": execution.compiled,
+        "deterministic": execution.deterministic,
         "memory_gib": round(prediction.peak_memory / _GIB, 3),
         "fits": fits(request, prediction),
         "memory_parts_gib": {

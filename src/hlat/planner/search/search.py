@@ -258,9 +258,14 @@ def _ramp_delay(request: PlanRequest, candidate: Candidate, speed: float) -> flo
     delay = 0.0
     for count, size in request.batches.in_steps(request.steps)[: len(request.ramp)]:
         at_stage = replace(request, global_batch=size, ramp=())
-        components, _ = _step(at_stage, candidate, step_times(workload_columns(at_stage, [candidate])).row(0))
-        delay += count * (sum(components.values()) - at_stage.tokens_per_step / speed)
+        delay += count * (step_seconds(at_stage, candidate) - at_stage.tokens_per_step / speed)
     return delay
+
+
+def step_seconds(request: PlanRequest, candidate: Candidate) -> float:
+    """Predict the time of a step of one layout alone."""
+    components, _ = _step(request, candidate, step_times(workload_columns(request, [candidate])).row(0))
+    return sum(components.values())
 
 
 def _step(request: PlanRequest, candidate: Candidate, row: dict[str, float]) -> tuple[dict[str, float], StageTimes]:

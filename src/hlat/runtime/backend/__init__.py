@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
-    from hlat.runtime.backend.allocator import keep_freed_memory
-    from hlat.runtime.backend.base import ONEDNN, TORCH, AttentionHeads, Backend
+    from hlat.runtime.backend.base import ONEDNN, TORCH, AttentionHeads, AttentionKernel, Backend
     from hlat.runtime.backend.compile_cache import (
         compile_cache_folders,
         damaged_code_error,
@@ -48,14 +47,13 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
-        "allocator": ("keep_freed_memory",),
         "compile_cache": (
             "compile_cache_folders",
             "damaged_code_error",
             "open_compile_cache",
             "use_compile_cache",
         ),
-        "base": ("ONEDNN", "TORCH", "AttentionHeads", "Backend"),
+        "base": ("ONEDNN", "TORCH", "AttentionHeads", "AttentionKernel", "Backend"),
         "hang_limits": ("HangLimits", "collect_dumps", "request_dumps"),
         "device": (
             "PRODUCTS",
@@ -100,6 +98,7 @@ __all__ = [
     "PRODUCTS",
     "TORCH",
     "AttentionHeads",
+    "AttentionKernel",
     "Backend",
     "HangLimits",
     "ProcessorTime",
@@ -120,7 +119,6 @@ __all__ = [
     "is_device_file",
     "is_on_host",
     "is_simulated",
-    "keep_freed_memory",
     "linear_by_onednn",
     "open_compile_cache",
     "peak_memory_bytes",

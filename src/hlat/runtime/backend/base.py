@@ -111,16 +111,38 @@ class AttentionHeads:
         dtype: dtype of queries, keys and values.
         head_dim: elements of a head.
         grouped: True if several query heads share a kv head.
+        limited: True if queries attend within documents or windows.
+        has_prefix: True if queries are the last positions of more keys (context parallelism).
     """
 
     dtype: torch.dtype
     head_dim: int
     grouped: bool
+    limited: bool = False
+    has_prefix: bool = False
 
     @property
     def is_16_bit(self) -> bool:
         """True for fp16 and bf16."""
         return self.dtype in (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class AttentionKernel:
+    """The kernel that computes attention in training, forward and backward.
+
+    Attributes:
+        name: of one of torch's kernels, a name of ``torch.nn.attention.SDPBackend`` in lower case; "math" keeps all
+            scores.
+        slowed: True if torch's deterministic mode lets its backward pass add in a fixed order, which is slower.
+    """
+
+    name: str
+    slowed: bool = False
+
+    def __str__(self) -> str:
+        """Name, with what deterministic mode changes."""
+        return f"{self.name}, deterministic backward" if self.slowed else self.name
 
 
 _FLEX_HAS_BACKWARD = ("xpu",)  # device types without a backend of their own
@@ -163,6 +185,8 @@ class Backend:
     """True if an all-to-all may send each rank another number of elements."""
     deterministic_mode: bool = True
     """True if torch's deterministic mode is used; on some devices it turns fused execution off."""
+    _slowed_attention: frozenset[str] = frozenset()
+    """Names of attention kernels whose backward pass is slower in that mode."""
     compile_backend: str = "inductor"
     """Name of the compiler that ``torch.compile`` uses for the device."""
     compiler: Compiler | None = Compiler("C", ("gcc", "clang"), "CC", "gcc")
@@ -297,18 +321,37 @@ class Backend:
         """Return the reason why ``torch.compile`` cannot build kernels for a device; empty if it can."""
         return ""
 
-    def attention_kernel(self, heads: AttentionHeads, deterministic: bool, device: torch.device) -> str:
-        """Return the kernel that torch chooses for causal attention in training, for rehearsals.
+    def attention_kernel(self, heads: AttentionHeads, deterministic: bool, device: torch.device) -> AttentionKernel:
+        """Return the kernel that computes causal attention in training: the one answer for runs, rehearsals and plans.
+
+        A device that is here is asked by torch's own choice; for others it is ``_expected_attention``.
 
         Args:
             heads: heads of the attention.
             deterministic: ``run.deterministic`` of the recipe.
-            device: the device.
-
-        Returns:
-            A name of ``torch.nn.attention.SDPBackend`` in lower case; "math" keeps all scores.
+            device: the device; of another type if it is not here.
         """
+        if heads.limited:
+            kernel = self.document_kernel
+            return AttentionKernel("none" if kernel is None else f"{kernel.title} within documents")
+        # Of more keys than queries torch tries flash attention first, and never cuDNN, as in deterministic mode.
+        ordered = deterministic or heads.has_prefix
+        chosen = _torch_attention if device.type == self.device_type else self._expected_attention
+        name = chosen(heads, ordered, device)
+        return AttentionKernel(name, deterministic and name in self._slowed_attention)
+
+    def _expected_attention(self, heads: AttentionHeads, deterministic: bool, device: torch.device) -> str:
+        """Return the name of the kernel that torch chooses on such a device, which is not here."""
         return "math"
+
+    def deterministic_by_default(self, heads: AttentionHeads, device: torch.device) -> bool:
+        """Return the value of ``run.deterministic=auto``: False where it takes a slower kernel of attention.
+
+        Args:
+            heads: as for ``attention_kernel``.
+            device: as for ``attention_kernel``.
+        """
+        return self.attention_kernel(heads, True, device) == self.attention_kernel(heads, False, device)
 
     @property
     def fused_pointwise(self) -> bool:
@@ -388,6 +431,26 @@ class Backend:
     def cores_per_device(self) -> int | None:
         """Cores of a chip that form one device, if the environment sets that; None for the catalog's number."""
         return None
+
+
+def _torch_attention(heads: AttentionHeads, deterministic: bool, device: torch.device) -> str:
+    """Return the kernel that torch chooses on a device that is here, for training. Verified on CPUs only."""
+    from torch.nn.attention import SDPBackend, current_flash_attention_impl  # noqa: PLC0415 - most starts need neither
+
+    q, k = (
+        torch.empty((1, count, 128, heads.head_dim), dtype=heads.dtype, device=device, requires_grad=True)
+        for count in (1 + heads.grouped, 1)
+    )
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("error" if deterministic else "default")
+    try:
+        chosen = SDPBackend(torch._fused_sdp_choice(q, k, k, is_causal=True, enable_gqa=True))
+    finally:
+        torch.set_deterministic_debug_mode(before)
+    name = chosen.name.lower()
+    # FlashAttention 3 or 4, if the user has installed and activated it, replaces torch's own flash attention.
+    other = current_flash_attention_impl() if chosen == SDPBackend.FLASH_ATTENTION else None
+    return name if other is None else f"{name}_{other.lower().removeprefix('fa')}"
 
 
 def _python_version() -> str:

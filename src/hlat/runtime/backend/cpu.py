@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from hlat.runtime.backend.allocator import keep_freed_memory
-from hlat.runtime.backend.base import AttentionHeads, Backend, Collectives, Compiler, DocumentKernel
+from hlat.runtime.backend.base import Backend, Collectives, Compiler, DocumentKernel
 from hlat.runtime.terminal_text import plural
 
 LONG_RUN = 4.5e14
@@ -103,10 +103,6 @@ class CpuBackend(Backend):
     def fused_attention(self) -> bool:
         """True with those instructions and without AMX tiles: torch's kernel uses these, and was not compared."""
         return self.fused_pointwise and not torch.cpu._is_amx_tile_supported()
-
-    def attention_kernel(self, heads: AttentionHeads, deterministic: bool, device: torch.device) -> str:
-        """Return flash attention, which torch has for every dtype and head on a CPU."""
-        return "flash_attention"
 
     def memory_bytes(self, device: torch.device) -> int:
         """Physical memory of the machine, in bytes."""

@@ -26,6 +26,8 @@ class CudaBackend(Backend):
     document_kernel = FLEX
     # Those that Triton searches (triton/runtime/build.py). Its launchers include Python.h.
     compiler: Compiler | None = Compiler("C", ("gcc", "clang"), "CC", "gcc", needs_headers=True)
+    # Without that mode their backward passes add from many processors at once, in any order (FlashAttention 2 and 3).
+    _slowed_attention = frozenset(("flash_attention", "flash_attention_3", "flash_attention_4", "efficient_attention"))
     float64 = True
     # Triton's own variable too: the AdamW kernel of bf16 weights is compiled by Triton, without inductor.
     compile_cache = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
@@ -125,7 +127,7 @@ class CudaBackend(Backend):
         """Return the reason why Triton does not support the GPU; empty if it does."""
         return self._capabilities(device).compile_obstacle
 
-    def attention_kernel(self, heads: AttentionHeads, deterministic: bool, device: torch.device) -> str:
+    def _expected_attention(self, heads: AttentionHeads, deterministic: bool, device: torch.device) -> str:
         """Return the kernel that torch's dispatch chooses for such heads."""
         return self._capabilities(device).attention_kernel(heads, deterministic)
 

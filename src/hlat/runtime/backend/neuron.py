@@ -127,7 +127,7 @@ class NeuronBackend(Backend):
                 found[package] = ""
         return found
 
-    def attention_kernel(self, heads: AttentionHeads, deterministic: bool, device: torch.device) -> str:
+    def _expected_attention(self, heads: AttentionHeads, deterministic: bool, device: torch.device) -> str:
         """Return torch's name for a kernel of the device's package: a fused one, by users of the beta, not verified."""
         return "overrideable"
 
