@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         builds_masks,
         describe_attention,
         describe_kernels,
+        fuses_in_triton,
         has_attention,
         has_kernels,
     )
@@ -39,6 +40,7 @@ __getattr__ = lazily(
             "builds_masks",
             "describe_attention",
             "describe_kernels",
+            "fuses_in_triton",
             "has_attention",
             "has_kernels",
         ),
@@ -62,6 +64,7 @@ __all__ = [
     "decoding_library",
     "describe_attention",
     "describe_kernels",
+    "fuses_in_triton",
     "has_attention",
     "has_kernels",
     "head_sums_shape",

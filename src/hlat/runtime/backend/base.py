@@ -294,9 +294,9 @@ class Backend:
         return "math"
 
     @property
-    def fused_pointwise(self) -> bool:
-        """True if norms, RoPE, SwiGLU and the loss have fused kernels (``hlat.model.kernels``)."""
-        return False
+    def pointwise_kernels(self) -> str:
+        """Key of the kernels of norms, RoPE, SwiGLU and loss, in the table of ``hlat.model.kernels``."""
+        return TORCH
 
     @property
     def fp32_by_onednn(self) -> bool:

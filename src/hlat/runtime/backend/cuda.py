@@ -18,6 +18,7 @@ class CudaBackend(Backend):
     pins_memory = True
     fused_adamw = True
     rounding_kernel = "triton"
+    pointwise_kernels = "triton"
     document_kernel = FLEX
     float64 = True
     # Triton's own variable too: the AdamW kernel of bf16 weights is compiled by Triton, without inductor.
