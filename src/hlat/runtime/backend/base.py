@@ -133,6 +133,8 @@ class Backend:
     """True if the device copies from page-locked host memory asynchronously."""
     fused_adamw: bool = False
     """True if torch's AdamW has a fused kernel."""
+    scales_in_adamw: bool = False
+    """True if that kernel scales the gradients to clip them, which rounds otherwise than a pass before it."""
     rounding_kernel: str = "torch"
     """Key of the AdamW kernel for bf16 weights, in the table of ``hlat.optim.adamw_bf16``; torch runs everywhere."""
     rounds_in_hardware: bool = False

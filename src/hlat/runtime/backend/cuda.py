@@ -17,6 +17,7 @@ class CudaBackend(Backend):
     visible_devices_variable = "CUDA_VISIBLE_DEVICES"
     pins_memory = True
     fused_adamw = True
+    scales_in_adamw = True
     rounding_kernel = "triton"
     pointwise_kernels = "triton"
     document_kernel = FLEX
