@@ -11,7 +11,7 @@ import os
 import platform
 import shutil
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -167,6 +167,8 @@ class Backend:
     """True if torch multiplies an int64 matrix by a vector."""
     rounds_embedding_gradients: bool = False
     """True if torch accumulates the gradient of an embedding in the dtype of its weight, even in bf16."""
+    has_graphs: bool = False
+    """True if the device repeats recorded work at the cost of one launch (``record``)."""
     packs_weights: bool = False
     """True if products by packed weights are faster for few rows (``hlat.evaluation.packed_weights``)."""
 
@@ -200,6 +202,14 @@ class Backend:
     def synchronize(self, device: torch.device) -> None:
         """Wait until the device has finished all queued work."""
         torch.accelerator.synchronize(device)
+
+    def record(self, work: Callable[[], None]) -> Callable[[], object]:
+        """Record work on the current device, without doing it; return a function that repeats it.
+
+        Args:
+            work: uses the same memory in each call, does not wait for the device, and has been called before.
+        """
+        return work
 
     def is_initialized(self) -> bool:
         """Return True if this process has initialised the driver, whose state a forked process could not use."""

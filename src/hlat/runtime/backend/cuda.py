@@ -1,6 +1,7 @@
 """NVIDIA GPUs, and those of AMD, which torch calls cuda too."""
 
 import os
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
@@ -18,11 +19,12 @@ class CudaBackend(Backend):
     pins_memory = True
     fused_adamw = True
     scales_in_adamw = True
+    has_graphs = True
     rounding_kernel = "triton"
     pointwise_kernels = "triton"
     document_kernel = FLEX
     float64 = True
-    # Triton's own variable too: the AdamW kernel of bf16 weights is compiled by Triton, without inductor.
+    # Triton's own variable too: hlat's kernels are compiled by Triton, without inductor.
     compile_cache = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 
     def __init__(self, device_type: str, chip: GpuCapabilities | None = None) -> None:
@@ -41,6 +43,13 @@ class CudaBackend(Backend):
         """Return a backend that answers for a GPU that is not here."""
         assert capability is not None, "the catalog has one for every chip of this device type"
         return CudaBackend(self.device_type, GpuCapabilities(vendor, capability))
+
+    def record(self, work: Callable[[], None]) -> Callable[[], object]:
+        """Capture a CUDA graph, which keeps the memory that the work has allocated; return its replay."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+        return graph.replay
 
     def configure_products(self, deterministic: bool) -> None:
         """Forbid cuBLAS to add partial sums in 16 bits, and fix its workspace for the same bits each time."""
