@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hlat.config.sections import ModelConfig
 from hlat.evaluation import Sampling, generate
-from hlat.evaluation.recorded_decoding import _Step
+from hlat.evaluation.recorded_decoding import _TokenStep
 from hlat.evaluation.sampling import choose_token, running_sum
 from hlat.model import build
 from hlat.runtime import DataError
@@ -76,7 +76,7 @@ def test_recorded_steps_give_the_same_text(window, sampling):
 def test_a_recorded_step_has_the_same_operations_each_time_and_reads_nothing_back(model, sampling):
     """As a device needs them to repeat it: the same shapes, and no value for the host in between."""
     with torch.no_grad():
-        step = _Step(model, [1, 7, 3], 6, sampling or Sampling())
+        step = _TokenStep(model, [1, 7, 3], 6, sampling or Sampling())
         step()
         runs = []
         for _ in range(2):

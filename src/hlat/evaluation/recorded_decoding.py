@@ -9,7 +9,7 @@ graphs have not been run on a GPU yet; tests repeat the same step on a CPU.
 Tensor suffixes: N new tokens, V vocabulary.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import torch
 
@@ -33,8 +33,9 @@ def decode_on_device(
         sampling: how to choose tokens.
         end_ids: tokens that end the text.
     """
-    step = _Step(model, prompt, count, sampling)
-    repeat, done, tokens = step, 1, list[int]()
+    step = _TokenStep(model, prompt, count, sampling)
+    repeat: Callable[[], object] = step
+    done, tokens = 1, list[int]()
     while done < count and not _ended(tokens, end_ids):
         stop = min(count, done + _TOKENS_PER_READ)
         if done > _TOKENS_PER_READ:  # the tokens so far have compiled and loaded all kernels
@@ -51,7 +52,7 @@ def _ended(tokens: list[int], end_ids: Collection[int]) -> bool:
     return any(token in end_ids for token in tokens)
 
 
-class _Step:
+class _TokenStep:
     """The work of one token, on the same memory in each call.
 
     Args:

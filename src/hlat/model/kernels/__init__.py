@@ -1,6 +1,6 @@
-"""Pointwise operations, the loss and attention, compiled from C for the processor.
+"""Pointwise operations and the loss, compiled from C for the processor or by Triton for GPUs; attention in C.
 
-are the kernels usable for this tensor? --yes--> operators ``torch.ops.hlat`` (operations.py, attention.py) --> C
+are the kernels usable for this tensor? --yes--> operators ``torch.ops.hlat`` (operations.py, attention.py) --> kernels
 --no---> the formulas in torch of pointwise.py and loss.py, torch's attention
 """
 

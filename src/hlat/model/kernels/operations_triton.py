@@ -131,11 +131,6 @@ def _offsets(row, inner, outer_stride, inner_stride):
 
 
 @triton.jit
-def _sigmoid(x):
-    return 1.0 / (1.0 + tl.exp(-x))
-
-
-@triton.jit
 def _norm(
     x_ptr,
     weight_ptr,
@@ -301,7 +296,7 @@ def _swiglu_backward(
     gradient = tl.load(gradient_ptr + gradient_at, mask=inside, other=0.0).to(tl.float32)
     gate = tl.load(gate_ptr + gate_at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + up_at, mask=inside, other=0.0).to(tl.float32)
-    sigmoid = _sigmoid(gate)
+    sigmoid = 1.0 / (1.0 + tl.exp(-gate))
     tl.store(by_up_ptr + by_up_at, gradient * (gate * sigmoid), mask=inside)
     tl.store(by_gate_ptr + by_gate_at, gradient * up * (sigmoid * (1.0 + gate * (1.0 - sigmoid))), mask=inside)
 
