@@ -68,7 +68,7 @@ def worker(model_name, mode, options):
     if os.environ.get("DNNL_MAX_CPU_ISA") == "AVX2":
         CpuBackend.has_fast_bf16 = lambda self, device: False  # torch asks the processor itself
     if "torch" in options:
-        CpuBackend.fused_pointwise = False
+        CpuBackend.pointwise_kernels = "torch"
     if "torch-attention" in options:
         CpuBackend.fused_attention = False
     if "torch-products" in options:

@@ -2,15 +2,19 @@
 
 import math
 from collections import Counter
+from unittest.mock import patch
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hlat.config.sections import ModelConfig
 from hlat.evaluation import Sampling, generate
-from hlat.evaluation.sampling import choose_token
+from hlat.evaluation.recorded_decoding import _TokenStep
+from hlat.evaluation.sampling import choose_token, running_sum
 from hlat.model import build
 from hlat.runtime import DataError
+from hlat.runtime.backend.cpu import CpuBackend
 from hlat.runtime.randomness import philox, stream_key
 
 CONFIG = ModelConfig(vocab_size=50, layers=2, hidden_size=32, intermediate_size=96, heads=4, kv_heads=2, init_std=0.4)
@@ -28,6 +32,67 @@ def test_the_text_is_the_same_with_and_without_the_kv_cache(model, sampling):
     cached = generate(model, prompt, 40, sampling)
     assert cached == generate(model, prompt, 40, sampling, use_cache=False)
     assert len(cached) == 40 and len(set(cached)) > 3
+
+
+class _Operators(TorchDispatchMode):
+    """Operators that run, with the shapes of their operands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, list[torch.Size]]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append((str(func), [each.shape for each in args if isinstance(each, torch.Tensor)]))
+        return func(*args, **(kwargs or {}))
+
+
+SAMPLINGS = [
+    None,
+    Sampling(temperature=1.0, seed=3),
+    Sampling(temperature=0.7, top_k=5),
+    Sampling(temperature=1.3, top_p=0.8, seed=1),
+    Sampling(temperature=1.3, top_k=20, top_p=0.8, seed=2),
+]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("window", [None, 7])
+def test_recorded_steps_give_the_same_text(window, sampling):
+    """The texts end where the host would end them, though it looks at some tokens only."""
+    config = CONFIG if window is None else CONFIG.model_copy(update={"sliding_window": window})
+    model = build(config, device=torch.device("cpu"), seed=2, dtype=torch.float64)
+    prompt = [1, 7, 3, 3, 20]
+    expected = {count: generate(model, prompt, count, sampling) for count in (1, 2, 17, 45)}
+    with patch.object(CpuBackend, "has_graphs", True), patch.object(CpuBackend, "record", autospec=True) as record:
+        record.side_effect = lambda backend, work: work
+        assert {count: generate(model, prompt, count, sampling) for count in expected} == expected
+        assert record.called, "the third part of a text is repeated work"
+        text = expected[45]
+        for end in {text[0], text[20], text[-1]}:
+            assert generate(model, prompt, 45, sampling, end_ids={end}) == text[: text.index(end)]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_recorded_step_has_the_same_operations_each_time_and_reads_nothing_back(model, sampling):
+    """As a device needs them to repeat it: the same shapes, and no value for the host in between."""
+    with torch.no_grad():
+        step = _TokenStep(model, [1, 7, 3], 6, sampling or Sampling())
+        step()
+        runs = []
+        for _ in range(2):
+            with _Operators() as operators:
+                step()
+            runs.append(operators.seen)
+    assert runs[0] == runs[1]
+    names = {name for name, _ in runs[0]}
+    assert not names & {"aten._local_scalar_dense.default", "aten.nonzero.default", "aten.item.default"}
+
+
+def test_sums_by_products_are_those_of_cumsum():
+    """Additions in another order: relative to the sum at most as many roundings of float64 as there are terms."""
+    for length in (1, 2, 50, 1037):
+        values = torch.rand(length, dtype=torch.float64)
+        assert bool(((running_sum(values) - values.cumsum(0)).abs() <= length * 2.0**-53 * values.sum()).all())
 
 
 def test_the_same_seed_repeats_the_text_and_another_seed_does_not(model):

@@ -1,11 +1,15 @@
 """Clipping by the optimizer gives the bits of torch's ``clip_grads_with_norm_``, within the update or before it."""
 
+from unittest.mock import patch
+
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hlat.config.sections.optimizers import AdamWConfig
 from hlat.optim import Optimizer, build_optimizer
+from hlat.runtime.backend.cpu import CpuBackend
 from tests.support.optim.parameters import plain_parameters
 
 MODES = ("bf16-sr", "bf16", "bf16-kahan", "mixed", "fp32")
@@ -74,3 +78,43 @@ def test_an_update_that_clips_does_not_write_gradients(mode):
     optimizer.step()
     kept = [torch.equal(weight.grad, saved) for weight, saved in zip(net.parameters(), before, strict=True)]
     assert kept == [mode.startswith("bf16")] * len(before)
+
+
+class _Operators(TorchDispatchMode):
+    """Names of the operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_fused_update_scales_the_gradients_where_the_device_says_so():
+    """The kernel divides by the rounded reciprocal of the scale: two roundings, where a product has one.
+
+    It leaves the scaled gradients behind. With these the update has the bits of one without clipping, and the next
+    step is not scaled.
+    """
+    (ours, our_optimizer), (plain, plain_optimizer) = built("mixed"), built("mixed")
+    for step, limit in enumerate((0.7, 1e6, None)):
+        norm = draw_gradients(ours, torch.float32, step)
+        exact = [
+            weight.grad.double() * min(1.0, limit / (float(norm) + 1e-6) if limit else 1.0) for weight in ours.weights
+        ]
+        with patch.object(CpuBackend, "scales_in_adamw", True), _Operators() as operators:
+            if limit is not None:
+                our_optimizer.clip_gradients(norm, limit)
+            our_optimizer.step()
+        assert "_foreach_mul_" not in operators.names and "_fused_adamw_" in operators.names
+        for mine, theirs, wanted in zip(ours.weights, plain.weights, exact, strict=True):
+            # the scale has three roundings of its own: sum, quotient, reciprocal
+            assert bool(((mine.grad - wanted).abs() <= 4 * 2.0**-24 * wanted.abs()).all())
+            theirs.grad = mine.grad.clone()
+        plain_optimizer.step()
+        assert all(
+            torch.equal(mine, theirs)
+            for mine, theirs in zip(bits(ours, our_optimizer), bits(plain, plain_optimizer), strict=True)
+        )

@@ -11,9 +11,11 @@ import torch
 from hlat.checkpoint import end_token_ids, load_model, read_tokenizer
 from hlat.checkpoint.protocol import open_checkpoint, resolve
 from hlat.evaluation.fast_decoding import fast_decoding
+from hlat.evaluation.recorded_decoding import decode_on_device
 from hlat.evaluation.sampling import Sampling, choose_token
 from hlat.model import Decoder, KVCache
 from hlat.runtime import DataError
+from hlat.runtime.backend import backend_of
 from hlat.runtime.distributed import join_run
 
 
@@ -51,6 +53,8 @@ def generate(
     total = _total_length(len(prompt), max_tokens, model.config.max_sequence_length)
     sampling = sampling or Sampling()
     device = next(model.parameters()).device
+    if use_cache and backend_of(device).has_graphs:
+        return decode_on_device(model, prompt, total - len(prompt), sampling, end_ids)
     dtype = model.compute or next(model.parameters()).dtype
     cache = KVCache(model.config, 1, total, device, dtype) if use_cache else None
     assert model.head is not None, "the model is complete"

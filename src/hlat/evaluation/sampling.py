@@ -73,6 +73,41 @@ def choose_token(logits_V: torch.Tensor, sampling: Sampling, index: int, *names:
     return int(ids_K[min(int((below <= draw).sum()), len(probabilities) - 1)])
 
 
+def choose_on_device(logits_V: torch.Tensor, sampling: Sampling, draw_1: torch.Tensor) -> torch.Tensor:
+    """Choose the token that ``choose_token`` chooses, without waiting for the device; returns its id (1,), int64.
+
+    Args:
+        logits_V: logits of the complete vocabulary, on a device with float64.
+        sampling: how to choose.
+        draw_1: the number that decides, from ``draws``.
+    """
+    if sampling.temperature == 0.0:
+        return logits_V.argmax().view(1)
+    scores_V, ids_V = (logits_V.double() / sampling.temperature).sort(descending=True, stable=True)
+    scores_K = scores_V[: sampling.top_k]
+    probabilities_K = (scores_K - scores_K.logsumexp(0)).exp()
+    last = torch.full((1,), len(scores_K) - 1, device=ids_V.device)
+    if sampling.top_p is not None:
+        kept_K = running_sum(probabilities_K) - probabilities_K < sampling.top_p
+        probabilities_K, last = probabilities_K * kept_K, kept_K.sum(0, keepdim=True) - 1
+    below_K = running_sum(probabilities_K) / probabilities_K.sum()
+    return ids_V[torch.minimum((below_K <= draw_1).sum(0, keepdim=True), last)]
+
+
+def draws(seed: int, count: int) -> torch.Tensor:
+    """Return the numbers in [0, 1) that choose the first tokens of a text: float64 (count,), on the CPU."""
+    return philox(stream_key(seed, "sampling"), torch.arange(count))[0].double() / 2.0**32
+
+
+def running_sum(values_K: torch.Tensor) -> torch.Tensor:
+    """Sum each number and all before it by products of matrices: CUDA has no deterministic ``cumsum`` of floats."""
+    side = math.isqrt(len(values_K)) + 1
+    rows = torch.nn.functional.pad(values_K, (0, side * side - len(values_K))).view(side, side)
+    ones = torch.ones_like(rows)
+    within = rows @ ones.triu()
+    return (within + ones.tril(-1) @ within[:, -1:]).flatten()[: len(values_K)]
+
+
 def choose_tokens(
     logits_BV: torch.Tensor, sampling: Sampling, index: int, names: Sequence[tuple[str | int, ...]]
 ) -> list[int]:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from hlat.model.decoder import Decoder
     from hlat.model.document_mask import DocumentMask
     from hlat.model.init import initialise
-    from hlat.model.kv_cache import KVCache, LayerCache
+    from hlat.model.kv_cache import DeviceKVCache, KVCache, LayerCache
     from hlat.model.layers import DecoderBlock
     from hlat.model.local_parameters import LocalParameter, collect_local_parameters, local
     from hlat.model.loss import HEAD_ROWS, IGNORED, CrossEntropy, Head, Reduction, head_loss, next_tokens, row_losses
@@ -40,6 +40,7 @@ __getattr__ = lazily(
         "document_mask": ("DocumentMask",),
         "init": ("initialise",),
         "kv_cache": (
+            "DeviceKVCache",
             "KVCache",
             "LayerCache",
         ),
@@ -92,6 +93,7 @@ __all__ = [
     "CrossEntropy",
     "Decoder",
     "DecoderBlock",
+    "DeviceKVCache",
     "DocumentMask",
     "GradientSum",
     "Head",

@@ -148,3 +148,56 @@ class LayerCache:
         self.keys_BKTE[:, :, self.length : stop] = k_BKSE
         self.values_BKTE[:, :, self.length : stop] = v_BKSE
         return self.keys_BKTE[:, :, :stop], self.values_BKTE[:, :, :stop]
+
+
+class DeviceKVCache(KVCache):
+    """A cache whose number of positions is on the device, for single tokens: every call has the same shapes and memory.
+
+    Keys and values are those of the complete cache, of which a mask hides the positions to come. So a device can repeat
+    the recorded work of a token, without the host.
+
+    Args:
+        cache: a cache with at least one position, whose memory is shared; not to be used any more.
+        window: number of positions that a token attends to, itself included; None for all.
+    """
+
+    def __init__(self, cache: KVCache, window: int | None) -> None:
+        self._memory, self._window = cache.memory, window
+        self._place_1 = torch.full((1,), cache.length, device=cache.memory.device)
+        self._places_T = torch.arange(cache.max_length, device=cache.memory.device)
+        self.max_length = cache.max_length
+        self.length = cache.max_length - 1  # on the host: that of the last token which there is room for
+        self._mask_B1ST = torch.empty(0)  # every call has one, which its layers compute
+
+    @property
+    def positions_B1(self) -> torch.Tensor:
+        """Position of the next token, the same in each row: int64 (B, 1)."""
+        return self._place_1.expand(self.batch, 1)
+
+    def layer(self, index: int) -> "LayerCache":
+        """View of the keys and values of one layer."""
+        if index == 0:  # the mask of all layers of this token
+            hidden_T = self._places_T > self._place_1
+            if self._window is not None:
+                hidden_T |= self._places_T <= self._place_1 - self._window
+            self._mask_B1ST = ~hidden_T[None, None, None]
+        keys, values = self._memory[index]
+        return DeviceLayerCache(keys, values, self.length, self._mask_B1ST, self._place_1)
+
+    def advance(self, count: int) -> None:
+        """Record on the device that ``count`` more positions have been stored in every layer."""
+        self._place_1 += count
+
+
+@dataclass(frozen=True)
+class DeviceLayerCache(LayerCache):
+    """Keys and values of one layer of a ``DeviceKVCache``."""
+
+    place_1: torch.Tensor | None = None  # of the new token
+
+    def append(self, k_BKSE: torch.Tensor, v_BKSE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store one new position and return keys and values of all that there is room for."""
+        assert self.place_1 is not None, "DeviceKVCache gives it"
+        self.keys_BKTE.index_copy_(2, self.place_1, k_BKSE.to(self.keys_BKTE.dtype))
+        self.values_BKTE.index_copy_(2, self.place_1, v_BKSE.to(self.values_BKTE.dtype))
+        return self.keys_BKTE, self.values_BKTE

@@ -6,7 +6,8 @@ Matrices and embeddings are decayed. Norm weights and biases are decayed only wi
 did; its paper found little difference.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -18,6 +19,7 @@ from hlat.precision import MODES
 from hlat.runtime.backend import backend_of
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+_STEP = without_tracing(torch.optim.AdamW.step)
 
 
 class AdamWSpec(OptimizerSpec[OptimizerConfig]):
@@ -76,10 +78,33 @@ def decay_groups(
 
 
 class Fp32AdamW(Optimizer, torch.optim.AdamW):
-    """torch's AdamW, over fp32 weights."""
+    """torch's AdamW, over fp32 weights.
+
+    Attributes:
+        grad_scale: divisor of the gradients of the next step, read by torch's fused kernel; None for 1.
+    """
 
     state_names = _MOMENTS
-    step = torch.no_grad()(without_tracing(torch.optim.AdamW.step))
+    grad_scale: torch.Tensor | None = None
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every parameter that has a gradient."""
+        loss = _STEP(self, closure)
+        self.grad_scale = None
+        return loss
+
+    def scale_gradients(self, scale: torch.Tensor) -> None:
+        """Multiply the gradients of the next step by a scalar; the fused kernel divides by its reciprocal.
+
+        That is one more rounding than a product, and the kernel still writes the gradients, but does not read them
+        twice.
+        """
+        devices = [parameter.device for group in self.param_groups for parameter in group["params"] if group["fused"]]
+        if devices and backend_of(devices[0]).scales_in_adamw:
+            self.grad_scale = scale.float().reciprocal()
+        else:
+            super().scale_gradients(scale)
 
     def init_state(self, parameter: torch.Tensor) -> None:
         """Create the state of a parameter as torch's AdamW does at its first step, unless it exists."""

@@ -219,7 +219,7 @@ print(len(started), sum("kernels.c" in " ".join(command) for command in started)
 def test_other_devices_use_torch() -> None:
     x = torch.ones(2, 4)
     assert has_kernels(x)
-    with simulated_backend(backend_of("cuda")):
+    with simulated_backend(backend_of("neuron")):
         assert not has_kernels(x) and describe_kernels(CPU) == "torch"
 
 

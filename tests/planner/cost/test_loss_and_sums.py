@@ -44,7 +44,7 @@ class Traffic(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        results = out if isinstance(out, (tuple, list)) else [out]
+        results = out if isinstance(out, (tuple, list)) else [args[0] if out is None else out]  # overwritten if None
         if not func.is_view and func.overloadpacket not in (torch.ops.aten.gather, torch.ops.aten.scatter_add_):
             tensors = [one for one in (*args, *results) if isinstance(one, torch.Tensor)]
             self.bytes += sum(one.numel() * one.element_size() for one in tensors if one.numel() == self.elements)
@@ -64,13 +64,14 @@ def test_a_composed_loss_moves_what_its_operations_read_and_write():
     assert traffic.bytes == COMPOSED_LOSS_BYTES * logits.numel()
 
 
-def test_the_loss_of_hlat_moves_what_its_operations_read_and_write(monkeypatch):
-    """Counted on a CPU, with its fused kernels switched off."""
-    monkeypatch.setattr("hlat.model.loss.has_kernels", lambda logits: False)
+@pytest.mark.parametrize(("fused", "cluster"), [(True, "h100:1"), (False, "v100-32gb:1")])
+def test_the_loss_of_hlat_moves_what_its_operations_read_and_write(fused, cluster, monkeypatch):
+    """Counted on a CPU, with its fused kernels, whose operators are those of GPUs too, and without them."""
+    monkeypatch.setattr("hlat.model.loss.has_kernels", lambda logits: fused)
     logits, labels = torch.randn(TOKENS, ROWS, dtype=torch.bfloat16), torch.arange(TOKENS)
     with Traffic(logits.numel()) as traffic:
         CrossEntropy()(logits, labels, gradient=True)
-    assert traffic.bytes == profile_of("llama-3-8b", "h100:1").loss_bytes * logits.numel()
+    assert traffic.bytes == profile_of("llama-3-8b", cluster).loss_bytes * logits.numel()
     assert profile_of("llama-2-7b", "trn1.32xlarge:1").loss_bytes == FUSED_LOSS_BYTES
 
 

@@ -7,6 +7,7 @@ from unittest.mock import patch
 import torch
 
 from hlat.model.pointwise import rms_norm, rotate, swiglu, swiglu_fused
+from hlat.runtime.backend import TORCH
 from hlat.runtime.backend.cpu import CpuBackend
 
 Results = list[torch.Tensor]
@@ -21,7 +22,7 @@ WIDTHS = (1, 7, 16, 33, 64, 513, 1040)
 @contextmanager
 def torch_only() -> Iterator[None]:
     """Compute within the block as a device without fused kernels does."""
-    with patch.object(CpuBackend, "fused_pointwise", False), torch_attention():
+    with patch.object(CpuBackend, "pointwise_kernels", TORCH), torch_attention():
         yield
 
 

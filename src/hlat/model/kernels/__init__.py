@@ -1,6 +1,6 @@
-"""Pointwise operations, the loss and attention, compiled from C for the processor.
+"""Pointwise operations and the loss, compiled from C for the processor or by Triton for GPUs; attention in C.
 
-are the kernels usable for this tensor? --yes--> operators ``torch.ops.hlat`` (operations.py, attention.py) --> C
+are the kernels usable for this tensor? --yes--> operators ``torch.ops.hlat`` (operations.py, attention.py) --> kernels
 --no---> the formulas in torch of pointwise.py and loss.py, torch's attention
 """
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         builds_masks,
         describe_attention,
         describe_kernels,
+        fuses_in_triton,
         has_attention,
         has_kernels,
     )
@@ -39,6 +40,7 @@ __getattr__ = lazily(
             "builds_masks",
             "describe_attention",
             "describe_kernels",
+            "fuses_in_triton",
             "has_attention",
             "has_kernels",
         ),
@@ -62,6 +64,7 @@ __all__ = [
     "decoding_library",
     "describe_attention",
     "describe_kernels",
+    "fuses_in_triton",
     "has_attention",
     "has_kernels",
     "head_sums_shape",

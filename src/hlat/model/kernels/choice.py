@@ -1,13 +1,20 @@
 """Choice between the kernels and torch, and its name in messages."""
 
+import functools
+import importlib.util
+import logging
+from collections.abc import Callable
+
 import torch
 
 import hlat.model.kernels.operations  # noqa: F401 - registers the operators
 from hlat.model.kernels.attention import WIDEST_HEAD
 from hlat.model.kernels.library import DTYPES, Library, is_available
 from hlat.model.kernels.library import library as compiled_library
-from hlat.runtime.backend import backend_of
+from hlat.runtime.backend import TORCH, Backend, backend_of
 from hlat.runtime.distributed import in_fake_world
+
+_LOG = logging.getLogger(__name__)
 
 
 def has_kernels(x: torch.Tensor) -> bool:
@@ -20,7 +27,42 @@ def has_kernels(x: torch.Tensor) -> bool:
 
 def are_used_on(device: torch.device) -> bool:
     """Return True if eager models compute with the operators on a device, in the dtypes that these have."""
-    return backend_of(device).fused_pointwise and is_available()
+    backend = backend_of(device)
+    return _ARE_USABLE[backend.pointwise_kernels](backend, device)
+
+
+@functools.lru_cache(maxsize=16)  # asked by every operation, and the driver takes microseconds to answer
+def fuses_in_triton(backend: Backend, device: torch.device) -> bool:
+    """Return True if a device, which need not be on this machine, computes with the operators in Triton."""
+    if backend.pointwise_kernels != _TRITON or backend.compile_obstacle(device):
+        return False
+    return backend.has_fast_bf16(device)
+
+
+def _has_triton(backend: Backend, device: torch.device) -> bool:
+    return fuses_in_triton(backend, device) and (in_fake_world() or _can_launch(backend))
+
+
+@functools.cache
+def _can_launch(backend: Backend) -> bool:
+    """Return True if this process can compile and launch Triton's kernels; else log the reason."""
+    compiler, problem = backend.compiler, ""
+    if importlib.util.find_spec("triton") is None:
+        problem = "Triton is not installed"
+    elif compiler is not None and not compiler.is_available():  # Triton's launchers are compiled when they are needed
+        problem = f"no {compiler.language} compiler found"
+    if problem:
+        _LOG.warning("norms, RoPE, SwiGLU and loss are computed by torch, more slowly: %s", problem)
+    return not problem
+
+
+_TRITON = "triton"
+_ARE_USABLE: dict[str, Callable[[Backend, torch.device], bool]] = {
+    # pointwise_kernels of a backend -> function of the backend and a device
+    TORCH: lambda backend, device: False,
+    "c": lambda backend, device: is_available(),
+    _TRITON: _has_triton,
+}
 
 
 def attention_is_used_on(device: torch.device | str) -> bool:
@@ -63,8 +105,12 @@ def describe_kernels(device: torch.device) -> str:
     Computations with the same name have the same bits: it has the compiler and the instructions of the kernels, except
     in a rehearsal, which compiles nothing.
     """
+    backend = backend_of(device)
     if not are_used_on(device):
-        return "torch"
+        return TORCH
+    if backend.pointwise_kernels == _TRITON:
+        version = "" if in_fake_world() else f" (Triton {backend.compiler_versions(device)['Triton']})"
+        return f"fused Triton kernels{version}"
     return f"fused C kernels{_build()}"
 
 

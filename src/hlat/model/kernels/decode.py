@@ -103,7 +103,7 @@ class DecodingLibrary:
 
 def decoding_library(device: torch.device, dtype: torch.dtype, head_width: int) -> DecodingLibrary | None:
     """Return the library if it computes with tensors and heads of this kind, else None; the first call compiles it."""
-    usable = dtype in DTYPES and head_width <= WIDEST_HEAD and backend_of(device).fused_pointwise
+    usable = dtype in DTYPES and head_width <= WIDEST_HEAD and backend_of(device).pointwise_kernels == "c"
     return _compiled() if usable and not in_fake_world() else None
 
 

@@ -1,6 +1,7 @@
 """The compiled pointwise operations as operators of torch, each with an implementation for tensors without memory.
 
     torch.ops.hlat.NAME --CPU tensors--> blocks of rows --> ``kernels.c``
+                        --tensors of GPUs--> ``operations_triton.py``
                         --fake and meta tensors--> shapes of the results
 
 Registered operators have a name in profiles and traces, and a rehearsal counts the memory of their results. They are
@@ -12,16 +13,22 @@ Tensor suffixes: B batch, S positions, G groups of heads, R heads of a group, F 
 """
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
 
 from hlat.model.kernels.library import DTYPES, Gated, Library, Loss, Norm, Rotation, Rows, check_operand, library
+from hlat.runtime.backend import types_with
 
 _BLOCK_ELEMENTS = 1 << 14  # of a block that a thread takes: about 10 microseconds
 _WEIGHT_BLOCK_ELEMENTS = 1 << 15  # of a block whose rows share a row of partial gradients
 _SMALLEST_WEIGHT_BLOCK = 64  # rows
 
+_TRITON = "triton"
+_TRITON_TYPES = types_with(lambda backend: backend.pointwise_kernels == _TRITON)
+OPERATORS: dict[str, Callable[..., Any]] = {}
+"""Names of the operators: the implementation of each for tensors without memory."""
 _operators = torch.library.Library("hlat", "FRAGMENT")
 
 
@@ -33,13 +40,32 @@ def _operator(schema: str, on_meta: Callable[..., Any]) -> Callable[[Callable[..
     """
     _operators.define(schema)
     name = schema.partition("(")[0]
+    OPERATORS[name] = on_meta
     _operators.impl(name, on_meta, "Meta")
+    torch.library.impl(f"hlat::{name}", _TRITON_TYPES, in_triton(name, on_meta), lib=_operators)
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         _operators.impl(name, function, "CPU")
         return function
 
     return register
+
+
+def in_triton(name: str, on_meta: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the implementation of an operator in Triton, which only CUDA builds of torch have.
+
+    Args:
+        name: name of the operator, and of the function in ``operations_triton``.
+        on_meta: checks the operands and allocates the results.
+    """
+
+    def run(*operands: Any) -> Any:
+        results = on_meta(*operands)
+        written = () if results is None else results if isinstance(results, tuple) else (results,)
+        getattr(import_module("hlat.model.kernels.operations_triton"), name)(*operands, *written)
+        return results
+
+    return run
 
 
 def _library() -> Library:
@@ -60,11 +86,16 @@ def _block(width: int) -> int:
     return max(1, _BLOCK_ELEMENTS // max(1, width))
 
 
-def _rows(x: torch.Tensor) -> tuple[Rows, torch.Tensor]:
-    """Describe the rows of a tensor, and return the tensor that has them: a copy if its strides are too irregular."""
+def place_of_rows(x: torch.Tensor) -> tuple[torch.Tensor, int, int, int]:
+    """Describe where the rows of a tensor begin.
+
+    Returns:
+        The tensor, or a copy if its strides are too irregular; and ``inner``, ``outer_stride`` and ``inner_stride``:
+        ``inner`` rows follow each other at one stride, and such groups of rows at the other.
+    """
     width = x.shape[-1]
     if x.is_contiguous():
-        return Rows(x.data_ptr(), 1, width, 0), x
+        return x, 1, width, 0
     dimensions = [(size, stride) for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size != 1]
     merged: list[tuple[int, int]] = []
     for size, stride in dimensions:
@@ -73,9 +104,15 @@ def _rows(x: torch.Tensor) -> tuple[Rows, torch.Tensor]:
         else:
             merged.append((size, stride))
     if len(merged) > 2 or (width > 1 and x.stride(-1) != 1):
-        return _rows(x.contiguous())
+        return place_of_rows(x.contiguous())
     (_, outer), (inner, inner_stride) = ([(1, 0)] * 2 + merged)[-2:]
-    return Rows(x.data_ptr(), max(1, inner), outer, inner_stride), x
+    return x, max(1, inner), outer, inner_stride
+
+
+def _rows(x: torch.Tensor) -> tuple[Rows, torch.Tensor]:
+    """Describe the rows of a tensor for C, and return the tensor that has them."""
+    x, *place = place_of_rows(x)
+    return Rows(x.data_ptr(), *place), x
 
 
 def _norm_on_meta(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -203,6 +240,11 @@ def _swiglu_backward_on_meta(
     _check_rows("gate", gate)
     for name, tensor in (("gradient", gradient), ("up", up), ("by_gate", by_gate), ("by_up", by_up)):
         check_operand(name, tensor, gate.dtype, gate.shape, gate.device)
+    if any(place_of_rows(result)[0] is not result for result in (by_gate, by_up)):
+        raise ValueError(
+            f"by_gate and by_up have strides {by_gate.stride()} and {by_up.stride()}, and rows without gaps in at most "
+            "two merged dimensions are needed: the results are written into them"
+        )
 
 
 @_operator(
@@ -217,12 +259,7 @@ def _swiglu_backward(
     if gate.numel() == 0:
         return
     (gate_rows, gate), (up_rows, up), (gradient_rows, gradient) = _rows(gate), _rows(up), _rows(gradient)
-    (by_gate_rows, gate_out), (by_up_rows, up_out) = _rows(by_gate), _rows(by_up)
-    if gate_out is not by_gate or up_out is not by_up:
-        raise ValueError(
-            f"by_gate and by_up have strides {by_gate.stride()} and {by_up.stride()}, and rows without gaps in at most "
-            "two merged dimensions are needed: the results are written into them"
-        )
+    (by_gate_rows, _), (by_up_rows, _) = _rows(by_gate), _rows(by_up)
     width = gate.shape[-1]
     arguments = Gated(width, gate_rows, up_rows, gradient_rows, by_gate_rows, by_up_rows)
     _library().run("swiglu_backward", gate.dtype, arguments, gate.numel() // width, _block(width))

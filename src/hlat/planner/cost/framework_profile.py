@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
+from hlat.planner.memory import has_fused_kernels
 from hlat.planner.problem import (
     CHIP_FAMILIES,
     FLASH_ATTENTION_1,
@@ -26,6 +27,7 @@ def hlat_profile(request: PlanRequest, candidate: Candidate) -> SoftwareProfile:
         request.cluster.chip.family or "measured",
         execution.attention,
         execution.compiled,
+        has_fused_kernels(request.cluster.chip),
         candidate.zero > 0,
         request.mode == "fp8",
         # In units of 16-bit products: for 32-bit products, rates are halved instead (devices.py).
@@ -75,11 +77,19 @@ def _price(kernel: AttentionKernel | None, family: str) -> AttentionPrice:
 _LOSS_BYTES = 44.0
 """Memory traffic of hlat's loss per logit where no compiler and no kernel fuses it (model/loss.py): conversion to fp32
 6 bytes, largest logit 4, subtraction, exponentials and their product with a factor 8 each, sum 4, conversion 6."""
+_KERNEL_LOSS_BYTES = 6.0
+"""Memory traffic of its kernels (model/kernels/operations_triton.py): they read logits twice and overwrite them."""
 
 
 @lru_cache
 def _software(
-    family: str, attention: AttentionKernel | None, compilable: bool, zero: bool, eight_bit: bool, gradient_bytes: int
+    family: str,
+    attention: AttentionKernel | None,
+    compilable: bool,
+    has_kernels: bool,
+    zero: bool,
+    eight_bit: bool,
+    gradient_bytes: int,
 ) -> SoftwareProfile:
     compiled, price = CHIP_FAMILIES[family].compiled, _price(attention, family)
     slowed = attention is not None and attention.slowed
@@ -87,9 +97,9 @@ def _software(
         attention=price.kernel,
         attention_forward=price.forward,
         attention_backward=price.slowed if slowed else price.backward,
-        fused=compiled or compilable,
-        # Norms and rotations are sequences of torch's operations (model/pointwise.py), which a compiler fuses.
-        composed=not compiled and not compilable,
+        fused=compiled or compilable or has_kernels,
+        # Without kernels, norms and rotations are sequences of torch's operations (model/pointwise.py).
+        composed=not compiled and not compilable and not has_kernels,
         eager=not compiled and not compilable,
         # Tensor-parallel collectives, and the all-reduce of ZeRO 0, do not overlap with computation.
         overlaps_tensor=False,
@@ -100,7 +110,7 @@ def _software(
         gradient_bytes=gradient_bytes,
         gathers_blocks=True,
         balances_stages=True,
-        loss_bytes=FUSED_LOSS_BYTES if compiled else _LOSS_BYTES,
+        loss_bytes=FUSED_LOSS_BYTES if compiled else _KERNEL_LOSS_BYTES if has_kernels else _LOSS_BYTES,
         # Only blocks are compiled on GPUs, not the head.
         pads_rows=compiled,
         adds_apart=not compiled,

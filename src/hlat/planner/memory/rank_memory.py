@@ -7,12 +7,13 @@ splits the layers into stages. This module adds the memory of the device's runti
 result with rehearsals and real runs.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 
+from hlat.hardware import Chip
 from hlat.model.derived import block_share, hidden_share
-from hlat.model.kernels import are_used_on, attention_is_used_on
+from hlat.model.kernels import are_used_on, attention_is_used_on, fuses_in_triton
 from hlat.optim import optimizer_spec
 from hlat.parallel.stages import (
     ACCELERATOR,
@@ -29,6 +30,7 @@ from hlat.parallel.stages import (
 )
 from hlat.planner.problem import Candidate, PlanRequest
 from hlat.precision import MODES
+from hlat.runtime.backend import backend_of
 
 _GIB = 1 << 30
 _RUNTIME_BYTES = {"measured": 0.0, "trainium": 7.0 * _GIB}
@@ -144,11 +146,19 @@ def ranks_of_interest(request: PlanRequest, candidate: Candidate) -> list[int]:
     return representative_ranks(step, needs)
 
 
+def has_fused_kernels(chip: Chip) -> bool:
+    """Return True if hlat has kernels of its own for norms, RoPE, SwiGLU and loss on an accelerator."""
+    if chip.device is None:
+        return False
+    backend = backend_of(chip.device).of_chip(chip.vendor, chip.capability)
+    return fuses_in_triton(backend, torch.device("cpu"))  # where the answer is computed; that of a chip has no device
+
+
 def _kernels(request: PlanRequest) -> EagerKernels:
     """Eager kernels of the cluster's devices. Measured ones are CPUs, which are taken to have those of this machine."""
-    if request.cluster.chip.family != "measured":
-        return ACCELERATOR
     cpu = torch.device("cpu")
+    if request.cluster.chip.family != "measured":
+        return replace(ACCELERATOR, fused=has_fused_kernels(request.cluster.chip))
     own = attention_is_used_on(cpu)
     return EagerKernels(fused=are_used_on(cpu), masks=not own, head_sums=own, rounds=True)
 

@@ -11,7 +11,7 @@ import os
 import platform
 import shutil
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -169,6 +169,8 @@ class Backend:
     """True if the device copies from page-locked host memory asynchronously."""
     fused_adamw: bool = False
     """True if torch's AdamW has a fused kernel."""
+    scales_in_adamw: bool = False
+    """True if that kernel scales the gradients to clip them, which rounds otherwise than a pass before it."""
     rounding_kernel: str = "torch"
     """Key of the AdamW kernel for bf16 weights, in the table of ``hlat.optim.adamw_bf16``; torch runs everywhere."""
     rounds_in_hardware: bool = False
@@ -203,6 +205,8 @@ class Backend:
     """True if torch multiplies an int64 matrix by a vector."""
     rounds_embedding_gradients: bool = False
     """True if torch accumulates the gradient of an embedding in the dtype of its weight, even in bf16."""
+    has_graphs: bool = False
+    """True if the device repeats recorded work at the cost of one launch (``record``)."""
     packs_weights: bool = False
     """True if products by packed weights are faster for few rows (``hlat.evaluation.packed_weights``)."""
 
@@ -236,6 +240,14 @@ class Backend:
     def synchronize(self, device: torch.device) -> None:
         """Wait until the device has finished all queued work."""
         torch.accelerator.synchronize(device)
+
+    def record(self, work: Callable[[], None]) -> Callable[[], object]:
+        """Record work on the current device, without doing it; return a function that repeats it.
+
+        Args:
+            work: uses the same memory in each call, does not wait for the device, and has been called before.
+        """
+        return work
 
     def is_initialized(self) -> bool:
         """Return True if this process has initialised the driver, whose state a forked process could not use."""
@@ -354,9 +366,9 @@ class Backend:
         return self.attention_kernel(heads, True, device) == self.attention_kernel(heads, False, device)
 
     @property
-    def fused_pointwise(self) -> bool:
-        """True if norms, RoPE, SwiGLU and the loss have fused kernels (``hlat.model.kernels``)."""
-        return False
+    def pointwise_kernels(self) -> str:
+        """Key of the kernels of norms, RoPE, SwiGLU and loss, in the table of ``hlat.model.kernels``."""
+        return TORCH
 
     @property
     def fp32_by_onednn(self) -> bool:

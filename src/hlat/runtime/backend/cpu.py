@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from hlat.runtime.backend.allocator import keep_freed_memory
-from hlat.runtime.backend.base import Backend, Collectives, Compiler, DocumentKernel
+from hlat.runtime.backend.base import TORCH, Backend, Collectives, Compiler, DocumentKernel
 from hlat.runtime.terminal_text import plural
 
 LONG_RUN = 4.5e14
@@ -89,9 +89,9 @@ class CpuBackend(Backend):
         return versions | {"C++ compiler": _compiler_version(self.compiler), "torch's folder": torch.__path__[0]}
 
     @property
-    def fused_pointwise(self) -> bool:
-        """True with AVX-512 or AVX2, which the kernels are written for; elsewhere they were not measured."""
-        return torch.backends.cpu.get_cpu_capability() in ("AVX512", "AVX2")
+    def pointwise_kernels(self) -> str:
+        """C with AVX-512 or AVX2, which the kernels are written for; elsewhere they were not measured."""
+        return "c" if torch.backends.cpu.get_cpu_capability() in ("AVX512", "AVX2") else TORCH
 
     @property
     def fp32_by_onednn(self) -> bool:
@@ -102,7 +102,7 @@ class CpuBackend(Backend):
     @property
     def fused_attention(self) -> bool:
         """True with those instructions and without AMX tiles: torch's kernel uses these, and was not compared."""
-        return self.fused_pointwise and not torch.cpu._is_amx_tile_supported()
+        return self.pointwise_kernels != TORCH and not torch.cpu._is_amx_tile_supported()
 
     def memory_bytes(self, device: torch.device) -> int:
         """Physical memory of the machine, in bytes."""

@@ -1,6 +1,7 @@
 """NVIDIA GPUs, and those of AMD, which torch calls cuda too."""
 
 import os
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
@@ -22,14 +23,17 @@ class CudaBackend(Backend):
     visible_devices_variable = "CUDA_VISIBLE_DEVICES"
     pins_memory = True
     fused_adamw = True
+    scales_in_adamw = True
+    has_graphs = True
     rounding_kernel = "triton"
+    pointwise_kernels = "triton"
     document_kernel = FLEX
     # Those that Triton searches (triton/runtime/build.py). Its launchers include Python.h.
     compiler: Compiler | None = Compiler("C", ("gcc", "clang"), "CC", "gcc", needs_headers=True)
     # Without that mode their backward passes add from many processors at once, in any order (FlashAttention 2 and 3).
     _slowed_attention = frozenset(("flash_attention", "flash_attention_3", "flash_attention_4", "efficient_attention"))
     float64 = True
-    # Triton's own variable too: the AdamW kernel of bf16 weights is compiled by Triton, without inductor.
+    # Triton's own variable too: hlat's kernels are compiled by Triton, without inductor.
     compile_cache = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 
     def __init__(self, device_type: str, chip: GpuCapabilities | None = None) -> None:
@@ -73,6 +77,13 @@ class CudaBackend(Backend):
             settings["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] = str(int(limits.patience.total_seconds()))
         for name, value in settings.items():
             os.environ.setdefault(name, value)
+
+    def record(self, work: Callable[[], None]) -> Callable[[], object]:
+        """Capture a CUDA graph, which keeps the memory that the work has allocated; return its replay."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+        return graph.replay
 
     def configure_products(self, deterministic: bool) -> None:
         """Forbid cuBLAS to add partial sums in 16 bits, and fix its workspace for the same bits each time."""

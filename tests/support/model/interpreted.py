@@ -1,0 +1,42 @@
+"""Run tests of the operators with their implementations in Triton, on CPU tensors, in Triton's interpreter.
+
+    TRITON_INTERPRET=1 python -m tests.support.model.interpreted ARGUMENTS OF PYTEST
+
+The variable has to be set before Triton is imported, so this is a program of its own.
+"""
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+
+from hlat.model.kernels import operations, operations_triton
+
+_convert = interpreter._convert_float
+
+
+def _round_to_nearest(values: np.ndarray, source: tl.dtype, target: tl.dtype, mode: Any) -> np.ndarray:
+    """Round fp32 to bf16 as a GPU does: the interpreter cuts the last bits off. bf16 is stored as integers."""
+    if (source, target) != (tl.float32, tl.bfloat16):
+        return _convert(values, source, target, mode)
+    return torch.from_numpy(np.ascontiguousarray(values)).bfloat16().view(torch.uint16).numpy()
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    np.seterr(all="ignore")  # operands have infinities and NaN
+    interpreter._convert_float = _round_to_nearest
+    # Small tensors that take several programs and blocks.
+    operations_triton._TILE, operations_triton._LOSS_BLOCK, operations_triton._PARTS = 64, 128, 3
+    library = torch.library.Library("hlat", "IMPL")
+    for name, on_meta in operations.OPERATORS.items():
+        library.impl(name, operations.in_triton(name, on_meta), "CPU", allow_override=True)
+    raise SystemExit(pytest.main(["-q", "-p", "no:cacheprovider", "-o", "addopts=", *sys.argv[1:]]))
+
+
+if __name__ == "__main__":
+    main()
