@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hlat.config.sections import ModelConfig
 from hlat.evaluation import Sampling, generate
 from hlat.evaluation.recorded_decoding import _TokenStep
-from hlat.evaluation.sampling import choose_token, running_sum
+from hlat.evaluation.sampling import choose_on_device, choose_token, running_sum
 from hlat.model import build
 from hlat.runtime import DataError
 from hlat.runtime.backend.cpu import CpuBackend
@@ -86,6 +86,13 @@ def test_a_recorded_step_has_the_same_operations_each_time_and_reads_nothing_bac
     assert runs[0] == runs[1]
     names = {name for name, _ in runs[0]}
     assert not names & {"aten._local_scalar_dense.default", "aten.nonzero.default", "aten.item.default"}
+
+
+def test_the_largest_draw_chooses_the_last_token_that_is_kept():
+    """Rounding may leave the sum of all probabilities below it."""
+    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+    for sampling, last in ((Sampling(1.0, top_p=0.6), 1), (Sampling(1.0, top_k=3), 2), (Sampling(1.0), 3)):
+        assert choose_on_device(logits, sampling, torch.ones(1, dtype=torch.float64)).tolist() == [last]
 
 
 def test_sums_by_products_are_those_of_cumsum():

@@ -99,7 +99,7 @@ def test_the_fused_update_scales_the_gradients_where_the_device_says_so():
     step is not scaled.
     """
     (ours, our_optimizer), (plain, plain_optimizer) = built("mixed"), built("mixed")
-    for step, limit in enumerate((0.7, 1e6, None)):
+    for step, limit in enumerate((1e6, 0.7, None)):
         norm = draw_gradients(ours, torch.float32, step)
         exact = [
             weight.grad.double() * min(1.0, limit / (float(norm) + 1e-6) if limit else 1.0) for weight in ours.weights
