@@ -132,6 +132,7 @@ class Pipeline:
             output_args=loss if index == self._layout.config.stages - 1 else hidden,
             group=self._group,
             outbox=self._outbox,
+            message=hidden,
         )
 
     def _scale_loss(self, loss: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         simulated_backend,
         types_with,
     )
-    from hlat.runtime.backend.torch_private import untested_torch_warning
+    from hlat.runtime.backend.torch_private import fsdp_parameter_groups, untested_torch_warning
 
 __getattr__ = lazily(
     __name__,
@@ -87,7 +87,7 @@ __getattr__ = lazily(
             "simulated_backend",
             "types_with",
         ),
-        "torch_private": ("untested_torch_warning",),
+        "torch_private": ("fsdp_parameter_groups", "untested_torch_warning"),
     },
 )
 
@@ -114,6 +114,7 @@ __all__ = [
     "find_device_type",
     "find_fault",
     "find_kernel_faults",
+    "fsdp_parameter_groups",
     "has_fast_bf16",
     "interface_variables",
     "is_on_host",
