@@ -95,7 +95,7 @@ class Pipeline:
             kwargs["positions"] = batch.positions_BS
         with split_backward() if self._layout.config.schedule in _ZERO_BUBBLE else nullcontext():
             schedule.step(
-                *((batch.inputs_BS,) if self.has_first else ()),
+                *((batch.inputs_BS.contiguous(),) if self.has_first else ()),  # torch 2.11 wants the given strides
                 target=batch.labels_BS if self.has_last else None,
                 losses=losses,
                 return_outputs=False,

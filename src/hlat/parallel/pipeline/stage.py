@@ -138,13 +138,18 @@ class ReportingStage(PipelineStage):
             each.buffer = torch.empty(self._message.shape, dtype=self._message.dtype, device=self.device)
 
     # Before the first step torch's stages vote whether all know the shapes of their messages. They do; in a rehearsal,
-    # which has no other ranks, the result is given.
+    # which has no other ranks, the result is given. Torch 2.11 sends each neighbour a message instead.
 
     def _warmup_forward_vote(self, has_backward: bool, received_acc: torch.Tensor | None = None) -> torch.Tensor:
         return _AGREEMENT if in_fake_world() else super()._warmup_forward_vote(has_backward, received_acc)
 
     def _warmup_backward_result(self, received_result: torch.Tensor | None = None) -> torch.Tensor:
         return _AGREEMENT if in_fake_world() else super()._warmup_backward_result(received_result)
+
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        operations = [] if in_fake_world() else super()._get_init_p2p_neighbors_ops()
+        # The neighbour of a stage may be on the same rank, and gloo has no messages to itself.
+        return [each for each in operations if each.group_peer != self.group_rank]
 
 
 def _give_away(messages: Any) -> None:
