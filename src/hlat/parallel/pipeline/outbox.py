@@ -47,7 +47,7 @@ class Outbox:
         if not self._at_once:
             return list(operations)
         for each in operations:
-            # As the schedules start the receives: NCCL's communicator of the group in torch 2.11, of the pair from 2.12.
+            # As schedules start their receives: by NCCL's communicator of the group in torch 2.11, of the pair in 2.12.
             (work,) = _batch_p2p([each])
             self._pending.append((work, each.tensor))
         self._wait_for_all_but(PENDING_SENDS)
