@@ -14,7 +14,7 @@ import torch
 from packaging.version import Version
 
 import hlat
-from hlat.runtime.backend import untested_torch_warning
+from hlat.runtime.backend import split_backward_problem, untested_torch_warning
 from hlat.runtime.backend.torch_private import COMPILED_NAMES, FIRST_RELEASE, PRIVATE_NAMES
 from hlat.runtime.backend.torch_private import TESTED_RELEASES as TESTED_TORCH
 
@@ -166,6 +166,11 @@ def test_an_untested_release_gives_a_warning_and_no_error() -> None:
     assert untested_torch_warning() == untested_torch_warning("2.13.1+cu130") == ""
     for installed in ("2.12.1", "2.15.0+cpu", "3.0.0.dev20270101", "2.130.0"):
         assert installed in untested_torch_warning(installed) and "2.13" in untested_torch_warning(installed)
+
+
+def test_only_2_11_cannot_split_backward_passes() -> None:
+    assert "2.11" in split_backward_problem("2.11.0+cu130")
+    assert not any(map(split_backward_problem, ("2.12.1", "2.13.0+cpu", "2.14.1", "2.110.0")))
 
 
 def test_the_warning_is_printed_once_at_the_start(tmp_path: Path) -> None:

@@ -42,7 +42,12 @@ if TYPE_CHECKING:
         simulated_backend,
         types_with,
     )
-    from hlat.runtime.backend.torch_private import fsdp_parameter_groups, untested_torch_warning
+    from hlat.runtime.backend.torch_private import (
+        fsdp_parameter_groups,
+        shapes_of_overrideable_backward,
+        split_backward_problem,
+        untested_torch_warning,
+    )
 
 __getattr__ = lazily(
     __name__,
@@ -87,7 +92,12 @@ __getattr__ = lazily(
             "simulated_backend",
             "types_with",
         ),
-        "torch_private": ("fsdp_parameter_groups", "untested_torch_warning"),
+        "torch_private": (
+            "fsdp_parameter_groups",
+            "shapes_of_overrideable_backward",
+            "split_backward_problem",
+            "untested_torch_warning",
+        ),
     },
 )
 
@@ -127,7 +137,9 @@ __all__ = [
     "restored_settings",
     "select_device",
     "set_spin_count",
+    "shapes_of_overrideable_backward",
     "simulated_backend",
+    "split_backward_problem",
     "synchronize",
     "types_with",
     "untested_torch_warning",

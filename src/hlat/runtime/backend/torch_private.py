@@ -7,6 +7,7 @@ Any release may remove a private name. Each one that the code uses is listed her
 resolves all of them, another finds private names in the code that are missing here.
 """
 
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -18,6 +19,7 @@ RELEASES_WITH_ALL_NAMES = ("2.11", "2.12", "2.13", "2.14")
 
 FIRST_RELEASE: dict[str, str] = {
     # Releases before lack the name, and the code does without.
+    "torch._meta_registrations.meta__scaled_dot_product_fused_attention_overrideable_backward": "2.12",
     "torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState._fsdp_param_groups": "2.12",
     "torch.distributed.pipelining.PipelineStage._warmup_backward_result": "2.12",
     "torch.distributed.pipelining.PipelineStage._warmup_forward_vote": "2.12",
@@ -38,6 +40,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "torch._foreach_norm": "one kernel for many tensors: norms",
     "torch._fused_sdp_choice": "which kernel computes attention, for the message at the start",
     "torch._higher_order_ops.flex_attention.flex_attention": "tensors that a compiled block saves",
+    "torch._meta_registrations.meta__scaled_dot_product_fused_attention_overrideable_backward": "shapes, in rehearsals",
     "torch._ops.OpOverload._overloadpacket": "rehearsals: operations by name",
     "torch._ops.OpOverload._schema": "rehearsals: operations by name",
     "torch._subclasses.fake_tensor.FakeTensorMode": "rehearsals: tensors without memory",
@@ -103,21 +106,56 @@ def fsdp_parameter_groups(state: Any) -> list[Any]:
     return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
+@cache
+def shapes_of_overrideable_backward() -> Any:
+    """Let tensors without memory go through the backward pass of an accelerator's own attention: 2.11 has no shapes."""
+    import torch  # noqa: PLC0415
+    from torch import _meta_registrations  # noqa: PLC0415
+
+    if hasattr(_meta_registrations, "meta__scaled_dot_product_fused_attention_overrideable_backward"):
+        return None
+
+    def shapes(gradient: Any, q: Any, k: Any, v: Any, bias: Any, *_: Any, **__: Any) -> tuple[Any, ...]:
+        return (*map(torch.empty_like, (q, k, v)), None if bias is None else torch.empty_like(bias))
+
+    library = torch.library.Library("aten", "IMPL", "Meta")
+    library.impl("_scaled_dot_product_fused_attention_overrideable_backward", shapes)
+    return library  # which keeps the registration
+
+
 def untested_torch_warning(installed: str | None = None) -> str:
     """Return a warning for a release of PyTorch that hlat was not tested with; empty for a tested one.
 
     Args:
         installed: version, such as ``2.13.0+cpu``; None reads it from the installation, without importing torch.
     """
-    if installed is None:
-        try:
-            installed = version("torch")
-        except PackageNotFoundError:
-            return ""
-    if ".".join(installed.split("+")[0].split(".")[:2]) in TESTED_RELEASES:
+    installed = installed or _installed()
+    if not installed or _release(installed) in TESTED_RELEASES:
         return ""
     *others, last = TESTED_RELEASES
     tested = f"{', '.join(others)} and {last}"
     return (
         f"PyTorch {installed} is installed; hlat was tested with {tested} only. The run continues; check its results."
     )
+
+
+def split_backward_problem(installed: str | None = None) -> str:
+    """Return why this release of PyTorch cannot compute a pipeline's gradients by weight apart; empty if it can.
+
+    Args:
+        installed: as for ``untested_torch_warning``.
+    """
+    if _release(installed or _installed()) != "2.11":
+        return ""
+    return "PyTorch 2.11 cannot split the backward pass at functions of Python, and adds up gradients of their outputs."
+
+
+def _installed() -> str:
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return ""
+
+
+def _release(installed: str) -> str:
+    return ".".join(installed.split("+", maxsplit=1)[0].split(".")[:2])
