@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import hlat
 from hlat.runtime.backend import driver_versions, table
 from tests.cli.test_start import HEAVY, imported_by
 
@@ -21,6 +22,13 @@ def test_the_version_names_torch_and_devices_without_importing_torch() -> None:
     assert third.startswith("devices: ") and third.endswith("the processor")
     assert Path(fourth.removeprefix("documentation: ")).read_text(encoding="utf-8").startswith("# hlat\n")
     assert not imported_by("--version", packages=HEAVY)
+
+
+def test_a_source_tree_that_is_not_installed_has_the_version_of_the_project() -> None:
+    sources = str(Path(hlat.__file__).parents[1])
+    code = f"import sys; sys.path.insert(0, {sources!r}); import hlat; print(hlat.__version__)"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == version("hlat")
 
 
 def test_drivers_are_read_from_the_kernels_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

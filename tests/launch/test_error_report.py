@@ -47,6 +47,16 @@ def test_a_bug_is_reported_with_its_traceback(error_file, monkeypatch):
     assert report.is_bug and report.message.startswith("Traceback") and report.message.endswith("KeyError: 'wq'")
 
 
+def test_mistakes_of_a_program_are_named_with_their_place(error_file, monkeypatch):
+    here = "test_error_report.py:"
+    for error in (chained(AttributeError("x")), chained(RuntimeError("stage 0 failed"), chained(TypeError("y")))):
+        assert here in describe_error(error).mistake
+    for error in (RuntimeError("NCCL error: unhandled system error"), OSError(5, "Input/output error"), DataError("z")):
+        assert describe_error(chained(error)).mistake == ""
+    fail(KeyError("wq"), error_file, monkeypatch)
+    assert read_report(error_file).mistake.startswith("KeyError at ") and here in read_report(error_file).mistake
+
+
 def forwarded(message):
     error = DataError(message)
     error.from_rank = 2

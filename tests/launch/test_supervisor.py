@@ -132,6 +132,7 @@ def saves_when_asked(folder):
 
 DURING = {
     "bug": raises(ZeroDivisionError("loss / tokens")),
+    "wrong name": raises(AttributeError("no such attribute")),
     "mistake": raises(DataError("shard 3 is gone")),
     "disk": raises(StorageError("disk full")),
     "killed": dies(signal.SIGKILL),
@@ -202,6 +203,16 @@ def test_permanent_failures_are_not_restarted(tmp_path, attempt, code):
     run = Run(tmp_path, attempt)
     assert run.supervise() == code and run.attempts == 1 and len(run.complaints) == 1
     assert run.events("restart") == run.events("incident") == []
+
+
+def test_a_mistake_of_the_program_is_tried_twice(tmp_path):
+    run = Run(tmp_path, *["wrong name"] * 3, restarts=3)
+    assert run.supervise() == 1 and run.attempts == 2
+    traceback, _, decision = run.complaints[-1].rpartition("\n")
+    assert "no such attribute" in traceback and "Traceback" in traceback
+    assert decision.startswith("given up: AttributeError at ") and "test_supervisor.py:" in decision
+    assert decision.endswith(" in step 1 twice; a restart would raise it again")
+    assert [event["restart"] for event in run.events("incident")] == [True, False]
 
 
 def test_a_run_without_progress_is_given_up_with_the_last_cause(tmp_path):

@@ -5,8 +5,8 @@ import pytest
 from hlat.resilience import Failure, RestartPolicy, WorldSizePolicy
 
 
-def failure(kind="signal", rank=0, trained=True, start_step=0, durable_step=None, saves=0):
-    return Failure(kind, rank, trained, start_step, durable_step, saves)
+def failure(kind="signal", rank=0, trained=True, start_step=0, durable_step=None, saves=0, mistake=""):
+    return Failure(kind, rank, trained, start_step, durable_step, saves, mistake)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +92,18 @@ def test_an_attempt_that_gains_more_than_one_checkpoint_ends_the_count(good):
     meagre = [{"start_step": 5 * number} for number in range(5)]
     after = [{"start_step": 30 + 5 * number} for number in range(9)]
     assert decisions(RestartPolicy(3, 1.0), [*meagre, {"start_step": 20, **good}, *after]) == [True] * 15
+
+
+def test_a_mistake_that_is_raised_again_without_progress_is_not_restarted():
+    def restarted(*attempts):
+        restarts = RestartPolicy(5, 1.0)
+        return [restarts.decide(failure("exception", **attempt)).restart for attempt in attempts]
+
+    one, other = {"mistake": "AttributeError at a.py:1 in step 3"}, {"mistake": "AttributeError at a.py:1 in step 4"}
+    assert restarted(one, one) == [True, False]
+    assert restarted(one, other, {}, one, other) == [True] * 5, "another step, another error in between"
+    assert restarted(one, {**one, "durable_step": 7}) == [True, True], "it went on in between"
+    assert restarted({}, {}, {}) == [True] * 3, "errors of devices and connections"
 
 
 def test_a_limit_of_zero_never_restarts():

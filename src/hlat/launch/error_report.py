@@ -42,6 +42,7 @@ class ErrorReport:
         time: seconds since the epoch, by the clock of the process's machine.
         retryable: see ``HlatError``.
         error: class of the ``HlatError``; empty for a bug.
+        mistake: class and place of a bug that the same state would raise again; empty for others.
     """
 
     kind: ErrorOrigin
@@ -51,6 +52,11 @@ class ErrorReport:
     time: float
     retryable: bool = False
     error: str = ""
+    mistake: str = ""
+
+
+# Not RuntimeError and OSError: what a device, a collective or a file raises may be gone in the next attempt.
+_MISTAKES = (AttributeError, TypeError, NameError, ImportError, LookupError, NotImplementedError, AssertionError)
 
 
 @contextmanager
@@ -87,7 +93,7 @@ def describe_error(error: Exception) -> ErrorReport:
     if isinstance(error, HlatError):
         return ErrorReport(kind, str(error), False, error.exit_code, time.time(), error.retryable, type(error).__name__)
     text = redact("".join(traceback.format_exception(error)).rstrip())
-    return ErrorReport(kind, text, is_bug=True, exit_code=1, time=time.time())
+    return ErrorReport(kind, text, is_bug=True, exit_code=1, time=time.time(), mistake=_mistake(error))
 
 
 def write_report(file: Path, report: ErrorReport, name: str) -> None:
@@ -121,6 +127,16 @@ def read_report(file: Path) -> ErrorReport | None:
     except OSError:
         return None
     return None if found is None else ErrorReport(**found)
+
+
+def _mistake(error: BaseException) -> str:
+    """Describe an exception that a mistake in a program raises, not a device, a file or another process."""
+    while error.__cause__ is not None:  # torch's pipelines raise a RuntimeError from the exception of a stage
+        error = error.__cause__
+    places = traceback.extract_tb(error.__traceback__)
+    if not isinstance(error, _MISTAKES) or not places:
+        return ""
+    return f"{type(error).__name__} at {places[-1].filename}:{places[-1].lineno}"
 
 
 def _lost_a_peer(error: BaseException | None) -> bool:

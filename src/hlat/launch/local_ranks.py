@@ -30,7 +30,7 @@ from hlat.resilience import (
     read_stacks,
 )
 from hlat.runtime import host_name, plural
-from hlat.runtime.backend import request_dumps
+from hlat.runtime.backend.faults import request_dumps
 from hlat.runtime.process import is_stopped, signal_main_thread
 
 Start = Callable[[int, Mapping[str, str], Path], AbstractContextManager[ProcessSet]]

@@ -21,11 +21,14 @@ from torch.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 
+from hlat.config.sections import ZERO_BUBBLE
 from hlat.model import Decoder, Reduction, head_loss, split_backward
 from hlat.parallel.fsdp import reshard_after_every_backward
 from hlat.parallel.mesh import Layout
 from hlat.parallel.micro_batch import MicroBatch
 from hlat.parallel.pipeline import Outbox, ReportingStage
+from hlat.runtime import LaunchError
+from hlat.runtime.backend import split_backward_problem
 
 _SINGLE_STAGE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 _MULTI_STAGE = {
@@ -33,8 +36,6 @@ _MULTI_STAGE = {
     "interleaved-zero-bubble": ScheduleInterleavedZeroBubble,
     "zbv": ScheduleZBVZeroBubble,
 }
-
-_ZERO_BUBBLE = ("interleaved-zero-bubble", "zbv")  # schedules with passes for the gradients by weight alone
 
 
 class Pipeline:
@@ -62,6 +63,8 @@ class Pipeline:
         positions: int,
         device: torch.device,
     ) -> None:
+        if layout.config.schedule in ZERO_BUBBLE and (reason := split_backward_problem()):
+            raise LaunchError(f"parallel.schedule={layout.config.schedule}: {reason}")
         self._layout, self._group, self._device = layout, group, device
         self._stages = dict(zip(layout.stages_of(layout.coordinates(rank).pp), stages, strict=True))
         self._shape, self._dtype, self._positions = shape, dtype, positions
@@ -93,9 +96,9 @@ class Pipeline:
         kwargs = {"labels": batch.labels_BS} if self.has_last else {}
         if batch.positions_BS is not None:
             kwargs["positions"] = batch.positions_BS
-        with split_backward() if self._layout.config.schedule in _ZERO_BUBBLE else nullcontext():
+        with split_backward() if self._layout.config.schedule in ZERO_BUBBLE else nullcontext():
             schedule.step(
-                *((batch.inputs_BS,) if self.has_first else ()),
+                *((batch.inputs_BS.contiguous(),) if self.has_first else ()),  # torch 2.11 wants the given strides
                 target=batch.labels_BS if self.has_last else None,
                 losses=losses,
                 return_outputs=False,
@@ -132,6 +135,7 @@ class Pipeline:
             output_args=loss if index == self._layout.config.stages - 1 else hidden,
             group=self._group,
             outbox=self._outbox,
+            message=hidden,
         )
 
     def _scale_loss(self, loss: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:

@@ -13,12 +13,18 @@ import torch
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 _FORWARD = (
+    torch.ops.aten._scaled_dot_product_cudnn_attention,
+    torch.ops.aten._scaled_dot_product_efficient_attention,
+    torch.ops.aten._scaled_dot_product_flash_attention,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,
     torch.ops.aten._scaled_dot_product_fused_attention_overrideable,
     torch.ops.hlat.attend_within_documents,
     torch.ops.hlat.attend,
 )
 _BACKWARD = (
+    torch.ops.aten._scaled_dot_product_cudnn_attention_backward,
+    torch.ops.aten._scaled_dot_product_efficient_attention_backward,
+    torch.ops.aten._scaled_dot_product_flash_attention_backward,
     torch.ops.aten._scaled_dot_product_fused_attention_overrideable_backward,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward,
     torch.ops.hlat.attend_within_documents_backward,
@@ -40,11 +46,14 @@ _IN_PLACE = {
 
 
 def _attended_shapes(packet: Any, tensors: tuple[Any, ...], args: tuple[Any, ...]) -> list[tuple[int, ...]]:
-    """Shapes of (the gradient,) queries, keys and values, with as many keys as a query attends to with a window."""
+    """Shapes of (the gradient,) queries, keys and values, with as many keys as a query attends to with a window.
+
+    Keys and values get the heads of the queries that share them: torch's formula counts so, but demands it up to 2.11.
+    """
     *queries, keys, values = (tuple(tensor.shape) for tensor in tensors)
     window = args[-1] if packet in _WITH_WINDOW else 0
     attended = min(keys[2], window or keys[2])
-    return [*queries, *((*shape[:2], attended, shape[3]) for shape in (keys, values))]
+    return [*queries, *((*queries[-1][:2], attended, shape[3]) for shape in (keys, values))]
 
 
 class FlopCounter:

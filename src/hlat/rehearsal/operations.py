@@ -23,9 +23,18 @@ class OperationObserver(TorchDispatchMode):
     def __init__(self, *observers: Observer) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._observers = observers
-        self._pause = _Pause()
         self._in_fake_world = in_fake_world()
-        self._shape_inference = patch.object(ShardingPropagator, "_fake_mode_lock", self._pause)
+        self._inferring_shapes = 0  # depth of calls in which DTensor infers shapes, on tensors that use no memory
+        infer = ShardingPropagator._propagate_tensor_meta_non_cached
+
+        def infer_unobserved(*args: Any) -> Any:
+            self._inferring_shapes += 1
+            try:
+                return infer(*args)
+            finally:
+                self._inferring_shapes -= 1
+
+        self._shape_inference = patch.object(ShardingPropagator, infer.__name__, infer_unobserved)
 
     def __enter__(self) -> "OperationObserver":
         self._shape_inference.start()
@@ -43,20 +52,7 @@ class OperationObserver(TorchDispatchMode):
             return NotImplemented  # DTensor dispatches to operations on local tensors, which are seen here
         result = func(*args, **(kwargs or {}))
         on_host = self._in_fake_world and not in_fake_world()  # within ``host_values``
-        if not self._pause.depth and not on_host:
+        if not self._inferring_shapes and not on_host:
             for observer in self._observers:
                 observer(func, args, result)
         return result
-
-
-class _Pause:
-    """Replacement for DTensor's lock around shape inference, whose tensors use no memory; counts its depth."""
-
-    def __init__(self) -> None:
-        self.depth = 0
-
-    def __enter__(self) -> None:
-        self.depth += 1
-
-    def __exit__(self, *error: object) -> None:
-        self.depth -= 1

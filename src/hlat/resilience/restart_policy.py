@@ -5,7 +5,8 @@
 
 Errors that the user has to fix are never retried. Other failures are, as long as the run makes progress: it is given up
 after ``recovery.restarts`` restarts in a row without a new checkpoint, and after ten attempts in a row that gained one
-checkpoint each and then failed by themselves: they repeat what fails, and would for ever.
+checkpoint each and then failed by themselves: they repeat what fails, and would for ever. A mistake in a program that
+was raised twice by the same line in the same step is not tried a third time.
 """
 
 from collections.abc import Callable
@@ -37,6 +38,7 @@ class Failure:
     start_step: int | None  # step that the attempt started from; None if it failed before
     durable_step: int | None  # newest step that it is known to have made durable
     saves: int = 0  # states that it is known to have made durable
+    mistake: str = ""  # class, place and step of an exception that the same state would raise again; empty for others
 
     @property
     def is_retryable(self) -> bool:
@@ -84,6 +86,7 @@ class RestartPolicy:
         self.in_row = 0
         self.meagre = 0
         self._saves = 0  # of the last attempt
+        self._mistake = ""  # of the last attempt
 
     def decide(self, failure: Failure) -> RestartDecision:
         """Decide whether to restart after a failure, and count it."""
@@ -95,6 +98,9 @@ class RestartPolicy:
                 f"{plural(self.in_row, 'restart')} in a row brought no new checkpoint" if self.in_row else "no restarts"
             )
             return RestartDecision(False, 0.0, f"given up: {tried} (recovery.restarts={self._limit})")
+        before, self._mistake = self._mistake, failure.mistake
+        if failure.mistake and failure.mistake == before and self.in_row:  # without progress in between
+            return RestartDecision(False, 0.0, f"given up: {failure.mistake} twice; a restart would raise it again")
         if self.meagre >= _MOST_MEAGRE:
             return RestartDecision(False, 0.0, self._livelock_message(failure))
         seconds = min(self._backoff * 2**self.in_row, max(_MAX_BACKOFF, self._backoff))

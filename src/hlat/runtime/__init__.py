@@ -34,6 +34,7 @@ from hlat.runtime.terminal_text import (
     plural,
 )
 from hlat.runtime.urls import WEB_PROTOCOLS, find_secret, is_url, redact, redact_json, redact_value
+from hlat.runtime.version import hlat_version
 
 __all__ = [
     "WEB_PROTOCOLS",
@@ -63,6 +64,7 @@ __all__ = [
     "escape_controls",
     "escape_name",
     "find_secret",
+    "hlat_version",
     "host_name",
     "is_url",
     "lazily",

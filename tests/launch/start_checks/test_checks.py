@@ -20,7 +20,7 @@ from hlat.launch.preflight.ranks import plan_needs
 from hlat.launch.start_checks import Here, load_and_check, machine
 from hlat.launch.start_checks.place import StartPlace
 from hlat.runtime import DataError, StorageError
-from hlat.runtime.backend import absent_device, expects_accelerator, table
+from hlat.runtime.backend import absent_device, expects_accelerator, split_backward_problem, table
 from hlat.runtime.storage import RECIPE_HEAD, RECIPE_NAME
 from hlat.training.attempt_record import record_attempt
 from tests.support.data.tokenizer_kinds import word_pieces, write_tokenizer
@@ -86,6 +86,19 @@ def test_every_mistake_of_recipe_and_files_is_reported_at_once(corpus, tmp_path)
         *("evaluation.sets.law", "evaluation.tasks.0"),
     ]
     assert "no column 'text'; it has body" in str(caught.value)
+
+
+def test_a_schedule_that_this_torch_computes_wrongly_is_refused(corpus, tmp_path, monkeypatch):
+    problem = split_backward_problem("2.11.0+cu130")
+    monkeypatch.setattr(machine, "split_backward_problem", lambda: problem)
+    few = {"model": {"layers": 4}, "batch": {"global_batch": 4, "micro_batch": 1}}
+    for name in ("1f1b", "zbv", "interleaved-zero-bubble"):
+        sections = content(corpus, tmp_path / "run", parallel={"pipeline": 2, "schedule": name}, **few)
+        if name == "1f1b":
+            check(sections, processes=2)
+        else:
+            with pytest.raises(RecipeError, match=r"PyTorch 2\.11 cannot split .*\n?.*Use parallel\.schedule=interl"):
+                check(sections, processes=2)
 
 
 def test_a_forked_check_finds_the_same(corpus, tmp_path, monkeypatch):

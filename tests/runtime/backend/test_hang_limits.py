@@ -8,7 +8,8 @@ import pytest
 import torch.distributed as dist
 
 from hlat.resilience import HEARTBEAT_FOLDER, Watchdog
-from hlat.runtime.backend import backend_of, collect_dumps, request_dumps, restored_settings
+from hlat.runtime.backend import backend_of, restored_settings
+from hlat.runtime.backend.faults import collect_dumps, request_dumps
 from hlat.runtime.distributed import device_group, join
 
 

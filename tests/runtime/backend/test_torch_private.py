@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from packaging.version import Version
 
 import hlat
-from hlat.runtime.backend import untested_torch_warning
-from hlat.runtime.backend.torch_private import COMPILED_NAMES, PRIVATE_NAMES
+from hlat.runtime.backend import split_backward_problem, untested_torch_warning
+from hlat.runtime.backend.torch_private import COMPILED_NAMES, FIRST_RELEASE, PRIVATE_NAMES
 from hlat.runtime.backend.torch_private import TESTED_RELEASES as TESTED_TORCH
 
 SOURCES = Path(hlat.__file__).parent
@@ -40,8 +41,12 @@ def resolve(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PRIVATE_NAMES)
-def test_a_private_name_exists(name: str) -> None:
-    resolve(name)
+def test_a_private_name_exists_from_its_first_release(name: str) -> None:
+    if Version(torch.__version__) >= Version(FIRST_RELEASE.get(name, "2.11")):
+        resolve(name)
+    else:
+        with pytest.raises((AttributeError, AssertionError)):
+            resolve(name)
 
 
 def test_a_missing_name_is_detected() -> None:
@@ -131,6 +136,7 @@ def test_all_private_names_in_use_are_listed() -> None:
 
 def test_every_listed_name_is_used() -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in SOURCES.rglob("*.py") if path != LIST)
+    text += LIST.read_text(encoding="utf-8").partition("COMPILED_NAMES")[2]  # its functions
     names = [*(name.rpartition(".")[2] for name in PRIVATE_NAMES), *COMPILED_NAMES]
     assert not [name for name in names if name not in text]
 
@@ -158,8 +164,13 @@ class Own(Module):
 def test_an_untested_release_gives_a_warning_and_no_error() -> None:
     assert torch.__version__.startswith(TESTED_TORCH), "the release that the tests run with"
     assert untested_torch_warning() == untested_torch_warning("2.13.1+cu130") == ""
-    for installed in ("2.12.1", "2.14.0+cpu", "3.0.0.dev20270101", "2.130.0"):
+    for installed in ("2.12.1", "2.15.0+cpu", "3.0.0.dev20270101", "2.130.0"):
         assert installed in untested_torch_warning(installed) and "2.13" in untested_torch_warning(installed)
+
+
+def test_only_2_11_cannot_split_backward_passes() -> None:
+    assert "2.11" in split_backward_problem("2.11.0+cu130")
+    assert not any(map(split_backward_problem, ("2.12.1", "2.13.0+cpu", "2.14.1", "2.110.0")))
 
 
 def test_the_warning_is_printed_once_at_the_start(tmp_path: Path) -> None:
@@ -178,5 +189,5 @@ main()
         command = [sys.executable, "-c", program.format(pretend=pretend), str(tmp_path)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         printed[pretend] = done.stderr
-    assert printed[True].count("PyTorch 2.99.0 is installed; hlat was tested with 2.13 only") == 1
+    assert printed[True].count("PyTorch 2.99.0 is installed; hlat was tested with 2.11, 2.13 and 2.14 only") == 1
     assert printed[False] == ""

@@ -212,7 +212,12 @@ class _Flops(_Looking):
 
 
 def _forward(query: Any, key: Any, value: Any, *_: Any) -> int:
-    return int(sdpa_flop_count(query.shape, key.shape, value.shape))
+    return int(sdpa_flop_count(query.shape, *_shared(query, key, value)))
+
+
+def _shared(query: Any, *tensors: Any) -> list[tuple[int, ...]]:
+    """Shapes of keys and values with the heads of the queries that share them, as torch 2.11 wants them."""
+    return [(*query.shape[:2], *tensor.shape[2:]) for tensor in tensors]
 
 
 def _windowed_forward(query: Any, key: Any, value: Any, first: Any, spans: Any, window: int) -> int:
@@ -233,7 +238,7 @@ def _last(key: Any, window: int) -> Any:
 
 
 def _backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any) -> int:
-    return int(sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape))
+    return int(sdpa_backward_flop_count(gradient.shape, query.shape, *_shared(query, key, value)))
 
 
 # FLOPs of CPU attention and of oneDNN, which torch's counter does not support; hlat's own attention counts likewise.

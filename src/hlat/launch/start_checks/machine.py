@@ -5,10 +5,11 @@ from collections.abc import Iterator
 
 from hlat.config import Problem, Recipe
 from hlat.config.rules import SettingNote
+from hlat.config.sections import ZERO_BUBBLE
 from hlat.launch.preflight import available_memory, memory_limit
 from hlat.launch.start_checks.place import StartPlace, nearest_folder
 from hlat.model.derived import count_parameters
-from hlat.runtime.backend import absent_device, expects_accelerator
+from hlat.runtime.backend import absent_device, expects_accelerator, split_backward_problem
 
 _LEAST_STATE = 8  # bytes per parameter: weights, gradients and two moments in bf16, the smallest of all modes
 _SURELY_STATE = 24  # bytes per parameter: no mode and no optimizer keeps as many (fp32 weights, gradients, two moments)
@@ -36,6 +37,16 @@ def precision(place: StartPlace) -> Iterator[Problem]:
     if not expects_accelerator(run.device) and not absent_device(run.device):
         remedy = "Use precision.mode=mixed, or bf16-sr for half the memory."
         yield Problem("precision.mode", "torch has no fp8 products on a CPU.", remedy, section.mode, True)
+
+
+def schedule(place: StartPlace) -> Iterator[Problem]:
+    """Yield a schedule of pipelines that the installed release of PyTorch computes wrongly."""
+    parallel = place.sections.get("parallel")
+    if parallel is None or place.here.processes is None or parallel.pipeline == 1:
+        return
+    if parallel.schedule in ZERO_BUBBLE and (reason := split_backward_problem()):
+        remedy = "Use parallel.schedule=interleaved-1f1b or 1f1b, or PyTorch 2.13 or 2.14."
+        yield Problem("parallel.schedule", reason, remedy, parallel.schedule, True)
 
 
 def memory(place: StartPlace) -> Iterator[Problem | SettingNote]:

@@ -14,6 +14,7 @@ CHECKS: tuple[StartCheck, ...] = (
     files.written_folders,
     machine.device,
     machine.precision,
+    machine.schedule,
     files.inputs,
     files.length,
     files.weights,

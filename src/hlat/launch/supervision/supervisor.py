@@ -321,7 +321,11 @@ def _failure(attempt: _Attempt, cause: ProcessExit, trained: bool) -> Failure:
     durable_steps = [beat.durable_step for beat in attempt.beats.values() if beat.durable_step is not None]
     kind = _failure_kind(attempt, cause)
     saves = max((beat.saves for beat in attempt.beats.values()), default=0)
-    return Failure(kind, cause.rank, trained, max(start_steps, default=None), max(durable_steps, default=None), saves)
+    beat, mistake = attempt.beats.get(cause.rank), cause.report.mistake if cause.report is not None else ""
+    if mistake and beat is not None:
+        mistake += f" in step {beat.current_step}"
+    start, durable = max(start_steps, default=None), max(durable_steps, default=None)
+    return Failure(kind, cause.rank, trained, start, durable, saves, mistake)
 
 
 def _durable_step(attempt: _Attempt, before: int) -> int:

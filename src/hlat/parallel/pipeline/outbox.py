@@ -6,8 +6,8 @@ Torch's schedules with several stages per rank, and GPipe, send after each pass 
 forward half: until then every message of the step stays in memory.
 
 Waiting earlier cannot block for ever. There is one order of all messages of which the order of every rank is a part:
-torch appends a receive to its rank when it appends the send (``_add_send_recv`` in its schedules, the same in 2.12 and
-2.13), and GPipe's messages are ordered by half, micro-batch and stage. The ranks of the first message that has not
+torch appends a receive to its rank when it appends the send (``_add_send_recv`` in its schedules, the same in 2.11 to
+2.14), and GPipe's messages are ordered by half, micro-batch and stage. The ranks of the first message that has not
 ended have ended all earlier ones, so both come to it, and it ends, even if every send waits for its receive. With gloo
 a wait blocks the process; with NCCL the stream, on which kernels, sends and receives keep the order of the process.
 1F1B combines sends and receives in operations of its own, which stay as they are. A test lets ranks wait at every
@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+from torch.distributed.pipelining.schedules import _batch_p2p
 
 from hlat.parallel.stages.memory import PENDING_SENDS
 
@@ -46,8 +47,8 @@ class Outbox:
         if not self._at_once:
             return list(operations)
         for each in operations:
-            work = dist.isend(each.tensor, group=each.group, tag=each.tag, group_dst=each.group_peer)
-            assert work is not None, "this rank is in the group"
+            # As schedules start their receives: by NCCL's communicator of the group in torch 2.11, of the pair in 2.12.
+            (work,) = _batch_p2p([each])
             self._pending.append((work, each.tensor))
         self._wait_for_all_but(PENDING_SENDS)
         return []

@@ -21,6 +21,7 @@ from hlat.parallel.stages import pass_label
 from hlat.runtime.distributed import in_fake_world
 from hlat.runtime.process import enter_phase
 
+_NO_BUFFER = torch.empty(0, device="meta")  # not None: torch 2.11 clears the gradients of all buffers
 _AGREEMENT: Any = np.int32(1)  # instead of a tensor, which has no value in a rehearsal
 
 
@@ -42,12 +43,13 @@ class ReportingStage(PipelineStage):
 
     Args:
         outbox: sends the messages of this rank.
+        message: shape and dtype of the messages between stages, as a tensor without memory.
         settings: those of torch's stage.
     """
 
-    def __init__(self, *settings: Any, outbox: Outbox, **named: Any) -> None:
+    def __init__(self, *settings: Any, outbox: Outbox, message: torch.Tensor, **named: Any) -> None:
         super().__init__(*settings, **named)
-        self._outbox = outbox
+        self._outbox, self._message = outbox, message
         self._outputs: dict[int, torch.Tensor] = {}  # by micro-batch, until they are sent
 
     # The first argument of each pass is the micro-batch; torch names the others.
@@ -62,7 +64,7 @@ class ReportingStage(PipelineStage):
         inputs = self.fwd_cache[args[0]][1]
         end = _GraphEnd.apply(output)  # type: ignore[no-untyped-call]
         self.fwd_cache[args[0]] = ((end,), inputs)
-        if self._is_same_rank(self.stage_index + 1):
+        if self.stage_index_to_group_rank[self.stage_index + 1] == self.group_rank:
             return output  # the schedule hands it to the next stage
         self._outputs[args[0]] = output.detach()
         return end
@@ -99,7 +101,8 @@ class ReportingStage(PipelineStage):
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """Return the operations that receive the input of a micro-batch."""
-        self._allocate(self.args_recv_info[fwd_chunk_id])
+        if not self.is_first:
+            self._allocate(self.args_recv_info[fwd_chunk_id])
         return super().get_fwd_recv_ops(fwd_chunk_id)
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
@@ -109,6 +112,8 @@ class ReportingStage(PipelineStage):
 
     def _retrieve_recv_activations(self, fwd_chunk_id: int) -> Any:
         received = super()._retrieve_recv_activations(fwd_chunk_id)
+        for each in received:
+            each.requires_grad_(self.has_backward)  # torch 2.11 does not, since it reuses its buffers
         _give_away(self.args_recv_info[fwd_chunk_id])
         return received
 
@@ -117,24 +122,23 @@ class ReportingStage(PipelineStage):
         _give_away(self.grad_recv_info[bwd_chunk_id])
         return received
 
-    def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
-        super()._setup_forward_recv_info(num_microbatches, has_backward)
-        for messages in self.args_recv_info.values():
+    def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
+        prepared = super()._prepare_forward_infra(*args, **kwargs)
+        for messages in () if self.is_first else self.args_recv_info.values():
             _give_away(messages)
+        return prepared
 
-    def _setup_backward_recv_info(self, num_microbatches: int) -> None:
-        super()._setup_backward_recv_info(num_microbatches)
-        for messages in self.grad_recv_info.values():
-            _give_away(messages)
+    def _create_grad_recv_info(self, act_send_info: dict[int, list[int]]) -> Any:
+        messages = super()._create_grad_recv_info(act_send_info)
+        _give_away(messages)
+        return messages
 
     def _allocate(self, messages: Any) -> None:
         for each in messages:
-            if not each.is_root_arg:
-                meta = each.tensor_meta
-                each.buffer = torch.empty(meta.shape, dtype=meta.dtype, device=self.device)
+            each.buffer = torch.empty(self._message.shape, dtype=self._message.dtype, device=self.device)
 
     # Before the first step torch's stages vote whether all know the shapes of their messages. They do; in a rehearsal,
-    # which has no other ranks, the result is given.
+    # which has no other ranks, the result is given. Torch 2.11 sends each neighbour a message instead.
 
     def _warmup_forward_vote(self, has_backward: bool, received_acc: torch.Tensor | None = None) -> torch.Tensor:
         return _AGREEMENT if in_fake_world() else super()._warmup_forward_vote(has_backward, received_acc)
@@ -142,8 +146,13 @@ class ReportingStage(PipelineStage):
     def _warmup_backward_result(self, received_result: torch.Tensor | None = None) -> torch.Tensor:
         return _AGREEMENT if in_fake_world() else super()._warmup_backward_result(received_result)
 
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        operations = [] if in_fake_world() else super()._get_init_p2p_neighbors_ops()
+        # The neighbour of a stage may be on the same rank, and gloo has no messages to itself.
+        return [each for each in operations if each.group_peer != self.group_rank]
+
 
 def _give_away(messages: Any) -> None:
     """Drop the references of torch's stage to buffers of messages."""
     for each in messages:
-        each.buffer = None
+        each.buffer = _NO_BUFFER

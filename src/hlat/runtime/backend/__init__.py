@@ -26,7 +26,6 @@ if TYPE_CHECKING:
         select_device,
         synchronize,
     )
-    from hlat.runtime.backend.hang_limits import HangLimits, collect_dumps, request_dumps
     from hlat.runtime.backend.openmp import ProcessorTime, set_spin_count
     from hlat.runtime.backend.settings import restored_settings
     from hlat.runtime.backend.table import (
@@ -42,7 +41,12 @@ if TYPE_CHECKING:
         simulated_backend,
         types_with,
     )
-    from hlat.runtime.backend.torch_private import untested_torch_warning
+    from hlat.runtime.backend.torch_private import (
+        fsdp_parameter_groups,
+        shapes_of_overrideable_backward,
+        split_backward_problem,
+        untested_torch_warning,
+    )
 
 __getattr__ = lazily(
     __name__,
@@ -54,7 +58,6 @@ __getattr__ = lazily(
             "use_compile_cache",
         ),
         "base": ("ONEDNN", "TORCH", "AttentionHeads", "AttentionKernel", "Backend"),
-        "hang_limits": ("HangLimits", "collect_dumps", "request_dumps"),
         "device": (
             "PRODUCTS",
             "accelerator_in_use",
@@ -87,7 +90,12 @@ __getattr__ = lazily(
             "simulated_backend",
             "types_with",
         ),
-        "torch_private": ("untested_torch_warning",),
+        "torch_private": (
+            "fsdp_parameter_groups",
+            "shapes_of_overrideable_backward",
+            "split_backward_problem",
+            "untested_torch_warning",
+        ),
     },
 )
 
@@ -100,13 +108,11 @@ __all__ = [
     "AttentionHeads",
     "AttentionKernel",
     "Backend",
-    "HangLimits",
     "ProcessorTime",
     "absent_device",
     "accelerator_in_use",
     "backend_of",
     "choose_device",
-    "collect_dumps",
     "compile_cache_folders",
     "configure_numerics",
     "damaged_code_error",
@@ -114,6 +120,7 @@ __all__ = [
     "driver_versions",
     "expects_accelerator",
     "find_device_type",
+    "fsdp_parameter_groups",
     "has_fast_bf16",
     "interface_variables",
     "is_device_file",
@@ -122,11 +129,12 @@ __all__ = [
     "linear_by_onednn",
     "open_compile_cache",
     "peak_memory_bytes",
-    "request_dumps",
     "restored_settings",
     "select_device",
     "set_spin_count",
+    "shapes_of_overrideable_backward",
     "simulated_backend",
+    "split_backward_problem",
     "synchronize",
     "types_with",
     "untested_torch_warning",

@@ -8,7 +8,7 @@ import torch
 
 from hlat.runtime.backend.base import FLEX, AllocatorUse, AttentionHeads, Backend, Collectives, Compiler
 from hlat.runtime.backend.cuda_capabilities import AMD, NVIDIA, GpuCapabilities
-from hlat.runtime.backend.hang_limits import HangLimits
+from hlat.runtime.backend.faults import HangLimits
 from hlat.runtime.backend.table import driver_versions
 
 _ALLOCATOR = "PYTORCH_ALLOC_CONF"

@@ -1,18 +1,29 @@
-"""Private names of PyTorch that hlat uses, and the releases of PyTorch that it was tested with.
+"""Private names of PyTorch that hlat uses, by release, and the releases of PyTorch that it was tested with.
 
     installed release --untested_torch_warning--> a warning at the start, or nothing
+    state of FSDP2 --fsdp_parameter_groups--> its parameter groups, in every release
 
 Any release may remove a private name. Each one that the code uses is listed here once, with its purpose. One test
 resolves all of them, another finds private names in the code that are missing here.
 """
 
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
-TESTED_RELEASES = ("2.13",)
+TESTED_RELEASES = ("2.11", "2.13", "2.14")
 """Releases that passed the complete test suite."""
 
-RELEASES_WITH_ALL_NAMES = ("2.12", "2.13", "2.14")
-"""Releases that define all of the names below. 2.11 lacks four of them, 2.15 two."""
+RELEASES_WITH_ALL_NAMES = ("2.11", "2.12", "2.13", "2.14")
+"""Releases that define the names below, but for those of ``FIRST_RELEASE``. 2.15 lacks two of them."""
+
+FIRST_RELEASE: dict[str, str] = {
+    # Releases before lack the name, and the code does without.
+    "torch._meta_registrations.meta__scaled_dot_product_fused_attention_overrideable_backward": "2.12",
+    "torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState._fsdp_param_groups": "2.12",
+    "torch.distributed.pipelining.PipelineStage._warmup_backward_result": "2.12",
+    "torch.distributed.pipelining.PipelineStage._warmup_forward_vote": "2.12",
+}
 
 PRIVATE_NAMES: dict[str, str] = {
     # module.name or module.class.name -> purpose
@@ -29,6 +40,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "torch._foreach_norm": "one kernel for many tensors: norms",
     "torch._fused_sdp_choice": "which kernel computes attention, for the message at the start",
     "torch._higher_order_ops.flex_attention.flex_attention": "tensors that a compiled block saves",
+    "torch._meta_registrations.meta__scaled_dot_product_fused_attention_overrideable_backward": "shapes, in rehearsals",
     "torch._ops.OpOverload._overloadpacket": "rehearsals: operations by name",
     "torch._ops.OpOverload._schema": "rehearsals: operations by name",
     "torch._subclasses.fake_tensor.FakeTensorMode": "rehearsals: tensors without memory",
@@ -43,21 +55,26 @@ PRIVATE_NAMES: dict[str, str] = {
     "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam._unsharded_param": "sharding: as above",
     "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup._partial_reduce_output": "sharding: as above",
     "torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState._fsdp_param_groups": "sharding: as above",
-    "torch.distributed.pipelining.PipelineStage._is_same_rank": "pipelines: stages that hand over their outputs",
+    "torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState._fsdp_param_group": "sharding: as above, in 2.11",
+    "torch.distributed.pipelining.PipelineStage._create_grad_recv_info": "pipelines: buffers when they are needed",
+    "torch.distributed.pipelining.PipelineStage._get_init_p2p_neighbors_ops": "pipelines: first messages, in 2.11",
+    "torch.distributed.pipelining.PipelineStage._prepare_forward_infra": "pipelines: buffers when they are needed",
     "torch.distributed.pipelining.PipelineStage._retrieve_recv_activations": "pipelines: free receive buffers",
     "torch.distributed.pipelining.PipelineStage._retrieve_recv_grads": "pipelines: free receive buffers",
-    "torch.distributed.pipelining.PipelineStage._setup_backward_recv_info": "pipelines: buffers when they are needed",
-    "torch.distributed.pipelining.PipelineStage._setup_forward_recv_info": "pipelines: buffers when they are needed",
     "torch.distributed.pipelining.PipelineStage._warmup_backward_result": "rehearsals: stages without peers",
     "torch.distributed.pipelining.PipelineStage._warmup_forward_vote": "rehearsals: stages without peers",
+    "torch.distributed.pipelining.schedules._batch_p2p": "pipelines: send as the schedules receive",
     "torch.distributed.tensor._sharding_prop.ShardingPropagator": "rehearsals: observers and DTensor",
-    "torch.distributed.tensor._sharding_prop.ShardingPropagator._fake_mode_lock": "rehearsals: observers and DTensor",
+    "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached": "the same",
     "torch.distributed.tensor.debug._clear_sharding_prop_cache": "rehearsals: clear state between rehearsals",
     "torch.nn.Module._forward_hooks": "memory: hooks of tensor parallelism around recomputed blocks",
     "torch.nn.Module._forward_pre_hooks": "memory: hooks of tensor parallelism around recomputed blocks",
-    "torch.ops.aten._scaled_dot_product_cudnn_attention": "memory: tensors that a compiled block saves",
-    "torch.ops.aten._scaled_dot_product_efficient_attention": "memory: tensors that a compiled block saves",
-    "torch.ops.aten._scaled_dot_product_flash_attention": "memory: tensors that a compiled block saves",
+    "torch.ops.aten._scaled_dot_product_cudnn_attention": "memory: tensors that a compiled block saves; its FLOPs",
+    "torch.ops.aten._scaled_dot_product_cudnn_attention_backward": "its FLOPs",
+    "torch.ops.aten._scaled_dot_product_efficient_attention": "memory: tensors that a compiled block saves; its FLOPs",
+    "torch.ops.aten._scaled_dot_product_efficient_attention_backward": "its FLOPs",
+    "torch.ops.aten._scaled_dot_product_flash_attention": "memory: tensors that a compiled block saves; its FLOPs",
+    "torch.ops.aten._scaled_dot_product_flash_attention_backward": "its FLOPs",
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": "attention on a CPU, per document and chunk",
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward": "its backward pass",
     "torch.ops.aten._scaled_dot_product_fused_attention_overrideable": "rehearsals: attention of a device",
@@ -82,20 +99,63 @@ COMPILED_NAMES = ("_torchdynamo_orig_callable",)
 """Attributes that torch.compile sets on its result; without them blocks would count as not compiled."""
 
 
+def fsdp_parameter_groups(state: Any) -> list[Any]:
+    """Return the parameter groups of a state of FSDP2: any number from torch 2.12 on, at most one before."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+
+
+@cache
+def shapes_of_overrideable_backward() -> Any:
+    """Let tensors without memory go through the backward pass of an accelerator's own attention: 2.11 has no shapes."""
+    import torch  # noqa: PLC0415
+    from torch import _meta_registrations  # noqa: PLC0415
+
+    if hasattr(_meta_registrations, "meta__scaled_dot_product_fused_attention_overrideable_backward"):
+        return None
+
+    def shapes(gradient: Any, q: Any, k: Any, v: Any, bias: Any, *_: Any, **__: Any) -> tuple[Any, ...]:
+        return (*map(torch.empty_like, (q, k, v)), None if bias is None else torch.empty_like(bias))
+
+    library = torch.library.Library("aten", "IMPL", "Meta")
+    library.impl("_scaled_dot_product_fused_attention_overrideable_backward", shapes)
+    return library  # which keeps the registration
+
+
 def untested_torch_warning(installed: str | None = None) -> str:
     """Return a warning for a release of PyTorch that hlat was not tested with; empty for a tested one.
 
     Args:
         installed: version, such as ``2.13.0+cpu``; None reads it from the installation, without importing torch.
     """
-    if installed is None:
-        try:
-            installed = version("torch")
-        except PackageNotFoundError:
-            return ""
-    if ".".join(installed.split("+")[0].split(".")[:2]) in TESTED_RELEASES:
+    installed = installed or _installed()
+    if not installed or _release(installed) in TESTED_RELEASES:
         return ""
-    tested = " and ".join(TESTED_RELEASES)
+    *others, last = TESTED_RELEASES
+    tested = f"{', '.join(others)} and {last}"
     return (
         f"PyTorch {installed} is installed; hlat was tested with {tested} only. The run continues; check its results."
     )
+
+
+def split_backward_problem(installed: str | None = None) -> str:
+    """Return why this release of PyTorch cannot compute a pipeline's gradients by weight apart; empty if it can.
+
+    Args:
+        installed: as for ``untested_torch_warning``.
+    """
+    if _release(installed or _installed()) != "2.11":
+        return ""
+    return "PyTorch 2.11 cannot split the backward pass at functions of Python, and adds up gradients of their outputs."
+
+
+def _installed() -> str:
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return ""
+
+
+def _release(installed: str) -> str:
+    return ".".join(installed.split("+", maxsplit=1)[0].split(".")[:2])

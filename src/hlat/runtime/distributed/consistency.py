@@ -11,7 +11,6 @@ import json
 import platform
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch
 
 from hlat.runtime.distributed.host_collectives import HostGroup, format_ranks
 from hlat.runtime.errors import LaunchError
+from hlat.runtime.version import hlat_version
 
 Facts = Mapping[str, Mapping[str, Any]]
 """Section (recipe, code, data) -> item -> JSON value."""
@@ -76,7 +76,7 @@ def code_identity() -> dict[str, str]:
     """Identify the code of this process: a hash of hlat's source files, and the versions of hlat, torch and Python."""
     return {
         "source": _source_hash(Path(__file__).parents[2]),
-        "hlat": _version("hlat"),
+        "hlat": hlat_version(),
         "torch": str(torch.__version__),
         "python": platform.python_version(),
     }
@@ -89,10 +89,3 @@ def _source_hash(package: Path) -> str:
         digest.update(f"{file.relative_to(package).as_posix()} {len(content)}\n".encode())
         digest.update(content)
     return digest.hexdigest()
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # run from a source tree
-        return "not installed"

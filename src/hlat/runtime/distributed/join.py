@@ -21,7 +21,6 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from hlat.runtime.backend import (
-    HangLimits,
     backend_of,
     configure_numerics,
     damaged_code_error,
@@ -31,6 +30,7 @@ from hlat.runtime.backend import (
     select_device,
     use_compile_cache,
 )
+from hlat.runtime.backend.faults import HangLimits
 from hlat.runtime.distributed.host_collectives import HostGroup
 from hlat.runtime.distributed.rendezvous import Rendezvous, rendezvous_helpers, rendezvous_ranks
 from hlat.runtime.distributed.signed_store import SignedStore

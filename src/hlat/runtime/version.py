@@ -1,0 +1,16 @@
+"""Version of hlat: of the installed distribution, or of the source tree that Python was pointed at."""
+
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+_PROJECT = Path(__file__).parents[3] / "pyproject.toml"
+
+
+def hlat_version() -> str:
+    """Return the version of hlat."""
+    try:
+        return version("hlat")
+    except PackageNotFoundError:  # PYTHONPATH=src
+        import tomllib  # noqa: PLC0415
+
+        return str(tomllib.loads(_PROJECT.read_text(encoding="utf-8"))["project"]["version"])
