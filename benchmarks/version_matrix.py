@@ -24,6 +24,7 @@ RECIPE = {
     "model": {"preset": "tiny-1m"},
     "data": {"path": "text.txt", "sequence_length": 64, "validation": {"by": "tail"}},
     "batch": {"global_batch": 8, "micro_batch": 2},
+    "precision": {"mode": "fp32"},
     "training": {"steps": 4},
     "checkpoint": {"every_steps": 2},
 }
