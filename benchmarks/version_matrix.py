@@ -1,4 +1,4 @@
-"""Matrix of releases of Python and PyTorch: commands that users give first, on this CPU.
+"""Check hlat with each of several releases of Python and PyTorch: commands that users give first, on this CPU.
 
     python benchmarks/version_matrix.py --python venv/bin/python [--python ...] [--only check,zero3] [--limit S]
 
@@ -24,6 +24,7 @@ RECIPE = {
     "model": {"preset": "tiny-1m"},
     "data": {"path": "text.txt", "sequence_length": 64, "validation": {"by": "tail"}},
     "batch": {"global_batch": 8, "micro_batch": 2},
+    "precision": {"mode": "fp32"},
     "training": {"steps": 4},
     "checkpoint": {"every_steps": 2},
 }
@@ -98,15 +99,15 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=1200.0, help="seconds for a command")
     arguments = parser.parse_args()
     names = arguments.only.split(",")
-    recorder = Recorder(__file__, "install.md")
+    record = Recorder(__file__, "install.md")
     print(f"| versions | {' | '.join(names)} |\n|---|{'---|' * len(names)}")
     for python in arguments.python:
         title, found = examine(python, names, arguments.limit)
         failed = [name for name in names if found[name]]
         print(f"| {title} | {' | '.join('failed' if name in failed else 'passed' for name in names)} |")
         note = f"of {len(names)}: {', '.join(names)}" + (f"; failed: {', '.join(failed)}" if failed else "")
-        recorder.add(f"commands that passed with {title}", "1", len(names) - len(failed), note=note)
-        recorder.write()  # after each, since one takes minutes
+        record.add(f"commands that passed with {title}", "1", len(names) - len(failed), note=note)
+        record.write()  # after each, since one takes minutes
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from hlat.runtime.backend import split_backward_problem
+from hlat.runtime.backend import torch_private
 from tests.support.commands import hlat
 from tests.support.slow_cases import SLOW_CASES, UNKNOWN, read_slow_cases, slow_names, unknown_names
 
@@ -48,7 +48,7 @@ def pytest_runtest_call() -> Generator[None, Any, Any]:
     try:
         return (yield)
     except Exception as error:
-        reason = split_backward_problem()
+        reason = torch_private.split_backward_problem()
         if reason and reason in str(error):
             pytest.skip(reason)
         raise

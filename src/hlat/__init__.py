@@ -101,9 +101,9 @@ _HOMES = {name: module for module, names in _API.items() for name in names}
 def __getattr__(name: str) -> object:
     """Look up a name of the API, or ``__version__``, when it is first used."""
     if name == "__version__":
-        from hlat.runtime import hlat_version  # noqa: PLC0415
+        from hlat.runtime import version  # noqa: PLC0415
 
-        return hlat_version()
+        return version.hlat_version()
     if name not in _HOMES:
         from difflib import get_close_matches  # noqa: PLC0415
 

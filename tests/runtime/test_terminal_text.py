@@ -2,14 +2,11 @@
 
 import io
 import json
-import sys
 
 import pytest
 from rich.console import Console
-from rich.progress import Progress
 
 from hlat.runtime import EscapingStream, escape_controls, escape_name
-from hlat.runtime.terminal_text import escape_beneath_rich
 
 CODES = (*range(9), *range(11, 32), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 CONTROLS = [chr(code) for code in CODES]
@@ -45,17 +42,3 @@ def test_the_stream_escapes_printed_text_and_lets_rich_draw() -> None:
     assert terminal.getvalue() == "name\\u001b[2J\\u009b\n" and stream.isatty()
     Console(file=stream, force_terminal=True, color_system="standard").print("[red]drawn[/red]")
     assert "\x1b[31mdrawn" in terminal.getvalue()
-
-
-def test_text_printed_while_rich_draws_is_escaped_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stdout", EscapingStream(terminal))
-    before = sys.stdout
-    with Progress(console=Console(file=sys.stdout, force_terminal=True), auto_refresh=False) as bar:
-        bar.add_task("x")
-        escape_beneath_rich()
-        print("a file called \x9b1m\x1b]0;title\x07")
-        bar.refresh()
-    assert "a file called \\u009b1m\\u001b]0;title\\u0007" in terminal.getvalue() and "\x9b" not in terminal.getvalue()
-    assert "\x1b[" in terminal.getvalue(), "the bar is drawn"
-    assert sys.stdout is before

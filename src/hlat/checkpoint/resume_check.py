@@ -10,7 +10,7 @@ have the resolved precision mode, never ``auto``.
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import version as version_of
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from hlat.checkpoint.protocol import Checkpoint
 from hlat.config import Recipe
 from hlat.config.sections import ARCHITECTURES, PrecisionConfig
-from hlat.runtime import CheckpointError, hlat_version
+from hlat.runtime import CheckpointError, version
 
 _MODE = "precision.mode"
 _OTHER_MODE = (
@@ -39,7 +39,7 @@ class RecipeChange:
 
 def software_versions() -> dict[str, str]:
     """Versions of hlat, torch and Python, to be saved with the state that they computed."""
-    return {"hlat": hlat_version(), "torch": version("torch"), "python": platform.python_version()}
+    return {"hlat": version.hlat_version(), "torch": version_of("torch"), "python": platform.python_version()}
 
 
 def read_saved_run(checkpoint: Checkpoint) -> tuple[Mapping[str, Any], str]:

@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from hlat.model import Decoder, LocalParameter
 from hlat.parallel.mesh import all_reduce_together
 from hlat.precision import Mode
-from hlat.runtime.backend import fsdp_parameter_groups
+from hlat.runtime.backend import torch_private
 
 if TYPE_CHECKING:
     from torch import nn
@@ -159,7 +159,7 @@ def _groups(model: Decoder) -> Iterator[Any]:
     """Iterate over FSDP2's parameter groups: one per block; one or two for embedding, norm and head."""
     # Norm and head may share a state.
     for state in dict.fromkeys(module._get_fsdp_state() for module in model.modules() if is_sharded(module)):
-        yield from fsdp_parameter_groups(state)
+        yield from torch_private.fsdp_parameter_groups(state)
 
 
 def all_reduce_gradients(parameters: Sequence[LocalParameter], group: ProcessGroup) -> None:

@@ -28,7 +28,7 @@ from hlat.parallel.mesh import Layout
 from hlat.parallel.micro_batch import MicroBatch
 from hlat.parallel.pipeline import Outbox, ReportingStage
 from hlat.runtime import LaunchError
-from hlat.runtime.backend import split_backward_problem
+from hlat.runtime.backend import torch_private
 
 _SINGLE_STAGE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 _MULTI_STAGE = {
@@ -63,7 +63,7 @@ class Pipeline:
         positions: int,
         device: torch.device,
     ) -> None:
-        if layout.config.schedule in ZERO_BUBBLE and (reason := split_backward_problem()):
+        if layout.config.schedule in ZERO_BUBBLE and (reason := torch_private.split_backward_problem()):
             raise LaunchError(f"parallel.schedule={layout.config.schedule}: {reason}")
         self._layout, self._group, self._device = layout, group, device
         self._stages = dict(zip(layout.stages_of(layout.coordinates(rank).pp), stages, strict=True))

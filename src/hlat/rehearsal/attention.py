@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import CausalBias
 
-from hlat.runtime.backend import AttentionHeads, backend_of, shapes_of_overrideable_backward
+from hlat.runtime.backend import AttentionHeads, backend_of, torch_private
 
 _aten = torch.ops.aten
 _plain = F.scaled_dot_product_attention
@@ -48,7 +48,7 @@ def simulated_attention(device: torch.device, deterministic: bool) -> Iterator[N
         kernel = backend_of(device).attention_kernel(heads, deterministic, device)
         return _KERNELS[kernel.name](q, k, v, attn_mask)
 
-    shapes_of_overrideable_backward()
+    torch_private.shapes_of_overrideable_backward()
     with patch.object(F, "scaled_dot_product_attention", attend):
         yield
 

@@ -34,7 +34,6 @@ from hlat.runtime.terminal_text import (
     plural,
 )
 from hlat.runtime.urls import WEB_PROTOCOLS, find_secret, is_url, redact, redact_json, redact_value
-from hlat.runtime.version import hlat_version
 
 __all__ = [
     "WEB_PROTOCOLS",
@@ -64,7 +63,6 @@ __all__ = [
     "escape_controls",
     "escape_name",
     "find_secret",
-    "hlat_version",
     "host_name",
     "is_url",
     "lazily",

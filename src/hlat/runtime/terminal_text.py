@@ -12,7 +12,6 @@ them, so that JSON stays the same JSON.
 
 import io
 import re
-import sys
 from collections.abc import Callable
 from typing import Any, TextIO
 
@@ -102,18 +101,6 @@ class EscapingStream(io.TextIOBase):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
-
-
-def escape_beneath_rich() -> None:
-    """Escape text that other code prints while rich draws a live display.
-
-    A display replaces standard output and error by streams of its own, which forward control characters. When it
-    ends, it restores the previous streams.
-    """
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if type(stream).__module__.startswith("rich."):
-            setattr(sys, name, EscapingStream(stream))
 
 
 def plural(count: int, noun: str) -> str:

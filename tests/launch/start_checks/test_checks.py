@@ -20,7 +20,7 @@ from hlat.launch.preflight.ranks import plan_needs
 from hlat.launch.start_checks import Here, load_and_check, machine
 from hlat.launch.start_checks.place import StartPlace
 from hlat.runtime import DataError, StorageError
-from hlat.runtime.backend import absent_device, expects_accelerator, split_backward_problem, table
+from hlat.runtime.backend import absent_device, expects_accelerator, table, torch_private
 from hlat.runtime.storage import RECIPE_HEAD, RECIPE_NAME
 from hlat.training.attempt_record import record_attempt
 from tests.support.data.tokenizer_kinds import word_pieces, write_tokenizer
@@ -89,8 +89,8 @@ def test_every_mistake_of_recipe_and_files_is_reported_at_once(corpus, tmp_path)
 
 
 def test_a_schedule_that_this_torch_computes_wrongly_is_refused(corpus, tmp_path, monkeypatch):
-    problem = split_backward_problem("2.11.0+cu130")
-    monkeypatch.setattr(machine, "split_backward_problem", lambda: problem)
+    problem = torch_private.split_backward_problem("2.11.0+cu130")
+    monkeypatch.setattr(machine.torch_private, "split_backward_problem", lambda: problem)
     few = {"model": {"layers": 4}, "batch": {"global_batch": 4, "micro_batch": 1}}
     for name in ("1f1b", "zbv", "interleaved-zero-bubble"):
         sections = content(corpus, tmp_path / "run", parallel={"pipeline": 2, "schedule": name}, **few)

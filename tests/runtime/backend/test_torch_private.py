@@ -14,7 +14,7 @@ import torch
 from packaging.version import Version
 
 import hlat
-from hlat.runtime.backend import split_backward_problem, untested_torch_warning
+from hlat.runtime.backend import torch_private, untested_torch_warning
 from hlat.runtime.backend.torch_private import COMPILED_NAMES, FIRST_RELEASE, PRIVATE_NAMES
 from hlat.runtime.backend.torch_private import TESTED_RELEASES as TESTED_TORCH
 
@@ -169,8 +169,8 @@ def test_an_untested_release_gives_a_warning_and_no_error() -> None:
 
 
 def test_only_2_11_cannot_split_backward_passes() -> None:
-    assert "2.11" in split_backward_problem("2.11.0+cu130")
-    assert not any(map(split_backward_problem, ("2.12.1", "2.13.0+cpu", "2.14.1", "2.110.0")))
+    assert "2.11" in torch_private.split_backward_problem("2.11.0+cu130")
+    assert not any(map(torch_private.split_backward_problem, ("2.12.1", "2.13.0+cpu", "2.14.1", "2.110.0")))
 
 
 def test_the_warning_is_printed_once_at_the_start(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from hlat.parallel import ParallelModel, build_parallel
 from hlat.parallel.stages import StepShape
 from hlat.parallel.stages.stage_layers import state_bytes
 from hlat.parallel.stages.state_bytes import StateBytes
-from hlat.runtime.backend import fsdp_parameter_groups
+from hlat.runtime.backend import torch_private
 from hlat.runtime.distributed import Runtime
 from hlat.training import accumulate_gradients, update
 from tests.support.distributed.jobs import batch_of
@@ -189,7 +189,7 @@ def _sharded_groups(model: ParallelModel) -> list[Any]:
     """Iterate over FSDP2's parameter groups: one per block; of each stage one or two for embedding, norm and head."""
     modules = [module for part in model.stages for module in part.modules() if isinstance(module, FSDPModule)]
     states = dict.fromkeys(module._get_fsdp_state() for module in modules)  # norm and head may share one
-    return [group for state in states for group in fsdp_parameter_groups(state)]
+    return [group for state in states for group in torch_private.fsdp_parameter_groups(state)]
 
 
 def _parameters(model: ParallelModel) -> Iterator[torch.Tensor]:

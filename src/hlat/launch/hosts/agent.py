@@ -22,7 +22,7 @@ from hlat.launch.hosts.leadership import Follower, claim, is_candidate, leader_i
 from hlat.launch.hosts.reachability import Prober, accept_connections, link_problem, neighbours
 from hlat.launch.hosts.records import HostStatus, Orders, host_file, read_orders, write_record
 from hlat.launch.supervision import SignalForwarder
-from hlat.runtime import LaunchError, hlat_version, host_name
+from hlat.runtime import LaunchError, host_name, version
 
 _POLL = 0.2
 _PUBLISH = 0.5  # seconds between two statuses if nothing has changed
@@ -252,7 +252,7 @@ class HostAgent:
             address=self._place.address,
             port=port,
             nproc=self._place.nproc,
-            version=hlat_version(),
+            version=version.hlat_version(),
             launch=self._launch_name,
             attempt=None if ranks is None else ranks.number,
             ranks=states,

@@ -6,7 +6,7 @@ counter that falls for one that began anew at zero.
 
 from hlat.launch.metrics_server.exposition import MetricFamily
 from hlat.launch.metrics_server.run_observer import ObservedRun, RunObservation
-from hlat.runtime import hlat_version
+from hlat.runtime import version
 
 _FROM_METRICS = {
     "step": ("hlat_logged_step", "Optimizer steps done at the last line of metrics, which the values below belong to."),
@@ -27,7 +27,7 @@ _FROM_METRICS = {
 def metric_families(run: ObservedRun, status: RunObservation) -> list[MetricFamily]:
     """Return the metrics of a run; those that are not known yet have no series."""
     return [
-        _gauge("hlat_run_info", "The run, as labels; always 1.", 1.0, name=run.name, version=hlat_version()),
+        _gauge("hlat_run_info", "The run, as labels; always 1.", 1.0, name=run.name, version=version.hlat_version()),
         _gauge("hlat_healthy", "1 if the run is alive, as /healthz says.", float(status.trouble is None)),
         _gauge("hlat_training", "1 if every process has begun to train.", float(status.is_training)),
         _gauge("hlat_target_steps", "Optimizer steps of the recipe.", run.total_steps),

@@ -9,7 +9,7 @@ from hlat.config.sections import ZERO_BUBBLE
 from hlat.launch.preflight import available_memory, memory_limit
 from hlat.launch.start_checks.place import StartPlace, nearest_folder
 from hlat.model.derived import count_parameters
-from hlat.runtime.backend import absent_device, expects_accelerator, split_backward_problem
+from hlat.runtime.backend import absent_device, expects_accelerator, torch_private
 
 _LEAST_STATE = 8  # bytes per parameter: weights, gradients and two moments in bf16, the smallest of all modes
 _SURELY_STATE = 24  # bytes per parameter: no mode and no optimizer keeps as many (fp32 weights, gradients, two moments)
@@ -44,7 +44,7 @@ def schedule(place: StartPlace) -> Iterator[Problem]:
     parallel = place.sections.get("parallel")
     if parallel is None or place.here.processes is None or parallel.pipeline == 1:
         return
-    if parallel.schedule in ZERO_BUBBLE and (reason := split_backward_problem()):
+    if parallel.schedule in ZERO_BUBBLE and (reason := torch_private.split_backward_problem()):
         remedy = "Use parallel.schedule=interleaved-1f1b or 1f1b, or PyTorch 2.13 or 2.14."
         yield Problem("parallel.schedule", reason, remedy, parallel.schedule, True)
 

@@ -42,9 +42,6 @@ if TYPE_CHECKING:
         types_with,
     )
     from hlat.runtime.backend.torch_private import (
-        fsdp_parameter_groups,
-        shapes_of_overrideable_backward,
-        split_backward_problem,
         untested_torch_warning,
     )
 
@@ -90,12 +87,7 @@ __getattr__ = lazily(
             "simulated_backend",
             "types_with",
         ),
-        "torch_private": (
-            "fsdp_parameter_groups",
-            "shapes_of_overrideable_backward",
-            "split_backward_problem",
-            "untested_torch_warning",
-        ),
+        "torch_private": ("untested_torch_warning",),
     },
 )
 
@@ -120,7 +112,6 @@ __all__ = [
     "driver_versions",
     "expects_accelerator",
     "find_device_type",
-    "fsdp_parameter_groups",
     "has_fast_bf16",
     "interface_variables",
     "is_device_file",
@@ -132,9 +123,7 @@ __all__ = [
     "restored_settings",
     "select_device",
     "set_spin_count",
-    "shapes_of_overrideable_backward",
     "simulated_backend",
-    "split_backward_problem",
     "synchronize",
     "types_with",
     "untested_torch_warning",
