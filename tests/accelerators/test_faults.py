@@ -1,4 +1,4 @@
-"""What fails on a Neuron device only: its memory, its compiler, and operators whose errors are seen late.
+"""Failures of a Neuron device only: its memory, its compiler, and operators whose errors are seen late.
 
 The stand-in fails with the texts of the public beta's source, where that shows them.
 """

@@ -56,7 +56,7 @@ def test_what_the_program_would_meet_again_is_told_from_broken_hardware(text: st
 
 
 def test_a_recurring_fault_is_retryable_only_after_an_attempt_that_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an ended attempt has not freed yet may be the reason then."""
+    """Memory that an ended attempt has not freed yet may be the reason then."""
     error = RuntimeError("first line\nneuronx-cc failed with 70\nlast line")
     monkeypatch.delenv(EARLIER_ATTEMPT_ENV, raising=False)
     found = recurring_fault_error(error)
