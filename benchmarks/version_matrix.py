@@ -1,4 +1,4 @@
-"""Check hlat with each of several releases of Python and PyTorch: commands that users give first, on this CPU.
+"""Run hlat with each of several releases of Python and PyTorch: commands that users give first, on this CPU.
 
     python benchmarks/version_matrix.py --python venv/bin/python [--python ...] [--only check,zero3] [--limit S]
 
