@@ -347,7 +347,7 @@ class Backend:
             kernel = self.document_kernel
             return AttentionKernel("none" if kernel is None else f"{kernel.title} within documents")
         # Of more keys than queries torch tries flash attention first, and never cuDNN, as in deterministic mode.
-        ordered = deterministic or heads.has_prefix
+        ordered = (deterministic or heads.has_prefix) and self.deterministic_mode
         chosen = _torch_attention if device.type == self.device_type else self._expected_attention
         name = chosen(heads, ordered, device)
         return AttentionKernel(name, deterministic and name in self._slowed_attention)
