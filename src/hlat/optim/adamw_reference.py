@@ -135,7 +135,7 @@ def update(
 
 def compiled_update(device: torch.device) -> Kernel:
     """Return ``update`` with one graph per chunk, which the device's compiler compiles for each shape of a chunk."""
-    graph = torch.compile(
+    graph = torch.compile(  # type: ignore[call-overload]  # torch's types lack recompile_limit
         update_lines,
         backend=backend_of(device).compile_backend,
         dynamic=False,
