@@ -20,7 +20,8 @@ def table_lines(rows: Sequence[Sequence[str]], columns: int) -> Iterator[str]:
 
     Args:
         rows: cells; the first row has the heads.
-        columns: width of the terminal. Texts of the last column that are too long are broken after commas and spaces.
+        columns: width of the terminal. Texts of the last column that are too long are broken after commas and
+            spaces, and after hyphens if one of their words is too long.
     """
     widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
     before = sum(widths[:-1]) + len(widths) - 1
@@ -39,13 +40,17 @@ def table_lines(rows: Sequence[Sequence[str]], columns: int) -> Iterator[str]:
 
 
 def _broken(text: str, width: int) -> list[str]:
-    """Break a text after commas and spaces into pieces of a width."""
+    """Break a text after commas and spaces into pieces of a width; after hyphens too if a word is wider."""
     pieces = [""]
-    for word in re.findall(r"[^, ]*[, ]?", text):
+    for word in re.findall(r"[^, -]*[, -]?" if _widest_word(text) > width else r"[^, ]*[, ]?", text):
         if pieces[-1] and len(pieces[-1]) + len(word.rstrip()) > width:
             pieces.append("")
         pieces[-1] += word
     return [piece.rstrip() for piece in pieces]
+
+
+def _widest_word(text: str) -> int:
+    return max(map(len, re.split("[, ]", text)))
 
 
 def command_lines(words: Sequence[str], columns: int) -> Iterator[str]:
