@@ -60,14 +60,16 @@ def peak_rank_bytes(
     return RankBytes(parameters + peak.get("parameters", 0.0), optimizer, transient)
 
 
-def rank_bytes(step: StepShape, pipeline_rank: int, sizes: tuple[float, ...]) -> RankBytes:
+def rank_bytes(
+    step: StepShape, pipeline_rank: int, sizes: tuple[float, ...], kernels: EagerKernels = ACCELERATOR
+) -> RankBytes:
     """Compute the peak bytes of a rank whose stages have ``sizes`` layers each, at least one."""
     few, more = _states(step, *has_embedding_and_head(step, pipeline_rank))
     extra = sum(sizes) / step.virtual - 1
     parameters, gradients, optimizer = (
         first + extra * (second - first) for first, second in zip(few, more, strict=True)
     )
-    return peak_rank_bytes(step, pipeline_rank, sizes, (parameters, gradients, optimizer))
+    return peak_rank_bytes(step, pipeline_rank, sizes, (parameters, gradients, optimizer), kernels)
 
 
 def has_embedding_and_head(step: StepShape, pipeline_rank: int) -> tuple[bool, bool]:

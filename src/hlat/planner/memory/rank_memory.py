@@ -141,7 +141,8 @@ def _state_bytes(request: PlanRequest, candidate: Candidate, layers: float, ends
 def ranks_of_interest(request: PlanRequest, candidate: Candidate) -> list[int]:
     """Pipeline ranks to report: those of ``representative_ranks``, with the memory that the device adds."""
     step = candidate.step_shape(request)
-    counts = [rank_bytes(step, rank, sizes) for rank, sizes in enumerate(stage_layer_counts(step))]
+    kernels = _kernels(request)
+    counts = [rank_bytes(step, rank, sizes, kernels) for rank, sizes in enumerate(stage_layer_counts(step))]
     needs = [_on_device(request, counted).total for counted in counts]
     return representative_ranks(step, needs)
 
