@@ -5,13 +5,14 @@ torch.OutOfMemoryError --> peaks of the allocator, bytes as plans count them, ch
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import combinations
 
 import torch
 
 from hlat.config import Recipe, RecipeError, parse_recipe
 from hlat.hardware import load_catalog
-from hlat.parallel.stages import StepShape, rank_bytes, stage_layer_counts
+from hlat.parallel.stages import ACCELERATOR, StepShape, rank_bytes, stage_layer_counts
 from hlat.runtime import DeviceMemoryError, plural
 from hlat.runtime.backend import backend_of
 from hlat.runtime.distributed import Runtime
@@ -83,16 +84,17 @@ def _advice(recipe: Recipe, runtime: Runtime) -> str:
 
 def _needed(recipe: Recipe, runtime: Runtime) -> dict[str, float]:
     """Count bytes by purpose of the stage that this rank has, with what the device's runtime and allocator add."""
-    from hlat.planner.memory import device_overhead  # noqa: PLC0415
+    from hlat.planner.memory import device_overhead, has_fused_kernels  # noqa: PLC0415
 
     step = StepShape.of(recipe, runtime.world)
     pipeline_rank = runtime.rank // (runtime.world // step.layout.pipeline)
-    counted = rank_bytes(step, pipeline_rank, stage_layer_counts(step)[pipeline_rank])
+    name = backend_of(runtime.device).chip_name(runtime.device)
+    chip = None if name is None else load_catalog().chip_by_torch_name(name)
+    kernels = replace(ACCELERATOR, fused=chip is not None and has_fused_kernels(chip))
+    counted = rank_bytes(step, pipeline_rank, stage_layer_counts(step)[pipeline_rank], kernels)
     temporary = {"gradients": 0.0, "activations": 0.0, **counted.transient}
     gradients, activations = temporary.pop("gradients"), temporary.pop("activations")
     others = sum(temporary.values())
-    name = backend_of(runtime.device).chip_name(runtime.device)
-    chip = None if name is None else load_catalog().chip_by_torch_name(name)
     added = device_overhead(_UNKNOWN if chip is None else chip.family, activations + others)
     return {
         "parameters": counted.parameters,
