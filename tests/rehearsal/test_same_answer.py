@@ -27,7 +27,7 @@ ODD = {**LLAMA, "hidden_size": 400, "heads": 4, "kv_heads": 4}  # heads of 100
 FP32 = {"precision": {"mode": "fp32"}}
 FLASH, SLOWED, CUDNN = "flash_attention", "flash_attention, deterministic backward", "cudnn_attention"
 FLEX, EFFICIENT = "flex_attention within documents", "efficient_attention"
-EFFICIENT_SLOWED, NEURON = f"{EFFICIENT}, deterministic backward", "overrideable"
+NEURON = "overrideable"
 
 # name -> processes, sections of the recipe, kernel on H100, A100 and Trainium2; read from sdp_utils.cpp of torch 2.13
 TABLE: dict[str, tuple[int, dict[str, Any], str, str, str]] = {
@@ -40,8 +40,8 @@ TABLE: dict[str, tuple[int, dict[str, Any], str, str, str]] = {
     "fp32, a kv head per rank": (
         4,
         {**FP32, "parallel": {"tensor": 4}, "run": {"deterministic": True}},
-        EFFICIENT_SLOWED,
-        EFFICIENT_SLOWED,
+        EFFICIENT,
+        EFFICIENT,
         NEURON,
     ),
     "documents": (1, {"data": {**SMALL["data"], "isolate": True}}, FLEX, FLEX, "none"),

@@ -55,8 +55,8 @@ class ErrorReport:
     mistake: str = ""
 
 
-# Not RuntimeError and OSError: what a device, a collective or a file raises may be gone in the next attempt.
-_MISTAKES = (AttributeError, TypeError, NameError, ImportError, LookupError, NotImplementedError, AssertionError)
+# Not RuntimeError, OSError and ImportError: what a device, a collective or a file raises may be gone the next time.
+_MISTAKES = (AttributeError, TypeError, NameError, LookupError, NotImplementedError, AssertionError)
 
 
 @contextmanager

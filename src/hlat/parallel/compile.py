@@ -63,7 +63,7 @@ def _reason_against(recipe: Recipe, device: torch.device, world: int) -> str:
     if reason := compile_refusal(recipe.parallel, compute, flops, world, backend, device):
         return reason
     compiler = backend.compiler
-    return "" if compiler is None or compiler.is_available() else f"no {compiler.language} compiler found"
+    return "" if compiler is None or compiler.is_available() else f"no {compiler.missing} found"
 
 
 def compile_refusal(
@@ -114,7 +114,7 @@ def check_isolation(device: torch.device, window: int | None = None) -> None:
     elif kernel.is_compiled and (obstacle := backend_of(device).compile_obstacle(device)):
         reason = f"on an accelerator, attention within documents is compiled, and {obstacle}"
     elif kernel.is_compiled and compiler is not None and not compiler.is_available():
-        needed = f"is compiled, but torch.compile finds no {compiler.language} compiler"
+        needed = f"is compiled, but torch.compile finds no {compiler.missing}"
         reason = f"on an accelerator, attention within documents {needed}"
         remedy = f"Install {compiler.package} (or name a compiler in {compiler.variable}). Else: {remedy}"
     else:

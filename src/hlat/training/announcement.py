@@ -5,6 +5,7 @@ data, steps and their tokens
 device, precision, layout, folder        --> console, and the event "start" or "resume" with the resolved recipe
 """
 
+import logging
 from collections.abc import Sequence
 
 from hlat.config.rules import recipe_notes
@@ -19,6 +20,8 @@ from hlat.tracking import OtherRankTracker, Tracker
 from hlat.training.newest_saved import DamagedCheckpoint
 from hlat.training.process import report_tier_notes
 from hlat.training.run_state import RunState
+
+_LOG = logging.getLogger(__name__)
 
 
 def announce(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
@@ -124,7 +127,11 @@ def _determinism_cost(state: RunState) -> str | None:
     from hlat.planner.search import run_determinism_cost  # noqa: PLC0415 - most runs start without the planner
 
     # The estimate is for the kernels that such a chip usually gets: none if torch has chosen another one here.
-    cost = run_determinism_cost(recipe, device_chip(device, load_catalog()), state.runtime.world)
+    try:
+        cost = run_determinism_cost(recipe, device_chip(device, load_catalog()), state.runtime.world)
+    except Exception:  # no defect of an estimate may end a run
+        _LOG.debug("no estimate of what run.deterministic costs", exc_info=True)
+        return None
     return None if cost is None or cost.kernels[cost.chosen].name != state.arithmetic.attention else str(cost)
 
 

@@ -25,7 +25,7 @@ _SUBJECTS = {
 }
 _CAUSES = {
     "kernels": ("run.device",),
-    "attention": ("run.device",),
+    "attention": ("run.device", "run.deterministic"),
     "products": ("run.device", "run.compile", "training.", "batch.", "parallel."),  # those of auto: length and layout
 }
 """Beginnings of the fields whose change in the recipe asks for another name."""
@@ -108,8 +108,9 @@ class Arithmetic:
         if unasked and recipe.run.deterministic:
             raise CheckpointError(
                 "\n  ".join(["the run cannot resume here bit for bit: other kernels compute its model", *unasked])
-                + "\nResume where the same kernels are: with the same compiler, the same kind of processor or "
-                "accelerator, and space for temporary files. To accept other last bits: run.deterministic=false."
+                + "\nResume where the same kernels are: with the same releases of hlat and Triton, the same compiler, "
+                "the same kind of processor or accelerator, and space for temporary files. To accept other last bits: "
+                "run.deterministic=false."
             )
 
     def _changed(self, saved: "Arithmetic") -> dict[str, str]:

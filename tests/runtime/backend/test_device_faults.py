@@ -6,7 +6,7 @@ import time
 import pytest
 
 from hlat.runtime import LaunchError
-from hlat.runtime.backend.device import recurring_fault_error
+from hlat.runtime.backend.device import device_error, recurring_fault_error
 from hlat.runtime.backend.faults import device_reports, find_fault, nvidia_faults
 from hlat.runtime.backend.faults.device_faults import find_kernel_faults
 from hlat.runtime.backend.faults.neuron_faults import read_monitor
@@ -65,7 +65,10 @@ def test_a_recurring_fault_is_retryable_only_after_an_attempt_that_trained(monke
     found = recurring_fault_error(error)
     assert found is not None and found.retryable
     assert recurring_fault_error(RuntimeError("nrt_execute status=1202")) is None
-    assert recurring_fault_error(LaunchError("neuronx-cc failed with 70")) is None
+    assert device_error(LaunchError("neuronx-cc failed with 70")) is None
+    stage = RuntimeError("a stage of the pipeline failed")  # torch's pipelines raise such an error from the stage's
+    stage.__cause__ = error
+    assert str(device_error(stage)) == str(found)
 
 
 def test_the_worst_fault_is_reported() -> None:

@@ -14,7 +14,8 @@ from hlat.runtime import DeviceMemoryError
 from hlat.runtime.backend import backend_of
 from hlat.runtime.backend.base import AllocatorUse
 from hlat.runtime.distributed import Runtime
-from hlat.training.process import explained_out_of_memory
+from hlat.runtime.storage import EARLIER_ATTEMPT_ENV
+from hlat.training.process import explained_out_of_memory, memory_error
 
 GIB = 1 << 30
 FULL = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB.\nSee the documentation"
@@ -25,6 +26,7 @@ EIGHT = "p5.48xlarge:1"
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch):
     """An H100 that is not here, as far as the message asks for it."""
+    monkeypatch.setattr(memory_error, "has_fast_bf16", lambda device: True)
     answers = {"memory_bytes": 80 * GIB, "chip_name": CHIP, "peak_memory_bytes": 70 * GIB}
     answers["allocator_use"] = AllocatorUse(78 * GIB, 2)
     for name, answer in answers.items():
@@ -61,6 +63,25 @@ def test_the_bytes_of_the_message_are_those_of_a_plan():
         assert f"{name} {getattr(planned, name) / GIB:.2f} GiB" in text
     assert "Tried to allocate 2.00 GiB." in text and "See the documentation" not in text
     assert "tensors took 70.00 GiB at most; the allocator had reserved 78.00 GiB, and gave memory back 2 times" in text
+
+
+def test_the_cause_of_a_stages_error_counts_and_a_mode_that_is_not_settled_yet():
+    runtime = Runtime(torch.device("cuda", 0), 0, 8)
+    with (
+        pytest.raises(DeviceMemoryError) as caught,
+        explained_out_of_memory(recipe("precision.mode=auto"), runtime, lambda: 0),
+    ):
+        try:
+            raise torch.OutOfMemoryError(FULL)
+        except torch.OutOfMemoryError as error:
+            raise RuntimeError("a stage failed") from error
+    assert str(caught.value) == str(explained(recipe()))
+    assert not caught.value.retryable
+
+
+def test_after_an_attempt_that_trained_memory_may_be_held_by_its_processes(monkeypatch):
+    monkeypatch.setenv(EARLIER_ATTEMPT_ENV, "6 x")
+    assert explained(recipe()).retryable
 
 
 @pytest.mark.parametrize("overrides", [(), ("parallel.zero=0",), ("model.layers=12", "parallel.zero=0")])

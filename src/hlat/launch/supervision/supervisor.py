@@ -35,6 +35,7 @@ from hlat.resilience import (
     StragglerDetector,
     Watchdog,
 )
+from hlat.runtime import DeviceMemoryError
 from hlat.runtime.process import DEADLINE_ENV, INTERRUPTED_MESSAGE, lost_output, machine_clock, stop_exit_code
 from hlat.runtime.storage import EARLIER_ATTEMPT_ENV, EarlierAttempt, read_run_id
 
@@ -346,7 +347,9 @@ def _failure_kind(attempt: _Attempt, cause: ProcessExit) -> AttemptFailureKind:
         return "signal" if cause.code < 0 else "exit" if cause.code not in _FINAL_EXIT_CODES else "user"
     if report.kind == "lost":
         return "host"
-    return "exception" if report.is_bug else "passing" if report.retryable else "user"
+    if report.is_bug or (report.retryable and report.error == DeviceMemoryError.__name__):
+        return "exception"
+    return "passing" if report.retryable else "user"
 
 
 def _deadline(recovery: RecoveryConfig) -> float | None:

@@ -50,7 +50,7 @@ def _can_launch(backend: Backend) -> bool:
     if importlib.util.find_spec("triton") is None:
         problem = "Triton is not installed"
     elif compiler is not None and not compiler.is_available():  # Triton's launchers are compiled when they are needed
-        problem = f"no {compiler.language} compiler found"
+        problem = f"no {compiler.missing} found"
     if problem:
         _LOG.warning("norms, RoPE, SwiGLU and loss are computed by torch, more slowly: %s", problem)
     return not problem

@@ -65,6 +65,11 @@ class Compiler:
             return False
         return self.find() is not None
 
+    @property
+    def missing(self) -> str:
+        """Name what ``is_available`` does not find."""
+        return f"{self.language} compiler" if self.find() is None else "Python.h (package python3-dev)"
+
     def find(self) -> str | None:
         """Return the compiler that this machine has; None if it has none."""
         chosen = os.environ.get(self.variable)

@@ -30,8 +30,9 @@ class CudaBackend(Backend):
     document_kernel = FLEX
     # Those that Triton searches (triton/runtime/build.py). Its launchers include Python.h.
     compiler: Compiler | None = Compiler("C", ("gcc", "clang"), "CC", "gcc", needs_headers=True)
-    # Without that mode their backward passes add from many processors at once, in any order (FlashAttention 2 and 3).
-    _slowed_attention = frozenset(("flash_attention", "flash_attention_3", "flash_attention_4", "efficient_attention"))
+    # In deterministic mode their backward passes add in a fixed order (FlashAttention 2 and 3). What that costs the
+    # memory-efficient kernel is not known: it counts as equally fast.
+    _slowed_attention = frozenset(("flash_attention", "flash_attention_3", "flash_attention_4"))
     float64 = True
     # Triton's own variable too: hlat's kernels are compiled by Triton, without inductor.
     compile_cache = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}

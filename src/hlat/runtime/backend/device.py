@@ -123,7 +123,7 @@ def recurring_fault_error(error: BaseException) -> LaunchError | None:
 
     After an attempt that trained it is retryable, because processes of that attempt may still hold a device's memory.
     """
-    fault = None if isinstance(error, HlatError) else find_fault(str(error))
+    fault = find_fault(str(error))
     if fault is None or not fault.recurs:
         return None
     line = next((line.strip() for line in str(error).splitlines() if find_fault(line) == fault), "")
@@ -134,6 +134,10 @@ def recurring_fault_error(error: BaseException) -> LaunchError | None:
 
 def device_error(error: BaseException) -> LaunchError | None:
     """Return the error for the user if torch or a device's software refuses what it would refuse again, else None."""
+    if isinstance(error, HlatError):
+        return None
+    while error.__cause__ is not None:  # pipelines raise another error from the one of a stage
+        error = error.__cause__
     return nondeterministic_kernel_error(error) or recurring_fault_error(error)
 
 

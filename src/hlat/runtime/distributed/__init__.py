@@ -32,12 +32,10 @@ __getattr__ = lazily(
         "consistency": (
             "check_consistent",
             "code_identity",
-            "device_group",
         ),
         "fake_world": (
             "host_values",
             "in_fake_world",
-            "device_group",
             "fake_rank",
         ),
         "helper_process": (

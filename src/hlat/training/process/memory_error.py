@@ -3,6 +3,7 @@
 torch.OutOfMemoryError --> peaks of the allocator, bytes as plans count them, changes that fit --> DeviceMemoryError
 """
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -13,9 +14,11 @@ import torch
 from hlat.config import Recipe, RecipeError, parse_recipe
 from hlat.hardware import load_catalog
 from hlat.parallel.stages import ACCELERATOR, StepShape, rank_bytes, stage_layer_counts
+from hlat.precision import resolve_mode
 from hlat.runtime import DeviceMemoryError, plural
-from hlat.runtime.backend import backend_of
+from hlat.runtime.backend import backend_of, has_fast_bf16
 from hlat.runtime.distributed import Runtime
+from hlat.runtime.storage import EARLIER_ATTEMPT_ENV
 
 Changes = tuple[str, ...]
 """Overrides of a recipe, such as ``("batch.micro_batch=1",)``."""
@@ -28,7 +31,7 @@ def explained_out_of_memory(recipe: Recipe, runtime: Runtime, steps: Callable[[]
     """Replace torch's error about a full device within the block by one that says what the rank held and what fits.
 
     Args:
-        recipe: recipe of the run, with a concrete precision mode.
+        recipe: recipe of the run.
         runtime: device and rank of this process.
         steps: returns the steps that this process has done. In the first one a restart would fail in the same way.
 
@@ -37,15 +40,26 @@ def explained_out_of_memory(recipe: Recipe, runtime: Runtime, steps: Callable[[]
     """
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except Exception as raised:
+        error = _out_of_memory(raised)
+        if error is None:
+            raise
         done = steps()
         explained = DeviceMemoryError(
             f"rank {runtime.rank} ran out of memory on {backend_of(runtime.device).describe(runtime.device)}"
             f"{' after ' + plural(done, 'step') if done else ''}: {_request(error)}. {_held(runtime)} "
             f"{_advice(recipe, runtime)}"
         )
-        explained.retryable = done > 0
-        raise explained from error
+        # Processes of an earlier attempt may still hold memory.
+        explained.retryable = done > 0 or EARLIER_ATTEMPT_ENV in os.environ
+        raise explained from raised
+
+
+def _out_of_memory(error: BaseException | None) -> torch.OutOfMemoryError | None:
+    """Find torch's error about a full device among the causes of an error: pipelines raise others from it."""
+    while error is not None and not isinstance(error, torch.OutOfMemoryError):
+        error = error.__cause__
+    return error
 
 
 def _request(error: torch.OutOfMemoryError) -> str:
@@ -66,6 +80,7 @@ def _advice(recipe: Recipe, runtime: Runtime) -> str:
     """Say what plans count for the recipe, and the changes that fit by that count."""
     from hlat.planner.search import USABLE_MEMORY_SHARE  # noqa: PLC0415 - only where memory is short
 
+    recipe = recipe.in_mode(resolve_mode(recipe.precision.mode, has_fast_bf16(runtime.device)))
     needed = _needed(recipe, runtime)
     total, limit = sum(needed.values()), USABLE_MEMORY_SHARE * backend_of(runtime.device).memory_bytes(runtime.device)
     parts = ", ".join(f"{name} {_gib(each)}" for name, each in needed.items() if each)

@@ -67,7 +67,7 @@ def collect_dumps(logs: Path) -> Path | None:
     with suppress(OSError):
         dumps = sorted(logs.glob(f"{_DUMP}*"))
         if dumps:
-            number = 1 + len(list(logs.glob("incident-*")))
+            number = 1 + max((int(path.name[9:]) for path in logs.glob("incident-[0-9]*")), default=0)
             folder = logs / f"incident-{number:04d}"
             folder.mkdir()
             for dump in dumps:

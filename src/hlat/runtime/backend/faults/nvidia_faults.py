@@ -12,7 +12,8 @@ from hlat.runtime.backend.faults.device_faults import DeviceFault, FaultTable
 
 _REPLACE = "Replace the machine, or reboot it; the GPU is broken if that does not help"
 _RESET = (
-    "Reset the GPU (nvidia-smi --gpu-reset, without a process on it) or reboot the machine; replace it if it recurs"
+    "Reset the GPU (nvidia-smi --gpu-reset, without a process on it) and clear the kernel's messages (dmesg --clear), "
+    "or reboot the machine; replace it if it recurs"
 )
 _RESTART = "Restart the run; replace the machine if the same GPU reports it again"
 _PROGRAM = (
