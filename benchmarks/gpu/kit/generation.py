@@ -10,6 +10,8 @@ import torch
 
 from hlat.evaluation.batch_generation import BatchGenerator, GenerationRequest, plan_generation
 from hlat.evaluation.fast_decoding import prepare_to_generate
+from hlat.evaluation.generation import generate as generate_one
+from hlat.evaluation.sampling import Sampling
 from hlat.evaluation.scoring import ScoreRequest, score_all
 from hlat.model import build
 from hlat.parallel import ForwardModel
@@ -81,6 +83,9 @@ def same_texts(context: Context, device: torch.device) -> None:
     models = [forward_model(config, each, torch.float32) for each in (torch.device("cpu"), device)]
     expected, found = (generate(model, requests) for model in models)
     context.check("greedy texts are those of a CPU", found == expected, [found, expected])
+    for sampling in (Sampling(), Sampling(1.0, top_p=0.8)):  # one text: its work is recorded after 17 tokens
+        texts = [generate_one(each.decoder, list(requests[0].context), 23, sampling) for each in models]
+        context.check(f"one text is that of a CPU: {sampling}", texts[0] == texts[1], texts)
     asked = [ScoreRequest(each.context, tuple(text)) for each, text in zip(requests, expected, strict=True)]
     theirs, ours = ([score.log_probability for score in score_all(model, asked)] for model in models)
     difference = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))

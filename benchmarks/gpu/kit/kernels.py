@@ -22,7 +22,16 @@ _ATTENTION = 8 * 2.0**-9  # scores, probabilities, their gradients and those of 
 
 
 def run(context: Context) -> None:
-    """Check every kernel."""
+    """Check every kernel; first of all, that it is tried: without a compiler torch would be compared with itself."""
+    from hlat.model.kernels import describe_kernels
+    from hlat.optim.adamw_bf16 import kernel_for
+
+    device = torch.device(context.device)
+    tried = [describe_kernels(device), kernel_for(device).__module__]
+    context.found({"kernels tried": tried})
+    if device.type == "cuda":
+        expected = tried[0].startswith("fused Triton") and tried[1].endswith("adamw_triton")
+        context.check("norms, RoPE, SwiGLU, loss and AdamW are computed in Triton", expected, tried)
     for part in (attention_choice, pointwise, loss, documents, adamw_rate, adamw):  # the last one compiles most
         with context.part(part.__name__):
             part(context)
@@ -188,6 +197,10 @@ def pointwise(context: Context) -> None:
     def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
 
+    def turn(x: torch.Tensor) -> torch.Tensor:  # one head at each of the positions
+        tables = (each.view(rows, 1, 1, -1) for each in (cos, sin))
+        return rotate(x.view(1, rows, 1, 1, width), *tables).view(rows, width)
+
     def rope(x: torch.Tensor) -> torch.Tensor:
         (a, b), c, s = x.chunk(2, -1), cos.cpu().double(), sin.cpu().double()
         return torch.cat((a * c - b * s, b * c + a * s), -1)
@@ -196,7 +209,7 @@ def pointwise(context: Context) -> None:
         kind = str(dtype).removeprefix("torch.")
         cases: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor], list[torch.Tensor]]] = {
             "norm": (lambda x, w: rms_norm(x, w, 1e-5), norm, [x, weight]),
-            "rope": (lambda x: rotate(x, cos, sin), rope, [x]),
+            "rope": (turn, rope, [x]),
             "swiglu": (swiglu, lambda a, b: F.silu(a) * b, [x, up]),
         }
         for name, (function, formula, inputs) in cases.items():

@@ -37,7 +37,13 @@ def recipe_text(tiny: bool, device: str, work: Path) -> str:
     sizes["vocab_size"] = 320 if tiny else MODELS["33m"]["vocab_size"]
     length = 32 if tiny else LENGTHS["33m"]
     content = {
-        "run": {"name": "recovery", "device": device, "compile": "none", "compile_cache": str(work / "compiled")},
+        "run": {
+            "name": "recovery",
+            "device": device,
+            "deterministic": True,  # auto is false where attention would be slower, and promises no bits
+            "compile": "none",
+            "compile_cache": str(work / "compiled"),
+        },
         "model": sizes,
         "data": {
             "path": "docs/*.md",  # relative to the repository, where a carried copy finds the same text

@@ -198,6 +198,19 @@ class DeviceLayerCache(LayerCache):
     def append(self, k_BKSE: torch.Tensor, v_BKSE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Store one new position and return keys and values of all that there is room for."""
         assert self.place_1 is not None, "DeviceKVCache gives it"
-        self.keys_BKTE.index_copy_(2, self.place_1, k_BKSE.to(self.keys_BKTE.dtype))
-        self.values_BKTE.index_copy_(2, self.place_1, v_BKSE.to(self.values_BKTE.dtype))
+        _store(self.keys_BKTE, 2, self.place_1, k_BKSE.to(self.keys_BKTE.dtype))
+        _store(self.values_BKTE, 2, self.place_1, v_BKSE.to(self.values_BKTE.dtype))
         return self.keys_BKTE, self.values_BKTE
+
+
+def _store(target: torch.Tensor, dim: int, place_1: torch.Tensor, value: torch.Tensor) -> None:
+    """Store values at one place of a dimension, which the device knows.
+
+    In deterministic mode torch would sort the places on a GPU, about twelve kernels: there is only one.
+    """
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("default")
+    try:
+        target.index_copy_(dim, place_1, value)
+    finally:
+        torch.set_deterministic_debug_mode(before)

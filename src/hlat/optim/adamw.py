@@ -102,7 +102,8 @@ class Fp32AdamW(Optimizer, torch.optim.AdamW):
         """
         devices = [parameter.device for group in self.param_groups for parameter in group["params"] if group["fused"]]
         if devices and backend_of(devices[0]).scales_in_adamw:
-            self.grad_scale = scale.float().reciprocal()
+            divisor = scale.float().reciprocal()
+            self.grad_scale = divisor if self.grad_scale is None else self.grad_scale * divisor
         else:
             super().scale_gradients(scale)
 

@@ -41,7 +41,7 @@ import torch
 
 from hlat.optim.element_addresses import ElementAddresses
 from hlat.precision import element_bits, line_bits, stochastic_round
-from hlat.runtime.backend import backend_of, is_on_host, types_with
+from hlat.runtime.backend import backend_of, is_on_host, torch_private, types_with
 
 SCALARS = (
     "decay",
@@ -135,12 +135,12 @@ def update(
 
 def compiled_update(device: torch.device) -> Kernel:
     """Return ``update`` with one graph per chunk, which the device's compiler compiles for each shape of a chunk."""
-    graph = torch.compile(  # type: ignore[call-overload]  # torch's types lack recompile_limit
+    graph = torch.compile(
         update_lines,
         backend=backend_of(device).compile_backend,
         dynamic=False,
         fullgraph=True,
-        recompile_limit=_MOST_GRAPHS,
+        **torch_private.most_graphs(_MOST_GRAPHS),
     )
     return functools.partial(update, update_chunk=graph)
 

@@ -1,5 +1,6 @@
 """NVIDIA GPUs, and those of AMD, which torch calls cuda too."""
 
+import logging
 import os
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
@@ -10,6 +11,8 @@ from hlat.runtime.backend.base import FLEX, AllocatorUse, AttentionHeads, Backen
 from hlat.runtime.backend.cuda_capabilities import AMD, NVIDIA, GpuCapabilities
 from hlat.runtime.backend.faults import HangLimits
 from hlat.runtime.backend.table import driver_versions
+
+_LOG = logging.getLogger(__name__)
 
 _ALLOCATOR = "PYTORCH_ALLOC_CONF"
 _ALLOCATOR_NAMES = (_ALLOCATOR, "PYTORCH_CUDA_ALLOC_CONF")  # torch reads either, and the second first
@@ -81,9 +84,15 @@ class CudaBackend(Backend):
 
     def record(self, work: Callable[[], None]) -> Callable[[], object]:
         """Capture a CUDA graph, which keeps the memory that the work has allocated; return its replay."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            work()
+        graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(graph):
+                work()
+        except RuntimeError as error:  # a capture does no work, so nothing is lost
+            torch.cuda.set_stream(before)  # torch 2.11 stays on the stream of a failed capture
+            reason = error.__context__ or error
+            _LOG.warning("CUDA cannot record this work, which is launched anew each time: %s", reason)
+            return work
         return graph.replay
 
     def configure_products(self, deterministic: bool) -> None:

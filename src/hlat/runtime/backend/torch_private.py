@@ -9,6 +9,7 @@ resolves all of them, another finds private names in the code that are missing h
 
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from inspect import signature
 from typing import Any
 
 TESTED_RELEASES = ("2.13",)
@@ -106,6 +107,18 @@ def fsdp_parameter_groups(state: Any) -> list[Any]:
     return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
+def most_graphs(count: int) -> dict[str, int]:
+    """Return the arguments of ``torch.compile`` for as many graphs; 2.11 has none, and a setting for all functions."""
+    import torch  # noqa: PLC0415
+
+    if "recompile_limit" in signature(torch.compile).parameters:
+        return {"recompile_limit": count}
+    from torch._dynamo import config  # noqa: PLC0415
+
+    config.recompile_limit = max(config.recompile_limit, count)
+    return {}
+
+
 @cache
 def shapes_of_overrideable_backward() -> Any:
     """Let tensors without memory go through the backward pass of an accelerator's own attention: 2.11 has no shapes."""
@@ -133,7 +146,9 @@ def untested_torch_warning(installed: str | None = None) -> str:
     if not installed or _release(installed) in TESTED_RELEASES:
         return ""
     tested = " and ".join(TESTED_RELEASES)
-    return f"PyTorch {installed} is installed; hlat was tested with {tested}. The run continues; check its results."
+    return (
+        f"PyTorch {installed} is installed; hlat was tested with {tested} only. The run continues; check its results."
+    )
 
 
 def split_backward_problem(installed: str | None = None) -> str:
