@@ -107,7 +107,7 @@ def fsdp_parameter_groups(state: Any) -> list[Any]:
     return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
-def most_graphs(count: int) -> dict[str, int]:
+def most_graphs(count: int) -> dict[str, Any]:
     """Return the arguments of ``torch.compile`` for as many graphs; 2.11 has none, and a setting for all functions."""
     import torch  # noqa: PLC0415
 
