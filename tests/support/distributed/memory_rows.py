@@ -216,7 +216,9 @@ def _messages(model: ParallelModel) -> list[Any]:
     """Iterate over the buffers that FSDP2 keeps of its collectives' inputs and outputs."""
     groups = _sharded_groups(model)
     kept = [one for group in groups for one in (group._all_gather_result, group.comm_ctx.all_gather_state)]
-    kept += [state for group in groups for state in group.comm_ctx.reduce_scatter_states]
+    for group in groups:  # torch 2.11 keeps one state, later ones a list
+        context = group.comm_ctx
+        kept += getattr(context, "reduce_scatter_states", None) or [getattr(context, "reduce_scatter_state", None)]
     return [one for one in kept if one is not None]
 
 

@@ -17,6 +17,7 @@ from triton.runtime import interpreter
 from hlat.model.kernels import operations, operations_triton
 
 _convert = interpreter._convert_float
+_patch_tensor = interpreter._patch_lang_tensor
 
 
 def _round_to_nearest(values: np.ndarray, source: tl.dtype, target: tl.dtype, mode: Any) -> np.ndarray:
@@ -26,10 +27,16 @@ def _round_to_nearest(values: np.ndarray, source: tl.dtype, target: tl.dtype, mo
     return torch.from_numpy(np.ascontiguousarray(values)).bfloat16().view(torch.uint16).numpy()
 
 
+def _with_index(tensor: Any, scope: Any) -> None:
+    """Let tensors of one element bound a loop: Triton 3.6 converts their arrays in a way that numpy 2.4 refuses."""
+    _patch_tensor(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+
 def main() -> None:
     torch.set_num_threads(1)
     np.seterr(all="ignore")  # operands have infinities and NaN
-    interpreter._convert_float = _round_to_nearest
+    interpreter._convert_float, interpreter._patch_lang_tensor = _round_to_nearest, _with_index
     # Small tensors that take several programs and blocks.
     operations_triton._TILE, operations_triton._LOSS_BLOCK, operations_triton._PARTS = 64, 128, 3
     library = torch.library.Library("hlat", "IMPL")
