@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from inspect import signature
 from typing import Any
 
-TESTED_RELEASES = ("2.13",)
+TESTED_RELEASES = ("2.11", "2.13", "2.14")
 """Releases that passed the complete test suite."""
 
 RELEASES_WITH_ALL_NAMES = ("2.11", "2.12", "2.13", "2.14")
@@ -145,7 +145,8 @@ def untested_torch_warning(installed: str | None = None) -> str:
     installed = installed or _installed()
     if not installed or _release(installed) in TESTED_RELEASES:
         return ""
-    tested = " and ".join(TESTED_RELEASES)
+    *others, last = TESTED_RELEASES
+    tested = f"{', '.join(others)} and {last}"
     return (
         f"PyTorch {installed} is installed; hlat was tested with {tested} only. The run continues; check its results."
     )
