@@ -16,7 +16,7 @@ import torch
 from hlat.runtime.backend.base import ONEDNN, TORCH
 from hlat.runtime.backend.faults import find_fault
 from hlat.runtime.backend.table import backend_of
-from hlat.runtime.errors import HlatError, LaunchError
+from hlat.runtime.errors import HlatError, LaunchError, causes
 from hlat.runtime.rank_env import RankInfo
 from hlat.runtime.storage import EARLIER_ATTEMPT_ENV
 from hlat.runtime.terminal_text import plural
@@ -136,8 +136,7 @@ def device_error(error: BaseException) -> LaunchError | None:
     """Return the error for the user if torch or a device's software refuses what it would refuse again, else None."""
     if isinstance(error, HlatError):
         return None
-    while error.__cause__ is not None:  # pipelines raise another error from the one of a stage
-        error = error.__cause__
+    *_, error = causes(error)
     return nondeterministic_kernel_error(error) or recurring_fault_error(error)
 
 
