@@ -58,12 +58,10 @@ def check(
     if total is not None or resolved.parallel.model_ranks > 1:
         say(f"  layout {_layout(resolved, total)}")
     say(f"  precision {_precision(resolved)}")
-    for line in (
-        []
-        if no_files or (world is not None and nproc is None)
-        else _determinism(resolved, total or resolved.parallel.model_ranks)
-    ):
-        say(f"  speed  {line}")
+    elsewhere = world is not None and nproc is None  # on other machines, whose devices are not known here
+    if not no_files and not elsewhere:
+        for line in _determinism(resolved, total or resolved.parallel.model_ranks):
+            say(f"  speed  {line}")
     say(f"  folder {resolved.run_dir}")
     for path, text, number in sorted(numbers_with_units(recipe, overrides or [], resolved)):
         say(f"  read   {path}: {text} = {number:,}")
