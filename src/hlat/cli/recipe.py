@@ -100,10 +100,17 @@ def _determinism(recipe: "Recipe", world: int) -> Iterator[str]:
 
     if (chip := installed_chip(load_catalog())) is None:
         return
+    from hlat.checkpoint import find_saved_recipe, saved_determinism
     from hlat.planner.search import run_determinism_cost
 
-    if (cost := run_determinism_cost(recipe, chip, world)) is not None:
-        yield str(cost)
+    begun = find_saved_recipe(recipe.run_dir) if recipe.run.determinism is None else None
+    if begun is not None:
+        recipe = recipe.with_determinism(saved_determinism(begun))
+    if (cost := run_determinism_cost(recipe, chip, world)) is None:
+        return
+    if begun is not None:
+        yield f"run.deterministic=auto: {str(cost.chosen).lower()}, which the run in {recipe.run_dir} began with"
+    yield str(cost)
 
 
 def _layout(recipe: "Recipe", world: int | None) -> str:
