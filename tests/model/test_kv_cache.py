@@ -51,6 +51,16 @@ def test_a_prompt_in_chunks_of_any_size_gives_the_same_logits(family: str, chunk
     assert cache.length == 20
 
 
+def test_all_layers_of_a_call_share_one_mask_and_the_next_call_has_its_own() -> None:
+    cache = cache_for(config_of("mistral-window"), 8)
+    cache.advance(3)
+    first, second = (cache.layer(index).mask(2, 3) for index in (0, 1))
+    assert first is second and first.tolist() == [[False, True, True, True, False], [False, False, True, True, True]]
+    cache.advance(2)
+    assert cache.layer(0).mask(2, 3).shape == (2, 7)
+    assert cache.layer(0).mask(1, 3).tolist() == [[False, False, False, True, True, True]]
+
+
 @torch.no_grad()
 def test_a_full_cache_raises_before_anything_is_stored() -> None:
     config = config_of("llama2-mha")

@@ -51,12 +51,12 @@ def shifted(given, elements: int):
     return replace(given, **{name: shift(tensor) for name, tensor in tensors.items() if tensor is not None})
 
 
-def launched(capability: int):
-    """Compiled kernels of all cases, for a GPU of a compute capability."""
+def launched(capability: int | str, cases=CASES):
+    """Compiled kernels of some cases, for a GPU of a compute capability, or an architecture of AMD."""
     with compiling(capability) as kernels:
-        for rounding, gradient, length, shift in CASES:
+        for rounding, gradient, length, shift in cases:
             adamw_triton.update([shifted(operands(rounding, gradient, 3, length, seed=1), shift)], KEYS, rounding)
-    assert len({id(kernel) for kernel in kernels}) == len(kernels) == len(CASES), "a kernel of its own for each case"
+    assert len({id(kernel) for kernel in kernels}) == len(kernels) == len(cases), "a kernel of its own for each case"
     return kernels
 
 
@@ -88,6 +88,24 @@ def test_every_kernel_becomes_machine_code_with_exact_arithmetic(capability, tar
         inexact = [name for name in counts if "f32" in name and re.search(r"fma|ftz|approx|mad", name)]
         assert inexact == [], case
         assert counts["div.rn.f32"] == counts["sqrt.rn.f32"] > 0, case
+
+
+@pytest.mark.parametrize(
+    ("architecture", "cases"),
+    [
+        ("gfx942", CASES[:1]),
+        pytest.param("gfx942", CASES, marks=pytest.mark.slow),
+        pytest.param("gfx90a", CASES, marks=pytest.mark.slow),
+    ],
+    ids=["gfx942-one", "gfx942", "gfx90a"],
+)
+def test_every_kernel_becomes_machine_code_for_amd_without_fused_products(architecture, cases):
+    """Only divisions and roots have them there, as their exact sequences of instructions do."""
+    for case, kernel in zip(cases, launched(architecture, cases), strict=True):
+        assert architecture in kernel.asm["amdgcn"] and len(kernel.asm["hsaco"]) > 1000, case
+        assert '"denormal-fp-math-f32"="ieee"' in kernel.asm["llir"], case
+        inexact = re.findall(r"llvm\.fma|llvm\.fmuladd|\b(?:contract|fast|arcp|afn|reassoc)\b", kernel.asm["llir"])
+        assert inexact == [], case
 
 
 def test_offsets_into_tensors_have_64_bits():

@@ -8,9 +8,11 @@ import pytest
 import torch
 import yaml
 
+from hlat.compilation import compile_graphs
 from hlat.config.load import parse_recipe
 from hlat.runtime import LaunchError
 from hlat.runtime.backend.cpu import CpuBackend
+from hlat.runtime.distributed import Runtime
 from hlat.training import loop, run
 
 
@@ -89,6 +91,9 @@ def test_auto_takes_the_faster_kernel_and_a_resumed_run_keeps_what_it_began_with
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(CpuBackend, "_slowed_attention", frozenset(("flash_attention",)))
         assert run(asked, stream=io.StringIO()).step == 1
+    with pytest.raises(LaunchError, match="nothing to compile"):
+        compile_graphs(asked, Runtime(torch.device("cpu")))
+    assert torch.get_deterministic_debug_mode() == 0, "as the run would"
     assert run(asked, stream=io.StringIO()).finished
     strict = recipe(True, training={"steps": 3})
     assert run(strict, stream=io.StringIO()).finished

@@ -17,6 +17,7 @@ from hlat.checkpoint.remote_inventory import RemotePrefix
 from hlat.checkpoint.resume_check import (
     RecipeChange,
     check_resume,
+    find_saved_recipe,
     read_saved_run,
     saved_determinism,
     saved_precision_mode,
@@ -39,6 +40,7 @@ __all__ = [
     "export_hf",
     "extra_names",
     "find_checkpoints_folder",
+    "find_saved_recipe",
     "find_weights",
     "group_tensors",
     "has_tokenizer",

@@ -9,17 +9,20 @@ have the resolved precision mode, never ``auto``.
 
 import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version as version_of
+from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from hlat.checkpoint.inventory import open_unverified
 from hlat.checkpoint.protocol import Checkpoint
 from hlat.config import Recipe
 from hlat.config.sections import ARCHITECTURES, PrecisionConfig
-from hlat.runtime import CheckpointError, version
+from hlat.runtime import CheckpointError, HlatError, version
 
 _MODE = "precision.mode"
 _OTHER_MODE = (
@@ -55,6 +58,13 @@ def read_saved_run(checkpoint: Checkpoint) -> tuple[Mapping[str, Any], str]:
             "start a run with its weights, move it out of the run folder and set checkpoint.init_from to it."
         )
     return meta["recipe"], meta["data_fingerprint"]
+
+
+def find_saved_recipe(run_dir: Path) -> Mapping[str, Any] | None:
+    """Return the recipe in the newest checkpoint of a run folder, as JSON values; None without a readable one."""
+    with suppress(HlatError, OSError):
+        return read_saved_run(open_unverified(run_dir))[0]
+    return None
 
 
 def check_resume(

@@ -58,12 +58,10 @@ def check(
     if total is not None or resolved.parallel.model_ranks > 1:
         say(f"  layout {_layout(resolved, total)}")
     say(f"  precision {_precision(resolved)}")
-    for line in (
-        []
-        if no_files or (world is not None and nproc is None)
-        else _determinism(resolved, total or resolved.parallel.model_ranks)
-    ):
-        say(f"  speed  {line}")
+    elsewhere = world is not None and nproc is None  # on other machines, whose devices are not known here
+    if not no_files and not elsewhere:
+        for line in _determinism(resolved, total or resolved.parallel.model_ranks):
+            say(f"  speed  {line}")
     say(f"  folder {resolved.run_dir}")
     for path, text, number in sorted(numbers_with_units(recipe, overrides or [], resolved)):
         say(f"  read   {path}: {text} = {number:,}")
@@ -102,10 +100,17 @@ def _determinism(recipe: "Recipe", world: int) -> Iterator[str]:
 
     if (chip := installed_chip(load_catalog())) is None:
         return
+    from hlat.checkpoint import find_saved_recipe, saved_determinism
     from hlat.planner.search import run_determinism_cost
 
-    if (cost := run_determinism_cost(recipe, chip, world)) is not None:
-        yield str(cost)
+    begun = find_saved_recipe(recipe.run_dir) if recipe.run.determinism is None else None
+    if begun is not None:
+        recipe = recipe.with_determinism(saved_determinism(begun))
+    if (cost := run_determinism_cost(recipe, chip, world)) is None:
+        return
+    if begun is not None:
+        yield f"run.deterministic=auto: {str(cost.chosen).lower()}, which the run in {recipe.run_dir} began with"
+    yield str(cost)
 
 
 def _layout(recipe: "Recipe", world: int | None) -> str:

@@ -3,7 +3,8 @@
     recipe, rank -> model without weights of its own, optimizer -> a step on dummy tokens -> what a save and a line of
         metrics compute -> forward passes of an evaluation
 
-Nothing is read or written but the compilers' cache. It is the program of training, not an imitation, so that the
+Nothing is written but the compilers' cache. Of the run's folder only the recipe in the newest checkpoint is read, whose
+precision mode and determinism a resumed run keeps. It is the program of training, not an imitation, so that the
 compilers see the same code, shapes and process groups. Blocks are compiled in one forward and backward pass and in
 one forward pass; on devices that compile single operations too, these are those of a whole step.
 """
@@ -11,7 +12,7 @@ one forward pass; on devices that compile single operations too, these are those
 import numpy as np
 import torch
 
-from hlat.checkpoint import collect
+from hlat.checkpoint import collect, find_saved_recipe
 from hlat.config import Recipe
 from hlat.data.samples import Batch
 from hlat.model import next_tokens, row_losses
@@ -36,8 +37,9 @@ def compile_graphs(recipe: Recipe, runtime: Runtime) -> None:
     Raises:
         LaunchError: the run compiles nothing, or cannot run here.
     """
-    recipe, _ = resolve_precision(recipe, runtime, None)
-    recipe = resolve_determinism(recipe, runtime, None)
+    saved_recipe = runtime.ranks.run_on_rank0(lambda: find_saved_recipe(recipe.run_dir))
+    resolved, _ = resolve_precision(recipe, runtime, saved_recipe)
+    recipe = resolve_determinism(resolved, runtime, saved_recipe)
     decision = decide_compilation(recipe, runtime.device, runtime.world)
     if not decision.on:
         raise LaunchError(

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from hlat.runtime import HlatError, redact
+from hlat.runtime import HlatError, errors, redact
 
 ErrorOrigin = Literal["own", "forwarded", "connection", "lost"]
 """Origin of an error: "own" process; "forwarded" by another process; lost "connection" to another process.
@@ -131,8 +131,7 @@ def read_report(file: Path) -> ErrorReport | None:
 
 def _mistake(error: BaseException) -> str:
     """Describe an exception that a mistake in a program raises, not a device, a file or another process."""
-    while error.__cause__ is not None:  # torch's pipelines raise a RuntimeError from the exception of a stage
-        error = error.__cause__
+    *_, error = errors.causes(error)
     places = traceback.extract_tb(error.__traceback__)
     if not isinstance(error, _MISTAKES) or not places:
         return ""

@@ -8,12 +8,15 @@ Tensor suffixes: B batch, K kv heads, S new positions, T all positions so far, E
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from hlat.config.sections import ModelConfig
 from hlat.model.model_shard import FULL_MODEL, ModelShard, shard_heads
+
+CausalMasks = dict[tuple[int, int, int | None], torch.Tensor]
+"""Masks of a call by stored positions, new ones, and window: bool (S, T)."""
 
 
 class KVCache:
@@ -43,6 +46,7 @@ class KVCache:
         self.max_length = max_length
         self.length = 0
         self._mask_B1ST: torch.Tensor | None = None
+        self._causal: CausalMasks = {}
 
     @property
     def batch(self) -> int:
@@ -95,17 +99,19 @@ class KVCache:
     def _with(self, memory: torch.Tensor) -> "KVCache":
         other = KVCache.__new__(KVCache)
         other._memory, other.max_length, other.length, other._mask_B1ST = memory, self.max_length, self.length, None
+        other._causal = {}
         return other
 
     def layer(self, index: int) -> "LayerCache":
         """View of the keys and values of one layer."""
         keys, values = self._memory[index]
-        return LayerCache(keys, values, self.length, self._mask_B1ST)
+        return LayerCache(keys, values, self.length, self._mask_B1ST, self._causal)
 
     def advance(self, count: int) -> None:
         """Record that ``count`` more positions have been stored in every layer; the mask was that of this call."""
         self.length += count
         self._mask_B1ST = None
+        self._causal.clear()
 
     def check_room(self, count: int) -> None:
         """Raise ValueError if ``count`` more positions do not fit."""
@@ -122,6 +128,7 @@ class LayerCache:
     values_BKTE: torch.Tensor
     length: int  # positions stored before this call
     mask_B1ST: torch.Tensor | None = None  # positions that each new token attends to; None for all before it
+    causal: CausalMasks = field(default_factory=dict)  # those made so far, which all layers of a call share
 
     @property
     def is_plain(self) -> bool:
@@ -137,10 +144,12 @@ class LayerCache:
             return self.mask_B1ST
         if new == 1 and (window is None or self.length < window):
             return None
-        # Position length + i attends to every position up to itself, or to the last of them.
-        shape = (new, self.length + new)
-        mask_ST = torch.ones(shape, dtype=torch.bool, device=self.keys_BKTE.device).tril(self.length)
-        return mask_ST if window is None else mask_ST.triu(self.length - window + 1)
+        if (key := (self.length, new, window)) not in self.causal:
+            # Position length + i attends to every position up to itself, or to the last of them.
+            shape = (new, self.length + new)
+            mask_ST = torch.ones(shape, dtype=torch.bool, device=self.keys_BKTE.device).tril(self.length)
+            self.causal[key] = mask_ST if window is None else mask_ST.triu(self.length - window + 1)
+        return self.causal[key]
 
     def append(self, k_BKSE: torch.Tensor, v_BKSE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Store the new positions and return keys and values of all positions so far."""
@@ -182,7 +191,7 @@ class DeviceKVCache(KVCache):
                 hidden_T |= self._places_T <= self._place_1 - self._window
             self._mask_B1ST = ~hidden_T[None, None, None]
         keys, values = self._memory[index]
-        return DeviceLayerCache(keys, values, self.length, self._mask_B1ST, self._place_1)
+        return DeviceLayerCache(keys, values, self.length, self._mask_B1ST, place_1=self._place_1)
 
     def advance(self, count: int) -> None:
         """Record on the device that ``count`` more positions have been stored in every layer."""

@@ -1,20 +1,22 @@
 # mypy: ignore-errors
-"""AdamW update of bf16 weights on CUDA, in Triton; reproduces ``hlat.optim.adamw_reference`` bit for bit.
+"""AdamW update of bf16 weights on GPUs, in Triton; reproduces ``hlat.optim.adamw_reference`` bit for bit.
 
 A program updates up to 1024 consecutive elements of one line in registers: one pass over memory, 14 bytes per element
 in bf16-sr. Products and sums are not fused, division and square root follow IEEE 754, and subnormals are kept.
 
-Triton is part of torch's CUDA builds, not of its CPU builds: only ``adamw_bf16`` imports this module, for CUDA devices.
+Triton is part of torch's builds for GPUs, not of those for CPUs: only ``adamw_bf16`` imports this module, for GPUs. For
+AMD's it is compiled by tests only, and its bits were not compared there.
 Triton kernels are not typed Python, so mypy skips this file.
 """
 
 from collections.abc import Sequence
-from dataclasses import fields
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
-from triton.backends.nvidia.compiler import CUDAOptions
+from triton.compiler import make_backend
+from triton.runtime import driver
 
 from hlat.optim.adamw_reference import Operands
 
@@ -27,14 +29,14 @@ _ROUNDINGS = {  # rounding of the weights; True if moments are rounded stochasti
     "bf16-kahan-long": (_KAHAN, True),
 }
 _BLOCK = 1024
-_EXACT = {"enable_fp_fusion": False, "enable_reflect_ftz": False}  # the second option exists in newer versions only
-_OPTIONS = {name: _EXACT[name] for name in _EXACT.keys() & {field.name for field in fields(CUDAOptions)}}
+_EXACT = {"enable_fp_fusion": False, "enable_reflect_ftz": False}  # the second option is of NVIDIA's newer compilers
 
 
 def update(parameters: Sequence[Operands], keys_2N: torch.Tensor, rounding: str) -> None:
     """Update parameters; a ``hlat.optim.adamw_reference.Kernel``."""
     keys_2N = keys_2N.contiguous()
     weights, moments = _ROUNDINGS[rounding]
+    options = {} if triton.knobs.runtime.interpret else _options(driver.active.get_current_target())
     for each in parameters:
         if not each.weight.numel():
             continue
@@ -57,8 +59,15 @@ def update(parameters: Sequence[Operands], keys_2N: torch.Tensor, rounding: str)
             RANDOM_MOMENTS=moments,
             WIDE_GRADIENT=each.gradient.dtype == torch.float32,
             BLOCK=block,
-            **_OPTIONS,
+            **options,
         )
+
+
+@cache
+def _options(target):
+    """Return the options of exact arithmetic that the compiler for a GPU has; it refuses others."""
+    known = vars(make_backend(target).parse_options({}))
+    return {name: value for name, value in _EXACT.items() if name in known}
 
 
 @triton.jit

@@ -4,6 +4,8 @@
 with its exit code. Any other exception is a bug of hlat and keeps its traceback.
 """
 
+from collections.abc import Iterator
+
 from hlat.runtime.urls import redact
 
 
@@ -90,6 +92,14 @@ class StateLostError(StorageError):
     """Saved state of a run that is gone: a restart would not find it either, or would begin another run."""
 
     retryable = False
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Iterate over an error and its causes; torch's pipelines raise a RuntimeError from the exception of a stage."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
 
 
 def error_class(name: str, exit_code: int) -> type[HlatError]:

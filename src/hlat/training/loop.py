@@ -20,6 +20,7 @@ from hlat.parallel import decide_compilation
 from hlat.resilience import StepVerdict, Watchdog, record_run_id, set_step_counter
 from hlat.runtime import HlatError, StorageError, rank_info
 from hlat.runtime.backend import backend_of
+from hlat.runtime.backend.faults import collect_dumps
 from hlat.runtime.distributed import Runtime, joined_run
 from hlat.runtime.process import enter_phase, enter_stage, log_path, observe_phases, rank_log
 from hlat.runtime.storage import EarlierAttempt, RunFolder, hold_run_folder, open_run_folder
@@ -168,7 +169,9 @@ def _lock_run_folder(stack: ExitStack, recipe: Recipe, runtime: Runtime, stream:
 
 
 def _take_lock(stack: ExitStack, recipe: Recipe, stream: TextIO | None) -> int:
-    return stack.enter_context(run_lock(recipe.run_dir, partial(print, file=stream, flush=True)))
+    lock = stack.enter_context(run_lock(recipe.run_dir, partial(print, file=stream, flush=True)))
+    collect_dumps(log_path(recipe.run_dir, 0).parent)  # of earlier attempts: the next incident's are of this one only
+    return lock
 
 
 def _open_tracker(state: RunState, stream: TextIO | None) -> Tracker | OtherRankTracker:

@@ -33,8 +33,8 @@ def cache(tmp_path_factory):
         yield
 
 
-def launched(capability: int, dtype: torch.dtype):
-    """Compiled kernels of all operators, by name, for a GPU of a compute capability and the shapes of a model."""
+def launched(capability: int | str, dtype: torch.dtype):
+    """Compiled kernels of all operators, by name, for the shapes of a model, for a GPU as for ``compiling``."""
     x, weight = torch.ones(8, WIDTH, dtype=dtype), torch.ones(WIDTH, dtype=dtype)
     heads = torch.ones(1, 8, 8, 6, 128, dtype=dtype)[:, :, :, :4]  # queries of a fused projection
     gate, up = torch.ones(1, 8, 1, 2, WIDTH, dtype=dtype).unbind(-2)
@@ -82,6 +82,16 @@ def test_every_operator_becomes_machine_code_without_atomic_operations(capabilit
         assert counts["ld.global.v4.b32"] > 0, name
         writes_bf16 = dtype == torch.bfloat16 and name not in ("cross_entropy_sums", "first_equal")
         assert bool(counts["cvt.rn.bf16x2.f32"]) == writes_bf16, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["gfx90a", "gfx942"])
+def test_every_operator_becomes_machine_code_for_amd_without_atomic_operations(architecture):
+    for name, kernel in launched(architecture, torch.bfloat16).items():
+        code = kernel.asm["amdgcn"]
+        assert architecture in code and len(kernel.asm["hsaco"]) > 1000, name
+        assert re.findall(r"\b\w*atomic\w*|\bscratch_\w+", code) == [], name
+        assert set(re.findall(r"\.[sv]gpr_spill_count:\s*(\d+)", code)) == {"0"}, name
 
 
 def test_the_loss_reads_logits_twice_and_writes_them_once():

@@ -109,3 +109,8 @@ def test_check_reads_the_gpu_without_starting_its_driver(tmp_path: Path, monkeyp
     assert loading.installed_chip(load_catalog()) == chip("H100 SXM")
     (line,) = check._determinism(recipe(), 1)
     assert line.startswith("attention by cudnn_attention; run.deterministic=true would take")
+    monkeypatch.setattr("hlat.checkpoint.find_saved_recipe", lambda folder: {"run": {"deterministic": True}})
+    kept, line = check._determinism(recipe(), 1)
+    assert kept.startswith("run.deterministic=auto: true, which the run in ")
+    assert line.startswith("attention by flash_attention, deterministic backward; run.deterministic=false would take")
+    assert len(list(check._determinism(recipe(run={"deterministic": False}), 1))) == 1, "asked for, not kept"

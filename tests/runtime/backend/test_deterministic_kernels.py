@@ -46,9 +46,12 @@ def test_cublas_gets_a_fixed_workspace_unless_one_is_set(monkeypatch):
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
     configure_numerics(CUDA, deterministic=True)
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    configure_numerics(CUDA, deterministic=False)  # as where run.deterministic=auto turns out to be false
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
-    configure_numerics(CUDA, deterministic=True)
-    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+    for deterministic in (True, False):
+        configure_numerics(CUDA, deterministic)
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

@@ -1,8 +1,11 @@
 """NCCL's limits and dumps agree with the detection of hangs; a named pipe and files stand for the library."""
 
+import io
 import os
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -11,6 +14,7 @@ from hlat.resilience import HEARTBEAT_FOLDER, Watchdog
 from hlat.runtime.backend import backend_of, restored_settings
 from hlat.runtime.backend.faults import collect_dumps, request_dumps
 from hlat.runtime.distributed import device_group, join
+from hlat.training import loop
 
 
 @pytest.mark.parametrize("seconds", [60.0, 120.0, 7200.0])
@@ -66,6 +70,18 @@ def test_a_request_reaches_the_library_and_its_dump_is_kept_with_the_incident(tm
         assert folder == tmp_path / f"incident-{attempt:04d}"
         assert (folder / "collectives-rank-3").read_text() == f"attempt {attempt}"
     assert collect_dumps(tmp_path) is None
+
+
+def test_dumps_of_an_earlier_command_are_kept_but_not_counted_to_the_next_incident(tmp_path: Path):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "collectives-rank-1").write_text("of a command whose incident nobody has recorded")
+    with ExitStack() as stack:
+        loop._take_lock(stack, SimpleNamespace(run_dir=tmp_path), io.StringIO())
+    (logs / "collectives-rank-0").write_text("of this one")
+    assert collect_dumps(logs) == logs / "incident-0002"
+    found = [[file.name for file in folder.iterdir()] for folder in sorted(logs.glob("incident-*"))]
+    assert found == [["collectives-rank-1"], ["collectives-rank-0"]]
 
 
 def test_every_group_for_devices_has_the_patience_of_the_run(monkeypatch):

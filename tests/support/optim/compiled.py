@@ -12,33 +12,35 @@ from typing import Any
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
-_WARP = 32  # threads
+_WARP, _AMD_WARP = 32, 64  # threads
 
 
 class _AbsentGpu:
-    """Driver of a GPU of a compute capability, as much of it as compilation asks for."""
+    """Driver of a GPU of a compute capability or architecture, as much of it as compilation asks for."""
 
-    def __init__(self, capability: int) -> None:
+    def __init__(self, capability: int | str) -> None:
         self._capability = capability
 
-    def get_current_device(self) -> int:
+    def get_current_device(self) -> int | str:
         return self._capability  # kernels are kept by device
 
     def get_current_stream(self, device: int) -> int:
         return 0
 
     def get_current_target(self) -> GPUTarget:
+        if isinstance(self._capability, str):
+            return GPUTarget("hip", self._capability, _AMD_WARP)
         return GPUTarget("cuda", self._capability, _WARP)
 
 
 @contextmanager
-def compiling(capability: int) -> Iterator[list[Any]]:
+def compiling(capability: int | str) -> Iterator[list[Any]]:
     """Inside the block, compile launched kernels for a GPU instead of launching them; yield those compiled so far.
 
     Each has the specialisation that Triton makes for the arguments: types, alignment, values of 1.
 
     Args:
-        capability: compute capability of the GPU, such as 90.
+        capability: compute capability of the GPU, such as 90; of AMD's the architecture, such as "gfx942".
     """
     compiled: list[Any] = []
     original = JITFunction.run

@@ -232,6 +232,21 @@ def _rotate(
 
 
 @triton.jit
+def _tile_of_program(rows, width, TILE: tl.constexpr, BLOCK: tl.constexpr):
+    """Return the rows and columns of this program's tile, and which of its elements exist."""
+    row = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    return row, column, (row < rows)[:, None] & (column < width)
+
+
+@triton.jit
+def _load(ptr, row, inner, outer_stride, inner_stride, column, inside):
+    """Load a tile of an operand whose rows begin where ``_offsets`` says, in fp32."""
+    at = _offsets(row, inner, outer_stride, inner_stride)[:, None] + column
+    return tl.load(ptr + at, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
 def _swiglu(
     gate_ptr,
     up_ptr,
@@ -247,13 +262,9 @@ def _swiglu(
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    row = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
-    inside = (row < rows)[:, None] & (column < width)
-    gate_at = _offsets(row, gate_inner, gate_outer_stride, gate_inner_stride)[:, None] + column
-    up_at = _offsets(row, up_inner, up_outer_stride, up_inner_stride)[:, None] + column
-    gate = tl.load(gate_ptr + gate_at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(up_ptr + up_at, mask=inside, other=0.0).to(tl.float32)
+    row, column, inside = _tile_of_program(rows, width, TILE, BLOCK)
+    gate = _load(gate_ptr, row, gate_inner, gate_outer_stride, gate_inner_stride, column, inside)
+    up = _load(up_ptr, row, up_inner, up_outer_stride, up_inner_stride, column, inside)
     out = gate / (1.0 + tl.exp(-gate)) * up
     tl.store(out_ptr + row.to(tl.int64)[:, None] * width + column, out, mask=inside)
 
@@ -285,17 +296,12 @@ def _swiglu_backward(
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    row = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
-    inside = (row < rows)[:, None] & (column < width)
-    gradient_at = _offsets(row, gradient_inner, gradient_outer_stride, gradient_inner_stride)[:, None] + column
-    gate_at = _offsets(row, gate_inner, gate_outer_stride, gate_inner_stride)[:, None] + column
-    up_at = _offsets(row, up_inner, up_outer_stride, up_inner_stride)[:, None] + column
+    row, column, inside = _tile_of_program(rows, width, TILE, BLOCK)
+    gradient = _load(gradient_ptr, row, gradient_inner, gradient_outer_stride, gradient_inner_stride, column, inside)
+    gate = _load(gate_ptr, row, gate_inner, gate_outer_stride, gate_inner_stride, column, inside)
+    up = _load(up_ptr, row, up_inner, up_outer_stride, up_inner_stride, column, inside)
     by_gate_at = _offsets(row, by_gate_inner, by_gate_outer_stride, by_gate_inner_stride)[:, None] + column
     by_up_at = _offsets(row, by_up_inner, by_up_outer_stride, by_up_inner_stride)[:, None] + column
-    gradient = tl.load(gradient_ptr + gradient_at, mask=inside, other=0.0).to(tl.float32)
-    gate = tl.load(gate_ptr + gate_at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(up_ptr + up_at, mask=inside, other=0.0).to(tl.float32)
     sigmoid = 1.0 / (1.0 + tl.exp(-gate))
     tl.store(by_up_ptr + by_up_at, gradient * (gate * sigmoid), mask=inside)
     tl.store(by_gate_ptr + by_gate_at, gradient * up * (sigmoid * (1.0 + gate * (1.0 - sigmoid))), mask=inside)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         peak_memory_bytes,
         select_device,
         synchronize,
+        to_device,
     )
     from hlat.runtime.backend.openmp import ProcessorTime, set_spin_count
     from hlat.runtime.backend.settings import restored_settings
@@ -68,6 +69,7 @@ __getattr__ = lazily(
             "peak_memory_bytes",
             "select_device",
             "synchronize",
+            "to_device",
         ),
         "openmp": (
             "ProcessorTime",
@@ -125,6 +127,7 @@ __all__ = [
     "set_spin_count",
     "simulated_backend",
     "synchronize",
+    "to_device",
     "types_with",
     "untested_torch_warning",
     "use_compile_cache",

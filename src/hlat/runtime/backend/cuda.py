@@ -17,6 +17,7 @@ _LOG = logging.getLogger(__name__)
 _ALLOCATOR = "PYTORCH_ALLOC_CONF"
 _ALLOCATOR_NAMES = (_ALLOCATOR, "PYTORCH_CUDA_ALLOC_CONF")  # torch reads either, and the second first
 _PINNED_AT_ONCE = 1 << 30  # bytes
+_WORKSPACE, _FIXED_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"  # 8 buffers of 4096 KiB
 
 
 class CudaBackend(Backend):
@@ -49,6 +50,7 @@ class CudaBackend(Backend):
         """
         super().__init__(device_type)
         self._chip = chip
+        self._has_set_workspace = False
         if chip is not None:
             self.compiler = None  # where that GPU is, which is not this machine
 
@@ -100,9 +102,12 @@ class CudaBackend(Backend):
         # By default cuBLAS may accumulate partial sums of a 16-bit product in 16 bits.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-        if deterministic:
-            # cuBLAS needs a fixed workspace to give the same bits each time (PyTorch notes on reproducibility).
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        # cuBLAS needs a fixed workspace to give the same bits each time (PyTorch notes on reproducibility). torch reads
+        # the variable at the first product: run.deterministic=auto, set like true at the start, is settled before.
+        if deterministic and _WORKSPACE not in os.environ:
+            os.environ[_WORKSPACE], self._has_set_workspace = _FIXED_WORKSPACE, True
+        elif not deterministic and self._has_set_workspace and os.environ.get(_WORKSPACE) == _FIXED_WORKSPACE:
+            del os.environ[_WORKSPACE]
 
     def _capabilities(self, device: torch.device) -> GpuCapabilities:
         """Return the capabilities of the chip, if one was given, else of a GPU of this machine."""

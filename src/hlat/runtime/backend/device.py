@@ -16,7 +16,7 @@ import torch
 from hlat.runtime.backend.base import ONEDNN, TORCH
 from hlat.runtime.backend.faults import find_fault
 from hlat.runtime.backend.table import backend_of
-from hlat.runtime.errors import HlatError, LaunchError
+from hlat.runtime.errors import HlatError, LaunchError, causes
 from hlat.runtime.rank_env import RankInfo
 from hlat.runtime.storage import EARLIER_ATTEMPT_ENV
 from hlat.runtime.terminal_text import plural
@@ -136,8 +136,7 @@ def device_error(error: BaseException) -> LaunchError | None:
     """Return the error for the user if torch or a device's software refuses what it would refuse again, else None."""
     if isinstance(error, HlatError):
         return None
-    while error.__cause__ is not None:  # pipelines raise another error from the one of a stage
-        error = error.__cause__
+    *_, error = causes(error)
     return nondeterministic_kernel_error(error) or recurring_fault_error(error)
 
 
@@ -160,6 +159,15 @@ def peak_memory_bytes(device: torch.device) -> int:
 def has_fast_bf16(device: torch.device) -> bool:
     """Return True if bf16 matrix products run in hardware on this device, rather than being emulated."""
     return backend_of(device).has_fast_bf16(device)
+
+
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy a tensor from host memory to a device; it may be freed or changed at once.
+
+    The host does not wait where memory can be page-locked: CUDA has read other memory when the call returns, and torch
+    keeps page-locked memory until the copy is done. No other device is known to promise that, so there the host waits.
+    """
+    return tensor.to(device, non_blocking=backend_of(device).pins_memory)
 
 
 def is_on_host(tensor: torch.Tensor) -> bool:

@@ -15,7 +15,7 @@ from hlat.config import Recipe, RecipeError, parse_recipe
 from hlat.hardware import load_catalog
 from hlat.parallel.stages import ACCELERATOR, StepShape, rank_bytes, stage_layer_counts
 from hlat.precision import resolve_mode
-from hlat.runtime import DeviceMemoryError, plural
+from hlat.runtime import DeviceMemoryError, errors, plural
 from hlat.runtime.backend import backend_of, has_fast_bf16
 from hlat.runtime.distributed import Runtime
 from hlat.runtime.storage import EARLIER_ATTEMPT_ENV
@@ -41,7 +41,7 @@ def explained_out_of_memory(recipe: Recipe, runtime: Runtime, steps: Callable[[]
     try:
         yield
     except Exception as raised:
-        error = _out_of_memory(raised)
+        error = next((each for each in errors.causes(raised) if isinstance(each, torch.OutOfMemoryError)), None)
         if error is None:
             raise
         done = steps()
@@ -53,13 +53,6 @@ def explained_out_of_memory(recipe: Recipe, runtime: Runtime, steps: Callable[[]
         # Processes of an earlier attempt may still hold memory.
         explained.retryable = done > 0 or EARLIER_ATTEMPT_ENV in os.environ
         raise explained from raised
-
-
-def _out_of_memory(error: BaseException | None) -> torch.OutOfMemoryError | None:
-    """Find torch's error about a full device among the causes of an error: pipelines raise others from it."""
-    while error is not None and not isinstance(error, torch.OutOfMemoryError):
-        error = error.__cause__
-    return error
 
 
 def _request(error: torch.OutOfMemoryError) -> str:
