@@ -15,21 +15,9 @@ from hlat.runtime.urls import WEB_PROTOCOLS, find_secret, is_url, redact
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
 _NO_STORES = (
-    *(
-        "abstract",
-        "archive",
-        "async_wrapper",
-        "asyncwrapper",
-        "blockcache",
-        "cache",
-        "cached",
-        "dask",
-        "data",
-        "dir",
-        "filecache",
-    ),
-    *("generic", "git", "github", "jlab", "jupyter", "libarchive", "reference", "simplecache", "tar", "zip"),
-)
+    "abstract", "archive", "async_wrapper", "asyncwrapper", "blockcache", "cache", "cached", "dask", "data", "dir",
+    "filecache", "generic", "git", "github", "jlab", "jupyter", "libarchive", "reference", "simplecache", "tar", "zip",
+)  # fmt: skip
 """Protocols of fsspec that show files of another place in another way: archives, caches, sessions, repositories."""
 _HERE = ("asynclocal", "file", "local", "memory")
 _READ_ONLY = (*WEB_PROTOCOLS, "dvc", "gist", "pyscript")
