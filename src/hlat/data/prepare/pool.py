@@ -17,15 +17,10 @@ from hlat.data.prepare.work_units import WorkUnit
 from hlat.data.prepare.worker import write_unit
 from hlat.data.stores import unwritable_folder_error
 from hlat.runtime import DataError
-from hlat.runtime.process import process_state
+from hlat.runtime.process import ProgressRecord, is_stopped
 
 _LOG = logging.getLogger(__name__)  # a warning is a line on stderr
 _PATIENCE = 60.0  # seconds after which a process that does not compute is told
-_STATES = {
-    "T": "it is stopped, and `kill -CONT {pid}` continues it",
-    "D": "it waits for a disk",
-    "": "this system does not say what it does",
-}
 
 
 class WorkerPool:
@@ -47,6 +42,7 @@ class WorkerPool:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._threads: list[threading.Thread] = []
         self._working: dict[int, tuple[str, float]] = {}  # by process: its unit and when that was sent; until told
+        self._no_progress = ProgressRecord(memoryview(bytearray(ProgressRecord.BYTES)))  # knows states of processes
 
     def __enter__(self) -> "WorkerPool":
         return self
@@ -97,16 +93,19 @@ class WorkerPool:
         """Tell once of each unit whose process has not answered for long, unless it computes: it is waited for."""
         for pid, (where, begin) in list(self._working.items()):
             seconds = time.monotonic() - begin
-            if seconds > _PATIENCE and (state := process_state(pid)) != "R":
-                self._working.pop(pid, None)
-                what = _STATES.get(state.upper(), "it waits for something other than a disk").format(pid=pid)
-                _LOG.warning(
-                    "%s: tokenizing process %d has not answered for %.0f s: %s; still waiting",
-                    where,
-                    pid,
-                    seconds,
-                    what,
-                )
+            if seconds <= _PATIENCE:
+                continue
+            if is_stopped(pid):
+                what = f"it is stopped, and `kill -CONT {pid}` continues it"
+            elif ProgressRecord.waits_for_disk(pid):
+                what = "it waits for a disk"
+            elif self._no_progress.silence(begin, pid):
+                what = "it does not compute"
+            else:
+                continue
+            self._working.pop(pid, None)
+            told = "%s: tokenizing process %d has not answered for %.0f s: %s; still waiting"
+            _LOG.warning(told, where, pid, seconds, what)
 
     def _start(self) -> None:
         single_thread = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}

@@ -15,13 +15,7 @@ from hlat.runtime.process.json_output import json_line, print_json_lines, prints
 from hlat.runtime.process.lossy_output import check_result, let_output_be_lost, lossy_stream, lost_output
 from hlat.runtime.process.main_thread_signal import signal_main_thread
 from hlat.runtime.process.phase import PHASES, current_phase, enter_phase, observe_phases
-from hlat.runtime.process.process_status import (
-    LAUNCHER_ENV,
-    is_running,
-    is_stopped,
-    process_state,
-    session_is_alive,
-)
+from hlat.runtime.process.process_status import LAUNCHER_ENV, is_running, is_stopped, session_is_alive
 from hlat.runtime.process.progress import (
     ProgressRecord,
     advance,
@@ -67,7 +61,6 @@ __all__ = [
     "observe_stages",
     "print_json_lines",
     "prints_json",
-    "process_state",
     "raise_interrupts",
     "rank_log",
     "record_progress_in",
