@@ -204,7 +204,7 @@ def test_a_partition_of_another_corpus_is_refused(config: DataConfig, two: list[
 def test_a_finished_partition_is_used_without_its_corpus_as_finished_data_is(
     config: DataConfig, two: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What cannot be listed has one consequence: refused where text is still to be read, told where it is not."""
+    """One consequence of what cannot be listed: refused where text is still to be read, told where it is not."""
     link = Path(str(config.path)) / "gone.jsonl"
     link.symlink_to(tmp_path / "nowhere")
     try:
