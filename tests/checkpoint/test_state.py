@@ -68,8 +68,9 @@ def generators() -> Iterator[None]:
     set_rng_state(before)
 
 
-def save(folder: Path, state: dict[str, torch.Tensor]) -> Checkpoint:
-    return open_checkpoint(CheckpointStore(folder / "checkpoints", 1).save(3, replicated_chunks(state), {"step": 3}))
+def save(folder: Path, state: dict[str, torch.Tensor], step: int = 3) -> Checkpoint:
+    store = CheckpointStore(folder / "checkpoints", 2)
+    return open_checkpoint(store.save(step, replicated_chunks(state), {"step": step}))
 
 
 def snapshot(model: Decoder, optimizer: torch.optim.AdamW | None = None) -> dict[str, torch.Tensor]:
@@ -196,6 +197,17 @@ def test_weights_can_start_another_run_in_another_dtype(tmp_path: Path) -> None:
     larger, _ = make(seed=5, vocab_size=62)
     with pytest.raises(CheckpointError, match=r"embed_tokens.*needed as"):
         load_weights(checkpoint.path, larger.config, collect_local_parameters(larger))
+
+
+def test_weights_that_a_run_began_with_are_known_by_their_content(tmp_path: Path) -> None:
+    model, _ = make()
+    old = save(tmp_path, snapshot(model))
+    began_with = load_weights(tmp_path, model.config, collect_local_parameters(model))
+    assert load_weights(old.path, model.config, collect_local_parameters(model), expected=began_with) == began_with
+    other, _ = make(seed=5)
+    save(tmp_path, snapshot(other), step=9)  # the run whose newest checkpoint was taken has gone on
+    with pytest.raises(CheckpointError, match=r"step-0*9: these are not the weights that this run began with"):
+        load_weights(tmp_path, model.config, collect_local_parameters(model), expected=began_with)
 
 
 def test_loading_does_not_consume_randomness(tmp_path: Path) -> None:

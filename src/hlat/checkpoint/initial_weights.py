@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hlat.checkpoint.model_source import HFModel, fill_from_tensors, is_hf_folder
-from hlat.checkpoint.protocol import open_on_all_ranks, resolve
+from hlat.checkpoint.protocol import MANIFEST_NAME, hash_file, open_on_all_ranks, resolve
 from hlat.checkpoint.state import fill
 from hlat.config.sections import ModelConfig
 from hlat.model import LocalParameter
@@ -41,8 +41,12 @@ def find_weights(path: str, config: ModelConfig) -> Path:
 
 
 def load_weights(
-    path: str | Path, config: ModelConfig, parameters: Sequence[LocalParameter], ranks: HostGroup | None = None
-) -> None:
+    path: str | Path,
+    config: ModelConfig,
+    parameters: Sequence[LocalParameter],
+    ranks: HostGroup | None = None,
+    expected: str | None = None,
+) -> str:
     """Load weights into local parameters, converted to their dtype; bf16 to fp32 is exact. Collective.
 
     Args:
@@ -50,22 +54,38 @@ def load_weights(
         config: the full model.
         parameters: local parameters of this process; filled in place.
         ranks: processes that load together; None for this process alone.
+        expected: identity of the weights that the run began with before; None if it did not.
+
+    Returns:
+        The identity of the weights: a hash of everything stored with them.
 
     Raises:
-        CheckpointError: there are no valid weights, or they do not fit the model.
+        CheckpointError: there are no valid weights, they do not fit the model, or they are not the expected ones.
         LaunchError: a rank sees other files in the Hugging Face folder than rank 0.
     """
     ranks = ranks or HostGroup()
     folder = ranks.run_on_rank0(lambda: find_weights(str(path), config))
+    identity = ranks.run_on_rank0(lambda: _identify(folder, expected))
     if not ranks.run_on_rank0(lambda: is_hf_folder(folder)):
         checkpoint = open_on_all_ranks(folder, ranks)
         ranks.run_on_all(lambda: fill(checkpoint, config, parameters))
-        return
+        return identity
     # Other hosts have a cache of their own; rank 0 has found the model, so theirs can be filled.
     folder = ranks.run_on_all(lambda: _local_folder(str(path)))
     model = ranks.run_on_all(lambda: HFModel(folder))
     check_consistent(ranks, {f"the Hugging Face model {path}": _sizes(folder)})
     ranks.run_on_all(lambda: _fill(model, config, parameters))
+    return identity
+
+
+def _identify(folder: Path, expected: str | None) -> str:
+    identity = HFModel(folder).sha256() if is_hf_folder(folder) else hash_file(folder / MANIFEST_NAME)
+    if expected not in (None, identity):
+        raise CheckpointError(
+            f"checkpoint.init_from {folder}: these are not the weights that this run began with. Restore them, or name "
+            "that checkpoint itself if a newer one is found now; for a run with other weights, use another run.dir."
+        )
+    return identity
 
 
 def _local_folder(path: str) -> Path:

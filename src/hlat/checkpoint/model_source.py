@@ -6,6 +6,7 @@ folder --open_model--> ModelSource --fill--> the parameters of a process: a comp
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -20,6 +21,8 @@ from hlat.data.tokenizers import Tokenizer, load_tokenizer
 from hlat.model import Decoder, LocalParameter, build, collect_local_parameters
 from hlat.model.hf import read_hf, read_special_ids
 from hlat.runtime import CheckpointError
+
+_HASHED_TOGETHER = 8  # files; 0.9 to 2 s per GB and processor
 
 
 class ModelSource(ABC):
@@ -136,8 +139,10 @@ class HFModel(ModelSource):
     def sha256(self) -> str:
         """Compute the identity of the weights; every weight file is read once."""
         digest = hashlib.sha256()
-        for file in sorted([self.path / "config.json", *self.path.glob("*.safetensors")]):
-            digest.update(f"{file.name} {hash_file(file)}\n".encode())
+        files = sorted([self.path / "config.json", *self.path.glob("*.safetensors")])
+        with ThreadPoolExecutor(_HASHED_TOGETHER) as pool:
+            for file, found in zip(files, pool.map(hash_file, files), strict=True):
+                digest.update(f"{file.name} {found}\n".encode())
         return digest.hexdigest()
 
 

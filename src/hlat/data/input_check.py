@@ -118,7 +118,7 @@ def check_inputs(
             found = () if was_read else _unreadable(source.path, files[name], data, vocabulary)
             report.problems += [_problem(name, source.path, problem) for problem in found]
         except SourceNotFoundError as error:
-            if manifest is None or name in named:
+            if manifest is None or name in named or data.mode == "online":  # whose text is still to be read
                 report.problems.append(_problem(name, source.path, str(error)))
             elif (recorded := manifest.places["corpus"]) != recipe_locations(data)["corpus"]:
                 other = f"{error} {folder} holds data prepared from another path: {' '.join(recorded)}."

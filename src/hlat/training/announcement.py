@@ -33,7 +33,8 @@ def announce(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
         tracker.message(line)
     _report_notes(state, tracker)
     recipe_changes = [{"path": c.path, "old": c.old, "new": c.new} for c in state.recipe_changes]
-    loaded = {"init_from": recipe.checkpoint.init_from} if recipe.checkpoint.init_from and state.saved is None else {}
+    begins = recipe.checkpoint.init_from is not None and state.saved is None
+    loaded = {"init_from": recipe.checkpoint.init_from, "init_sha256": state.initial_weights} if begins else {}
     tracker.event(
         "resume" if state.step else "start",
         step=state.step,

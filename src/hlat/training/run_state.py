@@ -40,7 +40,7 @@ from hlat.runtime.distributed import Runtime, check_consistent, code_identity
 from hlat.runtime.process import enter_stage
 from hlat.runtime.randomness import seed_generators
 from hlat.runtime.storage import EarlierAttempt, RunFolder
-from hlat.tracking import from_json_value, to_json_value
+from hlat.tracking import from_json_value, read_valid_records, to_json_value
 from hlat.training.arithmetic import Arithmetic
 from hlat.training.batches import BatchSource, OnlineBatchSource, PreparedBatchSource
 from hlat.training.components import ComponentList, StateChanges, load_state, requested_components
@@ -88,6 +88,7 @@ class RunState:
     unwritten_metrics: dict[str, Any] | None = (
         None  # of the step just done, for its line of metrics, until that is written
     )
+    initial_weights: str | None = None  # identity of those of checkpoint.init_from, if this process began with them
     last_batch: Batch | None = None  # this rank's sequences of the last step
 
     @property
@@ -136,6 +137,7 @@ class RunState:
             "anomalies": self.anomalies.state(),
             "recipe": self.recipe.model_dump(mode="json"),
             "data_fingerprint": self.prepared.fingerprint,
+            "evaluation": self.evaluation.identity,
             "metrics": to_json_value(self.unwritten_metrics),
             "versions": software_versions() | self.arithmetic.names(),
         }
@@ -268,6 +270,7 @@ def build_run_state(
     if newest is not None:
         recipe_changes = check_resume(*read_saved_run(newest), recipe, prepared.fingerprint)
         arithmetic.check_resume(newest.meta.get("versions", {}), recipe, recipe_changes)
+        recipe_changes += evaluation.changes_since(newest.meta.get("evaluation", {}))
     fresh = newest is None and recipe.checkpoint.init_from is None
     enter_stage("building the model")
     model = build_parallel(recipe, runtime, seed if fresh else None)
@@ -276,15 +279,16 @@ def build_run_state(
         model.local_parameters, recipe.optimizer, precision.mode, seed, model.matrices, precision.in_hardware
     )
     components = requested_components(recipe, model.local_parameters)
-    changes = StateChanges()
+    changes, initial_weights = StateChanges(), None
     if not fresh:
         enter_stage("loading weights")
     if newest is not None:
         changes = runtime.ranks.run_on_all(lambda: load_state(newest, recipe, model, optimizer, components))
         runtime.ranks.run_on_all(lambda: training_data.restore(newest))
         anomalies.restore(newest.meta.get("anomalies"))
-    elif recipe.checkpoint.init_from is not None:
-        load_weights(recipe.checkpoint.init_from, recipe.model, model.local_parameters, runtime.ranks)
+    elif (weights := recipe.checkpoint.init_from) is not None:
+        before = runtime.ranks.run_on_rank0(lambda: _earlier_weights(recipe))
+        initial_weights = load_weights(weights, recipe.model, model.local_parameters, runtime.ranks, before)
     if newest is None:
         components.reset()
     if runtime.ranks.is_first:
@@ -316,7 +320,16 @@ def build_run_state(
         arithmetic=arithmetic,
         saved_arithmetic=arithmetic.saved_in(newest.meta.get("versions", {})) if newest is not None else None,
         unwritten_metrics=_saved_metrics(newest.meta) if newest is not None else None,
+        initial_weights=initial_weights,
     )
+
+
+def _earlier_weights(recipe: Recipe) -> str | None:
+    """Return the identity of the weights that this run began with before; None if it had others or none is known."""
+    events, _ = read_valid_records(recipe.run_dir / "events.jsonl")
+    begun = [event for event in events if event.get("init_from") == recipe.checkpoint.init_from]
+    found = begun[-1].get("init_sha256") if begun else None
+    return found if isinstance(found, str) else None
 
 
 def _open_storage(

@@ -6,11 +6,14 @@ import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 import psutil
 import pytest
 
-from hlat.data.prepare import prepare
+from hlat.data.prepare import pool, prepare
+from hlat.data.prepare.work_units import WorkUnit
+from hlat.data.prepare.worker import write_unit
 from hlat.data.prepared import open_prepared
 from hlat.runtime import DataError
 from tests.support.data.corpora import documents, tree, write_jsonl
@@ -158,3 +161,26 @@ def test_a_killed_worker_is_reported(large: Path, tmp_path: Path, reference: dic
         prepare(config, out, workers=2, progress=kill)
     prepare(config, out, workers=2)
     assert tree(out) == reference
+
+
+def test_a_stopped_process_is_told_with_its_file_and_waited_for(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is stopped when its unit is sent, and goes on when it has been told."""
+    told: list[str] = []
+
+    def stop_and_write(stream: IO[bytes], unit: WorkUnit) -> None:
+        if not told:
+            workers()[0].suspend()
+        write_unit(stream, unit)
+
+    def hear(message: str, where: str, pid: int, *rest: object) -> None:
+        told.append(message % (where, pid, *rest))
+        psutil.Process(pid).resume()
+
+    monkeypatch.setattr(pool, "_PATIENCE", 0.2)
+    monkeypatch.setattr(pool, "write_unit", stop_and_write)
+    monkeypatch.setattr(pool._LOG, "warning", hear)
+    assert prepare(data_config(small), tmp_path / "out", workers=1).train_tokens
+    assert any(f"{small / 'a.jsonl'}, from row 0: tokenizing process" in line for line in told)
+    assert any("it is stopped, and `kill -CONT" in line for line in told)

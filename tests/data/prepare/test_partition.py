@@ -201,6 +201,24 @@ def test_a_partition_of_another_corpus_is_refused(config: DataConfig, two: list[
         prepare_partition(moved, tmp_path / "moved", 1, 2)
 
 
+def test_a_finished_partition_is_used_without_its_corpus_as_finished_data_is(
+    config: DataConfig, two: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One consequence of what cannot be listed: refused where text is still to be read, told where it is not."""
+    link = Path(str(config.path)) / "gone.jsonl"
+    link.symlink_to(tmp_path / "nowhere")
+    try:
+        assert prepare_partition(config, two[0], 1, 2).files
+        assert "gone.jsonl: " in caplog.text and "the corpus was not compared" in caplog.text
+        with pytest.raises(DataError, match=r"gone\.jsonl"):
+            prepare_partition(config, tmp_path / "new", 1, 2)
+        for other in ({"path": str(tmp_path / "mistyped")}, {"duplicates": "keep"}):
+            with pytest.raises(DataError, match=r"mistyped|gone\.jsonl"):
+                prepare_partition(config.model_copy(update=other), two[0], 1, 2)
+    finally:
+        link.unlink()
+
+
 def test_damaged_partitions_are_named(config: DataConfig, two: list[Path], tmp_path: Path) -> None:
     parts = [Path(shutil.copytree(folder, tmp_path / folder.name)) for folder in two]
     units = [folder / "part" / "units" for folder in parts]

@@ -478,3 +478,33 @@ def test_a_database_is_no_text(tmp_path: Path) -> None:
         database.execute("create table t (text)")
     with pytest.raises(DataError, match="an SQLite database"):
         read_source(tmp_path / "a.db", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["train-00000-of-00001.jsonl", "test-00000-of-00001.jsonl"], "test-00000-of-00001.jsonl: named as a test"),
+        (["train/0.jsonl", "Validation/0.jsonl", "Validation/1.jsonl"], "0.jsonl and 1 more: named as a test"),
+        (["test/train.jsonl"], ""),  # the folder of all of them
+        (["trains.jsonl", "testimony.jsonl"], ""),
+        (["test.jsonl", "other.jsonl"], ""),
+        (["a.jsonl", "a.jsonl.gz"], "a.jsonl.gz: the same file uncompressed is beside it, and both are read."),
+        (["a.jsonl", "b.jsonl.gz"], ""),
+    ],
+)
+def test_text_that_was_hardly_meant_is_told(tmp_path: Path, names: list[str], told: str) -> None:
+    """huggingface/datasets/issues/7343, marin-community/marin/pull/2381."""
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(gzip.compress(LINES) if name.endswith("gz") else LINES)
+    found = doubts(list_files(DataConfig.model_validate({"path": str(tmp_path)}), tmp_path))
+    assert len(found) == bool(told) and told in "".join(found)
+
+
+def test_checksums_of_the_pages_of_a_parquet_file_are_compared(tmp_path: Path) -> None:
+    """Without compression nothing else shows a changed byte; apache/arrow/pull/38360, parquet-java writes them."""
+    content = _parquet(_table(DOCS), compression="none", use_dictionary=False, write_page_checksum=True)
+    (tmp_path / "a.parquet").write_bytes(content)
+    assert read_source(tmp_path, tmp_path) == DOCS
+    (tmp_path / "a.parquet").write_bytes(content.replace(b"Document 2", b"Document 9"))
+    assert "CRC checksum verification failed" in str(verdict(tmp_path / "a.parquet", tmp_path))

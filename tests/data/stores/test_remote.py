@@ -413,3 +413,13 @@ def test_every_protocol_that_fsspec_knows_is_opened_or_refused_in_words() -> Non
     for protocol in sorted(known_implementations):
         with contextlib.suppress(DataError, OSError):
             fsspec_backends.open_filesystem(f"{protocol}://127.0.0.1:1/x", DataError)
+
+
+def test_what_can_keep_a_runs_files_among_the_protocols_that_fsspec_knows() -> None:
+    """A protocol that is new in fsspec is taken for a store until somebody has looked at it."""
+    from fsspec.registry import known_implementations  # noqa: PLC0415
+
+    stores = {"abfs", "adl", "az", "gcs", "gs", "hf", "lakefs", "oci", "ocilake", "oss", "s3", "s3a", "tos", "tosfs"}
+    servers = {"arrow_hdfs", "box", "dbfs", "dropbox", "ftp", "gdrive", "hdfs", "root", "sftp", "smb", "ssh", "wandb"}
+    writable = {each for each in known_implementations if fsspec_backends.why_not_writable(f"{each}://a/b") is None}
+    assert stores <= writable and writable - stores <= servers | {"webdav", "webhdfs"}

@@ -13,13 +13,14 @@ import torch
 
 from hlat.config import RecipeError
 from hlat.config.load import parse_recipe
+from hlat.data import prepare_recipe_data
 from hlat.data.input_check import check_inputs
 from hlat.data.prepare import prepare
 from hlat.data.tokenizers import train_bpe
 from hlat.launch.preflight.ranks import plan_needs
 from hlat.launch.start_checks import Here, load_and_check, machine
 from hlat.launch.start_checks.place import StartPlace
-from hlat.runtime import DataError, StorageError
+from hlat.runtime import DataError, HlatError, StorageError
 from hlat.runtime.backend import absent_device, expects_accelerator, table, torch_private
 from hlat.runtime.storage import RECIPE_HEAD, RECIPE_NAME
 from hlat.training.attempt_record import record_attempt
@@ -124,6 +125,20 @@ def test_finished_data_needs_neither_corpus_nor_tokenizer(corpus, tmp_path):
     shutil.rmtree(tokenizer)
     assert check(sections).notes == ()
     assert "is used without it" in prepare(recipe.data, recipe.prepared_dir, workers=1).notes[-1]
+
+
+def test_text_that_is_read_online_is_needed_when_it_is_prepared_too(corpus, tmp_path):
+    """The preparation, which refuses the same link, is the witness."""
+    shutil.copytree(corpus, tmp_path / "texts")
+    online = {"mode": "online", "tokenizer": {"train": "char"}, "validation": {"by": "document", "fraction": 0.1}}
+    sections = content(tmp_path / "texts", tmp_path / "run", data=online)
+    recipe = parse_recipe(sections, world=1)
+    prepare_recipe_data(recipe)
+    check(sections)
+    (tmp_path / "texts" / "gone.txt").symlink_to(tmp_path / "nowhere")
+    for refuses in (lambda: prepare_recipe_data(recipe), lambda: check(sections)):
+        with pytest.raises(HlatError, match=r"gone\.txt: .*nowhere"):
+            refuses()
 
 
 def test_finished_data_of_another_tokenizer_is_not_good(corpus, tmp_path):

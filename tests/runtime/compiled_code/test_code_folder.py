@@ -1,6 +1,7 @@
 """Folders from which code is loaded: those in which somebody else could put code are refused, with what mends them."""
 
 import os
+import struct
 import subprocess
 from pathlib import Path
 
@@ -59,6 +60,37 @@ def test_a_group_of_this_user_alone_may_write(folder: Path, is_private: bool, mo
         else:
             with pytest.raises(LaunchError, match="others can write"):
                 open_code_folder(folder)
+
+
+@pytest.mark.parametrize("which", ["..", ".", "inner/code.so"])
+@pytest.mark.parametrize(
+    ("entries", "is_open"),
+    [
+        ([(2, 6, STRANGER), (4, 5, None)], True),  # setfacl -m u:12345:rw
+        ([(4, 5, None), (8, 6, STRANGER)], True),  # setfacl -m g:12345:rw
+        ([(2, 4, STRANGER), (4, 7, None)], False),  # he may read, and the private group may write
+        ([(2, 7, os.geteuid()), (4, 5, None)], False),
+    ],
+)
+def test_an_access_control_list_is_read(
+    folder: Path, which: str, entries: list[tuple[int, int, int | None]], is_open: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bits of the group are the list's mask, so a group of this user alone tells nothing about who may write."""
+    monkeypatch.setattr(code_folder, "_is_private_group", lambda gid: gid == os.getegid())
+    nobody = 0xFFFFFFFF
+    lines = [(1, 7, None), *entries, (16, 7, None), (32, 5, None)]  # owner, entries, mask, others
+    packed = [struct.pack("<HHI", tag, rights, nobody if who is None else who) for tag, rights, who in lines]
+    try:
+        os.setxattr(folder / which, "system.posix_acl_access", struct.pack("<I", 2) + b"".join(packed))
+    except OSError as error:
+        pytest.skip(f"the file system has no access control lists: {error}")
+    if not is_open:
+        open_code_folder(folder)
+        return
+    with pytest.raises(LaunchError, match="others can write") as refused:
+        open_code_folder(folder)
+    subprocess.run(str(refused.value).split("`")[1], shell=True, check=True)
+    open_code_folder(folder)
 
 
 def test_nobody_reaches_what_is_in_a_private_folder(folder: Path) -> None:

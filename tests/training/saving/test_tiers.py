@@ -229,11 +229,13 @@ def test_the_run_is_the_same_after_the_loss_of_a_machine(cli, recipe_file, tiny,
     [
         ("s3://key:secret@bucket/run", "holds a password"),
         ("s3://bucket/run?token=secret", "gives access"),
-        ("/data/checkpoints", "not a writable object store URL"),
-        ("https://host/run", "not a writable object store URL"),
-        ("file:///data/run", "not a writable object store URL"),
+        ("/data/checkpoints", "not the URL of a store"),
+        ("https://host/run", "https:// can be read only"),
+        ("file:///data/run", "file:// is this machine itself"),
         ("s3://bucket", "whole bucket"),
-        ("simplecache::s3://bucket/run", "not a writable object store URL"),
+        ("simplecache::s3://bucket/run", "not the URL of a store"),
+        ("zip://x/run", "zip:// is a view of other files"),
+        ("s4://bucket/run", "no installed package knows s4://"),
     ],
 )
 def test_an_unwritable_object_store_url_is_refused_before_the_start(url: str, why: str) -> None:

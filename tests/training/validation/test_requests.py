@@ -6,7 +6,15 @@ import pytest
 
 from hlat.data.tokenizers import train_bpe, train_char
 from hlat.runtime import DataError
-from hlat.training.validation import TaskRequest, encode_requests, read_requests, task_scores, write_requests
+from hlat.training.validation import (
+    Evaluation,
+    TaskRequest,
+    encode_requests,
+    read_requests,
+    task_scores,
+    write_requests,
+)
+from hlat.training.validation.samples import PromptSet
 
 TEXT = "the cat sat on the mat and the dog sat on the log. what did the cat do? it sat on the mat. "
 
@@ -76,3 +84,19 @@ def test_scores_are_those_of_their_definitions():
     assert scores["gold"].accuracy is None
     assert scores["gold"].bits_per_byte == pytest.approx(6 / 3)
     assert scores["gold"].columns("gold") == {"task/gold/bits_per_byte": pytest.approx(2.0)}
+
+
+@pytest.mark.parametrize("change", [{"continuation": " dog"}, {"is_gold": False}, {"characters": 2}, {"task": "other"}])
+def test_requests_that_were_changed_since_a_checkpoint_are_told(change):
+    """Each of them changes scores, also those that change no token."""
+    tokenizer = train_char(TEXT)
+
+    def evaluation(asked: TaskRequest) -> Evaluation:
+        rows = encode_requests([asked], tokenizer, 50)
+        return Evaluation(None, {}, {}, [asked], rows, PromptSet((), (), tokenizer, 0), 50, 1)
+
+    saved = evaluation(request()).identity
+    assert evaluation(request()).changes_since(saved) == []
+    assert evaluation(request(**change)).changes_since({}) == []  # of a version that recorded nothing
+    [found] = evaluation(request(**change)).changes_since(saved)
+    assert "requests of evaluation.tasks" in found.path and found.old != found.new

@@ -13,8 +13,8 @@ from hlat.config.rules.layout_rules import LAYOUT_RULES
 from hlat.config.rules.rounding_rules import ROUNDING_RULES
 from hlat.config.rules.rule_context import Rule, Unavailable, Values, batches, divisors
 from hlat.config.sections import ARCHITECTURES, OPTIONS, ZERO_BUBBLE, FaultConfig, ModelConfig, compile_obstacle
-from hlat.runtime import is_url, plural
-from hlat.runtime.storage import protocol_of
+from hlat.runtime import plural
+from hlat.runtime.storage import why_not_writable
 
 _MOST_TOKENS = 1 << 31  # of a step
 
@@ -199,8 +199,8 @@ def _remote(v: Values) -> Iterator[Problem]:
     if url is None:
         return
     wanted = "Name a prefix of an object store, s3://bucket/prefix or gs://bucket/prefix."
-    if not is_url(url) or "::" in url or protocol_of(url) in _NO_STORES:
-        yield _wrong(v, path, "not a writable object store URL.", wanted)
+    if reason := why_not_writable(url):
+        yield _wrong(v, path, f"{reason}.", wanted)
     elif not url.partition("://")[2].partition("/")[2].strip("/"):
         yield _wrong(v, path, "a whole bucket; each run needs a prefix of its own.", wanted)
 
@@ -211,8 +211,6 @@ def _export(v: Values) -> Iterator[Problem]:
         reason = "the run has no average of its weights."
         yield Problem("checkpoint.export.weights", reason, "Add training.ema, or set it to model.", "ema", True)
 
-
-_NO_STORES = ("file", "local", "memory", "http", "https")
 
 _FOR_EVER = FaultConfig.model_fields["seconds"].default
 

@@ -164,7 +164,7 @@ def _open(path: Path) -> Iterator[pq.ParquetFile]:
         raw.seek(max(path.stat().st_size - 8, 0))  # the length of the footer, and PAR1
         footer_bytes = int.from_bytes(raw.read()[:4], "little")
     if not is_encrypted:
-        with pq.ParquetFile(path) as parquet:
+        with pq.ParquetFile(path, page_checksum_verification=True) as parquet:  # of the writers that give checksums
             is_encrypted = footer_bytes == parquet.metadata.serialized_size + _SIGNATURE_BYTES
             if not is_encrypted:
                 yield parquet

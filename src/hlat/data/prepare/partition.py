@@ -10,6 +10,8 @@ as its tokens, and 40 bytes per document.
 """
 
 import hashlib
+import logging
+import re
 import shutil
 from functools import partial
 from pathlib import Path
@@ -44,17 +46,21 @@ from hlat.data.prepared import token_dtype
 from hlat.data.sources import (
     CACHE_FOLDER,
     SourceFile,
+    SourceNotFoundError,
     check_first_bytes,
     describe_corpus_changes,
     hash_files,
     list_files,
+    numbered_sources,
 )
 from hlat.data.stores import convert_disk_errors, sync_folder
 from hlat.data.tokenizers import Tokenizer
-from hlat.runtime import DataError
+from hlat.runtime import DataError, is_url
 
 FINISHED = "part"
 _RECORD = "part.json"
+_LOG = logging.getLogger(__name__)  # a warning is a line on stderr
+_WILDCARD = re.compile(r"[*?\[]")
 
 
 class PartitionRecord(StrictRecord):
@@ -113,7 +119,7 @@ def prepare_partition(
     workers: int | None = None,
     progress: ProgressCallback | None = None,
 ) -> PartitionRecord:
-    """Tokenize one partition of a corpus; return at once if that is done already.
+    """Tokenize one partition of a corpus; return at once if that is done already, even if the corpus is gone.
 
     Args:
         config: the data section; it must give a tokenizer.
@@ -134,7 +140,14 @@ def prepare_partition(
             "data.tokenizer.path=FOLDER on every machine."
         )
     folder, report = resolve_output_folder(out_dir), progress or ignore_progress
-    files, settings = list_files(config, folder), content_settings(config)
+    settings = content_settings(config)
+    key = _staging_key(settings, part, parts)
+    try:
+        files = list_files(config, folder)
+    except SourceNotFoundError as error:
+        if not (folder / FINISHED).exists():
+            raise
+        return _finished_without_corpus(config, folder, key, error)
     file_range = split_files([file.size for file in files], parts)[part - 1]
     with convert_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -146,7 +159,6 @@ def prepare_partition(
             files[file_range.start : file_range.stop] = hash_files(
                 files[file_range.start : file_range.stop], known, partial(report, "hash")
             )
-            key = _staging_key(settings, part, parts)
             if done is not None:
                 _refuse_other_partition(folder, done, key, files)
                 return done
@@ -158,6 +170,26 @@ def prepare_partition(
             sync_folder(folder)
             shutil.rmtree(folder / CACHE_FOLDER, ignore_errors=True)
             return record
+
+
+def _finished_without_corpus(
+    config: DataConfig, folder: Path, key: dict[str, object], error: SourceNotFoundError
+) -> PartitionRecord:
+    """Return the finished partition although its corpus can no longer be listed, as ``prepare`` does.
+
+    Raises:
+        SourceNotFoundError: other settings, or paths where the prepared files were not.
+    """
+    done = read_partition_record(folder)
+    paths = (source.path for source in numbered_sources(config))
+    begins = (path if is_url(path) else str(Path(path).expanduser()) for path in paths)
+    places = tuple(_WILDCARD.split(begin)[0] for begin in begins)
+    if _staging_key(done.settings, done.part, done.parts) != key or not all(
+        file.path.startswith(places) for file in done.files
+    ):
+        raise error
+    _LOG.warning("%s So the corpus was not compared: the finished part in %s is used without it.", error, folder)
+    return done
 
 
 def read_partition_record(folder: Path) -> PartitionRecord:

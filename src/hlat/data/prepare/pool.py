@@ -1,11 +1,13 @@
 """A pool of worker processes: work units in, numbers of finished units out, a bounded number of units in flight."""
 
 import json
+import logging
 import os
 import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +17,10 @@ from hlat.data.prepare.work_units import WorkUnit
 from hlat.data.prepare.worker import write_unit
 from hlat.data.stores import unwritable_folder_error
 from hlat.runtime import DataError
+from hlat.runtime.process import ProgressRecord, is_stopped
+
+_LOG = logging.getLogger(__name__)  # a warning is a line on stderr
+_PATIENCE = 60.0  # seconds after which a process that does not compute is told
 
 
 class WorkerPool:
@@ -35,6 +41,8 @@ class WorkerPool:
         self._results: queue.Queue[int | BaseException] = queue.Queue()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._threads: list[threading.Thread] = []
+        self._working: dict[int, tuple[str, float]] = {}  # by process: its unit and when that was sent; until told
+        self._no_progress = ProgressRecord(memoryview(bytearray(ProgressRecord.BYTES)))  # knows states of processes
 
     def __enter__(self) -> "WorkerPool":
         return self
@@ -73,10 +81,31 @@ class WorkerPool:
             yield self._next()
 
     def _next(self) -> int:
-        result = self._results.get()
-        if isinstance(result, BaseException):
-            raise result
-        return result
+        while True:
+            self._tell_waits()
+            with suppress(queue.Empty):
+                result = self._results.get(timeout=_PATIENCE / 4)
+                if isinstance(result, BaseException):
+                    raise result
+                return result
+
+    def _tell_waits(self) -> None:
+        """Tell once of each unit whose process has not answered for long, unless it computes: it is waited for."""
+        for pid, (where, begin) in list(self._working.items()):
+            seconds = time.monotonic() - begin
+            if seconds <= _PATIENCE:
+                continue
+            if is_stopped(pid):
+                what = f"it is stopped, and `kill -CONT {pid}` continues it"
+            elif ProgressRecord.waits_for_disk(pid):
+                what = "it waits for a disk"
+            elif self._no_progress.silence(begin, pid):
+                what = "it does not compute"
+            else:
+                continue
+            self._working.pop(pid, None)
+            told = "%s: tokenizing process %d has not answered for %.0f s: %s; still waiting"
+            _LOG.warning(told, where, pid, seconds, what)
 
     def _start(self) -> None:
         single_thread = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
@@ -101,8 +130,11 @@ class WorkerPool:
             process.stdin.write(json.dumps(self._settings).encode() + b"\n")
             while (unit := self._tasks.get()) is not None:
                 where = unit.where
+                self._working[process.pid] = where, time.monotonic()
                 write_unit(process.stdin, unit)
-                self._results.put(self._outcome(process.stdout.readline(), unit, process))
+                reply = process.stdout.readline()
+                self._working.pop(process.pid, None)
+                self._results.put(self._outcome(reply, unit, process))
         except BrokenPipeError:
             self._results.put(_ended(process, where))
         except BaseException as error:

@@ -14,12 +14,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from hlat.data.formats.streams import COMPRESSED_ENDINGS
 from hlat.data.sources.source_file import SourceFile
 from hlat.runtime import DataError, is_url, plural
 
 _ROWS = 3
 _OPENED_TOGETHER, _SUBMITTED = 16, 1 << 10
 _SHARD = re.compile(r"[-._](\d{4,6})-of-(\d{4,6})(?:-[0-9a-f]{8,}(?=\.))?")
+
+_TRAIN = re.compile(r"(?i)(?<![a-z])train(?![a-z])")
+_ASIDE = re.compile(r"(?i)(?<![a-z])(test|valid|validation|val|dev|eval)(?![a-z])")
 
 
 class FileFinding(NamedTuple):
@@ -70,7 +74,7 @@ def check_first_bytes(files: Iterable[SourceFile], unreadable_rows: float) -> No
 
 
 def doubts(files: Sequence[SourceFile]) -> list[str]:
-    """Return sentences about a corpus that can be read, but of which parts seem to be absent or are there twice.
+    """Return sentences about a corpus that can be read, but of which parts seem absent, or not meant, or there twice.
 
     Names such as ``train-00003-of-00040`` say how many files there were.
     """
@@ -88,9 +92,27 @@ def doubts(files: Sequence[SourceFile]) -> list[str]:
         if len(found) < int(count)
     ]
     rows += filter(None, (found[0].format.doubt([Path(file.path) for file in found]) for found in local.values()))
+    rows += _held_out_names(files)
+    packed = [file.path for file in files if file.path.endswith(COMPRESSED_ENDINGS)]
+    if beside := [path for path in packed if str(Path(os.path.realpath(path)).with_suffix("")) in places]:
+        rows.append(f"{beside[0]}{_more(beside)}: the same file uncompressed is beside it, and both are read.")
     if twice := [place for place, times in places.items() if times > 1]:
         rows.append(f"{twice[0]}{_more(twice)}: named more than once, and read as often.")
     return rows if len(rows) <= _ROWS else [*rows[:_ROWS], f"And {len(rows) - _ROWS} more like these."]
+
+
+def _held_out_names(files: Sequence[SourceFile]) -> Iterator[str]:
+    """Yield a sentence for each source of which some files are named train, and others as text that is kept aside."""
+    sources = defaultdict[int, list[str]](list)
+    for file in files:
+        if not file.is_validation:
+            sources[file.source].append(file.path)
+    for paths in sources.values():
+        start = os.path.commonprefix(paths).rpartition("/")[0]  # noqa: RUF071 - the folder above all says nothing
+        aside = [path for path in paths if _ASIDE.search(path, len(start))]
+        if aside and len(aside) < len(paths) and any(_TRAIN.search(path, len(start)) for path in paths):
+            advice = f"To leave them out, name the others with a glob, such as {start}/train*."
+            yield f"{aside[0]}{_more(aside)}: named as a test or validation split, and trained on. {advice}"
 
 
 def refuse(source: str, findings: Sequence[FileFinding], error: type[DataError] = DataError) -> None:

@@ -4,13 +4,15 @@
            --what is in it, unless it is closed to others-----------|
 
 Compiled code runs with the rights of whoever loads it. So a folder of compiled code must belong to this user or to
-root, like everything in it and every folder above it, and others must not be able to write there.
+root, like everything in it and every folder above it, and others must not be able to write there, by permissions or by
+a POSIX access control list.
 """
 
 import functools
 import os
 import shlex
 import stat
+import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +21,8 @@ from hlat.runtime.errors import LaunchError
 
 _OPEN_TO_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _MOST_LINKS = 40  # as Linux
+_ACL, _ACL_VERSION_BYTES, _ACL_ENTRY, _ACL_WRITE = "system.posix_acl_access", 4, "<HHI", 2  # linux/posix_acl_xattr.h
+_ACL_USER, _ACL_OWNING_GROUP, _ACL_GROUP = 2, 4, 8
 _UID_MAP, _OVERFLOW_UID = Path("/proc/self/uid_map"), Path("/proc/sys/kernel/overflowuid")
 
 
@@ -84,7 +88,7 @@ def _check_above(place: Path, folder: Path) -> None:
     if not (_is_trusted(status.st_uid) or is_system):
         raise LaunchError(_foreign(place, status.st_uid, folder))
     # The sticky bit, as of /tmp, lets only owners rename and remove entries.
-    if not status.st_mode & stat.S_ISVTX and _is_writable_by_others(status):
+    if not status.st_mode & stat.S_ISVTX and _is_writable_by_others(place, status):
         raise LaunchError(_writable(place, folder))
 
 
@@ -109,7 +113,7 @@ def _check_content(folder: Path) -> None:
 def _check_own(place: Path, folder: Path, status: os.stat_result) -> None:
     if not _is_trusted(status.st_uid):
         raise LaunchError(_foreign(place, status.st_uid, folder))
-    if _is_writable_by_others(status):
+    if _is_writable_by_others(place, status):
         raise LaunchError(_writable(place, folder))
 
 
@@ -125,12 +129,22 @@ def _unmapped_root() -> int | None:
     return None
 
 
-def _is_writable_by_others(status: os.stat_result) -> bool:
+def _is_writable_by_others(place: Path, status: os.stat_result) -> bool:
     if stat.S_ISLNK(status.st_mode):
         return False  # its mode means nothing
-    return bool(status.st_mode & stat.S_IWOTH) or (
-        bool(status.st_mode & stat.S_IWGRP) and not _is_private_group(status.st_gid)
-    )
+    if status.st_mode & stat.S_IWOTH:
+        return True
+    if not status.st_mode & stat.S_IWGRP:  # of a file with an access control list: nobody in it may write
+        return False
+    groups = {status.st_gid}
+    with suppress(OSError, AttributeError):  # no list, a file system without them, or no Linux
+        entries = struct.iter_unpack(_ACL_ENTRY, os.getxattr(place, _ACL)[_ACL_VERSION_BYTES:])
+        writers = [(tag, number) for tag, rights, number in entries if rights & _ACL_WRITE]
+        if not all(_is_trusted(number) for tag, number in writers if tag == _ACL_USER):
+            return True
+        groups = {number for tag, number in writers if tag == _ACL_GROUP}
+        groups |= {status.st_gid for tag, _ in writers if tag == _ACL_OWNING_GROUP}
+    return not all(map(_is_private_group, groups))
 
 
 @functools.cache

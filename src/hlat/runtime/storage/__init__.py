@@ -6,7 +6,13 @@ from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
     from hlat.runtime.storage.file_content import HEAD_BYTES, broken_link, recognize, recognize_file
-    from hlat.runtime.storage.fsspec_backends import check_url, explain_failure, open_filesystem, protocol_of
+    from hlat.runtime.storage.fsspec_backends import (
+        check_url,
+        explain_failure,
+        open_filesystem,
+        protocol_of,
+        why_not_writable,
+    )
     from hlat.runtime.storage.fsync import sync_to_disk
     from hlat.runtime.storage.hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, HubError, HubModel
     from hlat.runtime.storage.once import OnceMarkers
@@ -37,6 +43,7 @@ __getattr__ = lazily(
             "protocol_of",
             "explain_failure",
             "check_url",
+            "why_not_writable",
         ),
         "fsync": ("sync_to_disk",),
         "hub": ("CONFIG_FILES", "TOKENIZER_FILES", "WEIGHT_FILES", "HubError", "HubModel"),
@@ -100,4 +107,5 @@ __all__ = [
     "recognize",
     "recognize_file",
     "sync_to_disk",
+    "why_not_writable",
 ]

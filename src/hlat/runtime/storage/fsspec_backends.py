@@ -11,14 +11,16 @@ from typing import Any
 
 from hlat.runtime.errors import HlatError
 from hlat.runtime.storage.storage_errors import FailureKind, StorageFailure
-from hlat.runtime.urls import WEB_PROTOCOLS, find_secret, redact
+from hlat.runtime.urls import WEB_PROTOCOLS, find_secret, is_url, redact
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
 _NO_STORES = (
-    *("abstract", "archive", "asyncwrapper", "blockcache", "cache", "cached", "dask", "data", "dir", "filecache"),
-    *("generic", "git", "github", "jlab", "jupyter", "libarchive", "reference", "simplecache", "tar", "zip"),
-)
+    "abstract", "archive", "async_wrapper", "asyncwrapper", "blockcache", "cache", "cached", "dask", "data", "dir",
+    "filecache", "generic", "git", "github", "jlab", "jupyter", "libarchive", "reference", "simplecache", "tar", "zip",
+)  # fmt: skip
 """Protocols of fsspec that show files of another place in another way: archives, caches, sessions, repositories."""
+_HERE = ("asynclocal", "file", "local", "memory")
+_READ_ONLY = (*WEB_PROTOCOLS, "dvc", "gist", "pyscript")
 _WHAT_WORKS = "Give the files themselves: s3://, gs://, hf://, https:// or a path; unpack archives first."
 _ACCESS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE or the machine's role; FSSPEC_S3_ANON=true for a "
@@ -78,6 +80,22 @@ def check_url(url: str, wrong: type[HlatError]) -> None:
         raise wrong(f"{url}: chained URLs are not supported; give the URL of the files themselves.")
     if (protocol := protocol_of(url)) in _NO_STORES:
         raise wrong(f"{url}: {protocol}:// is a view of other files, and no store of its own. {_WHAT_WORKS}")
+
+
+def why_not_writable(url: str) -> str | None:
+    """Return why no run can keep files at a URL, as the protocols of fsspec go; None if it can."""
+    if not is_url(url) or "::" in url:
+        return "this is not the URL of a store"
+    protocol = protocol_of(url)
+    if protocol in _NO_STORES:
+        return f"{protocol}:// is a view of other files, and no store of its own"
+    if protocol in _HERE:
+        return f"{protocol}:// is this machine itself"
+    if protocol in _READ_ONLY:
+        return f"{protocol}:// can be read only"
+    import fsspec  # noqa: PLC0415 - as above
+
+    return None if protocol in fsspec.available_protocols() else f"no installed package knows {protocol}://"
 
 
 def explain_failure(url: str, failure: StorageFailure, rights: str = "read and list") -> str:

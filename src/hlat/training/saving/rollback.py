@@ -64,6 +64,7 @@ def _reset_to_start(state: RunState) -> None:
     if recipe.checkpoint.init_from is None:
         initialise(state.model.local_parameters, recipe.model, recipe.training.seed)
     else:
-        load_weights(recipe.checkpoint.init_from, recipe.model, state.model.local_parameters, state.runtime.ranks)
+        parameters, expected = state.model.local_parameters, state.initial_weights
+        load_weights(recipe.checkpoint.init_from, recipe.model, parameters, state.runtime.ranks, expected)
     state.optimizer.state.clear()
     state.components.reset()

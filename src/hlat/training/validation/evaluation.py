@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hlat.checkpoint import RecipeChange
 from hlat.config import Recipe
 from hlat.data.prepared import PreparedData, check_vocabulary
 from hlat.data.samples import ValidationData
@@ -89,8 +90,17 @@ class Evaluation:
     @property
     def identity(self) -> dict[str, str]:
         """Hashes of the content of sets and requests, by name: the same on every rank."""
-        rows = hashlib.sha256(repr([tuple(row) for row in self.rows]).encode()).hexdigest()
+        asked = repr([(request, tuple(row)) for request, row in zip(self.requests, self.rows, strict=True)])
+        rows = hashlib.sha256(asked.encode()).hexdigest()
         return {**self.fingerprints, **({"requests of evaluation.tasks": rows} if self.rows else {})}
+
+    def changes_since(self, saved: Mapping[str, str]) -> list[RecipeChange]:
+        """Return what has another content than in an ``identity`` that was saved with a checkpoint."""
+        return [
+            RecipeChange(f"content of {name} (do not compare its scores with earlier ones)", old[:8], now[:8])
+            for name, now in self.identity.items()
+            if (old := saved.get(name, now)) != now
+        ]
 
     def __bool__(self) -> bool:
         """True if there is anything to evaluate on."""
