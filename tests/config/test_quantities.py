@@ -44,8 +44,9 @@ REFUSED = [
 ]
 NOT_NUMBERS = [
     *((parse_whole, text) for text in ("", "many", "1..5", "M", "1 2", "1,00", "12QB", "0x10", "inf", "9" * 99)),
-    *((parse_seconds, text) for text in ("", "soon", "1:30", "3 parsecs")),
-    *((parse_share, text) for text in ("", "half", "3h")),
+    *((parse_whole, text) for text in ("e2", "+E5", "-.", "+")),
+    *((parse_seconds, text) for text in ("", "soon", "1:30", "3 parsecs", "e2")),
+    *((parse_share, text) for text in ("", "half", "3h", "e-1")),
 ]
 
 

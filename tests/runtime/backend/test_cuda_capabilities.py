@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.device_interface import CudaInterface
+from torch._dynamo.device_interface import CudaInterface, caching_worker_device_properties
 
 from hlat.config.load import parse_recipe
 from hlat.hardware import load_catalog
@@ -73,6 +73,8 @@ def present(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, tuple[int, int]],
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+        # torch 2.14 asks what its compiler has stored of each device.
+        monkeypatch.setitem(caching_worker_device_properties, "cuda", [properties])
 
     return show
 

@@ -1,13 +1,13 @@
 """An evaluation that fails costs no step: training goes on, with the same bits, and the next attempt leaves it out."""
 
 import json
-import multiprocessing
 import os
 
 import pytest
 
 from hlat.training import run
 from hlat.training.validation import Evaluation, EvaluationAttempts
+from tests.support.commands import forking
 from tests.support.training.evaluated_runs import recipe_of
 from tests.training.test_resume import model_of
 
@@ -77,7 +77,7 @@ def _train_and_die(folder):
 
 def test_an_evaluation_that_ends_the_process_is_tried_twice_and_then_left_out(straight, tmp_path):
     for _ in range(2):
-        process = multiprocessing.get_context("fork").Process(target=_train_and_die, args=(tmp_path,))
+        process = forking().Process(target=_train_and_die, args=(tmp_path,))
         process.start()
         process.join()
         assert process.exitcode == 9

@@ -36,7 +36,7 @@ class QuantityError(ValueError):
 def _split(text: str) -> tuple[Decimal, str] | None:
     """Return number and unit; None if the text has no such form."""
     found = _NUMBER.fullmatch(text) if len(text) <= _LONGEST else None
-    if found is None or not any(char.isdigit() for char in found[1]):
+    if found is None or not found[1].lstrip("+-.")[:1].isdigit():  # an exponent alone, as e2, is no number
         return None
     return Decimal(found[1].replace(",", "").replace("_", "")), found[2]
 
