@@ -30,8 +30,8 @@ MORE_QUESTIONS = [
     "--chips p5.48xlarge --flops 1e21",
     "--chips p5.48xlarge --flops 1e21 --inference-tokens 1T",
     "--model llama-3.1-405b --cluster p5.48xlarge:4 --tokens 10B",
-    "--model llama-3.1-405b --cluster p5.48xlarge:4 --tokens 10B --price reserved",
-    "--model llama-3.1-70b --cluster p4d.24xlarge:1 --tokens 10B --price spot",
+    "--model llama-3.1-405b --cluster p5.48xlarge:4 --tokens 10B --price capacity-block",
+    "--model llama-3.1-70b --cluster p4d.24xlarge:1 --tokens 10B --price on-demand",
     "--model llama-3.1-70b --cluster trn1.32xlarge:1 --tokens 10B",
 ]
 

@@ -153,7 +153,7 @@ def _open(source: str) -> tuple[str, ModelFolder]:
     """Return the weights to start from, as ``checkpoint.init_from`` takes them, and what their folder says."""
     hub = HubModel.parse(source)
     if hub is None:
-        folder = Path(source).expanduser()
+        folder = Path(source)
         return str(folder), read_model_folder(folder)
     snapshot = hub.snapshot((*CONFIG_FILES, *TOKENIZER_FILES))
     pinned, found = str(hub.pinned(snapshot)), read_model_folder(snapshot)

@@ -1,11 +1,12 @@
 """Checks of every value of a recipe, whatever its field: plain, of bounded size, without secrets.
 
-    mapping, as read --plain_content--> the same mapping with every refused value replaced, problems
+    mapping, as read --plain_content--> the same mapping with every refused value replaced and ~ filled in, problems
 
 One walk over the whole tree looks at every string, so that no field can be forgotten: not the path of a tokenizer, nor
 one that a later version adds.
 """
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -97,4 +98,14 @@ def _plain_text(text: str, path: str, problems: list[Problem]) -> str:
         reason = f"the URL holds {secret}, and recipes are copied into checkpoints and logs."
         problems.append(Problem(path, reason, NO_SECRETS, text, True))
         return redact_value(text)
-    return text
+    return _fill_home(text, path, problems) if text.startswith("~") else text
+
+
+def _fill_home(text: str, path: str, problems: list[Problem]) -> str:
+    """Replace ~: a shell leaves it in within a.b=~/c, and a file has no shell."""
+    filled = os.path.expanduser(text)  # noqa: PTH111 - pathlib raises if there is no such user
+    if filled == text:
+        remedy = "Write the path out; a file of that name is named with its folder."
+        problems.append(Problem(path, "no user of this name has a home on this machine.", remedy, text, True))
+        return text.replace("~", "_", 1)
+    return filled

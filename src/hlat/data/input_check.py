@@ -147,7 +147,7 @@ def check_inputs(
 def _manifest(folder: Path) -> DataManifest | None:
     """Read the manifest of prepared data; one that cannot be read is left to the preparation, which explains it."""
     try:
-        return read_data_manifest(folder.expanduser())
+        return read_data_manifest(folder)
     except (DataError, OSError):
         return None
 

@@ -160,3 +160,12 @@ def test_values_are_counted_wherever_they_are_and_each_level_counts():
     for _ in range(40):
         aliases = [aliases, aliases]
     assert "values in it" in str(size_problem(aliases)), "a list that is named twice counts twice"
+
+
+def test_a_tilde_is_filled_in_wherever_it_is_and_an_unknown_user_refused(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    content, problems = plain_content({"run": {"dir": "~/runs"}, "data": {"sources": [{"path": "~/a~b"}]}})
+    assert content == {"run": {"dir": "/home/me/runs"}, "data": {"sources": [{"path": "/home/me/a~b"}]}}
+    assert problems == []
+    _, (problem,) = plain_content({"run": {"dir": "~nobody-at-all/runs"}})
+    assert problem.path == "run.dir" and "no user of this name" in str(problem)

@@ -190,6 +190,21 @@ def test_a_source_without_files_or_text_is_an_error(tmp_path: Path) -> None:
     assert "no text for training" in _refusal(tmp_path / "nulls.jsonl", out)
 
 
+@pytest.mark.parametrize("path", ["/", "/**/*.txt", "/proc", "/sys/kernel/**"])
+def test_the_files_of_the_system_are_no_corpus(path: str) -> None:
+    """Some of them can be read without end, and some wait for ever."""
+    with pytest.raises(DataError, match="files of the system"):
+        find_files(path)
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "~nobody-at-all/texts", "loop/texts"])
+def test_paths_that_no_file_can_have_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    with pytest.raises(DataError):
+        find_files(name)
+
+
 def test_a_folder_that_mixes_text_and_record_files_is_refused(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     corpus.mkdir()

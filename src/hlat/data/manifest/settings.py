@@ -53,7 +53,7 @@ def content_settings(config: DataConfig, tokenizer_sha256: str | None = None) ->
         settings["data.shard_tokens"] = config.shard_tokens
     tokenizer = config.tokenizer
     if tokenizer.path is not None:
-        is_deleted = tokenizer_sha256 is not None and not Path(tokenizer.path).expanduser().exists()
+        is_deleted = tokenizer_sha256 is not None and not Path(tokenizer.path).exists()
         settings["data.tokenizer.path (content)"] = (
             tokenizer_sha256
             if is_deleted

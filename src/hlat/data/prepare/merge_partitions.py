@@ -30,7 +30,7 @@ from hlat.data.prepare.tokenizer_and_split import ProgressCallback, make_tokeniz
 from hlat.data.prepare.work_units import read_index
 from hlat.data.prepared import PreparedData, check_settings, open_prepared, token_dtype
 from hlat.data.sources import SourceFile, describe_corpus_changes
-from hlat.data.stores import convert_disk_errors
+from hlat.data.stores import convert_disk_errors, local_path
 from hlat.runtime import DataError, plural
 
 
@@ -70,7 +70,7 @@ def merge_partition_folders(
     """
     folder, report = resolve_output_folder(out_dir), progress or ignore_progress
     settings = content_settings(config)
-    partitions = _load_partitions([Path(path).expanduser() for path in folders], settings)
+    partitions = _load_partitions([Path(local_path(path)) for path in folders], settings)
     files = [partition.record.files[index].to_file() for partition in partitions for index in partition.file_range]
     with convert_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)

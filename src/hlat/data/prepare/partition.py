@@ -53,9 +53,9 @@ from hlat.data.sources import (
     list_files,
     numbered_sources,
 )
-from hlat.data.stores import convert_disk_errors, sync_folder
+from hlat.data.stores import convert_disk_errors, local_path, sync_folder
 from hlat.data.tokenizers import Tokenizer
-from hlat.runtime import DataError, is_url
+from hlat.runtime import DataError
 
 FINISHED = "part"
 _RECORD = "part.json"
@@ -182,7 +182,7 @@ def _finished_without_corpus(
     """
     done = read_partition_record(folder)
     paths = (source.path for source in numbered_sources(config))
-    begins = (path if is_url(path) else str(Path(path).expanduser()) for path in paths)
+    begins = map(local_path, paths)
     places = tuple(_WILDCARD.split(begin)[0] for begin in begins)
     if _staging_key(done.settings, done.part, done.parts) != key or not all(
         file.path.startswith(places) for file in done.files

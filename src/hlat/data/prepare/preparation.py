@@ -53,7 +53,7 @@ from hlat.data.sources import (
     list_files,
     without_linked_folders,
 )
-from hlat.data.stores import convert_disk_errors
+from hlat.data.stores import convert_disk_errors, local_path
 from hlat.runtime import DataError
 from hlat.runtime.storage import broken_link
 
@@ -133,7 +133,7 @@ def resolve_output_folder(out_dir: str | Path, chosen_by: str = "data.prepared_d
         DataError: the path, or one of its parents, is a file or a link to nowhere.
         StorageError: the path cannot be accessed.
     """
-    folder = Path(out_dir).expanduser()
+    folder = Path(local_path(out_dir))
     with convert_disk_errors(folder, chosen_by):
         existing = next((path for path in (folder, *folder.parents) if path.exists()), None)
         if link := broken_link(folder):

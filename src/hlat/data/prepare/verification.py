@@ -36,6 +36,7 @@ from hlat.data.prepared import (
     size_problems,
     tokenizer_problems,
 )
+from hlat.data.stores import local_path
 from hlat.data.tokenizers import load_saved
 from hlat.runtime import DataError
 
@@ -56,7 +57,7 @@ def verify_data(
     Raises:
         DataError: lists every problem found, one per line.
     """
-    folder = Path(dir).expanduser()
+    folder = Path(local_path(dir))
     found = find_problems(folder, config, progress)
     if found:
         listed = "".join(f"\n  {problem}" for problem in found)

@@ -39,6 +39,7 @@ from hlat.data.prepared.consistency import (
 from hlat.data.prepared.shard_content import ShardContent
 from hlat.data.prepared.shards import TokenArray
 from hlat.data.sources import SPLITS, HeldOut, Split, describe_scarce, sha256_of
+from hlat.data.stores import local_path
 from hlat.data.tokenizers import Tokenizer, load_saved, load_tokenizer
 from hlat.runtime import DataError
 
@@ -264,7 +265,7 @@ def open_prepared(dir: str | Path, config: DataConfig | None = None) -> Prepared
     Raises:
         DataError: the folder has no prepared data, or it is incomplete, damaged, or prepared with other settings.
     """
-    folder = Path(dir).expanduser()
+    folder = Path(local_path(dir))
     manifest = read_data_manifest(folder)
     if manifest is None:
         raise DataError(f"{folder}: no prepared data here (no {MANIFEST_FILE}). Run hlat data prepare first.")
@@ -344,7 +345,7 @@ def current_settings(folder: Path, manifest: DataManifest | None, config: DataCo
         DataError: the recipe's tokenizer does not exist, and the data was prepared with another one.
     """
     path = config.tokenizer.path
-    if manifest is None or path is None or Path(path).expanduser().exists():
+    if manifest is None or path is None or Path(local_path(path)).exists():
         return content_settings(config)
     earlier = manifest.places["tokenizer"]
     if earlier != recipe_locations(config)["tokenizer"]:
@@ -369,7 +370,7 @@ def check_tokenizer(config: DataConfig, vocab_size: int) -> None:
         DataError: the tokenizer is unreadable, or has more tokens than the model has embedding rows.
     """
     path = config.tokenizer.path
-    if path is None or not Path(path).expanduser().exists():
+    if path is None or not Path(local_path(path)).exists():
         return
     needed = load_tokenizer(path, config.tokenizer.eos_token).vocab_size
     if needed > vocab_size:

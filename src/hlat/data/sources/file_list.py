@@ -20,7 +20,7 @@ from hlat.data.sources.findings import FileFinding, refuse
 from hlat.data.sources.listing import ListedFile, Listing, SourceNotFoundError, find_file, list_source
 from hlat.data.sources.source_checks import check_folder, check_source, check_tokenizer_given, path_format
 from hlat.data.sources.source_file import SourceFile, Stamp, sha256_of
-from hlat.data.stores import Cache, CachedStore, Store, StoreAccessError, prefetch_in_order
+from hlat.data.stores import Cache, CachedStore, Store, StoreAccessError, local_path, prefetch_in_order
 from hlat.runtime import DataError, is_url, plural
 
 CACHE_FOLDER = "cache"
@@ -74,7 +74,7 @@ def numbered_sources(config: DataConfig) -> list[NumberedSource]:
 
 def cache_location(config: DataConfig, folder: Path) -> tuple[Path, int]:
     """Return the folder of the cache of remote files, and its maximum size in bytes."""
-    return Path(config.cache_dir or folder / CACHE_FOLDER).expanduser(), int(config.cache_gib * 2**30)
+    return Path(config.cache_dir or folder / CACHE_FOLDER), int(config.cache_gib * 2**30)
 
 
 def open_cached_store(path: str, cache: Cache) -> CachedStore | None:
@@ -137,7 +137,7 @@ def _known_folder(path: str, listing: Listing, column: SourceColumn) -> tuple[Fi
 
 def without_linked_folders(config: DataConfig, files: list[SourceFile]) -> list[SourceFile]:
     """Return the files that are not behind a link below a folder: earlier versions of hlat followed no such links."""
-    roots = {source.number: Path(source.path).expanduser() for source in numbered_sources(config)}
+    roots = {source.number: Path(local_path(source.path)) for source in numbered_sources(config)}
 
     def is_linked(file: SourceFile) -> bool:
         parents = Path(file.path).parents if file.cached_store is None else ()

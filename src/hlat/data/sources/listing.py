@@ -31,6 +31,7 @@ from hlat.runtime.storage import broken_link
 _SMALL_BYTES = 1 << 24
 _EFFECTIVE = os.access in os.supports_effective_ids
 _OF_SYSTEM = ("lost+found", "System Volume Information", "$RECYCLE.BIN")
+_NO_DISKS = ("proc", "sys")  # files that the kernel makes up: to read one may wait for ever
 _FILE_ENDING = re.compile(r"\.[A-Za-z]\w{0,9}")
 _FETCH = "Fetch what it stands for (git annex get, dvc pull; mount its disk), or remove the link."
 
@@ -130,7 +131,7 @@ def list_source(path: str, cache: Cache) -> Listing:
         is_folder = path.rstrip("/") != found[0].url and not glob.has_magic(path)
         names = [file.url.removeprefix(f"{path.rstrip('/')}/") for file in found]
         return Listing([ListedFile.remote(file, cached_store) for file in found], names if is_folder else None)
-    root, (local, findings) = Path(path).expanduser(), find_files(path)
+    root, (local, findings) = Path(path), find_files(path)
     files = [ListedFile.local(file) for file in local]
     is_folder = root.is_dir()
     return Listing(files, [file.relative_to(root).as_posix() for file in local] if is_folder else None, findings)
@@ -173,12 +174,13 @@ def find_files(path: str) -> tuple[list[Path], list[FileFinding]]:
     """
     try:
         return _find_files(path)
-    except PermissionError as error:
-        raise DataError(f"{path}: cannot be accessed: {error.strerror}: {error.filename}") from error
+    except OSError as error:  # no permission, a name that is too long, links in a circle, a disk that fails
+        where = "" if error.filename in (None, path) else f": {error.filename}"
+        raise DataError(f"{path}: cannot be accessed: {error.strerror}{where}") from error
 
 
 def _find_files(path: str) -> tuple[list[Path], list[FileFinding]]:
-    root = Path(path).expanduser()
+    root = Path(local_path(path))
     if root.is_file():
         return _sorted([root])
     if root.is_dir():
@@ -268,6 +270,8 @@ def _walk(root: Path, pattern: Sequence[str], findings: list[FileFinding]) -> It
         if error.filename == str(root) or not _is_of_system(Path(error.filename).name):
             findings.append(FileFinding(str(error.filename), f"the folder cannot be listed: {error.strerror}."))
 
+    if (real := Path(os.path.realpath(root))) == Path(real.anchor) or real.parts[1] in _NO_DISKS:
+        raise SourceNotFoundError(f"{root}: files of the system are below it. Name the folder of the texts.")
     end, starts = len(pattern), [root]
     seen = {str(parent) for parent in Path(os.path.realpath(root)).parents}
     while starts:

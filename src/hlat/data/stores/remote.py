@@ -3,6 +3,7 @@
 s3://bucket/corpus/**/*.parquet --list--> RemoteFile(url, size, version) ... --read--> bytes, in order
 """
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hlat.data.stores.retries import StoreRetries
@@ -208,10 +209,13 @@ class Store:
         return StoreAccessError(explain_failure(url, failure))
 
 
-def local_path(path: str) -> str:
-    """Return the path of a ``file://`` URL; return any other path or URL unchanged."""
-    protocol, _, rest = path.partition("://")
-    return rest if is_url(path) and protocol.lower() in ("file", "local") else path
+def local_path(path: str | Path) -> str:
+    """Return the path of a ``file://`` URL, or a path with the home folder for ~; return any other URL unchanged."""
+    text = os.fspath(path)
+    protocol, _, rest = text.partition("://")
+    if is_url(text):
+        return rest if protocol.lower() in ("file", "local") else text
+    return os.path.expanduser(text)  # noqa: PTH111 - pathlib raises if there is no such user
 
 
 def url_file_name(url: str) -> str:

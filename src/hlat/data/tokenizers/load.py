@@ -9,6 +9,7 @@ from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
 
+from hlat.data.stores import local_path
 from hlat.data.tokenizers.base import Tokenizer
 from hlat.data.tokenizers.json_tokenizer import read_json_tokenizer
 from hlat.runtime import DataError
@@ -61,7 +62,7 @@ def load_saved(folder: Path) -> Tokenizer:
 def _local_path(path: str | Path) -> Path:
     hub = HubModel.parse(str(path))
     if hub is None:
-        return Path(path).expanduser()
+        return Path(local_path(path))
     try:
         return hub.snapshot(TOKENIZER_FILES)
     except HubError as error:

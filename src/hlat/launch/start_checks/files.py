@@ -24,7 +24,7 @@ def weights(place: StartPlace) -> Iterator[Problem]:
     if path is None or is_url(path):
         return
     if not (reason := absence(path)):
-        if Path(path).expanduser().is_file():
+        if Path(path).is_file():
             reason = "this is a file, and a run starts from the folder of a checkpoint, of a run, or of a model."
             remedy = (
                 "`hlat import FOLDER` reads Hugging Face, NxDT and torchtitan (DCP); files of torch.save are not read: "
@@ -49,7 +49,7 @@ def _other_model(place: StartPlace, path: str) -> Iterator[Problem]:
     model, run_dir = place.sections.get("model"), place.run_dir
     if model is None or (run_dir is not None and any(run_dir.glob("checkpoints/step-*"))):
         return
-    differences = model_differences(model, Path(path).expanduser())
+    differences = model_differences(model, Path(path))
     if differences:
         named = ", ".join(f"{name} {there} (here {here})" for name, (there, here) in differences.items())
         remedy = f"Give the model these numbers, or write model: {{from: {path}}}, which takes them from there."
@@ -87,8 +87,8 @@ def _unwritable(field: str, folder: str) -> Iterator[Problem]:
     other = f"Choose another {field}."
     remedy = f"Choose another {field}, or ask for the permission."
     try:
-        nearest = nearest_folder(Path(folder).expanduser())
-        if link := broken_link(Path(folder).expanduser()):
+        nearest = nearest_folder(Path(folder))
+        if link := broken_link(Path(folder)):
             reason, remedy = f"{link}.", f"Make that folder, mount its disk, or choose another {field}."
         elif not nearest.is_dir():
             reason, remedy = f"{nearest} is a file, so no folder can be there.", other

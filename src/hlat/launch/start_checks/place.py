@@ -44,7 +44,7 @@ class StartPlace:
     def run_dir(self) -> Path | None:
         """Folder of the run; None if the section is not valid."""
         run: RunConfig | None = self.sections.get("run")
-        return None if run is None else Path(run.dir or f"runs/{run.name}").expanduser()
+        return None if run is None else Path(run.dir or f"runs/{run.name}")
 
     @cached_property
     def inputs(self) -> "InputReport":
@@ -55,7 +55,7 @@ class StartPlace:
         if data is None:
             return InputReport()
         assert isinstance(data, DataConfig), "sections have their names"
-        prepared = Path(data.prepared_dir or (self.run_dir or Path("runs/run")) / "data").expanduser()
+        prepared = Path(data.prepared_dir or (self.run_dir or Path("runs/run")) / "data")
         sets = {} if evaluation is None else evaluation.sets
         rows = None if model is None else model.vocab_size
         return check_inputs(data, prepared, rows, sets, stores=self.here.stores)
@@ -64,7 +64,7 @@ class StartPlace:
 def absence(path: str) -> str:
     """Return why a file or folder of the user cannot be used, without a full stop; empty if it is there."""
     try:
-        Path(path).expanduser().stat()
+        Path(path).stat()
     except (FileNotFoundError, NotADirectoryError):
         return f"there is nothing (looked in {Path.cwd()})"
     except OSError as error:
