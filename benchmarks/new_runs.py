@@ -12,7 +12,7 @@ chip family and precision; a family without known runs takes the median over all
     python benchmarks/new_runs.py compare
     python benchmarks/new_runs.py join --known published_runs.csv --out both.csv      # known runs and a set, one table
     python benchmarks/new_runs.py predict --set second --known both.csv
-    hlat plan --validate both.csv --json    # the intervals that ship (planner/cost/intervals.yaml)
+    python benchmarks/planner_errors.py both.csv --json    # the intervals that ship (planner/cost/intervals.yaml)
 """
 
 import argparse
