@@ -23,12 +23,12 @@ from pathlib import Path
 
 import numpy as np
 
-from hlat.planner.calibration.accuracy import layout_kind
-from hlat.planner.calibration.one_constant import ideal_steps
-from hlat.planner.calibration.published_memory import memory_reading, predicted_gib
-from hlat.planner.calibration.published_runs import read_published_runs
 from hlat.planner.cost import shipped_interval, step_times
 from hlat.planner.problem import WorkloadColumns
+from published_runs.accuracy import layout_kind
+from published_runs.one_constant import ideal_steps
+from published_runs.published_memory import memory_reading, predicted_gib
+from published_runs.runs import read_published_runs
 from results import Recorder
 
 FOLDER = Path(__file__).parent / "published"

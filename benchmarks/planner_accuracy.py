@@ -182,7 +182,7 @@ def write_values(constants, runs):
 
 
 def main():
-    from hlat.planner.calibration.published_runs import read_published_runs
+    from published_runs.runs import read_published_runs
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", type=Path, nargs="+")

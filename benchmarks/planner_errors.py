@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 from hlat.hardware import load_catalog
-from hlat.planner.calibration import accuracy_lines, accuracy_page, prediction_errors
 from hlat.runtime import HlatError
+from published_runs import accuracy_lines, accuracy_page, prediction_errors
 
 
 def main():

@@ -8,7 +8,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hlat.hardware import load_catalog, parse_cluster
 from hlat.model.loss import CrossEntropy
-from hlat.planner.calibration.constants_fit import prior_constants
 from hlat.planner.cost import load_constants, step_times
 from hlat.planner.cost.compute_time import compute_times
 from hlat.planner.cost.framework_profile import hlat_profile
@@ -24,6 +23,7 @@ from hlat.planner.problem import (
     parse_layout,
 )
 from hlat.planner.problem.devices import cluster_device
+from published_runs.constants_fit import prior_constants
 from tests.support.planner.requests import request_for
 
 TOKENS, ROWS = 24, 40

@@ -4,7 +4,7 @@
                    -> undecided_ratio() of two layouts of one job; ratio_between(one, other) of two families
 
 ``benchmarks/planner_errors.py FILE --json`` computes the numbers (``intervals``, ``order``) from runs whose source was
-left out of the fit; planner/calibration/intervals.py and order.py have the rules.
+left out of the fit; benchmarks/published_runs/intervals.py and order.py have the rules.
 """
 
 from dataclasses import dataclass, replace
