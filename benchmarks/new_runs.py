@@ -23,10 +23,11 @@ from pathlib import Path
 
 import numpy as np
 
-from hlat.planner.cost import shipped_interval, step_times
+from hlat.planner.cost import shipped_interval
 from hlat.planner.problem import WorkloadColumns
 from published_runs.accuracy import layout_kind
 from published_runs.one_constant import ideal_steps
+from published_runs.program import run_steps
 from published_runs.published_memory import memory_reading, predicted_gib
 from published_runs.runs import read_published_runs
 from results import Recorder
@@ -76,7 +77,7 @@ def predict(known, name):
     with tempfile.TemporaryDirectory() as folder:
         runs, skipped = read_published_runs(blanked(measured, folder))
     columns = WorkloadColumns([run.workload for run in runs])
-    steps, ideal, efficiencies = step_times(columns).step, ideal_steps(columns), known_efficiencies(known)
+    steps, ideal, efficiencies = run_steps(columns).step, ideal_steps(columns), known_efficiencies(known)
     rows = []
     for index, (run, memory) in enumerate(zip(runs, predicted_gib(runs), strict=True)):
         seconds = float(steps[index])

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from hlat.hardware import Catalog
-from hlat.planner.cost import INTERVAL_SHARE, step_times
+from hlat.planner.cost import INTERVAL_SHARE
 from hlat.planner.problem import Column, StepLayout, WorkloadColumns
 from published_runs.constants_fit import ConstantsFit, prior_constants
 from published_runs.intervals import LeftOutErrors, borrows
 from published_runs.one_constant import one_constant_steps
 from published_runs.order import PairErrors
+from published_runs.program import run_steps
 from published_runs.published_memory import constant_gib, framework_of, memory_reading, predicted_gib
 from published_runs.runs import PublishedRun, SkippedRow, read_published_runs
 
@@ -80,8 +81,8 @@ def _rows(runs: list[PublishedRun]) -> list[Row]:
     measured = np.array([run.step_seconds for run in runs], dtype=float)
     sources, families = [run.group for run in runs], [_family(run) for run in runs]
     steps = {
-        "prior_only": step_times(columns, prior_constants()).step,
-        "fitted": step_times(columns).step,
+        "prior_only": run_steps(columns, prior_constants()).step,
+        "fitted": run_steps(columns).step,
         "left_out": _left_out_steps(columns, measured, sources, families),
         "one_constant": one_constant_steps(columns, measured, np.array(sources), np.array(families)),
     }
@@ -156,7 +157,7 @@ def _left_out_steps(
     steps = np.empty(len(measured))
     for name in np.unique(groups):
         rows = groups == name
-        steps[rows] = step_times(columns.take(rows), fit.fit(~rows & own)).step
+        steps[rows] = run_steps(columns.take(rows), fit.fit(~rows & own)).step
     return steps
 
 

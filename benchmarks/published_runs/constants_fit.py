@@ -8,12 +8,17 @@ second round takes the slopes at the constants of the first, so that the result 
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 
-from hlat.planner.cost import Constants, load_priors, step_times
+from hlat.planner.cost import Constants
 from hlat.planner.problem import FAMILIES, Column, WorkloadColumns
+from published_runs.program import run_steps
 
 Key = tuple[str, str]
 
@@ -22,6 +27,28 @@ _LOG_STEP = 0.02  # of the difference quotient of a slope
 _STEPS = (0.1, 0.03, 0.01, 0.003)  # of the coordinate descent, in the logarithm
 _UPPER = {"products": 1.05, "link": 1.0, "network": 1.0, "memory": 0.95, "exposed_tensor": 1.0, "hiding": 1.0,
           "fused_traffic": 1.0, "recomputed": 1.0}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Prior:
+    """Starting value of a constant in a fit, and the standard deviation of its logarithm."""
+
+    value: float
+    spread: float
+
+
+@cache
+def load_priors() -> dict[Key, Prior]:
+    """Priors of a fit, which starts from them and is pulled towards them, by constant and family."""
+    content = yaml.safe_load(files("hlat.planner.cost").joinpath("constants.yaml").read_text(encoding="utf-8"))
+    priors = {}
+    for name, entry in content.items():
+        spreads = entry["prior"].get("spreads", {})
+        for family, value in entry["prior"].items():
+            if family not in ("spread", "spreads"):
+                spread = spreads.get(family, entry["prior"]["spread"])
+                priors[name, family] = Prior(float(value), float(spread))
+    return priors
 
 
 def prior_constants() -> Constants:
@@ -67,11 +94,11 @@ class ConstantsFit:
         """Log step times, and their derivative by the logarithm of each constant."""
         at = tuple(constants.values[key] for key in self._priors)
         if at not in self._slopes:
-            base = np.log(step_times(self._columns, constants).step)
+            base = np.log(run_steps(self._columns, constants).step)
             slopes = np.empty((len(base), len(self._priors)))
             for index, key in enumerate(self._priors):
                 moved = constants.with_values({key: constants.values[key] * float(np.exp(_LOG_STEP))})
-                slopes[:, index] = (np.log(step_times(self._columns, moved).step) - base) / _LOG_STEP
+                slopes[:, index] = (np.log(run_steps(self._columns, moved).step) - base) / _LOG_STEP
             if len(self._slopes) < 2:  # the priors' and one more; every left-out fit has points of its own
                 self._slopes[at] = base, slopes
             return base, slopes

@@ -9,7 +9,8 @@ saved tensors one by one where it does not: compiled blocks, torchtitan's operat
 from dataclasses import dataclass, replace
 from math import ceil, floor
 
-from hlat.planner.problem import MATERIALIZED_SCORES, Workload, WorkloadColumns, layer_weights
+from hlat.planner.problem import MATERIALIZED_SCORES, WorkloadColumns, layer_weights
+from published_runs.program import RunWorkload
 from published_runs.program_profiles import ProgramProfile, profile_of
 from published_runs.row import RowColumns
 from published_runs.runs import PublishedRun
@@ -40,7 +41,7 @@ def program_bytes(run: PublishedRun) -> ProgramBytes:
     return max(found, key=lambda each: each.state + each.transient)
 
 
-def _stage(work: Workload, profile: ProgramProfile, last: bool, tied: bool) -> ProgramBytes:
+def _stage(work: RunWorkload, profile: ProgramProfile, last: bool, tied: bool) -> ProgramBytes:
     """Bytes on a rank of the first or the last stage; of the only one with ``last``.
 
     Args:
@@ -85,7 +86,7 @@ def _stage(work: Workload, profile: ProgramProfile, last: bool, tied: bool) -> P
     return ProgramBytes(kept_state + gradients * exist, max(transient, update))
 
 
-def _layers(work: Workload, profile: ProgramProfile, last: bool) -> int:
+def _layers(work: RunWorkload, profile: ProgramProfile, last: bool) -> int:
     """Layers of the first or the last stage."""
     shape, stages = work.shape, work.layout.pipeline
     if not profile.front_loaded or last or stages == 1:
@@ -128,7 +129,7 @@ def _state(
     return weights * (_FP32 + moments), gradients, 2 * weights
 
 
-def _kept(work: Workload, profile: ProgramProfile) -> float:
+def _kept(work: RunWorkload, profile: ProgramProfile) -> float:
     """Bytes per token that a block keeps from forward to backward."""
     layout, shape = work.layout, work.shape
     shards = layout.tensor if layout.sequence_parallel else 1
@@ -141,7 +142,7 @@ def _kept(work: Workload, profile: ProgramProfile) -> float:
     return _all_kept(work) + _copies(work, profile) - scores
 
 
-def _copies(work: Workload, profile: ProgramProfile) -> float:
+def _copies(work: RunWorkload, profile: ProgramProfile) -> float:
     """Bytes per token that a block keeps twice, or whole on every tensor rank, because of how a program is written."""
     layout, shape = work.layout, work.shape
     shards = layout.tensor if layout.sequence_parallel else 1
@@ -150,7 +151,7 @@ def _copies(work: Workload, profile: ProgramProfile) -> float:
     return gathered + transposed * 2 * shape.heads * shape.head_dim / layout.tensor
 
 
-def _operator_policy(work: Workload) -> float:
+def _operator_policy(work: RunWorkload) -> float:
     """Torchtitan's policy: the block's input, attention's output, and of seven products the first, third, ... ."""
     layout, shape = work.layout, work.shape
     shards = layout.tensor if layout.sequence_parallel else 1
@@ -159,7 +160,7 @@ def _operator_policy(work: Workload) -> float:
     return 2 * inside / layout.tensor + 2 * 2 * shape.hidden / shards  # entry, and the last product's output
 
 
-def _all_kept(work: Workload) -> float:
+def _all_kept(work: RunWorkload) -> float:
     """Bytes per token of all that a block keeps without recomputation."""
     layout, shape, software = work.layout, work.shape, work.software
     shards = layout.tensor if layout.sequence_parallel else 1
@@ -177,7 +178,7 @@ def _all_kept(work: Workload) -> float:
     return size + sums + _scores(work)
 
 
-def _scores(work: Workload) -> float:
+def _scores(work: RunWorkload) -> float:
     """Bytes per token of scores in memory: before and after softmax in 16 bits, and a dropout mask."""
     if work.software.attention != MATERIALIZED_SCORES:
         return 0.0

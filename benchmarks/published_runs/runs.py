@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hlat.hardware import Catalog, load_catalog
-from hlat.planner.problem import Workload
 from hlat.runtime import PlanError
+from published_runs.program import RunWorkload
 from published_runs.reader import Reading, UnreadableError, is_unstated, parse_number
 from published_runs.row import CsvRow, read_run
 
@@ -37,7 +37,7 @@ class PublishedRun:
 
     name: str
     group: str
-    workload: Workload
+    workload: RunWorkload
     chips: int
     tokens_per_second: float | None
     memory_gib: float | None

@@ -1,6 +1,6 @@
 """Frameworks: what a training program's name, version and date say about its kernels and its overlap.
 
-    "Megatron-LM v2", "arXiv 2104.04473", hopper -> Framework (style, conventions), date 2021-04 -> SoftwareProfile
+    "Megatron-LM v2", "arXiv 2104.04473", hopper -> Framework (style, conventions), date 2021-04 -> RunSoftware
 
 Attention follows, in this order, from words in the row (no FlashAttention, FA2, cuDNN, SDPA), from the framework's
 kernel at the row's date, and from the precision: fp16 with loss scaling went out of use before flash attention came in.

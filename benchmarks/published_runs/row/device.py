@@ -5,7 +5,9 @@ RowColumns, chip -> instance of so many chips -> network by the text of the row 
 
 from dataclasses import replace
 
-from hlat.planner.problem import DeviceSpec, instance_device
+from hlat.hardware import Cluster
+from hlat.planner.problem import DeviceSpec
+from hlat.planner.problem.devices import cluster_device
 from published_runs.reader import (
     Network,
     Reading,
@@ -39,7 +41,7 @@ def read_device(columns: RowColumns, chip: RunChip, chips: int, chips_per_node: 
         domain = min(instance.domain, chips_per_node) if share < 1 else chips_per_node
         changes = {"chips": chips_per_node, "domain": domain, "network": instance.network * share}
         instance = instance.model_copy(update=changes)
-    device = instance_device(chip.chip, instance)
+    device = cluster_device(Cluster(instance, chip.chip, 1))
     network = _network(columns, chip, chips, instance.chips, device.network_rate)
     domain = device.domain
     if tpu:

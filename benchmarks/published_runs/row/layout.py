@@ -1,11 +1,12 @@
 """Layout of a published run: degrees, batches, pipeline, sharding, recomputation.
 
-RowColumns, chip, framework, shape -> degrees, devices -> StepLayout
+RowColumns, chip, framework, shape -> degrees, devices -> RunLayout
 """
 
 from dataclasses import replace
 
-from hlat.planner.problem import ModelShape, StepLayout
+from hlat.planner.problem import ModelShape
+from published_runs.program import RunLayout
 from published_runs.reader import (
     Framework,
     Reading,
@@ -52,7 +53,7 @@ def read_degrees(columns: RowColumns, chips: int, chip: RunChip) -> tuple[tuple[
 
 def read_layout(
     columns: RowColumns, degrees: tuple[int, int, int, int], chips: int, framework: Framework, shape: ModelShape
-) -> StepLayout:
+) -> RunLayout:
     """Read the layout of a step.
 
     Args:
@@ -87,7 +88,7 @@ def read_layout(
             columns.keep(Reading("sp", "", sequence_parallel, "assumed", reason, 0.03))
     again = columns.keep(read_recompute(row.get("activation_ckpt"), framework.selective))
     zero = columns.keep(read_zero(row.get("zero_stage"), row.get("framework") or "", framework.shards))
-    layout = StepLayout(
+    layout = RunLayout(
         tensor, pipeline, context, data, virtual, zero, micro, batch, sequence, sequence_parallel, again.policy
     )
     return replace(

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hlat.hardware import Catalog
-from hlat.planner.problem import CHIP_FAMILIES, Workload, WorkloadColumns, borrowed_constants
+from hlat.planner.problem import CHIP_FAMILIES, WorkloadColumns, borrowed_constants
 from published_runs.counted_memory import OTHER_GIB, counted_bytes
+from published_runs.program import RunWorkload
 from published_runs.reader import (
     OTHER,
     Framework,
@@ -37,7 +38,7 @@ from published_runs.row.software import read_software
 class RunReading:
     """A row as a workload, and the readings that led to it."""
 
-    workload: Workload
+    workload: RunWorkload
     chips: int
     chip: RunChip
     framework: Framework
@@ -73,7 +74,7 @@ def read_run(row: CsvRow, catalog: Catalog) -> RunReading:
     device = read_device(columns, chip, chips, chips_per_node, scale)
     if software.eight_bit and not device.peak_eight_bit:
         raise UnreadableError(f"{chip.chip.name} has no 8-bit products, precision {row.get('precision')}")
-    workload = _fitting(columns, Workload(shape, layout, software, device))
+    workload = _fitting(columns, RunWorkload(shape, layout, software, device))
     workload = _recomputing(columns, workload, framework)
     return RunReading(workload, chips, chip, framework, tuple(columns.readings))
 
@@ -89,7 +90,7 @@ def _framework(columns: RowColumns) -> Framework:
     return framework
 
 
-def _fitting(columns: RowColumns, workload: Workload) -> Workload:
+def _fitting(columns: RowColumns, workload: RunWorkload) -> RunWorkload:
     """The workload; with a smaller micro-batch, if one was assumed that does not fit into the memory."""
     layout = workload.layout
     position = [one.column for one in columns.readings].index("micro_batch")
@@ -109,7 +110,7 @@ def _fitting(columns: RowColumns, workload: Workload) -> Workload:
     return workloads[chosen]
 
 
-def _recomputing(columns: RowColumns, workload: Workload, framework: Framework) -> Workload:
+def _recomputing(columns: RowColumns, workload: RunWorkload, framework: Framework) -> RunWorkload:
     """The workload; with full recomputation, if none was assumed and the tensors of a step do not fit without it.
 
     Not for Megatron-LM's relatives: what their interleaved pipelines keep, in part in fp8 or on the host, is counted

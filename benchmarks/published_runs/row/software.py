@@ -1,6 +1,6 @@
 """Software of a published run: its kernels, its overlap, and where it adds gradients.
 
-RowColumns, framework, chip, schedule -> attention kernel, compiler, precision -> SoftwareProfile
+RowColumns, framework, chip, schedule -> attention kernel, compiler, precision -> RunSoftware
 """
 
 import re
@@ -8,11 +8,10 @@ from dataclasses import replace
 
 from hlat.planner.problem import (
     CHIP_FAMILIES,
-    COMPOSED_LOSS_BYTES,
     FUSED_LOSS_BYTES,
     MATERIALIZED_SCORES,
-    SoftwareProfile,
 )
+from published_runs.program import COMPOSED_LOSS_BYTES, RunSoftware
 from published_runs.reader import (
     Framework,
     PipelineWords,
@@ -36,7 +35,7 @@ _SIXTEEN_BIT_SUMS = re.compile(r"pure|(?:main )?grad(?:ient)?s? (?:in )?(?:bf16|
 
 def read_software(
     columns: RowColumns, framework: Framework, chip: RunChip, schedule: PipelineWords, *, gated: bool
-) -> SoftwareProfile:
+) -> RunSoftware:
     """Read what step times depend on besides model, layout and hardware.
 
     Args:
@@ -62,7 +61,7 @@ def read_software(
     materialized = attention == MATERIALIZED_SCORES and not xla  # a sign of programs before 2022
     eight_bit = columns.keep(read_eight_bit(precision))
     sixteen = framework.sixteen_bit_sums or materialized or _SIXTEEN_BIT_SUMS.search(lower(precision)) is not None
-    return SoftwareProfile(
+    return RunSoftware(
         attention=attention,
         fused=fused,
         composed=framework.composes and gated and eager and not fused,

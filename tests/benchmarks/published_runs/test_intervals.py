@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hlat.planner.cost import shipped_interval, step_times, undecided_ratio
+from hlat.planner.cost import load_constants, shipped_interval, undecided_ratio
 from hlat.planner.problem import WorkloadColumns
 from published_runs import LeftOutErrors, accuracy_lines, accuracy_page, prediction_errors
-from published_runs.constants_fit import ConstantsFit, prior_constants
+from published_runs.constants_fit import ConstantsFit, load_priors, prior_constants
+from published_runs.program import run_steps
 from published_runs.runs import read_published_runs
 
 ROOT = Path(__file__).parents[3]
@@ -45,16 +46,26 @@ def test_the_linearized_fit_finds_planted_constants(tmp_path: Path) -> None:
     columns = WorkloadColumns([run.workload for run in runs])
     priors = prior_constants()
     key = ("products", "hopper")
-    truth = step_times(columns, priors.with_values({key: priors.values[key] * 0.9})).step
+    truth = run_steps(columns, priors.with_values({key: priors.values[key] * 0.9})).step
     groups = np.array([run.group for run in runs])
     fitted = ConstantsFit(columns, truth, groups).fit(groups != "s0")
     held_out = groups == "s0"
     off, left = (
-        np.abs(np.log(step_times(columns.take(held_out), constants).step / truth[held_out])).mean()
+        np.abs(np.log(run_steps(columns.take(held_out), constants).step / truth[held_out])).mean()
         for constants in (priors, fitted)
     )
     assert left < 0.25 * off
     assert ConstantsFit(columns, truth, groups).fit(groups == "none").values == priors.values
+
+
+def test_every_constant_has_a_value_and_a_prior() -> None:
+    values, priors = load_constants().values, load_priors()
+    assert values.keys() == priors.keys()
+    for key, prior in priors.items():
+        assert prior.value > 0
+        if prior.spread:
+            # A fit must not move a constant far from its physical prior.
+            assert abs(np.log(values[key] / prior.value)) <= 2 * prior.spread, key
 
 
 def test_no_measurement_of_a_source_enters_its_own_columns(tmp_path: Path) -> None:

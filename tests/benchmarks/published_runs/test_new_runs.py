@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # tables that are complete, and change rarely
+
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "published"
 # Each set in the order of collection, with the least numbers of rows and of sources it was to have.
 SETS = {"new_runs.csv": (250, 12), "new_runs_2.csv": (120, 10), "new_runs_3.csv": (150, 10)}

@@ -18,6 +18,8 @@ from published_runs.published_memory import predicted_gib
 from published_runs.runs import PublishedRun, read_published_runs
 from tests.benchmarks.published_runs.test_published_runs import GOOD, HEADER, write
 
+pytestmark = pytest.mark.slow  # memory of other programs, which no plan predicts
+
 WEIGHTS = 32 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336) + 2 * 32000 * 4096
 
 

@@ -12,6 +12,8 @@ from published_runs.reader import (
     read_recompute,
 )
 
+pytestmark = pytest.mark.slow  # no plan reads tables of runs: for who works on the reader
+
 
 @pytest.mark.parametrize(
     ("text", "name"),

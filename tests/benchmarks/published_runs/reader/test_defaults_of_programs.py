@@ -7,11 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hlat.hardware import load_catalog
-from hlat.planner.cost import load_constants, step_times
+from hlat.planner.cost import load_constants
 from hlat.planner.cost.comm_time import comm_times
 from hlat.planner.problem import FLASH_ATTENTION_2, FLASH_ATTENTION_3, WorkloadColumns
+from published_runs.program import RUN_PROGRAM, run_steps
 from published_runs.reader import UnreadableError, find_framework, read_chip
 from published_runs.row import read_run
+
+pytestmark = pytest.mark.slow  # no plan reads tables of runs: for who works on the reader
 
 ROW = {
     "chip": "H100-SXM-80GB", "n_chips": "64", "layers": "32", "hidden": "4096", "heads": "32", "kv_heads": "8",
@@ -26,7 +29,7 @@ def read(**changes):
 
 
 def times(*workloads):
-    return step_times(WorkloadColumns(list(workloads)))
+    return run_steps(WorkloadColumns(list(workloads)))
 
 
 def test_transformer_engine_took_flash_attention_2_on_hopper_before_may_2024():
@@ -48,7 +51,7 @@ def test_xla_overlaps_gathers_on_gpus_since_its_scheduler_is_set():
     assert not since.software.overlaps_sums and read().software.overlaps_sums
     hybrid = read(framework="MaxText", replicas="8", interconnect="1x25 Gb/s per node")
     hidden = replace(hybrid, software=replace(hybrid.software, overlaps_sums=True))
-    across = comm_times(WorkloadColumns([hybrid]), load_constants()).across[0]
+    across = comm_times(WorkloadColumns([hybrid]), load_constants(), RUN_PROGRAM).across[0]
     assert times(hybrid).data >= across > 0
     assert times(hidden).data < times(hybrid).data
 

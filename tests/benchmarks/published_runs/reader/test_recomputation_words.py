@@ -8,11 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hlat.hardware import load_catalog
-from hlat.planner.cost import step_times
 from hlat.planner.problem import WorkloadColumns
 from published_runs.counted_memory import counted_bytes
+from published_runs.program import run_steps
 from published_runs.reader import Recomputation, find_framework, read_recompute
 from published_runs.row import read_run
+
+pytestmark = pytest.mark.slow  # no plan reads tables of runs: for who works on the reader
 
 ROW = {
     "chip": "H100-SXM-80GB", "n_chips": "64", "layers": "32", "hidden": "4096", "heads": "32", "kv_heads": "8",
@@ -28,7 +30,7 @@ def read(**changes):
 
 
 def recomputed(*workloads):
-    return step_times(WorkloadColumns(list(workloads))).recomputed
+    return run_steps(WorkloadColumns(list(workloads))).recomputed
 
 
 @given(

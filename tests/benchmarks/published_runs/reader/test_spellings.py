@@ -19,6 +19,8 @@ from published_runs.reader import (
     read_zero,
 )
 
+pytestmark = pytest.mark.slow  # no plan reads tables of runs: for who works on the reader
+
 FEW = settings(max_examples=150, deadline=None)
 CROSS = st.sampled_from([" x ", "x", "×", " × "])
 DASH = st.sampled_from([" ", "-", "–", ""])

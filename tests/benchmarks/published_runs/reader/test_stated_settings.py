@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from hlat.hardware import load_catalog
-from hlat.planner.cost import load_constants, step_times
+from hlat.planner.cost import load_constants
 from hlat.planner.cost.compute_time import compute_times
-from hlat.planner.problem import COMPOSED_LOSS_BYTES, FUSED_LOSS_BYTES, WorkloadColumns
+from hlat.planner.problem import FUSED_LOSS_BYTES, WorkloadColumns
+from published_runs.program import COMPOSED_LOSS_BYTES, run_steps
 from published_runs.reader import (
     Recomputation,
     UnreadableError,
@@ -17,6 +18,8 @@ from published_runs.reader import (
     read_schedule,
 )
 from published_runs.row import read_run
+
+pytestmark = pytest.mark.slow  # no plan reads tables of runs: for who works on the reader
 
 ROW = {
     "chip": "H100-SXM-80GB", "n_chips": "64", "layers": "32", "hidden": "4096", "heads": "32", "kv_heads": "8",
@@ -32,7 +35,7 @@ def read(**changes):
 
 
 def seconds(*runs):
-    return step_times(WorkloadColumns([run.workload for run in runs])).step
+    return run_steps(WorkloadColumns([run.workload for run in runs])).step
 
 
 def test_hybrid_sharding_gathers_weights_inside_its_replicas_only():
