@@ -15,6 +15,7 @@ from pathlib import Path
 from hlat.hardware import load_catalog
 from hlat.runtime import HlatError
 from published_runs import accuracy_lines, accuracy_page, prediction_errors
+from results import Recorder
 
 
 def main():
@@ -23,6 +24,7 @@ def main():
     parser.add_argument("--hardware", help="YAML file with more chips and machines")
     parser.add_argument("--html", type=Path, help="page to write")
     parser.add_argument("--json", action="store_true", help="print everything, every row with its readings")
+    parser.add_argument("--record", action="store_true", help="write benchmarks/results")
     options = parser.parse_args()
     try:
         found = prediction_errors(options.file, load_catalog(options.hardware))
@@ -31,6 +33,12 @@ def main():
     print(json.dumps(found, indent=2) if options.json else "\n".join(accuracy_lines(found)))
     if options.html:
         options.html.write_text(accuracy_page(options.file.name, found), encoding="utf-8")
+    if options.record:
+        record, columns = Recorder(__file__, "planner.md"), found["accuracy"]["all"]
+        claim = f"mean error of the step time, source left out, {columns['left_out']['n']} runs of {options.file.name}"
+        mean, base = (100 * columns[name]["mean"] for name in ("left_out", "one_constant"))
+        record.add(claim, "%", mean, peer="one constant", peer_values=base)
+        record.write()
 
 
 if __name__ == "__main__":
