@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hlat.planner.calibration.accuracy import prediction_errors
 from new_runs import join
+from published_runs.accuracy import prediction_errors
 from results import Recorder
 
 COLUMNS = ("prior_only", "left_out", "fitted", "one_constant")

@@ -12,7 +12,7 @@ chip family and precision; a family without known runs takes the median over all
     python benchmarks/new_runs.py compare
     python benchmarks/new_runs.py join --known published_runs.csv --out both.csv      # known runs and a set, one table
     python benchmarks/new_runs.py predict --set second --known both.csv
-    hlat plan --validate both.csv --json    # the intervals that ship (planner/cost/intervals.yaml)
+    python benchmarks/planner_errors.py both.csv --json    # the intervals that ship (planner/cost/intervals.yaml)
 """
 
 import argparse
@@ -23,12 +23,13 @@ from pathlib import Path
 
 import numpy as np
 
-from hlat.planner.calibration.accuracy import layout_kind
-from hlat.planner.calibration.one_constant import ideal_steps
-from hlat.planner.calibration.published_memory import memory_reading, predicted_gib
-from hlat.planner.calibration.published_runs import read_published_runs
-from hlat.planner.cost import shipped_interval, step_times
+from hlat.planner.cost import shipped_interval
 from hlat.planner.problem import WorkloadColumns
+from published_runs.accuracy import layout_kind
+from published_runs.one_constant import ideal_steps
+from published_runs.program import run_steps
+from published_runs.published_memory import memory_reading, predicted_gib
+from published_runs.runs import read_published_runs
 from results import Recorder
 
 FOLDER = Path(__file__).parent / "published"
@@ -76,7 +77,7 @@ def predict(known, name):
     with tempfile.TemporaryDirectory() as folder:
         runs, skipped = read_published_runs(blanked(measured, folder))
     columns = WorkloadColumns([run.workload for run in runs])
-    steps, ideal, efficiencies = step_times(columns).step, ideal_steps(columns), known_efficiencies(known)
+    steps, ideal, efficiencies = run_steps(columns).step, ideal_steps(columns), known_efficiencies(known)
     rows = []
     for index, (run, memory) in enumerate(zip(runs, predicted_gib(runs), strict=True)):
         seconds = float(steps[index])

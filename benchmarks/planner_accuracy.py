@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from published_runs.constants_fit import load_priors
 from results import Recorder
 
 SMALLEST_STEP = 3e-3
@@ -58,16 +59,16 @@ class Runs:
         self.measured = np.array(tokens) / np.array(speed)
 
     def errors(self, constants=None):
-        from hlat.planner.cost import step_times
+        from published_runs.program import run_steps
 
-        return step_times(self.columns, constants).step / self.measured - 1
+        return run_steps(self.columns, constants).step / self.measured - 1
 
 
 def fit(runs, rows, start=None, rounds=40):
     """Fit the constants to some rows, one coordinate at a time."""
-    from hlat.planner.cost import step_times
-    from hlat.planner.cost.constants import Constants, load_priors
+    from hlat.planner.cost import Constants
     from hlat.planner.problem import FAMILIES
+    from published_runs.program import run_steps
 
     priors = load_priors()
     columns, measured = runs.columns.take(np.nonzero(rows)[0]), runs.measured[rows]
@@ -78,7 +79,7 @@ def fit(runs, rows, start=None, rounds=40):
     names = [key for key, prior in priors.items() if prior.spread > 0 and (key[1] not in FAMILIES or key[1] in present)]
 
     def loss(constants):
-        error = np.minimum(np.abs(np.log(step_times(columns, constants).step / measured)), CAP)
+        error = np.minimum(np.abs(np.log(run_steps(columns, constants).step / measured)), CAP)
         pull = sum((np.log(constants.values[key] / priors[key].value) / priors[key].spread) ** 2 for key in names)
         return float((weights * error).sum() + PULL * pull)
 
@@ -165,7 +166,6 @@ def print_table(record, runs, fitted, held_out, baseline):
 def write_values(constants, runs):
     """Write fitted values, and the runs that they were fitted on, into constants.yaml."""
     import hlat.planner.cost
-    from hlat.planner.cost.constants import load_priors
 
     path = Path(hlat.planner.cost.__file__).with_name("constants.yaml")
     text = re.sub(r"\n  (value|fitted_on): [^\n]*", "", path.read_text(encoding="utf-8"))
@@ -182,7 +182,7 @@ def write_values(constants, runs):
 
 
 def main():
-    from hlat.planner.calibration.published_runs import read_published_runs
+    from published_runs.runs import read_published_runs
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", type=Path, nargs="+")

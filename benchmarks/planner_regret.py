@@ -32,8 +32,8 @@ def plainness(run):
 
 
 def main():
-    from hlat.planner.calibration.published_runs import read_published_runs
     from hlat.planner.search import TIE_TOLERANCE
+    from published_runs.runs import read_published_runs
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path)

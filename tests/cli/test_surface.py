@@ -60,7 +60,6 @@ SURFACE = {
         "--html",
         "--trace",
         "--fragment",
-        "--validate",
         "--hardware",
     },
     "hardware list": {"--hardware"},

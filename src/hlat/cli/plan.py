@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hlat.cli.common import ready, say, whole_number
-from hlat.cli.hardware import HardwareOption, catalog_of
+from hlat.cli.hardware import HardwareOption
 from hlat.cli.plan_options import check_outputs, check_question, parse_amount
 from hlat.runtime import escape_name
 
@@ -72,20 +72,12 @@ def plan_command(
     html: Annotated[Path | None, typer.Option(help="Write an HTML page with pictures.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the simulated step as a Chrome trace.")] = None,
     fragment: Annotated[Path | None, typer.Option(help="Write the layout as sections of a recipe.")] = None,
-    validate: Annotated[Path | None, typer.Option(help="Predict every run of a CSV file and print the errors.")] = None,
     hardware: HardwareOption = None,
 ) -> None:
     """Choose the layout of a run, and predict its time, memory, cost and goodput."""
     import hlat.planner.report  # while Ctrl-C cannot interrupt it
-    from hlat.runtime import PlanError
 
     ready()
-    if validate is not None:
-        if model is not None or cluster:
-            raise PlanError("--validate predicts the runs of a file; it takes no --model and no --cluster")
-        check_outputs((html,))
-        _validate(validate, hardware, html, as_json=as_json)
-        return
     check_question(
         model,
         cluster,
@@ -284,20 +276,3 @@ def _write(plans: list["TrainingPlan"], html: Path | None, trace: Path | None, r
             path.write_text(content, encoding="utf-8")
         except OSError as error:
             raise StorageError(f"{path} cannot be written: {error}") from error
-
-
-def _validate(path: Path, hardware: Path | None, html: Path | None, *, as_json: bool) -> None:
-    from hlat.planner.calibration import accuracy_lines, accuracy_page, prediction_errors
-    from hlat.runtime import StorageError
-
-    result = prediction_errors(path, catalog_of(hardware))
-    if as_json:
-        say(json.dumps(result, indent=2))
-    else:
-        for line in accuracy_lines(result):
-            say(escape_name(line))
-    if html is not None:
-        try:
-            html.write_text(accuracy_page(path.name, result), encoding="utf-8")
-        except OSError as error:
-            raise StorageError(f"{html} cannot be written: {error}") from error

@@ -87,19 +87,18 @@ def test_other_machines_keep_the_ring_of_their_constants():
 
 
 @pytest.mark.parametrize(
-    ("zero", "by_block", "calls"),
+    ("zero", "calls"),
     [
-        (3, False, 33),  # 32 blocks, and embedding with head
-        (1, True, 33),
-        (1, False, 63),  # 8.03 billion weights in buckets of 128 million, one for each rank
-        (0, False, 1),
+        (3, 33),  # 32 blocks, and embedding with head
+        (1, 33),
+        (0, 1),
     ],
 )
-def test_a_gather_over_instances_is_a_ring_of_all_ranks(zero, by_block, calls):
+def test_a_gather_over_instances_is_a_ring_of_all_ranks(zero, calls):
     """By hand: 128 ranks on 16 instances of 8 take 16 x 7 steps over NVLink and 15 over the network, in each call."""
     h100, ones = device_of("h100:16"), {"link": 1.0, "network": 1.0}
     layout = StepLayout(1, 1, 1, 128, 1, zero, 1, 128, 4096, True, "none")
-    columns = WorkloadColumns([Workload(SHAPE, layout, SoftwareProfile(gathers_blocks=by_block), h100)])
+    columns = WorkloadColumns([Workload(SHAPE, layout, SoftwareProfile(), h100)])
     constants = load_constants().with_values({(name, "all"): value for name, value in ones.items()})
     constants = constants.with_values({("hop", "all"): 3e-6, ("network_hop", "all"): 1e-5, ("collective", "all"): 2e-5})
     sent = 2 * float(rank_weights(columns)[0])

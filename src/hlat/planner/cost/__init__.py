@@ -2,7 +2,7 @@
 
 from hlat.planner.cost.comm_bytes import exchanged_bytes
 from hlat.planner.cost.comm_time import comm_times
-from hlat.planner.cost.constants import Constants, load_constants, load_priors
+from hlat.planner.cost.constants import Constants, load_constants
 from hlat.planner.cost.executed_flops import executed_flops
 from hlat.planner.cost.framework_profile import hlat_profile
 from hlat.planner.cost.goodput import (
@@ -47,7 +47,6 @@ __all__ = [
     "executed_flops",
     "hlat_profile",
     "load_constants",
-    "load_priors",
     "predict_reliability",
     "ratio_between",
     "shipped_interval",

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hlat.planner.cost.constants import Constants
+from hlat.planner.cost.program import HLAT, Program
 from hlat.planner.problem import Column, WorkloadColumns, rank_weights
 
 _TREE_STEPS = 8.0  # steps per doubling of the ranks: libraries use trees, not rings, for large groups
@@ -45,7 +46,7 @@ class CommTimes:
     members: Column
 
 
-def comm_times(columns: WorkloadColumns, constants: Constants) -> CommTimes:
+def comm_times(columns: WorkloadColumns, constants: Constants, program: Program = HLAT) -> CommTimes:
     """Time of the messages of each parallel axis on its links."""
     fast = columns.link_rate * constants.column("link", columns)
     net = columns.network_rate * constants.column("network", columns)
@@ -58,10 +59,7 @@ def comm_times(columns: WorkloadColumns, constants: Constants) -> CommTimes:
     whole_chips = columns.tensor % columns.per_chip == 0
     rate = np.where(inside, fast, np.minimum(fast, net))
     steps = _steps(columns, columns.tensor, hidden, whole_chips) * np.where(inside, near_hop, far_hop)
-    # Transformer Engine gathers what fp8 products read in fp8, inputs forward and gradients backward; it scatters in 16
-    # bits (pytorch/distributed.py, gather_along_first_dim).
-    narrow = (columns.transformer_engine > 0) & (columns.sequence_parallel > 0)
-    sent = np.where(narrow, 3 / 4, 1.0) * hidden  # mean of a gather and a scatter
+    sent = program.tensor_share(columns) * hidden
     half = np.where(columns.tensor > 1, steps + (columns.tensor - 1) / columns.tensor * sent / rate, 0.0)
     passage = columns.memory_rate * constants.column("passage", columns)
     start = constants.column("collective", columns)
@@ -70,7 +68,9 @@ def comm_times(columns: WorkloadColumns, constants: Constants) -> CommTimes:
 
     keys = 4 * columns.tokens * np.maximum(columns.kv_heads / columns.tensor, 1.0) * columns.head_dim
     near = columns.tensor * columns.context <= columns.domain
-    context = _context(columns, keys, np.where(near, fast, np.minimum(fast, share)), passage, constants)
+    step = keys / np.where(near, fast, np.minimum(fast, share)) + _context_hop(columns, near, constants)
+    context = program.context_exchange(columns, start, step, columns.context * keys / passage)
+    context = np.where(columns.context > 1, context, 0.0)
 
     one_domain = columns.world <= np.maximum(columns.per_instance, columns.domain)
     stage = hidden / columns.tensor / np.where(one_domain, fast, np.minimum(fast, share))
@@ -84,7 +84,7 @@ def comm_times(columns: WorkloadColumns, constants: Constants) -> CommTimes:
     members = np.minimum(np.maximum(1.0, neighbours), shards)
     rate = np.where(shards > members, np.minimum(fast, share * members), fast)
     weights = rank_weights(columns)
-    calls = _data_calls(columns, weights)
+    calls = program.gathers(columns, weights)
     far = constants.column("network_hop", columns)
     latency = start + _data_latency(columns, members, 2 * weights / calls, hop, far)
     latency = np.where(shards > 1, calls * latency, 0.0)
@@ -100,28 +100,11 @@ def comm_times(columns: WorkloadColumns, constants: Constants) -> CommTimes:
     return CommTimes(tensor, context, stage, gather, reduce, across, members)
 
 
-def _context(columns: WorkloadColumns, keys: Column, rate: Column, passage: Column, constants: Constants) -> Column:
-    """Seconds of one exchange of keys and values between context ranks.
-
-    A ring that hides behind attention has a message to the next rank in each of its steps. A gather starts once, and
-    passes everything through the memory.
-
-    Args:
-        columns: the workloads.
-        keys: bytes of keys and values of one rank.
-        rate: bytes per second of the slowest link of a group.
-        passage: bytes per second through the memory.
-        constants: constants of the time model.
-    """
-    start, others = constants.column("collective", columns), columns.context - 1
-    near = columns.tensor * columns.context <= columns.domain
+def _context_hop(columns: WorkloadColumns, near: NDArray[np.bool_], constants: Constants) -> Column:
+    """Latency of a message between context ranks, which are ``near`` if their group is inside one domain."""
     inside = np.where(columns.hop > 0, columns.hop, constants.column("hop", columns))
     outside = np.where(columns.network_hop > 0, columns.network_hop, constants.column("network_hop", columns))
-    hop = np.where(near, inside, outside)
-    step = keys / rate + hop
-    ring = others * (step + start)
-    gather = start + others * step + columns.context * keys / passage
-    return np.where(columns.context > 1, np.where(columns.overlaps_context > 0, ring, gather), 0.0)
+    return np.where(near, inside, outside)
 
 
 def _steps(columns: WorkloadColumns, ranks: Column, message: Column, whole_chips: NDArray[np.bool_]) -> Column:
@@ -152,19 +135,6 @@ def _passages(columns: WorkloadColumns, message: Column, whole_chips: NDArray[np
     """
     halved = whole_chips & (columns.per_chip > 1) & (columns.doubling_bytes > 0) & (message >= columns.doubling_bytes)
     return np.where(halved, (3 / 4 + 4 / 6) / 2, 1.0)
-
-
-def _data_calls(columns: WorkloadColumns, weights: Column) -> Column:
-    """Gathers (or scatters) of all weights of a rank.
-
-    FSDP has one per block, and one for embedding and head (hlat one for each at ZeRO 3). Megatron-LM fills buckets of
-    40 million weights, or of one million for each rank if that is more, so that steps stay long. Gradients that are
-    summed whole are one message.
-    """
-    blocks = 1 + np.ceil(columns.layers / columns.pipeline)
-    buckets = np.ceil(weights / np.maximum(40e6, 1e6 * columns.shards))
-    by_block = (columns.zero >= 2) | (columns.gathers_blocks > 0)
-    return np.select([columns.zero == 0, by_block], [1.0, blocks], buckets)
 
 
 def _data_latency(columns: WorkloadColumns, members: Column, message: Column, hop: Column, far: Column) -> Column:

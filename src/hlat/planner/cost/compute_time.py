@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hlat.planner.cost.constants import Constants
-from hlat.planner.cost.eight_bit_casts import cast_times
+from hlat.planner.cost.program import HLAT, Program
 from hlat.planner.problem import (
     CHIP_FAMILIES,
     FLASH_ATTENTION_1,
@@ -31,11 +31,8 @@ from hlat.planner.problem import (
 _TILE = 128  # rows and columns of a tile; about this many in the libraries of all makers
 _ALIGNED = 64  # elements
 _LOADED = 8  # elements of 16 bits, 16 bytes: what one instruction of a fast copy loads
-_KERNELS = (30, 24)  # per layer forward, copies and collective launches included: materialized scores, flash attention
-# transformers, modeling_llama.py. LlamaRMSNorm: to fp32, square, mean, add, root, product, to 16 bits, product;
-# apply_rotary_pos_emb: two products, a negation, a concatenation and a sum for queries and for keys.
-_COMPOSED_KERNELS = 2 * 7 + 8  # more than those of fused norms and rotations
-_COMPOSED_NORMS = 2 * (36 - 4)  # bytes per element more, of both norms
+# Bytes per element that norms and rotations of separate operations move besides those of fused ones.
+_COMPOSED_NORMS = 2 * (36 - 4)  # both norms
 _COMPOSED_ROTATION = 22 - 4
 _BACKWARD_KERNELS = 1.7  # per forward kernel
 _POINTWISE_BACKWARD = 1.5  # bytes per byte of forward
@@ -74,16 +71,19 @@ class ComputeTimes:
     last: Column
 
 
-def compute_times(columns: WorkloadColumns, constants: Constants) -> ComputeTimes:
+def compute_times(columns: WorkloadColumns, constants: Constants, program: Program = HLAT) -> ComputeTimes:
     """Computation time of the slowest rank."""
     product = Products.of(columns, constants)
-    forward_products, input_products, weight_products = _layer_products(columns, constants, product)
+    # Bytes that a kernel moves per gradient and micro-batch to add it: 16 bits read, the sum read and written.
+    sum_traffic = program.added_sums(columns) * (2 + 2 * columns.gradient_bytes)
+    forward_products, input_products, weight_products = _layer_products(columns, constants, product, sum_traffic)
+    casts_forward, casts_backward = program.cast_times(columns, constants)
+    forward_products, input_products = forward_products + casts_forward, input_products + casts_backward
     backward_products = input_products + weight_products
-    attention_forward, attention_backward = _attention(columns, constants, product)
+    attention_forward, attention_backward = _attention(columns, constants, product, program.softmax_bytes(columns))
     pointwise = _pointwise(columns, constants)
     intermediate = columns.intermediate / columns.tensor
-    kernels = np.where(columns.attention == MATERIALIZED_SCORES, _KERNELS[0], _KERNELS[1])
-    kernels = kernels + _COMPOSED_KERNELS * columns.composed + columns.extra_kernels
+    kernels = program.kernels(columns)
     gaps = kernels * constants.column("kernel", columns)
     host = kernels * constants.column("host", columns) * columns.eager
     return ComputeTimes(
@@ -98,8 +98,8 @@ def compute_times(columns: WorkloadColumns, constants: Constants) -> ComputeTime
         attention_backward=attention_backward,
         host_forward=host,
         host_backward=_BACKWARD_KERNELS * host,
-        head=_head(columns, constants, product),
-        embedding=_embedding(columns, constants),
+        head=_head(columns, constants, product, sum_traffic),
+        embedding=_embedding(columns, constants, sum_traffic),
         weight=weight_products,
         last=product.seconds(columns.tokens, columns.hidden, intermediate, in_blocks=True),
     )
@@ -166,7 +166,9 @@ class Products:
         )
 
 
-def _layer_products(columns: WorkloadColumns, constants: Constants, product: Products) -> tuple[Column, Column, Column]:
+def _layer_products(
+    columns: WorkloadColumns, constants: Constants, product: Products, sum_traffic: Column
+) -> tuple[Column, Column, Column]:
     """Seconds of one layer's products: forward, gradients of inputs, gradients of weights."""
     shapes = [(columns.tokens, rows, width) for rows, width in block_products(columns)]
     forward, by_input, by_weight = (
@@ -176,16 +178,17 @@ def _layer_products(columns: WorkloadColumns, constants: Constants, product: Pro
             strict=True,
         )
     )
-    casts_forward, casts_backward = cast_times(columns, constants)
     # Gradient accumulation: the product reads and writes the fp32 gradients of weights at its end.
     in_product = np.where(columns.zero < 3, 8 * product.unhidden / columns.memory_rate, 0.0)
     accumulated = layer_weights(columns) * np.where(
-        _adds_apart(columns), _sum_traffic(columns) / _streaming(columns, constants), in_product
+        _adds_apart(columns), sum_traffic / _streaming(columns, constants), in_product
     )
-    return forward + casts_forward, by_input + casts_backward, by_weight + accumulated
+    return forward, by_input, by_weight + accumulated
 
 
-def _attention(columns: WorkloadColumns, constants: Constants, product: Products) -> tuple[Column, Column]:
+def _attention(
+    columns: WorkloadColumns, constants: Constants, product: Products, softmax: tuple[Column | float, Column | float]
+) -> tuple[Column, Column]:
     """Seconds of the attention core, forward and backward: scores, softmax, and their product with the values."""
     length, head = columns.sequence, columns.head_dim
     heads = columns.heads / columns.tensor
@@ -206,13 +209,10 @@ def _attention(columns: WorkloadColumns, constants: Constants, product: Products
     slowdown = np.where(head % 8 > 0, constants.column("odd_heads", columns), 1.0)
     scores = slowdown * product.seconds(length, length, head, count=count)
     values = slowdown * product.seconds(length, head, length, count=count)
-    # Masked softmax and dropout: 2 bytes per score read or written, 1 for the dropout mask. Megatron-LM's softmax for
-    # causal masks (scaled_upper_triang_masked_softmax.h) reads half of them and writes all, forward and backward.
-    unread = columns.causal_softmax
     per_score = count * length * length / (columns.memory_rate * constants.column("memory", columns))
     materialized = columns.attention == MATERIALIZED_SCORES
-    forward = np.where(materialized, scores + values + (9 - unread) * per_score, flash_forward)
-    backward = np.where(materialized, 2 * scores + 2 * values + (11 - 2 * unread) * per_score, flash_backward)
+    forward = np.where(materialized, scores + values + softmax[0] * per_score, flash_forward)
+    backward = np.where(materialized, 2 * scores + 2 * values + softmax[1] * per_score, flash_backward)
     return forward, backward
 
 
@@ -234,14 +234,14 @@ def _pointwise(columns: WorkloadColumns, constants: Constants) -> Column:
 _COMPILED = tuple(float(code) for code, family in enumerate(CHIP_FAMILIES.values()) if family.compiled)
 
 
-def _head(columns: WorkloadColumns, constants: Constants, product: Products) -> Column:
+def _head(columns: WorkloadColumns, constants: Constants, product: Products, sum_traffic: Column) -> Column:
     """Seconds of the output projection in 16 bits, of the loss, and of adding the gradient of its weights."""
     rows = columns.vocab / columns.tensor
     products = sum(product.forward_and_backward(columns.tokens, rows, columns.hidden))
     streaming = _streaming(columns, constants)
     loss = columns.tokens * rows * columns.loss_bytes / streaming
     in_product = np.where(_accumulates(columns), 2 * columns.gradient_bytes * product.unhidden / columns.memory_rate, 0)
-    sums = np.where(_adds_apart(columns), _sum_traffic(columns) / streaming, in_product)
+    sums = np.where(_adds_apart(columns), sum_traffic / streaming, in_product)
     seconds: Column = products + loss + sums * rows * columns.hidden
     return seconds
 
@@ -249,16 +249,6 @@ def _head(columns: WorkloadColumns, constants: Constants, product: Products) -> 
 def _streaming(columns: WorkloadColumns, constants: Constants) -> Column:
     """Bytes per second of operations that only read and write large tensors."""
     return columns.memory_rate * constants.column("streaming", columns)
-
-
-def _sum_traffic(columns: WorkloadColumns) -> Column:
-    """Bytes that a kernel moves per gradient and micro-batch to add it: 16 bits read, the sum read and written.
-
-    Where a sum is torch's ``.grad``, the gradient of the first micro-batch becomes it, and nothing is added.
-    """
-    added = np.where(columns.zeroed_sums > 0, 1.0, 1 - 1 / columns.micro_batches)
-    traffic: Column = added * (2 + 2 * columns.gradient_bytes)
-    return traffic
 
 
 def _adds_apart(columns: WorkloadColumns) -> NDArray[np.bool_]:
@@ -274,7 +264,7 @@ def _accumulates(columns: WorkloadColumns) -> NDArray[np.bool_]:
     return found
 
 
-def _embedding(columns: WorkloadColumns, constants: Constants) -> Column:
+def _embedding(columns: WorkloadColumns, constants: Constants, sum_traffic: Column) -> Column:
     """Seconds of the embedding, forward and backward.
 
     Rows are copied, and their gradients added to those of the table, in 16 bits. The gradient of the table is dense
@@ -282,7 +272,7 @@ def _embedding(columns: WorkloadColumns, constants: Constants) -> Column:
     there are several micro-batches and these sums are not sharded.
     """
     table = columns.vocab / columns.tensor * columns.hidden
-    added = np.where(_accumulates(columns), _sum_traffic(columns), 0.0)
+    added = np.where(_accumulates(columns), sum_traffic, 0.0)
     traffic = 8 * columns.tokens * columns.hidden + table * (2 + added)
     seconds: Column = traffic / (columns.memory_rate * constants.column("memory", columns))
     return seconds

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
-from typing import Any
 
 import numpy as np
 import yaml
@@ -51,49 +50,10 @@ class Constants:
         return Constants({**self.values, **changes})
 
 
-@dataclass(frozen=True)
-class Prior:
-    """Starting value of a constant in a fit, and the standard deviation of its logarithm."""
-
-    value: float
-    spread: float
-
-
-def _content() -> dict[str, Any]:
-    text = files("hlat.planner.cost").joinpath("constants.yaml").read_text(encoding="utf-8")
-    content: dict[str, Any] = yaml.safe_load(text)
-    return content
-
-
 @cache
 def load_constants() -> Constants:
     """The values that predictions use."""
-    values = {}
-    for name, entry in _content().items():
-        for family, value in (entry.get("value") or _priors_of(entry)).items():
-            values[name, family] = float(value)
-    return Constants(values)
-
-
-@cache
-def load_priors() -> dict[tuple[str, str], Prior]:
-    """Priors of a fit, which starts from them and is pulled towards them."""
-    return {
-        (name, family): Prior(float(value), float(_spreads_of(entry).get(family, entry["prior"]["spread"])))
-        for name, entry in _content().items()
-        for family, value in _priors_of(entry).items()
-    }
-
-
-def meanings() -> dict[str, str]:
-    """One sentence per constant: its meaning."""
-    return {name: str(entry["meaning"]) for name, entry in _content().items()}
-
-
-def _priors_of(entry: Mapping[str, Any]) -> dict[str, float]:
-    return {family: value for family, value in entry["prior"].items() if family not in ("spread", "spreads")}
-
-
-def _spreads_of(entry: Mapping[str, Any]) -> dict[str, float]:
-    spreads: dict[str, float] = entry["prior"].get("spreads", {})
-    return spreads
+    content = yaml.safe_load(files("hlat.planner.cost").joinpath("constants.yaml").read_text(encoding="utf-8"))
+    return Constants(
+        {(name, family): float(value) for name, entry in content.items() for family, value in entry["value"].items()}
+    )

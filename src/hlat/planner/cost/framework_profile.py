@@ -101,15 +101,12 @@ def _software(
         # Without kernels, norms and rotations are sequences of torch's operations (model/pointwise.py).
         composed=not compiled and not compilable and not has_kernels,
         eager=not compiled and not compilable,
-        # Tensor-parallel collectives, and the all-reduce of ZeRO 0, do not overlap with computation.
-        overlaps_tensor=False,
+        # The all-reduce of ZeRO 0 does not overlap with computation.
         overlaps_data=zero,
         eight_bit=eight_bit,
         # As torch.utils.checkpoint does. Compilers remove more: see the constant `recomputed` of their families.
         early_stop=not compiled,
         gradient_bytes=gradient_bytes,
-        gathers_blocks=True,
-        balances_stages=True,
         loss_bytes=FUSED_LOSS_BYTES if compiled else _KERNEL_LOSS_BYTES if has_kernels else _LOSS_BYTES,
         # Only blocks are compiled on GPUs, not the head.
         pads_rows=compiled,

@@ -3,8 +3,8 @@
     intervals.yaml -> shipped_interval("hopper", eight_bit=False) -> RatioInterval(low, high) -> widened(spread)
                    -> undecided_ratio() of two layouts of one job; ratio_between(one, other) of two families
 
-``hlat plan --validate FILE --json`` computes the numbers (``intervals``, ``order``) from runs whose source was left
-out of the fit; planner/calibration/intervals.py and order.py have the rules.
+``benchmarks/planner_errors.py FILE --json`` computes the numbers (``intervals``, ``order``) from runs whose source was
+left out of the fit; benchmarks/published_runs/intervals.py and order.py have the rules.
 """
 
 from dataclasses import dataclass, replace

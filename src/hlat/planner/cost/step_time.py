@@ -17,8 +17,9 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from hlat.planner.cost.comm_time import comm_times
-from hlat.planner.cost.compute_time import ComputeTimes, compute_times
+from hlat.planner.cost.compute_time import compute_times
 from hlat.planner.cost.constants import Constants, load_constants
+from hlat.planner.cost.program import HLAT, Program
 from hlat.planner.problem import RECOMPUTE_POLICIES, Column, WorkloadColumns, layer_weights, rank_weights
 
 _SELECTIVE, _FULL = float(RECOMPUTE_POLICIES.index("selective")), float(RECOMPUTE_POLICIES.index("full"))
@@ -95,62 +96,25 @@ STEP_COMPONENTS = (
 """The components that add up to a step."""
 
 
-def stage_layers(columns: WorkloadColumns) -> tuple[Column, Column]:
-    """Layers of the pipeline rank with the most, and of the last one.
-
-    If the layers do not divide evenly, the first and the last rank have fewer, since they also have embedding and head.
-    """
-    largest = np.ceil(columns.layers / columns.pipeline)
-    even = columns.layers % columns.pipeline == 0
-    without_ends = (columns.layers + 2) % columns.pipeline == 0
-    last = np.where(
-        even, largest, np.where(without_ends, largest - 1, np.maximum(1.0, np.floor(columns.layers / columns.pipeline)))
-    )
-    return largest, last
-
-
-def balanced_layers(columns: WorkloadColumns, head: Column) -> tuple[Column, Column]:
-    """Layers of the ranks before the last one, and of the last one, whose longest time is least.
-
-    ``hlat.parallel.stages`` also looks at memory, and at each stage of a rank; the simulation uses its split.
-
-    Args:
-        columns: the workloads.
-        head: time of the head, in layers.
-    """
-    ranks, fewest = columns.pipeline, columns.virtual
-
-    def split(most: Column) -> tuple[Column, Column, Column]:
-        last = np.maximum(fewest, columns.layers - (ranks - 1) * most)
-        return most, last, np.maximum(most, last + head)
-
-    mean = np.maximum(1.0, (columns.layers + head) / ranks)
-    (few, last_of_few, longest), (many, last_of_many, other) = split(np.floor(mean)), split(np.ceil(mean))
-    # Fewer layers than the mean leave the rest to the last rank; more than all of them are not there.
-    many = np.minimum(many, np.ceil((columns.layers - fewest) / np.maximum(ranks - 1, 1)))
-    better = longest <= other
-    return np.where(better, few, many), np.where(better, last_of_few, last_of_many)
-
-
-def step_times(columns: WorkloadColumns, constants: Constants | None = None) -> StepTimes:
+def step_times(columns: WorkloadColumns, constants: Constants | None = None, program: Program = HLAT) -> StepTimes:
     """Predict the step time of each workload."""
     known = constants or load_constants()
-    compute, comm = compute_times(columns, known), comm_times(columns, known)
+    compute, comm = compute_times(columns, known, program), comm_times(columns, known, program)
     blend = known.shared("blend")
 
-    exposed = np.where(columns.overlaps_tensor > 0, known.column("exposed_tensor", columns), 1.0)
+    exposed = program.exposed_tensor(columns, known)
     tensor_one_way = 2 * exposed * comm.tensor
-    context_forward, context_backward = _context_comm(columns, comm.context, compute)
+    context_forward, context_backward = program.context_waits(
+        columns, comm.context, compute.attention_forward, compute.attention_backward
+    )
     context = context_forward + context_backward
     # Two gathers, half of what a pass sends; full recomputation repeats them with everything else.
     again = np.where((columns.gathers_again > 0) & (columns.recompute != _FULL), exposed * comm.tensor, 0.0)
     forward = _device_and_host(compute.forward + tensor_one_way, compute.host_forward, blend)
     backward = _device_and_host(compute.backward + tensor_one_way + again, compute.host_backward, blend)
-    # The result of a layer's last all-reduce is not needed again.
-    skipped = np.where(columns.recomputes_sums > 0, 0.0, tensor_one_way / 2)
-    kept = (1 - columns.recomputed_products) * compute.forward_products
-    kept = kept + (1 - columns.recomputed_attention) * compute.attention_forward
-    repeated = columns.recomputed_layers * (forward - skipped - kept - columns.early_stop * compute.last)
+    repeated = program.repeated(
+        columns, forward, tensor_one_way, compute.forward_products, compute.attention_forward, compute.last
+    )
     recomputed = np.select(
         [columns.recompute == _FULL, columns.recompute == _SELECTIVE],
         [known.column("recomputed", columns) * repeated, compute.attention_forward],
@@ -163,7 +127,7 @@ def step_times(columns: WorkloadColumns, constants: Constants | None = None) -> 
     weight = compute.weight + twice
     layer = forward + backward + recomputed + context
 
-    largest, slowest = _slowest_stage(columns, layer, compute.head, compute.embedding)
+    largest, slowest = program.slowest_stage(columns, layer, compute.head, compute.embedding)
     ends = compute.head + compute.embedding
     mean = (columns.layers * layer + ends) / columns.pipeline
     count = columns.micro_batches
@@ -178,9 +142,7 @@ def step_times(columns: WorkloadColumns, constants: Constants | None = None) -> 
     once = once + comm.across
     contention = known.column("contention", columns)
     per_pass = _exposed_smooth(each, rank_compute * columns.overlaps_data, blend)
-    hideable = np.where(
-        (columns.overlaps_data > 0) & (columns.overlaps_sums > 0), known.column("hiding", columns) * rank_compute, 0.0
-    )
+    hideable = np.where(program.hides_sums(columns), known.column("hiding", columns) * rank_compute, 0.0)
     exposed_once = _exposed_smooth(once, hideable, blend)
     exposed_once = np.maximum(exposed_once, _ends(columns) * (comm.gather + comm.reduce + comm.across))
     data = per_pass * count + exposed_once
@@ -224,27 +186,6 @@ def step_times(columns: WorkloadColumns, constants: Constants | None = None) -> 
     )
 
 
-def _slowest_stage(columns: WorkloadColumns, layer: Column, head: Column, embedding: Column) -> tuple[Column, Column]:
-    """Layers of the rank with the most, and seconds of the slowest one for a micro-batch.
-
-    Args:
-        columns: the workloads.
-        layer: seconds of a layer.
-        head: seconds of the head.
-        embedding: seconds of the embedding.
-    """
-    balanced = (columns.balances_stages > 0) & (columns.pipeline > 1)
-    pairs = zip(balanced_layers(columns, head / layer), stage_layers(columns), strict=True)
-    largest, last = (np.where(balanced, ours, even) for ours, even in pairs)
-    # Where the last rank has fewer layers because of the head, so has the first; balanced stages look at the head only.
-    first = np.where(balanced, largest, last) * layer + embedding
-    others = np.maximum(np.maximum(first, last * layer + head), largest * layer)
-    # Vocabulary parallelism divides both over the stages.
-    divided = largest * layer + (head + embedding) / columns.pipeline
-    several = np.where(columns.divides_head > 0, divided, others)
-    return largest, np.where(columns.pipeline > 1, several, largest * layer + head + embedding)
-
-
 def matrix_time(columns: WorkloadColumns, known: Constants) -> Column:
     """Seconds in which the ranks of a pipeline stage exchange and update the whole matrices of the optimizer.
 
@@ -282,25 +223,6 @@ def _data_comm(columns: WorkloadColumns, gather: Column, reduce: Column) -> tupl
     each = np.where(columns.zero == 3, 2 * gather, 0.0) + np.where(per_micro_batch, reduce, 0.0)
     gathered = np.select([columns.zero == 0, columns.zero == 3], [reduce, 0.0], gather)
     return each, gathered + np.where(per_micro_batch, 0.0, reduce)
-
-
-def _context_comm(columns: WorkloadColumns, once: Column, compute: ComputeTimes) -> tuple[Column, Column]:
-    """Exposed time of exchanging keys and values in a layer, forward and backward.
-
-    A ring (Liu et al. 2023, arXiv 2310.01889) hides each of its c - 1 messages behind one of c pieces of attention; its
-    backward pass carries keys, values and their gradients. A gather (Llama 3 herd, arXiv 2407.21783, section 3.3.2) is
-    waited for; its backward pass scatters the gradients, and gathers again what recomputation has freed.
-
-    Args:
-        columns: the workloads.
-        once: seconds of one exchange.
-        compute: computation times.
-    """
-    hidden = columns.overlaps_context * (columns.context - 1) / columns.context
-    forward = np.maximum(0.0, once - hidden * compute.attention_forward)
-    ring = np.maximum(0.0, 2 * once - hidden * compute.attention_backward)
-    gathers = np.where(columns.recompute > 0, 2.0, 1.0)
-    return forward, np.where(columns.overlaps_context > 0, ring, gathers * once)
 
 
 def _smooth_maximum(a: Column, b: Column, blend: float) -> Column:

@@ -1,6 +1,6 @@
 """Inputs of a plan: the request (model, cluster, training budget) and the candidate layouts."""
 
-from hlat.planner.problem.devices import instance_device, request_device
+from hlat.planner.problem.devices import request_device
 from hlat.planner.problem.execution import PlannedExecution, planned_execution
 from hlat.planner.problem.families import CHIP_FAMILIES, FAMILIES, borrowed_constants
 from hlat.planner.problem.layout_text import layout_text, parse_layout
@@ -10,7 +10,6 @@ from hlat.planner.problem.recipe_step import recipe_on_chip, recipe_step
 from hlat.planner.problem.request import PlanRequest, resolve_request
 from hlat.planner.problem.runnable import comparison_note, why_not_runnable
 from hlat.planner.problem.workload import (
-    COMPOSED_LOSS_BYTES,
     FLASH_ATTENTION_1,
     FLASH_ATTENTION_2,
     FLASH_ATTENTION_3,
@@ -21,7 +20,6 @@ from hlat.planner.problem.workload import (
     DeviceSpec,
     ModelShape,
     OptimizerCost,
-    RecomputePolicy,
     SoftwareProfile,
     StepLayout,
     Workload,
@@ -33,7 +31,6 @@ from hlat.planner.problem.workload import (
 
 __all__ = [
     "CHIP_FAMILIES",
-    "COMPOSED_LOSS_BYTES",
     "FAMILIES",
     "FLASH_ATTENTION_1",
     "FLASH_ATTENTION_2",
@@ -48,7 +45,6 @@ __all__ = [
     "OptimizerCost",
     "PlanRequest",
     "PlannedExecution",
-    "RecomputePolicy",
     "SoftwareProfile",
     "StepLayout",
     "Workload",
@@ -57,7 +53,6 @@ __all__ = [
     "borrowed_constants",
     "candidates",
     "comparison_note",
-    "instance_device",
     "layer_weights",
     "layout_text",
     "layout_violations",

@@ -1,11 +1,11 @@
 """Device figures for the cost model, from the hardware catalog.
 
-Chip, Instance -> DeviceSpec: figures per torch device; where none is published, that of the nearest chip
+Cluster -> DeviceSpec: figures per torch device; where none is published, that of the nearest chip
 """
 
 from dataclasses import replace
 
-from hlat.hardware import Chip, Cluster, Instance
+from hlat.hardware import Cluster
 from hlat.planner.problem.families import CHIP_FAMILIES
 from hlat.planner.problem.request import PlanRequest
 from hlat.planner.problem.workload import DeviceSpec
@@ -49,11 +49,6 @@ def request_device(request: PlanRequest) -> DeviceSpec:
     peak = request.cluster.chip.flops("float32") or device.peak / 4
     halved = {name: getattr(device, name) / 2 for name in ("memory_rate", "link_rate", "network_rate")}
     return replace(device, peak=peak, **halved)
-
-
-def instance_device(chip: Chip, instance: Instance) -> DeviceSpec:
-    """One torch device of an instance."""
-    return cluster_device(Cluster(instance, chip, 1))
 
 
 def cluster_device(cluster: Cluster) -> DeviceSpec:

@@ -9,7 +9,7 @@ search and a layout given by the user are all computed by the same formulas.
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from math import inf
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,14 +23,8 @@ RECOMPUTE_POLICIES: tuple[RecomputePolicy, ...] = ("none", "selective", "full")
 MATERIALIZED_SCORES, FLASH_ATTENTION_1, FLASH_ATTENTION_2, FLASH_ATTENTION_3 = range(4)
 """Attention kernels: scores written to memory; FlashAttention 1; 2; 3 and its equals (cuDNN, XLA, NKI)."""
 
-FUSED_LOSS_BYTES, COMPOSED_LOSS_BYTES = 20.0, 52.0
-"""Memory traffic of a loss per logit, forward and backward.
-
-Composed of torch's operations on fp32 logits (Megatron-LM, core/tensor_parallel/cross_entropy.py): conversion from 16
-bits 6 bytes, largest logit 4, subtraction, exponentials and division 8 each, their sum 4; product with the incoming
-gradient 8, conversion 6. torch.nn.functional.cross_entropy on fp32 logits moves between 40 and that: its softmax reads
-rows that are too long for a processor more than once.
-"""
+FUSED_LOSS_BYTES = 20.0
+"""Memory traffic of a loss in fused kernels per logit, forward and backward."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +62,6 @@ class StepLayout:
         gathers_again: True if backward waits for the inputs of attention and feed-forward to be gathered again. False
             for programs that hide this gather behind a product; the constants of the time model include theirs.
         replicas: copies of the sharded state (hybrid sharding); gradients are summed across them once per step.
-        recomputed_layers: share of the layers that ``full`` recomputation repeats.
-        recomputed_products: share of the work of products that it repeats in these layers; less than 1 if results are
-            kept.
-        recomputed_attention: 1 if it repeats attention, 0 if its result is kept.
     """
 
     tensor: int
@@ -88,9 +78,6 @@ class StepLayout:
     split_backward: bool = False
     gathers_again: bool = False
     replicas: int = 1
-    recomputed_layers: float = 1.0
-    recomputed_products: float = 1.0
-    recomputed_attention: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -103,24 +90,13 @@ class SoftwareProfile:
         fused: True if pointwise operations run in fused kernels (a compiler, Transformer Engine).
         composed: True if norms and rotations are composed of separate operations, as in eager code in Python.
         eager: True if the host launches every kernel itself, and may be too slow for small ones.
-        overlaps_tensor: True if tensor-parallel communication overlaps with its matrix products.
         overlaps_data: True if data-parallel communication overlaps with passes.
-        overlaps_sums: True if what is sent once per step (sums of gradients) overlaps with passes too.
-        extra_kernels: kernels of a layer's forward pass that the host launches besides those of every eager program.
-        overlaps_context: True if the exchange of keys and values overlaps with attention.
         eight_bit: True if the matrix products of decoder blocks run in fp8.
-        transformer_engine: True if these are Transformer Engine's: casts are fused, and tensor ranks gather in fp8.
         early_stop: True if recomputation of a block stops before its last product, whose result is not needed.
         gradient_bytes: bytes per gradient element in a reduction.
-        gathers_blocks: True if weights are gathered block by block at every ZeRO stage; else in large buckets below 2.
-        balances_stages: True if the last stages of a pipeline have fewer layers, since they have the head.
-        divides_head: True if the head is divided over all stages of a pipeline (vocabulary parallelism).
         loss_bytes: memory traffic of the loss per logit, forward and backward: 20 bytes in fused kernels.
         pads_rows: True if a compiler pads matrices whose rows are not multiples of 16 bytes.
         adds_apart: True if kernels of their own add gradients of weights to the sums of the step, not the products.
-        zeroed_sums: True if these sums start from zeros, to which the first micro-batch is added like all others.
-        causal_softmax: True if the softmax of written scores reads only those that a causal mask leaves.
-        recomputes_sums: True if recomputation of a block repeats its last all-reduce, whose result is not needed.
     """
 
     attention: int = FLASH_ATTENTION_2
@@ -129,24 +105,13 @@ class SoftwareProfile:
     fused: bool = False
     composed: bool = False
     eager: bool = True
-    overlaps_tensor: bool = False
     overlaps_data: bool = True
-    overlaps_sums: bool = True
-    extra_kernels: int = 0
-    overlaps_context: bool = False
     eight_bit: bool = False
-    transformer_engine: bool = False
     early_stop: bool = False
     gradient_bytes: int = 4
-    gathers_blocks: bool = False
-    balances_stages: bool = False
-    divides_head: bool = False
     loss_bytes: float = FUSED_LOSS_BYTES
     pads_rows: bool = False
     adds_apart: bool = False
-    zeroed_sums: bool = False
-    causal_softmax: bool = False
-    recomputes_sums: bool = False
 
 
 @dataclass(frozen=True)
@@ -218,13 +183,6 @@ class Workload:
     optimizer: OptimizerCost = OptimizerCost()
 
 
-_SECTIONS = {
-    "shape": ModelShape,
-    "layout": StepLayout,
-    "software": SoftwareProfile,
-    "device": DeviceSpec,
-    "optimizer": OptimizerCost,
-}
 _CODES: dict[str, tuple[str, ...]] = {"recompute": RECOMPUTE_POLICIES, "family": FAMILIES}
 
 
@@ -233,10 +191,10 @@ class WorkloadColumns:
 
     def __init__(self, workloads: Sequence[Workload]) -> None:
         self._columns: dict[str, Column] = {}
-        for section, kind in _SECTIONS.items():
+        for section in fields(Workload):
             # The workloads of a search share their shape, software and device: each object is read once.
-            distinct, indices = _deduplicate([getattr(workload, section) for workload in workloads])
-            for field in fields(kind):
+            distinct, indices = _deduplicate([getattr(workload, section.name) for workload in workloads])
+            for field in fields(distinct[0]):  # those of published runs have more than hlat's own
                 codes = _CODES.get(field.name)
                 values = [getattr(row, field.name) for row in distinct]
                 numbers = [codes.index(value) for value in values] if codes is not None else values
@@ -283,17 +241,11 @@ class WorkloadColumns:
         """World size."""
         return self.tensor * self.pipeline * self.context * self.data
 
-    def __getstate__(self) -> dict[str, Column]:
-        return self._columns
 
-    def __setstate__(self, state: dict[str, Column]) -> None:
-        self._columns = state
-
-
-def _deduplicate(objects: list[object]) -> tuple[list[object], NDArray[np.intp]]:
+def _deduplicate(objects: list[Any]) -> tuple[list[Any], NDArray[np.intp]]:
     """The distinct objects, by identity, and for each of ``objects`` its index among them."""
     index_by_id: dict[int, int] = {}
-    distinct: list[object] = []
+    distinct: list[Any] = []
     indices = np.empty(len(objects), dtype=np.intp)
     for position, item in enumerate(objects):
         if id(item) not in index_by_id:

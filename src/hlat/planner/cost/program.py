@@ -1,0 +1,166 @@
+"""The training program, as far as the time of a step depends on how it is written: hlat's way.
+
+    columns, constants -> Program -> kernels, casts, exchanged bytes and waiting of one step -> the formulas
+
+Predictions are of hlat. The constants are fitted to runs of other programs too: benchmarks/published_runs/program.py
+derives theirs from this class, and gives it to the same formulas.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hlat.planner.cost.constants import Constants
+from hlat.planner.problem import MATERIALIZED_SCORES, Column, WorkloadColumns, block_products
+
+_KERNELS = (30, 24)  # per layer forward, copies and collective launches included: materialized scores, flash attention
+# transformers, modeling_llama.py. LlamaRMSNorm: to fp32, square, mean, add, root, product, to 16 bits, product;
+# apply_rotary_pos_emb: two products, a negation, a concatenation and a sum for queries and for keys.
+_COMPOSED_KERNELS = 2 * 7 + 8  # more than those of fused norms and rotations
+
+
+class Program:
+    """Choices of hlat that cost time; a method for each that another program makes otherwise."""
+
+    def kernels(self, columns: WorkloadColumns) -> Column:
+        """Kernels of a layer's forward pass."""
+        attention = np.where(columns.attention == MATERIALIZED_SCORES, _KERNELS[0], _KERNELS[1])
+        kernels: Column = attention + _COMPOSED_KERNELS * columns.composed
+        return kernels
+
+    def softmax_bytes(self, columns: WorkloadColumns) -> tuple[Column | float, Column | float]:
+        """Memory traffic of masked softmax and dropout per score in memory, forward and backward.
+
+        2 bytes per score read or written, 1 for the dropout mask.
+        """
+        return 9.0, 11.0
+
+    def added_sums(self, columns: WorkloadColumns) -> Column | float:
+        """Share of the micro-batches whose gradients are added to the sums of the step.
+
+        A sum is torch's ``.grad``: the gradient of the first micro-batch becomes it, and nothing is added.
+        """
+        return 1 - 1 / columns.micro_batches
+
+    def cast_times(self, columns: WorkloadColumns, constants: Constants) -> tuple[Column, Column]:
+        """Seconds of a layer's casts to 8 bits, forward and backward; 0 without 8-bit products.
+
+        Casts are passes of their own over 16-bit tensors, read once and written twice: the gradient of a weight needs
+        input and gradient transposed.
+        """
+        rate = columns.memory_rate * constants.column("memory", columns)
+        inputs = sum(columns.tokens * width for _, width in block_products(columns))
+        once = np.where(columns.eight_bit > 0, 3 * inputs / rate * constants.column("casts", columns), 0.0)
+        return once, 2 * once
+
+    def tensor_share(self, columns: WorkloadColumns) -> Column | float:
+        """Bytes that tensor ranks gather and scatter, relative to 16 bits per element."""
+        return 1.0
+
+    def exposed_tensor(self, columns: WorkloadColumns, constants: Constants) -> Column | float:
+        """Share of the tensor axis' communication that no product hides."""
+        return 1.0
+
+    def context_exchange(self, columns: WorkloadColumns, start: Column, step: Column, passage: Column) -> Column:
+        """Seconds of one exchange of keys and values between context ranks: a gather, which starts once.
+
+        Args:
+            columns: the workloads.
+            start: seconds until a collective starts.
+            step: seconds of a message to the next rank.
+            passage: seconds in which all that is exchanged passes through the memory.
+        """
+        return start + (columns.context - 1) * step + passage
+
+    def context_waits(
+        self, columns: WorkloadColumns, once: Column, attention_forward: Column, attention_backward: Column
+    ) -> tuple[Column, Column]:
+        """Exposed time of these exchanges in a layer, forward and backward.
+
+        A gather (Llama 3 herd, arXiv 2407.21783, section 3.3.2) is waited for; its backward pass scatters the
+        gradients, and gathers again what recomputation has freed.
+
+        Args:
+            columns: the workloads.
+            once: seconds of one exchange.
+            attention_forward: seconds of attention in a layer.
+            attention_backward: those of its backward pass.
+        """
+        return once, np.where(columns.recompute > 0, 2.0, 1.0) * once
+
+    def repeated(
+        self, columns: WorkloadColumns, forward: Column, sums: Column, products: Column, attention: Column, last: Column
+    ) -> Column:
+        """Seconds of a layer's forward pass that full recomputation repeats.
+
+        The results of the last all-reduce, and with ``early_stop`` of the last product, are not needed again.
+
+        Args:
+            columns: the workloads.
+            forward: seconds of the forward pass.
+            sums: those of its two all-reduces over the tensor axis.
+            products: those of its products.
+            attention: those of attention.
+            last: those of its last product.
+        """
+        return forward - sums / 2 - columns.early_stop * last
+
+    def hides_sums(self, columns: WorkloadColumns) -> NDArray[np.bool_]:
+        """True where passes hide what the data axis exchanges once per step."""
+        hides: NDArray[np.bool_] = columns.overlaps_data > 0
+        return hides
+
+    def gathers(self, columns: WorkloadColumns, weights: Column) -> Column:
+        """Gathers (or scatters) in which all weights of a rank travel over the data axis.
+
+        One per block, and one for embedding and head (at ZeRO 3 one for each). Gradients that are summed whole are one
+        message.
+        """
+        return np.where(columns.zero == 0, 1.0, blocks_and_ends(columns))
+
+    def slowest_stage(
+        self, columns: WorkloadColumns, layer: Column, head: Column, embedding: Column
+    ) -> tuple[Column, Column]:
+        """Layers of the pipeline rank with the most, and seconds of the slowest one for a micro-batch.
+
+        Args:
+            columns: the workloads.
+            layer: seconds of a layer.
+            head: seconds of the head.
+            embedding: seconds of the embedding.
+        """
+        several = columns.pipeline > 1
+        largest, last = balanced_layers(columns, head / layer)
+        largest = np.where(several, largest, columns.layers)
+        slowest = np.maximum(largest * layer + embedding, last * layer + head)
+        return largest, np.where(several, slowest, largest * layer + head + embedding)
+
+
+HLAT = Program()
+
+
+def blocks_and_ends(columns: WorkloadColumns) -> Column:
+    """Blocks of a pipeline rank, and its embedding or head as one more."""
+    return 1 + np.ceil(columns.layers / columns.pipeline)
+
+
+def balanced_layers(columns: WorkloadColumns, head: Column) -> tuple[Column, Column]:
+    """Layers of the ranks before the last one, and of the last one, whose longest time is least.
+
+    ``hlat.parallel.stages`` also looks at memory, and at each stage of a rank; the simulation uses its split.
+
+    Args:
+        columns: the workloads.
+        head: time of the head, in layers.
+    """
+    ranks, fewest = columns.pipeline, columns.virtual
+
+    def split(most: Column) -> tuple[Column, Column, Column]:
+        last = np.maximum(fewest, columns.layers - (ranks - 1) * most)
+        return most, last, np.maximum(most, last + head)
+
+    mean = np.maximum(1.0, (columns.layers + head) / ranks)
+    (few, last_of_few, longest), (many, last_of_many, other) = split(np.floor(mean)), split(np.ceil(mean))
+    # Fewer layers than the mean leave the rest to the last rank; more than all of them are not there.
+    many = np.minimum(many, np.ceil((columns.layers - fewest) / np.maximum(ranks - 1, 1)))
+    better = longest <= other
+    return np.where(better, few, many), np.where(better, last_of_few, last_of_many)
