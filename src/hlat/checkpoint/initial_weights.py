@@ -79,7 +79,10 @@ def load_weights(
 
 
 def _identify(folder: Path, expected: str | None) -> str:
-    identity = HFModel(folder).sha256() if is_hf_folder(folder) else hash_file(folder / MANIFEST_NAME)
+    try:
+        identity = HFModel(folder).sha256() if is_hf_folder(folder) else hash_file(folder / MANIFEST_NAME)
+    except OSError as error:
+        raise CheckpointError(f"checkpoint.init_from {folder}: cannot be read: {error}") from error
     if expected not in (None, identity):
         raise CheckpointError(
             f"checkpoint.init_from {folder}: these are not the weights that this run began with. Restore them, or name "

@@ -1,6 +1,6 @@
 """Checks of every value of a recipe, whatever its field: plain, of bounded size, without secrets.
 
-    mapping, as read --plain_content--> the same mapping with every refused value replaced and ~ filled in, problems
+    mapping, as read --plain_content--> the same mapping with every refused value replaced, problems
 
 One walk over the whole tree looks at every string, so that no field can be forgotten: not the path of a tokenizer, nor
 one that a later version adds.
@@ -17,6 +17,11 @@ _MOST_VALUES = 100_000
 _DEEPEST = 32
 _LONGEST = 10_000  # characters of a text; paths of file systems end at 4,096 bytes
 _BITS = 63
+_FILLED = (
+    # Paths of which ~ is filled in here. Those of texts and tokenizers are recorded as they are written.
+    *("run.dir", "run.compile_cache", "data.prepared_dir", "data.cache_dir", "checkpoint.local.dir"),
+    *("checkpoint.init_from", "model.from", "model.hf_config", "evaluation.tasks."),
+)
 
 NO_SECRETS = (
     "Remove that part; credentials come from the environment (docs/data.md). Where a server asks for more in the URL, "
@@ -98,7 +103,7 @@ def _plain_text(text: str, path: str, problems: list[Problem]) -> str:
         reason = f"the URL holds {secret}, and recipes are copied into checkpoints and logs."
         problems.append(Problem(path, reason, NO_SECRETS, text, True))
         return redact_value(text)
-    return _fill_home(text, path, problems) if text.startswith("~") else text
+    return _fill_home(text, path, problems) if text.startswith("~") and path.startswith(_FILLED) else text
 
 
 def _fill_home(text: str, path: str, problems: list[Problem]) -> str:

@@ -162,10 +162,11 @@ def test_values_are_counted_wherever_they_are_and_each_level_counts():
     assert "values in it" in str(size_problem(aliases)), "a list that is named twice counts twice"
 
 
-def test_a_tilde_is_filled_in_wherever_it_is_and_an_unknown_user_refused(monkeypatch):
+def test_a_tilde_is_filled_in_where_nothing_else_does_and_an_unknown_user_refused(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
-    content, problems = plain_content({"run": {"dir": "~/runs"}, "data": {"sources": [{"path": "~/a~b"}]}})
-    assert content == {"run": {"dir": "/home/me/runs"}, "data": {"sources": [{"path": "/home/me/a~b"}]}}
+    texts = {"data": {"path": "~/a", "tokenizer": {"eos_token": "~"}}, "evaluation": {"prompts": ["~ 5 km"]}}
+    content, problems = plain_content({"run": {"dir": "~/runs"}, **texts})
+    assert content == {"run": {"dir": "/home/me/runs"}, **texts}
     assert problems == []
     _, (problem,) = plain_content({"run": {"dir": "~nobody-at-all/runs"}})
     assert problem.path == "run.dir" and "no user of this name" in str(problem)

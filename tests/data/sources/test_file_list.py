@@ -197,6 +197,12 @@ def test_the_files_of_the_system_are_no_corpus(path: str) -> None:
         find_files(path)
 
 
+def test_a_wildcard_in_the_first_folder_is_no_walk_over_the_system(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    _, first, *others = tmp_path.parts
+    assert find_files("/".join(["", f"{first[:-1]}*", *others, "**", "*.txt"]))[0] == [tmp_path / "a.txt"]
+
+
 @pytest.mark.parametrize("name", ["a" * 300, "~nobody-at-all/texts", "loop/texts"])
 def test_paths_that_no_file_can_have_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)

@@ -9,6 +9,7 @@ from typing import Any
 
 from hlat.config.sections import DataConfig
 from hlat.data.sources import source_columns
+from hlat.data.stores import local_path
 from hlat.data.tokenizers import load_tokenizer
 
 
@@ -53,7 +54,7 @@ def content_settings(config: DataConfig, tokenizer_sha256: str | None = None) ->
         settings["data.shard_tokens"] = config.shard_tokens
     tokenizer = config.tokenizer
     if tokenizer.path is not None:
-        is_deleted = tokenizer_sha256 is not None and not Path(tokenizer.path).exists()
+        is_deleted = tokenizer_sha256 is not None and not Path(local_path(tokenizer.path)).exists()
         settings["data.tokenizer.path (content)"] = (
             tokenizer_sha256
             if is_deleted

@@ -55,7 +55,7 @@ from hlat.data.sources import (
 )
 from hlat.data.stores import convert_disk_errors, local_path, sync_folder
 from hlat.data.tokenizers import Tokenizer
-from hlat.runtime import DataError
+from hlat.runtime import DataError, is_url
 
 FINISHED = "part"
 _RECORD = "part.json"
@@ -182,8 +182,8 @@ def _finished_without_corpus(
     """
     done = read_partition_record(folder)
     paths = (source.path for source in numbered_sources(config))
-    begins = map(local_path, paths)
-    places = tuple(_WILDCARD.split(begin)[0] for begin in begins)
+    begins = (_WILDCARD.split(local_path(path))[0] for path in paths)
+    places = tuple(begin if is_url(begin) else str(Path(begin)) for begin in begins)
     if _staging_key(done.settings, done.part, done.parts) != key or not all(
         file.path.startswith(places) for file in done.files
     ):

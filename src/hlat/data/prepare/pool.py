@@ -41,6 +41,7 @@ class WorkerPool:
         self._results: queue.Queue[int | BaseException] = queue.Queue()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._threads: list[threading.Thread] = []
+        self._idle = set[tuple[int, float]]()  # units, as in _working, whose process did not compute at the last look
         self._working: dict[int, tuple[str, float]] = {}  # by process: its unit and when that was sent; until told
         self._no_progress = ProgressRecord(memoryview(bytearray(ProgressRecord.BYTES)))  # knows states of processes
 
@@ -99,9 +100,13 @@ class WorkerPool:
                 what = f"it is stopped, and `kill -CONT {pid}` continues it"
             elif ProgressRecord.waits_for_disk(pid):
                 what = "it waits for a disk"
-            elif self._no_progress.silence(begin, pid):
+            elif sys.platform == "linux" and self._no_progress.silence(begin, pid):  # others do not tell a state
                 what = "it does not compute"
+                if (pid, begin) not in self._idle:  # it may have been between two computations
+                    self._idle.add((pid, begin))
+                    continue
             else:
+                self._idle.discard((pid, begin))
                 continue
             self._working.pop(pid, None)
             told = "%s: tokenizing process %d has not answered for %.0f s: %s; still waiting"

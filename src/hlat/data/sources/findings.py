@@ -110,8 +110,12 @@ def _held_out_names(files: Sequence[SourceFile]) -> Iterator[str]:
     for paths in sources.values():
         start = os.path.commonprefix(paths).rpartition("/")[0]  # noqa: RUF071 - the folder above all says nothing
         aside = [path for path in paths if _ASIDE.search(path, len(start))]
-        if aside and len(aside) < len(paths) and any(_TRAIN.search(path, len(start)) for path in paths):
-            advice = f"To leave them out, name the others with a glob, such as {start}/train*."
+        meant = next(filter(None, (_TRAIN.search(path, len(start)) for path in paths)), None)
+        if aside and len(aside) < len(paths) and meant:
+            named, rest = meant.string[: meant.end()], meant.string[meant.end() :]
+            advice = (
+                f"To leave them out, name the others with a glob, such as {named}{'/**' if rest[:1] == '/' else '*'}."
+            )
             yield f"{aside[0]}{_more(aside)}: named as a test or validation split, and trained on. {advice}"
 
 

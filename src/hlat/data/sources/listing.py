@@ -270,7 +270,9 @@ def _walk(root: Path, pattern: Sequence[str], findings: list[FileFinding]) -> It
         if error.filename == str(root) or not _is_of_system(Path(error.filename).name):
             findings.append(FileFinding(str(error.filename), f"the folder cannot be listed: {error.strerror}."))
 
-    if (real := Path(os.path.realpath(root))) == Path(real.anchor) or real.parts[1] in _NO_DISKS:
+    real = Path(os.path.realpath(root))
+    is_top = real == Path(real.anchor)
+    if (is_top and pattern[0] == "**") or real.parts[1:2] in [(name,) for name in _NO_DISKS]:
         raise SourceNotFoundError(f"{root}: files of the system are below it. Name the folder of the texts.")
     end, starts = len(pattern), [root]
     seen = {str(parent) for parent in Path(os.path.realpath(root)).parents}
@@ -280,6 +282,8 @@ def _walk(root: Path, pattern: Sequence[str], findings: list[FileFinding]) -> It
             for folder, inner, names in os.walk(start, onerror=cannot_list):
                 places = _places(pattern, Path(folder).relative_to(root).parts)
                 inner[:] = [name for name in inner if min(_places(pattern, [name], places), default=end) < end]
+                if is_top and Path(folder) == root:
+                    inner[:] = [name for name in inner if name not in _NO_DISKS]
                 if (here := os.path.realpath(folder)) in seen:
                     inner.clear()
                     continue

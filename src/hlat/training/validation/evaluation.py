@@ -15,6 +15,7 @@ All of it is forward only, and the same in any parallel layout.
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from hlat.checkpoint import RecipeChange
@@ -87,7 +88,7 @@ class Evaluation:
     length: int
     batch_size: int
 
-    @property
+    @cached_property  # every checkpoint has it
     def identity(self) -> dict[str, str]:
         """Hashes of the content of sets and requests, by name: the same on every rank."""
         asked = repr([(request, tuple(row)) for request, row in zip(self.requests, self.rows, strict=True)])

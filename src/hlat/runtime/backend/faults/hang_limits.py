@@ -67,7 +67,10 @@ def collect_dumps(logs: Path) -> Path | None:
     with suppress(OSError):
         dumps = sorted(logs.glob(f"{_DUMP}*"))
         if dumps:
-            number = 1 + max((int(path.name[9:]) for path in logs.glob("incident-[0-9]*")), default=0)
+            numbers = (path.name.removeprefix("incident-") for path in logs.glob("incident-*"))
+            number = 1 + max(
+                (int(text) for text in numbers if text.isdecimal()), default=0
+            )  # not of archives made of one
             folder = logs / f"incident-{number:04d}"
             folder.mkdir()
             for dump in dumps:
