@@ -4,8 +4,8 @@
 
 The same gradients give the same bits in one process and with any sharding: the update of an element depends on that
 element only, and its random bits on its index in the canonical tensor (``element_addresses.py``,
-``precision/rounding.py``). Step counters, and the scalars and keys that follow from them, are computed on the device,
-so that the host never waits for it; or on the host, where the device has no float64.
+``precision/rounding.py``). The host never waits for the device: step counters, and the scalars and keys that follow
+from them, are computed on the device, or on the host where the device has no float64.
 """
 
 import functools
@@ -21,7 +21,7 @@ from hlat.optim.adamw_cpu import native_kernel
 from hlat.optim.adamw_reference import Kernel, Operands, rounding_of
 from hlat.optim.base import Optimizer, counter_device
 from hlat.optim.rounding_streams import RoundingStreams
-from hlat.runtime.backend import backend_of, to_device
+from hlat.runtime.backend import backend_of
 from hlat.runtime.distributed import in_fake_world
 
 _LOG = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class Bf16AdamW(Optimizer):
             return loss
         steps_P = self._count_step(with_gradient)
         keys_2N = self._streams.keys(steps_P)
-        scalars = _add_column(to_device(self._scalars(steps_P), self._device), scale).unbind()
+        scalars = _add_column(self._scalars(steps_P).to(self._device, non_blocking=True), scale).unbind()
         rounding = rounding_of(self._mode, self.param_groups[0]["betas"], self._in_hardware)
         self._kernel([self._operands(index, scalars[index]) for index in with_gradient], keys_2N, rounding)
         return loss

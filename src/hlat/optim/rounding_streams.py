@@ -15,7 +15,6 @@ from hlat.model import LocalParameter
 from hlat.optim.base import counter_device
 from hlat.optim.element_addresses import ElementAddresses, address_elements
 from hlat.precision import step_keys, stream_keys
-from hlat.runtime.backend import to_device
 
 _PURPOSE = "rounding"  # random stream of bf16-sr
 _MOMENTS_PURPOSE = "rounding of moments"  # random stream of the other modes, which round only moments stochastically
@@ -44,7 +43,7 @@ class RoundingStreams:
             steps_P: step counter of each parameter, where counters are.
         """
         keys_2N = step_keys(self._keys_2N, steps_P[self._owners_N])
-        return to_device(keys_2N, self._parameters[0].tensor.device)
+        return keys_2N.to(self._parameters[0].tensor.device, non_blocking=True)
 
     @functools.cached_property
     def addresses(self) -> list[ElementAddresses]:

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 import torch
 
-from hlat.runtime.backend import to_device
-
 
 class MicroBatch(NamedTuple):
     """Sequences, complete or restricted to the positions of a rank.
@@ -29,7 +27,7 @@ class MicroBatch(NamedTuple):
 
         def select(rows_BS: torch.Tensor) -> torch.Tensor:
             selected = rows_BS if len(spans) == 1 else torch.cat([rows_BS[:, a:b] for a, b in spans], dim=1)
-            return to_device(selected, device)
+            return selected.to(device, non_blocking=True)
 
         positions = None if self.positions_BS is None else select(self.positions_BS)
         return MicroBatch(select(self.inputs_BS), select(self.labels_BS), positions)

@@ -52,7 +52,7 @@ from hlat.parallel.tensor_parallel import parallelize_block
 from hlat.parallel.vocab_parallel import parallelize_embedding_and_head
 from hlat.precision import MODES, Mode, convert_to_fp8
 from hlat.runtime import LaunchError
-from hlat.runtime.backend import backend_of, to_device
+from hlat.runtime.backend import backend_of
 from hlat.runtime.distributed import Runtime, host_values, in_fake_world
 from hlat.runtime.process import enter_phase
 
@@ -198,7 +198,7 @@ class ParallelModel:
         # A blocking copy would wait for the update of the previous step; one from unpinned memory may.
         pinned = backend_of(self._device).pins_memory and not in_fake_world()
         on_host = torch.tensor(count, dtype=torch.int32, pin_memory=pinned)
-        tokens = to_device(on_host, self._device)
+        tokens = on_host.to(self._device, non_blocking=True)
         dist.all_reduce(tokens, group=self.groups.data)
         return tokens
 

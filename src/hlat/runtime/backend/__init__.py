@@ -25,7 +25,6 @@ if TYPE_CHECKING:
         peak_memory_bytes,
         select_device,
         synchronize,
-        to_device,
     )
     from hlat.runtime.backend.openmp import ProcessorTime, set_spin_count
     from hlat.runtime.backend.settings import restored_settings
@@ -69,7 +68,6 @@ __getattr__ = lazily(
             "peak_memory_bytes",
             "select_device",
             "synchronize",
-            "to_device",
         ),
         "openmp": (
             "ProcessorTime",
@@ -127,7 +125,6 @@ __all__ = [
     "set_spin_count",
     "simulated_backend",
     "synchronize",
-    "to_device",
     "types_with",
     "untested_torch_warning",
     "use_compile_cache",

@@ -161,15 +161,6 @@ def has_fast_bf16(device: torch.device) -> bool:
     return backend_of(device).has_fast_bf16(device)
 
 
-def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy a tensor from host memory to a device; it may be freed or changed at once.
-
-    The host does not wait where memory can be page-locked: CUDA has read other memory when the call returns, and torch
-    keeps page-locked memory until the copy is done. No other device is known to promise that, so there the host waits.
-    """
-    return tensor.to(device, non_blocking=backend_of(device).pins_memory)
-
-
 def is_on_host(tensor: torch.Tensor) -> bool:
     """Return True if a tensor is in host memory, where Python can read it."""
     return tensor.device.type == _HOST
