@@ -27,6 +27,7 @@ from tests.checkpoint.format.test_hostile import seal
 from tests.support.checkpoint.machines import chunks_of, meta_of
 from tests.support.checkpoint.saved_states import assert_equal, assert_is_step, save, state
 from tests.support.checkpoint.thread_ranks import results_of, run_on_ranks
+from tests.support.launch.launching import wait_until
 from tests.support.object_store import ObjectStore
 
 T = TypeVar("T")
@@ -261,12 +262,14 @@ def test_an_upload_killed_halfway_leaves_no_checkpoint(run: Run, s3: ObjectStore
     save(run.store(), 2)
     target = f"{run.url.removeprefix('s3:/')}/step-00000002/optimizer"
     s3.misbehave({"method": "PUT", "path": target, "wait": 30})
+    folder = objects_of(s3, run.url) / "step-00000002"
     with child(upload_once, run, s3.environment) as (process, _):
         wait_for_request(s3, f"PUT {target}")
+        wait_until(lambda: folder.is_dir() and any(folder.iterdir()))  # another file, which is uploaded beside it
         os.kill(process.pid, signal.SIGKILL)
         process.join()
     s3.misbehave()
-    there = [path.name for path in (objects_of(s3, run.url) / "step-00000002").iterdir()]
+    there = [path.name for path in folder.iterdir()]
     assert there and "COMMITTED" not in there, "some of its files were uploaded"
     assert run.fetch_on_new_machine() == 1
     assert run.remote().missing(run.root) == [run.root / "step-00000002"]
