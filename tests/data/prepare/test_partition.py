@@ -210,6 +210,8 @@ def test_a_finished_partition_is_used_without_its_corpus_as_finished_data_is(
     try:
         assert prepare_partition(config, two[0], 1, 2).files
         assert "gone.jsonl: " in caplog.text and "the corpus was not compared" in caplog.text
+        same = config.model_copy(update={"path": f"{config.path}/."})
+        assert prepare_partition(same, two[0], 1, 2).files, "the same folder, written in another way"
         with pytest.raises(DataError, match=r"gone\.jsonl"):
             prepare_partition(config, tmp_path / "new", 1, 2)
         for other in ({"path": str(tmp_path / "mistyped")}, {"duplicates": "keep"}):

@@ -79,8 +79,9 @@ def test_dumps_of_an_earlier_command_are_kept_but_not_counted_to_the_next_incide
     with ExitStack() as stack:
         loop._take_lock(stack, SimpleNamespace(run_dir=tmp_path), io.StringIO())
     (logs / "collectives-rank-0").write_text("of this one")
+    (logs / "incident-0001.tar.gz").touch()  # as users make to send one
     assert collect_dumps(logs) == logs / "incident-0002"
-    found = [[file.name for file in folder.iterdir()] for folder in sorted(logs.glob("incident-*"))]
+    found = [[file.name for file in folder.iterdir()] for folder in sorted(logs.glob("incident-000?"))]
     assert found == [["collectives-rank-1"], ["collectives-rank-0"]]
 
 
