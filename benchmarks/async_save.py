@@ -34,8 +34,8 @@ class Run:
     """A small run in this process, and its state as each side wants it."""
 
     def __init__(self, runtime, process, folder, layers):
-        from hlat.checkpoint.background import AsyncSaver
-        from hlat.checkpoint.protocol import CheckpointStore
+        from hlat.checkpoint.background.async_saver import AsyncSaver
+        from hlat.checkpoint.protocol.store import CheckpointStore
         from hlat.config.load import parse_recipe
         from hlat.optim import build_optimizer
         from hlat.parallel import build_parallel
@@ -64,8 +64,8 @@ class Run:
         """Do one step; return its seconds."""
         import torch
 
-        from hlat.data.samples import Batch
-        from hlat.runtime.backend import synchronize
+        from hlat.data.samples.training_data import Batch
+        from hlat.runtime.backend.device import synchronize
         from hlat.training import accumulate_gradients, update
 
         self.step += 1
@@ -78,7 +78,7 @@ class Run:
 
     def content(self):
         from hlat.checkpoint import collect
-        from hlat.checkpoint.protocol import CheckpointContent
+        from hlat.checkpoint.protocol.commit import CheckpointContent
 
         return CheckpointContent(
             self.step, collect(self.recipe.model, self.model.local_parameters, self.optimizer), {"step": self.step}, {}
@@ -178,7 +178,7 @@ def print_tables(world, size, middle, copy, first, write, alone, step):
 
 def print_verify(root, record):
     """Verify the last checkpoint, alternating with sha256sum of the same files; print and record the speeds."""
-    from hlat.checkpoint.protocol import verify_checkpoint
+    from hlat.checkpoint.protocol.manifest import verify_checkpoint
 
     [folder] = root.glob("step-*")
     files = [path for path in folder.rglob("*") if path.is_file()]
@@ -200,10 +200,11 @@ def print_verify(root, record):
 
 def work(arguments):
     """Run one rank."""
-    from hlat.checkpoint.background import run_saver
-    from hlat.checkpoint.format import Disk
-    from hlat.runtime import rank_info
-    from hlat.runtime.distributed import joined_run, start_helper
+    from hlat.checkpoint.background.saver_process import run_saver
+    from hlat.checkpoint.format.filesystem import Disk
+    from hlat.runtime.distributed.helper_process import start_helper
+    from hlat.runtime.distributed.join import joined_run
+    from hlat.runtime.rank_env import rank_info
 
     process = start_helper(partial(run_saver, rank_info=rank_info(), make_disk=Disk))
     with joined_run(arguments.device) as runtime:

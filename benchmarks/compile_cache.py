@@ -33,7 +33,7 @@ def first_step(recipe_file: str, compile_mode: str, cache: str) -> None:
 
     from hlat.config import load_recipe
     from hlat.parallel import MicroBatch, build_parallel
-    from hlat.runtime.distributed import joined_run
+    from hlat.runtime.distributed.join import joined_run
 
     recipe = load_recipe(recipe_file, [f"run.compile={compile_mode}", f"run.compile_cache={cache}"], world=1)
     with joined_run("cpu", True, None, cache) as runtime:

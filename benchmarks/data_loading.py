@@ -46,8 +46,8 @@ def recipe(options, mode):
 
 def hlat_prepared(options):
     """Batches of TrainingData."""
-    from hlat.data.prepared import open_prepared
-    from hlat.data.samples import TrainingData
+    from hlat.data.prepared.prepared_folder import open_prepared
+    from hlat.data.samples.training_data import TrainingData
 
     data = TrainingData(open_prepared(options.folder / "prepared"), recipe(options, "prepared").data, SEED)
     for first in range(0, data.samples_per_epoch - BATCH, BATCH):
@@ -59,7 +59,7 @@ def memmap(options):
     import numpy as np
     import torch
 
-    from hlat.data.prepared import open_prepared
+    from hlat.data.prepared.prepared_folder import open_prepared
 
     prepared = open_prepared(options.folder / "prepared")
     (shard,) = prepared.manifest.splits["train"].shards
@@ -74,7 +74,7 @@ def rows_of(options):
     """The samples, for the others to store."""
     import numpy as np
 
-    from hlat.data.prepared import open_prepared
+    from hlat.data.prepared.prepared_folder import open_prepared
 
     prepared = open_prepared(options.folder / "prepared")
     (shard,) = prepared.manifest.splits["train"].shards
@@ -114,8 +114,8 @@ def online(options, record):
     import psutil
 
     from hlat.config import BatchSchedule
-    from hlat.data.online import OnlineData
-    from hlat.data.prepared import open_prepared
+    from hlat.data.online.dataset import OnlineData
+    from hlat.data.prepared.prepared_folder import open_prepared
 
     config = recipe(options, "online").data
     data = OnlineData(open_prepared(options.folder / "online"), config, SEED, BatchSchedule(BATCH), 1)
@@ -232,9 +232,10 @@ def state(options, record):
     import numpy as np
 
     from hlat.config import BatchSchedule
-    from hlat.data.online import OnlineData
-    from hlat.data.prepared import open_prepared
-    from hlat.data.samples import TrainingData, fit_documents
+    from hlat.data.online.dataset import OnlineData
+    from hlat.data.prepared.prepared_folder import open_prepared
+    from hlat.data.samples.best_fit import fit_documents
+    from hlat.data.samples.training_data import TrainingData
 
     config = recipe(options, "online").data
     online = OnlineData(open_prepared(options.folder / "online"), config, SEED, BatchSchedule(BATCH), 1)
@@ -270,8 +271,8 @@ def main():
     if options.side:
         worker(options)
         return
-    from hlat.data.online import prepare_online
-    from hlat.data.prepare import prepare
+    from hlat.data.online.prepare import prepare_online
+    from hlat.data.prepare.preparation import prepare
 
     record = Recorder(__file__, "data.md", packages=("tokenizers", "datasets", "mosaicml-streaming"))
     prepare(recipe(options, "prepared").data, options.folder / "prepared")

@@ -18,8 +18,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import tokenizers
 
-from hlat.config.sections import DataConfig
-from hlat.data.prepare import prepare
+from hlat.config.sections.data import DataConfig
+from hlat.data.prepare.preparation import prepare
 from results import Recorder
 
 

@@ -20,20 +20,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hlat.runtime.backend import ProcessorTime, set_spin_count
+from hlat.runtime.backend.openmp import ProcessorTime, set_spin_count
 
 now = ProcessorTime.read()
 set_spin_count(now, now)  # as the command does, before torch is imported
 
 import torch  # noqa: E402
 
-from hlat.config.sections import ModelConfig  # noqa: E402
-from hlat.evaluation.batch_generation import BatchGenerator, GenerationRequest, plan_generation  # noqa: E402
+from hlat.config.sections.model import ModelConfig  # noqa: E402
+from hlat.evaluation.batch_generation.generator import BatchGenerator  # noqa: E402
+from hlat.evaluation.batch_generation.requests import GenerationRequest, plan_generation  # noqa: E402
 from hlat.evaluation.fast_decoding import prepare_to_generate  # noqa: E402
-from hlat.evaluation.scoring import ScoreRequest, score_all  # noqa: E402
+from hlat.evaluation.scoring.requests import ScoreRequest  # noqa: E402
+from hlat.evaluation.scoring.scorer import score_all  # noqa: E402
 from hlat.model import Decoder, build  # noqa: E402
-from hlat.model.hf import write_hf  # noqa: E402
 from hlat.model.hf.names import to_canonical  # noqa: E402
+from hlat.model.hf.write import write_hf  # noqa: E402
 from hlat.parallel import ForwardModel  # noqa: E402
 from results import Recorder  # noqa: E402
 

@@ -17,12 +17,12 @@ import time
 import torch
 
 from hlat.config.load import parse_recipe
-from hlat.data.samples import Batch
+from hlat.data.samples.training_data import Batch
 from hlat.optim import build_optimizer
 from hlat.parallel import build_parallel
 from hlat.resilience.tensor_hash import digest
-from hlat.runtime.backend import synchronize
-from hlat.runtime.distributed import Runtime
+from hlat.runtime.backend.device import synchronize
+from hlat.runtime.distributed.join import Runtime
 from hlat.training import accumulate_gradients, update
 from results import Recorder
 

@@ -47,11 +47,11 @@ GROUPS |= {"hlat_bbh": "BIG-bench Hard, scored", "hlat_humaneval": "HumanEval, g
 
 
 def make_model(folder: Path, tokenizer: Path, longest: int) -> Path:
-    from hlat.config.sections import ModelConfig
-    from hlat.data.tokenizers import load_tokenizer
+    from hlat.config.sections.model import ModelConfig
+    from hlat.data.tokenizers.load import load_tokenizer
     from hlat.model import build
-    from hlat.model.hf import write_hf
     from hlat.model.hf.names import to_canonical
+    from hlat.model.hf.write import write_hf
 
     load_tokenizer(tokenizer).save(folder / "tokenizer")
     config = ModelConfig(
@@ -70,7 +70,7 @@ def make_model(folder: Path, tokenizer: Path, longest: int) -> Path:
 
 def build_requests(suite: Path, files: Path, limit: int, new: int) -> dict[str, list[Any]]:
     """Instances of lm-eval by group."""
-    from hlat.evaluation.harness import load_suite
+    from hlat.evaluation.harness.suites import load_suite
     from hlat.evaluation.harness.task_list import list_tasks
 
     listed = list_tasks(load_suite(str(suite)), files, (), allow_code=True)
@@ -96,8 +96,8 @@ def measure(folder: Path, groups: dict[str, list[Any]], rounds: int, sizes: list
     from lm_eval.models.huggingface import HFLM
 
     from hlat.evaluation.harness.adapter import HarnessModel
-    from hlat.evaluation.responses import ServingOptions, serve_model
-    from hlat.runtime.distributed import join_run
+    from hlat.evaluation.responses.served_model import ServingOptions, serve_model
+    from hlat.runtime.distributed.join import join_run
 
     theirs = {f"hf, batch {size}": HFLM(str(folder), device="cpu", dtype="float32", batch_size=size) for size in sizes}
     answers: dict[str, dict[str, Any]] = defaultdict(dict)

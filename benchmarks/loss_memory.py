@@ -26,7 +26,7 @@ def worker(side, vocabulary, tokens, width, dtype):
 
     from hlat.model import CrossEntropy
     from hlat.model.loss import head_loss
-    from hlat.runtime.backend import peak_memory_bytes
+    from hlat.runtime.backend.device import peak_memory_bytes
 
     torch.manual_seed(0)
     cpu = torch.device("cpu")

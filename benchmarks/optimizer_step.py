@@ -27,7 +27,7 @@ from unittest.mock import patch
 
 import torch
 
-from hlat.config.sections import ModelConfig
+from hlat.config.sections.model import ModelConfig
 from hlat.config.sections.optimizers import AdamWConfig
 from hlat.model import Decoder, collect_local_parameters
 from hlat.optim import adamw_cpu as native
@@ -37,7 +37,7 @@ from hlat.optim.adamw_bf16 import kernel_for
 from hlat.optim.adamw_reference import Operands
 from hlat.optim.element_addresses import ElementAddresses
 from hlat.parallel.norms import _norms_of_runs, sum_of_squares
-from hlat.runtime.backend import synchronize
+from hlat.runtime.backend.device import synchronize
 from results import Recorder
 
 WIDTH = {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1536, "heads": 8, "kv_heads": 4}

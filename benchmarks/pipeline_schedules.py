@@ -104,7 +104,7 @@ def main():
     parser.add_argument("--micro-batches", type=int, nargs="*", default=[4, 8])
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
-    from hlat.planner.cost import StageTimes, simulate_pipeline
+    from hlat.planner.cost.pipeline_sim import StageTimes, simulate_pipeline
     from tests.support.distributed.workers import Pool
 
     record, pool = Recorder(__file__, "pipelines.md"), Pool(2)

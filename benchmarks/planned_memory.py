@@ -23,8 +23,9 @@ def main():
     import yaml
 
     from hlat.hardware import MeasuredMachine
-    from hlat.planner.cost import exchanged_bytes, executed_flops
-    from hlat.planner.memory import rank_memory
+    from hlat.planner.cost.comm_bytes import exchanged_bytes
+    from hlat.planner.cost.executed_flops import executed_flops
+    from hlat.planner.memory.rank_memory import rank_memory
     from hlat.rehearsal import rehearse
     from tests.distributed.memory.test_planned import LAYOUTS, asked
     from tests.support.distributed.rehearsed import measure

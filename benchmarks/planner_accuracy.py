@@ -47,7 +47,7 @@ class Runs:
     """Published runs as columns."""
 
     def __init__(self, runs):
-        from hlat.planner.problem import WorkloadColumns
+        from hlat.planner.problem.workload import WorkloadColumns
 
         self.runs = runs
         self.columns = WorkloadColumns([run.workload for run in runs])
@@ -66,8 +66,8 @@ class Runs:
 
 def fit(runs, rows, start=None, rounds=40):
     """Fit the constants to some rows, one coordinate at a time."""
-    from hlat.planner.cost import Constants
-    from hlat.planner.problem import FAMILIES
+    from hlat.planner.cost.constants import Constants
+    from hlat.planner.problem.families import FAMILIES
     from published_runs.program import run_steps
 
     priors = load_priors()

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from hlat.hardware import load_catalog
-from hlat.runtime import HlatError
+from hlat.runtime.errors import HlatError
 from published_runs import accuracy_lines, accuracy_page, prediction_errors
 from results import Recorder
 

@@ -54,10 +54,10 @@ COMPARED = {
 def hlat_step(side, world, bf16, folder):
     """Build hlat's model in a layout; return the step of this process, and the rows that it computes."""
     from hlat.config import Recipe
-    from hlat.data.samples import Batch
+    from hlat.data.samples.training_data import Batch
     from hlat.optim import build_optimizer
     from hlat.parallel import build_parallel
-    from hlat.runtime.distributed import join_run
+    from hlat.runtime.distributed.join import join_run
     from hlat.training.step import accumulate_gradients, update
 
     parallel = {name: value if name == "zero" else world for name, value in LAYOUTS[side].items()}

@@ -20,9 +20,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 
 from hlat.launch.multiprocess_launcher import open_store
-from hlat.runtime.distributed import join_run
 from hlat.runtime.distributed import rendezvous as meeting
-from hlat.runtime.distributed.join import leave_run
+from hlat.runtime.distributed.join import join_run, leave_run
 from results import Recorder
 
 HEAD = f"{'processes':>9}  {'waited':>8}  {'CPU':>8}  {'CPU per peer':>12}  {'store keys each':>15}"

@@ -37,10 +37,10 @@ def hlat_step(device, mode, compiled):
     import torch
 
     from hlat.config.load import parse_recipe
-    from hlat.data.samples import Batch
+    from hlat.data.samples.training_data import Batch
     from hlat.optim import build_optimizer
     from hlat.parallel import build_parallel
-    from hlat.runtime.distributed import Runtime
+    from hlat.runtime.distributed.join import Runtime
     from hlat.training import accumulate_gradients, update
 
     recipe = parse_recipe(
@@ -120,10 +120,10 @@ def worker(side, mode, steps, device_name, checkout):
     """Train and print tokens/s and peak memory as JSON."""
     import torch
 
-    from hlat.config.sections import ModelConfig
+    from hlat.config.sections.model import ModelConfig
     from hlat.hardware import peak_flops
-    from hlat.model.derived import flops_per_token
-    from hlat.runtime.backend import peak_memory_bytes, synchronize
+    from hlat.model.derived.counts import flops_per_token
+    from hlat.runtime.backend.device import peak_memory_bytes, synchronize
 
     device = torch.device(device_name)
     begin = time.perf_counter()
@@ -169,7 +169,7 @@ def sides_of(device_name, *, compiled, torchtitan):
     """Pairs (side, mode) that are measured on this device, with or without compiled blocks and torchtitan."""
     import torch
 
-    from hlat.runtime.backend import has_fast_bf16
+    from hlat.runtime.backend.device import has_fast_bf16
 
     fast = has_fast_bf16(torch.device(device_name))
     return [

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from hlat.hardware import Catalog
-from hlat.planner.cost import INTERVAL_SHARE
-from hlat.planner.problem import Column, StepLayout, WorkloadColumns
+from hlat.planner.cost.ratio_interval import INTERVAL_SHARE
+from hlat.planner.problem.workload import Column, StepLayout, WorkloadColumns
 from published_runs.constants_fit import ConstantsFit, prior_constants
 from published_runs.intervals import LeftOutErrors, borrows
 from published_runs.one_constant import one_constant_steps

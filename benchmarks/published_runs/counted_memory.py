@@ -9,7 +9,13 @@ over the inputs of their operations.
 
 import numpy as np
 
-from hlat.planner.problem import MATERIALIZED_SCORES, RECOMPUTE_POLICIES, Column, WorkloadColumns, layer_weights
+from hlat.planner.problem.workload import (
+    MATERIALIZED_SCORES,
+    RECOMPUTE_POLICIES,
+    Column,
+    WorkloadColumns,
+    layer_weights,
+)
 
 OTHER_GIB = 5.0
 """GiB of frameworks without published runs: CUDA context, NCCL buffers, fragmentation."""

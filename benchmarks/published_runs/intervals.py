@@ -24,8 +24,9 @@ from math import exp, log
 import numpy as np
 from numpy.typing import NDArray
 
-from hlat.planner.cost import INTERVAL_SHARE, RatioInterval
-from hlat.planner.problem import CHIP_FAMILIES, Column
+from hlat.planner.cost.ratio_interval import INTERVAL_SHARE, RatioInterval
+from hlat.planner.problem.families import CHIP_FAMILIES
+from hlat.planner.problem.workload import Column
 
 _POOLED_WEIGHT = 2.0
 _END = (1 + INTERVAL_SHARE) / 2

@@ -8,7 +8,7 @@ No throughput of a run's own source enters its prediction.
 import numpy as np
 from numpy.typing import NDArray
 
-from hlat.planner.problem import MATERIALIZED_SCORES, RECOMPUTE_POLICIES, Column, WorkloadColumns
+from hlat.planner.problem.workload import MATERIALIZED_SCORES, RECOMPUTE_POLICIES, Column, WorkloadColumns
 
 _SELECTIVE, _FULL = (float(RECOMPUTE_POLICIES.index(name)) for name in ("selective", "full"))
 

@@ -16,7 +16,7 @@ from math import exp
 
 import numpy as np
 
-from hlat.planner.problem import Column
+from hlat.planner.problem.workload import Column
 from published_runs.intervals import weighted_quantile
 
 _LEVEL = 0.6

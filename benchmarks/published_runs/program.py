@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hlat.planner.cost import Constants, StepTimes, step_times
+from hlat.planner.cost.constants import Constants
 from hlat.planner.cost.program import Program, balanced_layers, blocks_and_ends
-from hlat.planner.problem import Column, SoftwareProfile, StepLayout, Workload, WorkloadColumns, block_products
+from hlat.planner.cost.step_time import StepTimes, step_times
+from hlat.planner.problem.workload import Column, SoftwareProfile, StepLayout, Workload, WorkloadColumns, block_products
 
 COMPOSED_LOSS_BYTES = 52.0
 """Memory traffic per logit of a loss that is composed of torch's operations on fp32 logits, forward and backward.

@@ -9,7 +9,7 @@ saved tensors one by one where it does not: compiled blocks, torchtitan's operat
 from dataclasses import dataclass, replace
 from math import ceil, floor
 
-from hlat.planner.problem import MATERIALIZED_SCORES, WorkloadColumns, layer_weights
+from hlat.planner.problem.workload import MATERIALIZED_SCORES, WorkloadColumns, layer_weights
 from published_runs.program import RunWorkload
 from published_runs.program_profiles import ProgramProfile, profile_of
 from published_runs.row import RowColumns

@@ -9,7 +9,7 @@ latter with the one constant that was derived from measured memory.
 
 import numpy as np
 
-from hlat.planner.problem import WorkloadColumns
+from hlat.planner.problem.workload import WorkloadColumns
 from published_runs.counted_memory import counted_bytes
 from published_runs.memory_instrument import MemoryReading, read_instrument
 from published_runs.program_memory import program_bytes

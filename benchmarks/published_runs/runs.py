@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hlat.hardware import Catalog, load_catalog
-from hlat.runtime import PlanError
+from hlat.runtime.errors import PlanError
 from published_runs.program import RunWorkload
 from published_runs.reader import Reading, UnreadableError, is_unstated, parse_number
 from published_runs.row import CsvRow, read_run

@@ -36,21 +36,21 @@ if TYPE_CHECKING:
     from hlat.api import watch as watch
     from hlat.config import Recipe as Recipe
     from hlat.config import RecipeError as RecipeError
-    from hlat.launch.preflight import PreflightOptions as PreflightOptions
-    from hlat.launch.preflight import PreflightReport as PreflightReport
-    from hlat.launch.submission import KubernetesOptions as KubernetesOptions
-    from hlat.launch.submission import SlurmOptions as SlurmOptions
-    from hlat.launch.submission import SlurmSubmission as SlurmSubmission
-    from hlat.runtime import CheckpointError as CheckpointError
-    from hlat.runtime import CheckpointFormatError as CheckpointFormatError
-    from hlat.runtime import CorruptionError as CorruptionError
-    from hlat.runtime import DataError as DataError
-    from hlat.runtime import HardwareError as HardwareError
-    from hlat.runtime import HlatError as HlatError
-    from hlat.runtime import LaunchError as LaunchError
-    from hlat.runtime import NumericsError as NumericsError
-    from hlat.runtime import PlanError as PlanError
-    from hlat.runtime import StorageError as StorageError
+    from hlat.launch import KubernetesOptions as KubernetesOptions
+    from hlat.launch import PreflightOptions as PreflightOptions
+    from hlat.launch import PreflightReport as PreflightReport
+    from hlat.launch import SlurmOptions as SlurmOptions
+    from hlat.launch import SlurmSubmission as SlurmSubmission
+    from hlat.runtime.errors import CheckpointError as CheckpointError
+    from hlat.runtime.errors import CheckpointFormatError as CheckpointFormatError
+    from hlat.runtime.errors import CorruptionError as CorruptionError
+    from hlat.runtime.errors import DataError as DataError
+    from hlat.runtime.errors import HardwareError as HardwareError
+    from hlat.runtime.errors import HlatError as HlatError
+    from hlat.runtime.errors import LaunchError as LaunchError
+    from hlat.runtime.errors import NumericsError as NumericsError
+    from hlat.runtime.errors import PlanError as PlanError
+    from hlat.runtime.errors import StorageError as StorageError
 
 __version__: str
 

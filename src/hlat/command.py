@@ -23,7 +23,7 @@ def main() -> None:
     hears_sigterm = signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN and not set(_LAUNCHERS) & set(os.environ)
     if hears_sigterm:
         signal.signal(signal.SIGTERM, _ended_early)
-    from hlat.runtime.backend import ProcessorTime, set_spin_count  # noqa: PLC0415
+    from hlat.runtime.backend.openmp import ProcessorTime, set_spin_count  # noqa: PLC0415
 
     before = ProcessorTime.read()
     _open_streams()
@@ -50,8 +50,9 @@ def _open_streams() -> None:
             os.dup2(opened := os.open(os.devnull, os.O_RDWR), descriptor)
             if opened != descriptor:
                 os.close(opened)
-    from hlat.runtime import EscapingStream, redact  # noqa: PLC0415
-    from hlat.runtime.process import lossy_stream  # noqa: PLC0415
+    from hlat.runtime.process.lossy_output import lossy_stream  # noqa: PLC0415
+    from hlat.runtime.terminal_text import EscapingStream  # noqa: PLC0415
+    from hlat.runtime.urls import redact  # noqa: PLC0415
 
     streams = []
     for descriptor, stream in enumerate((sys.stdout, sys.stderr), 1):
@@ -65,8 +66,8 @@ def _open_streams() -> None:
 
 def _end_with_result() -> None:
     """End a command that has succeeded, unless its output was its result and is not whole."""
-    from hlat.runtime import StorageError  # noqa: PLC0415
-    from hlat.runtime.process import check_result  # noqa: PLC0415
+    from hlat.runtime.errors import StorageError  # noqa: PLC0415
+    from hlat.runtime.process.lossy_output import check_result  # noqa: PLC0415
 
     sys.stdout.flush()
     try:

@@ -55,7 +55,7 @@ def test_a_step_after_compiling_meets_no_new_shape(runs: Runs, tmp_path: Path) -
 def count_shapes(words: list[str], cache: str, folder: str) -> tuple[int, int]:
     """Compile, then train in this process: new shapes of the steps, and graphs that were not cached."""
     from hlat.compilation import compile_graphs  # noqa: PLC0415
-    from hlat.runtime.distributed import joined_run  # noqa: PLC0415
+    from hlat.runtime.distributed.join import joined_run  # noqa: PLC0415
     from hlat.training import loop, run  # noqa: PLC0415
     from tests.support.neuron import compiling, device_module  # noqa: PLC0415
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from hlat.launch.preflight import PreflightOptions, make_request, run_preflight
-from hlat.launch.preflight.checks import modules_of
+from hlat.launch.preflight.checks.table import modules_of
+from hlat.launch.preflight.examination import run_preflight
+from hlat.launch.preflight.request import PreflightOptions, make_request
 from tests.support.neuron.building import build
 from tests.support.neuron.running import on_neuron
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hlat.runtime.backend import backend_of
+from hlat.runtime.backend.table import backend_of
 from tests.accelerators.conftest import Runs
 from tests.accelerators.test_training import assert_close, assert_steady
 

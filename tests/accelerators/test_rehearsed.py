@@ -14,7 +14,7 @@ import pytest
 from hlat.config.load import parse_recipe
 from hlat.hardware import load_catalog
 from hlat.rehearsal import Rehearsal, parse_device, rehearse
-from hlat.runtime.backend import backend_of
+from hlat.runtime.backend.table import backend_of
 from tests.support.neuron.rehearsed import decide_and_train
 from tests.support.neuron.running import on_neuron
 from tests.support.rehearsal.small_recipes import SMALL

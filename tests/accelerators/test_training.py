@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hlat.runtime.backend import backend_of
+from hlat.runtime.backend.table import backend_of
 from tests.accelerators.conftest import STEPS, Runs, losses
 
 BOUND = {"fp32": 4e-5, "bf16": 7e-4}

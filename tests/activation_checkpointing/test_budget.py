@@ -14,7 +14,7 @@ from hlat.activation_checkpointing.plan import ActivationPlan
 from hlat.config import Recipe, RecipeError
 from hlat.config.load import parse_recipe
 from hlat.model import ModelShard
-from hlat.model.derived import activation_bytes
+from hlat.model.derived.activations import activation_bytes
 from hlat.model.model_shard import FULL_MODEL
 from tests.support.activation_checkpointing.small import BASE, BATCH, LENGTH, MODES_TESTED, kept, model_of
 

@@ -11,7 +11,7 @@ from hlat.activation_checkpointing import POLICIES, checkpoint_activations
 from hlat.activation_checkpointing.plan import ActivationPlan
 from hlat.model import Decoder, DocumentMask
 from hlat.model import document_mask as document_mask_module
-from hlat.model.derived import RankWorkload, activation_bytes
+from hlat.model.derived.activations import RankWorkload, activation_bytes
 from hlat.model.document_mask import block_mask
 from tests.support.activation_checkpointing.small import LENGTH, config_of, document_positions, model_of, tokens
 

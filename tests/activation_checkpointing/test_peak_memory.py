@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from hlat.activation_checkpointing import POLICIES
-from hlat.config.sections import ModelConfig
-from hlat.model.derived import activation_bytes
+from hlat.config.sections.model import ModelConfig
+from hlat.model.derived.activations import activation_bytes
 
 WIDE = {"vocab_size": 64, "layers": 8, "hidden_size": 256, "intermediate_size": 1024, "heads": 4, "kv_heads": 2}
 LENGTH = 1536
@@ -17,11 +17,11 @@ MIB = 1 << 20
 SCRIPT = f"""
 import ctypes, sys
 import torch
-from hlat.config.sections import ModelConfig
+from hlat.config.sections.model import ModelConfig
 from hlat.activation_checkpointing import POLICIES, checkpoint_activations
 from hlat.activation_checkpointing.plan import ActivationPlan
 from hlat.model import build
-from hlat.runtime.backend import peak_memory_bytes
+from hlat.runtime.backend.device import peak_memory_bytes
 ctypes.CDLL(None).mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD, glibc
 torch.set_num_threads(1)
 config = ModelConfig(**{WIDE!r})

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hlat.activation_checkpointing import POLICIES
 from hlat.model import Decoder
-from hlat.model.derived import RECOMPUTABLE
+from hlat.model.spec import RECOMPUTABLE
 from tests.support.activation_checkpointing.small import (
     KINDS,
     MODES_TESTED,

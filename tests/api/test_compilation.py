@@ -8,7 +8,7 @@ import torch
 
 import hlat
 from hlat.compilation import pack
-from hlat.runtime.backend import backend_of
+from hlat.runtime.backend.table import backend_of
 
 
 def test_an_archive_fills_the_cache_that_the_recipe_names(recipe_file: Path, tmp_path: Path) -> None:

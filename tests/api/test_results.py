@@ -14,7 +14,7 @@ import torch
 
 import hlat
 from hlat.hardware import load_catalog
-from hlat.runtime import escape_controls
+from hlat.runtime.terminal_text import escape_controls
 from tests.support.commands import hlat as command
 from tests.support.reporting import line, write_run
 

@@ -21,9 +21,9 @@ import torch.distributed as dist
 
 import hlat
 import hlat.api  # its first import draws a number from Python's generator, in rich
-from hlat.checkpoint.protocol import verify_checkpoint
-from hlat.runtime import MissingHostsError, PersistentCorruptionError, error_class
-from hlat.runtime.process import REQUEUE_CODE
+from hlat.checkpoint.protocol.manifest import verify_checkpoint
+from hlat.runtime.errors import MissingHostsError, PersistentCorruptionError, error_class
+from hlat.runtime.process.exit_codes import REQUEUE_CODE
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 

@@ -8,10 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hlat.checkpoint import collect, export_hf, load_weights, restore
-from hlat.checkpoint.format import Region, TensorChunk
-from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint
-from hlat.config.sections import ModelConfig
-from hlat.runtime import CheckpointError
+from hlat.checkpoint.format.partial_read import Region
+from hlat.checkpoint.format.tensor_chunks import TensorChunk
+from hlat.checkpoint.protocol.reader import open_checkpoint
+from hlat.checkpoint.protocol.store import CheckpointStore
+from hlat.config.sections.model import ModelConfig
+from hlat.runtime.errors import CheckpointError
 from tests.support.checkpoint.saved_layouts import save
 from tests.support.checkpoint.saved_states import assemble, assert_equal
 from tests.support.checkpoint.stamped_parts import (

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from hlat.checkpoint import RecipeChange, check_resume, saved_precision_mode, software_versions
 from hlat.config import Recipe
 from hlat.precision import MODES
-from hlat.runtime import CheckpointError
+from hlat.runtime.errors import CheckpointError
 
 BASE: dict[str, Any] = {
     "model": {"vocab_size": 64, "layers": 2, "hidden_size": 32, "intermediate_size": 64, "heads": 4},

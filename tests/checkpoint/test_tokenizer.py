@@ -9,12 +9,12 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from hlat.checkpoint import check_same_tokenizer, has_tokenizer, read_tokenizer
-from hlat.checkpoint.format import replicated_chunks
-from hlat.checkpoint.protocol import CheckpointStore
-from hlat.config.sections import DataConfig
-from hlat.data.prepare import prepare
-from hlat.data.prepared import PreparedData
-from hlat.runtime import CheckpointError, DataError
+from hlat.checkpoint.format.tensor_chunks import replicated_chunks
+from hlat.checkpoint.protocol.store import CheckpointStore
+from hlat.config.sections.data import DataConfig
+from hlat.data.prepare.preparation import prepare
+from hlat.data.prepared.prepared_folder import PreparedData
+from hlat.runtime.errors import CheckpointError, DataError
 
 TEXT = "one two three two one " * 40
 

@@ -1,7 +1,7 @@
 """The average of a run's last checkpoints is evaluated, generates, is exported, and another run begins with it."""
 
 import hlat
-from hlat.checkpoint.protocol import open_checkpoint
+from hlat.checkpoint.protocol.reader import open_checkpoint
 from tests.support.checkpoint.saved_states import assert_equal
 
 RUN = ["training.steps=6", "checkpoint.every_steps=2", "checkpoint.keep_last=3", "evaluation.every_steps=null"]

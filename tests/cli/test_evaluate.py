@@ -4,8 +4,8 @@ import pytest
 import typer
 
 from hlat.cli import app
-from hlat.launch.evaluation import EvaluationJob
-from hlat.runtime import LaunchError
+from hlat.launch.evaluation.job import EvaluationJob
+from hlat.runtime.errors import LaunchError
 
 
 @pytest.mark.parametrize(

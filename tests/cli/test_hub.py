@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from hlat.data.tokenizers import train_bpe
+from hlat.data.tokenizers.training import train_bpe
 from tests.support.hub_server import Hub, serve_hub
 
 Command = Callable[..., CompletedProcess[str]]

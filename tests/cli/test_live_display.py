@@ -10,7 +10,7 @@ from typing import TextIO
 import psutil
 import pytest
 
-from hlat.runtime import BottomLine
+from hlat.runtime.bottom_line import BottomLine
 from tests.support.terminal import Screen, TerminalCommand
 
 SPINNER = set("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")

@@ -64,7 +64,7 @@ def test_a_model_is_built_and_updated_without_torchs_compiler_and_checkpoint_for
         "import sys, torch, torch.nn.attention.flex_attention\n"
         "before = set(sys.modules) & {'sympy'}\n"
         "import hlat.training\n"
-        "from hlat.config.sections import ModelConfig\n"
+        "from hlat.config.sections.model import ModelConfig\n"
         "from hlat.config.sections.optimizers import AdamWConfig\n"
         "from hlat.model import build, collect_local_parameters\n"
         "from hlat.optim import build_optimizer\n"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hlat.checkpoint import load_model
-from hlat.data.prepared import open_prepared
+from hlat.data.prepared.prepared_folder import open_prepared
 from hlat.evaluation import evaluate_checkpoint
 
 transformers = pytest.importorskip("transformers", reason="pip install 'hlat[hf]'")

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hlat.data.tokenizers import train_bpe
+from hlat.data.tokenizers.training import train_bpe
 
 
 @pytest.fixture

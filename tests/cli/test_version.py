@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import hlat
-from hlat.runtime.backend import driver_versions, table
+from hlat.runtime.backend import table
+from hlat.runtime.backend.table import driver_versions
 from tests.cli.test_start import HEAVY, imported_by
 
 NVIDIA = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2026\nGCC version: 12\n"

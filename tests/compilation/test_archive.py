@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hlat.compilation import check_archive_path, compiled_files, pack, unpack
-from hlat.runtime import LaunchError, StorageError
+from hlat.runtime.errors import LaunchError, StorageError
 
 HERE = {"torch": "2.13.0", "device": "a processor"}
 FILES = {"inductor/ab/kernel.so": b"code", "inductor/fxgraph/xy": b"graph", "inductor/copy": b"code"}

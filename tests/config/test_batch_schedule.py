@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hlat.config import BatchSchedule
 from hlat.config.load import parse_recipe
-from hlat.config.sections import RampStage
+from hlat.config.sections.training import RampStage
 
 BATCHES = 40
 

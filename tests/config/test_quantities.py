@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hlat.cli.plan_options import parse_amount
 from hlat.config import RecipeError
 from hlat.config.load import parse_recipe
-from hlat.runtime import PlanError
-from hlat.runtime.quantities import (
+from hlat.runtime.errors import PlanError
+from hlat.runtime.quantities.parsing import (
     QuantityError,
     parse_bytes,
     parse_gibibytes,

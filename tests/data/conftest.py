@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hlat.data.prepare import preparation, prepare
+from hlat.data.prepare import preparation
+from hlat.data.prepare.preparation import prepare
 from tests.support.data.corpora import documents, tree, write_jsonl
 from tests.support.data.preparing import LARGE, UNIT, Watched, data_config, watch_units
 

@@ -10,12 +10,16 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hlat.config.sections import DataConfig
-from hlat.data.prepare import merge_partition_folders, preparation, prepare, prepare_partition, verify_data
+from hlat.config.sections.data import DataConfig
+from hlat.data.prepare import preparation
 from hlat.data.prepare.duplicates import DuplicateFinder, hash_documents
-from hlat.data.prepare.partition import split_files
-from hlat.data.tokenizers import Tokenizer, train_bpe
-from hlat.runtime import DataError
+from hlat.data.prepare.merge_partitions import merge_partition_folders
+from hlat.data.prepare.partition import prepare_partition, split_files
+from hlat.data.prepare.preparation import prepare
+from hlat.data.prepare.verification import verify_data
+from hlat.data.tokenizers.base import Tokenizer
+from hlat.data.tokenizers.training import train_bpe
+from hlat.runtime.errors import DataError
 from tests.support.data.corpora import tree
 from tests.support.data.preparation_model import BAD, TEXTS, check, corpora, expected, tokenize_here, write
 

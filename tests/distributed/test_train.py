@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hlat.checkpoint.protocol import open_checkpoint, resolve
-from hlat.runtime.process import REQUEUE_CODE
+from hlat.checkpoint.protocol.reader import open_checkpoint, resolve
+from hlat.runtime.process.exit_codes import REQUEUE_CODE
 from tests.support.commands import StartedCommand
 from tests.support.launch.ports import free_port
 

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from hlat.checkpoint.protocol import open_checkpoint, resolve
+from hlat.checkpoint.protocol.reader import open_checkpoint, resolve
 from hlat.launch.error_report import read_report
 from tests.support.commands import StartedCommand
 from tests.support.launch.ports import free_port

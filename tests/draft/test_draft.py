@@ -9,15 +9,15 @@ import yaml
 
 import hlat
 from hlat.config import load_recipe
-from hlat.config.files import load_yaml
-from hlat.data.prepare import prepare
+from hlat.config.files.yaml_text import load_yaml
+from hlat.data.prepare.preparation import prepare
 from hlat.draft.document import _quoted
 from hlat.draft.drafting import draft_recipe
 from hlat.draft.machine import Machine
 from hlat.draft.sizes import MOST_EPOCHS, STATE_BYTES, choose_sizes
 from hlat.draft.texts import look_at_texts
-from hlat.model.derived import count_parameters, flops_per_token
-from hlat.runtime import DataError
+from hlat.model.derived.counts import count_parameters, flops_per_token
+from hlat.runtime.errors import DataError
 
 GIB = 2**30
 LAPTOP = Machine("cpu", "a laptop", 1, 1e11, 8 * GIB, False, True)

@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from hlat.evaluation import generate
-from hlat.evaluation.batch_generation import BatchGenerator, GenerationRequest, plan_generation
+from hlat.evaluation.batch_generation.generator import BatchGenerator
+from hlat.evaluation.batch_generation.requests import GenerationRequest, plan_generation
 from hlat.evaluation.packed_weights import FEWEST_TOKENS, PackedProduct, pack_weights, packed_weights
 from hlat.model import Decoder, Linear
 from hlat.model import matmul as products
 from hlat.parallel import ForwardModel
-from hlat.runtime.backend import backend_of
 from hlat.runtime.backend.cpu import CpuBackend
+from hlat.runtime.backend.table import backend_of
 from tests.support.model.families import FAMILIES, config_of, our_model, twin
 
 CPU = torch.device("cpu")

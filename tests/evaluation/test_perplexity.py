@@ -10,14 +10,15 @@ import pytest
 from tokenizers import normalizers
 
 from hlat.checkpoint import collect, export_hf, import_hf
-from hlat.checkpoint.protocol import CheckpointStore, resolve
+from hlat.checkpoint.protocol.reader import resolve
+from hlat.checkpoint.protocol.store import CheckpointStore
 from hlat.config import Recipe
 from hlat.config.load import parse_recipe
-from hlat.config.sections import DataConfig
-from hlat.data.prepare import prepare
+from hlat.config.sections.data import DataConfig
+from hlat.data.prepare.preparation import prepare
 from hlat.evaluation import Perplexity, evaluate_checkpoint
 from hlat.model import build, collect_local_parameters
-from hlat.runtime import CheckpointError, DataError
+from hlat.runtime.errors import CheckpointError, DataError
 from tests.support.data.corpora import write_jsonl
 from tests.support.data.tokenizer_kinds import byte_bpe, write_tokenizer
 

@@ -8,12 +8,12 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from hlat.checkpoint import import_hf
-from hlat.config.sections import ModelConfig
+from hlat.config.sections.model import ModelConfig
 from hlat.evaluation import generate_text
 from hlat.model import build
-from hlat.model.hf import write_hf
 from hlat.model.hf.names import to_canonical
-from hlat.runtime import CheckpointError
+from hlat.model.hf.write import write_hf
+from hlat.runtime.errors import CheckpointError
 
 transformers = pytest.importorskip("transformers", reason="the extra [hf] is not installed")
 

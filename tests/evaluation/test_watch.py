@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hlat.evaluation import evaluate_checkpoint, watch_run
-from hlat.runtime import CheckpointError
+from hlat.runtime.errors import CheckpointError
 from hlat.training import run
 from tests.support.reporting import event, write_lines
 from tests.support.training.evaluated_runs import recipe_of

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hlat.checkpoint.protocol import open_checkpoint, resolve
+from hlat.checkpoint.protocol.reader import open_checkpoint, resolve
 from hlat.resilience.goodput import GOODPUT_PARTS
-from hlat.runtime.process import REQUEUE_CODE
+from hlat.runtime.process.exit_codes import REQUEUE_CODE
 from tests.support.commands import StartedCommand
 from tests.support.faults.killing import assert_same_run
 

@@ -22,13 +22,13 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from hlat.checkpoint import import_hf
-from hlat.checkpoint.protocol import open_checkpoint
-from hlat.config.sections import ModelConfig
+from hlat.checkpoint.protocol.reader import open_checkpoint
+from hlat.config.sections.model import ModelConfig
 from hlat.evaluation import generate_text
 from hlat.model import build
-from hlat.model.hf import write_hf
 from hlat.model.hf.names import to_canonical
-from hlat.runtime import HlatError
+from hlat.model.hf.write import write_hf
+from hlat.runtime.errors import HlatError
 from tests.support.fuzz.mutations import ODD_VALUES, mutate
 
 SLOW = int(os.environ.get("HLAT_FUZZ_FOLDERS", "3000"))

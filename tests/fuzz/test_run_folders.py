@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from hlat.checkpoint.protocol import open_checkpoint, resolve
+from hlat.checkpoint.protocol.reader import open_checkpoint, resolve
 from tests.support.commands import hlat
 from tests.support.fuzz.mutations import mutate
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hlat.hardware import load_catalog, parse_cluster
-from hlat.runtime import HardwareError, HlatError
+from hlat.runtime.errors import HardwareError, HlatError
 
 
 def test_hlats_cluster_is_2048_devices_of_16_gib() -> None:

@@ -11,9 +11,12 @@ import torch
 from hlat.hardware import PeakFlops, load_catalog, measure, peak, peak_flops
 from hlat.hardware.measure import MatmulRate, measure_matmul
 from hlat.model import matmul, product_library
-from hlat.runtime import plural
-from hlat.runtime.backend import PRODUCTS, TORCH, backend_of, has_fast_bf16, neuron
+from hlat.runtime.backend import neuron
+from hlat.runtime.backend.base import TORCH
 from hlat.runtime.backend.cpu import CpuBackend
+from hlat.runtime.backend.device import PRODUCTS, has_fast_bf16
+from hlat.runtime.backend.table import backend_of
+from hlat.runtime.terminal_text import plural
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

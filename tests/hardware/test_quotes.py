@@ -3,7 +3,7 @@
 import pytest
 
 from hlat.hardware import load_catalog, parse_quote, with_prices_of, with_quote
-from hlat.runtime import HardwareError
+from hlat.runtime.errors import HardwareError
 
 
 def price(month: str | None, name: str, kind: str = "on-demand") -> float | None:

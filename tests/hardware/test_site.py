@@ -3,7 +3,7 @@
 import pytest
 
 from hlat.hardware import HOST_SHARE, Site, load_catalog, parse_cluster, parse_site
-from hlat.runtime import HardwareError
+from hlat.runtime.errors import HardwareError
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hlat.launch.error_report import ErrorReport
 from hlat.launch.supervision.root_cause import find_root_cause
 from hlat.launch.supervision.wait import ProcessExit
-from hlat.runtime.process import STOP_EXIT_CODES, STOP_SIGNALS, log_path, stop_exit_code
+from hlat.runtime.process.exit_codes import STOP_EXIT_CODES, STOP_SIGNALS, stop_exit_code
+from hlat.runtime.process.rank_log import log_path
 
 _NOBODY = 65534
 NOWHERE = Path("/no/such/run")

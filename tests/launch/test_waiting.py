@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from hlat.runtime import RankInfo
-from hlat.runtime.distributed import Rendezvous, rendezvous
+from hlat.runtime.distributed import rendezvous
+from hlat.runtime.distributed.rendezvous import Rendezvous
 from hlat.runtime.distributed.run_secret import Signer
+from hlat.runtime.rank_env import RankInfo
 from tests.support.launch.launching import wait_until
 from tests.support.launch.ports import free_port
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from hlat.config.sections import ModelConfig
+from hlat.config.sections.model import ModelConfig
 from hlat.model import Decoder, DocumentMask, attention_kernel, build
 from hlat.model import matmul as products
 from hlat.model.document_mask import block_mask
-from hlat.runtime.backend import AttentionHeads
+from hlat.runtime.backend.base import AttentionHeads
 
 B = torch.bfloat16
 CPU = torch.device("cpu")

@@ -7,14 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hlat.config.sections import ModelConfig
+from hlat.config.sections.model import ModelConfig
 from hlat.model import build
 from hlat.model import init as initial
-from hlat.model.derived import parameter_layouts
+from hlat.model.derived.parameter_layout import parameter_layouts
 from hlat.model.hf.names import to_canonical
 from hlat.model.init import initial_rows
-from hlat.runtime.randomness import stream_key
 from hlat.runtime.randomness.philox_rng import normal_range
+from hlat.runtime.randomness.rng_keys import stream_key
 from tests.support.model.families import FAMILIES, config_of
 
 

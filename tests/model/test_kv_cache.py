@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hlat.config.sections import ModelConfig
+from hlat.config.sections.model import ModelConfig
 from hlat.model import Decoder, KVCache
 from tests.support.model.families import FAMILIES, config_of, our_model, tokens_of, twin
 

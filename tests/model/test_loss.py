@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hlat.model import IGNORED, CrossEntropy, loss
 from hlat.model.loss import head_loss
-from hlat.runtime.backend import peak_memory_bytes
+from hlat.runtime.backend.device import peak_memory_bytes
 
 CPU = torch.device("cpu")
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from hlat.config.sections import ModelConfig
+from hlat.config.sections.model import ModelConfig
 from hlat.config.sections.optimizers import AdamWConfig
 from hlat.model import LocalParameter, ModelShard, local
 from hlat.optim import Optimizer, build_optimizer

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from hlat.checkpoint import collect, restore
-from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint
+from hlat.checkpoint.protocol.reader import open_checkpoint
+from hlat.checkpoint.protocol.store import CheckpointStore
 from hlat.config import RecipeError
 from hlat.config.load import parse_recipe
-from hlat.config.sections import ModelConfig
+from hlat.config.sections.model import ModelConfig
 from hlat.config.sections.optimizers import MuonConfig
 from hlat.model import LocalParameter, ModelShard, build, collect_local_parameters
 from hlat.optim import Optimizer, build_optimizer

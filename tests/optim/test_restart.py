@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from hlat.checkpoint import collect, restore
-from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint
-from hlat.config.sections import ModelConfig
+from hlat.checkpoint.protocol.reader import open_checkpoint
+from hlat.checkpoint.protocol.store import CheckpointStore
+from hlat.config.sections.model import ModelConfig
 from hlat.config.sections.optimizers import AdamWConfig
 from hlat.model import LocalParameter, ModelShard
 from hlat.optim import Optimizer, build_optimizer
-from hlat.runtime import CheckpointError
+from hlat.runtime.errors import CheckpointError
 from tests.support.optim.parameters import canonical, config_of, fill_gradients, fill_weights, shard_model
 
 MODES = ("bf16-sr", "bf16", "bf16-kahan")

@@ -12,9 +12,9 @@ from hlat.config.load import parse_recipe
 from hlat.model import IGNORED
 from hlat.parallel import ParallelModel, build_parallel, decide_compilation
 from hlat.parallel.compile import _has_compiler, check_isolation
-from hlat.runtime import LaunchError
 from hlat.runtime.backend.cpu import LONG_RUN, CpuBackend
-from hlat.runtime.distributed import Runtime
+from hlat.runtime.distributed.join import Runtime
+from hlat.runtime.errors import LaunchError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 MODEL = {"vocab_size": 64, "layers": 3, "hidden_size": 32, "intermediate_size": 96, "heads": 4, "kv_heads": 2}

@@ -7,7 +7,7 @@ import torch
 
 from hlat.config.load import parse_recipe
 from hlat.parallel import MicroBatch, build_parallel
-from hlat.runtime.distributed import Runtime
+from hlat.runtime.distributed.join import Runtime
 
 
 class _Stages:

@@ -14,11 +14,13 @@ import yaml
 from hlat.config import PRESETS, RecipeError
 from hlat.config.load import parse_recipe
 from hlat.hardware import Chip, Cluster, load_catalog
-from hlat.planner.problem import PlanRequest, layout_text, parse_layout, resolve_request
-from hlat.planner.search import LayoutPrediction, make_plan, predict_layout, recipe_fragment
+from hlat.planner.problem.layout_text import layout_text, parse_layout
+from hlat.planner.problem.request import PlanRequest, resolve_request
+from hlat.planner.search.plan import make_plan, recipe_fragment
 from hlat.planner.search.quick_search import fastest_layouts
+from hlat.planner.search.search import LayoutPrediction, predict_layout
 from hlat.precision import MODES
-from hlat.runtime import PlanError
+from hlat.runtime.errors import PlanError
 
 MODELS = [name for name in ("llama-2-7b", "llama-2-70b", "llama-3.1-8b", "llama-3.2-1b") if name in PRESETS]
 INSTANCES = ("h100", "p4d.24xlarge", "trn1.32xlarge", "trn2.48xlarge", "b200", "tpu-v5p")

@@ -7,8 +7,8 @@ from hlat.config.load import parse_recipe
 from hlat.optim import build_optimizer
 from hlat.parallel import build_parallel
 from hlat.precision import MODES
-from hlat.runtime import LaunchError
-from hlat.runtime.distributed import Runtime
+from hlat.runtime.distributed.join import Runtime
+from hlat.runtime.errors import LaunchError
 
 CPU = torch.device("cpu")
 

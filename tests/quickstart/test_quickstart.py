@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hlat.quickstart import corpus, run_quickstart
-from hlat.runtime import LaunchError
+from hlat.runtime.errors import LaunchError
 
 
 def test_the_standard_library_of_this_machine_is_found():

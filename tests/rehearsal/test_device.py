@@ -10,8 +10,8 @@ import hlat
 from hlat.config import Recipe
 from hlat.hardware import load_catalog, parse_cluster
 from hlat.rehearsal import RankReport, Rehearsal, SimulatedDevice, decision_lines, parse_device, rehearse
-from hlat.runtime import HardwareError, LaunchError
-from hlat.runtime.backend import backend_of
+from hlat.runtime.backend.table import backend_of
+from hlat.runtime.errors import HardwareError, LaunchError
 from tests.support.bf16 import bf16_instructions
 from tests.support.rehearsal.small_recipes import SMALL, recipe_of
 

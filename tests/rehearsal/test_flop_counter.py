@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hlat.model import CrossEntropy
-from hlat.model.derived import flops_per_token
+from hlat.model.derived.counts import flops_per_token
 from hlat.rehearsal import rehearse
 from hlat.rehearsal.flop_counter import FlopCounter
 from hlat.rehearsal.operations import OperationObserver

@@ -20,11 +20,11 @@ SCRIPT = """
 import ctypes, json, sys
 import torch
 from hlat.config.load import parse_recipe
-from hlat.data.samples import Batch
+from hlat.data.samples.training_data import Batch
 from hlat.optim import build_optimizer
 from hlat.parallel import build_parallel
-from hlat.runtime.backend import peak_memory_bytes
-from hlat.runtime.distributed import Runtime
+from hlat.runtime.backend.device import peak_memory_bytes
+from hlat.runtime.distributed.join import Runtime
 from hlat.training import accumulate_gradients, update
 
 def train(content, steps):

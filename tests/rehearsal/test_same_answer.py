@@ -9,12 +9,13 @@ from hlat.config import Recipe
 from hlat.hardware import load_catalog
 from hlat.model import deterministic_by_default
 from hlat.parallel import decide_compilation
-from hlat.planner.problem import planned_execution, recipe_on_chip
+from hlat.planner.problem.execution import planned_execution
+from hlat.planner.problem.recipe_step import recipe_on_chip
 from hlat.precision import MODES
 from hlat.rehearsal import parse_device
 from hlat.rehearsal.decisions import decide
-from hlat.runtime.backend import simulated_backend
-from hlat.runtime.distributed import Runtime
+from hlat.runtime.backend.table import simulated_backend
+from hlat.runtime.distributed.join import Runtime
 from hlat.training.arithmetic import Arithmetic
 from tests.support.rehearsal.small_recipes import SMALL, recipe_of
 

@@ -11,10 +11,10 @@ import pytest
 from hlat.config import Recipe
 from hlat.config.load import parse_recipe
 from hlat.hardware import Cluster, load_catalog, parse_cluster
-from hlat.planner.memory import rank_memory
-from hlat.planner.problem import recipe_step
+from hlat.planner.memory.rank_memory import rank_memory
+from hlat.planner.problem.recipe_step import recipe_step
 from hlat.rehearsal import Rehearsal, parse_device, rehearse, verdict_lines
-from hlat.runtime import PlanError
+from hlat.runtime.errors import PlanError
 from tests.support.rehearsal.small_recipes import SMALL, recipe_of
 
 # Two sequences of 2,048 tokens through four layers: 2.1 GiB of tensors, most of them activations.

@@ -9,7 +9,7 @@ import pytest
 
 import hlat
 from hlat.reporting import compare_runs, read_overview, sparkline
-from hlat.runtime import DataError
+from hlat.runtime.errors import DataError
 from tests.support.commands import hlat as command
 from tests.support.reporting import event, line, resolved_recipe, write_run
 

@@ -8,7 +8,7 @@ from http.client import HTTPConnection
 import pytest
 
 from hlat.reporting import ReportServer
-from hlat.runtime import DataError, LaunchError
+from hlat.runtime.errors import DataError, LaunchError
 from tests.support.reporting import line, write_run
 
 

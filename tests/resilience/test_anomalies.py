@@ -7,10 +7,10 @@ import random
 import pytest
 
 from hlat.config import BatchSchedule
-from hlat.config.sections import AnomalyConfig
+from hlat.config.sections.recovery import AnomalyConfig
 from hlat.resilience import AnomalyPolicy
 from hlat.resilience.anomalies import center_and_scale
-from hlat.runtime import CheckpointError
+from hlat.runtime.errors import CheckpointError
 
 BATCH, TOKENS = 8, 10_000
 

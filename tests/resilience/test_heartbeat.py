@@ -12,8 +12,8 @@ import pytest
 from hlat.resilience import HEARTBEAT_FOLDER, read_heartbeat, record_durable_step, running_heartbeat
 from hlat.resilience.heartbeat import Heartbeat, heartbeat_path
 from hlat.resilience.stack_sampler import find_location, is_waiting
-from hlat.runtime.distributed import call_interruptibly
-from hlat.runtime.process import current_phase, enter_phase
+from hlat.runtime.distributed.waiting import call_interruptibly
+from hlat.runtime.process.phase import current_phase, enter_phase
 
 
 class Clock:
@@ -96,7 +96,7 @@ def test_a_supervised_process_records_phases_and_that_it_is_alive(tmp_path):
         "import time\n"
         "from hlat.resilience import (\n"
         "  read_heartbeat, record_durable_step, record_saver, running_heartbeat, set_step_counter)\n"
-        "from hlat.runtime.process import enter_phase\n"
+        "from hlat.runtime.process.phase import enter_phase\n"
         "with running_heartbeat(1) as beat:\n"
         "  set_step_counter(lambda: 7)\n  enter_phase('data'); enter_phase('forward')\n"
         "  record_durable_step(7)\n  record_saver(99)\n"

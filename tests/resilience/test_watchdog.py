@@ -6,7 +6,7 @@ import pytest
 
 from hlat.resilience import Watchdog
 from hlat.resilience.watchdog import FIRST_TIME
-from hlat.runtime.process import ProgressRecord
+from hlat.runtime.process.progress import ProgressRecord
 from tests.support.resilience.readings import reading
 
 KNOWN = dict.fromkeys(("data", "forward", "backward", "reduce", "optimizer", "checkpoint"), 1.0)

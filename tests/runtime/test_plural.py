@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from hlat.runtime import plural
-from hlat.runtime.backend import backend_of
+from hlat.runtime.backend.table import backend_of
+from hlat.runtime.terminal_text import plural
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hlat.runtime import LaunchError, RankInfo, rank_info
-from hlat.runtime.backend import choose_device
+from hlat.runtime.backend.device import choose_device
+from hlat.runtime.errors import LaunchError
+from hlat.runtime.rank_env import RankInfo, rank_info
 
 MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 

@@ -2,7 +2,9 @@
 
 import pytest
 
-from hlat.runtime import LaunchError, RankInfo, rank_info, slurm
+from hlat.runtime import slurm
+from hlat.runtime.errors import LaunchError
+from hlat.runtime.rank_env import RankInfo, rank_info
 
 TASK = {
     "SLURM_JOB_ID": "812",

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hlat.runtime import DataError, find_secret, redact, redact_json, redact_value
+from hlat.runtime.errors import DataError
+from hlat.runtime.urls import find_secret, redact, redact_json, redact_value
 
 WITH_SECRET = [
     ("https://me:S3CR3T@host/a.jsonl", "https://...@host/a.jsonl", "a password"),

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 import hlat
-from hlat.runtime.backend import BACKENDS
+from hlat.runtime.backend.table import BACKENDS
 
 ROOT = Path(hlat.__file__).parent
 HOST, NO_DEVICE = "cpu", "meta"

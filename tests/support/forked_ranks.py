@@ -16,7 +16,7 @@ from pathlib import Path
 from hlat.launch import multiprocess_launcher
 from hlat.launch.fork_launcher import ForkedWorker, launch_forked
 from hlat.launch.process_set import RankPlaces
-from hlat.runtime.distributed import RUN_SECRET_ENV
+from hlat.runtime.distributed.run_secret import RUN_SECRET_ENV
 
 
 class ForkedRanks:

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from hlat.checkpoint.format import replicated_chunks
-from hlat.checkpoint.protocol import Checkpoint, CheckpointStore, open_checkpoint, resolve
+from hlat.checkpoint.format.tensor_chunks import replicated_chunks
+from hlat.checkpoint.protocol.reader import Checkpoint, open_checkpoint, resolve
+from hlat.checkpoint.protocol.store import CheckpointStore
 
 TIMINGS = {"tokens_per_second", "mfu", "mfu_full", "memory_bytes", "seconds"}
 

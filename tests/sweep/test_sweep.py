@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hlat.config import RecipeError
-from hlat.runtime.process import REQUEUE_CODE
+from hlat.runtime.process.exit_codes import REQUEUE_CODE
 from hlat.sweep import array_script, plan_sweep
 from hlat.sweep.axes import combinations, parse_axes
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hlat.runtime import DataError, StorageError
+from hlat.runtime.errors import DataError, StorageError
 from hlat.tracking.jsonl import JsonLines, decode, encode, filter_lines, from_json_value, read_records
 
 FLOATS = st.floats(allow_nan=True, allow_infinity=True, width=64)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hlat.runtime import DataError, StorageError
+from hlat.runtime.errors import DataError, StorageError
 from hlat.tracking import EventLog, MetricsFile, read_events, read_metrics
 from hlat.tracking.jsonl import encode
 

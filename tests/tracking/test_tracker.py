@@ -13,8 +13,8 @@ import pytest
 from rich.cells import cell_len
 
 from hlat.config import BatchSchedule
-from hlat.config.sections import TrackingConfig
-from hlat.runtime import StorageError
+from hlat.config.sections.tracking import TrackingConfig
+from hlat.runtime.errors import StorageError
 from hlat.tracking import EventLog, open_tracker, read_events, read_metrics
 from hlat.tracking.display.console import PlainConsole, ProgressBarConsole, SilentConsole, make_console
 from hlat.tracking.display.data_progress import DataProgress

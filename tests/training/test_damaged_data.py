@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hlat.config import load_recipe
-from hlat.runtime import DataError
+from hlat.runtime.errors import DataError
 from hlat.training import run
 from tests.support.same_runs import assert_same_run, newest
 

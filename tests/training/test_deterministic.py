@@ -10,9 +10,9 @@ import yaml
 
 from hlat.compilation import compile_graphs
 from hlat.config.load import parse_recipe
-from hlat.runtime import LaunchError
 from hlat.runtime.backend.cpu import CpuBackend
-from hlat.runtime.distributed import Runtime
+from hlat.runtime.distributed.join import Runtime
+from hlat.runtime.errors import LaunchError
 from hlat.training import loop, run
 
 

@@ -4,10 +4,10 @@ import shutil
 
 import pytest
 
-from hlat.checkpoint.protocol import resolve
-from hlat.runtime import StateLostError
-from hlat.runtime.distributed import HostGroup
-from hlat.runtime.storage import EarlierAttempt
+from hlat.checkpoint.protocol.reader import resolve
+from hlat.runtime.distributed.host_collectives import HostGroup
+from hlat.runtime.errors import StateLostError
+from hlat.runtime.storage.run_folder import EarlierAttempt
 from hlat.training.newest_saved import DamagedCheckpoint, check_nothing_lost
 
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 import torch
 
-from hlat.checkpoint.protocol import open_checkpoint, resolve
+from hlat.checkpoint.protocol.reader import open_checkpoint, resolve
 from tests.support.commands import StartedCommand
 
 TIMINGS = {"tokens_per_second", "mfu", "mfu_full", "memory_bytes", "seconds"}

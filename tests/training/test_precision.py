@@ -7,16 +7,17 @@ import pytest
 import torch
 import yaml
 
-from hlat.checkpoint.protocol import read_meta, resolve
+from hlat.checkpoint.protocol.reader import read_meta, resolve
 from hlat.config import Recipe
 from hlat.config.load import parse_recipe
 from hlat.evaluation import evaluate_checkpoint
-from hlat.runtime import CheckpointError
 from hlat.runtime.backend.cpu import CpuBackend
-from hlat.runtime.distributed import HostGroup, Runtime
-from hlat.runtime.storage import hold_run_folder
+from hlat.runtime.distributed.host_collectives import HostGroup
+from hlat.runtime.distributed.join import Runtime
+from hlat.runtime.errors import CheckpointError
+from hlat.runtime.storage.run_folder import hold_run_folder
 from hlat.training import precision, run
-from hlat.training.process import run_lock
+from hlat.training.process.lock import run_lock
 from hlat.training.run_state import RunState, build_run_state
 from tests.support.same_runs import assert_same_state
 

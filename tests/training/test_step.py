@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from hlat.config.load import parse_recipe
-from hlat.data.samples import Batch
+from hlat.data.samples.training_data import Batch
 from hlat.model import IGNORED, build
 from hlat.parallel import build_parallel
-from hlat.runtime.distributed import Runtime
+from hlat.runtime.distributed.join import Runtime
 from hlat.training import accumulate_gradients
-from hlat.training.process import PhaseTimer
-from hlat.training.validation import SingleProcessModel, validate
+from hlat.training.process.phase_timer import PhaseTimer
+from hlat.training.validation.losses import SingleProcessModel, validate
 
 CPU = torch.device("cpu")
 MODEL = {"vocab_size": 97, "layers": 2, "hidden_size": 32, "intermediate_size": 96, "heads": 4, "kv_heads": 2}

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hlat.checkpoint import import_hf
-from hlat.checkpoint.protocol import open_checkpoint, resolve
+from hlat.checkpoint.protocol.reader import open_checkpoint, resolve
 from tests.support.training import plain_loop, whole_runs
 
 pytest.importorskip("transformers", reason="the extra [hf] is not installed")

@@ -7,7 +7,7 @@ import json
 
 import hlat
 from hlat.hardware import measure_machine
-from hlat.launch.preflight import PreflightOptions
+from hlat.launch.preflight.request import PreflightOptions
 from kit.child import Context
 from kit.report import read_json
 from kit.shapes import case_recipe

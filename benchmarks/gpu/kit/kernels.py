@@ -23,7 +23,7 @@ _ATTENTION = 8 * 2.0**-9  # scores, probabilities, their gradients and those of 
 
 def run(context: Context) -> None:
     """Check every kernel; first of all, that it is tried: without a compiler torch would be compared with itself."""
-    from hlat.model.kernels import describe_kernels
+    from hlat.model.kernels.choice import describe_kernels
     from hlat.optim.adamw_bf16 import kernel_for
 
     device = torch.device(context.device)
@@ -113,7 +113,7 @@ def _moved(given: Any, device: str) -> Any:
 
 def adamw_rate(context: Context) -> None:
     """Measure the update of one large bf16 parameter: 14 bytes per element in bf16-sr."""
-    from hlat.runtime.backend import synchronize
+    from hlat.runtime.backend.device import synchronize
     from kit.training import device_of
 
     if os.environ.get("TRITON_INTERPRET") == "1":
@@ -289,7 +289,9 @@ def _flex_on_cpu(first: torch.Tensor, offsets: torch.Tensor, keys: int) -> Calla
 
 def attention_choice(context: Context) -> None:
     """Compare the kernel that torch chooses with the one that rehearsal and plan believe in, and name what runs."""
-    from hlat.runtime.backend import AttentionHeads, backend_of, configure_numerics
+    from hlat.runtime.backend.base import AttentionHeads
+    from hlat.runtime.backend.device import configure_numerics
+    from hlat.runtime.backend.table import backend_of
 
     device, rows = torch.device(context.device), {}
     for deterministic in (True, False):

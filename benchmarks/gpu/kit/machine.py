@@ -56,7 +56,7 @@ def run(context: Context) -> None:
         import hlat
 
         context.found({"hlat": hlat.__version__, "hlat file": hlat.__file__})
-        from hlat.runtime.backend import backend_of
+        from hlat.runtime.backend.table import backend_of
 
         compiler = backend_of(context.device).compiler
         context.found({"compiler available": None if compiler is None else compiler.is_available()})
@@ -119,7 +119,7 @@ def copies(context: Context) -> dict[str, float]:
     """Measure copies within the device, and to and from page-locked and other memory, in GB/s."""
     import torch
 
-    from hlat.runtime.backend import backend_of
+    from hlat.runtime.backend.table import backend_of
 
     size = (64 << 20) if context.tiny else _COPY_BYTES
     source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=context.device)
@@ -146,7 +146,7 @@ def products(context: Context) -> dict[str, float]:
     """Measure products of large matrices of random numbers: bf16, fp32 as hlat sets it, in TFLOP/s."""
     import torch
 
-    from hlat.runtime.backend import configure_numerics
+    from hlat.runtime.backend.device import configure_numerics
 
     configure_numerics(context.device, deterministic=False)
     size, found = (256 if context.tiny else _MATRIX), {}
@@ -161,7 +161,7 @@ def _seconds(work: Callable[[], object], context: Context) -> float:
     """Return the median time of some calls, each waited for."""
     import torch
 
-    from hlat.runtime.backend import synchronize
+    from hlat.runtime.backend.device import synchronize
 
     device, seconds = torch.device(context.device), []
     for number in range(3 + (2 if context.tiny else _REPEATS)):

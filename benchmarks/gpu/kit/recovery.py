@@ -205,7 +205,7 @@ def compare(context: Context, run: Path, undisturbed: Path) -> None:
     """Compare metrics of every step, and weights and optimizer state of the last one, bit by bit."""
     import torch
 
-    from hlat.checkpoint.protocol import open_checkpoint, resolve
+    from hlat.checkpoint.protocol.reader import open_checkpoint, resolve
 
     ours, theirs = (
         [

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import torch.distributed as dist
 
 from hlat.config import Recipe
-from hlat.runtime.backend import backend_of
+from hlat.runtime.backend.table import backend_of
 from kit.child import Context, free_memory
 from kit.shapes import recipe
 from kit.training import Trainer, folder, forget_peaks, memory

@@ -12,7 +12,7 @@ import torch
 from hlat.config import Recipe
 from hlat.hardware import peak_flops
 from hlat.model import attention_kernel, recipe_heads
-from hlat.model.derived import flops_per_token
+from hlat.model.derived.counts import flops_per_token
 from hlat.precision import MODES
 from kit import nvidia_smi
 from kit.child import Context

@@ -15,12 +15,13 @@ import numpy as np
 import torch
 
 from hlat.config import Recipe
-from hlat.data.samples import Batch
+from hlat.data.samples.training_data import Batch
 from hlat.optim import build_optimizer
 from hlat.parallel import build_parallel
 from hlat.resilience import APPLY
-from hlat.runtime.backend import backend_of, configure_numerics, synchronize
-from hlat.runtime.distributed import Runtime, join_run
+from hlat.runtime.backend.device import configure_numerics, synchronize
+from hlat.runtime.backend.table import backend_of
+from hlat.runtime.distributed.join import Runtime, join_run
 from hlat.training import accumulate_gradients, update
 from kit.shapes import documents
 

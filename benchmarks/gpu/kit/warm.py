@@ -1,7 +1,7 @@
 """Graphs of the later cases, compiled into the cache while the first steps run: one layer has the graph of all."""
 
 from hlat.compilation import compile_graphs
-from hlat.runtime.distributed import joined_run
+from hlat.runtime.distributed.join import joined_run
 from kit.child import Context, free_memory
 from kit.shapes import case_recipe
 from kit.training import quick_compiler

@@ -7,8 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from hlat.planner.problem import RECOMPUTE_POLICIES
-from hlat.planner.problem.workload import RecomputePolicy
+from hlat.planner.problem.workload import RECOMPUTE_POLICIES, RecomputePolicy
 from published_runs.reader.frameworks import Selective
 from published_runs.reader.reading import Reading, UnreadableError
 from published_runs.reader.texts import has_word, is_unstated, lower

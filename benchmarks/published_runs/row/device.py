@@ -6,8 +6,8 @@ RowColumns, chip -> instance of so many chips -> network by the text of the row 
 from dataclasses import replace
 
 from hlat.hardware import Cluster
-from hlat.planner.problem import DeviceSpec
 from hlat.planner.problem.devices import cluster_device
+from hlat.planner.problem.workload import DeviceSpec
 from published_runs.reader import (
     Network,
     Reading,

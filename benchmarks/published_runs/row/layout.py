@@ -5,7 +5,7 @@ RowColumns, chip, framework, shape -> degrees, devices -> RunLayout
 
 from dataclasses import replace
 
-from hlat.planner.problem import ModelShape
+from hlat.planner.problem.workload import ModelShape
 from published_runs.program import RunLayout
 from published_runs.reader import (
     Framework,

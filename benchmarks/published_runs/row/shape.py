@@ -5,7 +5,7 @@ RowColumns -> widths, heads, gated or not, vocabulary -> ModelShape
 
 from dataclasses import replace
 
-from hlat.planner.problem import ModelShape
+from hlat.planner.problem.workload import ModelShape
 from published_runs.reader import Framework, Reading
 from published_runs.row.columns import RowColumns
 

@@ -1,6 +1,19 @@
 """Activation checkpointing: the activations that blocks save for backward, and those that they recompute."""
 
-from hlat.activation_checkpointing.apply import checkpoint_activations
-from hlat.activation_checkpointing.plan import POLICIES, plan_activations, recomputed_steps
+from typing import TYPE_CHECKING
 
-__all__ = ["POLICIES", "checkpoint_activations", "plan_activations", "recomputed_steps"]
+from hlat.runtime.lazy import lazily
+
+if TYPE_CHECKING:
+    from hlat.activation_checkpointing.apply import checkpoint_activations as checkpoint_activations
+    from hlat.activation_checkpointing.plan import POLICIES as POLICIES
+    from hlat.activation_checkpointing.plan import plan_activations as plan_activations
+    from hlat.activation_checkpointing.plan import recomputed_steps as recomputed_steps
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "apply": "checkpoint_activations",
+        "plan": "POLICIES plan_activations recomputed_steps",
+    },
+)

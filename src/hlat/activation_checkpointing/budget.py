@@ -17,7 +17,7 @@ class BlockPolicy:
     """A candidate activation checkpointing policy of a block.
 
     Attributes:
-        recomputed: names of ``hlat.model.derived.RECOMPUTABLE``.
+        recomputed: names of ``hlat.model.spec.RECOMPUTABLE``.
         saved: bytes of activations saved by the block.
         cost: cost of the recomputation; 0 for none.
     """

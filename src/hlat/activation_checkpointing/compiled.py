@@ -19,8 +19,7 @@ import torch
 from torch._higher_order_ops.flex_attention import flex_attention
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from hlat.model import DOCUMENT_ATTENTION
-from hlat.model.kernels import ATTENTION
+from hlat.model import ATTENTION, DOCUMENT_ATTENTION
 
 _aten = torch.ops.aten
 _PRODUCTS = {_aten.mm.default, _aten.addmm.default, _aten._scaled_mm.default}
@@ -44,7 +43,7 @@ def contexts(recomputed: frozenset[str], coalesced: bool, reduced: bool) -> Cont
     """Build the ``context_fn`` of ``torch.utils.checkpoint.checkpoint``; cached, so that equal choices share a graph.
 
     Args:
-        recomputed: names of ``hlat.model.derived.RECOMPUTABLE``.
+        recomputed: names of ``hlat.model.spec.RECOMPUTABLE``.
         coalesced: True if q, k, v are one matrix product, and gate, up another.
         reduced: True if the output of attention is summed over ranks.
     """

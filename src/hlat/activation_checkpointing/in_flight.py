@@ -5,7 +5,7 @@
 The schedules are those of ``torch.distributed.pipelining``; tests compare the numbers with torch's order of passes.
 """
 
-from hlat.config.sections import ParallelConfig
+from hlat.config import ParallelConfig
 
 
 def passes_in_flight(parallel: ParallelConfig, pipeline_rank: int, micro_batches: int) -> int:

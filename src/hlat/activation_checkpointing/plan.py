@@ -11,11 +11,8 @@ from itertools import chain, combinations
 from hlat.activation_checkpointing.budget import BlockPolicy, cheapest
 from hlat.activation_checkpointing.in_flight import passes_in_flight
 from hlat.activation_checkpointing.recompute_cost import RecomputeCosts
-from hlat.config import Fix, Problem, Recipe, RecipeError
-from hlat.config.sections import ParallelConfig
-from hlat.model import ModelShard
-from hlat.model.derived import RECOMPUTABLE, RankWorkload, activation_bytes
-from hlat.model.kernels import builds_masks
+from hlat.config import Fix, ParallelConfig, Problem, Recipe, RecipeError
+from hlat.model import RECOMPUTABLE, ModelShard, RankWorkload, activation_bytes, builds_masks
 
 _GIB = 1 << 30
 

@@ -251,7 +251,7 @@ class RecomputingForward:
     Args:
         block: the block. All hooks of its modules are called, except for forward hooks of ``attention`` and
             ``feed_forward`` themselves, which are not supported.
-        recomputed: names of ``hlat.model.derived.RECOMPUTABLE``.
+        recomputed: names of ``hlat.model.spec.RECOMPUTABLE``.
         last: shared by all blocks of a model.
     """
 

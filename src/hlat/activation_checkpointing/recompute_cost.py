@@ -11,9 +11,8 @@ a matrix product about the model width, and attention about the sequence length.
 
 from dataclasses import dataclass
 
-from hlat.config.sections import ModelConfig
-from hlat.model import shard_heads
-from hlat.model.derived import RankWorkload, attended_positions
+from hlat.config import ModelConfig
+from hlat.model import RankWorkload, attended_positions, shard_heads
 from hlat.precision import MODES
 
 _MEMORY = 300.0
@@ -31,7 +30,7 @@ class RecomputeCosts:
     workload: RankWorkload
 
     def by_name(self) -> dict[str, float]:
-        """Return the cost of each name of ``hlat.model.derived.RECOMPUTABLE``, in FLOPs or their equivalent."""
+        """Return the cost of each name of ``hlat.model.spec.RECOMPUTABLE``, in FLOPs or their equivalent."""
         config, shard = self.config, self.workload.shard
         here, inner = shard_heads(config, shard), config.intermediate_size // shard.tensor_count
         width, heads = config.hidden_size, here.queries * config.n_head_dim

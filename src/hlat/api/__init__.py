@@ -15,96 +15,53 @@ when a function returns or raises.
 import logging
 from typing import TYPE_CHECKING
 
-from hlat.runtime import lazily
+from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
-    from hlat.api.checkpoints import evaluate, evaluate_tasks, generate, load_model, watch
-    from hlat.api.compilation import compile_cache, unpack_cache
-    from hlat.api.hosts import launch_local
-    from hlat.api.models import average, export, import_model
-    from hlat.api.planning import choose_cluster, choose_model_size, compare_plans, plan
-    from hlat.api.preflight import doctor
-    from hlat.api.recipes import draft_recipe, load_recipe
-    from hlat.api.records import compare_runs, metrics, report, runs, show_run
-    from hlat.api.submission import submit_kubernetes, submit_slurm
-    from hlat.api.training import TrainingResult, rehearse, train
+    from hlat.api.checkpoints import evaluate as evaluate
+    from hlat.api.checkpoints import evaluate_tasks as evaluate_tasks
+    from hlat.api.checkpoints import generate as generate
+    from hlat.api.checkpoints import load_model as load_model
+    from hlat.api.checkpoints import watch as watch
+    from hlat.api.compilation import compile_cache as compile_cache
+    from hlat.api.compilation import unpack_cache as unpack_cache
+    from hlat.api.hosts import launch_local as launch_local
+    from hlat.api.models import average as average
+    from hlat.api.models import export as export
+    from hlat.api.models import import_model as import_model
+    from hlat.api.planning import choose_cluster as choose_cluster
+    from hlat.api.planning import choose_model_size as choose_model_size
+    from hlat.api.planning import compare_plans as compare_plans
+    from hlat.api.planning import plan as plan
+    from hlat.api.preflight import doctor as doctor
+    from hlat.api.recipes import draft_recipe as draft_recipe
+    from hlat.api.recipes import load_recipe as load_recipe
+    from hlat.api.records import compare_runs as compare_runs
+    from hlat.api.records import metrics as metrics
+    from hlat.api.records import report as report
+    from hlat.api.records import runs as runs
+    from hlat.api.records import show_run as show_run
+    from hlat.api.submission import submit_kubernetes as submit_kubernetes
+    from hlat.api.submission import submit_slurm as submit_slurm
+    from hlat.api.training import TrainingResult as TrainingResult
+    from hlat.api.training import rehearse as rehearse
+    from hlat.api.training import train as train
 
 __getattr__ = lazily(
     __name__,
     {
-        "checkpoints": (
-            "evaluate",
-            "evaluate_tasks",
-            "generate",
-            "load_model",
-            "watch",
-        ),
-        "compilation": (
-            "compile_cache",
-            "unpack_cache",
-        ),
-        "hosts": ("launch_local",),
-        "models": (
-            "average",
-            "export",
-            "import_model",
-        ),
-        "planning": (
-            "choose_cluster",
-            "choose_model_size",
-            "compare_plans",
-            "plan",
-        ),
-        "preflight": ("doctor",),
-        "recipes": ("draft_recipe", "load_recipe"),
-        "records": (
-            "compare_runs",
-            "metrics",
-            "report",
-            "runs",
-            "show_run",
-        ),
-        "submission": (
-            "submit_kubernetes",
-            "submit_slurm",
-        ),
-        "training": (
-            "TrainingResult",
-            "rehearse",
-            "train",
-        ),
+        "checkpoints": "evaluate evaluate_tasks generate load_model watch",
+        "compilation": "compile_cache unpack_cache",
+        "hosts": "launch_local",
+        "models": "average export import_model",
+        "planning": "choose_cluster choose_model_size compare_plans plan",
+        "preflight": "doctor",
+        "recipes": "draft_recipe load_recipe",
+        "records": "compare_runs metrics report runs show_run",
+        "submission": "submit_kubernetes submit_slurm",
+        "training": "TrainingResult rehearse train",
     },
 )
 
-__all__ = [
-    "TrainingResult",
-    "average",
-    "choose_cluster",
-    "choose_model_size",
-    "compare_plans",
-    "compare_runs",
-    "compile_cache",
-    "doctor",
-    "draft_recipe",
-    "evaluate",
-    "evaluate_tasks",
-    "export",
-    "generate",
-    "import_model",
-    "launch_local",
-    "load_model",
-    "load_recipe",
-    "metrics",
-    "plan",
-    "rehearse",
-    "report",
-    "runs",
-    "show_run",
-    "submit_kubernetes",
-    "submit_slurm",
-    "train",
-    "unpack_cache",
-    "watch",
-]
 
 logging.getLogger("hlat").addHandler(logging.NullHandler())  # quiet unless the program configures logging

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import ParamSpec, TypeVar
 
 from hlat.config import field_called, short
-from hlat.runtime import LaunchError
+from hlat.runtime.errors import LaunchError
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Literal
 from hlat.api.arguments import checks_arguments
 from hlat.api.outcomes import outcome_error
 from hlat.api.settings import restored
-from hlat.launch import refuse_worker
-from hlat.launch.evaluation import EvaluationJob, run_processes
+from hlat.launch import EvaluationJob, refuse_worker, run_processes
 
 if TYPE_CHECKING:
     import torch
 
-    from hlat.evaluation import EvaluatedCheckpoint, Perplexity
-    from hlat.evaluation.harness import SuiteReport
+    from hlat.evaluation import EvaluatedCheckpoint, Perplexity, SuiteReport
     from hlat.model import Decoder
 
 _LOG = logging.getLogger("hlat")
@@ -126,7 +124,7 @@ def evaluate_tasks(
         batch_rows=batch_rows,
     )
     with restored():
-        from hlat.evaluation.harness import read_report
+        from hlat.evaluation import read_report
 
         loaded = job.load_suite()
         if nproc == 1:

@@ -1,7 +1,7 @@
 """Errors of processes that a function of the API has started."""
 
-from hlat.launch.supervision import RunOutcome
-from hlat.runtime import HlatError, error_class
+from hlat.launch import RunOutcome
+from hlat.runtime.errors import HlatError, error_class
 
 
 def outcome_error(outcome: RunOutcome) -> HlatError:

@@ -8,10 +8,7 @@ from hlat.api.arguments import checks_arguments
 
 if TYPE_CHECKING:
     from hlat.hardware import Catalog, Cluster, PriceKind
-    from hlat.planner.problem import PlanRequest
-    from hlat.planner.purchase import ModelSize, Purchase, RequestOf
-    from hlat.planner.report import ClusterComparison
-    from hlat.planner.search import TrainingPlan
+    from hlat.planner import ClusterComparison, ModelSize, PlanRequest, Purchase, RequestOf, TrainingPlan
 
 
 @checks_arguments
@@ -129,7 +126,7 @@ def compare_plans(
         HardwareError: a cluster is unknown, or the catalog is inconsistent.
         RecipeError: the recipe or config.json has mistakes.
     """
-    from hlat.planner.report import compare_clusters
+    from hlat.planner import compare_clusters
 
     return compare_clusters(
         str(model),
@@ -202,8 +199,8 @@ def choose_cluster(
         HardwareError: an instance is unknown, or the catalog is inconsistent.
         RecipeError: the recipe or config.json has mistakes.
     """
-    from hlat.planner.purchase import afford, parse_goal
-    from hlat.planner.purchase import choose_cluster as choose
+    from hlat.planner import afford, parse_goal
+    from hlat.planner import choose_cluster as choose
 
     goal = parse_goal(deadline, budget)
     of_model, catalog, kind = _question(
@@ -262,9 +259,9 @@ def choose_model_size(
         PlanError: neither a budget nor FLOPs, or both; nothing fits; or no price is known.
         HardwareError: an instance is unknown, or the catalog is inconsistent.
     """
-    from hlat.planner.purchase import choose_model_size as choose
-    from hlat.planner.purchase import parse_goal
-    from hlat.runtime import PlanError
+    from hlat.planner import choose_model_size as choose
+    from hlat.planner import parse_goal
+    from hlat.runtime.errors import PlanError
 
     if (budget is None) == (flops is None):
         raise PlanError("the size of a model follows from a budget in USD or from FLOPs: give one of them")
@@ -290,8 +287,7 @@ def _question(
 ) -> "tuple[RequestOf, Catalog, PriceKind | None]":
     """Return the requests of a model by its name and tokens, the catalog with the prices asked for, and their kind."""
     from hlat.hardware import OWN, load_catalog, parse_quote, parse_site, with_prices_of, with_quote
-    from hlat.planner.problem import resolve_request
-    from hlat.planner.report import price_kind
+    from hlat.planner import price_kind, resolve_request
 
     quote, site = parse_quote(price), parse_site(storage, pue)
     priced = with_prices_of(load_catalog(None if hardware is None else str(hardware)), prices_of)
@@ -319,7 +315,7 @@ def _says_no_tokens(model: str, catalog: "Catalog") -> bool:
     chip has.
     """
     from hlat.hardware import Cluster
-    from hlat.planner.problem import resolve_request
+    from hlat.planner import resolve_request
 
     usable = ((one, catalog.chip(one.chip)) for one in catalog.instances)
     instance, chip = next((one, chip) for one, chip in usable if chip is not None and chip.can_be_planned)

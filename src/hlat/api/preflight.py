@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from hlat.api.arguments import checks_arguments
 from hlat.api.recipes import Overrides, override_words
 from hlat.config import Recipe
-from hlat.runtime import LaunchError, StorageError
+from hlat.runtime.errors import LaunchError, StorageError
 
 if TYPE_CHECKING:
-    from hlat.launch.preflight import PreflightOptions, PreflightReport
+    from hlat.launch import PreflightOptions, PreflightReport
 
 
 @checks_arguments
@@ -46,7 +46,7 @@ def doctor(
         RecipeError: the recipe has problems.
         StorageError: the file cannot be written.
     """
-    from hlat.launch.preflight import PreflightOptions, examine_by_ssh, make_request, run_preflight
+    from hlat.launch import PreflightOptions, examine_by_ssh, make_request, run_preflight
 
     options = options or PreflightOptions()
     words = override_words(overrides)
@@ -63,7 +63,7 @@ def doctor(
 
 
 def _write_names(file: Path, names: Sequence[str]) -> None:
-    from hlat.data.stores import write_atomic
+    from hlat.data import write_atomic
 
     try:
         write_atomic(file, "".join(f"{name}\n" for name in names).encode())

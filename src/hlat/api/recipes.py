@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hlat.api.arguments import checks_arguments
 from hlat.config import Problem, Recipe, RecipeError, parse_recipe
 from hlat.config import load_recipe as read_recipe
-from hlat.runtime import LaunchError
+from hlat.runtime.errors import LaunchError
 
 if TYPE_CHECKING:
     from hlat.launch import TrainingJob

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 def restored() -> Iterator[None]:
     """Restore the settings of the process and its random generators at the end of the block."""
     python_state = random.getstate()  # first: modules that are imported now may draw a number
-    from hlat.runtime.backend import restored_settings
-    from hlat.runtime.randomness import rng_state, set_rng_state
+    from hlat.runtime.backend.settings import restored_settings
+    from hlat.runtime.randomness.generator_state import rng_state, set_rng_state
 
     state = rng_state()
     try:

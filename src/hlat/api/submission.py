@@ -12,7 +12,7 @@ from hlat.api.arguments import checks_arguments
 from hlat.api.recipes import Overrides, override_words
 
 if TYPE_CHECKING:
-    from hlat.launch.submission import KubernetesOptions, SlurmOptions, SlurmSubmission
+    from hlat.launch import KubernetesOptions, SlurmOptions, SlurmSubmission
 
 Variables = Sequence[str] | Mapping[str, str]
 """Environment variables: ``["NCCL_DEBUG=INFO"]``, or ``{"NCCL_DEBUG": "INFO"}``."""
@@ -61,7 +61,7 @@ def submit_slurm(
         RecipeError: the recipe has problems, or does not fit the number of processes.
         StorageError: the run's folder cannot be written.
     """
-    from hlat.launch.submission import RunRequest, SlurmOptions, SlurmSubmission, batch_script, submit_script
+    from hlat.launch import RunRequest, SlurmOptions, SlurmSubmission, batch_script, submit_script
 
     request = RunRequest(
         str(recipe),
@@ -119,7 +119,7 @@ def submit_kubernetes(
         LaunchError: an option is wrong (every problem is listed), or kubectl fails.
         RecipeError: the recipe has problems, or does not fit the number of processes.
     """
-    from hlat.launch.submission import RunRequest, apply_manifests, manifests, manifests_yaml
+    from hlat.launch import RunRequest, apply_manifests, manifests, manifests_yaml
 
     request = RunRequest(
         str(recipe),

@@ -14,6 +14,7 @@ from hlat.api.settings import restored
 from hlat.config import Recipe
 from hlat.launch import (
     HostOptions,
+    RunOutcome,
     SupervisionOptions,
     TrainingJob,
     parse_nproc,
@@ -21,8 +22,7 @@ from hlat.launch import (
     supervise_job,
     supervise_on_hosts,
 )
-from hlat.launch.supervision import RunOutcome
-from hlat.runtime import LaunchError, error_class
+from hlat.runtime.errors import LaunchError, error_class
 
 if TYPE_CHECKING:
     from hlat.rehearsal import RankReport, Rehearsal
@@ -168,7 +168,7 @@ def rehearse(
 
 
 def _train_here(job: TrainingJob) -> TrainingResult:
-    from hlat.runtime import rank_info
+    from hlat.runtime.rank_env import rank_info
     from hlat.tracking import LogStream
 
     with restored(), LogStream(_LOG) as stream:
@@ -196,7 +196,7 @@ def _supervise(job: TrainingJob, least: int, most: int, hosts: HostOptions | Non
         raise outcome_error(failures[-1])
     if code in _FAILURES:  # the leader of the hosts has the message
         raise error_class("", code)(f"the run failed with exit code {code}: see {recipe.run_dir / 'events.jsonl'}.")
-    from hlat.checkpoint.protocol import step_folder_name
+    from hlat.checkpoint import step_folder_name
     from hlat.tracking import read_valid_records
 
     events, _ = read_valid_records(recipe.run_dir / "events.jsonl")

@@ -21,22 +21,18 @@ from typing import Any
 import torch
 
 from hlat.checkpoint.export import model_config, weights_prefix
-from hlat.checkpoint.format import NEW_FOLDER_REMEDY, ComputedChunk, Disk, Region, check_new_folder
+from hlat.checkpoint.format.filesystem import NEW_FOLDER_REMEDY, Disk, check_new_folder
+from hlat.checkpoint.format.partial_read import Region
+from hlat.checkpoint.format.tensor_chunks import ComputedChunk
 from hlat.checkpoint.inventory import find_checkpoints_folder, list_checkpoints
-from hlat.checkpoint.protocol import (
-    MANIFEST_NAME,
-    Checkpoint,
-    CheckpointContent,
-    commit,
-    hash_file,
-    open_checkpoint,
-    resolve,
-)
+from hlat.checkpoint.protocol.commit import CheckpointContent, commit
+from hlat.checkpoint.protocol.manifest import MANIFEST_NAME, hash_file
+from hlat.checkpoint.protocol.reader import Checkpoint, open_checkpoint, resolve
 from hlat.checkpoint.resume_check import software_versions
 from hlat.checkpoint.state import MODEL
 from hlat.checkpoint.tokenizer import differing_tokenizers, stored_tokenizer_files
-from hlat.config.sections import ARCHITECTURES, ModelConfig
-from hlat.runtime import CheckpointError
+from hlat.config import ARCHITECTURES, ModelConfig
+from hlat.runtime.errors import CheckpointError
 
 _CHUNK_ELEMENTS = 1 << 20  # 8 MiB in float64; each thread that writes needs a few times that
 _NOT_COMPUTED_WITH = {"preset", "hf_config", "coalesce", "init_std", "init_scaled_outputs", "max_sequence_length"}

@@ -16,23 +16,24 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from hlat.checkpoint.format import refuse_file_name
-from hlat.checkpoint.protocol import Checkpoint, open_checkpoint, resolve
+from hlat.checkpoint.format.filesystem import refuse_file_name
+from hlat.checkpoint.protocol.reader import Checkpoint, open_checkpoint, resolve
 from hlat.checkpoint.state import MODEL, fill
 from hlat.checkpoint.tokenizer import TOKENIZER, has_tokenizer, read_tokenizer
-from hlat.config.rules import model_problems
-from hlat.config.sections import ModelConfig
-from hlat.data.tokenizers import check_export, is_like_qwen2, vocabulary_texts
-from hlat.model import Decoder, build, collect_local_parameters
-from hlat.model.hf import (
+from hlat.config import ModelConfig, model_problems
+from hlat.data import check_export, is_like_qwen2, vocabulary_texts
+from hlat.model import (
+    Decoder,
     SpecialIds,
+    build,
     canonical_shapes,
     check_canonical,
     check_layers,
+    collect_local_parameters,
     hf_class,
     write_hf,
 )
-from hlat.runtime import CheckpointError
+from hlat.runtime.errors import CheckpointError
 
 
 def load_model(

@@ -7,21 +7,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hlat.checkpoint.format import NEW_FOLDER_REMEDY, ComputedChunk, Disk, check_new_folder
-from hlat.checkpoint.importing import (
-    HuggingFaceFolder,
-    SourceFormat,
-    SourceModel,
-    SourceTensor,
-    find_format,
-    tokenizer_files_in,
-)
-from hlat.checkpoint.protocol import CheckpointContent, commit
+from hlat.checkpoint.format.filesystem import NEW_FOLDER_REMEDY, Disk, check_new_folder
+from hlat.checkpoint.format.tensor_chunks import ComputedChunk
+from hlat.checkpoint.importing.base import SourceFormat, SourceModel, SourceTensor
+from hlat.checkpoint.importing.hugging_face import HuggingFaceFolder, tokenizer_files_in
+from hlat.checkpoint.importing.table import find_format
+from hlat.checkpoint.protocol.commit import CheckpointContent, commit
 from hlat.checkpoint.resume_check import software_versions
 from hlat.checkpoint.state import MODEL
 from hlat.checkpoint.tokenizer import TOKENIZER
 from hlat.config import model_section
-from hlat.runtime import CheckpointError
+from hlat.runtime.errors import CheckpointError
 
 
 def import_model(

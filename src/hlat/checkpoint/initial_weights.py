@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hlat.checkpoint.model_source import HFModel, fill_from_tensors, is_hf_folder
-from hlat.checkpoint.protocol import MANIFEST_NAME, hash_file, open_on_all_ranks, resolve
+from hlat.checkpoint.protocol.manifest import MANIFEST_NAME, hash_file
+from hlat.checkpoint.protocol.reader import open_on_all_ranks, resolve
 from hlat.checkpoint.state import fill
-from hlat.config.sections import ModelConfig
-from hlat.model import LocalParameter
-from hlat.model.hf import canonical_shapes, check_canonical
-from hlat.runtime import CheckpointError
-from hlat.runtime.distributed import HostGroup, check_consistent
-from hlat.runtime.storage import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, HubError, HubModel
+from hlat.config import ModelConfig
+from hlat.model import LocalParameter, canonical_shapes, check_canonical
+from hlat.runtime.distributed.consistency import check_consistent
+from hlat.runtime.distributed.host_collectives import HostGroup
+from hlat.runtime.errors import CheckpointError
+from hlat.runtime.storage.hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, HubError, HubModel
 
 
 def find_weights(path: str, config: ModelConfig) -> Path:

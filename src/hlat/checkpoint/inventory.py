@@ -13,20 +13,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from hlat.checkpoint.protocol import (
-    BAD_SUFFIX,
+from hlat.checkpoint.protocol.commit import REPLACED_PREFIX, TRASH_PREFIX
+from hlat.checkpoint.protocol.manifest import (
     MARKER_NAME,
-    REPLACED_PREFIX,
     STAGING_PREFIX,
     STEP_FOLDER,
-    TRASH_PREFIX,
-    Checkpoint,
     CheckpointManifest,
     hash_file,
-    open_checkpoint,
     read_manifest,
 )
-from hlat.runtime import CheckpointError, CheckpointFormatError
+from hlat.checkpoint.protocol.reader import Checkpoint, open_checkpoint
+from hlat.checkpoint.protocol.store import BAD_SUFFIX
+from hlat.runtime.errors import CheckpointError, CheckpointFormatError
 
 CheckpointState = Literal["committed", "damaged", "set aside", "unfinished", "newer format"]
 

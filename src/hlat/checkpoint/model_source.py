@@ -13,14 +13,14 @@ import torch
 
 from hlat.checkpoint.export import end_token_ids, model_config, saved_dtype, weights_prefix
 from hlat.checkpoint.inventory import is_checkpoint
-from hlat.checkpoint.protocol import MANIFEST_NAME, Checkpoint, hash_file, open_checkpoint, resolve
+from hlat.checkpoint.protocol.manifest import MANIFEST_NAME, hash_file
+from hlat.checkpoint.protocol.reader import Checkpoint, open_checkpoint, resolve
 from hlat.checkpoint.state import fill
 from hlat.checkpoint.tokenizer import read_tokenizer
-from hlat.config.sections import ModelConfig
-from hlat.data.tokenizers import Tokenizer, load_tokenizer
-from hlat.model import Decoder, LocalParameter, build, collect_local_parameters
-from hlat.model.hf import read_hf, read_special_ids
-from hlat.runtime import CheckpointError
+from hlat.config import ModelConfig
+from hlat.data import Tokenizer, load_tokenizer
+from hlat.model import Decoder, LocalParameter, build, collect_local_parameters, read_hf, read_special_ids
+from hlat.runtime.errors import CheckpointError
 
 _HASHED_TOGETHER = 8  # files; 0.9 to 2 s per GB and processor
 

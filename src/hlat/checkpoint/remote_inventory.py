@@ -12,16 +12,16 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from hlat.checkpoint.inventory import CheckpointEntry, TensorGroup, group_tensors, open_unverified
-from hlat.checkpoint.protocol import MANIFEST_NAME, MARKER_NAME, STEP_FOLDER, step_folder_name
-from hlat.checkpoint.tiers import (
+from hlat.checkpoint.protocol.manifest import MANIFEST_NAME, MARKER_NAME, STEP_FOLDER, step_folder_name
+from hlat.checkpoint.tiers.object_store import ObjectStoreClient
+from hlat.checkpoint.tiers.remote_reader import (
     BAD_MARKER_NAME,
-    ObjectStoreClient,
     RemoteManifest,
     list_remote_folders,
     read_remote_manifest,
     verify_remote,
 )
-from hlat.runtime import CheckpointError, CheckpointFormatError
+from hlat.runtime.errors import CheckpointError, CheckpointFormatError
 
 
 class RemotePrefix:

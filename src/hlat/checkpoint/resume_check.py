@@ -19,10 +19,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from hlat.checkpoint.inventory import open_unverified
-from hlat.checkpoint.protocol import Checkpoint
-from hlat.config import Recipe
-from hlat.config.sections import ARCHITECTURES, PrecisionConfig
-from hlat.runtime import CheckpointError, HlatError, version
+from hlat.checkpoint.protocol.reader import Checkpoint
+from hlat.config import ARCHITECTURES, PrecisionConfig, Recipe
+from hlat.runtime import version
+from hlat.runtime.errors import CheckpointError, HlatError
 
 _MODE = "precision.mode"
 _OTHER_MODE = (

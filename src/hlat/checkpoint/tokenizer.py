@@ -6,11 +6,10 @@ checkpoint/tokenizer/ --load--> Tokenizer --sha256--> compared with the tokenize
 from collections.abc import Mapping
 from pathlib import Path
 
-from hlat.checkpoint.format import FileRecord
-from hlat.checkpoint.protocol import read_meta
-from hlat.data.prepared import PreparedData
-from hlat.data.tokenizers import Tokenizer, load_tokenizer
-from hlat.runtime import CheckpointError, DataError
+from hlat.checkpoint.format.filesystem import FileRecord
+from hlat.checkpoint.protocol.reader import read_meta
+from hlat.data import PreparedData, Tokenizer, load_tokenizer
+from hlat.runtime.errors import CheckpointError, DataError
 
 TOKENIZER = "tokenizer"  # folder of the tokenizer's files in a checkpoint
 

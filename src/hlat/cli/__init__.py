@@ -9,26 +9,17 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from hlat.cli import (
-    checkpoint,
-    compile,
-    doctor,
-    evaluate,
-    hardware,
-    model,
-    plan,
-    recipe,
-    rehearse,
-    runs,
-    start,
-    train,
-)
+from hlat.cli import checkpoint, compile, doctor, evaluate, hardware, model, plan, recipe, rehearse, runs, start, train
 from hlat.cli.common import LOG_ENV, complain, say
-from hlat.cli.data import data_app
+from hlat.cli.data.prepare import app as data_app
 from hlat.cli.hints import hinted, process_options
 from hlat.cli.launch import launch_app, sweep
-from hlat.runtime import HlatError, StorageError, escape_controls, redact_value
-from hlat.runtime.process import INTERRUPTED_MESSAGE, VERBOSE_ENV, print_json_lines
+from hlat.runtime.errors import HlatError, StorageError
+from hlat.runtime.process.exit_codes import INTERRUPTED_MESSAGE
+from hlat.runtime.process.json_output import print_json_lines
+from hlat.runtime.process.verbosity import VERBOSE_ENV
+from hlat.runtime.terminal_text import escape_controls
+from hlat.runtime.urls import redact_value
 
 __all__ = ["app"]
 
@@ -153,7 +144,7 @@ def _versions() -> str:
     from pathlib import Path
 
     import hlat
-    from hlat.runtime.backend import driver_versions
+    from hlat.runtime.backend.table import driver_versions
 
     try:
         torch = version("torch")

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hlat.cli.common import ready, say
-from hlat.runtime import CheckpointError, CheckpointFormatError, LaunchError, escape_name, is_url, plural, redact_json
+from hlat.runtime.errors import CheckpointError, CheckpointFormatError, LaunchError
+from hlat.runtime.terminal_text import escape_name, plural
+from hlat.runtime.urls import is_url, redact_json
 
 if TYPE_CHECKING:
     from hlat.checkpoint import CheckpointEntry
@@ -82,8 +84,13 @@ def verify_command(checkpoint: CheckpointsArgument) -> None:
 
 def _verify_folder(path: Path) -> list[bool]:
     """Verify each checkpoint of a folder: True if it is complete, or was removed by the run meanwhile."""
-    from hlat.checkpoint import find_checkpoints_folder, is_checkpoint, list_checkpoints
-    from hlat.checkpoint.protocol import read_manifest, verify_checkpoint
+    from hlat.checkpoint import (
+        find_checkpoints_folder,
+        is_checkpoint,
+        list_checkpoints,
+        read_manifest,
+        verify_checkpoint,
+    )
 
     if is_checkpoint(path):
         folders = [path]
@@ -105,7 +112,7 @@ def _verify_folder(path: Path) -> list[bool]:
 
 
 def _refuse_newer_format(folder: Path) -> None:
-    from hlat.checkpoint.protocol import read_manifest
+    from hlat.checkpoint import read_manifest
 
     try:
         read_manifest(folder)
@@ -147,9 +154,14 @@ def prune_command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
 ) -> None:
     """Remove old checkpoints of a run that is not being trained; the newest complete one always stays."""
-    from hlat.checkpoint import find_checkpoints_folder, list_checkpoints
-    from hlat.checkpoint.protocol import CheckpointStore, prunable_steps, verify_checkpoint
-    from hlat.training.process import run_lock
+    from hlat.checkpoint import (
+        CheckpointStore,
+        find_checkpoints_folder,
+        list_checkpoints,
+        prunable_steps,
+        verify_checkpoint,
+    )
+    from hlat.training import run_lock
 
     ready(works=not dry_run)
     if is_url(run):

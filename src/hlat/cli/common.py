@@ -9,20 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from hlat.runtime import BottomLine, StageLine, draws_lines, erase_rest_of, escape_controls
-from hlat.runtime.backend import untested_torch_warning
-from hlat.runtime.process import (
-    LAUNCHER_ENV,
-    end_at_sigterm,
-    json_line,
-    let_output_be_lost,
-    prints_json,
-    raise_interrupts,
-)
+from hlat.runtime.backend.torch_private import untested_torch_warning
+from hlat.runtime.bottom_line import BottomLine, draws_lines, erase_rest_of
+from hlat.runtime.process.interrupts import end_at_sigterm, raise_interrupts
+from hlat.runtime.process.json_output import json_line, prints_json
+from hlat.runtime.process.lossy_output import let_output_be_lost
+from hlat.runtime.process.process_status import LAUNCHER_ENV
+from hlat.runtime.stage_line import StageLine
+from hlat.runtime.terminal_text import escape_controls
 
 if TYPE_CHECKING:
-    from hlat.config.rules import SettingNote
-    from hlat.data.prepare import ProgressCallback
+    from hlat.config import SettingNote
+    from hlat.data import ProgressCallback
 
 RecipeArgument = Annotated[
     str, typer.Argument(help="Recipe file, or the name of a shipped recipe.", show_default=False)
@@ -55,7 +53,7 @@ def whole_number(least: int) -> Callable[[str | int], int]:
     """
 
     def number(text: str | int) -> int:
-        from hlat.runtime.quantities import QuantityError, parse_whole
+        from hlat.runtime.quantities.parsing import QuantityError, parse_whole
 
         try:
             found = parse_whole(text) if isinstance(text, str) else text
@@ -140,7 +138,7 @@ def show_event(kind: str, fields: Mapping[str, Any]) -> None:
 @contextmanager
 def data_progress() -> Iterator["ProgressCallback"]:
     """Show the progress of data preparation: a bar on a terminal, a line every few seconds otherwise."""
-    from hlat.tracking.display import show_data_progress
+    from hlat.tracking import show_data_progress
 
     with show_data_progress(sys.stdout, say) as progress:
         yield progress

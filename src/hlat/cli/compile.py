@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hlat.cli.common import OverridesArgument, RecipeArgument, complain, ready, say
-from hlat.runtime import LaunchError, plural
+from hlat.runtime.errors import LaunchError
+from hlat.runtime.terminal_text import plural
 
 if TYPE_CHECKING:
     from hlat.compilation import CompiledCache

@@ -9,7 +9,7 @@ import typer
 from hlat.cli.common import complain, ready, say
 
 if TYPE_CHECKING:
-    from hlat.launch.preflight import PreflightReport
+    from hlat.launch import PreflightReport
 
 
 def register(app: typer.Typer) -> None:
@@ -69,7 +69,7 @@ def doctor(
     Start it once on every host, as with srun --ntasks-per-node=1 or --nodes and --node, or name the hosts with --hosts.
     """
     from hlat.api import doctor as examine
-    from hlat.launch.preflight import PreflightOptions
+    from hlat.launch import PreflightOptions
 
     ready(works=not as_json)  # the exit code is the verdict
     options = PreflightOptions(

@@ -12,11 +12,12 @@ import typer
 from typer.core import TyperCommand
 
 from hlat.cli.common import CheckpointArgument, WeightsOption, complain, ready, say, whole_number
-from hlat.runtime import LaunchError, escape_name
+from hlat.runtime.errors import LaunchError
+from hlat.runtime.terminal_text import escape_name
 
 if TYPE_CHECKING:
     from hlat.evaluation import EvaluatedCheckpoint
-    from hlat.launch.evaluation import EvaluationJob
+    from hlat.launch import EvaluationJob
 
 _SECONDS_BETWEEN_LINES = 5.0
 _IN_SANDBOX = "sandbox"
@@ -104,7 +105,7 @@ def evaluate(
 
     An evaluation of tasks that was interrupted goes on with the same command.
     """
-    from hlat.launch.evaluation import EvaluationJob
+    from hlat.launch import EvaluationJob
 
     job_options = {each.name for each in fields(EvaluationJob)}
     if render is not None:
@@ -129,7 +130,7 @@ def evaluate(
         return
     alone = "an evaluation without --tasks, --suite or --watch"
     _refuse_others(context, alone, {"checkpoint", "data", "weights", "as_json", "quiet"})
-    from hlat.tracking.display import show_progress
+    from hlat.tracking import show_progress
 
     with show_progress(sys.stderr if as_json else sys.stdout, complain if as_json else say) as progress:
         result = hlat.evaluate(checkpoint, data, weights=weights, on_progress=None if quiet else progress)
@@ -163,8 +164,7 @@ def _refuse_others(context: typer.Context, what: str, allowed: Collection[str]) 
 
 def _run_tasks(job: "EvaluationJob", nproc: int | None, quiet: bool) -> int:
     """Run tasks in this process, or in several; return the exit code."""
-    from hlat.launch import join_slurm_job, refuse_worker, worker_context
-    from hlat.launch.evaluation import run_processes
+    from hlat.launch import join_slurm_job, refuse_worker, run_processes, worker_context
 
     join_slurm_job(nproc)
     if nproc is not None and nproc > 1:

@@ -7,7 +7,7 @@ import typer
 
 from hlat.cli.common import ready, say
 from hlat.cli.plan_options import check_outputs
-from hlat.runtime import plural
+from hlat.runtime.terminal_text import plural
 
 if TYPE_CHECKING:
     from hlat.hardware import Catalog, Chip, Instance
@@ -107,8 +107,9 @@ def measure_command(
     import yaml
 
     from hlat.hardware import measure_machine
-    from hlat.runtime import RankInfo, StorageError
-    from hlat.runtime.backend import choose_device
+    from hlat.runtime.backend.device import choose_device
+    from hlat.runtime.errors import StorageError
+    from hlat.runtime.rank_env import RankInfo
 
     ready()
     if to.exists():

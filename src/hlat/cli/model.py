@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from hlat.cli.common import CheckpointArgument, WeightsOption, ready, say
-from hlat.runtime import CheckpointError
+from hlat.runtime.errors import CheckpointError
 
 Folder = Annotated[Path, typer.Option("--to", help="Folder to write; must not exist.")]
 

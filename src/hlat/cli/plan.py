@@ -11,15 +11,13 @@ import typer
 from hlat.cli.common import ready, say, whole_number
 from hlat.cli.hardware import HardwareOption
 from hlat.cli.plan_options import check_outputs, check_question, parse_amount
-from hlat.runtime import escape_name
+from hlat.runtime.terminal_text import escape_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from hlat.hardware import Cluster, PriceKind
-    from hlat.planner.purchase import ModelSize, Offer, Purchase
-    from hlat.planner.report import ClusterComparison
-    from hlat.planner.search import TrainingPlan
+    from hlat.planner import ClusterComparison, ModelSize, Offer, Purchase, TrainingPlan
 
 
 def register(app: typer.Typer) -> None:
@@ -171,7 +169,7 @@ def say_purchase(found: "Purchase", asked: "Mapping[str, object]", *, as_json: b
         asked: options that the question had, by name; None for those it had not.
         as_json: True for JSON.
     """
-    from hlat.planner.purchase import purchase_json, purchase_lines
+    from hlat.planner import purchase_json, purchase_lines
 
     if as_json:
         say(json.dumps(purchase_json(found), indent=2))
@@ -189,7 +187,7 @@ def say_model_size(found: "ModelSize", asked: "Mapping[str, object]", *, as_json
         asked: options that the question had, by name; None for those it had not.
         as_json: True for JSON.
     """
-    from hlat.planner.purchase import model_size_json, model_size_lines
+    from hlat.planner import model_size_json, model_size_lines
 
     if as_json:
         say(json.dumps(model_size_json(found), indent=2))
@@ -207,7 +205,7 @@ def _tokens_of(found: "Purchase") -> int | None:
 
 def _say_command(offer: "Offer", asked: "Mapping[str, object]", price: "PriceKind | None") -> None:
     """Print the command that plans the run of an offer."""
-    from hlat.planner.report import command_lines
+    from hlat.planner import command_lines
 
     given = {**asked, "--price": asked["--price"] or price}
     options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
@@ -219,7 +217,7 @@ def _say_command(offer: "Offer", asked: "Mapping[str, object]", price: "PriceKin
 
 def _columns() -> int:
     """Width of the terminal, or of COLUMNS; that of a wide one where the output is not a terminal."""
-    from hlat.planner.report import WIDE
+    from hlat.planner import WIDE
 
     return shutil.get_terminal_size((WIDE, 24)).columns
 
@@ -235,7 +233,7 @@ def say_units(clusters: "Iterable[Cluster]") -> None:
 
 
 def _say(found: "ClusterComparison", *, as_json: bool, words: bool) -> None:
-    from hlat.planner.report import comparison_lines, plan_lines, plan_words, wrapped
+    from hlat.planner import comparison_lines, plan_lines, plan_words, wrapped
 
     if as_json:
         content = found.to_dict()
@@ -258,9 +256,8 @@ def _say(found: "ClusterComparison", *, as_json: bool, words: bool) -> None:
 
 
 def _write(plans: list["TrainingPlan"], html: Path | None, trace: Path | None, recipe: Path | None) -> None:
-    from hlat.planner.report import chrome_trace, html_page
-    from hlat.planner.search import fits, recipe_fragment
-    from hlat.runtime import StorageError
+    from hlat.planner import chrome_trace, fits, html_page, recipe_fragment
+    from hlat.runtime.errors import StorageError
 
     contents: list[tuple[Path, str]] = []
     if html is not None:

@@ -10,8 +10,8 @@ def parse_amount(text: str | None, option: str = "--tokens") -> int | None:
     Raises:
         PlanError: not a number.
     """
-    from hlat.runtime import PlanError
-    from hlat.runtime.quantities import QuantityError, parse_whole
+    from hlat.runtime.errors import PlanError
+    from hlat.runtime.quantities.parsing import QuantityError, parse_whole
 
     if text is None:
         return None
@@ -47,7 +47,7 @@ def check_question(
     Raises:
         PlanError: it is none of them, or several, or an option belongs to another.
     """
-    from hlat.runtime import PlanError
+    from hlat.runtime.errors import PlanError
 
     problems: list[str] = []
     sized = any(value is not None for value in (goals["--budget"], *sizes.values()))
@@ -91,7 +91,7 @@ def _size_problems(budget: str | None, flops: str | None, tokens: str | None) ->
 
 def check_outputs(paths: Sequence[Path | None]) -> None:
     """Raises: StorageError: a file could not be written where it is asked for."""
-    from hlat.runtime import StorageError
+    from hlat.runtime.errors import StorageError
 
     problems = list(_unwritable(path for path in paths if path is not None))
     if problems:

@@ -10,11 +10,10 @@ import typer
 import hlat
 from hlat.cli.common import OverridesArgument, RecipeArgument, ready, say, show_notes
 from hlat.cli.plan_options import check_outputs
-from hlat.runtime import plural
+from hlat.runtime.terminal_text import plural
 
 if TYPE_CHECKING:
-    from hlat.config import Recipe
-    from hlat.config.rules import SettingNote
+    from hlat.config import Recipe, SettingNote
 
 translations = typer.Typer(help="Make recipes from the configurations of other programs.", no_args_is_help=True)
 
@@ -47,9 +46,8 @@ def check(
     if as_json:
         say(json.dumps(resolved.model_dump(mode="json"), indent=2))
         return
-    from hlat.config import numbers_with_units
-    from hlat.config.rules import odd_settings
-    from hlat.model.derived import count_parameters
+    from hlat.config import numbers_with_units, odd_settings
+    from hlat.model import count_parameters
 
     say(f"{recipe}: good{' (the recipe alone: --no-files)' if no_files else ''}")
     say(f"  model  {count_parameters(resolved.model).total:,} parameters")
@@ -78,7 +76,7 @@ def _checked(
 
     if no_files:
         return load(), ()
-    from hlat.launch.start_checks import Here, load_and_check
+    from hlat.launch import Here, load_and_check
 
     elsewhere = nproc is None and world is not None
     report = load_and_check(load, Here(None if elsewhere else nproc or 1, world or nproc or 1))
@@ -92,7 +90,7 @@ def _precision(recipe: "Recipe") -> str:
 
 def _determinism(recipe: "Recipe", world: int) -> Iterator[str]:
     """Yield what run.deterministic costs on the GPUs of this machine; nothing where it costs nothing."""
-    from hlat.runtime.backend import expects_accelerator
+    from hlat.runtime.backend.table import expects_accelerator
 
     if not expects_accelerator(recipe.run.device):
         return
@@ -101,7 +99,7 @@ def _determinism(recipe: "Recipe", world: int) -> Iterator[str]:
     if (chip := installed_chip(load_catalog())) is None:
         return
     from hlat.checkpoint import find_saved_recipe, saved_determinism
-    from hlat.planner.search import run_determinism_cost
+    from hlat.planner import run_determinism_cost
 
     begun = find_saved_recipe(recipe.run_dir) if recipe.run.determinism is None else None
     if begun is not None:
@@ -139,8 +137,8 @@ def from_nxdt(
     ] = None,
 ) -> None:
     """Translate a configuration of NxDT to a recipe, and list what has no counterpart."""
-    from hlat.config.nxdt import recipe_from_nxdt
-    from hlat.runtime import StorageError
+    from hlat.config import recipe_from_nxdt
+    from hlat.runtime.errors import StorageError
 
     ready()
     if to is not None and to.exists():

@@ -112,7 +112,7 @@ def _say_all(found: "Rehearsal", asked_mode: str, width: int) -> None:
 
 def _write(path: Path, content: str) -> None:
     """Write a file completely or not at all."""
-    from hlat.runtime import StorageError
+    from hlat.runtime.errors import StorageError
 
     part = path.with_name(f"{path.name}.part")
     try:

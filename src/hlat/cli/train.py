@@ -23,9 +23,13 @@ from hlat.cli.common import (
     show_event,
     show_notes,
 )
-from hlat.runtime import LaunchError, rank_info
-from hlat.runtime.compiled_code import finish_compiling
-from hlat.runtime.process import LAUNCHER_ENV, REQUEUE_CODE, be_verbose, enter_stage, stop_exit_code
+from hlat.runtime.compiled_code.c_library import finish_compiling
+from hlat.runtime.errors import LaunchError
+from hlat.runtime.process.exit_codes import REQUEUE_CODE, stop_exit_code
+from hlat.runtime.process.process_status import LAUNCHER_ENV
+from hlat.runtime.process.startup_stage import enter_stage
+from hlat.runtime.process.verbosity import be_verbose
+from hlat.runtime.rank_env import rank_info
 
 if TYPE_CHECKING:
     from hlat.config import Recipe
@@ -128,7 +132,7 @@ def train(
 
 def _begin(recipe: "Recipe", line: OpeningLine) -> None:
     """Get ready to print and to be interrupted, once the recipe has been accepted."""
-    from hlat.tracking.display import prepare_streams, shows_a_line
+    from hlat.tracking import prepare_streams, shows_a_line
 
     if shows_a_line(recipe.tracking):
         line.show("starting")
@@ -144,7 +148,7 @@ def _work(job: "TrainingJob", line: OpeningLine) -> int:
 
     with worker_context():
         line.show(f"reading {job.recipe}")  # a supervisor shows its own line until now
-        from hlat.tracking.display import prepare_streams, show_stages, shows_progress
+        from hlat.tracking import prepare_streams, show_stages, shows_progress
 
         here = rank_info()
         recipe = _checked(job, here.world)
@@ -152,7 +156,7 @@ def _work(job: "TrainingJob", line: OpeningLine) -> int:
         prepare_streams(recipe.tracking)
         with show_stages(recipe.tracking, say) if here.rank == 0 else nullcontext():
             enter_stage("importing PyTorch")
-            from hlat.model.kernels import begin_compilation
+            from hlat.model import begin_compilation
 
             begin_compilation(recipe.run.device)  # beside the imports, which use one core
             import hlat.training  # noqa: F401
@@ -171,7 +175,7 @@ def _checked(job: "TrainingJob", world: int) -> "Recipe":
     """Load the recipe, and check the start unless a supervisor has; of several processes, each would be alone in it."""
     if world > 1 or LAUNCHER_ENV in os.environ:
         return job.load(world)
-    from hlat.launch.start_checks import Here, load_and_check
+    from hlat.launch import Here, load_and_check
 
     report = load_and_check(lambda: job.load(world), Here(1, 1, stores=False))
     show_notes(report.before_training)

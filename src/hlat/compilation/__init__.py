@@ -1,16 +1,24 @@
 """The compiled code of a run before it starts: filled into the compilers' cache, and packed for other machines."""
 
-from hlat.compilation.archive import check_archive_path, pack
-from hlat.compilation.cache import CompiledCache, compiled_files, place, unpack, working_folder
-from hlat.compilation.graphs import compile_graphs
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "CompiledCache",
-    "check_archive_path",
-    "compile_graphs",
-    "compiled_files",
-    "pack",
-    "place",
-    "unpack",
-    "working_folder",
-]
+from hlat.runtime.lazy import lazily
+
+if TYPE_CHECKING:
+    from hlat.compilation.archive import check_archive_path as check_archive_path
+    from hlat.compilation.archive import pack as pack
+    from hlat.compilation.cache import CompiledCache as CompiledCache
+    from hlat.compilation.cache import compiled_files as compiled_files
+    from hlat.compilation.cache import place as place
+    from hlat.compilation.cache import unpack as unpack
+    from hlat.compilation.cache import working_folder as working_folder
+    from hlat.compilation.graphs import compile_graphs as compile_graphs
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "archive": "check_archive_path pack",
+        "cache": "CompiledCache compiled_files place unpack working_folder",
+        "graphs": "compile_graphs",
+    },
+)

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
-from hlat.runtime import LaunchError, StorageError, escape_name, plural
+from hlat.runtime.errors import LaunchError, StorageError
+from hlat.runtime.terminal_text import escape_name, plural
 
 FORMAT = 1
 _MANIFEST, _CONTENT = "manifest.json", "content/"

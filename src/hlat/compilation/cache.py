@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from hlat.compilation.archive import Manifest, extract, opened
-from hlat.runtime import LaunchError, StorageError, escape_name
-from hlat.runtime.backend import backend_of, compile_cache_folders, open_compile_cache
+from hlat.runtime.backend.compile_cache import compile_cache_folders, open_compile_cache
+from hlat.runtime.backend.table import backend_of
+from hlat.runtime.errors import LaunchError, StorageError
+from hlat.runtime.terminal_text import escape_name
 
 _RANK = re.compile(r"rank-(\d{1,7})")
 _LOCK = ".lock"

@@ -14,15 +14,21 @@ import torch
 
 from hlat.checkpoint import collect, find_saved_recipe
 from hlat.config import Recipe
-from hlat.data.samples import Batch
+from hlat.data import Batch
 from hlat.model import next_tokens, row_losses
 from hlat.optim import build_optimizer
 from hlat.parallel import MicroBatch, ParallelModel, build_parallel, decide_compilation
 from hlat.resilience import APPLY
-from hlat.runtime import LaunchError
-from hlat.runtime.distributed import Runtime
-from hlat.training import accumulate_gradients, resolve_determinism, resolve_precision, update
-from hlat.training.components import StepEnd, requested_components
+from hlat.runtime.distributed.join import Runtime
+from hlat.runtime.errors import LaunchError
+from hlat.training import (
+    StepEnd,
+    accumulate_gradients,
+    requested_components,
+    resolve_determinism,
+    resolve_precision,
+    update,
+)
 
 _MICRO_BATCHES = 2  # the first gradient of a step is stored, every later one is added
 

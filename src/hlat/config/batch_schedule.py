@@ -12,7 +12,7 @@ is a function of the position in the data, which is one integer.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hlat.config.sections import RampStage
+from hlat.config.sections.training import RampStage
 
 
 @dataclass(frozen=True)

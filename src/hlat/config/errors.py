@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hlat.runtime import HlatError, escape_name, redact_value
-from hlat.runtime.distributed import sendable
+from hlat.runtime.distributed.sendable_types import sendable
+from hlat.runtime.errors import HlatError
+from hlat.runtime.terminal_text import escape_name
+from hlat.runtime.urls import redact_value
 
 _SCANNED = 10_000  # characters of a value that are searched for secrets
 _LISTED = 100  # problems that a message lists

@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 from hlat.config.errors import Problem, short
 from hlat.config.other_names import FIELDS, FIELDS_OF_SECTION, INSTEAD, MAIN_FIELDS, SECTIONS_OFF, VALUES
 from hlat.config.recipe import Recipe
-from hlat.config.sections import Section
+from hlat.config.sections.base import Section
 
 _INTEGER = "must be a whole number"
 _QUOTED = re.compile(r"'([^']+)'")

@@ -15,10 +15,14 @@ from typing import Any
 
 from hlat.config.errors import Problem, RecipeError
 from hlat.config.explanations import suggestion
-from hlat.config.files import ModelFolder, hf_to_model, merge, read_config_json, read_model_folder
+from hlat.config.files.config_json import read_config_json
+from hlat.config.files.hf_import import hf_to_model
+from hlat.config.files.model_folder import ModelFolder, read_model_folder
+from hlat.config.files.yaml_loader import merge
 from hlat.config.presets import PRESETS
-from hlat.config.sections import ModelConfig, with_fixed_options
-from hlat.runtime.storage import CONFIG_FILES, TOKENIZER_FILES, HubModel
+from hlat.config.sections.architectures import with_fixed_options
+from hlat.config.sections.model import ModelConfig
+from hlat.runtime.storage.hub import CONFIG_FILES, TOKENIZER_FILES, HubModel
 
 BASES = ("preset", "hf_config", "from")
 

@@ -4,7 +4,7 @@ Read by error messages only: a recipe that uses them is refused, with the name t
 transformers' configurations and trainer, litgpt, nanoGPT, torchtitan, Megatron-LM and axolotl.
 """
 
-from hlat.runtime.backend import OTHER_DEVICE_NAMES
+from hlat.runtime.backend.table import OTHER_DEVICE_NAMES
 
 FIELDS = {
     "learning_rate": "optimizer.lr",

@@ -7,28 +7,22 @@ from pydantic import ValidationError
 
 from hlat.config.batch_schedule import BatchSchedule
 from hlat.config.errors import Problem, RecipeError
-from hlat.config.sections import (
-    AnomalyConfig,
+from hlat.config.sections.base import ComponentSection, Section
+from hlat.config.sections.data import DataConfig
+from hlat.config.sections.model import ModelConfig
+from hlat.config.sections.optimizers import AdamWConfig, AnyOptimizerConfig
+from hlat.config.sections.parallel import MemoryConfig, ParallelConfig
+from hlat.config.sections.recovery import AnomalyConfig, CheckpointConfig, FaultConfig, IntegrityConfig, RecoveryConfig
+from hlat.config.sections.tracking import TrackingConfig
+from hlat.config.sections.training import (
     BatchConfig,
-    CheckpointConfig,
-    ComponentSection,
-    DataConfig,
     EvaluationConfig,
-    FaultConfig,
-    IntegrityConfig,
-    MemoryConfig,
-    ModelConfig,
-    ParallelConfig,
     PrecisionConfig,
-    RecoveryConfig,
     RunConfig,
     ScheduleConfig,
-    Section,
-    TrackingConfig,
     TrainingConfig,
 )
-from hlat.config.sections.optimizers import AdamWConfig, AnyOptimizerConfig
-from hlat.runtime import plural
+from hlat.runtime.terminal_text import plural
 
 
 class Recipe(Section):

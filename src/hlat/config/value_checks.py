@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hlat.config.errors import Problem
-from hlat.runtime import find_secret, redact_value
+from hlat.runtime.urls import find_secret, redact_value
 
 _MOST_VALUES = 100_000
 _DEEPEST = 32

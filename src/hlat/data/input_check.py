@@ -11,26 +11,20 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from hlat.config import short
-from hlat.config.sections import DataConfig
-from hlat.data.formats import Vocabulary
-from hlat.data.formats.streams import COMPRESSED_ENDINGS
-from hlat.data.manifest import DataManifest, read_data_manifest, recipe_locations
-from hlat.data.prepared import current_settings
-from hlat.data.sources import (
-    NumberedSource,
-    SourceFile,
-    SourceNotFoundError,
-    cache_location,
-    default_column,
-    describe_scarce,
-    doubts,
-    files_of_source,
-    first_bytes,
-    numbered_sources,
-    read_beginnings,
-    refuse,
-)
+from hlat.config import DataConfig, short
+from hlat.data.formats.document import Vocabulary
+from hlat.data.formats.streams.decompression import COMPRESSED_ENDINGS
+from hlat.data.manifest.manifest import DataManifest
+from hlat.data.manifest.manifest_file import read_data_manifest
+from hlat.data.manifest.settings import recipe_locations
+from hlat.data.prepared.prepared_folder import current_settings
+from hlat.data.sources.beginnings import read_beginnings
+from hlat.data.sources.columns import default_column
+from hlat.data.sources.file_list import NumberedSource, cache_location, files_of_source, numbered_sources
+from hlat.data.sources.findings import doubts, first_bytes, refuse
+from hlat.data.sources.held_out import describe_scarce
+from hlat.data.sources.listing import SourceNotFoundError
+from hlat.data.sources.source_file import SourceFile
 from hlat.data.split_check import (
     CountTokens,
     describe_empty_split,
@@ -39,9 +33,12 @@ from hlat.data.split_check import (
     split_sources,
     splits_by_hash,
 )
-from hlat.data.stores import Cache
-from hlat.data.tokenizers import Tokenizer, describe_tokenizer, load_tokenizer
-from hlat.runtime import DataError, is_url
+from hlat.data.stores.cache import Cache
+from hlat.data.tokenizers.base import Tokenizer
+from hlat.data.tokenizers.load import load_tokenizer
+from hlat.data.tokenizers.round_trip import describe_tokenizer
+from hlat.runtime.errors import DataError
+from hlat.runtime.urls import is_url
 
 _BEGINNINGS = 2048  # files of a source whose first bytes are looked at, evenly spread; preparation looks at all
 _FILES = 8  # of a source whose first rows are read, evenly spread

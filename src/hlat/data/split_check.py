@@ -15,11 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from hlat.config.sections import DataConfig
-from hlat.data.formats import Content, Vocabulary, content_bytes, convert_file_errors
-from hlat.data.formats.streams import is_compressed, open_decompressed
-from hlat.data.sources import HeldOut, SourceFile, SplitRule, hash_share, hash_threshold, tail_start
-from hlat.runtime import DataError
+from hlat.config import DataConfig
+from hlat.data.formats.document import Content, Vocabulary, content_bytes
+from hlat.data.formats.records import convert_file_errors
+from hlat.data.formats.streams.decompression import is_compressed, open_decompressed
+from hlat.data.sources.held_out import HeldOut
+from hlat.data.sources.source_file import SourceFile
+from hlat.data.sources.split import SplitRule, hash_share, hash_threshold, tail_start
+from hlat.runtime.errors import DataError
 
 _MOST_BYTES = 1 << 24  # of files, and of their text: a few tenths of a second
 _CHUNK = 1 << 20

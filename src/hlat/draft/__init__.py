@@ -6,6 +6,16 @@ sizes.py     model, tokens, batch and learning rate for both
 document.py  the recipe as commented YAML
 """
 
-from hlat.draft.drafting import draft_recipe
+from typing import TYPE_CHECKING
 
-__all__ = ["draft_recipe"]
+from hlat.runtime.lazy import lazily
+
+if TYPE_CHECKING:
+    from hlat.draft.drafting import draft_recipe as draft_recipe
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "drafting": "draft_recipe",
+    },
+)

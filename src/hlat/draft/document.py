@@ -4,11 +4,11 @@ import json
 import re
 from collections.abc import Sequence
 
-from hlat.config.files import load_yaml
+from hlat.config import load_yaml
 from hlat.draft.machine import REACHED, Machine
 from hlat.draft.sizes import MOST_EPOCHS, STATE_BYTES, Sizes
 from hlat.draft.texts import Texts
-from hlat.runtime import escape_name, plural
+from hlat.runtime.terminal_text import escape_name, plural
 
 _WARMUP, _MOST_WARMUP = 0.02, 2000
 _SAVE_SECONDS = 600.0

@@ -6,9 +6,8 @@ corpus, machine, hours, model or none --> texts, machine, sizes --> text of a re
 import tempfile
 from pathlib import Path
 
-from hlat.config import PRESETS, load_recipe, model_section
-from hlat.config.sections import ModelConfig
-from hlat.data.tokenizers import Tokenizer, load_tokenizer
+from hlat.config import PRESETS, ModelConfig, load_recipe, model_section
+from hlat.data import Tokenizer, load_tokenizer
 from hlat.draft.document import recipe_text
 from hlat.draft.machine import look_at_machine
 from hlat.draft.sizes import choose_sizes, vocabulary_for

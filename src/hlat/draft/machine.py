@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from hlat.hardware import peak_flops
-from hlat.runtime import RankInfo
-from hlat.runtime.backend import backend_of, choose_device, has_fast_bf16
+from hlat.runtime.backend.device import choose_device, has_fast_bf16
+from hlat.runtime.backend.table import backend_of
+from hlat.runtime.rank_env import RankInfo
 
 REACHED = 0.35
 """Assumed share of the peak that a step reaches: of measured products on a CPU, of the published peak elsewhere.

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from hlat.config.sections import ModelConfig
+from hlat.config import ModelConfig
 from hlat.draft.machine import Machine
 from hlat.draft.texts import Texts
-from hlat.model.derived import count_parameters, flops_per_token
-from hlat.planner.purchase import CHINCHILLA
+from hlat.model import count_parameters, flops_per_token
+from hlat.planner import CHINCHILLA
 
 STATE_BYTES = 18
 """Bytes per parameter of weights, gradients and AdamW's state in mixed precision: the 16 of ZeRO (Rajbhandari et al.

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from hlat.config.sections import DataConfig
-from hlat.data.formats import WHOLE_FILE, InputFile, Row
-from hlat.data.sources import SourceFile, list_files
-from hlat.data.tokenizers import Tokenizer, train_bpe
-from hlat.runtime import DataError
+from hlat.config import DataConfig
+from hlat.data import WHOLE_FILE, InputFile, Row, SourceFile, Tokenizer, list_files, train_bpe
+from hlat.runtime.errors import DataError
 
 _COLUMNS = ("text", "content", "body", "document", "article", "raw_content", "code")
 _FILES = 16  # that are sampled

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hlat.evaluation.packed_weights import fits, pack_weights, packed_weights
-from hlat.model import Decoder
-from hlat.model.decoding import CompiledStep, compile_step
+from hlat.model import CompiledStep, Decoder, compile_step
 
 
 def prepare_to_generate(decoder: Decoder) -> None:

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import torch
 
-from hlat.checkpoint import end_token_ids, load_model, read_tokenizer
-from hlat.checkpoint.protocol import open_checkpoint, resolve
+from hlat.checkpoint import end_token_ids, load_model, open_checkpoint, read_tokenizer, resolve
 from hlat.evaluation.fast_decoding import fast_decoding
 from hlat.evaluation.recorded_decoding import decode_on_device
 from hlat.evaluation.sampling import Sampling, choose_token
 from hlat.model import Decoder, KVCache
-from hlat.runtime import DataError
-from hlat.runtime.backend import backend_of
-from hlat.runtime.distributed import join_run
+from hlat.runtime.backend.table import backend_of
+from hlat.runtime.distributed.join import join_run
+from hlat.runtime.errors import DataError
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from hlat.model import Decoder, Head, Linear
-from hlat.runtime.backend import backend_of
+from hlat.runtime.backend.table import backend_of
 
 FEWEST_TOKENS = 24
 """Tokens of a text from which packing the weights for it pays: it takes as long as 5 to 15 tokens of one row."""

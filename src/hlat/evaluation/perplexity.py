@@ -14,17 +14,13 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from hlat.checkpoint import check_same_tokenizer, load_model, saved_precision_mode
-from hlat.checkpoint.protocol import resolve
-from hlat.config import Recipe
-from hlat.config.sections import ModelConfig
-from hlat.data.manifest import MANIFEST_FILE
-from hlat.data.prepared import PreparedData, check_vocabulary, open_prepared
-from hlat.data.samples import ValidationData
+from hlat.checkpoint import check_same_tokenizer, load_model, resolve, saved_precision_mode
+from hlat.config import ModelConfig, Recipe
+from hlat.data import MANIFEST_FILE, PreparedData, ValidationData, check_vocabulary, open_prepared
 from hlat.precision import MODES
-from hlat.runtime import CheckpointError, DataError
-from hlat.runtime.distributed import join_run
-from hlat.training.validation import SingleProcessModel, ValidationResult, validate
+from hlat.runtime.distributed.join import join_run
+from hlat.runtime.errors import CheckpointError, DataError
+from hlat.training import SingleProcessModel, ValidationResult, validate
 
 # For imported weights, which have no recipe. Longer windows may need too much memory: the logits of 4096 tokens over a
 # vocabulary of 128,000 are 2 GB.

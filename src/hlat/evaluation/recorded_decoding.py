@@ -15,7 +15,7 @@ import torch
 
 from hlat.evaluation.sampling import Sampling, choose_on_device, draws
 from hlat.model import Decoder, DeviceKVCache, KVCache
-from hlat.runtime.backend import backend_of
+from hlat.runtime.backend.table import backend_of
 
 _TOKENS_PER_READ = 16
 """Tokens after which the host looks for the end of the text; those after it were computed in vain."""

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
-from hlat.runtime import DataError
-from hlat.runtime.distributed import sendable
-from hlat.runtime.randomness import philox, stream_key
+from hlat.runtime.distributed.sendable_types import sendable
+from hlat.runtime.errors import DataError
+from hlat.runtime.randomness.philox_rng import philox
+from hlat.runtime.randomness.rng_keys import stream_key
 
 _CANDIDATES = 512  # tokens to sort first; nearly always they have the probability that top_p asks for
 

@@ -21,14 +21,13 @@ from hlat.checkpoint import (
     saved_precision_mode,
 )
 from hlat.config import Recipe
-from hlat.data import open_validation_sets, prepare_validation_sets
-from hlat.data.prepared import PreparedData, check_vocabulary, open_prepared
+from hlat.data import PreparedData, check_vocabulary, open_prepared, open_validation_sets, prepare_validation_sets
 from hlat.evaluation.perplexity import run_data, saved_recipe
 from hlat.precision import MODES
-from hlat.runtime import CheckpointError
-from hlat.runtime.distributed import join_run
+from hlat.runtime.distributed.join import join_run
+from hlat.runtime.errors import CheckpointError
 from hlat.tracking import EventLog, append_samples, read_events, read_valid_records
-from hlat.training.validation import (
+from hlat.training import (
     Evaluation,
     EvaluationResult,
     SingleProcessModel,

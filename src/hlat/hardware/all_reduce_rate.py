@@ -10,8 +10,8 @@ import time
 import torch
 import torch.distributed as dist
 
-from hlat.runtime.backend import synchronize
-from hlat.runtime.distributed import joined_run
+from hlat.runtime.backend.device import synchronize
+from hlat.runtime.distributed.join import joined_run
 
 _REPEATS = 12  # the first open connections and are never the fastest
 

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 
 from hlat.hardware.catalog import Catalog, Chip, Instance, PriceKind
 from hlat.hardware.quotes import Per
-from hlat.runtime import HardwareError
+from hlat.runtime.errors import HardwareError
 
 _GIB = 1 << 30
 _KINDS: tuple[PriceKind, ...] = ("on-demand", "capacity-block", "reserved", "spot", "own")

@@ -14,11 +14,11 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from hlat.config import short, size_problem
-from hlat.config.files import load_yaml
+from hlat.config import load_yaml, short, size_problem
 from hlat.hardware.catalog import Catalog, Chip
-from hlat.runtime import HardwareError, escape_name
-from hlat.runtime.storage import read_small_file
+from hlat.runtime.errors import HardwareError
+from hlat.runtime.storage.small_files import read_small_file
+from hlat.runtime.terminal_text import escape_name
 
 _GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
 _SECTIONS = ("chips", "instances")

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from hlat.runtime.backend import PRODUCTS, backend_of, synchronize
+from hlat.runtime.backend.device import PRODUCTS, synchronize
+from hlat.runtime.backend.table import backend_of
 
 _SIZES = (512, 1024, 2048, 4096, 8192)
 _REPEATS = 3  # per size and library; the first includes kernel selection and thread start-up, and is never the fastest

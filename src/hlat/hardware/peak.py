@@ -11,9 +11,9 @@ import torch
 from hlat.hardware.catalog import Catalog, Chip
 from hlat.hardware.loading import load_catalog
 from hlat.hardware.measure import measure_matmul
-from hlat.runtime import plural
-from hlat.runtime.backend import backend_of
-from hlat.runtime.distributed import sendable
+from hlat.runtime.backend.table import backend_of
+from hlat.runtime.distributed.sendable_types import sendable
+from hlat.runtime.terminal_text import plural
 
 
 @sendable

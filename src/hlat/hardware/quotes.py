@@ -9,7 +9,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Literal
 
 from hlat.hardware.catalog import Catalog, FailureRate, Instance, InstancePrice, PriceKind
-from hlat.runtime import HardwareError
+from hlat.runtime.errors import HardwareError
 
 Per = Literal["chip", "instance"]
 """Unit of a number of machines, or of a price."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hlat.hardware.cluster import Cluster
-from hlat.runtime import HardwareError
-from hlat.runtime.quantities import rounded_text
+from hlat.runtime.errors import HardwareError
+from hlat.runtime.quantities.formatting import rounded_text
 
 DEFAULT_PUE = 1.14
 """Energy of a data centre over that of its machines: Amazon's mean of 2025

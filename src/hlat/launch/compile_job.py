@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hlat.config import Recipe, load_recipe
-from hlat.launch.evaluation import run_processes
-from hlat.launch.supervision import RunOutcome
-from hlat.runtime import LaunchError
+from hlat.launch.evaluation.processes import run_processes
+from hlat.launch.supervision.root_cause import RunOutcome
+from hlat.runtime.errors import LaunchError
 
 if TYPE_CHECKING:
     from hlat.compilation import CompiledCache
@@ -64,8 +64,9 @@ class CompileJob:
             LaunchError: the run compiles nothing, or cannot run here.
         """
         from hlat.compilation import compile_graphs  # noqa: PLC0415  (imports torch)
-        from hlat.runtime import rank_info  # noqa: PLC0415
-        from hlat.runtime.distributed import RUN_SECRET_ENV, joined_run  # noqa: PLC0415
+        from hlat.runtime.distributed.join import joined_run  # noqa: PLC0415
+        from hlat.runtime.distributed.run_secret import RUN_SECRET_ENV  # noqa: PLC0415
+        from hlat.runtime.rank_env import rank_info  # noqa: PLC0415
         from hlat.training import configure_rounding  # noqa: PLC0415
 
         recipe = self.load(rank_info().world)
@@ -99,14 +100,7 @@ class CompileJob:
             LaunchError: the run compiles nothing, or cannot run here.
             StorageError: the cache or the archive cannot be written.
         """
-        from hlat.compilation import (  # noqa: PLC0415  (imports torch)
-            CompiledCache,
-            check_archive_path,
-            compiled_files,
-            pack,
-            place,
-            working_folder,
-        )
+        from hlat.compilation import CompiledCache, check_archive_path, compiled_files, pack, place, working_folder
 
         recipe = self.load(nproc)
         if out is not None:
@@ -163,7 +157,7 @@ def _check_not_empty(files: Mapping[str, Path], device_type: str) -> None:
 
 
 def _device_type(recipe: Recipe) -> str:
-    from hlat.runtime.backend import find_device_type  # noqa: PLC0415
+    from hlat.runtime.backend.device import find_device_type  # noqa: PLC0415
 
     return find_device_type(recipe.run.device)
 
@@ -171,6 +165,6 @@ def _device_type(recipe: Recipe) -> str:
 def _versions(device_type: str) -> dict[str, str]:
     import torch  # noqa: PLC0415
 
-    from hlat.runtime.backend import backend_of  # noqa: PLC0415
+    from hlat.runtime.backend.table import backend_of  # noqa: PLC0415
 
     return backend_of(device_type).compiler_versions(torch.device(device_type))

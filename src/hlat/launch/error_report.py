@@ -17,7 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from hlat.runtime import HlatError, errors, redact
+from hlat.runtime import errors
+from hlat.runtime.errors import HlatError
+from hlat.runtime.urls import redact
 
 ErrorOrigin = Literal["own", "forwarded", "connection", "lost"]
 """Origin of an error: "own" process; "forwarded" by another process; lost "connection" to another process.

@@ -11,8 +11,8 @@ import subprocess
 import sys
 
 from hlat.config import Problem, Recipe, RecipeError
-from hlat.runtime import LaunchError
-from hlat.tracking.hosted import check_installed
+from hlat.runtime.errors import LaunchError
+from hlat.tracking import check_installed
 
 _SHOWN = 1000  # last characters of what a failing import printed
 
@@ -44,7 +44,7 @@ def check_extensions(recipe: Recipe) -> None:
 
 def main() -> None:
     """Import the components of the recipe on standard input; print their problems as a line of JSON."""
-    from hlat.training.components import installed_components  # noqa: PLC0415  (imports torch)
+    from hlat.training import installed_components  # noqa: PLC0415  (imports torch)
 
     problems: list[dict[str, object]] = []
     try:

@@ -14,8 +14,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from hlat.runtime import erase_line
-from hlat.runtime.process import INTERRUPTED_MESSAGE, LAUNCHER_ENV, STOP_SIGNALS, stop_exit_code
+from hlat.runtime.bottom_line import erase_line
+from hlat.runtime.process.exit_codes import INTERRUPTED_MESSAGE, STOP_SIGNALS, stop_exit_code
+from hlat.runtime.process.process_status import LAUNCHER_ENV
 
 
 class ForkedWorker:

@@ -14,15 +14,18 @@ from pathlib import Path
 
 from hlat.config import Recipe
 from hlat.launch.extension_check import check_extensions
-from hlat.launch.hosts import HostPlace, HostRun, supervise_host
-from hlat.launch.metrics_server import metrics_server
-from hlat.launch.preflight import check_before_restart
+from hlat.launch.hosts.agent import HostPlace
+from hlat.launch.hosts.host_supervisor import HostRun, supervise_host
+from hlat.launch.metrics_server.start import metrics_server
+from hlat.launch.preflight.restart_check import check_before_restart
 from hlat.launch.process_set import ProcessSet, RankPlaces
-from hlat.launch.start_checks import Here, load_and_check
-from hlat.launch.supervision import Supervision
+from hlat.launch.start_checks.examine import load_and_check
+from hlat.launch.start_checks.place import Here
+from hlat.launch.supervision.supervisor import Supervision
 from hlat.launch.training_job import SupervisionOptions, TrainingJob, fits
-from hlat.runtime import LaunchError, host_name
-from hlat.runtime.distributed import address_of, is_loopback, resolve_addresses
+from hlat.runtime.distributed.addresses import address_of, is_loopback, resolve_addresses
+from hlat.runtime.errors import LaunchError
+from hlat.runtime.rank_env import host_name
 
 ADDRESSES_ENV = "HLAT_ADDRESSES"
 """Environment variable with the addresses of hosts whose names may not resolve: NAME=ADDRESS, separated by spaces."""

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hlat.launch.output import copy_lines
-from hlat.launch.supervision import SignalForwarder
-from hlat.runtime import LaunchError, escape_controls
-from hlat.runtime.process import stop_exit_code
+from hlat.launch.supervision.wait import SignalForwarder
+from hlat.runtime.errors import LaunchError
+from hlat.runtime.process.exit_codes import stop_exit_code
+from hlat.runtime.terminal_text import escape_controls
 
 _POLL = 0.1
 _CTRL_C = b"\x03"

@@ -15,7 +15,7 @@ from typing import Any
 
 from hlat.launch.error_report import ErrorReport, read_report
 from hlat.launch.process_set import ProcessSet, end_leftovers, kill_ranks, send_signal
-from hlat.launch.supervision import RunningRanks
+from hlat.launch.supervision.running_ranks import RunningRanks
 from hlat.resilience import (
     HEARTBEAT_FOLDER,
     STACKS_SIGNAL,
@@ -29,9 +29,11 @@ from hlat.resilience import (
     read_saver_silence,
     read_stacks,
 )
-from hlat.runtime import host_name, plural
-from hlat.runtime.backend.faults import request_dumps
-from hlat.runtime.process import is_stopped, signal_main_thread
+from hlat.runtime.backend.faults.hang_limits import request_dumps
+from hlat.runtime.process.main_thread_signal import signal_main_thread
+from hlat.runtime.process.process_status import is_stopped
+from hlat.runtime.rank_env import host_name
+from hlat.runtime.terminal_text import plural
 
 Start = Callable[[int, Mapping[str, str], Path], AbstractContextManager[ProcessSet]]
 """Launches this many processes with additional environment variables; their error reports go into the folder."""

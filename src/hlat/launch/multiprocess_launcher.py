@@ -21,9 +21,10 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std, Sub
 
 from hlat.launch.output import follow_output
 from hlat.launch.process_set import RankPlaces
-from hlat.runtime.backend import interface_variables
-from hlat.runtime.distributed import RUN_SECRET_ENV, is_loopback, listen
-from hlat.runtime.process import LAUNCHER_ENV
+from hlat.runtime.backend.table import interface_variables
+from hlat.runtime.distributed.addresses import is_loopback, listen
+from hlat.runtime.distributed.run_secret import RUN_SECRET_ENV
+from hlat.runtime.process.process_status import LAUNCHER_ENV
 
 _LOOPBACK = "127.0.0.1"
 _LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"

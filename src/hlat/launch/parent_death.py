@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from hlat.resilience import HEARTBEAT_FOLDER
-from hlat.runtime.process import LAUNCHER_ENV
+from hlat.runtime.process.process_status import LAUNCHER_ENV
 
 _INTERVAL = 1.0  # seconds
 

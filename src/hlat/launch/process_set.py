@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from hlat.runtime.process import session_is_alive
+from hlat.runtime.process.process_status import session_is_alive
 
 _POLL = 0.05
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hlat.config.sections import RecoveryConfig
+from hlat.config import RecoveryConfig
 from hlat.launch.local_ranks import LocalAttempts, Start
-from hlat.launch.supervision import RunOutcome, SignalForwarder, Supervision, Supervisor, show_no_start
+from hlat.launch.supervision.root_cause import RunOutcome
+from hlat.launch.supervision.supervisor import Supervision, Supervisor, show_no_start
+from hlat.launch.supervision.wait import SignalForwarder
 from hlat.resilience import WorldSizePolicy, heartbeat_root
 
 

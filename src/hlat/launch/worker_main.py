@@ -13,8 +13,11 @@ from types import FrameType
 from hlat.launch.error_report import report_errors
 from hlat.launch.parent_death import stop_with_launcher
 from hlat.resilience import running_heartbeat
-from hlat.runtime import erase_line, rank_info
-from hlat.runtime.process import LAUNCHER_ENV, STOP_SIGNALS, let_output_be_lost, stop_exit_code
+from hlat.runtime.bottom_line import erase_line
+from hlat.runtime.process.exit_codes import STOP_SIGNALS, stop_exit_code
+from hlat.runtime.process.lossy_output import let_output_be_lost
+from hlat.runtime.process.process_status import LAUNCHER_ENV
+from hlat.runtime.rank_env import rank_info
 
 
 @contextmanager

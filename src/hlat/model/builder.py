@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from hlat.config.sections import ModelConfig
+from hlat.config import ModelConfig
 from hlat.model.decoder import Decoder
 from hlat.model.init import initialise
 from hlat.model.local_parameters import collect_local_parameters

@@ -11,9 +11,9 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from hlat.config.sections import ModelConfig
+from hlat.config import ModelConfig
 from hlat.model.architectures import build_block
-from hlat.model.derived import parameter_layouts
+from hlat.model.derived.parameter_layout import parameter_layouts
 from hlat.model.document_mask import DocumentMask
 from hlat.model.kv_cache import KVCache
 from hlat.model.layers import DecoderBlock, RMSNorm

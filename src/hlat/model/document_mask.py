@@ -22,8 +22,8 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from hlat.model.rope import Spans
 from hlat.model.varlen_attention import attend_within_documents
-from hlat.runtime import LaunchError
-from hlat.runtime.backend import backend_of, is_simulated
+from hlat.runtime.backend.table import backend_of, is_simulated
+from hlat.runtime.errors import LaunchError
 
 _BLOCK = 128  # queries, and keys, of a block of scores that flex attention computes or skips
 

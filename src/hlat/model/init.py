@@ -13,11 +13,12 @@ from collections.abc import Iterable
 
 import torch
 
-from hlat.config.sections import ModelConfig
-from hlat.model.derived import RowLayout, RowRun
+from hlat.config import ModelConfig
+from hlat.model.derived.parameter_layout import RowLayout, RowRun
 from hlat.model.local_parameters import LocalParameter
 from hlat.model.spec import Initial
-from hlat.runtime.randomness import normal_block, stream_key
+from hlat.runtime.randomness.philox_rng import normal_block
+from hlat.runtime.randomness.rng_keys import stream_key
 
 _CHUNK = 1 << 22  # elements drawn at a time: 16 MiB of fp32 in addition to the weights
 

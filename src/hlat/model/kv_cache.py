@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from hlat.config.sections import ModelConfig
+from hlat.config import ModelConfig
 from hlat.model.model_shard import FULL_MODEL, ModelShard, shard_heads
 
 CausalMasks = dict[tuple[int, int, int | None], torch.Tensor]

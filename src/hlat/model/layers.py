@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from hlat.config.sections import ModelConfig
+from hlat.config import ModelConfig
 from hlat.model.document_mask import DocumentMask
 from hlat.model.kv_cache import LayerCache
 from hlat.model.matmul import Linear, attend

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hlat.model.decoder import Decoder
-from hlat.model.derived import RowBlock, RowLayout, parameter_layouts
+from hlat.model.derived.parameter_layout import RowBlock, RowLayout, parameter_layouts
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

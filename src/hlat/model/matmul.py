@@ -20,20 +20,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from hlat.config import Recipe
-from hlat.config.sections import ModelConfig
-from hlat.model.kernels import attend_to_ranges, describe_attention, has_attention
+from hlat.config import ModelConfig, Recipe
+from hlat.model.kernels.attention import attend_to_ranges
+from hlat.model.kernels.choice import describe_attention, has_attention
 from hlat.precision import MODES
-from hlat.runtime.backend import (
-    ONEDNN,
-    TORCH,
-    AttentionHeads,
-    AttentionKernel,
-    backend_of,
-    linear_by_onednn,
-    types_with,
-)
-from hlat.runtime.distributed import in_fake_world
+from hlat.runtime.backend.base import ONEDNN, TORCH, AttentionHeads, AttentionKernel
+from hlat.runtime.backend.device import linear_by_onednn
+from hlat.runtime.backend.table import backend_of, types_with
+from hlat.runtime.distributed.fake_world import in_fake_world
 
 if TYPE_CHECKING:
     from torch.nn.attention.bias import CausalBias

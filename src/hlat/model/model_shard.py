@@ -8,7 +8,7 @@ A shard is defined by indices into the model only. It does not depend on the num
 import math
 from dataclasses import dataclass
 
-from hlat.config.sections import ModelConfig
+from hlat.config import ModelConfig
 
 _MAX_GROUPS = 64
 _MIN_GROUP_ROWS = 128

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
-from hlat.model.kernels import has_kernels
+from hlat.model.kernels.choice import has_kernels
 
 Mean = Callable[[torch.Tensor], torch.Tensor]
 

@@ -14,7 +14,7 @@ import math
 
 import torch
 
-from hlat.config.sections import LinearScaling, Llama3Scaling, ModelConfig, RopeConfig
+from hlat.config import LinearScaling, Llama3Scaling, ModelConfig, RopeConfig
 
 _SMALLEST_TABLE = 1024  # positions; the table is doubled for a longer sequence
 

@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hlat.model.kernels import attend_to_ranges, check_attention, check_gradient, has_attention
+from hlat.model.kernels.attention import attend_to_ranges, check_attention, check_gradient
+from hlat.model.kernels.choice import has_attention
 from hlat.model.matmul import needs_widening
 from hlat.model.pointwise import accumulation_dtype
 

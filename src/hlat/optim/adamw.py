@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from hlat.config.sections import OptimizerConfig
+from hlat.config import OptimizerConfig
 from hlat.model import LocalParameter
 from hlat.optim.adamw_bf16 import Bf16AdamW, kernel_name
 from hlat.optim.base import STEP, Optimizer, OptimizerSpec, WholeMatrices, without_tracing
 from hlat.precision import MODES
-from hlat.runtime.backend import backend_of
+from hlat.runtime.backend.table import backend_of
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _STEP = without_tracing(torch.optim.AdamW.step)

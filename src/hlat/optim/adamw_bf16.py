@@ -21,8 +21,8 @@ from hlat.optim.adamw_cpu import native_kernel
 from hlat.optim.adamw_reference import Kernel, Operands, rounding_of
 from hlat.optim.base import Optimizer, counter_device
 from hlat.optim.rounding_streams import RoundingStreams
-from hlat.runtime.backend import backend_of
-from hlat.runtime.distributed import in_fake_world
+from hlat.runtime.backend.table import backend_of
+from hlat.runtime.distributed.fake_world import in_fake_world
 
 _LOG = logging.getLogger(__name__)
 _EXPONENT_BITS = 24  # bits of a step counter: float32 represents integers up to 2**24

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from hlat.optim.adamw_reference import Kernel, Operands
-from hlat.runtime.compiled_code import CompilationFailed, compile_c_library
+from hlat.runtime.compiled_code.c_library import CompilationFailed, compile_c_library
 
 _LOG = logging.getLogger(__name__)
 _SOURCE = Path(__file__).with_name("native.c")

@@ -41,7 +41,9 @@ import torch
 
 from hlat.optim.element_addresses import ElementAddresses
 from hlat.precision import element_bits, line_bits, stochastic_round
-from hlat.runtime.backend import backend_of, is_on_host, torch_private, types_with
+from hlat.runtime.backend import torch_private
+from hlat.runtime.backend.device import is_on_host
+from hlat.runtime.backend.table import backend_of, types_with
 
 SCALARS = (
     "decay",

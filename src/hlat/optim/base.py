@@ -15,9 +15,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from hlat.config.sections import OptimizerConfig
+from hlat.config import OptimizerConfig
 from hlat.model import LocalParameter, local
-from hlat.runtime.backend import backend_of
+from hlat.runtime.backend.table import backend_of
 
 STEP = "step"
 """Name of the step counter in the state of a parameter: an fp32 scalar, not a state tensor."""

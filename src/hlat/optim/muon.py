@@ -25,14 +25,14 @@ from typing import Any
 
 import torch
 
-from hlat.config.sections.optimizers import AdamWConfig, MuonConfig
+from hlat.config import AdamWConfig, MuonConfig
 from hlat.model import LocalParameter, local
 from hlat.optim.adamw import AdamWSpec
 from hlat.optim.adamw_reference import compensation_bits, random_bits, rounded, rounding_of, subtract
 from hlat.optim.base import STEP, LocalMatrices, Optimizer, OptimizerSpec, WholeMatrices, scale_in_place
 from hlat.optim.rounding_streams import RoundingStreams
 from hlat.precision import MODES
-from hlat.runtime.backend import backend_of
+from hlat.runtime.backend.table import backend_of
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Quintic of Newton-Schulz: a x + b x^3 + c x^5, of large slope at 0 (Jordan et al. 2024)."""

@@ -6,7 +6,7 @@ zero.
 
 import math
 
-from hlat.config.sections import ScheduleConfig
+from hlat.config import ScheduleConfig
 
 
 def learning_rate(config: ScheduleConfig, *, peak: float, horizon: int, step: int) -> float:

@@ -7,8 +7,7 @@ local parameters too --build_optimizer--> Optimizer
 from collections.abc import Sequence
 from typing import Any
 
-from hlat.config.sections import OptimizerConfig
-from hlat.config.sections.optimizers import AdamWConfig, MuonConfig
+from hlat.config import AdamWConfig, MuonConfig, OptimizerConfig
 from hlat.model import LocalParameter
 from hlat.optim.adamw import AdamWSpec
 from hlat.optim.base import Optimizer, OptimizerSpec, WholeMatrices

@@ -6,33 +6,41 @@ The report of runs and the page of a plan are made of these parts. They are read
 with the keyboard alone and with a screen reader.
 """
 
-from hlat.page.bar_chart import bar_chart
-from hlat.page.elements import Html, details, grid, page, paragraph, preformatted, section, table, text
-from hlat.page.line_chart import Mark, Series, line_chart
-from hlat.page.numbers import duration, format_tick, format_value, make_axis, time_unit
-from hlat.page.scatter_chart import Dot, scatter_chart
-from hlat.page.style import colour
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Dot",
-    "Html",
-    "Mark",
-    "Series",
-    "bar_chart",
-    "colour",
-    "details",
-    "duration",
-    "format_tick",
-    "format_value",
-    "grid",
-    "line_chart",
-    "make_axis",
-    "page",
-    "paragraph",
-    "preformatted",
-    "scatter_chart",
-    "section",
-    "table",
-    "text",
-    "time_unit",
-]
+from hlat.runtime.lazy import lazily
+
+if TYPE_CHECKING:
+    from hlat.page.bar_chart import bar_chart as bar_chart
+    from hlat.page.elements import Html as Html
+    from hlat.page.elements import details as details
+    from hlat.page.elements import grid as grid
+    from hlat.page.elements import page as page
+    from hlat.page.elements import paragraph as paragraph
+    from hlat.page.elements import preformatted as preformatted
+    from hlat.page.elements import section as section
+    from hlat.page.elements import table as table
+    from hlat.page.elements import text as text
+    from hlat.page.line_chart import Mark as Mark
+    from hlat.page.line_chart import Series as Series
+    from hlat.page.line_chart import line_chart as line_chart
+    from hlat.page.numbers import duration as duration
+    from hlat.page.numbers import format_tick as format_tick
+    from hlat.page.numbers import format_value as format_value
+    from hlat.page.numbers import make_axis as make_axis
+    from hlat.page.numbers import time_unit as time_unit
+    from hlat.page.scatter_chart import Dot as Dot
+    from hlat.page.scatter_chart import scatter_chart as scatter_chart
+    from hlat.page.style import colour as colour
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "bar_chart": "bar_chart",
+        "elements": "Html details grid page paragraph preformatted section table text",
+        "line_chart": "Mark Series line_chart",
+        "numbers": "duration format_tick format_value make_axis time_unit",
+        "scatter_chart": "Dot scatter_chart",
+        "style": "colour",
+    },
+)

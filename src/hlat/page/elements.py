@@ -13,7 +13,7 @@ from typing import Any
 
 from hlat.page.script import SCRIPT
 from hlat.page.style import STYLE
-from hlat.runtime import escape_controls
+from hlat.runtime.terminal_text import escape_controls
 
 Html = str
 """Text of HTML, in which everything from outside has been escaped."""

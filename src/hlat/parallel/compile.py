@@ -10,13 +10,12 @@ from dataclasses import dataclass
 
 import torch
 
-from hlat.config import Recipe
-from hlat.config.sections import ParallelConfig, compile_obstacle
-from hlat.model import Decoder
-from hlat.model.derived import flops_per_token
+from hlat.config import ParallelConfig, Recipe, compile_obstacle
+from hlat.model import Decoder, flops_per_token
 from hlat.precision import MODES
-from hlat.runtime import LaunchError
-from hlat.runtime.backend import Backend, backend_of
+from hlat.runtime.backend.base import Backend
+from hlat.runtime.backend.table import backend_of
+from hlat.runtime.errors import LaunchError
 
 
 @dataclass(frozen=True)

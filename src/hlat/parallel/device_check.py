@@ -12,10 +12,10 @@ import torch
 from hlat.config import Recipe
 from hlat.optim import optimizer_spec
 from hlat.parallel.compile import check_isolation, decide_compilation
-from hlat.parallel.mesh import Layout
+from hlat.parallel.mesh.mesh_layout import Layout
 from hlat.precision import check_fp8
-from hlat.runtime import LaunchError
-from hlat.runtime.backend import backend_of
+from hlat.runtime.backend.table import backend_of
+from hlat.runtime.errors import LaunchError
 
 
 def needs_whole_matrices(recipe: Recipe) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch.distributed import ProcessGroup
 
-from hlat.config.sections import ModelConfig, ParallelConfig
+from hlat.config import ModelConfig, ParallelConfig
 from hlat.model import (
     Decoder,
     Head,
@@ -27,11 +27,14 @@ from hlat.model import (
     replace_parameters,
     vocabulary_rows,
 )
-from hlat.parallel.mesh import Layout, all_gather, create_process_groups
+from hlat.parallel.mesh.collectives import all_gather
+from hlat.parallel.mesh.mesh_layout import Layout
+from hlat.parallel.mesh.process_groups import create_process_groups
 from hlat.parallel.tensor_parallel import parallelize_block
 from hlat.parallel.vocab_parallel import parallelize_embedding_and_head
-from hlat.runtime import LaunchError, plural
-from hlat.runtime.distributed import Runtime
+from hlat.runtime.distributed.join import Runtime
+from hlat.runtime.errors import LaunchError
+from hlat.runtime.terminal_text import plural
 
 
 @dataclass(frozen=True)

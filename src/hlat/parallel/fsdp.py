@@ -24,7 +24,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from hlat.model import Decoder, LocalParameter
-from hlat.parallel.mesh import all_reduce_together
+from hlat.parallel.mesh.collectives import all_reduce_together
 from hlat.precision import Mode
 from hlat.runtime.backend import torch_private
 

@@ -17,7 +17,9 @@ import torch
 import torch.distributed as dist
 
 from hlat.model import GradientSum, LocalParameter
-from hlat.parallel.mesh import Layout, ProcessGroups, all_reduce_together
+from hlat.parallel.mesh.collectives import all_reduce_together
+from hlat.parallel.mesh.mesh_layout import Layout
+from hlat.parallel.mesh.process_groups import ProcessGroups
 
 
 @dataclass(frozen=True)

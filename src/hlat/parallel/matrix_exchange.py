@@ -15,7 +15,7 @@ from torch.distributed import ProcessGroup
 
 from hlat.model import LocalParameter
 from hlat.optim import MatrixFunction
-from hlat.parallel.stages import Matrix, MatrixPlan, MatrixWindow
+from hlat.parallel.stages.matrix_plan import Matrix, MatrixPlan, MatrixWindow
 
 Part = tuple[Matrix, MatrixWindow]
 """A matrix, and the rows and columns of it that a message has."""

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from hlat.optim import square_sums
-from hlat.runtime.backend import backend_of
-from hlat.runtime.distributed import in_fake_world
+from hlat.runtime.backend.table import backend_of
+from hlat.runtime.distributed.fake_world import in_fake_world
 
 _RUN = 256  # elements summed in fp32
 _SMALL = 1 << 12  # elements; smaller tensors are concatenated, since a call each would cost more

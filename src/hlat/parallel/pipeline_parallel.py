@@ -21,14 +21,15 @@ from torch.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 
-from hlat.config.sections import ZERO_BUBBLE
+from hlat.config import ZERO_BUBBLE
 from hlat.model import Decoder, Reduction, head_loss, split_backward
 from hlat.parallel.fsdp import reshard_after_every_backward
-from hlat.parallel.mesh import Layout
+from hlat.parallel.mesh.mesh_layout import Layout
 from hlat.parallel.micro_batch import MicroBatch
-from hlat.parallel.pipeline import Outbox, ReportingStage
-from hlat.runtime import LaunchError
+from hlat.parallel.pipeline.outbox import Outbox
+from hlat.parallel.pipeline.stage import ReportingStage
 from hlat.runtime.backend import torch_private
+from hlat.runtime.errors import LaunchError
 
 _SINGLE_STAGE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 _MULTI_STAGE = {

@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
 from hlat.model import DecoderBlock
-from hlat.parallel.mesh import all_gather, reduce_scatter
+from hlat.parallel.mesh.collectives import all_gather, reduce_scatter
 
 
 def all_gather_sequence(x_BsX: torch.Tensor, group: ProcessGroup) -> torch.Tensor:

@@ -16,46 +16,26 @@ RoPE tables and the loss are fp32 in all modes. Within a step, mixed has a bf16 
 
 from typing import TYPE_CHECKING
 
-from hlat.runtime import lazily
+from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
-    from hlat.precision.fp8 import check_fp8, convert_to_fp8
-    from hlat.precision.modes import AUTO, MODES, Mode, resolve_mode
-    from hlat.precision.rounding import element_bits, line_bits, step_keys, stochastic_round, stream_keys
+    from hlat.precision.fp8 import check_fp8 as check_fp8
+    from hlat.precision.fp8 import convert_to_fp8 as convert_to_fp8
+    from hlat.precision.modes import AUTO as AUTO
+    from hlat.precision.modes import MODES as MODES
+    from hlat.precision.modes import Mode as Mode
+    from hlat.precision.modes import resolve_mode as resolve_mode
+    from hlat.precision.rounding import element_bits as element_bits
+    from hlat.precision.rounding import line_bits as line_bits
+    from hlat.precision.rounding import step_keys as step_keys
+    from hlat.precision.rounding import stochastic_round as stochastic_round
+    from hlat.precision.rounding import stream_keys as stream_keys
 
 __getattr__ = lazily(
     __name__,
     {
-        "fp8": (
-            "check_fp8",
-            "convert_to_fp8",
-        ),
-        "modes": (
-            "AUTO",
-            "MODES",
-            "Mode",
-            "resolve_mode",
-        ),
-        "rounding": (
-            "element_bits",
-            "line_bits",
-            "step_keys",
-            "stochastic_round",
-            "stream_keys",
-        ),
+        "fp8": "check_fp8 convert_to_fp8",
+        "modes": "AUTO MODES Mode resolve_mode",
+        "rounding": "element_bits line_bits step_keys stochastic_round stream_keys",
     },
 )
-
-__all__ = [
-    "AUTO",
-    "MODES",
-    "Mode",
-    "check_fp8",
-    "convert_to_fp8",
-    "element_bits",
-    "line_bits",
-    "resolve_mode",
-    "step_keys",
-    "stochastic_round",
-    "stream_keys",
-]

@@ -11,8 +11,8 @@ from importlib.util import find_spec
 import torch
 from torch import nn
 
-from hlat.runtime import LaunchError
-from hlat.runtime.backend import backend_of
+from hlat.runtime.backend.table import backend_of
+from hlat.runtime.errors import LaunchError
 
 _ALIGNMENT = 16  # elements; the kernels require both sides of a matrix to be multiples
 

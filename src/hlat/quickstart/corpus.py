@@ -3,7 +3,7 @@
 import sysconfig
 from pathlib import Path
 
-from hlat.runtime import LaunchError
+from hlat.runtime.errors import LaunchError
 
 # No standard-library source written by hand: installed packages, test data with deliberate encoding errors, and
 # generated tables.

@@ -14,9 +14,8 @@ from hlat.config import Recipe, load_recipe
 from hlat.evaluation import Perplexity, Sampling, evaluate_checkpoint, generate_text
 from hlat.quickstart.corpus import standard_library
 from hlat.reporting import write_report
-from hlat.runtime import LaunchError
-from hlat.tracking import append_samples
-from hlat.tracking.display import show_stages
+from hlat.runtime.errors import LaunchError
+from hlat.tracking import append_samples, show_stages
 from hlat.training import DataProgress, Outcome, no_progress, run
 
 PROMPT = "def read(self, size=-1):\n"

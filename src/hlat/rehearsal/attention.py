@@ -24,7 +24,9 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import CausalBias
 
-from hlat.runtime.backend import AttentionHeads, backend_of, torch_private
+from hlat.runtime.backend import torch_private
+from hlat.runtime.backend.base import AttentionHeads
+from hlat.runtime.backend.table import backend_of
 
 _aten = torch.ops.aten
 _plain = F.scaled_dot_product_attention

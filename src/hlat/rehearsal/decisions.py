@@ -9,12 +9,11 @@ from dataclasses import dataclass
 import torch
 
 from hlat.config import Recipe
-from hlat.model import attention_kernel, recipe_heads
-from hlat.model.kernels import builds_masks
+from hlat.model import attention_kernel, builds_masks, recipe_heads
 from hlat.optim import optimizer_spec
 from hlat.parallel import decide_compilation
 from hlat.precision import MODES
-from hlat.runtime.backend import backend_of
+from hlat.runtime.backend.table import backend_of
 
 
 @dataclass(frozen=True)

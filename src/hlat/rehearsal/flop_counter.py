@@ -3,7 +3,7 @@
     operation, shapes -> FLOPs; a multiply-add counts as two, attention counts all pairs of positions
 
 Recomputation in backward counts again, and so do the products of a chunked loss: these are the FLOPs that the program
-executes, not those of the model (``hlat.model.derived.flops_per_token``). torch has no formulas for products that add
+executes, not those of the model (``hlat.model.derived.counts.flops_per_token``). torch has no formulas for products that add
 to one of their operands in place (``addmm_``); they have as many FLOPs as those that return the sum (``addmm``).
 """
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from hlat.runtime.process import current_phase
+from hlat.runtime.process.phase import current_phase
 
 CATEGORIES = {
     "parameters": "parameters stored between steps; the master weights in modes with fp32 weights",

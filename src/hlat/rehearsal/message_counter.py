@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.utils._pytree import tree_leaves
 
-from hlat.parallel.mesh import Layout
+from hlat.parallel import Layout
 
 _KINDS = {  # by operation name; other operations keep their own name
     "_allgather_base_": "all_gather",

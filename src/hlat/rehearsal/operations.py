@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hlat.runtime.distributed import in_fake_world
+from hlat.runtime.distributed.fake_world import in_fake_world
 
 Observer = Callable[[Any, tuple[Any, ...], Any], None]
 """Function of an operation, its arguments and its result."""

@@ -7,10 +7,18 @@ from dataclasses import dataclass
 
 from hlat.config import Recipe
 from hlat.hardware import Cluster
-from hlat.planner.cost import OperationTimes, Timeline
-from hlat.planner.problem import PlanRequest, recipe_step
-from hlat.planner.search import LayoutPrediction, predict_layout, timeline, workload_columns
-from hlat.runtime import PlanError, plural
+from hlat.planner import (
+    LayoutPrediction,
+    OperationTimes,
+    PlanRequest,
+    Timeline,
+    predict_layout,
+    recipe_step,
+    timeline,
+    workload_columns,
+)
+from hlat.runtime.errors import PlanError
+from hlat.runtime.terminal_text import plural
 
 PARTS = {
     "compute": ("products", "attention", "pointwise", "gaps", "recomputed", "host", "head"),

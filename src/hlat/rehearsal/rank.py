@@ -15,21 +15,19 @@ import torch
 
 from hlat.checkpoint import ExtraState, collect
 from hlat.config import Recipe
-from hlat.data.samples import Batch
+from hlat.data import Batch
 from hlat.model import local
 from hlat.optim import Optimizer, build_optimizer
-from hlat.parallel import ParallelModel, build_parallel
-from hlat.parallel.mesh import Coordinates, Layout
+from hlat.parallel import Coordinates, Layout, ParallelModel, build_parallel
 from hlat.rehearsal.flop_counter import FlopCounter
 from hlat.rehearsal.memory import MemoryTracker, storage_key
 from hlat.rehearsal.message_counter import Message, MessageCounter
 from hlat.rehearsal.operations import OperationObserver
 from hlat.rehearsal.trace import Trace, TraceEvent
-from hlat.runtime.distributed import Runtime, host_values
-from hlat.runtime.process import enter_phase
-from hlat.training import accumulate_gradients, update
-from hlat.training.components import ComponentList, StepEnd, requested_components
-from hlat.training.process import scheduled_gc
+from hlat.runtime.distributed.fake_world import host_values
+from hlat.runtime.distributed.join import Runtime
+from hlat.runtime.process.phase import enter_phase
+from hlat.training import ComponentList, StepEnd, accumulate_gradients, requested_components, scheduled_gc, update
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ def rehearse_rank(recipe: Recipe, runtime: Runtime) -> RankReport:
 
     Args:
         recipe: recipe, validated for this world size.
-        runtime: the rank, of a rehearsal (``hlat.runtime.distributed.fake_rank``) or of a real run.
+        runtime: the rank, of a rehearsal (``hlat.runtime.distributed.fake_world.fake_rank``) or of a real run.
 
     Raises:
         HlatError: the rank cannot be built.

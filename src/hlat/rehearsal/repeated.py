@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hlat.config import Recipe
-from hlat.parallel.mesh import Layout
+from hlat.parallel import Layout
 from hlat.rehearsal.message_counter import Message
 from hlat.rehearsal.rank import RankReport
 from hlat.rehearsal.trace import TraceEvent

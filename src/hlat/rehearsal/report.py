@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hlat.planner.search import format_number
+from hlat.planner import format_number
 from hlat.rehearsal.memory import CATEGORIES
 from hlat.rehearsal.rank import RankReport
 from hlat.rehearsal.verdict import FitVerdict
-from hlat.runtime import plural
+from hlat.runtime.terminal_text import plural
 
 if TYPE_CHECKING:
     from hlat.rehearsal.world import Rehearsal

@@ -17,8 +17,9 @@ import torch
 from hlat.hardware import Catalog, Chip, Cluster
 from hlat.model import computing_as_simulated
 from hlat.rehearsal.attention import simulated_attention
-from hlat.runtime import HardwareError
-from hlat.runtime.backend import BACKENDS, Backend, backend_of, simulated_backend
+from hlat.runtime.backend.base import Backend
+from hlat.runtime.backend.table import BACKENDS, backend_of, simulated_backend
+from hlat.runtime.errors import HardwareError
 
 _GIB = 1 << 30
 _ADAM = import_module("torch.optim.adam")  # torch.optim has deleted the name

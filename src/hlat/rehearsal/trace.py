@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from hlat.parallel.stages import LabelledPass, parse_pass_label
+from hlat.parallel import LabelledPass, parse_pass_label
 from hlat.rehearsal.flop_counter import FlopCounter
 from hlat.rehearsal.message_counter import message_kind
-from hlat.runtime.process import current_phase
+from hlat.runtime.process.phase import current_phase
 
 ENDS = "embedding, norm and head"
 """Name of the FSDP module with everything that no other one gathers."""

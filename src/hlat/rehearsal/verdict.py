@@ -7,9 +7,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hlat.hardware import Chip
-from hlat.planner.memory import device_overhead
-from hlat.planner.problem import RECOMPUTE_POLICIES, Candidate, PlanRequest, layout_violations
-from hlat.planner.search import USABLE_MEMORY_SHARE, fits, predict_layout
+from hlat.planner import (
+    RECOMPUTE_POLICIES,
+    USABLE_MEMORY_SHARE,
+    Candidate,
+    PlanRequest,
+    device_overhead,
+    fits,
+    layout_violations,
+    predict_layout,
+)
 from hlat.rehearsal.planned_step import PlannedStep
 from hlat.rehearsal.rank import RankReport
 

@@ -17,9 +17,15 @@ import torch
 from hlat.config import Problem, Recipe, RecipeError
 from hlat.hardware import Cluster
 from hlat.model import deterministic_by_default
-from hlat.parallel import device_problems, needs_whole_matrices
-from hlat.parallel.mesh import Layout, group_problems, rank_groups
-from hlat.parallel.stages import StepShape, representative_ranks
+from hlat.parallel import (
+    Layout,
+    StepShape,
+    device_problems,
+    group_problems,
+    needs_whole_matrices,
+    rank_groups,
+    representative_ranks,
+)
 from hlat.precision import resolve_mode
 from hlat.rehearsal.decisions import Decision, decide
 from hlat.rehearsal.planned_step import PlannedStep, plan_step
@@ -27,12 +33,14 @@ from hlat.rehearsal.rank import RankReport, rehearse_rank
 from hlat.rehearsal.repeated import extended, shortened
 from hlat.rehearsal.report import rehearsal_json
 from hlat.rehearsal.simulated_device import SimulatedDevice, simulating
-from hlat.rehearsal.timeline import RankTimeline, place_in_time, timeline_events
+from hlat.rehearsal.timeline.chrome import timeline_events
+from hlat.rehearsal.timeline.replay import RankTimeline, place_in_time
 from hlat.rehearsal.trace import chrome_events
 from hlat.rehearsal.verdict import FitVerdict, judge
-from hlat.runtime import LaunchError, PlanError
-from hlat.runtime.backend import backend_of, has_fast_bf16, simulated_backend
-from hlat.runtime.distributed import fake_rank
+from hlat.runtime.backend.device import has_fast_bf16
+from hlat.runtime.backend.table import backend_of, simulated_backend
+from hlat.runtime.distributed.fake_world import fake_rank
+from hlat.runtime.errors import LaunchError, PlanError
 
 _LOG = logging.getLogger("hlat")
 _SECONDS_PER_LAYER = 0.15  # of CPU, for one micro-batch (docs/notebook/rehearsal.md)

@@ -7,11 +7,10 @@ prepared data without weights  -> manifest       -> tokens of each source in an 
 from collections.abc import Sequence
 
 from hlat.config import Recipe
-from hlat.data.manifest import read_data_manifest
-from hlat.data.samples import Mixture, is_weighted, phase_weights
+from hlat.data import Mixture, is_weighted, phase_weights, read_data_manifest
 from hlat.page import Html, bar_chart, grid, paragraph, section, table
 from hlat.reporting.run_record import RunRecord
-from hlat.runtime import DataError
+from hlat.runtime.errors import DataError
 
 
 def mixture_section(run: RunRecord) -> Html:

@@ -17,7 +17,7 @@ import yaml
 
 from hlat.reporting.events import run_events
 from hlat.reporting.status import RunStatus, is_run, no_run, read_status
-from hlat.runtime.storage import ATTEMPTS_NAME, RECIPE_NAME
+from hlat.runtime.storage.run_folder import ATTEMPTS_NAME, RECIPE_NAME
 from hlat.tracking import from_json_value, iter_valid_records, read_valid_records
 
 _BLOCKS = "▁▂▃▄▅▆▇█"

@@ -14,12 +14,10 @@ import numpy as np
 from hlat.config import Recipe
 from hlat.hardware import Cluster, load_catalog, parse_cluster
 from hlat.page import Html, duration, format_value, paragraph, section, table
-from hlat.planner.problem import resolve_request
-from hlat.planner.report import price_kind
-from hlat.planner.search import LayoutPrediction, make_plan
+from hlat.planner import LayoutPrediction, make_plan, price_kind, resolve_request
 from hlat.reporting.run_record import RunRecord
 from hlat.reporting.wall_clock import active_seconds
-from hlat.runtime import HlatError
+from hlat.runtime.errors import HlatError
 
 _GIB = 1 << 30
 _DAY, _HOUR = 86400.0, 3600.0

@@ -16,7 +16,7 @@ from hlat.reporting.mixture import mixture_section
 from hlat.reporting.plan_comparison import Machines, plan_section
 from hlat.reporting.recipes import recipe_diff_section, recipe_section
 from hlat.reporting.run_record import RunRecord, read_run
-from hlat.runtime import DataError, StorageError
+from hlat.runtime.errors import DataError, StorageError
 
 FILE_NAME = "report.html"
 """Name of the report in the folder of a run, if no other file is asked for."""

@@ -12,8 +12,8 @@ from typing import Any
 from hlat.config import Recipe
 from hlat.reporting.events import RunEvent, read_run_events
 from hlat.reporting.status import RunStatus, is_run, read_status
-from hlat.runtime import DataError, HlatError
-from hlat.runtime.storage import ATTEMPTS_NAME
+from hlat.runtime.errors import DataError, HlatError
+from hlat.runtime.storage.run_folder import ATTEMPTS_NAME
 from hlat.tracking import read_last_metrics
 
 _DEPTH = 4  # folders below the given one

@@ -19,7 +19,7 @@ from hlat.checkpoint import CheckpointEntry, list_checkpoints, open_unverified
 from hlat.config import Recipe
 from hlat.reporting.events import RunEvent, read_run_events
 from hlat.reporting.status import RunStatus, is_run, no_run, read_status
-from hlat.runtime import HlatError
+from hlat.runtime.errors import HlatError
 from hlat.tracking import GeneratedText, metrics_table, read_samples
 
 Floats = npt.NDArray[np.float64]

@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 from hlat.page import page, paragraph
 from hlat.reporting.plan_comparison import Machines
 from hlat.reporting.report_writer import report_page
-from hlat.runtime import HlatError, LaunchError
-from hlat.runtime.storage import LOCK_NAME
+from hlat.runtime.errors import HlatError, LaunchError
+from hlat.runtime.storage.run_folder import LOCK_NAME
 from hlat.tracking import SAMPLES_NAME
 
 _LOG = logging.getLogger("hlat")

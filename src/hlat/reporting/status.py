@@ -14,9 +14,9 @@ from itertools import islice
 from pathlib import Path
 
 from hlat.reporting.events import RunEvent
-from hlat.runtime import DataError
-from hlat.runtime.process import is_running
-from hlat.runtime.storage import ATTEMPTS_NAME, LOCK_NAME
+from hlat.runtime.errors import DataError
+from hlat.runtime.process.process_status import is_running
+from hlat.runtime.storage.run_folder import ATTEMPTS_NAME, LOCK_NAME
 
 _LOOKED_AT = 1_000  # folders whose names are compared
 _LONGEST_NAME = 100  # characters of a name that is compared

@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
-from hlat.config import BatchSchedule
-from hlat.config.sections import AnomalyConfig
+from hlat.config import AnomalyConfig, BatchSchedule
 from hlat.resilience.skipped_samples import SampleRange, SkippedSamples
-from hlat.runtime import CheckpointError
+from hlat.runtime.errors import CheckpointError
 
 Action = Literal["apply", "warn", "skip", "rollback", "stop"]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hlat.resilience.replica_check import Mismatch
-from hlat.runtime.distributed import sendable
+from hlat.runtime.distributed.sendable_types import sendable
 
 
 @sendable

@@ -20,13 +20,8 @@ from typing import IO
 
 from hlat.resilience.stack_dumps import dump_stacks_on_signal, stacks_path
 from hlat.resilience.stack_sampler import sample_main_thread
-from hlat.runtime.process import (
-    PHASES,
-    ProgressRecord,
-    current_phase,
-    observe_phases,
-    record_progress_in,
-)
+from hlat.runtime.process.phase import PHASES, current_phase, observe_phases
+from hlat.runtime.process.progress import ProgressRecord, record_progress_in
 
 HEARTBEAT_FOLDER = "HLAT_BEATS"
 """Environment variable that names the folder of heartbeat files."""

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import torch
 
-from hlat.model import LocalParameter
-from hlat.model.derived import RowBlock
+from hlat.model import LocalParameter, RowBlock
 from hlat.optim import Optimizer
 from hlat.resilience.tensor_hash import digest
-from hlat.runtime.distributed import HostGroup, sendable
+from hlat.runtime.distributed.host_collectives import HostGroup
+from hlat.runtime.distributed.sendable_types import sendable
 
 STEPS = "count of optimizer steps"
 

@@ -11,7 +11,7 @@ import functools
 
 import torch
 
-from hlat.runtime.backend import backend_of
+from hlat.runtime.backend.table import backend_of
 
 _WORDS = 1 << 16  # words of a chunk: the words and weights of one chunk fit in cache
 _CHUNKS = 64  # chunks at a time, on devices that store the products

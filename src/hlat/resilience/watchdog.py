@@ -18,7 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from hlat.resilience.heartbeat import HEARTBEAT_FOLDER, HeartbeatReading
-from hlat.runtime.backend.faults import HangLimits
+from hlat.runtime.backend.faults.hang_limits import HangLimits
 
 UNLIMITED = ("start", "end")
 """Phases without time limit, in which text is prepared, checkpoints are loaded, and exports are waited for."""

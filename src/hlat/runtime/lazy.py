@@ -1,18 +1,18 @@
 """Module attributes that are imported when they are first used, so that importing a package stays cheap."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
 
-def lazily(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
+def lazily(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
     """Return a package's ``__getattr__`` (PEP 562) that imports modules on first use.
 
     Args:
         package: name of the package.
-        modules: module of the package -> names that it defines.
+        modules: module of the package -> the names that it defines, with spaces between them.
     """
-    module_of = {name: module for module, names in modules.items() for name in names}
+    module_of = {name: module for module, names in modules.items() for name in names.split()}
 
     def get(name: str) -> Any:
         if name not in module_of:

@@ -10,8 +10,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hlat.runtime import LaunchError, line_problems, slurm
-from hlat.runtime.backend import expects_accelerator
+from hlat.runtime import slurm
+from hlat.runtime.backend.table import expects_accelerator
+from hlat.runtime.errors import LaunchError
+from hlat.runtime.terminal_text import line_problems
 from hlat.sweep.runs import Sweep
 
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hlat.runtime import redact_json
+from hlat.runtime.urls import redact_json
 from hlat.tracking.jsonl import JsonLines, read_records
 
 

@@ -7,7 +7,7 @@ event of events.jsonl --> the same event, its fields as values
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from hlat.runtime.process import json_line
+from hlat.runtime.process.json_output import json_line
 from hlat.tracking.jsonl import to_json_value
 from hlat.tracking.metrics import Metrics
 from hlat.tracking.metrics_text import progress, values

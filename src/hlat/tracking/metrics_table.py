@@ -12,7 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hlat.runtime import DataError, escape_controls
+from hlat.runtime.errors import DataError
+from hlat.runtime.terminal_text import escape_controls
 from hlat.tracking.jsonl import from_json_value, iter_records
 
 if TYPE_CHECKING:

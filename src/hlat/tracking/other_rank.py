@@ -3,7 +3,8 @@
 from types import TracebackType
 from typing import Any, Self
 
-from hlat.runtime import escape_controls, redact
+from hlat.runtime.terminal_text import escape_controls
+from hlat.runtime.urls import redact
 from hlat.tracking.metrics import Metrics
 
 

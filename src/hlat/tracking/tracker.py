@@ -12,17 +12,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
-from hlat.config import BatchSchedule
-from hlat.config.sections import TrackingConfig
-from hlat.runtime import StorageError, plural, redact, redact_json
-from hlat.runtime.process import lost_output
-from hlat.tracking.display import Console, SilentConsole, make_console
+from hlat.config import BatchSchedule, TrackingConfig
+from hlat.runtime.errors import StorageError
+from hlat.runtime.process.lossy_output import lost_output
+from hlat.runtime.terminal_text import plural
+from hlat.runtime.urls import redact, redact_json
+from hlat.tracking.display.console import Console, SilentConsole, make_console
 from hlat.tracking.eta import EQUAL_STEPS, Eta
 from hlat.tracking.events import EventLog
-from hlat.tracking.hosted import HostedRun, HostedTracker, check_installed, wanted
+from hlat.tracking.hosted.base import HostedRun
+from hlat.tracking.hosted.hosted_tracker import HostedTracker
+from hlat.tracking.hosted.table import check_installed, wanted
 from hlat.tracking.metrics import Metrics, MetricsFile
 from hlat.tracking.outputs import MetricsOutput, moved_note
-from hlat.tracking.tensorboard import TensorBoard
+from hlat.tracking.tensorboard.writer import TensorBoard
 
 
 class Tracker:

@@ -8,17 +8,16 @@ device, precision, layout, folder        --> console, and the event "start" or "
 import logging
 from collections.abc import Sequence
 
-from hlat.config.rules import recipe_notes
+from hlat.config import recipe_notes
 from hlat.hardware import device_chip, load_catalog
-from hlat.model import deterministic_by_default
-from hlat.model.derived import count_parameters
+from hlat.model import count_parameters, deterministic_by_default
 from hlat.parallel import decide_compilation
-from hlat.runtime import plural
-from hlat.runtime.backend import backend_of
-from hlat.runtime.process import is_verbose
+from hlat.runtime.backend.table import backend_of
+from hlat.runtime.process.verbosity import is_verbose
+from hlat.runtime.terminal_text import plural
 from hlat.tracking import OtherRankTracker, Tracker
 from hlat.training.newest_saved import DamagedCheckpoint
-from hlat.training.process import report_tier_notes
+from hlat.training.process.snapshot_clock import report_tier_notes
 from hlat.training.run_state import RunState
 
 _LOG = logging.getLogger(__name__)
@@ -125,7 +124,7 @@ def _determinism_cost(state: RunState) -> str | None:
     recipe, device = state.recipe, state.runtime.device
     if deterministic_by_default(recipe, device):
         return None
-    from hlat.planner.search import run_determinism_cost  # noqa: PLC0415 - most runs start without the planner
+    from hlat.planner import run_determinism_cost  # noqa: PLC0415 - most runs start without the planner
 
     # The estimate is for the kernels that such a chip usually gets: none if torch has chosen another one here.
     try:

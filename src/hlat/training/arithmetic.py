@@ -10,13 +10,12 @@ from dataclasses import asdict, dataclass, fields
 
 from hlat.checkpoint import RecipeChange
 from hlat.config import Recipe
-from hlat.model import attention_kernel, product_library, recipe_heads
-from hlat.model.kernels import describe_attention, describe_kernels
+from hlat.model import attention_kernel, describe_attention, describe_kernels, product_library, recipe_heads
 from hlat.parallel import decide_compilation
 from hlat.precision import MODES
-from hlat.runtime import CheckpointError
-from hlat.runtime.backend import ONEDNN, TORCH
-from hlat.runtime.distributed import Runtime
+from hlat.runtime.backend.base import ONEDNN, TORCH
+from hlat.runtime.distributed.join import Runtime
+from hlat.runtime.errors import CheckpointError
 
 _SUBJECTS = {
     "kernels": "norms, RoPE, SwiGLU and loss",

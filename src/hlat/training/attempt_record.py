@@ -21,11 +21,13 @@ import yaml
 
 from hlat.checkpoint import software_versions
 from hlat.config import Recipe
-from hlat.data.stores import write_atomic
-from hlat.runtime import DataError, HlatError, StorageError, host_name, redact, redact_json, redact_value
-from hlat.runtime.backend import backend_of
-from hlat.runtime.distributed import Runtime
-from hlat.runtime.storage import ATTEMPTS_NAME, RECIPE_HEAD, RECIPE_NAME, is_foreign_recipe
+from hlat.data import write_atomic
+from hlat.runtime.backend.table import backend_of
+from hlat.runtime.distributed.join import Runtime
+from hlat.runtime.errors import DataError, HlatError, StorageError
+from hlat.runtime.rank_env import host_name
+from hlat.runtime.storage.run_folder import ATTEMPTS_NAME, RECIPE_HEAD, RECIPE_NAME, is_foreign_recipe
+from hlat.runtime.urls import redact, redact_json, redact_value
 from hlat.tracking import EventLog, read_valid_records
 from hlat.training.git_commit import git_commit
 

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from hlat.runtime import NumericsError
+from hlat.runtime.errors import NumericsError
 from hlat.tracking import OtherRankTracker, Tracker
 from hlat.training.run_state import RunState
 from hlat.training.step import StepResult

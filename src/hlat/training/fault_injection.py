@@ -1,8 +1,8 @@
 """Injection of the recipe's faults into a training run."""
 
 from hlat.resilience import FaultInjector
-from hlat.runtime.process import observe_phases
-from hlat.training.components import LoopStart, TrainingComponent
+from hlat.runtime.process.phase import observe_phases
+from hlat.training.components.base import LoopStart, TrainingComponent
 from hlat.training.faulty_disk import fault_folder
 from hlat.training.run_state import RunState
 

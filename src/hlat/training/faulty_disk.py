@@ -13,13 +13,11 @@ from collections.abc import Callable, Sequence
 from io import FileIO
 from pathlib import Path
 
-from hlat.checkpoint.format import Disk
-from hlat.checkpoint.protocol import step_of_path
-from hlat.config import Recipe
-from hlat.config.sections import FaultConfig
+from hlat.checkpoint import Disk, step_of_path
+from hlat.config import FaultConfig, Recipe
 from hlat.resilience import STORAGE_FAULTS
-from hlat.runtime.process import blocking_call
-from hlat.runtime.storage import OnceMarkers
+from hlat.runtime.process.progress import blocking_call
+from hlat.runtime.storage.once import OnceMarkers
 
 
 def fault_folder(recipe: Recipe) -> Path:

@@ -11,7 +11,7 @@ say if a file differs from its commit, so the record has the commit only.
 import re
 from pathlib import Path
 
-from hlat.runtime.storage import read_small_file
+from hlat.runtime.storage.small_files import read_small_file
 
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _BRANCH = re.compile(r"ref: *(refs/\S+)")

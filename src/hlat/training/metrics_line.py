@@ -9,16 +9,18 @@ An evaluation that fails is reported and left out; one that ends the process is 
 
 from typing import Any
 
-from hlat.runtime import NumericsError
-from hlat.runtime.process import enter_phase
+from hlat.runtime.errors import NumericsError
+from hlat.runtime.process.phase import enter_phase
 from hlat.tracking import OtherRankTracker, Tracker, append_samples
-from hlat.training.components import StepEnd, TrainingComponent
+from hlat.training.components.base import StepEnd, TrainingComponent
 from hlat.training.divergence import check_values
-from hlat.training.process import PhaseTimer
+from hlat.training.process.phase_timer import PhaseTimer
 from hlat.training.run_state import RunState
 from hlat.training.step import StepResult
 from hlat.training.step_metrics import reproducible_metrics, timing_metrics
-from hlat.training.validation import EvaluationAttempts, EvaluationResult, ValidationResult
+from hlat.training.validation.attempts import EvaluationAttempts
+from hlat.training.validation.evaluation import EvaluationResult
+from hlat.training.validation.losses import ValidationResult
 
 
 class MetricsLines(TrainingComponent):

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hlat.checkpoint.protocol import BAD_SUFFIX, step_of_path
-from hlat.runtime import StateLostError
-from hlat.runtime.distributed import HostGroup
-from hlat.runtime.storage import EarlierAttempt
+from hlat.checkpoint import BAD_SUFFIX, step_of_path
+from hlat.runtime.distributed.host_collectives import HostGroup
+from hlat.runtime.errors import StateLostError
+from hlat.runtime.storage.run_folder import EarlierAttempt
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,11 @@ from hlat.checkpoint import saved_determinism, saved_precision_mode
 from hlat.config import Recipe
 from hlat.model import deterministic_by_default
 from hlat.precision import AUTO, MODES, resolve_mode
-from hlat.runtime import RankInfo
-from hlat.runtime.backend import backend_of, configure_numerics, find_device_type, has_fast_bf16
-from hlat.runtime.distributed import Runtime
-from hlat.runtime.randomness import stream_key
+from hlat.runtime.backend.device import configure_numerics, find_device_type, has_fast_bf16
+from hlat.runtime.backend.table import backend_of
+from hlat.runtime.distributed.join import Runtime
+from hlat.runtime.randomness.rng_keys import stream_key
+from hlat.runtime.rank_env import RankInfo
 
 
 def configure_rounding(recipe: Recipe, here: RankInfo) -> None:

@@ -11,7 +11,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hlat.checkpoint import (
+    CheckpointContent,
+    CheckpointStore,
     RecipeChange,
+    RunId,
+    Tiers,
     check_resume,
     check_same_tokenizer,
     collect,
@@ -21,36 +25,45 @@ from hlat.checkpoint import (
     software_versions,
     tokenizer_files,
 )
-from hlat.checkpoint.protocol import CheckpointContent, CheckpointStore
-from hlat.checkpoint.tiers import RunId, Tiers
 from hlat.config import Recipe
-from hlat.data import open_validation_sets, prepare_recipe_data, prepare_validation_sets
-from hlat.data.online import OnlineData
-from hlat.data.prepare import ProgressCallback
-from hlat.data.prepared import PreparedData, check_tokenizer, check_vocabulary, open_prepared
-from hlat.data.samples import Batch, TrainingData
+from hlat.data import (
+    Batch,
+    OnlineData,
+    PreparedData,
+    ProgressCallback,
+    TrainingData,
+    check_tokenizer,
+    check_vocabulary,
+    open_prepared,
+    open_validation_sets,
+    prepare_recipe_data,
+    prepare_validation_sets,
+)
 from hlat.hardware import PeakFlops, peak_flops
-from hlat.model.derived import flops_per_token
+from hlat.model import flops_per_token
 from hlat.optim import Optimizer, build_optimizer
 from hlat.parallel import ParallelModel, build_parallel
 from hlat.precision import AUTO, MODES
 from hlat.resilience import AnomalyPolicy
-from hlat.runtime import rank_info
-from hlat.runtime.distributed import Runtime, check_consistent, code_identity
-from hlat.runtime.process import enter_stage
-from hlat.runtime.randomness import seed_generators
-from hlat.runtime.storage import EarlierAttempt, RunFolder
+from hlat.runtime.distributed.consistency import check_consistent, code_identity
+from hlat.runtime.distributed.join import Runtime
+from hlat.runtime.process.startup_stage import enter_stage
+from hlat.runtime.randomness.generator_state import seed_generators
+from hlat.runtime.rank_env import rank_info
+from hlat.runtime.storage.run_folder import EarlierAttempt, RunFolder
 from hlat.tracking import from_json_value, read_valid_records, to_json_value
 from hlat.training.arithmetic import Arithmetic
-from hlat.training.batches import BatchSource, OnlineBatchSource, PreparedBatchSource
-from hlat.training.components import ComponentList, StateChanges, load_state, requested_components
+from hlat.training.batches.batch_sources import BatchSource, OnlineBatchSource, PreparedBatchSource
+from hlat.training.components.base import ComponentList
+from hlat.training.components.requested import requested_components
+from hlat.training.components.saved_state import StateChanges, load_state
 from hlat.training.faulty_disk import checkpoint_disk
 from hlat.training.newest_saved import DamagedCheckpoint, SavedCheckpoint, check_nothing_lost
 from hlat.training.precision import resolve_determinism, resolve_precision
-from hlat.training.validation import Evaluation, open_evaluation
+from hlat.training.validation.evaluation import Evaluation, open_evaluation
 
 DataProgress = Callable[[], AbstractContextManager[ProgressCallback | None]]
-"""Opens a progress display while text is prepared; yields a ``hlat.data.prepare.ProgressCallback``, or None."""
+"""Opens a progress display while text is prepared; yields a ``hlat.data.prepare.tokenizer_and_split.ProgressCallback``, or None."""
 
 
 def no_progress() -> AbstractContextManager[None]:

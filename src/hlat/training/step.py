@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import torch
 
 from hlat.config import Recipe
-from hlat.data.samples import Batch
+from hlat.data import Batch
 from hlat.optim import Optimizer, learning_rate
 from hlat.parallel import ParallelModel
 from hlat.resilience import APPLY, StepVerdict
-from hlat.runtime.process import enter_phase
+from hlat.runtime.process.phase import enter_phase
 
 StepCheck = Callable[[float, float], StepVerdict]
 """Function from loss and gradient norm of a step to its verdict; it returns the same on every rank."""

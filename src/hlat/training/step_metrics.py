@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from hlat.runtime.backend import backend_of
-from hlat.runtime.distributed import AsyncMax
-from hlat.runtime.process import enter_phase
-from hlat.training.process import PhaseTimer
+from hlat.runtime.backend.table import backend_of
+from hlat.runtime.distributed.async_max import AsyncMax
+from hlat.runtime.process.phase import enter_phase
+from hlat.training.process.phase_timer import PhaseTimer
 from hlat.training.run_state import RunState
 from hlat.training.step import StepResult
 

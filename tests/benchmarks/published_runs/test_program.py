@@ -7,10 +7,12 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from hlat.hardware import load_catalog, parse_cluster
-from hlat.planner.cost import load_constants, step_times
 from hlat.planner.cost.comm_time import comm_times
 from hlat.planner.cost.compute_time import compute_times
-from hlat.planner.problem import (
+from hlat.planner.cost.constants import load_constants
+from hlat.planner.cost.step_time import step_times
+from hlat.planner.problem.devices import cluster_device
+from hlat.planner.problem.workload import (
     FUSED_LOSS_BYTES,
     MATERIALIZED_SCORES,
     ModelShape,
@@ -21,7 +23,6 @@ from hlat.planner.problem import (
     layer_weights,
     rank_weights,
 )
-from hlat.planner.problem.devices import cluster_device
 from published_runs.constants_fit import prior_constants
 from published_runs.program import (
     COMPOSED_LOSS_BYTES,

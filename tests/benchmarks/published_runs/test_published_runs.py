@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hlat.hardware import load_catalog
-from hlat.runtime import PlanError
+from hlat.runtime.errors import PlanError
 from published_runs import prediction_errors
 from published_runs.runs import read_published_runs
 

@@ -19,9 +19,10 @@ from typing import Any
 import pytest
 import torch
 
-from hlat.checkpoint.format import Disk, replicated_chunks
-from hlat.checkpoint.protocol import CheckpointStore
-from hlat.runtime import StorageError
+from hlat.checkpoint.format.filesystem import Disk
+from hlat.checkpoint.format.tensor_chunks import replicated_chunks
+from hlat.checkpoint.protocol.store import CheckpointStore
+from hlat.runtime.errors import StorageError
 from tests.support.checkpoint.saved_states import assert_is_step, save
 from tests.support.commands import forking
 

@@ -16,13 +16,14 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from hlat.checkpoint import collect, restore
-from hlat.checkpoint.format import Disk
-from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint
-from hlat.config.sections import ModelConfig
+from hlat.checkpoint.format.filesystem import Disk
+from hlat.checkpoint.protocol.reader import open_checkpoint
+from hlat.checkpoint.protocol.store import CheckpointStore
+from hlat.config.sections.model import ModelConfig
 from hlat.model import Decoder, ModelShard, collect_local_parameters
-from hlat.model.derived import parameter_layouts
-from hlat.runtime import StorageError
-from hlat.runtime.distributed import HostGroup
+from hlat.model.derived.parameter_layout import parameter_layouts
+from hlat.runtime.distributed.host_collectives import HostGroup
+from hlat.runtime.errors import StorageError
 from tests.support.checkpoint.failing_disks import FailingDisk
 from tests.support.checkpoint.saved_states import assert_equal
 from tests.support.checkpoint.stamped_parts import (

@@ -15,7 +15,7 @@ from hlat.checkpoint.background.staging_buffer import (
     buffer_bytes,
     chunks_in,
 )
-from hlat.checkpoint.format import TensorChunk, replicated_chunks
+from hlat.checkpoint.format.tensor_chunks import TensorChunk, replicated_chunks
 from tests.support.checkpoint.saved_states import assemble, assert_equal, state
 from tests.support.checkpoint.stamped_parts import Layout, config_of, processes, stamp
 from tests.support.commands import forking

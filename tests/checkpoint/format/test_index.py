@@ -26,8 +26,10 @@ from torch.distributed.checkpoint.metadata import (
 
 from hlat.checkpoint.format.covering import cover_problem
 from hlat.checkpoint.format.pickled import read_pickle
-from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint, verify_checkpoint
-from hlat.runtime import CheckpointError
+from hlat.checkpoint.protocol.manifest import verify_checkpoint
+from hlat.checkpoint.protocol.reader import open_checkpoint
+from hlat.checkpoint.protocol.store import CheckpointStore
+from hlat.runtime.errors import CheckpointError
 from tests.checkpoint.format.test_hostile import assert_refused, seal, write_index
 from tests.support.checkpoint.saved_states import save
 

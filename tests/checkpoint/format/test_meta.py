@@ -17,11 +17,13 @@ from hlat.checkpoint import (
     open_unverified,
     read_saved_run,
 )
-from hlat.checkpoint.format import replicated_chunks
-from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint, verify_checkpoint
-from hlat.config.sections import ModelConfig
+from hlat.checkpoint.format.tensor_chunks import replicated_chunks
+from hlat.checkpoint.protocol.manifest import verify_checkpoint
+from hlat.checkpoint.protocol.reader import open_checkpoint
+from hlat.checkpoint.protocol.store import CheckpointStore
+from hlat.config.sections.model import ModelConfig
 from hlat.model import build, collect_local_parameters
-from hlat.runtime import CheckpointError
+from hlat.runtime.errors import CheckpointError
 from tests.checkpoint.format.test_hostile import assert_refused, seal
 from tests.support.checkpoint.saved_states import state
 

@@ -8,11 +8,11 @@ import torch
 from tokenizers import Tokenizer, models
 
 from hlat.checkpoint import has_tokenizer, import_model
-from hlat.config.sections import ModelConfig
+from hlat.config.sections.model import ModelConfig
 from hlat.model import build
-from hlat.model.hf import write_hf
 from hlat.model.hf.names import to_canonical
-from hlat.runtime import CheckpointError
+from hlat.model.hf.write import write_hf
+from hlat.runtime.errors import CheckpointError
 
 CONFIG = ModelConfig(
     vocab_size=40, layers=1, hidden_size=16, intermediate_size=24, heads=2, kv_heads=1, max_sequence_length=8

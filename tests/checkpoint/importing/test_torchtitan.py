@@ -13,14 +13,14 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 from hlat.checkpoint import import_model, load_model
-from hlat.checkpoint.format import INDEX_NAME
+from hlat.checkpoint.format.index import INDEX_NAME
 from hlat.checkpoint.importing import torchtitan
-from hlat.checkpoint.protocol import open_checkpoint
-from hlat.config.sections import ModelConfig
+from hlat.checkpoint.protocol.reader import open_checkpoint
+from hlat.config.sections.model import ModelConfig
 from hlat.model import build
 from hlat.model.hf.config import config_json
 from hlat.model.hf.names import to_canonical
-from hlat.runtime import CheckpointError
+from hlat.runtime.errors import CheckpointError
 from tests.support.checkpoint.saved_states import assert_equal
 
 CONFIG = ModelConfig.model_validate(

@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from hlat.checkpoint.format import Disk, TensorChunk, replicated_chunks
-from hlat.checkpoint.protocol import Checkpoint, CheckpointStore, open_on_all_ranks, verify_checkpoint
-from hlat.runtime import CheckpointError, LaunchError, StorageError
-from hlat.runtime.distributed import HostGroup
+from hlat.checkpoint.format.filesystem import Disk
+from hlat.checkpoint.format.tensor_chunks import TensorChunk, replicated_chunks
+from hlat.checkpoint.protocol.manifest import verify_checkpoint
+from hlat.checkpoint.protocol.reader import Checkpoint, open_on_all_ranks
+from hlat.checkpoint.protocol.store import CheckpointStore
+from hlat.runtime.distributed.host_collectives import HostGroup
+from hlat.runtime.errors import CheckpointError, LaunchError, StorageError
 from tests.support.checkpoint.failing_disks import CountingDisk, FailingDisk, PowerLoss
 from tests.support.checkpoint.saved_states import assert_equal, state
 from tests.support.checkpoint.thread_ranks import results_of, run_on_ranks

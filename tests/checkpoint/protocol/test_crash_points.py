@@ -15,9 +15,11 @@ from typing import get_args
 import pytest
 import torch
 
-from hlat.checkpoint.format import Disk, replicated_chunks
-from hlat.checkpoint.protocol import CheckpointStore, verify_checkpoint
-from hlat.runtime import StorageError
+from hlat.checkpoint.format.filesystem import Disk
+from hlat.checkpoint.format.tensor_chunks import replicated_chunks
+from hlat.checkpoint.protocol.manifest import verify_checkpoint
+from hlat.checkpoint.protocol.store import CheckpointStore
+from hlat.runtime.errors import StorageError
 from tests.support.checkpoint.failing_disks import CountingDisk, FailingDisk, Forgets, PowerLoss, PowerLossDisk
 from tests.support.checkpoint.saved_states import assert_is_step, save
 

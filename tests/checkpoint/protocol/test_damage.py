@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hlat.checkpoint.protocol import CheckpointStore, resolve, verify_checkpoint
-from hlat.runtime import CheckpointError
+from hlat.checkpoint.protocol.manifest import verify_checkpoint
+from hlat.checkpoint.protocol.reader import resolve
+from hlat.checkpoint.protocol.store import CheckpointStore
+from hlat.runtime.errors import CheckpointError
 from tests.support.checkpoint.saved_states import assert_is_step, save
 
 FILES = [
@@ -167,7 +169,9 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_damage_is_a_one_line_warning_for_readers(root: Path) -> None:
     """In a separate process, as users see it: without source line and warning category."""
     flip_a_bit(root / "step-00000003" / "model__0_0.distcp")
-    program = f"from pathlib import Path; from hlat.checkpoint.protocol import resolve; resolve(Path({str(root)!r}))"
+    program = (
+        f"from pathlib import Path; from hlat.checkpoint.protocol.reader import resolve; resolve(Path({str(root)!r}))"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     expected = "step-00000003 is damaged and skipped: model__0_0.distcp does not match its checksum"
     assert done.stderr == f"{root}/{expected}\n" and done.stdout == ""

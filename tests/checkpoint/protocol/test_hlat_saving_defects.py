@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from hlat.checkpoint import collect, restore
-from hlat.checkpoint.format import replicated_chunks
-from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint
-from hlat.runtime import CheckpointError
+from hlat.checkpoint.format.tensor_chunks import replicated_chunks
+from hlat.checkpoint.protocol.reader import open_checkpoint
+from hlat.checkpoint.protocol.store import CheckpointStore
+from hlat.runtime.errors import CheckpointError
 from tests.support.checkpoint.saved_states import assert_equal, assert_is_step, save
 from tests.support.checkpoint.saving_ranks import Rank, assert_is_full_state, reopen, run_ranks
 from tests.support.checkpoint.stamped_parts import (

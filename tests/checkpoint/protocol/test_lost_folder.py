@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from hlat.checkpoint.format import Disk, replicated_chunks
-from hlat.checkpoint.protocol import CheckpointContent, CheckpointStore, SaveResult, save_with_retries
-from hlat.runtime import StateLostError, StorageError
-from hlat.runtime.distributed import HostGroup
-from hlat.runtime.storage import LOCK_NAME, RunFolder
+from hlat.checkpoint.format.filesystem import Disk
+from hlat.checkpoint.format.tensor_chunks import replicated_chunks
+from hlat.checkpoint.protocol.commit import CheckpointContent
+from hlat.checkpoint.protocol.retry import SaveResult, save_with_retries
+from hlat.checkpoint.protocol.store import CheckpointStore
+from hlat.runtime.distributed.host_collectives import HostGroup
+from hlat.runtime.errors import StateLostError, StorageError
+from hlat.runtime.storage.run_folder import LOCK_NAME, RunFolder
 from tests.support.checkpoint.failing_disks import CountingDisk
 from tests.support.checkpoint.saved_states import state
 from tests.support.checkpoint.saving_ranks import Rank, assert_succeeded, run_ranks

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from hlat.checkpoint.format import replicated_chunks
-from hlat.checkpoint.protocol import CheckpointContent, CheckpointStore, FailedAttempt, SaveResult, save_with_retries
-from hlat.runtime.distributed import HostGroup
+from hlat.checkpoint.format.tensor_chunks import replicated_chunks
+from hlat.checkpoint.protocol.commit import CheckpointContent
+from hlat.checkpoint.protocol.retry import FailedAttempt, SaveResult, save_with_retries
+from hlat.checkpoint.protocol.store import CheckpointStore
+from hlat.runtime.distributed.host_collectives import HostGroup
 from tests.support.checkpoint.failing_disks import CountingDisk
 from tests.support.checkpoint.saved_states import assert_is_step, save, state
 from tests.support.checkpoint.thread_ranks import results_of, run_on_ranks

@@ -12,9 +12,11 @@ import torch.distributed.checkpoint as dcp
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hlat.checkpoint.format import replicated_chunks
-from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint, read_meta, resolve, verify_checkpoint
-from hlat.runtime import CheckpointError
+from hlat.checkpoint.format.tensor_chunks import replicated_chunks
+from hlat.checkpoint.protocol.manifest import verify_checkpoint
+from hlat.checkpoint.protocol.reader import open_checkpoint, read_meta, resolve
+from hlat.checkpoint.protocol.store import CheckpointStore
+from hlat.runtime.errors import CheckpointError
 from tests.support.checkpoint.saved_states import assert_equal, assert_is_step, save, state
 
 DTYPES = [

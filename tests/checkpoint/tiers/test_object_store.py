@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from hlat.checkpoint.format import FileRecord
-from hlat.checkpoint.tiers import ObjectStoreClient
+from hlat.checkpoint.format.filesystem import FileRecord
 from hlat.checkpoint.tiers import object_store as objects
-from hlat.runtime import CheckpointError
+from hlat.checkpoint.tiers.object_store import ObjectStoreClient
+from hlat.runtime.errors import CheckpointError
 
 
 class _Upload:

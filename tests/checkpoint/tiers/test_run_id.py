@@ -2,8 +2,8 @@
 
 import pytest
 
-from hlat.checkpoint.tiers import RunId
-from hlat.runtime import CheckpointError
+from hlat.checkpoint.tiers.run_id import RunId
+from hlat.runtime.errors import CheckpointError
 
 
 def test_an_id_is_drawn_once_and_a_damaged_one_is_an_error_that_names_the_file(tmp_path):

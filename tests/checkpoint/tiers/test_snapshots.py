@@ -11,11 +11,12 @@ from typing import get_args
 
 import pytest
 
-from hlat.checkpoint.protocol import CheckpointStore, verify_checkpoint
+from hlat.checkpoint.protocol.manifest import verify_checkpoint
+from hlat.checkpoint.protocol.store import CheckpointStore
 from hlat.checkpoint.tiers import replication
 from hlat.checkpoint.tiers.replication import next_in_ring
-from hlat.runtime import LaunchError, StorageError
-from hlat.runtime.distributed import HostGroup
+from hlat.runtime.distributed.host_collectives import HostGroup
+from hlat.runtime.errors import LaunchError, StorageError
 from tests.support.checkpoint.failing_disks import CountingDisk, FailingDisk, Forgets, PowerLoss, PowerLossDisk
 from tests.support.checkpoint.machines import Cluster, Machines, assert_is_state_of_step
 from tests.support.checkpoint.saved_states import save

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from hlat.data.tokenizers import train_bpe
+from hlat.data.tokenizers.training import train_bpe
 from tests.cli.messages.mistakes import MISTAKES, Mistake
 
 

@@ -9,7 +9,8 @@ import pytest
 from pyarrow import parquet
 
 from hlat.config import RecipeError, load_recipe
-from hlat.launch.start_checks import Here, load_and_check
+from hlat.launch.start_checks.examine import load_and_check
+from hlat.launch.start_checks.place import Here
 
 ROWS = [{"text": "some words", "id": 1}, {"text": "more words", "id": 2}]
 LINES = "\n".join(map(json.dumps, ROWS)) + "\n"

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hlat.config import RecipeError
-from hlat.config.files import hf_to_model
-from hlat.config.sections import ModelConfig
+from hlat.config.files.hf_import import hf_to_model
+from hlat.config.sections.model import ModelConfig
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

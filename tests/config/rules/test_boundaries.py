@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from hlat.config import RecipeError, load_recipe
-from hlat.config.rules import whole_weights
+from hlat.config.rules.data_rules import whole_weights
 from hlat.config.rules.layout_rules import _even_splits
 from hlat.config.value_checks import plain_content, size_problem
 

@@ -18,18 +18,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hlat.config import BatchSchedule
-from hlat.config.sections import DataConfig
+from hlat.config.sections.data import DataConfig
 from hlat.data.formats import csv_table
-from hlat.data.formats.columns import TOKENS_COLUMN
-from hlat.data.formats.streams import csv_records, iter_records, line_reading
-from hlat.data.online import prepare_online
+from hlat.data.formats.columns.tokens import TOKENS_COLUMN
+from hlat.data.formats.streams import csv_records, line_reading
+from hlat.data.formats.streams.csv_records import iter_records
 from hlat.data.online.build_plan import build_worker_plan
 from hlat.data.online.documents import DocumentReader
 from hlat.data.online.loader import CursorTable
+from hlat.data.online.prepare import prepare_online
 from hlat.data.online.stream_assignment import StreamAssignment
-from hlat.data.prepare import prepare
-from hlat.data.tokenizers import train_bpe
-from hlat.runtime import DataError
+from hlat.data.prepare.preparation import prepare
+from hlat.data.tokenizers.training import train_bpe
+from hlat.runtime.errors import DataError
 from tests.support.data.corpora import documents, tree, write_jsonl
 from tests.support.data.preparation_model import tokenize_here
 from tests.support.data.reading_files import read_documents, read_ranges

@@ -21,15 +21,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hlat.config import BatchSchedule
-from hlat.config.sections import DataConfig
+from hlat.config.sections.data import DataConfig
 from hlat.data.formats import json_lines
 from hlat.data.formats import text as text_files
 from hlat.data.formats.columns import text as text_column
-from hlat.data.formats.streams import iter_lines, line_reading
-from hlat.data.online import OnlineData, prepare_online, worker
-from hlat.data.prepare import prepare
-from hlat.data.prepared import PreparedData
-from hlat.runtime import DataError
+from hlat.data.formats.streams import line_reading
+from hlat.data.formats.streams.line_reading import iter_lines
+from hlat.data.online import worker
+from hlat.data.online.dataset import OnlineData
+from hlat.data.online.prepare import prepare_online
+from hlat.data.prepare.preparation import prepare
+from hlat.data.prepared.prepared_folder import PreparedData
+from hlat.runtime.errors import DataError
 from tests.support.data.corpora import documents
 from tests.support.data.preparation_model import tokenize_here
 from tests.support.data.preparing import SMALL
@@ -206,7 +209,8 @@ def test_online_data_fails_or_leaves_the_bad_row_out(
 _MEASURED = """
 import resource, sys
 from pathlib import Path
-from hlat.data.formats import InputFile, format_of
+from hlat.data.formats.records import InputFile
+from hlat.data.formats.registry import format_of
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 path = Path(sys.argv[1])
 found = format_of(path).documents(InputFile(path, "text"))

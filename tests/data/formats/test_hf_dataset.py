@@ -11,16 +11,20 @@ import pyarrow as pa
 import pytest
 
 from hlat.config import BatchSchedule
-from hlat.config.sections import DataConfig
-from hlat.data.online import prepare_online
+from hlat.config.sections.data import DataConfig
 from hlat.data.online.build_plan import build_worker_plan
 from hlat.data.online.documents import DocumentReader
+from hlat.data.online.prepare import prepare_online
 from hlat.data.online.stream_assignment import StreamAssignment
-from hlat.data.prepare import merge_partition_folders, preparation, prepare, prepare_partition
-from hlat.data.prepared import PreparedData
-from hlat.data.sources import list_files
-from hlat.data.tokenizers import load_tokenizer, train_bpe
-from hlat.runtime import DataError
+from hlat.data.prepare import preparation
+from hlat.data.prepare.merge_partitions import merge_partition_folders
+from hlat.data.prepare.partition import prepare_partition
+from hlat.data.prepare.preparation import prepare
+from hlat.data.prepared.prepared_folder import PreparedData
+from hlat.data.sources.file_list import list_files
+from hlat.data.tokenizers.load import load_tokenizer
+from hlat.data.tokenizers.training import train_bpe
+from hlat.runtime.errors import DataError
 from tests.support.data.corpora import documents, tree, write_jsonl
 from tests.support.data.hf_folders import write_dataset
 from tests.support.data.preparation_model import tokenize_here

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hlat.data.formats import MegatronDataset, index_path
-from hlat.runtime import DataError
+from hlat.data.formats.megatron import MegatronDataset, index_path
+from hlat.runtime.errors import DataError
 from tests.support.data.megatron_files import DOCUMENTS, write_megatron
 
 

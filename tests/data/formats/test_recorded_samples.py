@@ -19,13 +19,14 @@ import zstandard
 from pyarrow import ipc
 
 from hlat.config import BatchSchedule
-from hlat.config.sections import DataConfig
-from hlat.data.online import prepare_online
+from hlat.config.sections.data import DataConfig
 from hlat.data.online.build_plan import build_worker_plan
 from hlat.data.online.loader import CursorTable
+from hlat.data.online.prepare import prepare_online
 from hlat.data.online.stream_assignment import StreamAssignment
-from hlat.data.prepare import preparation, prepare
-from hlat.data.tokenizers import train_char
+from hlat.data.prepare import preparation
+from hlat.data.prepare.preparation import prepare
+from hlat.data.tokenizers.training import train_char
 from tests.support.data.corpora import documents, write_jsonl
 from tests.support.data.megatron_files import write_megatron
 from tests.support.data.preparation_model import tokenize_here

@@ -14,16 +14,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hlat.config import BatchSchedule
-from hlat.config.sections import DataConfig
-from hlat.data.online import OnlineLoader, prepare_online
+from hlat.config.sections.data import DataConfig
 from hlat.data.online.build_plan import build_worker_plan
 from hlat.data.online.documents import DocumentReader
-from hlat.data.online.loader import CursorTable
+from hlat.data.online.loader import CursorTable, OnlineLoader
+from hlat.data.online.prepare import prepare_online
 from hlat.data.online.stream_assignment import StreamAssignment, assign_streams
-from hlat.data.prepare import merge_partition_folders, preparation, prepare, prepare_partition, train_tokenizer
+from hlat.data.prepare import preparation
 from hlat.data.prepare.duplicates import hash_documents
-from hlat.data.tokenizers import Tokenizer, train_bpe
-from hlat.runtime import DataError
+from hlat.data.prepare.merge_partitions import merge_partition_folders
+from hlat.data.prepare.partition import prepare_partition, train_tokenizer
+from hlat.data.prepare.preparation import prepare
+from hlat.data.tokenizers.base import Tokenizer
+from hlat.data.tokenizers.training import train_bpe
+from hlat.runtime.errors import DataError
 from tests.data.formats.test_megatron import DAMAGES
 from tests.support.data.corpora import documents, tree, write_jsonl
 from tests.support.data.megatron_files import write_megatron

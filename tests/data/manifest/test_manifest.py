@@ -11,15 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hlat.config.sections import DataConfig
-from hlat.data.manifest import read_data_manifest
+from hlat.config.sections.data import DataConfig
+from hlat.data.manifest.manifest_file import read_data_manifest
 from hlat.data.manifest.record_checksum import checksum_of
-from hlat.data.online import prepare_online
-from hlat.data.prepare import prepare, verify_and_seal, verify_data
-from hlat.data.prepared import PreparedData, open_prepared, prepared_folder
-from hlat.data.samples import TrainingData, ValidationData
-from hlat.data.tokenizers import load_saved
-from hlat.runtime import DataError
+from hlat.data.online.prepare import prepare_online
+from hlat.data.prepare.preparation import prepare
+from hlat.data.prepare.verification import verify_and_seal, verify_data
+from hlat.data.prepared import prepared_folder
+from hlat.data.prepared.prepared_folder import PreparedData, open_prepared
+from hlat.data.samples.training_data import TrainingData, ValidationData
+from hlat.data.tokenizers.load import load_saved
+from hlat.runtime.errors import DataError
 from tests.support.data.corpora import documents, write_jsonl
 from tests.support.data.preparation_model import tokenize_here
 from tests.support.data.preparing import SMALL

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from hlat.config import load_recipe
-from hlat.data.manifest import read_data_manifest, record_formats, write_data_manifest
-from hlat.data.prepare import prepare
-from hlat.data.prepared import open_prepared
-from hlat.runtime import DataError
+from hlat.data.manifest import record_formats
+from hlat.data.manifest.manifest_file import read_data_manifest, write_data_manifest
+from hlat.data.prepare.preparation import prepare
+from hlat.data.prepared.prepared_folder import open_prepared
+from hlat.runtime.errors import DataError
 
 RECIPE = """
 model: {vocab_size: 18, layers: 1, hidden_size: 8, intermediate_size: 16, heads: 2}

@@ -16,16 +16,19 @@ from pyarrow import csv, ipc
 from pyarrow import parquet as pq
 
 from hlat.config import BatchSchedule
-from hlat.config.sections import DataConfig
-from hlat.data.formats import FileRange, InputFile, parquet
+from hlat.config.sections.data import DataConfig
+from hlat.data.formats import parquet
 from hlat.data.formats.parquet import ParquetFormat
-from hlat.data.online import prepare, prepare_online
+from hlat.data.formats.ranges import FileRange
+from hlat.data.formats.records import InputFile
+from hlat.data.online import prepare
 from hlat.data.online.build_plan import build_worker_plan
 from hlat.data.online.loader import CursorTable
+from hlat.data.online.prepare import prepare_online
 from hlat.data.online.stream_assignment import StreamAssignment
 from hlat.data.online.worker import RowProducer
-from hlat.data.stores import ContentRecord
-from hlat.runtime import DataError
+from hlat.data.stores.content_record import ContentRecord
+from hlat.runtime.errors import DataError
 from tests.support.data.corpora import documents, write_jsonl
 
 _FORMATS = ["jsonl", "jsonl.gz", "csv", "txt", "parquet", "arrow"]

@@ -11,11 +11,12 @@ from typing import IO
 import psutil
 import pytest
 
-from hlat.data.prepare import pool, prepare
+from hlat.data.prepare import pool
+from hlat.data.prepare.preparation import prepare
 from hlat.data.prepare.work_units import WorkUnit
 from hlat.data.prepare.worker import write_unit
-from hlat.data.prepared import open_prepared
-from hlat.runtime import DataError
+from hlat.data.prepared.prepared_folder import open_prepared
+from hlat.runtime.errors import DataError
 from tests.support.data.corpora import documents, tree, write_jsonl
 from tests.support.data.preparing import LARGE, Watched, data_config, finished_units, start, wait, watch_units, workers
 

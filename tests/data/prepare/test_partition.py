@@ -9,17 +9,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hlat.config.sections import DataConfig
-from hlat.data.prepare import (
-    find_partition_folders,
-    merge_partition_folders,
-    partition_folder,
-    prepare,
-    prepare_partition,
-    train_tokenizer,
-)
+from hlat.config.sections.data import DataConfig
+from hlat.data.prepare.merge_partitions import find_partition_folders, merge_partition_folders
+from hlat.data.prepare.partition import partition_folder, prepare_partition, train_tokenizer
+from hlat.data.prepare.preparation import prepare
 from hlat.data.prepare.work_units import index_file, tokens_file
-from hlat.runtime import DataError
+from hlat.runtime.errors import DataError
 from tests.support.data.corpora import documents, tree, write_jsonl
 from tests.support.data.preparation_model import BAD
 from tests.support.data.preparing import finished_units, start, wait, watch_units
@@ -101,7 +96,7 @@ def test_a_killed_preparation_or_partition_resumes_to_the_same_bytes(
     what: str,
 ) -> None:
     out = tmp_path / "out"
-    part = "from hlat.data.prepare import prepare_partition\ndef prepare(*a, **k): prepare_partition(*a, 2, 2, **k)"
+    part = "from hlat.data.prepare.partition import prepare_partition\ndef prepare(*a, **k): prepare_partition(*a, 2, 2, **k)"
     process = start(config, out, part if what == "part" else "")
     wait(lambda: len(finished_units(out)) >= 1, process)  # most are left, also on a busy machine
     processes = psutil.Process(process.pid).children(recursive=True)

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from hlat.config.sections import DataConfig
+from hlat.config.sections.data import DataConfig
 from hlat.data.online.prepare import prepare_online
-from hlat.data.prepare import prepare, verify_data
+from hlat.data.prepare.preparation import prepare
+from hlat.data.prepare.verification import verify_data
 from tests.support.data.corpora import documents, prose, tree, write_jsonl
 from tests.support.data.preparing import LARGE, data_config
 from tests.support.data.tokenizer_kinds import byte_bpe, write_tokenizer

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from hlat.config.sections import DataConfig
-from hlat.data.prepare import merge_partition_folders, preparation, prepare, prepare_partition
-from hlat.data.prepared import PreparedData
-from hlat.runtime import DataError
+from hlat.config.sections.data import DataConfig
+from hlat.data.prepare import preparation
+from hlat.data.prepare.merge_partitions import merge_partition_folders
+from hlat.data.prepare.partition import prepare_partition
+from hlat.data.prepare.preparation import prepare
+from hlat.data.prepared.prepared_folder import PreparedData
+from hlat.runtime.errors import DataError
 from tests.support.data.corpora import tree
 from tests.support.data.preparation_model import tokenize_here
 from tests.support.data.preparing import data_config, training_data

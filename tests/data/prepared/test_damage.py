@@ -12,12 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hlat.data.prepare import preparation, prepare, verify_data
+from hlat.data.prepare import preparation
+from hlat.data.prepare.preparation import prepare
+from hlat.data.prepare.verification import verify_data
 from hlat.data.prepare_for import open_validation_sets
-from hlat.data.prepared import PreparedData, open_prepared, prepared_folder, summarize
-from hlat.data.sources import SPLITS
-from hlat.data.stores import ContentRecord
-from hlat.runtime import DataError
+from hlat.data.prepared import prepared_folder
+from hlat.data.prepared.prepared_folder import PreparedData, open_prepared
+from hlat.data.prepared.summary import summarize
+from hlat.data.sources.split import SPLITS
+from hlat.data.stores.content_record import ContentRecord
+from hlat.runtime.errors import DataError
 from tests.support.data.preparing import data_config, training_data
 
 pytestmark = pytest.mark.usefixtures("small_units")

@@ -8,11 +8,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hlat.config.sections import DataConfig
-from hlat.data.prepare import prepare
-from hlat.data.prepared import PreparedData
-from hlat.data.samples import ValidationData, permute
-from hlat.runtime import DataError
+from hlat.config.sections.data import DataConfig
+from hlat.data.prepare.preparation import prepare
+from hlat.data.prepared.prepared_folder import PreparedData
+from hlat.data.samples.permutation import permute
+from hlat.data.samples.training_data import ValidationData
+from hlat.runtime.errors import DataError
 from tests.support.data.corpora import documents, write_jsonl
 from tests.support.data.preparing import training_data
 

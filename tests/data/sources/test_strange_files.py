@@ -25,11 +25,12 @@ from pyarrow import ipc
 from pyarrow import parquet as pq
 from pyarrow.parquet import encryption
 
-from hlat.config.sections import DataConfig
-from hlat.data.sources import SourceNotFoundError, doubts, first_bytes, list_files
-from hlat.data.sources.listing import find_files
-from hlat.data.tokenizers import load_tokenizer
-from hlat.runtime import DataError
+from hlat.config.sections.data import DataConfig
+from hlat.data.sources.file_list import list_files
+from hlat.data.sources.findings import doubts, first_bytes
+from hlat.data.sources.listing import SourceNotFoundError, find_files
+from hlat.data.tokenizers.load import load_tokenizer
+from hlat.runtime.errors import DataError
 from tests.support.data.hf_folders import write_dataset
 from tests.support.data.reading_sources import read_source, verdict
 

@@ -13,9 +13,10 @@ from typing import IO
 
 import pytest
 
-from hlat.data.stores import Cache, RemoteFile
+from hlat.data.stores.cache import Cache
 from hlat.data.stores.cache_folder import PART_SUFFIX, CacheFolder
-from hlat.runtime import DataError, StorageError
+from hlat.data.stores.remote import RemoteFile
+from hlat.runtime.errors import DataError, StorageError
 
 SIZE = 1000
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hlat.data.stores import ContentRecord
-from hlat.runtime import DataError
+from hlat.data.stores.content_record import ContentRecord
+from hlat.runtime.errors import DataError
 
 _PAGE, _PAGES = 64, 5
 

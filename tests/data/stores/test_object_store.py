@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from hlat.data.prepare import prepare
-from hlat.data.sources import list_files
+from hlat.data.prepare.preparation import prepare
+from hlat.data.sources.file_list import list_files
 from hlat.data.stores import remote, retries
 from hlat.data.stores.cache_folder import PART_SUFFIX
-from hlat.runtime import DataError
+from hlat.runtime.errors import DataError
 from tests.support.data.corpora import documents, tree, write_jsonl
 from tests.support.data.preparing import LARGE, data_config, start, wait
 from tests.support.object_store import ObjectStore

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from hlat.data.prepared.consistency import tokenizer_problems
-from hlat.data.tokenizers import check_export, load_saved, load_tokenizer, vocabulary_texts
 from hlat.data.tokenizers.json_tokenizer import JsonTokenizer
-from hlat.runtime import DataError
+from hlat.data.tokenizers.load import load_saved, load_tokenizer
+from hlat.data.tokenizers.round_trip import check_export, vocabulary_texts
+from hlat.runtime.errors import DataError
 from tests.support.data.tokenizer_kinds import EOS, TEXTS, byte_bpe, spm
 
 

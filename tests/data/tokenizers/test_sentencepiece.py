@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from hlat.data.tokenizers import load_saved, load_tokenizer
+from hlat.data.tokenizers.load import load_saved, load_tokenizer
 from hlat.data.tokenizers.sentencepiece_proto import parse_model
-from hlat.runtime import DataError
+from hlat.runtime.errors import DataError
 from tests.support.data.tokenizer_kinds import TEXTS, spm
 
 sentencepiece = pytest.importorskip("sentencepiece")

@@ -16,11 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, trainers
 
-from hlat.data.tokenizers import load_saved, load_tokenizer, sample_texts, train_bpe, train_char
 from hlat.data.tokenizers import sentencepiece as sentencepiece_tokenizer
 from hlat.data.tokenizers.json_tokenizer import JsonTokenizer, read_json_tokenizer
+from hlat.data.tokenizers.load import load_saved, load_tokenizer
 from hlat.data.tokenizers.safe_cuts import _PUBLISHED, OWN_PATTERN, cut_text, cuts_preserve_tokens
-from hlat.runtime import DataError
+from hlat.data.tokenizers.training import sample_texts, train_bpe, train_char
+from hlat.runtime.errors import DataError
 from tests.support.data.corpora import documents, prose
 
 LLAMA2 = Path(__file__).parents[4] / "shared" / "data" / "tokenizers" / "llama2.model"

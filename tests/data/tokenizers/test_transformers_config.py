@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from hlat.data.tokenizers import load_tokenizer
 from hlat.data.tokenizers.json_tokenizer import JsonTokenizer
-from hlat.runtime import DataError
+from hlat.data.tokenizers.load import load_tokenizer
+from hlat.runtime.errors import DataError
 from tests.support.data.tokenizer_kinds import EOS, byte_bpe
 
 

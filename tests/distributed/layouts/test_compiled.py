@@ -8,7 +8,7 @@ import torch
 
 from hlat.config.load import parse_recipe
 from hlat.parallel import build_parallel
-from hlat.runtime.distributed import Runtime
+from hlat.runtime.distributed.join import Runtime
 from hlat.training import accumulate_gradients
 from tests.support.distributed.comparing import bound
 from tests.support.distributed.jobs import Block, assemble, batch_of, blocks

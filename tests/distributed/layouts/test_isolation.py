@@ -16,7 +16,7 @@ from hlat.config import Recipe
 from hlat.config.load import parse_recipe
 from hlat.model import IGNORED
 from hlat.parallel import ParallelModel, build_parallel
-from hlat.runtime.distributed import Runtime
+from hlat.runtime.distributed.join import Runtime
 from hlat.training import accumulate_gradients
 from tests.distributed.memory.test_activation_checkpointing import POLICIES, content_of
 from tests.support.distributed.jobs import Block, assemble, batch_of, blocks, documents, validate

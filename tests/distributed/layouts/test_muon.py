@@ -10,7 +10,7 @@ from hlat.config.load import parse_recipe
 from hlat.model import local
 from hlat.optim import build_optimizer
 from hlat.parallel import build_parallel
-from hlat.runtime.distributed import Runtime
+from hlat.runtime.distributed.join import Runtime
 from tests.distributed.layouts.test_rounding import STEPS, _blocks, _set_gradient
 from tests.support.distributed.comparing import differences, reference
 from tests.support.distributed.jobs import Block, assemble, train

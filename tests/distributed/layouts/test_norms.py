@@ -7,7 +7,7 @@ import pytest
 from hlat.config.load import parse_recipe
 from hlat.optim import build_optimizer
 from hlat.parallel import build_parallel
-from hlat.runtime.distributed import Runtime
+from hlat.runtime.distributed.join import Runtime
 from hlat.training import accumulate_gradients, update
 from tests.support.distributed.jobs import batch_of
 from tests.support.distributed.layouts import Case, recipe_content

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hlat.config import load_recipe
-from hlat.runtime.distributed import Runtime
+from hlat.runtime.distributed.join import Runtime
 from tests.support.distributed.comparing import differences, within_bounds
 from tests.support.distributed.jobs import train
 from tests.support.distributed.layouts import Case

@@ -10,8 +10,9 @@ from hlat.config.load import parse_recipe
 from hlat.model import LocalParameter, local
 from hlat.optim import build_optimizer
 from hlat.parallel import build_parallel
-from hlat.runtime.distributed import Runtime
-from hlat.runtime.randomness import normal_block, stream_key
+from hlat.runtime.distributed.join import Runtime
+from hlat.runtime.randomness.philox_rng import normal_block
+from hlat.runtime.randomness.rng_keys import stream_key
 from tests.support.distributed.jobs import Block, assemble
 from tests.support.distributed.layouts import CASES, Case, recipe_content
 from tests.support.distributed.workers import Pool

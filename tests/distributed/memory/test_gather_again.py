@@ -8,7 +8,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from hlat.config.load import parse_recipe
 from hlat.parallel import build_parallel
-from hlat.runtime.distributed import Runtime
+from hlat.runtime.distributed.join import Runtime
 from hlat.training import accumulate_gradients
 from tests.distributed.memory.test_activation_checkpointing import kept
 from tests.support.distributed.jobs import batch_of, train

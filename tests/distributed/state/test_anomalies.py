@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from hlat.config.load import parse_recipe
-from hlat.runtime.distributed import Runtime
+from hlat.runtime.distributed.join import Runtime
 from hlat.training import run
 from tests.support.distributed.workers import Pool
 from tests.support.same_runs import assert_same_state, events_of, metrics_of, newest, rewrite

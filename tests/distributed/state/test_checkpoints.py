@@ -8,13 +8,15 @@ import pytest
 import torch
 
 from hlat.checkpoint import collect, export_hf, restore
-from hlat.checkpoint.protocol import CheckpointStore, open_checkpoint
+from hlat.checkpoint.protocol.reader import open_checkpoint
+from hlat.checkpoint.protocol.store import CheckpointStore
 from hlat.config import Recipe
 from hlat.config.load import parse_recipe
 from hlat.optim import Optimizer, build_optimizer
 from hlat.parallel import ParallelModel, build_parallel
-from hlat.parallel.stages import StepShape, stage_layers
-from hlat.runtime.distributed import Runtime
+from hlat.parallel.stages.stage_layers import stage_layers
+from hlat.parallel.stages.step_shape import StepShape
+from hlat.runtime.distributed.join import Runtime
 from hlat.training import accumulate_gradients, update
 from tests.support.distributed.comparing import bound
 from tests.support.distributed.jobs import batch_of

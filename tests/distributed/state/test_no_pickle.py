@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from hlat.runtime.distributed import HostGroup, Runtime
+from hlat.runtime.distributed.host_collectives import HostGroup
+from hlat.runtime.distributed.join import Runtime
 from tests.support.distributed.jobs import train
 from tests.support.distributed.layouts import SOME, Case, recipe_content
 from tests.support.distributed.workers import Pool

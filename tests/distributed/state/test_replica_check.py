@@ -13,8 +13,8 @@ from hlat.config.load import parse_recipe
 from hlat.optim import build_optimizer
 from hlat.parallel import build_parallel
 from hlat.resilience import ReplicaCheck
-from hlat.runtime import CorruptionError, PersistentCorruptionError
-from hlat.runtime.distributed import Runtime
+from hlat.runtime.distributed.join import Runtime
+from hlat.runtime.errors import CorruptionError, PersistentCorruptionError
 from hlat.training import accumulate_gradients, run, update
 from tests.support.distributed.jobs import batch_of
 from tests.support.distributed.layouts import CASES, Case, recipe_content

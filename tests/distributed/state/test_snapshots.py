@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from hlat.checkpoint.format import TensorChunk
-from hlat.checkpoint.protocol import CheckpointStore
-from hlat.checkpoint.tiers import RunId
+from hlat.checkpoint.format.tensor_chunks import TensorChunk
+from hlat.checkpoint.protocol.store import CheckpointStore
+from hlat.checkpoint.tiers.run_id import RunId
 from hlat.checkpoint.tiers.snapshots import SnapshotTier
-from hlat.runtime.distributed import Runtime
+from hlat.runtime.distributed.join import Runtime
 from tests.support.distributed.workers import Pool
 
 ROWS = 3_000_001  # float64: the snapshot of each rank is larger than a chunk of the exchange

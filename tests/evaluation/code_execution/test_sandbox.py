@@ -14,11 +14,12 @@ from unittest.mock import patch
 
 import pytest
 
-from hlat.evaluation.code_execution import Limits, find_confinement, pass_at_k, run_program, sandbox
+from hlat.evaluation.code_execution import sandbox
 from hlat.evaluation.code_execution.confinement import Confinement, bubblewrap, landlock, unconfined
 from hlat.evaluation.code_execution.inside import others_can_read
-from hlat.evaluation.code_execution.sandbox import unconfined_execution
-from hlat.runtime import DataError, LaunchError
+from hlat.evaluation.code_execution.pass_at_k import pass_at_k
+from hlat.evaluation.code_execution.sandbox import Limits, find_confinement, run_program, unconfined_execution
+from hlat.runtime.errors import DataError, LaunchError
 from tests.support.evaluation.escapes import (
     ESCAPES,
     FAULTS,

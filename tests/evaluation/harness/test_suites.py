@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hlat.evaluation.harness import load_suite, suite_names, suite_of_tasks
-from hlat.runtime import DataError
+from hlat.evaluation.harness.suites import load_suite, suite_names, suite_of_tasks
+from hlat.runtime.errors import DataError
 
 
 def task_lister() -> Callable[..., Any]:

@@ -9,7 +9,7 @@ import pytest
 
 from hlat.launch import HostOptions, LocalRequest, run_local
 from hlat.launch.local_hosts import HostCommand
-from hlat.runtime import LaunchError
+from hlat.runtime.errors import LaunchError
 
 
 @pytest.mark.parametrize(

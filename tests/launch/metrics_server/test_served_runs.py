@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hlat.runtime.process import REQUEUE_CODE
+from hlat.runtime.process.exit_codes import REQUEUE_CODE
 from hlat.runtime.process.json_lines import FIELDS
 from tests.support.commands import StartedCommand
 from tests.support.launch.launching import wait_until

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from hlat.launch.preflight import HostTools, PreflightOptions, make_request
-from hlat.launch.preflight.checks import CHECKS, Case, Evidence, axis_groups, incidents
-from hlat.launch.preflight.checks.base import culprits
+from hlat.launch.preflight.checks import incidents
+from hlat.launch.preflight.checks.base import Case, Evidence, culprits
+from hlat.launch.preflight.checks.collectives import axis_groups
+from hlat.launch.preflight.checks.table import CHECKS
 from hlat.launch.preflight.judgement import Gathered, judge
-from hlat.launch.preflight.place import HostView
+from hlat.launch.preflight.place import HostTools, HostView
+from hlat.launch.preflight.request import PreflightOptions, make_request
 from hlat.resilience import heartbeat_root
 from hlat.tracking import EventLog
 

@@ -17,15 +17,12 @@ import pytest
 import torch
 
 from hlat.config import load_recipe
-from hlat.launch.preflight import (
-    HostTools,
-    PreflightOptions,
-    PreflightReport,
-    check_before_restart,
-    make_request,
-    run_preflight,
-)
-from hlat.launch.preflight.ranks import rank_command
+from hlat.launch.preflight.examination import run_preflight
+from hlat.launch.preflight.place import HostTools
+from hlat.launch.preflight.ranks.processes import rank_command
+from hlat.launch.preflight.report import PreflightReport
+from hlat.launch.preflight.request import PreflightOptions, make_request
+from hlat.launch.preflight.restart_check import check_before_restart
 
 pytestmark = pytest.mark.slow
 

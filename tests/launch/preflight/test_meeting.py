@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from hlat.launch.preflight import PreflightOptions, examine_by_ssh, make_request
 from hlat.launch.preflight import meeting as meetings
 from hlat.launch.preflight.links import LinkServer, ask_time, connect, measure_rate
 from hlat.launch.preflight.meeting import SharedFolder, existing_part, remove_if_empty
 from hlat.launch.preflight.place import Peer
-from hlat.runtime import LaunchError
+from hlat.launch.preflight.request import PreflightOptions, make_request
+from hlat.launch.preflight.ssh_hosts import examine_by_ssh
+from hlat.runtime.errors import LaunchError
 
 
 def test_hosts_meet_exchange_reports_and_leave_nothing(tmp_path: Path):

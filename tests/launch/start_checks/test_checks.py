@@ -15,14 +15,16 @@ from hlat.config import RecipeError
 from hlat.config.load import parse_recipe
 from hlat.data import prepare_recipe_data
 from hlat.data.input_check import check_inputs
-from hlat.data.prepare import prepare
-from hlat.data.tokenizers import train_bpe
-from hlat.launch.preflight.ranks import plan_needs
-from hlat.launch.start_checks import Here, load_and_check, machine
-from hlat.launch.start_checks.place import StartPlace
-from hlat.runtime import DataError, HlatError, StorageError
-from hlat.runtime.backend import absent_device, expects_accelerator, table, torch_private
-from hlat.runtime.storage import RECIPE_HEAD, RECIPE_NAME
+from hlat.data.prepare.preparation import prepare
+from hlat.data.tokenizers.training import train_bpe
+from hlat.launch.preflight.ranks.plan import plan_needs
+from hlat.launch.start_checks import machine
+from hlat.launch.start_checks.examine import load_and_check
+from hlat.launch.start_checks.place import Here, StartPlace
+from hlat.runtime.backend import table, torch_private
+from hlat.runtime.backend.table import absent_device, expects_accelerator
+from hlat.runtime.errors import DataError, HlatError, StorageError
+from hlat.runtime.storage.run_folder import RECIPE_HEAD, RECIPE_NAME
 from hlat.training.attempt_record import record_attempt
 from tests.support.data.tokenizer_kinds import word_pieces, write_tokenizer
 

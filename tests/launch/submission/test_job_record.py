@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hlat.launch.submission.slurm_jobs import newest_job
-from hlat.runtime import LaunchError
+from hlat.runtime.errors import LaunchError
 
 
 def test_a_record_of_jobs_that_cannot_be_read_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hlat.launch.submission import KubernetesOptions, RunRequest, SlurmOptions, batch_script, manifests, manifests_yaml
-from hlat.runtime import LaunchError
+from hlat.launch.submission.kubernetes import manifests, manifests_yaml
+from hlat.launch.submission.kubernetes_options import KubernetesOptions
+from hlat.launch.submission.request import RunRequest
+from hlat.launch.submission.slurm_script import SlurmOptions, batch_script
+from hlat.runtime.errors import LaunchError
 
 ODD = [
     "a b",

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from hlat.config.sections import ModelConfig
+from hlat.config.sections.model import ModelConfig
 from hlat.model import Decoder, KVCache
-from hlat.model.architectures import NormPlace
-from hlat.model.decoding import compile_step, step
+from hlat.model.architectures.base import NormPlace
+from hlat.model.decoding import step
+from hlat.model.decoding.step import compile_step
 from hlat.model.kernels import decode
 from tests.model.test_parity import distance, longest_path
 from tests.support.model.families import FAMILIES, config_of, float64_norms, our_model, tokens_of, twin

@@ -6,14 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hlat.config import PRESETS
-from hlat.config.sections import ModelConfig
+from hlat.config.sections.model import ModelConfig
 from hlat.model import build
-from hlat.model.derived import RowLayout, parameter_layouts
-from hlat.model.derived.parameter_layout import CanonicalTensor
-from hlat.model.hf import canonical_shapes
-from hlat.model.hf.names import from_canonical, to_canonical
+from hlat.model.derived.parameter_layout import CanonicalTensor, RowLayout, parameter_layouts
+from hlat.model.hf.names import canonical_shapes, from_canonical, to_canonical
 from hlat.model.model_shard import gate_up_groups
-from hlat.runtime import CheckpointError
+from hlat.runtime.errors import CheckpointError
 from tests.support.model.families import FAMILIES, config_of, our_model, tokens_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]

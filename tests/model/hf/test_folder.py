@@ -11,11 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hlat.config import RecipeError
-from hlat.config.sections import ModelConfig
-from hlat.model.hf import canonical_shapes, read_hf, write_hf
+from hlat.config.sections.model import ModelConfig
 from hlat.model.hf import write as hf_write
-from hlat.model.hf.names import from_canonical, to_canonical
-from hlat.runtime import CheckpointError, StorageError
+from hlat.model.hf.names import canonical_shapes, from_canonical, to_canonical
+from hlat.model.hf.read import read_hf
+from hlat.model.hf.write import write_hf
+from hlat.runtime.errors import CheckpointError, StorageError
 from tests.support.model.families import FAMILIES, config_of, our_model, tokens_of, twin
 
 transformers = pytest.importorskip("transformers", reason="the extra [hf] is not installed")

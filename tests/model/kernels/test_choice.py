@@ -14,11 +14,13 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hlat.model import IGNORED, CrossEntropy, attend, head_loss
-from hlat.model.kernels import are_used_on, attention_is_used_on, describe_kernels, has_kernels, library
+from hlat.model.kernels import library
+from hlat.model.kernels.choice import are_used_on, attention_is_used_on, describe_kernels, has_kernels
 from hlat.model.pointwise import rms_norm, swiglu
-from hlat.runtime.backend import backend_of, simulated_backend
-from hlat.runtime.compiled_code import CompilationFailed, begin_compiling, c_library, compile_c_library, find_c_compiler
-from hlat.runtime.distributed import fake_rank
+from hlat.runtime.backend.table import backend_of, simulated_backend
+from hlat.runtime.compiled_code import c_library
+from hlat.runtime.compiled_code.c_library import CompilationFailed, begin_compiling, compile_c_library, find_c_compiler
+from hlat.runtime.distributed.fake_world import fake_rank
 from tests.support.model.kernel_cases import CASES, normal, output_and_gradients, same_bits, torch_only
 
 CPU = torch.device("cpu")
@@ -194,7 +196,8 @@ class Compiler:
     def poll(self):
         return 0
 subprocess.Popen = Compiler
-from hlat.model.kernels import begin_compilation, source
+from hlat.model.kernels.source import begin_compilation
+from hlat.model.kernels import source
 source._PROCESSORS = pathlib.Path(sys.argv[1])
 for device in sys.argv[2:]:
     begin_compilation(device)

@@ -11,8 +11,8 @@ import torch
 from hlat.checkpoint import RecipeChange
 from hlat.config.load import parse_recipe
 from hlat.model import matmul, product_library
-from hlat.runtime import CheckpointError
 from hlat.runtime.backend.cpu import CpuBackend
+from hlat.runtime.errors import CheckpointError
 from hlat.training.arithmetic import Arithmetic
 from tests.support.model.kernel_cases import torch_only
 

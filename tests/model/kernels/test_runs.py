@@ -8,12 +8,12 @@ import pytest
 import torch
 import yaml
 
-from hlat.checkpoint.protocol import read_meta, resolve
+from hlat.checkpoint.protocol.reader import read_meta, resolve
 from hlat.config import Recipe
 from hlat.config.load import parse_recipe
 from hlat.model import product_library
-from hlat.model.kernels import describe_kernels
-from hlat.runtime import CheckpointError
+from hlat.model.kernels.choice import describe_kernels
+from hlat.runtime.errors import CheckpointError
 from hlat.training import run
 from tests.model.test_parity import longest_path
 from tests.support.model.kernel_cases import torch_only

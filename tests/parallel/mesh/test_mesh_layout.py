@@ -5,8 +5,8 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hlat.config.sections import ParallelConfig
-from hlat.parallel.mesh import Layout
+from hlat.config.sections.parallel import ParallelConfig
+from hlat.parallel.mesh.mesh_layout import Layout
 
 DEGREES = st.tuples(*(st.integers(1, 3) for _ in range(5)))
 

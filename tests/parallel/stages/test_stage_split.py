@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hlat.config.sections import ModelConfig, ParallelConfig, Schedule
-from hlat.parallel.stages import StepShape, peak_memory_rank, rank_bytes, stage_layer_counts, stage_layers
+from hlat.config.sections.model import ModelConfig
+from hlat.config.sections.parallel import ParallelConfig, Schedule
+from hlat.parallel.stages.rank_memory import rank_bytes
+from hlat.parallel.stages.stage_layers import peak_memory_rank, stage_layer_counts, stage_layers
 from hlat.parallel.stages.stage_split import StageCosts, balance_layers
+from hlat.parallel.stages.step_shape import StepShape
 
 GIB = 1 << 30
 LLAMA_3_8B = ModelConfig(

@@ -6,8 +6,15 @@ import pytest
 
 from hlat.planner.cost.comm_time import comm_times
 from hlat.planner.cost.constants import load_constants
-from hlat.planner.problem import ModelShape, SoftwareProfile, StepLayout, Workload, WorkloadColumns, rank_weights
 from hlat.planner.problem.devices import cluster_device
+from hlat.planner.problem.workload import (
+    ModelShape,
+    SoftwareProfile,
+    StepLayout,
+    Workload,
+    WorkloadColumns,
+    rank_weights,
+)
 from tests.support.planner.requests import request_for
 
 SHAPE = ModelShape(32, 4096, 32, 8, 128, 14336, 128256)

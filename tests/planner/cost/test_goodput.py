@@ -5,7 +5,7 @@ import random
 import pytest
 
 from hlat.hardware import load_catalog, parse_cluster
-from hlat.planner.cost import Reliability, predict_reliability, simulate_goodput
+from hlat.planner.cost.goodput import Reliability, predict_reliability, simulate_goodput
 from hlat.resilience import expected_goodput
 
 

@@ -7,10 +7,12 @@ import torch
 
 from hlat.hardware import load_catalog, parse_cluster
 from hlat.model.loss import CrossEntropy
-from hlat.planner.cost import load_constants
 from hlat.planner.cost.compute_time import compute_times
+from hlat.planner.cost.constants import load_constants
 from hlat.planner.cost.framework_profile import hlat_profile
-from hlat.planner.problem import (
+from hlat.planner.problem.devices import cluster_device
+from hlat.planner.problem.layout_text import parse_layout
+from hlat.planner.problem.workload import (
     FUSED_LOSS_BYTES,
     ModelShape,
     SoftwareProfile,
@@ -18,9 +20,7 @@ from hlat.planner.problem import (
     Workload,
     WorkloadColumns,
     layer_weights,
-    parse_layout,
 )
-from hlat.planner.problem.devices import cluster_device
 from tests.support.planner.requests import request_for
 from tests.support.planner.traffic import Traffic
 

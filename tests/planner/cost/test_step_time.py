@@ -6,19 +6,18 @@ import numpy as np
 import pytest
 
 from hlat.config import PRESETS
-from hlat.config.sections import ModelConfig
-from hlat.model.derived import count_parameters, forward_flops_per_token
-from hlat.planner.cost import (
-    STEP_COMPONENTS,
-    exchanged_bytes,
-    executed_flops,
-    hlat_profile,
-    load_constants,
-    step_times,
-)
+from hlat.config.sections.model import ModelConfig
+from hlat.model.derived.counts import count_parameters, forward_flops_per_token
+from hlat.planner.cost.comm_bytes import exchanged_bytes
 from hlat.planner.cost.comm_time import comm_times
 from hlat.planner.cost.compute_time import compute_times
-from hlat.planner.problem import (
+from hlat.planner.cost.constants import load_constants
+from hlat.planner.cost.executed_flops import executed_flops
+from hlat.planner.cost.framework_profile import hlat_profile
+from hlat.planner.cost.step_time import STEP_COMPONENTS, step_times
+from hlat.planner.problem.devices import cluster_device
+from hlat.planner.problem.layout_text import parse_layout
+from hlat.planner.problem.workload import (
     FLASH_ATTENTION_1,
     MATERIALIZED_SCORES,
     DeviceSpec,
@@ -28,10 +27,8 @@ from hlat.planner.problem import (
     Workload,
     WorkloadColumns,
     layer_weights,
-    parse_layout,
     rank_weights,
 )
-from hlat.planner.problem.devices import cluster_device
 from hlat.planner.search.search import predict_layout
 from tests.support.planner.requests import request_for
 

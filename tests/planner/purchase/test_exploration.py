@@ -4,9 +4,9 @@ import pytest
 
 import hlat
 from hlat.hardware import load_catalog
-from hlat.planner.memory import rank_memory
-from hlat.planner.problem import PlanRequest, candidates
-from hlat.planner.problem.request import resolve_request
+from hlat.planner.memory.rank_memory import rank_memory
+from hlat.planner.problem.layouts import candidates
+from hlat.planner.problem.request import PlanRequest, resolve_request
 from hlat.planner.purchase.goal import KNEE, Goal
 from hlat.planner.purchase.offers import Kind, Offer, numbers_tried
 from hlat.planner.search.quick_search import fitting

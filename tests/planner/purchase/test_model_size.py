@@ -7,11 +7,11 @@ import pytest
 import yaml
 
 import hlat
-from hlat.model.derived import count_parameters
-from hlat.planner.problem import nearest_shape
+from hlat.model.derived.counts import count_parameters
+from hlat.planner.problem.llama_class import nearest_shape
 from hlat.planner.purchase.scaling_law import CHINCHILLA
-from hlat.planner.search import TIE_TOLERANCE
-from hlat.runtime import PlanError
+from hlat.planner.search.tie_break import TIE_TOLERANCE
+from hlat.runtime.errors import PlanError
 from tests.support.commands import hlat as hlat_command
 
 RUN = {"sequence": 4096, "global_batch": 512, "precision": "mixed"}

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from hlat.model.derived import count_parameters
-from hlat.planner.problem import llama_class, nearest_shape
-from hlat.planner.problem.llama_class import _shapes
+from hlat.model.derived.counts import count_parameters
+from hlat.planner.problem.llama_class import _shapes, llama_class, nearest_shape
 from hlat.planner.problem.request import resolve_request
 from hlat.planner.purchase.scaling_law import CHINCHILLA, ScalingLaw
 from tests.support.planner.requests import request_for

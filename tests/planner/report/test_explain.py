@@ -9,16 +9,21 @@ import pytest
 import yaml
 
 from hlat.hardware import load_catalog, parse_cluster
-from hlat.model.derived import count_parameters, flops_per_token
-from hlat.planner.cost import shipped_interval, undecided_ratio
-from hlat.planner.problem import parse_layout
+from hlat.model.derived.counts import count_parameters, flops_per_token
+from hlat.planner.cost.ratio_interval import shipped_interval, undecided_ratio
+from hlat.planner.problem.layout_text import parse_layout
 from hlat.planner.problem.request import resolve_request
-from hlat.planner.report import chrome_trace, comparison_lines, expectation, explain, html_page
-from hlat.planner.report.comparison import pareto_front_of_plans, plans_as_json, rank_plans, told_apart
-from hlat.planner.report.explain import compare
-from hlat.planner.report.trace import step_timeline
-from hlat.planner.search import fits, layout_json
-from hlat.planner.search.plan import make_plan
+from hlat.planner.report.comparison import (
+    comparison_lines,
+    pareto_front_of_plans,
+    plans_as_json,
+    rank_plans,
+    told_apart,
+)
+from hlat.planner.report.explain import compare, expectation, explain
+from hlat.planner.report.html_report import html_page
+from hlat.planner.report.trace import chrome_trace, step_timeline
+from hlat.planner.search.plan import fits, layout_json, make_plan
 from hlat.planner.search.search import predict_layout
 from tests.support.planner.requests import request_for
 

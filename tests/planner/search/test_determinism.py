@@ -8,11 +8,15 @@ import pytest
 from hlat.cli import recipe as check
 from hlat.config import Recipe
 from hlat.hardware import Chip, load_catalog, loading
-from hlat.planner.cost import OperationTimes, framework_profile
-from hlat.planner.problem import PlannedExecution, recipe_on_chip
-from hlat.planner.report import plan_words
-from hlat.planner.search import make_plan, run_determinism_cost, workload_columns
-from hlat.runtime.backend import AttentionKernel
+from hlat.planner.cost import framework_profile
+from hlat.planner.cost.operation_time import OperationTimes
+from hlat.planner.problem.execution import PlannedExecution
+from hlat.planner.problem.recipe_step import recipe_on_chip
+from hlat.planner.report.plan_words import plan_words
+from hlat.planner.search.determinism import run_determinism_cost
+from hlat.planner.search.plan import make_plan
+from hlat.planner.search.search import workload_columns
+from hlat.runtime.backend.base import AttentionKernel
 from tests.support.planner.requests import request_for
 from tests.support.rehearsal.small_recipes import recipe_of
 
@@ -101,7 +105,7 @@ def test_a_plan_follows_the_recipe() -> None:
 
 def test_check_reads_the_gpu_without_starting_its_driver(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(loading, "_GPU_FOLDER", tmp_path)
-    monkeypatch.setattr("hlat.runtime.backend.expects_accelerator", lambda device: True)
+    monkeypatch.setattr("hlat.runtime.backend.table.expects_accelerator", lambda device: True)
     assert list(check._determinism(recipe(), 1)) == []
     for bus in ("0000:19:00.0", "0000:3b:00.0"):
         (tmp_path / bus).mkdir()

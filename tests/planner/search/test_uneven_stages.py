@@ -2,9 +2,9 @@
 
 import pytest
 
-from hlat.parallel.stages import stage_layer_counts
-from hlat.planner.memory import rank_memory
-from hlat.planner.problem import candidates
+from hlat.parallel.stages.stage_layers import stage_layer_counts
+from hlat.planner.memory.rank_memory import rank_memory
+from hlat.planner.problem.layouts import candidates
 from hlat.planner.search import exact_checks
 from hlat.planner.search.exact_checks import ExactChecks, estimated_ranks
 from hlat.planner.search.quick_search import fastest_layouts

@@ -10,7 +10,7 @@ from hlat.runtime.backend.allocator import keep_freed_memory
 
 PROGRAM = """
 import resource, sys, torch
-from hlat.runtime.distributed import join_run
+from hlat.runtime.distributed.join import join_run
 if sys.argv[1] == "keep":
     join_run("cpu")
 def allocate():

@@ -12,9 +12,11 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 import hlat
-from hlat.runtime import LaunchError, RankInfo
-from hlat.runtime.backend import BACKENDS, backend_of, choose_device, interface_variables, types_with
 from hlat.runtime.backend.base import Backend
+from hlat.runtime.backend.device import choose_device
+from hlat.runtime.backend.table import BACKENDS, backend_of, interface_variables, types_with
+from hlat.runtime.errors import LaunchError
+from hlat.runtime.rank_env import RankInfo
 
 CPU = torch.device("cpu")
 SOURCES = Path(hlat.__file__).parent

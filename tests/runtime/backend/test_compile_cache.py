@@ -10,18 +10,18 @@ import torch
 from torch._dynamo.exc import Unsupported
 from torch._inductor.exc import InductorError
 
-from hlat.runtime import LaunchError
-from hlat.runtime.backend import (
-    backend_of,
-    compile_cache,
+from hlat.runtime.backend import compile_cache
+from hlat.runtime.backend.compile_cache import (
     compile_cache_folders,
     damaged_code_error,
     open_compile_cache,
-    restored_settings,
     use_compile_cache,
 )
 from hlat.runtime.backend.neuron import ENVIRONMENT
-from hlat.runtime.compiled_code import find_c_compiler
+from hlat.runtime.backend.settings import restored_settings
+from hlat.runtime.backend.table import backend_of
+from hlat.runtime.compiled_code.c_library import find_c_compiler
+from hlat.runtime.errors import LaunchError
 
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 

@@ -16,11 +16,11 @@ from hlat.hardware import load_catalog
 from hlat.optim import adamw_bf16, adamw_reference
 from hlat.parallel import decide_compilation
 from hlat.parallel.compile import check_isolation
-from hlat.runtime import LaunchError
-from hlat.runtime.backend import backend_of
 from hlat.runtime.backend.base import AttentionHeads
 from hlat.runtime.backend.cuda_capabilities import AMD, NVIDIA, GpuCapabilities
-from hlat.runtime.distributed import Runtime
+from hlat.runtime.backend.table import backend_of
+from hlat.runtime.distributed.join import Runtime
+from hlat.runtime.errors import LaunchError
 from hlat.training import precision
 from tests.support.rehearsal.small_recipes import SMALL, recipe_of
 

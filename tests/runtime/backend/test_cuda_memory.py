@@ -11,8 +11,10 @@ import torch
 
 from hlat.optim import adamw_reference
 from hlat.optim.adamw_bf16 import kernel_for
-from hlat.runtime.backend import backend_of, cuda, restored_settings
+from hlat.runtime.backend import cuda
 from hlat.runtime.backend.base import AllocatorUse, Compiler
+from hlat.runtime.backend.settings import restored_settings
+from hlat.runtime.backend.table import backend_of
 
 CUDA = torch.device("cuda", 0)
 

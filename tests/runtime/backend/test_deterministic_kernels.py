@@ -6,9 +6,10 @@ import sys
 import pytest
 import torch
 
-from hlat.runtime import LaunchError
-from hlat.runtime.backend import configure_numerics, cuda, has_fast_bf16
-from hlat.runtime.distributed import join_run, joined_run
+from hlat.runtime.backend import cuda
+from hlat.runtime.backend.device import configure_numerics, has_fast_bf16
+from hlat.runtime.distributed.join import join_run, joined_run
+from hlat.runtime.errors import LaunchError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

@@ -5,13 +5,13 @@ import sys
 
 import torch
 
-from hlat.runtime.backend import peak_memory_bytes
+from hlat.runtime.backend.device import peak_memory_bytes
 
 
 def test_peak_memory_does_not_include_the_launchers() -> None:
     held = torch.ones(300 << 20, dtype=torch.uint8)
     program = (
-        "import torch; from hlat.runtime.backend import peak_memory_bytes; "
+        "import torch; from hlat.runtime.backend.device import peak_memory_bytes; "
         "print(peak_memory_bytes(torch.device('cpu')))"
     )
     small = int(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout)

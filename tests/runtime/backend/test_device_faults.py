@@ -5,12 +5,13 @@ import time
 
 import pytest
 
-from hlat.runtime import LaunchError
 from hlat.runtime.backend.device import device_error, recurring_fault_error
-from hlat.runtime.backend.faults import device_reports, find_fault, nvidia_faults
-from hlat.runtime.backend.faults.device_faults import find_kernel_faults
+from hlat.runtime.backend.faults import nvidia_faults
+from hlat.runtime.backend.faults.device_faults import find_fault, find_kernel_faults
+from hlat.runtime.backend.faults.device_monitors import device_reports
 from hlat.runtime.backend.faults.neuron_faults import read_monitor
-from hlat.runtime.storage import EARLIER_ATTEMPT_ENV
+from hlat.runtime.errors import LaunchError
+from hlat.runtime.storage.run_folder import EARLIER_ATTEMPT_ENV
 
 # A line of the driver's log, as AWS's page on troubleshooting has it.
 LINE = (

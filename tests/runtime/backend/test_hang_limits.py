@@ -11,9 +11,11 @@ import pytest
 import torch.distributed as dist
 
 from hlat.resilience import HEARTBEAT_FOLDER, Watchdog
-from hlat.runtime.backend import backend_of, restored_settings
-from hlat.runtime.backend.faults import collect_dumps, request_dumps
-from hlat.runtime.distributed import device_group, join
+from hlat.runtime.backend.faults.hang_limits import collect_dumps, request_dumps
+from hlat.runtime.backend.settings import restored_settings
+from hlat.runtime.backend.table import backend_of
+from hlat.runtime.distributed import join
+from hlat.runtime.distributed.join import device_group
 from hlat.training import loop
 
 

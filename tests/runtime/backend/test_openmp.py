@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hlat.runtime.backend import ProcessorTime, set_spin_count
-from hlat.runtime.backend.openmp import SPIN_COUNT
+from hlat.runtime.backend.openmp import SPIN_COUNT, ProcessorTime, set_spin_count
 
 
 def ticks(folder: Path, name: str, used: int, stolen: int) -> ProcessorTime | None:

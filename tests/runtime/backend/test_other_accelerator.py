@@ -20,10 +20,11 @@ from hlat.optim.adamw_reference import update
 from hlat.parallel import build_parallel
 from hlat.precision import check_fp8
 from hlat.rehearsal import rehearse
-from hlat.runtime import LaunchError
-from hlat.runtime.backend import backend_of, has_fast_bf16, interface_variables
 from hlat.runtime.backend.base import AttentionHeads, Backend
-from hlat.runtime.distributed import Runtime
+from hlat.runtime.backend.device import has_fast_bf16
+from hlat.runtime.backend.table import backend_of, interface_variables
+from hlat.runtime.distributed.join import Runtime
+from hlat.runtime.errors import LaunchError
 from hlat.training import run
 from tests.support.model.kernel_cases import torch_only
 from tests.support.rehearsal.small_recipes import recipe_of
@@ -120,8 +121,10 @@ def test_a_recipe_may_name_the_registered_device_type() -> None:
     """In a process of its own: torch can rename its device type for other accelerators once."""
     program = f"""
 import torch
-from hlat.runtime import RankInfo, LaunchError
-from hlat.runtime.backend import BACKENDS, choose_device
+from hlat.runtime.rank_env import RankInfo
+from hlat.runtime.errors import LaunchError
+from hlat.runtime.backend.table import BACKENDS
+from hlat.runtime.backend.device import choose_device
 BACKENDS["other"] = {MODULE!r}
 torch.utils.rename_privateuse1_backend("other")
 torch.accelerator.current_accelerator = lambda check_available=False: torch.device("other")

@@ -14,8 +14,8 @@ import torch
 from packaging.version import Version
 
 import hlat
-from hlat.runtime.backend import torch_private, untested_torch_warning
-from hlat.runtime.backend.torch_private import COMPILED_NAMES, FIRST_RELEASE, PRIVATE_NAMES
+from hlat.runtime.backend import torch_private
+from hlat.runtime.backend.torch_private import COMPILED_NAMES, FIRST_RELEASE, PRIVATE_NAMES, untested_torch_warning
 from hlat.runtime.backend.torch_private import TESTED_RELEASES as TESTED_TORCH
 
 SOURCES = Path(hlat.__file__).parent

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hlat.runtime import LaunchError
-from hlat.runtime.compiled_code import code_folder, open_code_folder
+from hlat.runtime.compiled_code import code_folder
+from hlat.runtime.compiled_code.code_folder import open_code_folder
+from hlat.runtime.errors import LaunchError
 
 STRANGER = 12345
 

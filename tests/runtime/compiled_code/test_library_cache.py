@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hlat.runtime.compiled_code import compile_c_library, find_c_compiler, library_cache
+from hlat.runtime.compiled_code import library_cache
+from hlat.runtime.compiled_code.c_library import compile_c_library, find_c_compiler
 
 PROGRAM = (
     "import sys, pathlib, hlat.runtime.compiled_code as p; print(p.compile_c_library(pathlib.Path(sys.argv[1])).one())"

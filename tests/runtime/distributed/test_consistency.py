@@ -4,8 +4,7 @@ import shutil
 from pathlib import Path
 
 import hlat
-from hlat.runtime.distributed import code_identity
-from hlat.runtime.distributed.consistency import _source_hash
+from hlat.runtime.distributed.consistency import _source_hash, code_identity
 from hlat.runtime.distributed.host_collectives import format_ranks
 
 PACKAGE = Path(hlat.__file__).parent

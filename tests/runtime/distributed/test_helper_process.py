@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hlat.runtime.backend import table
-from hlat.runtime.distributed import Channel, start_helper
 from hlat.runtime.distributed import helper_process as helper_module
+from hlat.runtime.distributed.helper_process import Channel, start_helper
 
 
 @pytest.fixture(params=["fork", "new interpreter"])

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 import hlat.evaluation.harness
 import hlat.launch
 import hlat.training
-from hlat.checkpoint.protocol import SaveResult
+from hlat.checkpoint.protocol.retry import SaveResult
 from hlat.config import Problem
-from hlat.data.manifest import SourceRecord
-from hlat.data.online import StreamProgress
+from hlat.data.manifest.manifest import SourceRecord
+from hlat.data.online.loader import StreamProgress
 from hlat.runtime.distributed.sendable_types import SENDABLE
 from hlat.runtime.distributed.wire_format import MalformedMessage, decode, encode
 

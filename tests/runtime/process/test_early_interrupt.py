@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hlat import command
-from hlat.runtime.process import LAUNCHER_ENV
+from hlat.runtime.process.process_status import LAUNCHER_ENV
 
 PROGRAM = """
 import os, signal, sys
@@ -77,7 +77,8 @@ def test_sigterm_after_the_checks_of_a_run_and_before_its_supervisor(
 AFTER = """
 import os, signal, sys
 from hlat.command import main
-from hlat.launch.supervision import SignalForwarder, Supervisor
+from hlat.launch.supervision.wait import SignalForwarder
+from hlat.launch.supervision.supervisor import Supervisor
 Supervisor.run = lambda supervisor: 0
 forwards_no_more = SignalForwarder.__exit__
 def exit_and_end(*given):
@@ -119,7 +120,7 @@ IN_A_WORKER = """
 import os, signal, sys
 from hlat.command import main
 from hlat.launch import CompileJob
-from hlat.launch.evaluation import EvaluationJob
+from hlat.launch.evaluation.job import EvaluationJob
 def end(*_):
     os.kill(os.getpid(), signal.SIGTERM)
 EvaluationJob.load_suite = lambda job: None

@@ -11,7 +11,7 @@ from hlat.runtime.process.json_lines import FIELDS, convert, format_line
 
 PROGRAM = r"""
 import os, subprocess, sys
-from hlat.runtime.process import json_line, print_json_lines, prints_json
+from hlat.runtime.process.json_output import json_line, print_json_lines, prints_json
 print("before")
 print_json_lines()
 print_json_lines()

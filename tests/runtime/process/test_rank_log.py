@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from hlat.runtime import StorageError
-from hlat.runtime.process import log_path, rank_log
+from hlat.runtime.errors import StorageError
+from hlat.runtime.process.rank_log import log_path, rank_log
 
 
 class Terminal(io.StringIO):

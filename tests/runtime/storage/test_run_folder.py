@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hlat.runtime import StateLostError, StorageError
-from hlat.runtime.storage import (
+from hlat.runtime.errors import StateLostError, StorageError
+from hlat.runtime.storage.run_folder import (
     EARLIER_ATTEMPT_ENV,
     ID_NAME,
     LOCK_NAME,

@@ -6,7 +6,7 @@ import torch
 
 from hlat.activation_checkpointing import checkpoint_activations
 from hlat.activation_checkpointing.plan import ActivationPlan
-from hlat.config.sections import ModelConfig
+from hlat.config.sections.model import ModelConfig
 from hlat.model import Decoder, build
 from hlat.precision import MODES
 from tests.support.storages import Allocated

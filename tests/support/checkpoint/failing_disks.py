@@ -14,7 +14,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Literal
 
-from hlat.checkpoint.format import Disk
+from hlat.checkpoint.format.filesystem import Disk
 
 Forgets = Literal["nothing", "everything", "all but removals"]
 

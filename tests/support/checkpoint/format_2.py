@@ -8,19 +8,12 @@ from typing import Any
 
 import torch
 
-from hlat.checkpoint.format import (
-    CheckpointFormat,
-    Disk,
-    FileRecord,
-    HashedFile,
-    ReadFile,
-    Region,
-    StoredChunk,
-    StoredTensor,
-    TensorChunk,
-    WriteResult,
-    write_file,
-)
+from hlat.checkpoint.format.base import CheckpointFormat, ReadFile
+from hlat.checkpoint.format.filesystem import Disk, FileRecord, HashedFile, write_file
+from hlat.checkpoint.format.index import StoredChunk, StoredTensor
+from hlat.checkpoint.format.partial_read import Region
+from hlat.checkpoint.format.tensor_chunks import TensorChunk
+from hlat.checkpoint.format.writer import WriteResult
 
 _ABOUT = "about.json"
 

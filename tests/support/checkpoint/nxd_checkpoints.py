@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from hlat.config.sections import ModelConfig
+from hlat.config.sections.model import ModelConfig
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ from pathlib import Path
 import torch
 
 from hlat.checkpoint import collect
-from hlat.checkpoint.protocol import Checkpoint, CheckpointStore, open_checkpoint
-from hlat.config.sections import ModelConfig
+from hlat.checkpoint.protocol.reader import Checkpoint, open_checkpoint
+from hlat.checkpoint.protocol.store import CheckpointStore
+from hlat.config.sections.model import ModelConfig
 from tests.support.checkpoint.stamped_parts import Layout, processes, stamp
 from tests.support.checkpoint.thread_ranks import results_of, run_on_ranks
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import torch
 
-from hlat.checkpoint.format import TensorChunk, replicated_chunks
-from hlat.checkpoint.protocol import Checkpoint, CheckpointStore
+from hlat.checkpoint.format.tensor_chunks import TensorChunk, replicated_chunks
+from hlat.checkpoint.protocol.reader import Checkpoint
+from hlat.checkpoint.protocol.store import CheckpointStore
 
 
 def state(step: int) -> dict[str, torch.Tensor]:

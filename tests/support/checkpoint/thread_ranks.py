@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from hlat.runtime.distributed import HostGroup
+from hlat.runtime.distributed.host_collectives import HostGroup
 
 T = TypeVar("T")
 

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import strategies as st
 
-from hlat.config.sections import DataConfig
+from hlat.config.sections.data import DataConfig
 from hlat.data.prepare.pool import WorkerPool
 from hlat.data.prepare.work_units import WorkUnit, write_tokenized_unit
-from hlat.data.prepared import PreparedData
-from hlat.data.sources import SplitRule, hash_threshold, tail_start
-from hlat.data.tokenizers import Tokenizer, load_saved
+from hlat.data.prepared.prepared_folder import PreparedData
+from hlat.data.sources.split import SplitRule, hash_threshold, tail_start
+from hlat.data.tokenizers.base import Tokenizer
+from hlat.data.tokenizers.load import load_saved
 
 BAD = [b"{nonsense", b'{"text": "x\xff"}', b"[1]", b'{"content": "x"}', b'{"text": 7}', b'{"text": "x\\ud800"}']
 TEXTS = ["one", "two words", "three short words", "a somewhat longer text, of which there is one copy or more", "ü日本"]

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from hlat.config.sections import DataConfig
+from hlat.config.sections.data import DataConfig
 from hlat.data.prepare.pool import WorkerPool
 from hlat.data.prepare.work_units import WorkUnit
-from hlat.data.prepared import PreparedData
-from hlat.data.samples import TrainingData
+from hlat.data.prepared.prepared_folder import PreparedData
+from hlat.data.samples.training_data import TrainingData
 
 SMALL: dict[str, Any] = {"tokenizer": {"vocab_size": 400}, "validation": {"fraction": 0.2}, "shard_tokens": 5000}
 LARGE: dict[str, Any] = {"tokenizer": {"vocab_size": 400, "train_bytes": 100_000}, "shard_tokens": 60_000}
@@ -60,11 +60,11 @@ def start(config: DataConfig, out: Path, before: str = "") -> "subprocess.Popen[
     """Start a preparation as a separate process in a new session; the code ``before`` is run first."""
     program = f"""
 import sys
-from hlat.config.sections import DataConfig
-from hlat.data.prepared import PreparedData
-from hlat.data.samples import TrainingData
-from hlat.data.prepare import prepare
-from hlat.runtime import HlatError
+from hlat.config.sections.data import DataConfig
+from hlat.data.prepared.prepared_folder import PreparedData
+from hlat.data.samples.training_data import TrainingData
+from hlat.data.prepare.preparation import prepare
+from hlat.runtime.errors import HlatError
 import hlat.data.prepare.preparation
 hlat.data.prepare.preparation._SMALLEST_UNIT = {UNIT}
 {before}

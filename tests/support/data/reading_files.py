@@ -3,8 +3,12 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from hlat.data.formats import FileRange, InputFile, Row, Vocabulary, format_of
-from hlat.data.formats.columns import TEXT_COLUMN, ColumnKind
+from hlat.data.formats.columns.base import ColumnKind
+from hlat.data.formats.columns.text import TEXT_COLUMN
+from hlat.data.formats.document import Vocabulary
+from hlat.data.formats.ranges import FileRange
+from hlat.data.formats.records import InputFile, Row
+from hlat.data.formats.registry import format_of
 
 
 def read_documents(

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
-from hlat.config.sections import DataConfig
-from hlat.data.prepare.corpus import Corpus, CorpusPosition, read_rows
-from hlat.data.sources import check_first_bytes, list_files
-from hlat.runtime import DataError
+from hlat.config.sections.data import DataConfig
+from hlat.data.prepare.corpus import Corpus, read_rows
+from hlat.data.prepare.work_units import CorpusPosition
+from hlat.data.sources.file_list import list_files
+from hlat.data.sources.findings import check_first_bytes
+from hlat.runtime.errors import DataError
 
 
 def read_source(path: Path | str, folder: Path, **section: object) -> list[object]:

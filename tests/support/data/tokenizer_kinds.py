@@ -8,7 +8,8 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from hlat.data.tokenizers import Tokenizer, load_tokenizer
+from hlat.data.tokenizers.base import Tokenizer
+from hlat.data.tokenizers.load import load_tokenizer
 
 EOS = "<|endoftext|>"
 TEXTS = (

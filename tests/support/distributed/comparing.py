@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from hlat.config.load import parse_recipe
-from hlat.runtime.distributed import Runtime
+from hlat.runtime.distributed.join import Runtime
 from tests.support.distributed.jobs import Trained, assemble, train
 from tests.support.distributed.layouts import GLOBAL_BATCH, SEQUENCE_LENGTH, Case, recipe_content
 

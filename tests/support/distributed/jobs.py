@@ -8,11 +8,11 @@ import torch
 
 from hlat.config import Recipe
 from hlat.config.load import parse_recipe
-from hlat.data.samples import Batch
+from hlat.data.samples.training_data import Batch
 from hlat.model import IGNORED, LocalParameter
 from hlat.optim import build_optimizer
 from hlat.parallel import MicroBatch, ParallelModel, build_parallel
-from hlat.runtime.distributed import Runtime
+from hlat.runtime.distributed.join import Runtime
 from hlat.training import accumulate_gradients, update
 
 Block = tuple[str, int, int, np.ndarray]

@@ -21,11 +21,11 @@ import hlat.parallel.parallel_model
 from hlat.config.load import parse_recipe
 from hlat.optim import build_optimizer
 from hlat.parallel import ParallelModel, build_parallel
-from hlat.parallel.stages import StepShape
 from hlat.parallel.stages.stage_layers import state_bytes
 from hlat.parallel.stages.state_bytes import StateBytes
+from hlat.parallel.stages.step_shape import StepShape
 from hlat.runtime.backend import torch_private
-from hlat.runtime.distributed import Runtime
+from hlat.runtime.distributed.join import Runtime
 from hlat.training import accumulate_gradients, update
 from tests.support.distributed.jobs import batch_of
 from tests.support.distributed.layouts import Case, recipe_content

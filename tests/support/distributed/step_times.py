@@ -9,7 +9,7 @@ import torch.distributed as dist
 from hlat.config.load import parse_recipe
 from hlat.optim import build_optimizer
 from hlat.parallel import build_parallel
-from hlat.runtime.distributed import Runtime
+from hlat.runtime.distributed.join import Runtime
 
 
 def time_steps(runtime: Runtime, content: dict[str, Any], steps: int) -> list[float]:

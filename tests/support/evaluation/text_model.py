@@ -5,10 +5,10 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from hlat.config.sections import ModelConfig
+from hlat.config.sections.model import ModelConfig
 from hlat.model import build
-from hlat.model.hf import write_hf
 from hlat.model.hf.names import to_canonical
+from hlat.model.hf.write import write_hf
 
 WORDS = "Question: Answer: yes no True False the cat sees a river and builds 12 engines def return if for in 3 + 4 = 7"
 MODEL: dict[str, Any] = {

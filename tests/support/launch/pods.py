@@ -8,7 +8,9 @@ from typing import Any
 
 import yaml
 
-from hlat.launch.submission import KubernetesOptions, RunRequest, manifests, manifests_yaml
+from hlat.launch.submission.kubernetes import manifests, manifests_yaml
+from hlat.launch.submission.kubernetes_options import KubernetesOptions
+from hlat.launch.submission.request import RunRequest
 
 Manifests = list[dict[str, Any]]
 DATA = ("data.path=/data/text", "run.dir=/data/run", "batch.micro_batch=1")

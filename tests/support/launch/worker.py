@@ -16,9 +16,12 @@ import torch.distributed as dist
 
 from hlat.config import Problem, RecipeError
 from hlat.launch import worker_context
-from hlat.runtime import DataError, StorageError
-from hlat.runtime.distributed import AsyncMax, check_consistent, joined_run
-from hlat.runtime.process import STOP_SIGNALS, rank_log, stop_exit_code
+from hlat.runtime.distributed.async_max import AsyncMax
+from hlat.runtime.distributed.consistency import check_consistent
+from hlat.runtime.distributed.join import joined_run
+from hlat.runtime.errors import DataError, StorageError
+from hlat.runtime.process.exit_codes import STOP_SIGNALS, stop_exit_code
+from hlat.runtime.process.rank_log import rank_log
 
 
 def outcome_of(action):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hlat.config.sections import ModelConfig
+from hlat.config.sections.model import ModelConfig
 from hlat.model import Decoder, build
 from hlat.model.hf.config import config_json
 from hlat.model.hf.names import from_canonical, to_canonical

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import torch
 
 from hlat.model.pointwise import rms_norm, rotate, swiglu, swiglu_fused
-from hlat.runtime.backend import TORCH
+from hlat.runtime.backend.base import TORCH
 from hlat.runtime.backend.cpu import CpuBackend
 
 Results = list[torch.Tensor]

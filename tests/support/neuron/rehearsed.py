@@ -8,7 +8,7 @@ import torch.distributed as dist
 from hlat.config.load import parse_recipe
 from hlat.optim import build_optimizer
 from hlat.parallel import build_parallel, decide_compilation
-from hlat.runtime.distributed import join_run
+from hlat.runtime.distributed.join import join_run
 from hlat.training import accumulate_gradients, update
 from tests.support.distributed.jobs import batch_of
 from tests.support.neuron.compiling import COMPILED

@@ -1,8 +1,7 @@
 """Plan requests that several tests use."""
 
 from hlat.hardware import load_catalog, parse_cluster
-from hlat.planner.problem import PlanRequest
-from hlat.planner.problem.request import resolve_request
+from hlat.planner.problem.request import PlanRequest, resolve_request
 
 
 def request_for(model: str = "llama-2-7b", cluster: str = "trn1.32xlarge:64", **more: object) -> PlanRequest:

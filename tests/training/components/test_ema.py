@@ -12,13 +12,13 @@ from safetensors.torch import load_file
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from hlat.checkpoint import export_hf, load_model
-from hlat.checkpoint.protocol import open_checkpoint, resolve
+from hlat.checkpoint.protocol.reader import open_checkpoint, resolve
 from hlat.config import Recipe
 from hlat.config.load import parse_recipe
 from hlat.evaluation import evaluate_checkpoint, generate_text
-from hlat.runtime import CheckpointError
+from hlat.runtime.errors import CheckpointError
 from hlat.training import run
-from hlat.training.components import StepEnd
+from hlat.training.components.base import StepEnd
 from hlat.training.components.ema import WeightAverage
 from tests.support.same_runs import assert_same_state, events_of, metrics_of
 

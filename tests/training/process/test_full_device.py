@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from hlat.config.load import parse_recipe
-from hlat.runtime import DeviceMemoryError
+from hlat.runtime.errors import DeviceMemoryError
 from hlat.training import loop, run
 
 

@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
-from hlat.runtime.distributed import HostGroup
-from hlat.training.process import StopRequest
+from hlat.runtime.distributed.host_collectives import HostGroup
+from hlat.training.process.signals import StopRequest
 
 
 class Clock:

@@ -9,7 +9,7 @@ SHIM = Path(__file__).parents[2] / "support/runtime/driver_shim.c"
 ASK = """
 import ctypes, sys, torch
 from hlat.config.load import parse_recipe
-from hlat.runtime import LaunchError
+from hlat.runtime.errors import LaunchError
 from hlat.training import run
 
 if torch.version.cuda is None:  # builds for CUDA call the shim themselves

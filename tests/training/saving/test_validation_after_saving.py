@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hlat.checkpoint.protocol import open_checkpoint
+from hlat.checkpoint.protocol.reader import open_checkpoint
 from tests.support.same_runs import assert_same_run, events_of, metrics_of
 
 # Steps 20 and 40, the last one, are saved, validated and logged; step 30 is saved and logged.

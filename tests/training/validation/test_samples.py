@@ -5,12 +5,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from hlat.checkpoint import export_hf, read_tokenizer
-from hlat.checkpoint.protocol import resolve
+from hlat.checkpoint.protocol.reader import resolve
 from hlat.model import IGNORED, CrossEntropy, next_tokens
-from hlat.runtime import DataError
+from hlat.runtime.errors import DataError
 from hlat.tracking import append_samples, read_samples
 from hlat.training import run
-from hlat.training.validation import SingleProcessModel
+from hlat.training.validation.losses import SingleProcessModel
 from hlat.training.validation.samples import continue_rows
 from tests.support.training.evaluated_runs import recipe_of
 

@@ -10,12 +10,13 @@ import torch
 import torch.nn.functional as F
 
 from hlat.config.load import parse_recipe
-from hlat.config.sections import DataConfig, ModelConfig
-from hlat.data.prepare import prepare
-from hlat.data.prepared import PreparedData
-from hlat.data.samples import ValidationData
+from hlat.config.sections.data import DataConfig
+from hlat.config.sections.model import ModelConfig
+from hlat.data.prepare.preparation import prepare
+from hlat.data.prepared.prepared_folder import PreparedData
+from hlat.data.samples.training_data import ValidationData
 from hlat.model import build
-from hlat.training.validation import SingleProcessModel, validate
+from hlat.training.validation.losses import SingleProcessModel, validate
 
 LENGTH = 16
 MODEL = ModelConfig(vocab_size=64, layers=1, hidden_size=16, intermediate_size=32, heads=2)

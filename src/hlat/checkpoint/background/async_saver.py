@@ -23,11 +23,15 @@ from hlat.checkpoint.background.saver_process import (
     UploadsDone,
 )
 from hlat.checkpoint.background.staging_buffer import StagingBuffer, buffer_bytes
-from hlat.checkpoint.format import TensorChunk
-from hlat.checkpoint.protocol import CheckpointContent, CheckpointStore, FailedAttempt, SaveResult
-from hlat.checkpoint.tiers import SnapshotResult, TierEvent, TierSettings
-from hlat.runtime.distributed import HelperProcess, Runtime
-from hlat.runtime.process import advance, blocking_call, is_stopped
+from hlat.checkpoint.format.tensor_chunks import TensorChunk
+from hlat.checkpoint.protocol.commit import CheckpointContent
+from hlat.checkpoint.protocol.retry import FailedAttempt, SaveResult
+from hlat.checkpoint.protocol.store import CheckpointStore
+from hlat.checkpoint.tiers.run_tiers import SnapshotResult, TierEvent, TierSettings
+from hlat.runtime.distributed.helper_process import HelperProcess
+from hlat.runtime.distributed.join import Runtime
+from hlat.runtime.process.process_status import is_stopped
+from hlat.runtime.process.progress import advance, blocking_call
 
 _TICK = 0.5  # seconds: how long a rank waits for its own saver before it exchanges with the other ranks
 

@@ -22,13 +22,19 @@ from typing import Any
 import torch
 
 from hlat.checkpoint.background.staging_buffer import Slot, attach_buffer, chunks_in
-from hlat.checkpoint.format import Disk
-from hlat.checkpoint.protocol import CheckpointContent, CheckpointStore, FailedAttempt, SaveResult, save_with_retries
-from hlat.checkpoint.tiers import SnapshotResult, TierEvent, Tiers, TierSettings
-from hlat.runtime import HlatError, RankInfo
-from hlat.runtime.distributed import Channel, HostGroup, Rendezvous, join_helpers
-from hlat.runtime.process import ProgressRecord, blocking_call
-from hlat.runtime.storage import RunFolder
+from hlat.checkpoint.format.filesystem import Disk
+from hlat.checkpoint.protocol.commit import CheckpointContent
+from hlat.checkpoint.protocol.retry import FailedAttempt, SaveResult, save_with_retries
+from hlat.checkpoint.protocol.store import CheckpointStore
+from hlat.checkpoint.tiers.run_tiers import SnapshotResult, TierEvent, Tiers, TierSettings
+from hlat.runtime.distributed.helper_process import Channel
+from hlat.runtime.distributed.host_collectives import HostGroup
+from hlat.runtime.distributed.join import join_helpers
+from hlat.runtime.distributed.rendezvous import Rendezvous
+from hlat.runtime.errors import HlatError
+from hlat.runtime.process.progress import ProgressRecord, blocking_call
+from hlat.runtime.rank_env import RankInfo
+from hlat.runtime.storage.run_folder import RunFolder
 
 # Limit for finishing a save after the run has ended, in seconds without progress: the next run waits for the lock.
 _LINGER_SECONDS = 600.0

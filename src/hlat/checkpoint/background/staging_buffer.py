@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 import torch
 
-from hlat.checkpoint.format import TensorChunk
-from hlat.runtime.backend import backend_of, synchronize
+from hlat.checkpoint.format.tensor_chunks import TensorChunk
+from hlat.runtime.backend.device import synchronize
+from hlat.runtime.backend.table import backend_of
 
 _ALIGNMENT = 64  # bytes: views of any dtype, and copies in whole cache lines
 

@@ -17,10 +17,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from hlat.runtime import CheckpointError, StorageError
-from hlat.runtime.distributed import sendable
-from hlat.runtime.process import blocking_call
-from hlat.runtime.storage import RunFolder, sync_to_disk
+from hlat.runtime.distributed.sendable_types import sendable
+from hlat.runtime.errors import CheckpointError, StorageError
+from hlat.runtime.process.progress import blocking_call
+from hlat.runtime.storage.fsync import sync_to_disk
+from hlat.runtime.storage.run_folder import RunFolder
 
 _COPY_BYTES = 1 << 20
 _BUFFER_BYTES = 1 << 16

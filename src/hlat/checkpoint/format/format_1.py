@@ -21,7 +21,7 @@ from hlat.checkpoint.format.meta import META_NAME, parse_meta
 from hlat.checkpoint.format.partial_read import Region, read_regions
 from hlat.checkpoint.format.tensor_chunks import TensorChunk
 from hlat.checkpoint.format.writer import WriteResult, write_chunks
-from hlat.runtime import CheckpointError
+from hlat.runtime.errors import CheckpointError
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

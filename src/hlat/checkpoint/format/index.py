@@ -25,9 +25,9 @@ import torch
 from hlat.checkpoint.format.covering import Box, cover_problem
 from hlat.checkpoint.format.filesystem import Disk, FileRecord, write_file
 from hlat.checkpoint.format.pickled import PickledName, PickledObject, read_pickle
-from hlat.runtime import CheckpointError
-from hlat.runtime.distributed import sendable
-from hlat.runtime.process import blocking_call
+from hlat.runtime.distributed.sendable_types import sendable
+from hlat.runtime.errors import CheckpointError
+from hlat.runtime.process.progress import blocking_call
 
 INDEX_NAME = ".metadata"
 

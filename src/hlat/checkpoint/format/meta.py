@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hlat.runtime import CheckpointError
+from hlat.runtime.errors import CheckpointError
 
 META_NAME = "meta.json"
 
@@ -27,7 +27,7 @@ class _Strict(BaseModel):
 
 
 class _SpecialIds(_Strict):
-    """Fields of ``hlat.model.hf.SpecialIds``."""
+    """Fields of ``hlat.model.hf.config.SpecialIds``."""
 
     model_config = ConfigDict(extra="forbid")
     bos: _Ids = None

@@ -21,7 +21,7 @@ from zipfile import ZIP_STORED, ZipFile
 import torch
 
 from hlat.checkpoint.format.index import StoredChunk, StoredTensor
-from hlat.runtime import CheckpointError
+from hlat.runtime.errors import CheckpointError
 
 _THREADS = min(8, os.cpu_count() or 1)
 _BATCH_BYTES = 1 << 24  # read at a time if only some columns of the rows are needed

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hlat.runtime import CheckpointError
+from hlat.runtime.errors import CheckpointError
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from hlat.checkpoint.format.base import CheckpointFormat
 from hlat.checkpoint.format.format_1 import Format1
-from hlat.runtime import CheckpointError, CheckpointFormatError
+from hlat.runtime.errors import CheckpointError, CheckpointFormatError
 
 FORMATS: dict[int, CheckpointFormat] = {
     1: Format1(),

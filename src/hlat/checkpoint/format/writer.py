@@ -19,7 +19,7 @@ import torch
 from hlat.checkpoint.format.filesystem import Disk, FileRecord, HashedFile
 from hlat.checkpoint.format.index import StoredChunk
 from hlat.checkpoint.format.tensor_chunks import TensorChunk
-from hlat.runtime.distributed import sendable
+from hlat.runtime.distributed.sendable_types import sendable
 
 _FILE_BYTES = 1 << 30  # approximate file size: several files can be hashed and read in parallel
 _THREADS = min(8, os.cpu_count() or 1)

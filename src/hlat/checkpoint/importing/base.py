@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from hlat.config.sections import ModelConfig
-from hlat.model.hf import SpecialIds, canonical_shapes, check_canonical, check_layers, merge_tied
-from hlat.runtime import CheckpointError
+from hlat.config import ModelConfig
+from hlat.model import SpecialIds, canonical_shapes, check_canonical, check_layers, merge_tied
+from hlat.runtime.errors import CheckpointError
 
 
 @dataclass(frozen=True)

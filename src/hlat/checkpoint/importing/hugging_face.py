@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from hlat.checkpoint.importing.base import SourceFormat, SourceModel, SourceTensor
-from hlat.config.sections import ModelConfig
-from hlat.model.hf import LazyTensors, read_hf, read_special_ids
-from hlat.runtime import CheckpointError
-from hlat.runtime.storage import TOKENIZER_FILES
+from hlat.config import ModelConfig
+from hlat.model import LazyTensors, read_hf, read_special_ids
+from hlat.runtime.errors import CheckpointError
+from hlat.runtime.storage.hub import TOKENIZER_FILES
 
 
 class HuggingFaceFolder(SourceFormat):

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from hlat.runtime import CheckpointError
+from hlat.runtime.errors import CheckpointError
 
 SHARD = re.compile(r"(?:dp_rank_(?P<dp>\d+)_)?(?:ep_rank_(?P<ep>\d+)_)?tp_rank_(?P<tp>\d+)_pp_rank_(?P<pp>\d+)\.pt")
 

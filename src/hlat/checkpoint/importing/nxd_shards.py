@@ -35,9 +35,9 @@ from hlat.checkpoint.importing.base import (
     required_model,
 )
 from hlat.checkpoint.importing.nxd_files import RankFiles, find_rank_files, shard_folder
-from hlat.config.sections import ModelConfig
-from hlat.model.hf import EMBEDDING, HEAD
-from hlat.runtime import CheckpointError
+from hlat.config import ModelConfig
+from hlat.model import EMBEDDING, HEAD
+from hlat.runtime.errors import CheckpointError
 
 _Q, _K, _V = ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight")
 _FUSED = {

@@ -6,7 +6,7 @@ from hlat.checkpoint.importing.base import SourceFormat
 from hlat.checkpoint.importing.hugging_face import HuggingFaceFolder
 from hlat.checkpoint.importing.nxd_shards import NxdShards
 from hlat.checkpoint.importing.torchtitan import TorchtitanCheckpoint
-from hlat.runtime import CheckpointError
+from hlat.runtime.errors import CheckpointError
 
 SOURCE_FORMATS: tuple[SourceFormat, ...] = (HuggingFaceFolder(), NxdShards(), TorchtitanCheckpoint())
 

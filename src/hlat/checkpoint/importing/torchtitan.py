@@ -14,17 +14,12 @@ from pathlib import Path
 
 import torch
 
-from hlat.checkpoint.format import (
-    INDEX_NAME,
-    Region,
-    StoredTensor,
-    parse_foreign_index,
-    read_regions,
-)
+from hlat.checkpoint.format.index import INDEX_NAME, StoredTensor, parse_foreign_index
+from hlat.checkpoint.format.partial_read import Region, read_regions
 from hlat.checkpoint.importing.base import SourceFormat, SourceModel, SourceTensor, checked, required_model
-from hlat.checkpoint.protocol import MARKER_NAME
-from hlat.config.sections import ModelConfig
-from hlat.runtime import CheckpointError
+from hlat.checkpoint.protocol.manifest import MARKER_NAME
+from hlat.config import ModelConfig
+from hlat.runtime.errors import CheckpointError
 
 _ENDS = {
     "tok_embeddings.weight": "model.embed_tokens.weight",

@@ -29,21 +29,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hlat.checkpoint.format import (
+from hlat.checkpoint.format.filesystem import (
     RUN_REMEDY,
     Disk,
     FileRecord,
     Remedy,
-    TensorChunk,
-    WriteResult,
     copy_file,
     human_bytes,
-    is_safe_name,
     make_checkpoints_folder,
     make_folders,
-    newest_format,
     storage_error,
 )
+from hlat.checkpoint.format.format_1 import is_safe_name
+from hlat.checkpoint.format.tensor_chunks import TensorChunk
+from hlat.checkpoint.format.versions import newest_format
+from hlat.checkpoint.format.writer import WriteResult
 from hlat.checkpoint.protocol.manifest import (
     MANIFEST_NAME,
     MARKER_NAME,
@@ -52,9 +52,9 @@ from hlat.checkpoint.protocol.manifest import (
     write_manifest,
 )
 from hlat.checkpoint.protocol.rank_parts import PartCopy
-from hlat.runtime import CheckpointError, StorageError
-from hlat.runtime.distributed import HostGroup
-from hlat.runtime.storage import RunFolder
+from hlat.runtime.distributed.host_collectives import HostGroup
+from hlat.runtime.errors import CheckpointError, StorageError
+from hlat.runtime.storage.run_folder import RunFolder
 
 REPLACED_PREFIX, TRASH_PREFIX = ".replaced-", ".trash-"
 

@@ -17,20 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hlat.checkpoint.format import (
-    READ_REMEDY,
-    CheckpointFormat,
-    Disk,
-    FileRecord,
-    ReadFile,
-    StoredTensor,
-    format_numbered,
-    storage_error,
-    write_file,
-)
-from hlat.runtime import CheckpointError, CheckpointFormatError
-from hlat.runtime.distributed import sendable
-from hlat.runtime.process import advance, blocking_call
+from hlat.checkpoint.format.base import CheckpointFormat, ReadFile
+from hlat.checkpoint.format.filesystem import READ_REMEDY, Disk, FileRecord, storage_error, write_file
+from hlat.checkpoint.format.index import StoredTensor
+from hlat.checkpoint.format.versions import format_numbered
+from hlat.runtime.distributed.sendable_types import sendable
+from hlat.runtime.errors import CheckpointError, CheckpointFormatError
+from hlat.runtime.process.progress import advance, blocking_call
 
 MANIFEST_NAME = "manifest.json"
 MARKER_NAME = "COMMITTED"

@@ -18,20 +18,14 @@ from typing import Any
 
 import torch
 
-from hlat.checkpoint.format import (
-    Disk,
-    FileRecord,
-    StoredChunk,
-    TensorChunk,
-    copy_file,
-    is_safe_name,
-    make_folders,
-    newest_format,
-    write_file,
-)
+from hlat.checkpoint.format.filesystem import Disk, FileRecord, copy_file, make_folders, write_file
+from hlat.checkpoint.format.format_1 import is_safe_name
+from hlat.checkpoint.format.index import StoredChunk
+from hlat.checkpoint.format.tensor_chunks import TensorChunk
+from hlat.checkpoint.format.versions import newest_format
 from hlat.checkpoint.protocol.manifest import MARKER_NAME, STAGING_PREFIX, hash_file
-from hlat.runtime import CheckpointError
-from hlat.runtime.distributed import sendable
+from hlat.runtime.distributed.sendable_types import sendable
+from hlat.runtime.errors import CheckpointError
 
 PART_NAME = "part.json"
 

@@ -15,10 +15,8 @@ from typing import Any
 
 import torch
 
-from hlat.checkpoint.format import (
-    Region,
-    StoredTensor,
-)
+from hlat.checkpoint.format.index import StoredTensor
+from hlat.checkpoint.format.partial_read import Region
 from hlat.checkpoint.protocol.manifest import (
     MARKER_NAME,
     STEP_FOLDER,
@@ -29,8 +27,8 @@ from hlat.checkpoint.protocol.manifest import (
     refuse_newer_format,
     verify_checkpoint,
 )
-from hlat.runtime import CheckpointError
-from hlat.runtime.distributed import HostGroup
+from hlat.runtime.distributed.host_collectives import HostGroup
+from hlat.runtime.errors import CheckpointError
 
 _LOG = logging.getLogger(__name__)  # not configured by hlat: Python writes its warnings to stderr, one line each
 

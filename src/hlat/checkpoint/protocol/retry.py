@@ -13,9 +13,9 @@ from pathlib import Path
 
 from hlat.checkpoint.protocol.commit import CheckpointContent
 from hlat.checkpoint.protocol.store import CheckpointStore
-from hlat.runtime import StateLostError, StorageError
-from hlat.runtime.distributed import sendable
-from hlat.runtime.process import blocking_call
+from hlat.runtime.distributed.sendable_types import sendable
+from hlat.runtime.errors import StateLostError, StorageError
+from hlat.runtime.process.progress import blocking_call
 
 _LONGEST_PAUSE = 60.0  # seconds
 

@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hlat.checkpoint.format import Disk, TensorChunk, make_checkpoints_folder, storage_error
+from hlat.checkpoint.format.filesystem import Disk, make_checkpoints_folder, storage_error
+from hlat.checkpoint.format.tensor_chunks import TensorChunk
 from hlat.checkpoint.protocol.commit import CheckpointContent, clean_up, commit, remove_checkpoint
 from hlat.checkpoint.protocol.manifest import (
     STAGING_PREFIX,
@@ -25,9 +26,9 @@ from hlat.checkpoint.protocol.manifest import (
 )
 from hlat.checkpoint.protocol.rank_parts import PartCopy
 from hlat.checkpoint.protocol.reader import Checkpoint, open_on_all_ranks, step_folders
-from hlat.runtime import CheckpointError, StorageError
-from hlat.runtime.distributed import HostGroup
-from hlat.runtime.storage import RunFolder
+from hlat.runtime.distributed.host_collectives import HostGroup
+from hlat.runtime.errors import CheckpointError, StorageError
+from hlat.runtime.storage.run_folder import RunFolder
 
 _LOG = logging.getLogger(__name__)
 

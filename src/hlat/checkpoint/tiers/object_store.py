@@ -19,10 +19,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hlat.checkpoint.format import READ_REMEDY, RUN_REMEDY, Disk, FileRecord, HashedFile, storage_error
-from hlat.runtime import CheckpointError, HlatError, StorageError, plural
-from hlat.runtime.process import advance, blocking_call
-from hlat.runtime.storage import EarlierAttempt, FailureKind, classify_error, explain_failure, open_filesystem
+from hlat.checkpoint.format.filesystem import READ_REMEDY, RUN_REMEDY, Disk, FileRecord, HashedFile, storage_error
+from hlat.runtime.errors import CheckpointError, HlatError, StorageError
+from hlat.runtime.process.progress import advance, blocking_call
+from hlat.runtime.storage.fsspec_backends import explain_failure, open_filesystem
+from hlat.runtime.storage.run_folder import EarlierAttempt
+from hlat.runtime.storage.storage_errors import FailureKind, classify_error
+from hlat.runtime.terminal_text import plural
 
 _PART_BYTES = 1 << 24  # bytes per request: transfer time exceeds latency; S3 allows 10,000 of them per object
 _FIRST, _LONGEST = 1.0, 60.0  # backoff between attempts, in seconds

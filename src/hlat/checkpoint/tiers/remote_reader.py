@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from hlat.checkpoint.format import FileRecord
-from hlat.checkpoint.protocol import (
+from hlat.checkpoint.format.filesystem import FileRecord
+from hlat.checkpoint.protocol.manifest import (
     MANIFEST_NAME,
     MARKER_NAME,
     STEP_FOLDER,
@@ -18,8 +18,8 @@ from hlat.checkpoint.protocol import (
     step_folder_name,
 )
 from hlat.checkpoint.tiers.object_store import ObjectStoreClient
-from hlat.runtime import CheckpointError, CheckpointFormatError
-from hlat.runtime.distributed import sendable
+from hlat.runtime.distributed.sendable_types import sendable
+from hlat.runtime.errors import CheckpointError, CheckpointFormatError
 
 BAD_MARKER_NAME = f"{MARKER_NAME}.bad"
 """Name that the marker of a damaged checkpoint gets; folders of an object store cannot be renamed."""

@@ -16,21 +16,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from hlat.checkpoint.format import RUN_REMEDY, Disk, FileRecord, make_folders, storage_error, write_file
-from hlat.checkpoint.protocol import (
+from hlat.checkpoint.format.filesystem import RUN_REMEDY, Disk, FileRecord, make_folders, storage_error, write_file
+from hlat.checkpoint.protocol.commit import check_free_space, rename_into_place
+from hlat.checkpoint.protocol.manifest import (
     MANIFEST_NAME,
     MARKER_NAME,
     STAGING_PREFIX,
     STEP_FOLDER,
     CheckpointManifest,
-    DamageHandler,
-    check_free_space,
-    log_damage,
-    prunable_steps,
     read_manifest,
-    rename_into_place,
     step_folder_name,
 )
+from hlat.checkpoint.protocol.store import DamageHandler, log_damage, prunable_steps
 from hlat.checkpoint.tiers.object_store import ObjectStoreClient
 from hlat.checkpoint.tiers.remote_reader import (
     BAD_MARKER_NAME,
@@ -43,8 +40,8 @@ from hlat.checkpoint.tiers.remote_reader import (
     verify_remote,
 )
 from hlat.checkpoint.tiers.run_id import RunId, claim
-from hlat.runtime import CheckpointError, CheckpointFormatError
-from hlat.runtime.distributed import HostGroup
+from hlat.runtime.distributed.host_collectives import HostGroup
+from hlat.runtime.errors import CheckpointError, CheckpointFormatError
 
 _WRITTEN = re.compile(r"__(\d+)_\d+\.distcp")  # rank and number in the name of a tensor file
 

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import torch
 
-from hlat.checkpoint.format import Disk, HashedFile, make_folders
-from hlat.checkpoint.protocol import STAGING_PREFIX, RankPart, finish_part, parse_part
-from hlat.runtime import CheckpointError
-from hlat.runtime.distributed import HostGroup
-from hlat.runtime.process import advance
+from hlat.checkpoint.format.filesystem import Disk, HashedFile, make_folders
+from hlat.checkpoint.protocol.manifest import STAGING_PREFIX
+from hlat.checkpoint.protocol.rank_parts import RankPart, finish_part, parse_part
+from hlat.runtime.distributed.host_collectives import HostGroup
+from hlat.runtime.errors import CheckpointError
+from hlat.runtime.process.progress import advance
 
 _PIECE = 1 << 24  # bytes sent per round; held in memory twice
 

@@ -9,10 +9,10 @@ import json
 import secrets
 from pathlib import Path
 
-from hlat.checkpoint.format import Disk, storage_error, write_file
+from hlat.checkpoint.format.filesystem import Disk, storage_error, write_file
 from hlat.checkpoint.tiers.object_store import ObjectStoreClient
-from hlat.runtime import CheckpointError
-from hlat.runtime.storage import ID_NAME
+from hlat.runtime.errors import CheckpointError
+from hlat.runtime.storage.run_folder import ID_NAME
 
 RUN_NAME = "run.json"
 

@@ -10,23 +10,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hlat.checkpoint.format import Disk
-from hlat.checkpoint.protocol import (
-    Checkpoint,
-    CheckpointContent,
-    CheckpointStore,
-    DamageHandler,
-    log_damage,
-    step_folder_name,
-    step_of_path,
-)
+from hlat.checkpoint.format.filesystem import Disk
+from hlat.checkpoint.protocol.commit import CheckpointContent
+from hlat.checkpoint.protocol.manifest import step_folder_name, step_of_path
+from hlat.checkpoint.protocol.reader import Checkpoint
+from hlat.checkpoint.protocol.store import CheckpointStore, DamageHandler, log_damage
 from hlat.checkpoint.tiers.object_store import ObjectStoreClient
 from hlat.checkpoint.tiers.remote_tier import RemoteTier
 from hlat.checkpoint.tiers.run_id import RunId
 from hlat.checkpoint.tiers.snapshots import SnapshotTier
-from hlat.config.sections import CheckpointConfig
-from hlat.runtime import CheckpointError, StorageError
-from hlat.runtime.distributed import HostGroup, sendable
+from hlat.config import CheckpointConfig
+from hlat.runtime.distributed.host_collectives import HostGroup
+from hlat.runtime.distributed.sendable_types import sendable
+from hlat.runtime.errors import CheckpointError, StorageError
 
 
 @dataclass(frozen=True)

@@ -23,27 +23,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hlat.checkpoint.format import Disk, Remedy, TensorChunk, make_folders, storage_error
-from hlat.checkpoint.protocol import (
-    BAD_SUFFIX,
-    STAGING_PREFIX,
-    TRASH_PREFIX,
-    CheckpointStore,
-    DamageHandler,
-    PartCopy,
-    RankPart,
-    log_damage,
-    part_folder_name,
-    read_part,
-    remove_checkpoint,
-    step_folder_name,
-    verify_part,
-    write_part,
-)
+from hlat.checkpoint.format.filesystem import Disk, Remedy, make_folders, storage_error
+from hlat.checkpoint.format.tensor_chunks import TensorChunk
+from hlat.checkpoint.protocol.commit import TRASH_PREFIX, remove_checkpoint
+from hlat.checkpoint.protocol.manifest import STAGING_PREFIX, step_folder_name
+from hlat.checkpoint.protocol.rank_parts import PartCopy, RankPart, part_folder_name, read_part, verify_part, write_part
+from hlat.checkpoint.protocol.store import BAD_SUFFIX, CheckpointStore, DamageHandler, log_damage
 from hlat.checkpoint.tiers.replication import next_in_ring, replicate
 from hlat.checkpoint.tiers.run_id import RunId
-from hlat.runtime import CheckpointError, LaunchError
-from hlat.runtime.distributed import HostGroup
+from hlat.runtime.distributed.host_collectives import HostGroup
+from hlat.runtime.errors import CheckpointError, LaunchError
 
 _SNAPSHOT = re.compile(r"step-\d{8,}\.[0-9a-f]{16}")
 _PART = re.compile(r"rank-\d{5,}")

@@ -9,11 +9,12 @@ import typer
 import hlat
 from hlat.cli.common import OverridesArgument, RecipeArgument, data_progress, ready, say
 from hlat.cli.data import show
-from hlat.runtime import DataError, plural
+from hlat.runtime.errors import DataError
+from hlat.runtime.terminal_text import plural
 
 if TYPE_CHECKING:
     from hlat.config import Recipe
-    from hlat.data.prepared import PreparedData
+    from hlat.data import PreparedData
 
 app = typer.Typer(help="Prepare text for training, and inspect it.", no_args_is_help=True)
 show.register(app)
@@ -46,9 +47,7 @@ def prepare_command(
     if part is not None:
         _prepare_part(resolved, part, workers)
         return
-    from hlat.data import prepare_recipe_data
-    from hlat.data.prepare import verify_and_seal
-    from hlat.data.prepared import check_tokenizer, check_vocabulary
+    from hlat.data import check_tokenizer, check_vocabulary, prepare_recipe_data, verify_and_seal
 
     ready(works=True)
     check_tokenizer(resolved.data, resolved.model.vocab_size)
@@ -61,8 +60,7 @@ def prepare_command(
 
 
 def _prepare_part(recipe: "Recipe", part: str, workers: int | None) -> None:
-    from hlat.data.prepare import partition_folder, prepare_partition
-    from hlat.data.prepared import check_tokenizer
+    from hlat.data import check_tokenizer, partition_folder, prepare_partition
 
     match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", part)
     if match is None or int(match[1]) > int(match[2]):
@@ -103,8 +101,13 @@ def merge_command(
     overrides = [word for word in words or [] if re.match(r"[a-z_]\w*(\.\w+)*=", word)]
     folders = [Path(word) for word in words or [] if word not in overrides]
     resolved = hlat.load_recipe(recipe, overrides)
-    from hlat.data.prepare import find_partition_folders, merge_partition_folders, verify_and_seal
-    from hlat.data.prepared import check_tokenizer, check_vocabulary
+    from hlat.data import (
+        check_tokenizer,
+        check_vocabulary,
+        find_partition_folders,
+        merge_partition_folders,
+        verify_and_seal,
+    )
 
     ready(works=True)
     check_tokenizer(resolved.data, resolved.model.vocab_size)
@@ -125,7 +128,7 @@ def tokenizer_command(
 ) -> None:
     """Train the recipe's tokenizer and nothing else, for machines that prepare parts."""
     resolved = hlat.load_recipe(recipe, overrides or [])
-    from hlat.data.prepare import train_tokenizer
+    from hlat.data import train_tokenizer
 
     ready(works=True)
     with data_progress() as progress:

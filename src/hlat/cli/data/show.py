@@ -9,15 +9,16 @@ import typer
 
 import hlat
 from hlat.cli.common import OverridesArgument, data_progress, ready, say
-from hlat.runtime import DataError, escape_controls, escape_name, plural
+from hlat.runtime.errors import DataError
+from hlat.runtime.terminal_text import escape_controls, escape_name, plural
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
     from rich.text import Text
 
-    from hlat.config.sections import DataConfig
-    from hlat.data.prepared import LengthStatistics, Summary, TextSample
+    from hlat.config import DataConfig
+    from hlat.data import LengthStatistics, Summary, TextSample
 
 DataArgument = Annotated[
     str,
@@ -42,7 +43,7 @@ def show_command(
 ) -> None:
     """Show the contents of prepared data: counts, document lengths, copies, unreadable rows, samples of the text."""
     folder, _ = _find(source, overrides)
-    from hlat.data.prepared import open_prepared, summarize
+    from hlat.data import open_prepared, summarize
 
     ready()
     summary = summarize(open_prepared(folder), samples, tokens)
@@ -64,7 +65,7 @@ def verify_command(source: DataArgument, overrides: OverridesArgument = None) ->
     Every problem is listed. With a recipe, its settings have to be those that the data was prepared with.
     """
     folder, config = _find(source, overrides)
-    from hlat.data.prepare import verify_data
+    from hlat.data import verify_data
 
     ready(works=True)  # the exit code is the verdict
     with data_progress() as progress:
@@ -85,8 +86,7 @@ def _find(source: str, overrides: list[str] | None) -> "tuple[Path, DataConfig |
     if folder.is_dir() and not overrides:
         below = folder / "data"
         return (below if (below / "manifest.json").exists() else folder), None
-    from hlat.config import RecipeError
-    from hlat.config.files import RECIPE_ENDINGS
+    from hlat.config import RECIPE_ENDINGS, RecipeError
 
     try:
         recipe = hlat.load_recipe(source, overrides or [])

@@ -52,7 +52,7 @@ def kubernetes_command(
 ) -> None:
     """Submit a run to Kubernetes with kubectl: a Job, a JobSet, or a TrainJob of Kubeflow Trainer."""
     from hlat.api import submit_kubernetes
-    from hlat.launch.submission import KubernetesOptions
+    from hlat.launch import KubernetesOptions
 
     ready(works=not dry_run)
     text = submit_kubernetes(

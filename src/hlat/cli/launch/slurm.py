@@ -60,7 +60,7 @@ def slurm_command(
 ) -> None:
     """Submit a run to Slurm, with this folder as its working folder."""
     from hlat.api import submit_slurm
-    from hlat.launch.submission import SlurmOptions
+    from hlat.launch import SlurmOptions
 
     ready(works=not dry_run)
     options = SlurmOptions(
@@ -105,7 +105,7 @@ def slurm_command(
 
 def status_command(run: RunArgument) -> None:
     """Show the newest Slurm job of a run."""
-    from hlat.launch.submission import job_state
+    from hlat.launch import job_state
 
     ready()
     for found in job_state(run):
@@ -117,7 +117,7 @@ def logs_command(
     run: RunArgument, lines: Annotated[int, typer.Option(min=1, help="Number of lines to show.")] = 50
 ) -> None:
     """Show the end of the output of a run's newest Slurm job."""
-    from hlat.launch.submission import job_log
+    from hlat.launch import job_log
 
     ready()
     say(job_log(run, lines))
@@ -125,7 +125,7 @@ def logs_command(
 
 def cancel_command(run: RunArgument) -> None:
     """Cancel the newest Slurm job of a run: it saves and stops, if the cluster gives it the time."""
-    from hlat.launch.submission import cancel_job
+    from hlat.launch import cancel_job
 
     ready(works=True)
     say(f"cancelled job {cancel_job(run)}")

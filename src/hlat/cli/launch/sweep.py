@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hlat.cli.common import RecipeArgument, complain, ready, say
-from hlat.runtime import plural
+from hlat.runtime.terminal_text import plural
 
 if TYPE_CHECKING:
     from hlat.sweep import Sweep, SweepResult
@@ -49,7 +49,7 @@ def sweep(
 ) -> None:
     """Train a recipe with several values of some fields. The same command again goes on where it stopped."""
     from hlat.launch import parse_nproc
-    from hlat.runtime import LaunchError
+    from hlat.runtime.errors import LaunchError
     from hlat.sweep import accelerator_warning, plan_sweep, run_sweep, sweep_results
 
     ready(works=not (show or as_json or dry_run))
@@ -91,7 +91,7 @@ def _show(planned: "Sweep", results: "list[SweepResult]", as_json: bool) -> None
 
 
 def _submit(planned: "Sweep", words: list[str], given: list[str], at_once: int | None, dry_run: bool) -> None:
-    from hlat.runtime import LaunchError, StorageError
+    from hlat.runtime.errors import LaunchError, StorageError
     from hlat.sweep import array_script
 
     script, folders = array_script(planned, words, given, at_once)

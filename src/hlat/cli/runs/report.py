@@ -10,7 +10,8 @@ import typer
 import hlat
 from hlat.cli.common import ready, say
 from hlat.cli.hardware import HardwareOption
-from hlat.runtime import LaunchError, escape_name
+from hlat.runtime.errors import LaunchError
+from hlat.runtime.terminal_text import escape_name
 
 if TYPE_CHECKING:
     from hlat.reporting import RunSummary

@@ -10,7 +10,8 @@ import typer
 
 import hlat
 from hlat.cli.common import ready, say
-from hlat.runtime import LaunchError, escape_name, plural
+from hlat.runtime.errors import LaunchError
+from hlat.runtime.terminal_text import escape_name, plural
 
 if TYPE_CHECKING:
     from hlat.reporting import LossesAt, RunComparison, RunOverview

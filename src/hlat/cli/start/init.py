@@ -16,7 +16,7 @@ def register(app: typer.Typer) -> None:
 
 def _hours(text: str | float) -> float:
     """Parse a time to train, in hours: a number of them, or a duration as recipes take it."""
-    from hlat.runtime.quantities import QuantityError, parse_seconds
+    from hlat.runtime.quantities.parsing import QuantityError, parse_seconds
 
     if not isinstance(text, str):
         return text
@@ -46,7 +46,7 @@ def init(
 ) -> None:
     """Write a commented recipe for a corpus: model, batch and rate for this machine and a time."""
     import hlat
-    from hlat.runtime import StorageError
+    from hlat.runtime.errors import StorageError
 
     ready(works=True)
     if to.exists():

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from hlat.cli.common import VerboseOption, data_progress, opening_line, ready, say, whole_number
-from hlat.runtime.process import be_verbose
+from hlat.runtime.process.verbosity import be_verbose
 
 
 def register(app: typer.Typer) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hlat.config.value_checks import size_problem
-from hlat.runtime.storage import read_small_file
+from hlat.runtime.storage.small_files import read_small_file
 
 
 def read_config_json(path: Path) -> dict[str, Any]:

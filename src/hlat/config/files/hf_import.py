@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from hlat.config.errors import Problem, RecipeError
-from hlat.config.sections import ARCHITECTURES, MOST_LAYERS, MOST_TOKENS, WIDEST, ArchitectureEntry
-from hlat.runtime import plural
+from hlat.config.sections.architectures import ARCHITECTURES, ArchitectureEntry
+from hlat.config.sections.model import MOST_LAYERS, MOST_TOKENS, WIDEST
+from hlat.runtime.terminal_text import plural
 
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 _MOST = {

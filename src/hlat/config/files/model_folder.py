@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from hlat.config.files.config_json import read_config_json
 from hlat.config.files.hf_import import hf_to_model
-from hlat.runtime.storage import read_small_file
+from hlat.runtime.storage.small_files import read_small_file
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 _LARGEST = 1 << 26  # bytes of a meta.json, which may hold the last metrics of a run

@@ -15,7 +15,7 @@ from typing import Any
 from hlat.config.errors import Problem, RecipeError, short
 from hlat.config.files.yaml_text import YamlError, load_yaml
 from hlat.config.value_checks import size_problem
-from hlat.runtime.storage import read_small_file
+from hlat.runtime.storage.small_files import read_small_file
 
 RECIPE_ENDINGS = (".yaml", ".yml", ".json")
 """Endings of the names of recipe files; others are read too."""

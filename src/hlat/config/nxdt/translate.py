@@ -13,13 +13,13 @@ import yaml
 
 from hlat.config.errors import Problem, RecipeError
 from hlat.config.explanations import suggestion
-from hlat.config.files import apply_overrides, merge, read_file
+from hlat.config.files.yaml_loader import apply_overrides, merge, read_file
 from hlat.config.load import parse_recipe
 from hlat.config.nxdt.interpolation import resolve
 from hlat.config.nxdt.table import ABSENT, RULES
 from hlat.config.nxdt.translation import Note, Translation
 from hlat.config.presets import PRESETS
-from hlat.runtime import escape_controls
+from hlat.runtime.terminal_text import escape_controls
 
 _SECTIONS = {name.partition(".")[0] for name in RULES}
 _WIDTH = 116  # of comment lines

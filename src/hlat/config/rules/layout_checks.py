@@ -8,8 +8,8 @@ If the number of processes is not given, a check asks for any number with which 
 from collections.abc import Iterator
 
 from hlat.config.rules.rule_context import Check, Unavailable, Values, divisors, holds
-from hlat.config.sections import INTERLEAVED, ZERO_BUBBLE, default_virtual_stages, resolved_virtual_stages
-from hlat.runtime import plural
+from hlat.config.sections.parallel import INTERLEAVED, ZERO_BUBBLE, default_virtual_stages, resolved_virtual_stages
+from hlat.runtime.terminal_text import plural
 
 
 def model_ranks(v: Values) -> int:

@@ -14,7 +14,7 @@ from hlat.config.errors import Fix, Problem
 from hlat.config.rules import layout_checks as checks
 from hlat.config.rules.rule_context import Rule, Values, divisors, holds
 from hlat.config.rules.suggest import refusal
-from hlat.config.sections import Schedule, default_virtual_stages
+from hlat.config.sections.parallel import Schedule, default_virtual_stages
 
 _STAGES = (checks.virtual_stages, checks.pipeline_layers)
 _DEGREES = (checks.tensor_degree, checks.context_chunks, checks.sequence_shards, *_STAGES)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from hlat.config.recipe import Recipe
-from hlat.runtime import plural
+from hlat.runtime.terminal_text import plural
 
 _LONG_RUN = 2000  # steps from which a run without warm-up is odd
 _LOGGED_RUN = 50  # steps from which a run without metrics is odd

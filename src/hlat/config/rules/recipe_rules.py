@@ -12,9 +12,12 @@ from hlat.config.rules.data_rules import DATA_RULES
 from hlat.config.rules.layout_rules import LAYOUT_RULES
 from hlat.config.rules.rounding_rules import ROUNDING_RULES
 from hlat.config.rules.rule_context import Rule, Unavailable, Values, batches, divisors
-from hlat.config.sections import ARCHITECTURES, OPTIONS, ZERO_BUBBLE, FaultConfig, ModelConfig, compile_obstacle
-from hlat.runtime import plural
-from hlat.runtime.storage import why_not_writable
+from hlat.config.sections.architectures import ARCHITECTURES, OPTIONS
+from hlat.config.sections.model import ModelConfig
+from hlat.config.sections.parallel import ZERO_BUBBLE, compile_obstacle
+from hlat.config.sections.recovery import FaultConfig
+from hlat.runtime.storage.fsspec_backends import why_not_writable
+from hlat.runtime.terminal_text import plural
 
 _MOST_TOKENS = 1 << 31  # of a step
 

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from hlat.config.sections.base import Section, fixed
 from hlat.config.sections.quantities import Amount, Bytes, Gibibytes, Positive, PositiveLength, Share
-from hlat.runtime import redact
+from hlat.runtime.urls import redact
 
 
 class SourceConfig(Section):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from hlat.runtime.quantities import (
+from hlat.runtime.quantities.parsing import (
     QuantityError,
     parse_bytes,
     parse_gibibytes,

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from hlat.config.sections.base import ComponentSection, Section, fixed
 from hlat.config.sections.quantities import Choice, Count, Positive, Share, Whole
-from hlat.runtime.backend import BACKENDS
+from hlat.runtime.backend.table import BACKENDS
 
 SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 ComponentName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")]

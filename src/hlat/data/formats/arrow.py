@@ -15,10 +15,11 @@ import pyarrow as pa
 from pyarrow import ipc
 
 from hlat.data.formats.base import FileFormat
-from hlat.data.formats.columns import TEXT_COLUMN, ColumnKind
+from hlat.data.formats.columns.base import ColumnKind
+from hlat.data.formats.columns.text import TEXT_COLUMN
 from hlat.data.formats.ranges import WHOLE_FILE, FileRange, group_ranges
 from hlat.data.formats.records import InputFile, Row
-from hlat.runtime import DataError
+from hlat.runtime.errors import DataError
 
 _MAGIC = b"ARROW1"
 _TAIL = struct.Struct("<i6s")  # length of the footer, and the magic word again

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from hlat.data.formats.columns import ColumnKind
+from hlat.data.formats.columns.base import ColumnKind
 from hlat.data.formats.ranges import WHOLE_FILE, FileRange, RangeReader, cut_rows
 from hlat.data.formats.records import InputFile, Row, RowError, convert_file_errors
-from hlat.data.formats.streams import Stream, is_compressed, is_other_content, open_decompressed
-from hlat.runtime import DataError
-from hlat.runtime.storage import HEAD_BYTES, recognize
+from hlat.data.formats.streams.decompression import Stream, is_compressed, is_other_content, open_decompressed
+from hlat.runtime.errors import DataError
+from hlat.runtime.storage.file_content import HEAD_BYTES, recognize
 
 
 class Companion(NamedTuple):

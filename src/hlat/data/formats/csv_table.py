@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import ClassVar, NamedTuple
 
 from hlat.data.formats.base import FileFormat
-from hlat.data.formats.columns import TEXT_COLUMN
+from hlat.data.formats.columns.text import TEXT_COLUMN
 from hlat.data.formats.ranges import WHOLE_FILE, FileRange, RangeReader
 from hlat.data.formats.records import (
     InputFile,
@@ -23,16 +23,10 @@ from hlat.data.formats.records import (
     missing_column,
     same_columns,
 )
-from hlat.data.formats.streams import (
-    MAX_LINE_BYTES,
-    CsvRecord,
-    describe_expansion,
-    is_compressed,
-    iter_records,
-    open_decompressed,
-    split_fields,
-)
-from hlat.runtime import DataError
+from hlat.data.formats.streams.csv_records import CsvRecord, iter_records, split_fields
+from hlat.data.formats.streams.decompression import describe_expansion, is_compressed, open_decompressed
+from hlat.data.formats.streams.line_reading import MAX_LINE_BYTES
+from hlat.runtime.errors import DataError
 
 _REPAIR = "Repair or remove the row."
 _TEXT_UTF8 = "Write the file as UTF-8 with a header row."

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from hlat.data.tokenizers import TokenIdArray, Tokenizer
+from hlat.data.tokenizers.base import TokenIdArray, Tokenizer
 
 Content = str | TokenIdArray
 """A text, or token ids: uint32, shape (tokens,), without an end-of-sequence token."""

@@ -18,8 +18,9 @@ import pyarrow as pa
 from pyarrow import ipc
 
 from hlat.data.formats.arrow import ArrowFormat, stream_batches
-from hlat.runtime import DataError, escape_name, plural
-from hlat.runtime.storage import recognize
+from hlat.runtime.errors import DataError
+from hlat.runtime.storage.file_content import recognize
+from hlat.runtime.terminal_text import escape_name, plural
 
 _STATE, _INFO, _DICT = "state.json", "dataset_info.json", "dataset_dict.json"
 _SHARDS, _SHARD = "data-*-of-*.arrow", re.compile(r"data-\d+-of-(\d+)\.arrow")

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hlat.runtime import DataError
-from hlat.runtime.storage import HEAD_BYTES, recognize
+from hlat.runtime.errors import DataError
+from hlat.runtime.storage.file_content import HEAD_BYTES, recognize
 
 StoredTokens = npt.NDArray[np.integer[Any]]
 

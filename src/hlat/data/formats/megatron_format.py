@@ -16,8 +16,8 @@ from hlat.data.formats.base import Companion, FileFormat
 from hlat.data.formats.megatron import MegatronDataset, StoredTokens, index_path
 from hlat.data.formats.ranges import FileRange, RangeReader, cut_rows
 from hlat.data.formats.records import InputFile, Row
-from hlat.data.tokenizers import TokenIdArray
-from hlat.runtime import DataError
+from hlat.data.tokenizers.base import TokenIdArray
+from hlat.runtime.errors import DataError
 
 _DOCUMENTS_PER_READ = 1 << 20  # document lengths read at a time
 _MAX_DATASETS = 256  # maximum number of open datasets: a process can map only so many files

@@ -15,8 +15,9 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from hlat.data.formats.document import Content, Vocabulary
-from hlat.data.formats.streams import DamagedStream, LongWindowError
-from hlat.runtime import DataError, escape_name
+from hlat.data.formats.streams.decompression import DamagedStream, LongWindowError
+from hlat.runtime.errors import DataError
+from hlat.runtime.terminal_text import escape_name
 
 _MAX_NAMES = 20  # column names that a message lists
 

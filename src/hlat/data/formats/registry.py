@@ -11,15 +11,17 @@ from pathlib import Path
 
 from hlat.data.formats.arrow import ArrowFormat
 from hlat.data.formats.base import FileFormat
-from hlat.data.formats.columns import COLUMN_KINDS, TEXT_COLUMN, ColumnKind
+from hlat.data.formats.columns import COLUMN_KINDS
+from hlat.data.formats.columns.base import ColumnKind
+from hlat.data.formats.columns.text import TEXT_COLUMN
 from hlat.data.formats.csv_table import CsvFormat, TsvFormat
 from hlat.data.formats.hf_dataset import HuggingFaceFormat
 from hlat.data.formats.json_lines import JsonLinesFormat
 from hlat.data.formats.megatron_format import MegatronFormat
 from hlat.data.formats.parquet import ParquetFormat
-from hlat.data.formats.streams import COMPRESSED_ENDINGS
+from hlat.data.formats.streams.decompression import COMPRESSED_ENDINGS
 from hlat.data.formats.text import TextFormat
-from hlat.runtime import DataError
+from hlat.runtime.errors import DataError
 
 DEFAULT = TextFormat()
 """The format of files with an ending that is not known."""

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from hlat.data.manifest.bad_row import BadRow
 from hlat.data.manifest.manifest import QUARANTINE_FILE, QuarantineRecord
-from hlat.data.sources import SourceFile
-from hlat.data.stores import AtomicFileWriter
-from hlat.runtime import DataError
+from hlat.data.sources.source_file import SourceFile
+from hlat.data.stores.atomic_files import AtomicFileWriter
+from hlat.runtime.errors import DataError
 
 MIN_BAD_ROWS = 100
 """Bad rows from which on their share is checked before the end of the corpus."""

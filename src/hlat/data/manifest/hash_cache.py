@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from hlat.data.manifest.manifest import DataManifest
-from hlat.data.sources import SourceFile, Stamp
-from hlat.data.stores import write_atomic
+from hlat.data.sources.source_file import SourceFile, Stamp
+from hlat.data.stores.atomic_files import write_atomic
 
 HASHES = "hashes.json"
 

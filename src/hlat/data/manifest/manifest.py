@@ -11,11 +11,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from hlat.data.formats import FileFormat, format_named
+from hlat.data.formats.base import FileFormat
+from hlat.data.formats.registry import format_named
 from hlat.data.manifest.record_formats import RECORD_FORMATS
 from hlat.data.manifest.settings import paths_by_source
-from hlat.data.sources import SPLITS, SourceFile, Split
-from hlat.runtime.distributed import sendable
+from hlat.data.sources.source_file import SourceFile
+from hlat.data.sources.split import SPLITS, Split
+from hlat.runtime.distributed.sendable_types import sendable
 
 WORK_VERSION = 3
 """Format version of unfinished work, and of partitions of a corpus."""

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 
 from hlat.data.manifest.manifest import MANIFEST_FILE, DataManifest, StrictRecord
 from hlat.data.manifest.record_formats import FORMAT_VERSION, RECORD_FORMATS
-from hlat.data.stores import write_atomic
-from hlat.runtime import DataError
+from hlat.data.stores.atomic_files import write_atomic
+from hlat.runtime.errors import DataError
 
 _MAX_PROBLEMS = 5  # problems of one record that a message lists
 

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from hlat.config.sections import DataConfig
-from hlat.data.sources import source_columns
-from hlat.data.stores import local_path
-from hlat.data.tokenizers import load_tokenizer
+from hlat.config import DataConfig
+from hlat.data.sources.columns import source_columns
+from hlat.data.stores.remote import local_path
+from hlat.data.tokenizers.load import load_tokenizer
 
 
 def recipe_locations(config: DataConfig) -> dict[str, list[str]]:

@@ -10,26 +10,3 @@
 The tokens of global sample g depend only on the data section and the seed. Streams are independent of one another, so
 each may be tokenized anywhere; the positions of the streams are all the state there is.
 """
-
-from typing import TYPE_CHECKING
-
-from hlat.runtime import lazily
-
-if TYPE_CHECKING:
-    from hlat.data.online.dataset import OnlineData
-    from hlat.data.online.loader import OnlineLoader, StreamProgress
-    from hlat.data.online.prepare import prepare_online
-
-__getattr__ = lazily(
-    __name__,
-    {
-        "dataset": ("OnlineData",),
-        "loader": (
-            "OnlineLoader",
-            "StreamProgress",
-        ),
-        "prepare": ("prepare_online",),
-    },
-)
-
-__all__ = ["OnlineData", "OnlineLoader", "StreamProgress", "prepare_online"]

@@ -4,11 +4,11 @@ Each tokenizing process counts the rows it has read, as often as it reads them. 
 bad row is an error; otherwise the fraction is checked from the hundredth bad row on, since it means little before.
 """
 
-from hlat.data.formats import Row
-from hlat.data.manifest import MIN_BAD_ROWS, too_many_bad_rows
+from hlat.data.formats.records import Row
+from hlat.data.manifest.bad_rows import MIN_BAD_ROWS, too_many_bad_rows
 from hlat.data.online.block_index import FileBlock
-from hlat.data.sources import SourceFile
-from hlat.runtime import DataError
+from hlat.data.sources.source_file import SourceFile
+from hlat.runtime.errors import DataError
 
 _REPORTED_ROWS = 20  # bad rows reported one by one, and remembered, so that none is reported again an epoch later
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from hlat.data.formats import FileRange, convert_file_errors
-from hlat.data.sources import SourceFile
+from hlat.data.formats.ranges import FileRange
+from hlat.data.formats.records import convert_file_errors
+from hlat.data.sources.source_file import SourceFile
 
 _MIN_BYTES, _MAX_BYTES = 1 << 12, 1 << 22  # size of a block
 _BLOCKS_PER_STREAM = 2

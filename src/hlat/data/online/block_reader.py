@@ -5,11 +5,13 @@ The reader of each format is kept, because it may keep what it had to decode or 
 
 from collections.abc import Iterator
 
-from hlat.data.formats import WHOLE, InputFile, RangeReader, Row, Vocabulary
+from hlat.data.formats.document import Vocabulary
+from hlat.data.formats.ranges import WHOLE, RangeReader
+from hlat.data.formats.records import InputFile, Row
 from hlat.data.online.block_index import FileBlock
 from hlat.data.online.corpus_content import CorpusContent
-from hlat.data.sources import SourceFile
-from hlat.runtime import DataError
+from hlat.data.sources.source_file import SourceFile
+from hlat.runtime.errors import DataError
 
 
 class BlockReader:

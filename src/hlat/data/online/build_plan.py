@@ -2,16 +2,17 @@
 
 from pathlib import Path
 
-from hlat.config.sections import DataConfig
-from hlat.data.manifest import SourceRecord
+from hlat.config import DataConfig
+from hlat.data.manifest.manifest import SourceRecord
 from hlat.data.online.stream import RowSettings
 from hlat.data.online.stream_assignment import StreamAssignment
 from hlat.data.online.worker_protocol import FileIdentity, SourcePlan, WorkerPlan
-from hlat.data.prepared import PreparedData
-from hlat.data.samples import is_weighted, phase_weights
-from hlat.data.sources import cache_location
-from hlat.runtime import DataError, is_url
-from hlat.runtime.randomness import stream_key
+from hlat.data.prepared.prepared_folder import PreparedData
+from hlat.data.samples.weights import is_weighted, phase_weights
+from hlat.data.sources.file_list import cache_location
+from hlat.runtime.errors import DataError
+from hlat.runtime.randomness.rng_keys import stream_key
+from hlat.runtime.urls import is_url
 
 
 def build_worker_plan(

@@ -11,9 +11,10 @@ Files of object stores are compared as they are read only: their version is comp
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from hlat.data.formats import FileRange, InputFile
-from hlat.data.sources import SourceFile
-from hlat.data.stores import ContentRecord
+from hlat.data.formats.ranges import FileRange
+from hlat.data.formats.records import InputFile
+from hlat.data.sources.source_file import SourceFile
+from hlat.data.stores.content_record import ContentRecord
 
 CONTENT_FILE = "corpus.content"
 _PAGE = 1 << 20

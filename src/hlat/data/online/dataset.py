@@ -6,13 +6,14 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from hlat.config import BatchSchedule
-from hlat.config.sections import DataConfig
+from hlat.config import BatchSchedule, DataConfig
 from hlat.data.online.build_plan import build_worker_plan
 from hlat.data.online.loader import CursorTable, OnlineLoader
 from hlat.data.online.stream_assignment import StreamAssignment, row_stride
-from hlat.data.prepared import PreparedData
-from hlat.runtime import DataError, is_url, plural
+from hlat.data.prepared.prepared_folder import PreparedData
+from hlat.runtime.errors import DataError
+from hlat.runtime.terminal_text import plural
+from hlat.runtime.urls import is_url
 
 Int64s = npt.NDArray[np.int64]
 

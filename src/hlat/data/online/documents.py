@@ -8,16 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
-from hlat.data.formats import content_bytes
+from hlat.data.formats.document import content_bytes
 from hlat.data.online.bad_rows import BadRowMonitor
 from hlat.data.online.block_index import FileBlock
 from hlat.data.online.block_reader import BlockReader
 from hlat.data.online.corpus_content import CorpusContent
 from hlat.data.online.stream import StreamDocument
 from hlat.data.online.worker_protocol import WorkerPlan
-from hlat.data.samples import EpochOrder
-from hlat.data.sources import SplitRule
-from hlat.runtime import DataError
+from hlat.data.samples.epoch_order import EpochOrder
+from hlat.data.sources.split import SplitRule
+from hlat.runtime.errors import DataError
 
 
 class DocumentReader:

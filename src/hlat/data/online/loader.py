@@ -28,11 +28,12 @@ from hlat.data.online.worker_protocol import (
     WorkerPlan,
     unpack_rows,
 )
-from hlat.data.samples import NO_LABEL, Batch
+from hlat.data.samples.row_filling import NO_LABEL
+from hlat.data.samples.training_data import Batch
 from hlat.model import IGNORED
-from hlat.runtime import DataError, StorageError
-from hlat.runtime.distributed import sendable
-from hlat.runtime.process import ProgressRecord
+from hlat.runtime.distributed.sendable_types import sendable
+from hlat.runtime.errors import DataError, StorageError
+from hlat.runtime.process.progress import ProgressRecord
 
 Int64s = npt.NDArray[np.int64]
 

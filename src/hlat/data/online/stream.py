@@ -19,8 +19,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hlat.data.formats import Content
-from hlat.data.samples import BestFitPlan, RowSegment, fit_documents
+from hlat.data.formats.document import Content
+from hlat.data.samples.best_fit import BestFitPlan, fit_documents
+from hlat.data.samples.row_filling import RowSegment
 
 _GROUP = 32  # rows packed together; a larger group has less padding and takes more memory
 _PIECE = 1 << 14  # minimum characters of a piece of a document

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hlat.config import BatchSchedule
-from hlat.runtime.randomness import stream_key
+from hlat.runtime.randomness.rng_keys import stream_key
 
 Int64s = npt.NDArray[np.int64]
 

@@ -22,7 +22,7 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from hlat.data.formats import Content, tokenize_contents
+from hlat.data.formats.document import Content, tokenize_contents
 from hlat.data.online.corpus_content import CorpusContent
 from hlat.data.online.documents import DocumentReader
 from hlat.data.online.stream import RowStream, StreamCursor
@@ -39,10 +39,12 @@ from hlat.data.online.worker_protocol import (
     WorkerPlan,
     pack_row,
 )
-from hlat.data.samples import Mixture, PhaseWeights, fill_row
-from hlat.data.tokenizers import Tokenizer, load_saved
-from hlat.runtime import DataError, HlatError, StorageError
-from hlat.runtime.process import begin_progress
+from hlat.data.samples.mixture import Mixture, PhaseWeights
+from hlat.data.samples.row_filling import fill_row
+from hlat.data.tokenizers.base import Tokenizer
+from hlat.data.tokenizers.load import load_saved
+from hlat.runtime.errors import DataError, HlatError, StorageError
+from hlat.runtime.process.progress import begin_progress
 
 _TOGETHER = 64  # rows whose text is tokenized in one batch
 _LOOK_AGAIN = 60.0  # seconds between two looks at the stamps of the files

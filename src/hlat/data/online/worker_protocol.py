@@ -14,12 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from hlat.config import BatchSchedule
-from hlat.data.formats import Vocabulary, format_named
+from hlat.data.formats.document import Vocabulary
+from hlat.data.formats.registry import format_named
 from hlat.data.online.stream import RowSettings, StreamCursor
 from hlat.data.online.stream_assignment import StreamAssignment, partition_count
-from hlat.data.samples import EpochOrder
-from hlat.data.sources import SourceFile, open_cached_store
-from hlat.data.stores import Cache
+from hlat.data.samples.epoch_order import EpochOrder
+from hlat.data.sources.file_list import open_cached_store
+from hlat.data.sources.source_file import SourceFile
+from hlat.data.stores.cache import Cache
 
 Int64s = npt.NDArray[np.int64]
 

@@ -12,11 +12,14 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from hlat.data.formats import Content, RowError, Vocabulary, content_bytes
-from hlat.data.manifest import BadRow, BadRowCounter
+from hlat.data.formats.document import Content, Vocabulary, content_bytes
+from hlat.data.formats.records import RowError
+from hlat.data.manifest.bad_row import BadRow
+from hlat.data.manifest.bad_rows import BadRowCounter
 from hlat.data.prepare.work_units import CorpusPosition, UnitIndex, UnitSpan, WorkUnit
-from hlat.data.sources import ALL_VALIDATION, SourceFile, Split, SplitRule, hash_threshold
-from hlat.data.stores import prefetch_in_order
+from hlat.data.sources.source_file import SourceFile
+from hlat.data.sources.split import ALL_VALIDATION, Split, SplitRule, hash_threshold
+from hlat.data.stores.prefetch import prefetch_in_order
 
 _UNIT_ROWS = 1 << 18  # upper bound: rows without text add no bytes to a unit, and every bad row is listed in its index
 

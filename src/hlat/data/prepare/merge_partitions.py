@@ -12,14 +12,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hlat.config.sections import DataConfig
-from hlat.data.manifest import (
-    MANIFEST_FILE,
-    TOKENIZER_FOLDER,
-    content_settings,
-    read_data_manifest,
-    setting_differences,
-)
+from hlat.config import DataConfig
+from hlat.data.manifest.manifest import MANIFEST_FILE, TOKENIZER_FOLDER
+from hlat.data.manifest.manifest_file import read_data_manifest
+from hlat.data.manifest.settings import content_settings, setting_differences
 from hlat.data.prepare.corpus import Corpus, SplitPlan
 from hlat.data.prepare.merge_units import UnitMerger
 from hlat.data.prepare.partition import FINISHED, PartitionRecord, indexes_sha256, read_partition_record
@@ -28,10 +24,14 @@ from hlat.data.prepare.publish import complete_staging, publish
 from hlat.data.prepare.staging import StagingFolder
 from hlat.data.prepare.tokenizer_and_split import ProgressCallback, make_tokenizer, refuse_empty_split
 from hlat.data.prepare.work_units import read_index
-from hlat.data.prepared import PreparedData, check_settings, open_prepared, token_dtype
-from hlat.data.sources import SourceFile, describe_corpus_changes
-from hlat.data.stores import convert_disk_errors, local_path
-from hlat.runtime import DataError, plural
+from hlat.data.prepared.prepared_folder import PreparedData, check_settings, open_prepared
+from hlat.data.prepared.shards import token_dtype
+from hlat.data.sources.file_list import describe_corpus_changes
+from hlat.data.sources.source_file import SourceFile
+from hlat.data.stores.atomic_files import convert_disk_errors
+from hlat.data.stores.remote import local_path
+from hlat.runtime.errors import DataError
+from hlat.runtime.terminal_text import plural
 
 
 @dataclass(frozen=True)

@@ -8,21 +8,22 @@ from pathlib import Path
 
 import numpy as np
 
-from hlat.config.sections import DataConfig
-from hlat.data.manifest import (
+from hlat.config import DataConfig
+from hlat.data.manifest.bad_rows import QuarantineWriter
+from hlat.data.manifest.manifest import (
     QuarantineRecord,
-    QuarantineWriter,
     ShardRecord,
     SourceRows,
     SourceTokens,
     SplitRecord,
     documents_file,
-    recipe_source_names,
 )
+from hlat.data.manifest.settings import recipe_source_names
 from hlat.data.prepare.duplicates import Bools, DuplicateFinder
 from hlat.data.prepare.work_units import SplitIndex, UnitIndex, UnitSpan, read_index, tokens_file
-from hlat.data.prepared import BoundaryWriter, ShardWriter
-from hlat.data.sources import SPLITS, SourceFile, Split
+from hlat.data.prepared.shards import BoundaryWriter, ShardWriter
+from hlat.data.sources.source_file import SourceFile
+from hlat.data.sources.split import SPLITS, Split
 
 
 @dataclass

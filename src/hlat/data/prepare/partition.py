@@ -18,20 +18,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from hlat.config.sections import DataConfig
-from hlat.data.manifest import (
-    FORMAT_VERSION,
-    TOKENIZER_FOLDER,
-    SourceRecord,
-    StrictRecord,
-    UnknownFormatError,
-    content_settings,
-    load_hashes,
-    read_record,
-    setting_differences,
-    validation_summary,
-    write_record,
-)
+from hlat.config import DataConfig
+from hlat.data.manifest.hash_cache import load_hashes
+from hlat.data.manifest.manifest import TOKENIZER_FOLDER, SourceRecord, StrictRecord
+from hlat.data.manifest.manifest_file import UnknownFormatError, read_record, validation_summary, write_record
+from hlat.data.manifest.record_formats import FORMAT_VERSION
+from hlat.data.manifest.settings import content_settings, setting_differences
 from hlat.data.prepare.corpus import Corpus
 from hlat.data.prepare.preparation import folder_lock, ignore_progress, resolve_output_folder, tokenize_units
 from hlat.data.prepare.staging import PARTIAL, StagingFolder
@@ -42,20 +34,16 @@ from hlat.data.prepare.tokenizer_and_split import (
     vocabulary_of_given_tokenizer,
 )
 from hlat.data.prepare.work_units import index_file, read_index
-from hlat.data.prepared import token_dtype
-from hlat.data.sources import (
-    CACHE_FOLDER,
-    SourceFile,
-    SourceNotFoundError,
-    check_first_bytes,
-    describe_corpus_changes,
-    hash_files,
-    list_files,
-    numbered_sources,
-)
-from hlat.data.stores import convert_disk_errors, local_path, sync_folder
-from hlat.data.tokenizers import Tokenizer
-from hlat.runtime import DataError, is_url
+from hlat.data.prepared.shards import token_dtype
+from hlat.data.sources.file_list import CACHE_FOLDER, describe_corpus_changes, hash_files, list_files, numbered_sources
+from hlat.data.sources.findings import check_first_bytes
+from hlat.data.sources.listing import SourceNotFoundError
+from hlat.data.sources.source_file import SourceFile
+from hlat.data.stores.atomic_files import convert_disk_errors, sync_folder
+from hlat.data.stores.remote import local_path
+from hlat.data.tokenizers.base import Tokenizer
+from hlat.runtime.errors import DataError
+from hlat.runtime.urls import is_url
 
 FINISHED = "part"
 _RECORD = "part.json"

@@ -15,9 +15,10 @@ from types import TracebackType
 
 from hlat.data.prepare.work_units import WorkUnit
 from hlat.data.prepare.worker import write_unit
-from hlat.data.stores import unwritable_folder_error
-from hlat.runtime import DataError
-from hlat.runtime.process import ProgressRecord, is_stopped
+from hlat.data.stores.atomic_files import unwritable_folder_error
+from hlat.runtime.errors import DataError
+from hlat.runtime.process.process_status import is_stopped
+from hlat.runtime.process.progress import ProgressRecord
 
 _LOG = logging.getLogger(__name__)  # a warning is a line on stderr
 _PATIENCE = 60.0  # seconds after which a process that does not compute is told

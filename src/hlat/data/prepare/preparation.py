@@ -19,16 +19,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from hlat.config.sections import DataConfig
-from hlat.data.manifest import (
-    MANIFEST_FILE,
-    TOKENIZER_FOLDER,
-    DataManifest,
-    load_hashes,
-    read_data_manifest,
-    recipe_locations,
-    update_hashes,
-)
+from hlat.config import DataConfig
+from hlat.data.manifest.hash_cache import load_hashes, update_hashes
+from hlat.data.manifest.manifest import MANIFEST_FILE, TOKENIZER_FOLDER, DataManifest
+from hlat.data.manifest.manifest_file import read_data_manifest
+from hlat.data.manifest.settings import recipe_locations
 from hlat.data.prepare.corpus import Corpus, SplitPlan, unfinished_units
 from hlat.data.prepare.merge_units import UnitMerger
 from hlat.data.prepare.pool import WorkerPool
@@ -42,20 +37,22 @@ from hlat.data.prepare.tokenizer_and_split import (
     vocabulary_of_given_tokenizer,
 )
 from hlat.data.prepare.work_units import read_index
-from hlat.data.prepared import PreparedData, check_settings, current_settings, open_prepared, token_dtype
-from hlat.data.sources import (
+from hlat.data.prepared.prepared_folder import PreparedData, check_settings, current_settings, open_prepared
+from hlat.data.prepared.shards import token_dtype
+from hlat.data.sources.file_list import (
     CACHE_FOLDER,
-    SourceFile,
-    SourceNotFoundError,
-    check_first_bytes,
     describe_corpus_changes,
     hash_files,
     list_files,
     without_linked_folders,
 )
-from hlat.data.stores import convert_disk_errors, local_path
-from hlat.runtime import DataError
-from hlat.runtime.storage import broken_link
+from hlat.data.sources.findings import check_first_bytes
+from hlat.data.sources.listing import SourceNotFoundError
+from hlat.data.sources.source_file import SourceFile
+from hlat.data.stores.atomic_files import convert_disk_errors
+from hlat.data.stores.remote import local_path
+from hlat.runtime.errors import DataError
+from hlat.runtime.storage.file_content import broken_link
 
 _SMALLEST_UNIT, _LARGEST_UNIT, _UNITS = 1 << 20, 1 << 25, 1 << 12
 

@@ -2,25 +2,26 @@
 
 import shutil
 
-from hlat.config.sections import DataConfig
-from hlat.data.manifest import (
-    FORMAT_VERSION,
+from hlat.config import DataConfig
+from hlat.data.manifest.manifest import (
     MANIFEST_FILE,
     DataManifest,
     QuarantineRecord,
     SourceRecord,
     SourceRows,
     content_fingerprint,
-    recipe_locations,
-    write_data_manifest,
 )
+from hlat.data.manifest.manifest_file import write_data_manifest
+from hlat.data.manifest.record_formats import FORMAT_VERSION
+from hlat.data.manifest.settings import recipe_locations
 from hlat.data.prepare.merge_units import UnitMerger
 from hlat.data.prepare.staging import StagingFolder
-from hlat.data.prepared import CHECKSUM_SUFFIX, token_dtype
-from hlat.data.sources import SourceFile, doubts
-from hlat.data.stores import sync_folder
-from hlat.data.tokenizers import Tokenizer
-from hlat.runtime import plural
+from hlat.data.prepared.shards import CHECKSUM_SUFFIX, token_dtype
+from hlat.data.sources.findings import doubts
+from hlat.data.sources.source_file import SourceFile
+from hlat.data.stores.atomic_files import sync_folder
+from hlat.data.tokenizers.base import Tokenizer
+from hlat.runtime.terminal_text import plural
 
 
 def complete_staging(

@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hlat.data.manifest import MANIFEST_FILE, TOKENIZER_FOLDER, WORK_VERSION, save_hashes, setting_differences
-from hlat.data.sources import SourceFile, describe_corpus_changes
-from hlat.data.stores import write_atomic
-from hlat.runtime import DataError
+from hlat.data.manifest.hash_cache import save_hashes
+from hlat.data.manifest.manifest import MANIFEST_FILE, TOKENIZER_FOLDER, WORK_VERSION
+from hlat.data.manifest.settings import setting_differences
+from hlat.data.sources.file_list import describe_corpus_changes
+from hlat.data.sources.source_file import SourceFile
+from hlat.data.stores.atomic_files import write_atomic
+from hlat.runtime.errors import DataError
 
 PARTIAL = "partial"
 _KEY = "key.json"

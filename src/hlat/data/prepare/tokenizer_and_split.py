@@ -14,22 +14,18 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from hlat.config.sections import DataConfig
-from hlat.data.formats import Vocabulary
-from hlat.data.manifest import checksum_matches, with_checksum
+from hlat.config import DataConfig
+from hlat.data.formats.document import Vocabulary
+from hlat.data.manifest.record_checksum import checksum_matches, with_checksum
 from hlat.data.prepare.corpus import Corpus, SplitPlan, read_texts, read_with_progress
-from hlat.data.sources import SPLITS, Split, read_beginnings, tail_start
-from hlat.data.stores import write_atomic
-from hlat.data.tokenizers import (
-    Tokenizer,
-    describe_tokenizer,
-    load_saved,
-    load_tokenizer,
-    sample_texts,
-    train_bpe,
-    train_char,
-)
-from hlat.runtime import DataError, StorageError
+from hlat.data.sources.beginnings import read_beginnings
+from hlat.data.sources.split import SPLITS, Split, tail_start
+from hlat.data.stores.atomic_files import write_atomic
+from hlat.data.tokenizers.base import Tokenizer
+from hlat.data.tokenizers.load import load_saved, load_tokenizer
+from hlat.data.tokenizers.round_trip import describe_tokenizer
+from hlat.data.tokenizers.training import sample_texts, train_bpe, train_char
+from hlat.runtime.errors import DataError, StorageError
 
 ProgressCallback = Callable[[str, int, int], None]
 """Called with the stage (hash, measure, sample, tokenize, merge or verify), the bytes done, and the bytes in total.

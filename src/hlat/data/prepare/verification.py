@@ -14,31 +14,23 @@ from pathlib import Path
 
 import numpy as np
 
-from hlat.config.sections import DataConfig
-from hlat.data.manifest import (
+from hlat.config import DataConfig
+from hlat.data.manifest.manifest import (
     MANIFEST_FILE,
     TOKENIZER_FOLDER,
     DataManifest,
     QuarantineRecord,
     ShardRecord,
     SplitRecord,
-    read_data_manifest,
-    write_data_manifest,
 )
+from hlat.data.manifest.manifest_file import read_data_manifest, write_data_manifest
 from hlat.data.prepare.preparation import folder_lock
 from hlat.data.prepare.tokenizer_and_split import ProgressCallback
-from hlat.data.prepared import (
-    PreparedData,
-    content_problems,
-    manifest_problems,
-    open_prepared,
-    setting_problems,
-    size_problems,
-    tokenizer_problems,
-)
-from hlat.data.stores import local_path
-from hlat.data.tokenizers import load_saved
-from hlat.runtime import DataError
+from hlat.data.prepared.consistency import content_problems, manifest_problems, size_problems, tokenizer_problems
+from hlat.data.prepared.prepared_folder import PreparedData, open_prepared, setting_problems
+from hlat.data.stores.remote import local_path
+from hlat.data.tokenizers.load import load_saved
+from hlat.runtime.errors import DataError
 
 _CHUNK = 1 << 23  # bytes read at a time; a multiple of the sizes of a token and of a boundary
 _CHANGED = "the checksum differs from the manifest's: restore the file, or prepare again"

@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hlat.data.formats import Content, ContentT, text_byte_count, tokenize_contents, tokens_from_bytes
-from hlat.data.manifest import CHECKSUM_KEY, BadRow, checksum_matches, with_checksum
+from hlat.data.formats.document import Content, ContentT, text_byte_count, tokenize_contents, tokens_from_bytes
+from hlat.data.manifest.bad_row import BadRow
+from hlat.data.manifest.record_checksum import CHECKSUM_KEY, checksum_matches, with_checksum
 from hlat.data.prepare.duplicates import Hashes, hash_documents
-from hlat.data.sources import SPLITS, Split, SplitRule
-from hlat.data.stores import write_atomic
-from hlat.data.tokenizers import TokenIdArray, Tokenizer
-from hlat.runtime import DataError
+from hlat.data.sources.split import SPLITS, Split, SplitRule
+from hlat.data.stores.atomic_files import write_atomic
+from hlat.data.tokenizers.base import TokenIdArray, Tokenizer
+from hlat.runtime.errors import DataError
 
 Int64s = npt.NDArray[np.int64]
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from hlat.data.prepare.work_units import UnitSpan, WorkUnit, write_tokenized_unit
-from hlat.data.sources import SplitRule
-from hlat.data.stores import is_disk_error
-from hlat.data.tokenizers import load_saved
+from hlat.data.sources.split import SplitRule
+from hlat.data.stores.atomic_files import is_disk_error
+from hlat.data.tokenizers.load import load_saved
 
 
 def write_unit(stream: IO[bytes], unit: WorkUnit) -> None:

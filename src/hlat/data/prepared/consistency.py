@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from hlat.data.manifest import (
+from hlat.data.manifest.manifest import (
     MANIFEST_FILE,
     TOKENIZER_FOLDER,
     BlocksRecord,
@@ -27,8 +27,8 @@ from hlat.data.manifest import (
     documents_file,
 )
 from hlat.data.prepared.shards import token_dtype
-from hlat.data.sources import Split
-from hlat.data.tokenizers import Tokenizer
+from hlat.data.sources.split import Split
+from hlat.data.tokenizers.base import Tokenizer
 
 
 def manifest_problems(manifest: DataManifest) -> Iterator[str]:

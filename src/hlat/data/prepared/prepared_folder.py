@@ -16,18 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hlat.config.sections import DataConfig
-from hlat.data.manifest import (
-    MANIFEST_FILE,
-    TOKENIZER_FOLDER,
-    DataManifest,
-    SourceRecord,
-    content_settings,
-    read_data_manifest,
-    recipe_locations,
-    setting_differences,
-    too_many_bad_rows,
-)
+from hlat.config import DataConfig
+from hlat.data.manifest.bad_rows import too_many_bad_rows
+from hlat.data.manifest.manifest import MANIFEST_FILE, TOKENIZER_FOLDER, DataManifest, SourceRecord
+from hlat.data.manifest.manifest_file import read_data_manifest
+from hlat.data.manifest.settings import content_settings, recipe_locations, setting_differences
 from hlat.data.prepared.consistency import (
     changed_ids,
     content_problems,
@@ -38,10 +31,13 @@ from hlat.data.prepared.consistency import (
 )
 from hlat.data.prepared.shard_content import ShardContent
 from hlat.data.prepared.shards import TokenArray
-from hlat.data.sources import SPLITS, HeldOut, Split, describe_scarce, sha256_of
-from hlat.data.stores import local_path
-from hlat.data.tokenizers import Tokenizer, load_saved, load_tokenizer
-from hlat.runtime import DataError
+from hlat.data.sources.held_out import HeldOut, describe_scarce
+from hlat.data.sources.source_file import sha256_of
+from hlat.data.sources.split import SPLITS, Split
+from hlat.data.stores.remote import local_path
+from hlat.data.tokenizers.base import Tokenizer
+from hlat.data.tokenizers.load import load_saved, load_tokenizer
+from hlat.runtime.errors import DataError
 
 _MAX_PROBLEMS = 20  # problems that a message lists
 _COMPARED_BYTES = 1 << 30  # largest split that is compared with its checksums before every run: about a second

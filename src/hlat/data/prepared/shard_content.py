@@ -14,10 +14,11 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from hlat.data.manifest import DataManifest, read_data_manifest
-from hlat.data.sources import SPLITS, Split
-from hlat.data.stores import ContentRecord
-from hlat.runtime import DataError
+from hlat.data.manifest.manifest import DataManifest
+from hlat.data.manifest.manifest_file import read_data_manifest
+from hlat.data.sources.split import SPLITS, Split
+from hlat.data.stores.content_record import ContentRecord
+from hlat.runtime.errors import DataError
 
 _FILE = "shards.content"
 _PAGE = 1 << 16  # what a memory map reads at once anyway

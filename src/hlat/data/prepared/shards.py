@@ -16,10 +16,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hlat.data.manifest import shard_file
-from hlat.data.sources import Split
-from hlat.data.stores import AtomicFileWriter, sync_folder
-from hlat.runtime import DataError
+from hlat.data.manifest.manifest import shard_file
+from hlat.data.sources.split import Split
+from hlat.data.stores.atomic_files import AtomicFileWriter, sync_folder
+from hlat.runtime.errors import DataError
 
 CHECKSUM_SUFFIX = ".sha256"  # suffix of the file with the checksum of a shard, while data is being prepared
 _COPY_TOKENS = 1 << 22  # tokens copied at once

@@ -7,10 +7,10 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from hlat.data.manifest import SourceRows
+from hlat.data.manifest.manifest import SourceRows
 from hlat.data.prepared.prepared_folder import PreparedData, check_token_ids
-from hlat.data.sources import SPLITS, Split
-from hlat.runtime import plural
+from hlat.data.sources.split import SPLITS, Split
+from hlat.runtime.terminal_text import plural
 
 _CHUNK = 1 << 20  # documents processed at once
 _MAX_EXACT = 1 << 20  # tokens; longer documents are counted as one length

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hlat.data.samples.permutation import permute
-from hlat.runtime.randomness import stream_key
+from hlat.runtime.randomness.rng_keys import stream_key
 
 Int64s = npt.NDArray[np.int64]
 

@@ -19,7 +19,7 @@ from math import lcm
 import numpy as np
 import numpy.typing as npt
 
-from hlat.config.rules import LONGEST_PERIOD
+from hlat.config import LONGEST_PERIOD
 
 Int64s = npt.NDArray[np.int64]
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from hlat.data.prepared import TokenArray
+from hlat.data.prepared.shards import TokenArray
 from hlat.data.samples.best_fit import BestFitPlan
 from hlat.data.samples.row_filling import NO_LABEL, RowSegment, fill_row
 from hlat.model import IGNORED

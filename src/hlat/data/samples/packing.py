@@ -15,14 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
-from hlat.config.sections import DataConfig
-from hlat.data.manifest import checksum_matches, with_checksum
-from hlat.data.prepared import PreparedData
+from hlat.config import DataConfig
+from hlat.data.manifest.record_checksum import checksum_matches, with_checksum
+from hlat.data.prepared.prepared_folder import PreparedData
 from hlat.data.samples.best_fit import BestFitPlan, fit_documents
 from hlat.data.samples.packed_rows import BestFitRows, ConcatRows, PackedRows
-from hlat.data.sources import sha256_of
-from hlat.data.stores import sync_folder, write_atomic
-from hlat.runtime import DataError
+from hlat.data.sources.source_file import sha256_of
+from hlat.data.stores.atomic_files import sync_folder, write_atomic
+from hlat.runtime.errors import DataError
 
 _ARRAYS = ("rows", "documents", "offsets", "lengths")
 _SUMS = "sums.json"

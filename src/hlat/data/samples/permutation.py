@@ -8,7 +8,7 @@ Rackoff 1988); a number outside [0, n) is permuted again until it falls inside, 
 import numpy as np
 import numpy.typing as npt
 
-from hlat.runtime.randomness import stream_key
+from hlat.runtime.randomness.rng_keys import stream_key
 
 _ROUNDS = 8
 _LEAST_HALF_BITS = 3

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-from hlat.config.rules import whole_weights
-from hlat.config.sections import DataConfig
+from hlat.config import DataConfig, whole_weights
 from hlat.data.samples.mixture import Mixture, PhaseWeights
-from hlat.runtime import DataError
+from hlat.runtime.errors import DataError
 
 
 def is_weighted(config: DataConfig) -> bool:

@@ -8,10 +8,10 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from hlat.data.formats import convert_file_errors
-from hlat.data.formats.streams import open_decompressed
+from hlat.data.formats.records import convert_file_errors
+from hlat.data.formats.streams.decompression import open_decompressed
 from hlat.data.sources.source_file import SourceFile
-from hlat.runtime import DataError
+from hlat.runtime.errors import DataError
 
 _FILES, _ROWS, _CHARS = 8, 8, 1 << 14
 

@@ -5,8 +5,9 @@ data.sources[].text_column, else data.text_column --> kind and name
 
 from typing import Any, NamedTuple
 
-from hlat.config.sections import DataConfig
-from hlat.data.formats.columns import COLUMN_KINDS, ColumnKind
+from hlat.config import DataConfig
+from hlat.data.formats.columns import COLUMN_KINDS
+from hlat.data.formats.columns.base import ColumnKind
 
 
 class SourceColumn(NamedTuple):

@@ -6,10 +6,11 @@ a.bin  a.idx  b.bin --> a.bin (a.idx), b.bin (b.idx, searched next to it)
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from hlat.data.formats import Companion
+from hlat.data.formats.base import Companion
 from hlat.data.sources.source_file import SourceFile
-from hlat.data.stores import url_file_name
-from hlat.runtime import DataError, is_url
+from hlat.data.stores.remote import url_file_name
+from hlat.runtime.errors import DataError
+from hlat.runtime.urls import is_url
 
 
 def join_companions(

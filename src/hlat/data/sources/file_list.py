@@ -12,16 +12,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from hlat.config.sections import DataConfig
-from hlat.data.formats import FileFormat, folder_format
+from hlat.config import DataConfig
+from hlat.data.formats.base import FileFormat
+from hlat.data.formats.registry import folder_format
 from hlat.data.sources.columns import SourceColumn, default_column, source_columns
 from hlat.data.sources.companions import join_companions
 from hlat.data.sources.findings import FileFinding, refuse
 from hlat.data.sources.listing import ListedFile, Listing, SourceNotFoundError, find_file, list_source
 from hlat.data.sources.source_checks import check_folder, check_source, check_tokenizer_given, path_format
 from hlat.data.sources.source_file import SourceFile, Stamp, sha256_of
-from hlat.data.stores import Cache, CachedStore, Store, StoreAccessError, local_path, prefetch_in_order
-from hlat.runtime import DataError, is_url, plural
+from hlat.data.stores.cache import Cache
+from hlat.data.stores.fetching import CachedStore
+from hlat.data.stores.prefetch import prefetch_in_order
+from hlat.data.stores.remote import Store, StoreAccessError, local_path
+from hlat.runtime.errors import DataError
+from hlat.runtime.terminal_text import plural
+from hlat.runtime.urls import is_url
 
 CACHE_FOLDER = "cache"
 """Subfolder of the prepared data with the cache of remote files, unless data.cache_dir names another folder."""

@@ -14,9 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from hlat.data.formats.streams import COMPRESSED_ENDINGS
+from hlat.data.formats.streams.decompression import COMPRESSED_ENDINGS
 from hlat.data.sources.source_file import SourceFile
-from hlat.runtime import DataError, is_url, plural
+from hlat.runtime.errors import DataError
+from hlat.runtime.terminal_text import plural
+from hlat.runtime.urls import is_url
 
 _ROWS = 3
 _OPENED_TOGETHER, _SUBMITTED = 16, 1 << 10

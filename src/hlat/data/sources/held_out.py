@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hlat.runtime import plural
+from hlat.runtime.terminal_text import plural
 
 _ENOUGH_TOKENS = 10_000
 """Tokens for which the error of a mean loss is small: the losses of single tokens vary by 2 to 3 nats, so that the mean

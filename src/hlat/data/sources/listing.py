@@ -16,17 +16,14 @@ from typing import NamedTuple
 
 from hlat.data.sources.findings import FileFinding
 from hlat.data.sources.source_file import stat_of
-from hlat.data.stores import (
-    Cache,
-    CachedStore,
-    RemoteFile,
-    Store,
-    StoreAccessError,
-    StoreUnavailableError,
-    local_path,
-)
-from hlat.runtime import DataError, dataset_id_advice, is_url
-from hlat.runtime.storage import broken_link
+from hlat.data.stores.cache import Cache
+from hlat.data.stores.fetching import CachedStore
+from hlat.data.stores.remote import RemoteFile, Store, StoreAccessError, local_path
+from hlat.data.stores.retries import StoreUnavailableError
+from hlat.runtime.errors import DataError
+from hlat.runtime.hub_ids import dataset_id_advice
+from hlat.runtime.storage.file_content import broken_link
+from hlat.runtime.urls import is_url
 
 _SMALL_BYTES = 1 << 24
 _EFFECTIVE = os.access in os.supports_effective_ids

@@ -7,11 +7,13 @@ a tokenizer.
 from collections.abc import Sequence
 from pathlib import Path
 
-from hlat.data.formats import FileFormat, format_of
-from hlat.data.formats.columns import ColumnKind
+from hlat.data.formats.base import FileFormat
+from hlat.data.formats.columns.base import ColumnKind
+from hlat.data.formats.registry import format_of
 from hlat.data.sources.source_file import SourceFile
-from hlat.data.stores import url_file_name
-from hlat.runtime import DataError, is_url
+from hlat.data.stores.remote import url_file_name
+from hlat.runtime.errors import DataError
+from hlat.runtime.urls import is_url
 
 
 def path_format(path: str, column: ColumnKind) -> FileFormat:

@@ -6,9 +6,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hlat.data.formats import FileFormat, InputFile, Vocabulary
-from hlat.data.stores import CachedStore, RemoteFile
-from hlat.runtime import DataError
+from hlat.data.formats.base import FileFormat
+from hlat.data.formats.document import Vocabulary
+from hlat.data.formats.records import InputFile
+from hlat.data.stores.fetching import CachedStore
+from hlat.data.stores.remote import RemoteFile
+from hlat.runtime.errors import DataError
 
 
 @dataclass(frozen=True)

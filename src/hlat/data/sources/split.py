@@ -9,7 +9,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
-from hlat.data.formats import ContentT
+from hlat.data.formats.document import ContentT
 
 Split = Literal["train", "validation"]
 SPLITS: tuple[Split, Split] = ("train", "validation")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hlat.runtime import StorageError
+from hlat.runtime.errors import StorageError
 
 _DISK_ERRORS = {
     errno.ENOSPC,

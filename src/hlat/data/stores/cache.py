@@ -24,7 +24,7 @@ from typing import IO
 from hlat.data.stores.cache_folder import PART_SUFFIX, CacheFolder
 from hlat.data.stores.remote import RemoteFile, url_file_name
 from hlat.data.stores.retries import MAX_OUTAGE_SECONDS
-from hlat.runtime import DataError, StorageError
+from hlat.runtime.errors import DataError, StorageError
 
 FetchInto = Callable[[IO[bytes]], str]
 """Function that fetches a complete file into an open file and returns its sha256; called again after a full disk.

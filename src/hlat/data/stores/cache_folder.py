@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from hlat.data.stores.atomic_files import is_disk_error
-from hlat.runtime import StorageError
+from hlat.runtime.errors import StorageError
 
 PART_SUFFIX = ".part"
 _LOCK, _HASHES = "lock", "hashes.jsonl"

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hlat.runtime import DataError
+from hlat.runtime.errors import DataError
 
 _HEAD, _CELL = 32, 8
 _EMPTY = bytes(_CELL)

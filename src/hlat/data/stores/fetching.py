@@ -17,8 +17,8 @@ from typing import IO
 from hlat.data.stores.cache import Cache
 from hlat.data.stores.remote import RemoteFile, Store
 from hlat.data.stores.retries import FetchCancelledError, RetryLoop
-from hlat.runtime import DataError
-from hlat.runtime.storage import TransientError
+from hlat.runtime.errors import DataError
+from hlat.runtime.storage.storage_errors import TransientError
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hlat.data.stores.retries import StoreRetries
-from hlat.runtime import WEB_PROTOCOLS, DataError, is_url
-from hlat.runtime.storage import (
-    StorageFailure,
-    TransientError,
-    check_url,
-    explain_failure,
-    open_filesystem,
-    protocol_of,
-)
+from hlat.runtime.errors import DataError
+from hlat.runtime.storage.fsspec_backends import check_url, explain_failure, open_filesystem, protocol_of
+from hlat.runtime.storage.storage_errors import StorageFailure, TransientError
+from hlat.runtime.urls import WEB_PROTOCOLS, is_url
 
 _CHUNK = 1 << 24  # bytes per request: long compared with its latency, short compared with the cost of a lost one
 _STREAM_CHUNK = 1 << 20  # bytes per read from a server without range requests

@@ -19,9 +19,10 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TypeVar
 
-from hlat.runtime import DataError, HlatError
-from hlat.runtime.process import advance, blocking_call
-from hlat.runtime.storage import EarlierAttempt, FailureKind, StorageFailure, classify_error
+from hlat.runtime.errors import DataError, HlatError
+from hlat.runtime.process.progress import advance, blocking_call
+from hlat.runtime.storage.run_folder import EarlierAttempt
+from hlat.runtime.storage.storage_errors import FailureKind, StorageFailure, classify_error
 
 _LOG = logging.getLogger(__name__)  # not configured by hlat: Python writes its warnings to stderr, a line each
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from hlat.data.stores import sync_folder, write_atomic
-from hlat.runtime import DataError
+from hlat.data.stores.atomic_files import sync_folder, write_atomic
+from hlat.runtime.errors import DataError
 
 TokenIdArray = npt.NDArray[np.uint32]
 

@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import IO
 
 from hlat.data.tokenizers.bpe import BYTES, build_bpe
-from hlat.runtime import DataError
+from hlat.runtime.errors import DataError
 
 STAGE = "train tokenizer"
 """Stage of its progress reports, which count merges; the total is 0 until merging begins."""

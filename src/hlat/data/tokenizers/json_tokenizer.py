@@ -8,12 +8,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from hlat.data.tokenizers.base import (
-    CHUNK_CHARS,
-    TokenIdArray,
-    Tokenizer,
-    sentencepiece_byte_count,
-)
+from hlat.data.tokenizers.base import CHUNK_CHARS, TokenIdArray, Tokenizer, sentencepiece_byte_count
 from hlat.data.tokenizers.json_tokenizer_file import keeps_text, parse_tokenizer_json, with_special, without_dropout
 from hlat.data.tokenizers.safe_cuts import cut_text, cuts_preserve_tokens
 from hlat.data.tokenizers.text_bytes import TokenBytes, TokenIds
@@ -24,7 +19,7 @@ from hlat.data.tokenizers.transformers_config import (
     special_names,
     special_token_name,
 )
-from hlat.runtime import DataError
+from hlat.runtime.errors import DataError
 
 CHAR_PATTERN = r"[\s\S]"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import tokenizers
 
-from hlat.runtime import DataError
+from hlat.runtime.errors import DataError
 
 _MAX_IDS = 1 << 24  # sixty times the largest published vocabulary; a higher id means a damaged file
 

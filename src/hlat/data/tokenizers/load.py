@@ -9,11 +9,13 @@ from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
 
-from hlat.data.stores import local_path
+from hlat.data.stores.remote import local_path
 from hlat.data.tokenizers.base import Tokenizer
 from hlat.data.tokenizers.json_tokenizer import read_json_tokenizer
-from hlat.runtime import DataError
-from hlat.runtime.storage import TOKENIZER_FILES, HubError, HubModel, read_small_file, recognize
+from hlat.runtime.errors import DataError
+from hlat.runtime.storage.file_content import recognize
+from hlat.runtime.storage.hub import TOKENIZER_FILES, HubError, HubModel
+from hlat.runtime.storage.small_files import read_small_file
 
 _NAMES = ("tokenizer.json", "tokenizer.model")
 _LARGEST_CONFIG = 1 << 26  # bytes; published ones with many reserved tokens have more than a megabyte

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import tokenizers
 
 from hlat.data.tokenizers.base import Tokenizer
-from hlat.runtime import DataError
+from hlat.runtime.errors import DataError
 
 _PIECES, _CHARS = 48, 300  # comparing two texts takes time that grows with the square of their length
 _CONTEXT = 12  # characters of an example around the first difference

@@ -31,7 +31,7 @@ from hlat.data.tokenizers.sentencepiece_convert import is_plain, to_tokenizer_js
 from hlat.data.tokenizers.sentencepiece_proto import parse_model
 from hlat.data.tokenizers.text_bytes import TokenBytes, TokenIds
 from hlat.data.tokenizers.transformers_config import config_files, names_without_id, resolve_eos_token
-from hlat.runtime import DataError
+from hlat.runtime.errors import DataError
 
 _BPE = 2  # value of trainer_spec.model_type
 _CUT = re.compile(r"(?<=[A-Za-z]) (?=[A-Za-z])")

@@ -17,7 +17,7 @@ from hlat.data.tokenizers.bpe_process import train_bpe_in_process
 from hlat.data.tokenizers.json_tokenizer import CHAR_PATTERN, CharTokenizer, JsonTokenizer
 from hlat.data.tokenizers.safe_cuts import cut_text
 from hlat.data.tokenizers.transformers_config import DEFAULT_CONFIG
-from hlat.runtime import DataError
+from hlat.runtime.errors import DataError
 
 EOS = "<|endoftext|>"
 

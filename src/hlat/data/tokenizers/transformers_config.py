@@ -11,7 +11,7 @@ from collections.abc import Container, Iterator
 from typing import Any
 
 from hlat.data.tokenizers.safe_cuts import QWEN2_PATTERN
-from hlat.runtime import DataError
+from hlat.runtime.errors import DataError
 
 DEFAULT_CONFIG: dict[str, Any] = {
     "tokenizer_class": "PreTrainedTokenizerFast",

@@ -15,7 +15,7 @@ import torch
 
 from hlat.evaluation.batch_generation.requests import GenerationBatch, GenerationRequest
 from hlat.evaluation.sampling import choose_tokens
-from hlat.evaluation.scoring import StemCache
+from hlat.evaluation.scoring.stem_cache import StemCache
 from hlat.parallel import ForwardModel
 
 _PREFILL_TOKENS = 2048  # tokens of a forward pass over contexts

@@ -14,8 +14,9 @@ from functools import cached_property
 import numpy as np
 
 from hlat.evaluation.sampling import Sampling
-from hlat.evaluation.scoring import Member, Tokens, find_families
-from hlat.runtime.distributed import sendable
+from hlat.evaluation.scoring.families import Member, find_families
+from hlat.evaluation.scoring.requests import Tokens
+from hlat.runtime.distributed.sendable_types import sendable
 
 
 @sendable

@@ -11,7 +11,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from hlat.evaluation.code_execution.inside import NOBODY
+from hlat.evaluation.code_execution.inside.confine import NOBODY
 from hlat.evaluation.code_execution.seccomp import seccomp_filter
 
 _INSIDE = Path(__file__).with_name("inside")

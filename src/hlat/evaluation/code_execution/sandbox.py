@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Literal
 
 from hlat.evaluation.code_execution.confinement import Confinement, bubblewrap, landlock, unconfined
-from hlat.evaluation.code_execution.inside import NOBODY, frame, others_can_read, to_bytes
-from hlat.runtime import DataError, LaunchError
+from hlat.evaluation.code_execution.inside.confine import NOBODY, others_can_read
+from hlat.evaluation.code_execution.inside.values import frame, to_bytes
+from hlat.runtime.errors import DataError, LaunchError
 
 CodePermission = bool | Literal["unsafe"]
 """Permission to execute what a model wrote: no, in a sandbox, or also without one."""

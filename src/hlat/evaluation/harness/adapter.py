@@ -20,11 +20,11 @@ from lm_eval.models.utils import (
 )
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from hlat.evaluation.batch_generation import GenerationRequest
-from hlat.evaluation.responses import ServedModel
+from hlat.evaluation.batch_generation.requests import GenerationRequest
+from hlat.evaluation.responses.served_model import ServedModel
 from hlat.evaluation.sampling import Sampling
-from hlat.evaluation.scoring import ScoreRequest
-from hlat.runtime import DataError
+from hlat.evaluation.scoring.requests import ScoreRequest
+from hlat.runtime.errors import DataError
 
 _DEFAULT_LENGTH = 2048  # tokens, for a model without a maximum: the default of lm-eval
 _DEFAULT_NEW_TOKENS = 256  # the default of lm-eval

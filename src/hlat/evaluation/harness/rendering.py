@@ -12,8 +12,8 @@ from typing import Any
 
 from hlat.evaluation.harness.run import find_tasks, quiet
 from hlat.evaluation.harness.suites import Suite
-from hlat.runtime import DataError
-from hlat.training.validation import TaskRequest
+from hlat.runtime.errors import DataError
+from hlat.training import TaskRequest
 
 
 def render_suite(

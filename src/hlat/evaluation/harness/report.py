@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hlat.evaluation.harness.suites import Column, Suite, TaskEntry
-from hlat.runtime import DataError
+from hlat.runtime.errors import DataError
 
 RESULTS = "results.json"
 

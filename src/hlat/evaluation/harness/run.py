@@ -14,15 +14,16 @@ from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
-from hlat.data.stores import write_atomic
-from hlat.evaluation.code_execution import CodePermission, unconfined_execution
+from hlat.data import write_atomic
+from hlat.evaluation.code_execution.sandbox import CodePermission, unconfined_execution
 from hlat.evaluation.harness.report import RESULTS, SuiteReport, column_values, task_results
 from hlat.evaluation.harness.suites import Suite
 from hlat.evaluation.harness.tables import html_page, markdown_page
-from hlat.evaluation.responses import Progress, ServedModel, ServingOptions, serve_model
-from hlat.model.derived import count_parameters
-from hlat.runtime import DataError, StorageError
-from hlat.runtime.distributed import Runtime
+from hlat.evaluation.responses.responder import Progress
+from hlat.evaluation.responses.served_model import ServedModel, ServingOptions, serve_model
+from hlat.model import count_parameters
+from hlat.runtime.distributed.join import Runtime
+from hlat.runtime.errors import DataError, StorageError
 
 _LOG = logging.getLogger(__name__)
 

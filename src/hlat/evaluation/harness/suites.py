@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hlat.runtime import DataError
+from hlat.runtime.errors import DataError
 
 _FOLDER = Path(__file__).with_name("suites")
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from hlat.evaluation.harness.report import SuiteReport
 from hlat.evaluation.harness.suites import Suite
-from hlat.runtime import escape_controls
+from hlat.runtime.terminal_text import escape_controls
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem }

@@ -17,10 +17,10 @@ import lm_eval
 from huggingface_hub import constants
 from lm_eval.tasks import TaskManager
 
-from hlat.evaluation.code_execution import CodePermission, find_confinement
+from hlat.evaluation.code_execution.sandbox import CodePermission, find_confinement
 from hlat.evaluation.harness.suites import Suite, TaskEntry
-from hlat.runtime import DataError, LaunchError
-from hlat.runtime.compiled_code import check_code_folder
+from hlat.runtime.compiled_code.code_folder import check_code_folder
+from hlat.runtime.errors import DataError, LaunchError
 
 _OWN_TASKS = Path(__file__).with_name("tasks")
 _FILE_BUILDERS = ("json", "csv", "parquet", "arrow", "text")  # of ``datasets``: they read files that are named

@@ -5,8 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import astuple, replace
 from typing import Any, Generic, TypeVar
 
-from hlat.evaluation.batch_generation import GenerationBatch, GenerationLimits, GenerationRequest, plan_generation
-from hlat.evaluation.scoring import BatchLimits, Score, ScoreRequest, ScoringBatch, plan_batches
+from hlat.evaluation.batch_generation.requests import (
+    GenerationBatch,
+    GenerationLimits,
+    GenerationRequest,
+    plan_generation,
+)
+from hlat.evaluation.scoring.batches import BatchLimits, ScoringBatch, plan_batches
+from hlat.evaluation.scoring.requests import Score, ScoreRequest
 
 Request = TypeVar("Request", ScoreRequest, GenerationRequest)
 Batch = TypeVar("Batch", ScoringBatch, GenerationBatch)

@@ -10,7 +10,7 @@ that rank 0 can store the responses.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hlat.runtime.distributed import HostGroup
+from hlat.runtime.distributed.host_collectives import HostGroup
 
 Compute = Callable[[Any], list[Any]]
 """Computes the responses of a batch, which can be sent to other processes."""

@@ -17,9 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from hlat.evaluation.batch_generation import GenerationRequest
-from hlat.evaluation.scoring import ScoreRequest
-from hlat.runtime import StorageError
+from hlat.evaluation.batch_generation.requests import GenerationRequest
+from hlat.evaluation.scoring.requests import ScoreRequest
+from hlat.runtime.errors import StorageError
 
 _SUFFIX = ".jsonl"
 

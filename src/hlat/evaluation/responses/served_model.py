@@ -12,17 +12,19 @@ from typing import TypeVar
 import torch
 
 from hlat.checkpoint import ModelSource, open_model
-from hlat.config.sections import ModelConfig
-from hlat.data.tokenizers import Tokenizer
-from hlat.evaluation.batch_generation import BatchGenerator, GenerationLimits
+from hlat.config import ModelConfig
+from hlat.data import Tokenizer
+from hlat.evaluation.batch_generation.generator import BatchGenerator
+from hlat.evaluation.batch_generation.requests import GenerationLimits
 from hlat.evaluation.fast_decoding import prepare_to_generate
 from hlat.evaluation.responses.kinds import Generation, Scoring
 from hlat.evaluation.responses.replicas import Compute, Replicas
 from hlat.evaluation.responses.responder import Progress, Responder
 from hlat.evaluation.responses.response_cache import ResponseCache
-from hlat.evaluation.scoring import BatchLimits, Scorer
+from hlat.evaluation.scoring.batches import BatchLimits
+from hlat.evaluation.scoring.scorer import Scorer
 from hlat.parallel import build_forward_model
-from hlat.runtime.distributed import Runtime
+from hlat.runtime.distributed.join import Runtime
 
 T = TypeVar("T")
 

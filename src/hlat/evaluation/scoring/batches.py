@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hlat.evaluation.scoring.families import Member, find_families
 from hlat.evaluation.scoring.requests import ScoreRequest
 from hlat.evaluation.scoring.token_tree import common_prefix
-from hlat.runtime.distributed import sendable
+from hlat.runtime.distributed.sendable_types import sendable
 
 
 @dataclass(frozen=True)

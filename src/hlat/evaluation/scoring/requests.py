@@ -5,7 +5,7 @@ Everything is token ids. How they were made, by lm-eval or from a file of render
 
 from dataclasses import dataclass
 
-from hlat.runtime.distributed import sendable
+from hlat.runtime.distributed.sendable_types import sendable
 
 Tokens = tuple[int, ...]
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from hlat.runtime import LaunchError
+from hlat.runtime.errors import LaunchError
 
 if TYPE_CHECKING:
-    from hlat.evaluation.harness import Suite, SuiteReport
+    from hlat.evaluation import Suite, SuiteReport
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -84,7 +84,7 @@ class EvaluationJob:
             LaunchError: both or neither are named, or another option does not fit.
             DataError: there is no such suite, or its file has mistakes.
         """
-        from hlat.evaluation.harness import load_suite, suite_of_tasks  # noqa: PLC0415  (the launcher stays small)
+        from hlat.evaluation import load_suite, suite_of_tasks  # noqa: PLC0415  (the launcher stays small)
 
         if (self.tasks is None) == (self.suite is None):
             raise LaunchError("name tasks or a suite: --tasks a,b or --suite hlat.")
@@ -109,8 +109,8 @@ class EvaluationJob:
             DataError: tasks, data files or downloads are missing, or a task cannot be rendered.
             StorageError: the file cannot be written.
         """
-        from hlat.evaluation.harness import render_suite  # noqa: PLC0415
-        from hlat.training.validation import write_requests  # noqa: PLC0415
+        from hlat.evaluation import render_suite  # noqa: PLC0415
+        from hlat.training import write_requests  # noqa: PLC0415
 
         files = None if self.files is None else Path(self.files)
         include = () if self.include is None else (Path(self.include),)
@@ -130,11 +130,14 @@ class EvaluationJob:
         """
         import torch  # noqa: PLC0415
 
-        from hlat.evaluation.batch_generation import GenerationLimits  # noqa: PLC0415
-        from hlat.evaluation.harness import SuiteOptions, run_suite  # noqa: PLC0415
-        from hlat.evaluation.responses import ServingOptions  # noqa: PLC0415
-        from hlat.evaluation.scoring import BatchLimits  # noqa: PLC0415
-        from hlat.runtime.distributed import joined_run  # noqa: PLC0415
+        from hlat.evaluation import (  # noqa: PLC0415
+            BatchLimits,
+            GenerationLimits,
+            ServingOptions,
+            SuiteOptions,
+            run_suite,
+        )
+        from hlat.runtime.distributed.join import joined_run  # noqa: PLC0415
 
         serving = ServingOptions(
             self.weights,

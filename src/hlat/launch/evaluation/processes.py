@@ -5,7 +5,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from hlat.launch.local_ranks import LocalRanks
-from hlat.launch.supervision import RunOutcome, SignalForwarder, find_root_cause, wait_for_processes
+from hlat.launch.supervision.root_cause import RunOutcome, find_root_cause
+from hlat.launch.supervision.wait import SignalForwarder, wait_for_processes
 
 
 def run_processes(

@@ -21,8 +21,10 @@ from hlat.launch.hosts.host_table import HostTable
 from hlat.launch.hosts.leadership import Follower, claim, is_candidate, leader_is_alive, newest_term
 from hlat.launch.hosts.reachability import Prober, accept_connections, link_problem, neighbours
 from hlat.launch.hosts.records import HostStatus, Orders, host_file, read_orders, write_record
-from hlat.launch.supervision import SignalForwarder
-from hlat.runtime import LaunchError, host_name, version
+from hlat.launch.supervision.wait import SignalForwarder
+from hlat.runtime import version
+from hlat.runtime.errors import LaunchError
+from hlat.runtime.rank_env import host_name
 
 _POLL = 0.2
 _PUBLISH = 0.5  # seconds between two statuses if nothing has changed

@@ -12,9 +12,10 @@ from hlat.launch.hosts.records import AttemptOrder, HostMember, Instruction, Ran
 from hlat.launch.local_ranks import LocalRanks
 from hlat.launch.process_set import ProcessSet, RankPlaces
 from hlat.resilience import HEARTBEAT_FOLDER
-from hlat.runtime.distributed import RUN_SECRET_ENV
-from hlat.runtime.process import DEADLINE_ENV, machine_clock
-from hlat.runtime.storage import ATTEMPT_ENV
+from hlat.runtime.distributed.run_secret import RUN_SECRET_ENV
+from hlat.runtime.process.clock import machine_clock
+from hlat.runtime.process.exit_codes import DEADLINE_ENV
+from hlat.runtime.storage.run_folder import ATTEMPT_ENV
 
 Launch = Callable[[RankPlaces, Mapping[str, str], Path], AbstractContextManager[ProcessSet]]
 """Launches processes with additional environment variables; their error reports go into the folder."""

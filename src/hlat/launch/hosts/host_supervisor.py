@@ -19,9 +19,12 @@ from hlat.launch.hosts.host_ranks import Launch
 from hlat.launch.hosts.leadership import NotLeaderError
 from hlat.launch.hosts.records import FOLDER, AttemptOrder, Orders, read_orders
 from hlat.launch.hosts.remote_ranks import HostLimits
-from hlat.launch.supervision import RunEvents, SignalForwarder, Supervision, Supervisor
+from hlat.launch.supervision.run_events import RunEvents
+from hlat.launch.supervision.supervisor import Supervision, Supervisor
+from hlat.launch.supervision.wait import SignalForwarder
 from hlat.resilience import heartbeat_root
-from hlat.runtime import HlatError, StorageError, host_name
+from hlat.runtime.errors import HlatError, StorageError
+from hlat.runtime.rank_env import host_name
 
 _ALIVE = 10.0  # seconds of silence up to which the signals of a host count
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hlat.runtime.distributed import interface_of, listen
+from hlat.runtime.distributed.addresses import interface_of, listen
 
 _EVERY = 1.0  # seconds between two connections to a host
 _CONNECT = 3.0  # seconds for a connection: a lost packet is sent again after one

@@ -7,7 +7,3 @@
 The server only reads files, so nothing that it does can disturb training, and it answers while a rank hangs in a
 library. It ends with the process that started it.
 """
-
-from hlat.launch.metrics_server.start import metrics_server
-
-__all__ = ["metrics_server"]

@@ -18,7 +18,7 @@ from typing import Any
 
 from hlat.launch.metrics_server.json_tail import JsonTail
 from hlat.resilience import GOODPUT_FILE, Goodput, Hang, HeartbeatReading, Watchdog, read_heartbeat
-from hlat.runtime.process import is_running, is_stopped
+from hlat.runtime.process.process_status import is_running, is_stopped
 from hlat.tracking import from_json_value
 
 _METRICS_TAIL = 1 << 20  # bytes of metrics.jsonl to begin with

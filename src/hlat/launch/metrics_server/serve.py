@@ -10,7 +10,7 @@ from typing import Any
 
 from hlat.launch.metrics_server.http_server import StatusServer
 from hlat.launch.metrics_server.run_observer import ObservedRun
-from hlat.runtime.process import STOP_SIGNALS
+from hlat.runtime.process.exit_codes import STOP_SIGNALS
 
 _EVERY = 1.0  # seconds between two observations, from which it learns how long phases take
 

@@ -17,7 +17,7 @@ from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
 from hlat.config import Recipe
-from hlat.runtime import LaunchError
+from hlat.runtime.errors import LaunchError
 
 Observe = Callable[[Path], AbstractContextManager[None]]
 """Serves a run inside a block, from the folder of its heartbeats."""

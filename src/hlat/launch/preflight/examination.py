@@ -15,16 +15,19 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from hlat.launch.preflight.checks import Facts, axis_groups, checks_of, modules_of
+from hlat.launch.preflight.checks.base import Facts
+from hlat.launch.preflight.checks.collectives import axis_groups
+from hlat.launch.preflight.checks.table import checks_of, modules_of
 from hlat.launch.preflight.facts import facts_by_module, measure
 from hlat.launch.preflight.judgement import Gathered, judge
 from hlat.launch.preflight.links import LinkServer
 from hlat.launch.preflight.meeting import Meeting, existing_part, meet, remove_if_empty
 from hlat.launch.preflight.place import HostTools, HostView, Peer
-from hlat.launch.preflight.ranks import RankProcesses, new_secret, rank_command
+from hlat.launch.preflight.ranks.processes import RankProcesses, new_secret, rank_command
 from hlat.launch.preflight.report import PreflightReport
 from hlat.launch.preflight.request import PreflightRequest
-from hlat.runtime.distributed import RUN_SECRET_ENV, own_addresses
+from hlat.runtime.distributed.addresses import own_addresses
+from hlat.runtime.distributed.run_secret import RUN_SECRET_ENV
 
 _OBSTACLES = {"device-visible", "listen", "connections"}
 """Checks that must have found nothing before processes join each other."""

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from hlat.launch.preflight.checks import Facts, HealthCheck
+from hlat.launch.preflight.checks.base import Facts, HealthCheck
 from hlat.launch.preflight.place import HostView
-from hlat.runtime import HlatError
+from hlat.runtime.errors import HlatError
 
 
 def measure(checks: Sequence[HealthCheck], place: HostView) -> dict[str, Facts]:

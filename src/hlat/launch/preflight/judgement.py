@@ -9,7 +9,8 @@ about its network, not six about everything that needs one.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hlat.launch.preflight.checks import CHECKS, Case, Evidence, Facts, HealthCheck, Stage, Symptom
+from hlat.launch.preflight.checks.base import Case, Evidence, Facts, HealthCheck, Stage, Symptom
+from hlat.launch.preflight.checks.table import CHECKS
 from hlat.launch.preflight.report import ExaminedHost, Finding, PreflightReport
 
 _MAX_RANKS = 8  # ranks in a message

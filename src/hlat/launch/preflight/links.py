@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from hlat.launch.preflight.place import Peer
-from hlat.runtime.distributed import listen
+from hlat.runtime.distributed.addresses import listen
 
 _TIMEOUT = 3.0  # seconds for a connection, and for an answer
 _TOKEN = 32  # characters

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from hlat.data.stores import write_atomic
+from hlat.data import write_atomic
 
 _FOLDER = "doctor"
 _POLL = 0.05  # seconds between looks, at first

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from hlat.launch.preflight.host_memory import available_memory
 from hlat.launch.preflight.request import PreflightRequest
-from hlat.runtime.backend.faults import device_reports
-from hlat.runtime.distributed import resolve_addresses
+from hlat.runtime.backend.faults.device_monitors import device_reports
+from hlat.runtime.distributed.addresses import resolve_addresses
 
 
 @dataclass(frozen=True)

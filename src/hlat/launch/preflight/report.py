@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from hlat.runtime import plural
+from hlat.runtime.terminal_text import plural
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from hlat.config import Recipe, RecipeError, load_recipe
 from hlat.hardware import Cluster, load_catalog, parse_cluster
-from hlat.runtime import HardwareError, LaunchError, escape_controls
-from hlat.runtime.distributed import address_of, resolve_addresses
+from hlat.runtime.distributed.addresses import address_of, resolve_addresses
+from hlat.runtime.errors import HardwareError, LaunchError
+from hlat.runtime.terminal_text import escape_controls
 
 _LOOPBACK = "127.0.0.1"
 _INTERFACE = "GLOO_SOCKET_IFNAME"

@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from hlat.config import Recipe
-from hlat.launch.preflight.checks import CHECKS, checks_of, modules_of
+from hlat.launch.preflight.checks.table import CHECKS, checks_of, modules_of
 from hlat.launch.preflight.facts import facts_by_module, measure
 from hlat.launch.preflight.judgement import Gathered, judge
 from hlat.launch.preflight.place import HostTools, HostView
-from hlat.launch.preflight.ranks import RankProcesses, rank_command
+from hlat.launch.preflight.ranks.processes import RankProcesses, rank_command
 from hlat.launch.preflight.report import Finding
 from hlat.launch.preflight.request import PreflightOptions, PreflightRequest, make_request
 

@@ -17,10 +17,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hlat.launch.preflight.checks import CHECKS
+from hlat.launch.preflight.checks.table import CHECKS
 from hlat.launch.preflight.report import ExaminedHost, Finding, PreflightReport
 from hlat.launch.preflight.request import PreflightOptions
-from hlat.runtime import LaunchError
+from hlat.runtime.errors import LaunchError
 
 _SLACK = 30.0  # seconds to start and end a command, apart from its own waits
 _WAITS = 5  # waits of an examination, each as long as the user's patience

@@ -4,8 +4,3 @@
 
 `hlat check` and `hlat train` both are this.
 """
-
-from hlat.launch.start_checks.examine import load_and_check
-from hlat.launch.start_checks.place import Here
-
-__all__ = ["Here", "load_and_check"]

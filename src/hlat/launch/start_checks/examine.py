@@ -18,8 +18,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from hlat.config import Fix, Problem, Recipe, RecipeError
-from hlat.config.rules import SettingNote
+from hlat.config import Fix, Problem, Recipe, RecipeError, SettingNote
 from hlat.launch.start_checks.odd import TOKENIZER_NOTE, VALIDATION_NOTE
 from hlat.launch.start_checks.place import Here, StartPlace
 

@@ -7,8 +7,11 @@ from pathlib import Path
 
 from hlat.config import Problem, model_differences
 from hlat.launch.start_checks.place import StartPlace, absence, nearest_folder
-from hlat.runtime import is_url, plural
-from hlat.runtime.storage import CONFIG_FILES, RECIPE_NAME, HubError, HubModel, broken_link, is_foreign_recipe
+from hlat.runtime.storage.file_content import broken_link
+from hlat.runtime.storage.hub import CONFIG_FILES, HubError, HubModel
+from hlat.runtime.storage.run_folder import RECIPE_NAME, is_foreign_recipe
+from hlat.runtime.terminal_text import plural
+from hlat.runtime.urls import is_url
 
 
 def inputs(place: StartPlace) -> Iterator[Problem]:

@@ -3,13 +3,12 @@
 import shutil
 from collections.abc import Iterator
 
-from hlat.config import Problem, Recipe
-from hlat.config.rules import SettingNote
-from hlat.config.sections import ZERO_BUBBLE
-from hlat.launch.preflight import available_memory, memory_limit
+from hlat.config import ZERO_BUBBLE, Problem, Recipe, SettingNote
+from hlat.launch.preflight.host_memory import available_memory, memory_limit
 from hlat.launch.start_checks.place import StartPlace, nearest_folder
-from hlat.model.derived import count_parameters
-from hlat.runtime.backend import absent_device, expects_accelerator, torch_private
+from hlat.model import count_parameters
+from hlat.runtime.backend import torch_private
+from hlat.runtime.backend.table import absent_device, expects_accelerator
 
 _LEAST_STATE = 8  # bytes per parameter: weights, gradients and two moments in bf16, the smallest of all modes
 _SURELY_STATE = 24  # bytes per parameter: no mode and no optimizer keeps as many (fp32 weights, gradients, two moments)
@@ -66,7 +65,7 @@ def memory(place: StartPlace) -> Iterator[Problem | SettingNote]:
         return
     import torch  # noqa: PLC0415 - only where memory may be short
 
-    from hlat.launch.preflight.ranks import plan_needs  # noqa: PLC0415
+    from hlat.launch.preflight.ranks.plan import plan_needs  # noqa: PLC0415
 
     each = plan_needs(recipe, world, torch.device("cpu"))["host_bytes"]
     needed = f"{processes} x {_gib(each)}" if processes > 1 else _gib(each)

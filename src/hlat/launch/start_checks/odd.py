@@ -3,10 +3,10 @@
 import os
 from collections.abc import Iterator
 
-from hlat.config.rules import SettingNote
+from hlat.config import SettingNote
 from hlat.launch.start_checks.place import StartPlace
-from hlat.runtime import plural
-from hlat.runtime.backend import expects_accelerator
+from hlat.runtime.backend.table import expects_accelerator
+from hlat.runtime.terminal_text import plural
 
 VALIDATION_NOTE, TOKENIZER_NOTE = "validation", "tokenizer"
 """Rules of the notes about little validation text, and about text that is lost in tokens."""

@@ -6,8 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hlat.config import Recipe
-from hlat.config.sections import DataConfig, RunConfig
+from hlat.config import DataConfig, Recipe, RunConfig
 
 if TYPE_CHECKING:
     from hlat.data import InputReport

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from hlat.config import Problem
-from hlat.config.rules import SettingNote
+from hlat.config import Problem, SettingNote
 from hlat.launch.start_checks import files, machine, odd
 from hlat.launch.start_checks.place import StartPlace
 

@@ -21,8 +21,9 @@ from hlat.launch.submission.kubernetes_options import DNS_LABEL, KubernetesOptio
 from hlat.launch.submission.pod import CONTAINER, config_map, pod
 from hlat.launch.submission.probes import served_recipe
 from hlat.launch.submission.request import PreparedRun, RunRequest
-from hlat.runtime import LaunchError, escape_name
-from hlat.runtime.process import REQUEUE_CODE
+from hlat.runtime.errors import LaunchError
+from hlat.runtime.process.exit_codes import REQUEUE_CODE
+from hlat.runtime.terminal_text import escape_name
 
 _FINAL_CODES = (2, 4)  # mistake of the user, diverged: new pods would end the same way
 _GROUP = "node"  # name of the replicated job; Kubeflow Trainer expects this one

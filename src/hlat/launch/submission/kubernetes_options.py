@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 from hlat.config import Recipe
 from hlat.launch.submission.probes import probe_problems
-from hlat.runtime import escape_name, line_problems
+from hlat.runtime.terminal_text import escape_name, line_problems
 
 DNS_LABEL = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 """Name of a job: at most 40 characters, so that controllers can append to it."""

@@ -11,8 +11,7 @@ the run's own watchdog, which comes first.
 
 from typing import Any
 
-from hlat.config import Recipe
-from hlat.config.sections import TrackingConfig
+from hlat.config import Recipe, TrackingConfig
 
 _PORT_NAME = "metrics"
 _EVERY = 20  # seconds between two questions

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 from hlat.config import Recipe, RecipeError, load_recipe
 from hlat.hardware import LaunchSettings, load_catalog, parse_cluster
-from hlat.runtime import HardwareError, LaunchError, escape_controls, find_secret, line_problems, plural
+from hlat.runtime.errors import HardwareError, LaunchError
+from hlat.runtime.terminal_text import escape_controls, line_problems, plural
+from hlat.runtime.urls import find_secret
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OWN_VARIABLES = (

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hlat.launch.submission.slurm_script import BatchScript
-from hlat.runtime import LaunchError, StorageError
+from hlat.runtime.errors import LaunchError, StorageError
 
 _RECORD = "slurm-jobs.jsonl"
 _TIMEOUT = 60.0  # seconds to wait for Slurm's controller

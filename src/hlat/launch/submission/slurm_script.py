@@ -23,9 +23,10 @@ from pathlib import Path
 from hlat.config import Recipe
 from hlat.launch.submission.preflight_step import preflight_step
 from hlat.launch.submission.request import PreparedRun, RunRequest
-from hlat.runtime import escape_controls, line_problems, slurm
-from hlat.runtime.backend import expects_accelerator
-from hlat.runtime.process import REQUEUE_CODE
+from hlat.runtime import slurm
+from hlat.runtime.backend.table import expects_accelerator
+from hlat.runtime.process.exit_codes import REQUEUE_CODE
+from hlat.runtime.terminal_text import escape_controls, line_problems
 
 _logger = logging.getLogger(__name__)
 _TIME = re.compile(r"\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+|\d+-\d+:\d\d|\d+-\d+:\d\d:\d\d")  # man sbatch, --time

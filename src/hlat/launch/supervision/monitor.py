@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hlat.launch.supervision.running_ranks import RunningRanks
 from hlat.resilience import Hang, HeartbeatReading, Straggler, StragglerDetector, Watchdog, main_thread_stack
-from hlat.runtime.process import log_path
+from hlat.runtime.process.rank_log import log_path
 
 _EVERY = 0.25  # seconds
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hlat.launch.supervision.wait import ProcessExit
-from hlat.runtime.backend.faults import DeviceFault, find_fault
-from hlat.runtime.process import log_path, stop_exit_code
+from hlat.runtime.backend.faults.device_faults import DeviceFault, find_fault
+from hlat.runtime.process.exit_codes import stop_exit_code
+from hlat.runtime.process.rank_log import log_path
 
 _BUG = 1
 _TAIL = 1 << 16  # bytes at the end of a log where a device's fault is searched for

@@ -14,9 +14,9 @@ from typing import Any
 from hlat.launch.supervision.monitor import ObservedHang
 from hlat.launch.supervision.root_cause import RunOutcome, signal_name
 from hlat.resilience import Failure, HeartbeatReading, RestartDecision
-from hlat.runtime import StorageError
-from hlat.runtime.backend.faults import collect_dumps
-from hlat.runtime.process import log_path
+from hlat.runtime.backend.faults.hang_limits import collect_dumps
+from hlat.runtime.errors import StorageError
+from hlat.runtime.process.rank_log import log_path
 from hlat.tracking import EventLog
 
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hlat.config.sections import RecoveryConfig
+from hlat.config import RecoveryConfig
 from hlat.launch.supervision.attempts import Attempts, Stops
 from hlat.launch.supervision.monitor import MonitorObservers, ObservedHang, RunMonitor
 from hlat.launch.supervision.root_cause import RunOutcome, find_root_cause, signal_name
@@ -35,9 +35,11 @@ from hlat.resilience import (
     StragglerDetector,
     Watchdog,
 )
-from hlat.runtime import DeviceMemoryError
-from hlat.runtime.process import DEADLINE_ENV, INTERRUPTED_MESSAGE, lost_output, machine_clock, stop_exit_code
-from hlat.runtime.storage import EARLIER_ATTEMPT_ENV, EarlierAttempt, read_run_id
+from hlat.runtime.errors import DeviceMemoryError
+from hlat.runtime.process.clock import machine_clock
+from hlat.runtime.process.exit_codes import DEADLINE_ENV, INTERRUPTED_MESSAGE, stop_exit_code
+from hlat.runtime.process.lossy_output import lost_output
+from hlat.runtime.storage.run_folder import EARLIER_ATTEMPT_ENV, EarlierAttempt, read_run_id
 
 _SAVING = 60.0  # seconds without progress that a running save may have after its rank ended
 _POLL = 0.05

@@ -17,7 +17,8 @@ from types import FrameType, TracebackType
 from hlat.launch.error_report import ErrorReport
 from hlat.launch.supervision.attempts import Stops
 from hlat.launch.supervision.running_ranks import RunningRanks
-from hlat.runtime.process import STOP_EXIT_CODES, STOP_SIGNALS, after_start
+from hlat.runtime.process.exit_codes import STOP_EXIT_CODES, STOP_SIGNALS
+from hlat.runtime.process.interrupts import after_start
 
 _POLL = 0.05
 _NOTICING = 3.0  # seconds for the other ranks to notice a failure themselves

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hlat.data.stores import write_atomic
+from hlat.data import write_atomic
 from hlat.resilience import HeartbeatReading
 
 _ALARM = "alarm"

@@ -20,20 +20,14 @@ from pathlib import Path
 
 from hlat.config import Recipe
 from hlat.launch.error_report import ErrorReport, write_report
-from hlat.launch.metrics_server import metrics_server
-from hlat.launch.supervision import ObservedHang
+from hlat.launch.metrics_server.start import metrics_server
+from hlat.launch.supervision.monitor import ObservedHang
 from hlat.launch.unsupervised.hang_reports import HangReport, HangReports
 from hlat.launch.unsupervised.verdict import judge
-from hlat.resilience import (
-    HEARTBEAT_FOLDER,
-    Hang,
-    Watchdog,
-    heartbeat_root,
-    read_heartbeat,
-    running_heartbeat,
-)
-from hlat.runtime import HlatError, rank_info
-from hlat.runtime.process import log_path
+from hlat.resilience import HEARTBEAT_FOLDER, Hang, Watchdog, heartbeat_root, read_heartbeat, running_heartbeat
+from hlat.runtime.errors import HlatError
+from hlat.runtime.process.rank_log import log_path
+from hlat.runtime.rank_env import rank_info
 from hlat.tracking import EventLog
 
 _EXIT_CODE = 1  # as a supervisor's, whose restarts are used up

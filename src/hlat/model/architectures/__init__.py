@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING
 
-from hlat.config.sections import ModelConfig
+from hlat.config import ModelConfig
 from hlat.model.architectures.base import Architecture, NormPlace
 from hlat.model.architectures.llama import LLAMA
 from hlat.model.architectures.mistral import MISTRAL

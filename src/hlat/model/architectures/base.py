@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from hlat.config.sections import ModelConfig
+from hlat.config import ModelConfig
 from hlat.model.spec import ModelSpec
 
 if TYPE_CHECKING:

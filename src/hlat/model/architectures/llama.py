@@ -8,7 +8,7 @@ With ``model.qkv_bias`` and ``model.qk_norm`` it has the biases of Qwen2 and the
 
 from functools import lru_cache
 
-from hlat.config.sections import ModelConfig
+from hlat.config import ModelConfig
 from hlat.model.architectures import parameters as parts
 from hlat.model.architectures.base import Architecture, NormPlace, decoder_block
 from hlat.model.spec import Axis, ModelSpec, SavedTensor

@@ -9,7 +9,7 @@ The norms of queries and keys extend over the complete width of all heads.
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from hlat.config.sections import ModelConfig
+from hlat.config import ModelConfig
 from hlat.model.architectures import parameters as parts
 from hlat.model.architectures.base import Architecture, NormPlace
 from hlat.model.spec import Axis, Component, GradientSum, Initial, ModelSpec, ParameterSpec, SavedTensor, TensorSpec

@@ -2,7 +2,7 @@
 
 import torch
 
-from hlat.config.sections import ModelConfig
+from hlat.config import ModelConfig
 from hlat.model.layers import Attention, DecoderBlock, ShardedRMSNorm
 from hlat.model.model_shard import FULL_MODEL, ModelShard, kv_replication, shard_heads
 

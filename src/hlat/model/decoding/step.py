@@ -14,7 +14,7 @@ import torch
 from hlat.model.architectures import norm_place
 from hlat.model.decoder import Decoder
 from hlat.model.decoding.weights import StepWeights
-from hlat.model.kernels import DecodingLibrary, StepArguments, decoding_library
+from hlat.model.kernels.decode import DecodingLibrary, StepArguments, decoding_library
 from hlat.model.kv_cache import KVCache
 from hlat.model.loss import Head, Reduction, head_loss
 from hlat.model.model_shard import FULL_MODEL

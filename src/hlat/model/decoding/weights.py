@@ -8,8 +8,8 @@ Which weights a block has follows from its modules: fused or split projections, 
 import torch
 from torch import nn
 
-from hlat.model.architectures import NormPlace
-from hlat.model.kernels import StepArguments, StepLayer
+from hlat.model.architectures.base import NormPlace
+from hlat.model.kernels.decode import StepArguments, StepLayer
 from hlat.model.layers import Attention, DecoderBlock, FeedForward, RMSNorm, ShardedRMSNorm
 from hlat.model.matmul import Linear
 

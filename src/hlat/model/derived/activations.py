@@ -18,7 +18,7 @@ them.)
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from hlat.config.sections import ModelConfig
+from hlat.config import ModelConfig
 from hlat.model.architectures import model_spec
 from hlat.model.derived.axes import axis_range, local_elements
 from hlat.model.model_shard import FULL_MODEL, ModelShard, shard_heads, vocabulary_rows

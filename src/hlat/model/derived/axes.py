@@ -5,7 +5,7 @@ axis, model, shard -> first index, number of indices, and the size of the comple
 
 from dataclasses import dataclass
 
-from hlat.config.sections import ModelConfig
+from hlat.config import ModelConfig
 from hlat.model.model_shard import FULL_MODEL, ModelShard, intermediate_columns, shard_heads, vocabulary_rows
 from hlat.model.spec import Axis, TensorSpec
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from hlat.config.sections import ModelConfig
+from hlat.config import ModelConfig
 from hlat.model.architectures import model_spec
 from hlat.model.derived.axes import element_share, local_elements
 from hlat.model.model_shard import FULL_MODEL

@@ -21,7 +21,7 @@ from functools import cached_property
 
 import torch
 
-from hlat.config.sections import ModelConfig
+from hlat.config import ModelConfig
 from hlat.model.architectures import model_spec
 from hlat.model.derived.axes import axis_range, axis_size
 from hlat.model.model_shard import FULL_MODEL, ModelShard, gate_up_groups

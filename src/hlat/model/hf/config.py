@@ -2,7 +2,7 @@
 
     model section -> class of its family, fields of every family, fields of this family -> config.json
 
-``config/sections/architectures.py`` lists the families; the inverse is ``hlat.config.files.hf_to_model``. A model of
+``config/sections/architectures.py`` lists the families; the inverse is ``hlat.config.files.hf_import.hf_to_model``. A model of
 the architecture llama with biases or norms of queries and keys is exported as Qwen2 or Qwen3. With both it is Qwen3
 with attention_bias, whose output bias is exported as zeros.
 """
@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from hlat.config import Problem, RecipeError
-from hlat.config.sections import ARCHITECTURES, Llama3Scaling, ModelConfig, exported_family, written_fields
+from hlat.config import ARCHITECTURES, Llama3Scaling, ModelConfig, Problem, RecipeError, exported_family, written_fields
 
 DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float64: "float64"}
 

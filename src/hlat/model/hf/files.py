@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hlat.runtime import CheckpointError, StorageError
-from hlat.runtime.storage import read_small_file, sync_to_disk
+from hlat.runtime.errors import CheckpointError, StorageError
+from hlat.runtime.storage.fsync import sync_to_disk
+from hlat.runtime.storage.small_files import read_small_file
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

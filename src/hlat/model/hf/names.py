@@ -11,9 +11,10 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from hlat.config.sections import ModelConfig
-from hlat.model.derived import parameter_layouts
-from hlat.runtime import CheckpointError, plural
+from hlat.config import ModelConfig
+from hlat.model.derived.parameter_layout import parameter_layouts
+from hlat.runtime.errors import CheckpointError
+from hlat.runtime.terminal_text import plural
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

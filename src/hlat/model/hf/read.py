@@ -15,15 +15,13 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 
-from hlat.config import RecipeError
-from hlat.config.files import hf_to_model
-from hlat.config.rules import model_problems
-from hlat.config.sections import ModelConfig
+from hlat.config import ModelConfig, RecipeError, hf_to_model, model_problems
 from hlat.model.hf.config import SpecialIds
 from hlat.model.hf.files import INDEX, WEIGHTS, read_json
 from hlat.model.hf.names import canonical_shapes, check_canonical, check_layers, merge_tied
-from hlat.runtime import CheckpointError, plural
-from hlat.runtime.storage import recognize_file
+from hlat.runtime.errors import CheckpointError
+from hlat.runtime.storage.file_content import recognize_file
+from hlat.runtime.terminal_text import plural
 
 _ADAPTER = "adapter_config.json"
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

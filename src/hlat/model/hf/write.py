@@ -15,11 +15,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from hlat.config.sections import ModelConfig
+from hlat.config import ModelConfig
 from hlat.model.hf.config import SpecialIds, TokenIds, config_json, hf_class
 from hlat.model.hf.files import INDEX, TOKENIZER_FILES, WEIGHTS, atomic_folder, read_json, shard_name, write_json
 from hlat.model.hf.names import canonical_shapes, check_canonical
-from hlat.runtime import CheckpointError, StorageError
+from hlat.runtime.errors import CheckpointError, StorageError
 
 Named = tuple[str, torch.Tensor]
 

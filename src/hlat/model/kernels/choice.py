@@ -11,8 +11,9 @@ import hlat.model.kernels.operations  # noqa: F401 - registers the operators
 from hlat.model.kernels.attention import WIDEST_HEAD
 from hlat.model.kernels.library import DTYPES, Library, is_available
 from hlat.model.kernels.library import library as compiled_library
-from hlat.runtime.backend import TORCH, Backend, backend_of
-from hlat.runtime.distributed import in_fake_world
+from hlat.runtime.backend.base import TORCH, Backend
+from hlat.runtime.backend.table import backend_of
+from hlat.runtime.distributed.fake_world import in_fake_world
 
 _LOG = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ import torch
 from hlat.model.kernels.attention import WIDEST_HEAD
 from hlat.model.kernels.library import DTYPES, SUFFIXES, find_openmp, find_run
 from hlat.model.kernels.source import KERNEL_FLAGS
-from hlat.runtime.backend import backend_of
-from hlat.runtime.compiled_code import CompilationFailed, compile_c_library
-from hlat.runtime.distributed import in_fake_world
+from hlat.runtime.backend.table import backend_of
+from hlat.runtime.compiled_code.c_library import CompilationFailed, compile_c_library
+from hlat.runtime.distributed.fake_world import in_fake_world
 
 _LOG = logging.getLogger(__name__)
 _SOURCE = Path(__file__).with_name("decode.c")

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from hlat.model.kernels.library import DTYPES, Gated, Library, Loss, Norm, Rotation, Rows, check_operand, library
-from hlat.runtime.backend import types_with
+from hlat.runtime.backend.table import types_with
 
 _BLOCK_ELEMENTS = 1 << 14  # of a block that a thread takes: about 10 microseconds
 _WEIGHT_BLOCK_ELEMENTS = 1 << 15  # of a block whose rows share a row of partial gradients

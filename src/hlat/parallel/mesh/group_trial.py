@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 
 from hlat.parallel.mesh.collectives import all_gather, reduce_scatter
 from hlat.parallel.mesh.process_groups import ProcessGroups
-from hlat.runtime import LaunchError
+from hlat.runtime.errors import LaunchError
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.int32)
 _ADVICE = "Use a layout without it, run.device=cpu, or another release of the library."

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
-from hlat.config.sections import ParallelConfig
+from hlat.config import ParallelConfig
 
 Axis = Literal["pp", "dp", "cp", "tp"]
 AXES: tuple[Axis, ...] = ("pp", "dp", "cp", "tp")

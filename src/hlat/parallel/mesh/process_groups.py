@@ -15,12 +15,12 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
-from hlat.config.sections import ModelConfig
+from hlat.config import ModelConfig
 from hlat.model import kv_replication
 from hlat.parallel.mesh.mesh_layout import AXES, Layout
-from hlat.runtime import LaunchError
-from hlat.runtime.backend import backend_of
-from hlat.runtime.distributed import device_group
+from hlat.runtime.backend.table import backend_of
+from hlat.runtime.distributed.join import device_group
+from hlat.runtime.errors import LaunchError
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining.schedules import _batch_p2p
 
-from hlat.parallel.stages.memory import PENDING_SENDS
+from hlat.parallel.stages.memory.in_flight import PENDING_SENDS
 
 
 class Outbox:

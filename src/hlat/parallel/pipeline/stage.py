@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 
 from hlat.parallel.pipeline.outbox import Outbox
-from hlat.parallel.stages import pass_label
-from hlat.runtime.distributed import in_fake_world
-from hlat.runtime.process import enter_phase
+from hlat.parallel.stages.pass_label import pass_label
+from hlat.runtime.distributed.fake_world import in_fake_world
+from hlat.runtime.process.phase import enter_phase
 
 _NO_BUFFER = torch.empty(0, device="meta")  # not None: torch 2.11 clears the gradients of all buffers
 _AGREEMENT: Any = np.int32(1)  # instead of a tensor, which has no value in a rehearsal

@@ -19,9 +19,8 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
-from hlat.config.sections import ModelConfig, OptimizerConfig
-from hlat.model import ModelShard
-from hlat.model.derived import RowBlock, RowLayout, parameter_layouts
+from hlat.config import ModelConfig, OptimizerConfig
+from hlat.model import ModelShard, RowBlock, RowLayout, parameter_layouts
 from hlat.optim import OptimizerSpec, optimizer_spec
 from hlat.parallel.stages.step_shape import StepShape
 

@@ -11,7 +11,7 @@ and zbv, a V of two stages per rank.
 from collections import Counter
 from typing import Literal
 
-from hlat.config.sections import Schedule
+from hlat.config import Schedule
 
 PassKind = Literal["forward", "backward", "input", "weight"]
 """``backward`` computes all gradients; a split pass has ``input``, which the stage before needs, and ``weight``."""

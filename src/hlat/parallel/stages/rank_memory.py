@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from hlat.model import ModelShard
 from hlat.parallel.stages.eager_kernels import ACCELERATOR, EagerKernels
-from hlat.parallel.stages.memory import transient_bytes
+from hlat.parallel.stages.memory.transient_memory import transient_bytes
 from hlat.parallel.stages.state_bytes import StateBytes, state_bytes_of_shards
 from hlat.parallel.stages.step_shape import StepShape
 from hlat.precision import MODES

@@ -9,9 +9,8 @@ The result is a pure function of recipe and world size, so that training, rehear
 from collections.abc import Sequence
 from functools import lru_cache
 
-from hlat.config.sections import INTERLEAVED, ZERO_BUBBLE
-from hlat.model import ModelShard
-from hlat.model.derived import count_parameters, forward_flops_per_token
+from hlat.config import INTERLEAVED, ZERO_BUBBLE
+from hlat.model import ModelShard, count_parameters, forward_flops_per_token
 from hlat.parallel.stages.rank_memory import rank_bytes
 from hlat.parallel.stages.stage_split import StageCosts, balance_layers
 from hlat.parallel.stages.state_bytes import StateBytes, state_bytes_of_shards

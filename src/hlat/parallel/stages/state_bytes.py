@@ -40,8 +40,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from hlat.model import ModelShard
-from hlat.model.derived import RowLayout, parameter_layouts
+from hlat.model import ModelShard, RowLayout, parameter_layouts
 from hlat.optim import COUNTER_BYTES, OptimizerSpec, optimizer_spec
 from hlat.parallel.stages.step_shape import StepShape
 

@@ -9,10 +9,8 @@ compute the same stages.
 from dataclasses import dataclass
 from functools import cached_property
 
-from hlat.config import Recipe
-from hlat.config.sections import ModelConfig, OptimizerConfig, ParallelConfig
-from hlat.config.sections.optimizers import AdamWConfig
-from hlat.parallel.mesh import Layout
+from hlat.config import AdamWConfig, ModelConfig, OptimizerConfig, ParallelConfig, Recipe
+from hlat.parallel.mesh.mesh_layout import Layout
 
 _ADAMW = AdamWConfig()
 

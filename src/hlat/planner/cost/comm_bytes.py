@@ -10,10 +10,11 @@ communication volume (comm_time.py) with these counts.
 
 from typing import Literal
 
-from hlat.config.sections import ZERO_BUBBLE
+from hlat.config import ZERO_BUBBLE
 from hlat.model import ModelShard
-from hlat.parallel.stages import MatrixPlan, gathered_ends, rank_model_shards, state_bytes_of_shards
-from hlat.planner.problem import Candidate, PlanRequest
+from hlat.parallel import MatrixPlan, gathered_ends, rank_model_shards, state_bytes_of_shards
+from hlat.planner.problem.layouts import Candidate
+from hlat.planner.problem.request import PlanRequest
 from hlat.precision import MODES
 
 AXES = ("tensor", "context", "pipeline", "data")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from hlat.planner.cost.constants import Constants
 from hlat.planner.cost.program import HLAT, Program
-from hlat.planner.problem import Column, WorkloadColumns, rank_weights
+from hlat.planner.problem.workload import Column, WorkloadColumns, rank_weights
 
 _TREE_STEPS = 8.0  # steps per doubling of the ranks: libraries use trees, not rings, for large groups
 

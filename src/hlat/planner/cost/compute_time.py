@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from hlat.planner.cost.constants import Constants
 from hlat.planner.cost.program import HLAT, Program
-from hlat.planner.problem import (
-    CHIP_FAMILIES,
+from hlat.planner.problem.families import CHIP_FAMILIES
+from hlat.planner.problem.workload import (
     FLASH_ATTENTION_1,
     FLASH_ATTENTION_2,
     MATERIALIZED_SCORES,

@@ -13,7 +13,8 @@ from importlib.resources import files
 import numpy as np
 import yaml
 
-from hlat.planner.problem import CHIP_FAMILIES, FAMILIES, Column, WorkloadColumns
+from hlat.planner.problem.families import CHIP_FAMILIES, FAMILIES
+from hlat.planner.problem.workload import Column, WorkloadColumns
 
 ALL = "all"
 

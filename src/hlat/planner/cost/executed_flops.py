@@ -7,10 +7,11 @@ of positions that its kernel computes; its backward pass recomputes the scores. 
 rehearsals; they are equal.
 """
 
-from hlat.config.sections import ZERO_BUBBLE
+from hlat.config import ZERO_BUBBLE
 from hlat.model import ModelShard, vocabulary_rows
-from hlat.parallel.stages import MatrixPlan, rank_model_shards
-from hlat.planner.problem import Candidate, PlanRequest
+from hlat.parallel import MatrixPlan, rank_model_shards
+from hlat.planner.problem.layouts import Candidate
+from hlat.planner.problem.request import PlanRequest
 
 _CORE = {"forward": 2, "backward": 5}  # flash attention's products of (queries x positions x head width)
 

@@ -3,21 +3,21 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
-from hlat.planner.memory import has_fused_kernels
-from hlat.planner.problem import (
-    CHIP_FAMILIES,
+from hlat.planner.memory.rank_memory import has_fused_kernels
+from hlat.planner.problem.execution import planned_execution
+from hlat.planner.problem.families import CHIP_FAMILIES
+from hlat.planner.problem.layouts import Candidate
+from hlat.planner.problem.request import PlanRequest
+from hlat.planner.problem.workload import (
     FLASH_ATTENTION_1,
     FLASH_ATTENTION_2,
     FLASH_ATTENTION_3,
     FUSED_LOSS_BYTES,
     MATERIALIZED_SCORES,
-    Candidate,
-    PlanRequest,
     SoftwareProfile,
-    planned_execution,
 )
 from hlat.precision import MODES
-from hlat.runtime.backend import AttentionKernel
+from hlat.runtime.backend.base import AttentionKernel
 
 
 def hlat_profile(request: PlanRequest, candidate: Candidate) -> SoftwareProfile:
@@ -52,7 +52,7 @@ class AttentionPrice:
 
 
 _PRICES = {
-    # name of a kernel (``hlat.runtime.backend.AttentionKernel``) -> its price. One H100, causal, heads of 128, 8,192
+    # name of a kernel (``hlat.runtime.backend.base.AttentionKernel``) -> its price. One H100, causal, heads of 128, 8,192
     # tokens, forward and backward in TFLOP/s (flash-attention, pull request 1893): cuDNN 566, 470; FlashAttention 2
     # 306, and 166 deterministic; 3 660, 575, and 474 deterministic. The constants make 361, 290 of FlashAttention 2 and
     # 561, 450 of 3. Nobody has published how much determinism costs on other chips: the ratio is taken for all.

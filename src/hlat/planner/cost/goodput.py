@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hlat.hardware import Cluster, StorageRate
 from hlat.resilience import best_interval, expected_goodput
-from hlat.runtime import PlanError
+from hlat.runtime.errors import PlanError
 
 _DAY = 86400.0
 _MAX_CYCLE = 5.0  # longest restart plus interval, in mean times between failures: a share e^-5 survives it

@@ -15,7 +15,7 @@ from hlat.planner.cost.comm_time import comm_times
 from hlat.planner.cost.compute_time import Products, compute_times
 from hlat.planner.cost.constants import Constants, load_constants
 from hlat.planner.cost.step_time import matrix_time, step_times
-from hlat.planner.problem import RECOMPUTE_POLICIES, Column, WorkloadColumns, block_products, rank_weights
+from hlat.planner.problem.workload import RECOMPUTE_POLICIES, Column, WorkloadColumns, block_products, rank_weights
 
 _FULL = float(RECOMPUTE_POLICIES.index("full"))
 

@@ -10,8 +10,8 @@ take time but do not occupy a rank, since they overlap with passes.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hlat.config.sections import ZERO_BUBBLE, Schedule
-from hlat.parallel.stages import PassKind, PassOrder, pass_order
+from hlat.config import ZERO_BUBBLE, Schedule
+from hlat.parallel import PassKind, PassOrder, pass_order
 
 
 @dataclass(frozen=True)

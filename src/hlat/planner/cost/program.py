@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hlat.planner.cost.constants import Constants
-from hlat.planner.problem import MATERIALIZED_SCORES, Column, WorkloadColumns, block_products
+from hlat.planner.problem.workload import MATERIALIZED_SCORES, Column, WorkloadColumns, block_products
 
 _KERNELS = (30, 24)  # per layer forward, copies and collective launches included: materialized scores, flash attention
 # transformers, modeling_llama.py. LlamaRMSNorm: to fp32, square, mean, add, root, product, to 16 bits, product;

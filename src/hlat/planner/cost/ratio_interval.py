@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from hlat.planner.problem import CHIP_FAMILIES
+from hlat.planner.problem.families import CHIP_FAMILIES
 
 INTERVAL_SHARE = 0.8
 """Share of runs that an interval is to cover."""

@@ -20,7 +20,7 @@ from hlat.planner.cost.comm_time import comm_times
 from hlat.planner.cost.compute_time import compute_times
 from hlat.planner.cost.constants import Constants, load_constants
 from hlat.planner.cost.program import HLAT, Program
-from hlat.planner.problem import RECOMPUTE_POLICIES, Column, WorkloadColumns, layer_weights, rank_weights
+from hlat.planner.problem.workload import RECOMPUTE_POLICIES, Column, WorkloadColumns, layer_weights, rank_weights
 
 _SELECTIVE, _FULL = float(RECOMPUTE_POLICIES.index("selective")), float(RECOMPUTE_POLICIES.index("full"))
 _INTERLEAVED_EXPOSED = 0.3  # share of the messages between stages; the rank's other stages hide the rest

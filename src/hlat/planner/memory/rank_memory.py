@@ -12,10 +12,9 @@ from dataclasses import dataclass, fields, replace
 import torch
 
 from hlat.hardware import Chip
-from hlat.model.derived import block_share, hidden_share
-from hlat.model.kernels import are_used_on, attention_is_used_on, fuses_in_triton
+from hlat.model import are_used_on, attention_is_used_on, block_share, fuses_in_triton, hidden_share
 from hlat.optim import optimizer_spec
-from hlat.parallel.stages import (
+from hlat.parallel import (
     ACCELERATOR,
     EagerKernels,
     RankBytes,
@@ -28,9 +27,10 @@ from hlat.parallel.stages import (
     state_bytes_in_mode,
     state_sizes,
 )
-from hlat.planner.problem import Candidate, PlanRequest
+from hlat.planner.problem.layouts import Candidate
+from hlat.planner.problem.request import PlanRequest
 from hlat.precision import MODES
-from hlat.runtime.backend import backend_of
+from hlat.runtime.backend.table import backend_of
 
 _GIB = 1 << 30
 _RUNTIME_BYTES = {"measured": 0.0, "trainium": 7.0 * _GIB}

@@ -8,14 +8,14 @@ from functools import lru_cache
 
 import torch
 
-from hlat.config.sections import compile_obstacle
+from hlat.config import compile_obstacle
 from hlat.model import attention_heads
 from hlat.parallel import compile_refusal
 from hlat.planner.problem.layouts import Candidate
 from hlat.planner.problem.request import PlanRequest
 from hlat.planner.problem.runnable import chip_backend, why_not_runnable
 from hlat.precision import MODES
-from hlat.runtime.backend import AttentionHeads, AttentionKernel, Backend
+from hlat.runtime.backend.base import AttentionHeads, AttentionKernel, Backend
 
 _ELSEWHERE = torch.device("meta")  # backends answer for the chip, not for a device that is here
 

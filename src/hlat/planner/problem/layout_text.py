@@ -5,11 +5,11 @@ Candidate --layout_text--> "tp=8,pp=4,zero=3" --parse_layout--> Candidate | Plan
 
 from typing import Any, get_args
 
-from hlat.config.sections import Schedule, default_virtual_stages
+from hlat.config import Schedule, default_virtual_stages
 from hlat.planner.problem.layouts import Candidate, layout_violations, parallel_section
 from hlat.planner.problem.request import PlanRequest
 from hlat.planner.problem.workload import RECOMPUTE_POLICIES, RecomputePolicy
-from hlat.runtime import PlanError
+from hlat.runtime.errors import PlanError
 
 
 def layout_text(layout: Candidate) -> str:

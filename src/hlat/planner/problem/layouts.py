@@ -11,14 +11,9 @@ from functools import lru_cache
 from itertools import product
 from typing import Any, Literal
 
-from hlat.config.rules import LAYOUT_CHECKS, Check, TracedValues, Values, divisors, holds
-from hlat.config.sections import (
-    INTERLEAVED,
-    ZERO_BUBBLE,
-    ParallelConfig,
-    Schedule,
-)
-from hlat.parallel.stages import StepShape
+from hlat.config import CHECKS as LAYOUT_CHECKS
+from hlat.config import INTERLEAVED, ZERO_BUBBLE, Check, ParallelConfig, Schedule, TracedValues, Values, divisors, holds
+from hlat.parallel import StepShape
 from hlat.planner.problem.request import PlanRequest
 from hlat.planner.problem.workload import RECOMPUTE_POLICIES, RecomputePolicy, StepLayout
 

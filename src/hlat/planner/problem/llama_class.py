@@ -11,8 +11,8 @@ import re
 from functools import cache
 from typing import Any
 
-from hlat.config.sections import ModelConfig
-from hlat.model.derived import count_parameters
+from hlat.config import ModelConfig
+from hlat.model import count_parameters
 
 _NAME = re.compile(r"llama-class-(\d+(?:\.\d+)?)([mb])", re.IGNORECASE)
 _UNITS = {"m": 1e6, "b": 1e9}

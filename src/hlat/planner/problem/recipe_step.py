@@ -10,7 +10,7 @@ from hlat.planner.problem.layouts import Candidate
 from hlat.planner.problem.request import PlanRequest, has_fast_bf16
 from hlat.planner.problem.workload import RECOMPUTE_POLICIES
 from hlat.precision import resolve_mode
-from hlat.runtime import PlanError
+from hlat.runtime.errors import PlanError
 
 
 def recipe_on_chip(recipe: Recipe, chip: Chip, world: int) -> tuple[PlanRequest, Candidate]:

@@ -8,16 +8,26 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from hlat.config import PRESETS, BatchSchedule, Recipe, RecipeError, load_recipe, model_section, preset_called
-from hlat.config.sections import ModelConfig, OptimizerConfig, RampStage
-from hlat.config.sections.optimizers import AdamWConfig
+from hlat.config import (
+    PRESETS,
+    AdamWConfig,
+    BatchSchedule,
+    ModelConfig,
+    OptimizerConfig,
+    RampStage,
+    Recipe,
+    RecipeError,
+    load_recipe,
+    model_section,
+    preset_called,
+)
 from hlat.hardware import Chip, Cluster, PriceKind, Site
-from hlat.model.derived import count_parameters
+from hlat.model import count_parameters
 from hlat.planner.problem.families import borrowed_constants
 from hlat.planner.problem.llama_class import llama_class
 from hlat.precision import AUTO, MODES, resolve_mode
-from hlat.runtime import HardwareError, PlanError
-from hlat.runtime.quantities import short_count
+from hlat.runtime.errors import HardwareError, PlanError
+from hlat.runtime.quantities.formatting import short_count
 
 _ADAMW = AdamWConfig()
 _SITE = Site()
@@ -166,7 +176,7 @@ def resolve_request(
 
 
 def has_fast_bf16(chip: Chip) -> bool:
-    """True if the chip multiplies faster in bf16 than in fp32, the rule of ``hlat.runtime.backend.has_fast_bf16``."""
+    """True if the chip multiplies faster in bf16 than in fp32, the rule of ``hlat.runtime.backend.device.has_fast_bf16``."""
     return (chip.flops("bfloat16") or 0.0) > (chip.flops("float32") or 0.0)
 
 

@@ -12,7 +12,8 @@ import torch
 from hlat.hardware import Chip
 from hlat.planner.problem.request import PlanRequest
 from hlat.precision import MODES
-from hlat.runtime.backend import Backend, backend_of
+from hlat.runtime.backend.base import Backend
+from hlat.runtime.backend.table import backend_of
 
 
 def chip_backend(chip: Chip) -> Backend | None:

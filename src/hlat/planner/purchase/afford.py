@@ -13,7 +13,7 @@ from itertools import islice
 from math import ceil, floor
 
 from hlat.hardware import Catalog, Cluster, PriceKind
-from hlat.planner.problem import PlanRequest
+from hlat.planner.problem.request import PlanRequest
 from hlat.planner.purchase.choice import Purchase, kinds_of, no_offer
 from hlat.planner.purchase.exploration import explore, without_refusals
 from hlat.planner.purchase.goal import Goal

@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hlat.hardware import Catalog, Chip, Cluster, Instance, PriceKind, close_names
-from hlat.planner.problem import PlanRequest, why_not_runnable
+from hlat.planner.problem.request import PlanRequest
+from hlat.planner.problem.runnable import why_not_runnable
 from hlat.planner.purchase.exploration import compute, explore
 from hlat.planner.purchase.goal import Goal
 from hlat.planner.purchase.offers import Kind, Offer
-from hlat.runtime import HardwareError, PlanError
+from hlat.runtime.errors import HardwareError, PlanError
 
 ANY = "any"
 """Text for every kind of instance that has a price."""

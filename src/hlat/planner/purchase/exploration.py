@@ -12,7 +12,7 @@ from math import ceil
 
 from hlat.planner.purchase.goal import KNEE, Goal
 from hlat.planner.purchase.offers import Kind, Offer
-from hlat.runtime.quantities import rounded_text
+from hlat.runtime.quantities.formatting import rounded_text
 
 _FAR = 1.15
 """Without a goal, a kind is left if its run costs so many times the best one where it was tried first."""

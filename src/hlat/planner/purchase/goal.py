@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hlat.planner.purchase.offers import Offer
-from hlat.runtime import PlanError
-from hlat.runtime.quantities import rounded_text
+from hlat.runtime.errors import PlanError
+from hlat.runtime.quantities.formatting import rounded_text
 
 KNEE = 1.1
 """Without a goal, a cluster grows as long as its run costs at most this many times the cheapest run of its kind."""

@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from math import log
 
 from hlat.hardware import Catalog, Cluster, PriceKind
-from hlat.model.derived import count_parameters
-from hlat.planner.problem import PlanRequest, nearest_shape
+from hlat.model import count_parameters
+from hlat.planner.problem.llama_class import nearest_shape
+from hlat.planner.problem.request import PlanRequest
 from hlat.planner.purchase.afford import afford
 from hlat.planner.purchase.choice import Purchase, choose_cluster
 from hlat.planner.purchase.goal import Goal
 from hlat.planner.purchase.offers import Offer
 from hlat.planner.purchase.scaling_law import CHINCHILLA, FLOPS_PER_PARAMETER
-from hlat.runtime.quantities import short_count
+from hlat.runtime.quantities.formatting import short_count
 
 _FIRST_FLOPS = 1e21  # of the model that is asked for first; every later one gets a cluster of its own
 _MOST_SIZES = 10  # that are asked for; three are usual

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from hlat.hardware import Chip, Cluster, Instance
-from hlat.model.derived import flops_per_token
-from hlat.planner.problem import PlanRequest, request_device
-from hlat.planner.search import LayoutPrediction, best_layout
-from hlat.runtime import PlanError
+from hlat.model import flops_per_token
+from hlat.planner.problem.devices import request_device
+from hlat.planner.problem.request import PlanRequest
+from hlat.planner.search.quick_search import best_layout
+from hlat.planner.search.search import LayoutPrediction
+from hlat.runtime.errors import PlanError
 
 _MAX_INSTANCES = 1 << 12
 _PER_DOUBLING = 8

@@ -3,7 +3,7 @@
 from math import floor, log10
 
 from hlat.planner.purchase.choice import Purchase
-from hlat.planner.report import interval_text
+from hlat.planner.report.explain import interval_text
 
 
 def risk_sentence(purchase: Purchase) -> str:

@@ -3,23 +3,19 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hlat.planner.problem import comparison_note, layout_text, why_not_runnable
+from hlat.planner.problem.layout_text import layout_text
+from hlat.planner.problem.runnable import comparison_note, why_not_runnable
 from hlat.planner.purchase.choice import Purchase
 from hlat.planner.purchase.model_size import ModelSize, SizedRun, optimal_tokens
 from hlat.planner.purchase.offers import Offer
 from hlat.planner.purchase.risk import risk_sentence
 from hlat.planner.purchase.scaling_law import CHINCHILLA
-from hlat.planner.report import (
-    energy_sentence,
-    energy_text,
-    expectation,
-    interval_text,
-    storage_sentence,
-    table_lines,
-    wrapped,
-)
-from hlat.planner.search import format_number, layout_json
-from hlat.runtime.quantities import rounded_text, short_count
+from hlat.planner.report.energy import energy_sentence, energy_text
+from hlat.planner.report.explain import expectation, interval_text
+from hlat.planner.report.saves import storage_sentence
+from hlat.planner.report.text_table import table_lines, wrapped
+from hlat.planner.search.plan import format_number, layout_json
+from hlat.runtime.quantities.formatting import rounded_text, short_count
 
 LAW = "law: Hoffmann 2022, approach 3, constants of Besiroglu 2024; D tokens, N parameters, all counted"
 

@@ -20,10 +20,12 @@ from hlat.hardware import (
     with_prices_of,
     with_quote,
 )
-from hlat.planner.problem import parse_layout, resolve_request
+from hlat.planner.problem.layout_text import parse_layout
+from hlat.planner.problem.request import resolve_request
 from hlat.planner.report.comparison import RankBy, common_price_kind, plans_as_json, rank_plans
-from hlat.planner.search import LayoutPrediction, TrainingPlan, make_plan, predict_layout
-from hlat.runtime import PlanError
+from hlat.planner.search.plan import TrainingPlan, make_plan
+from hlat.planner.search.search import LayoutPrediction, predict_layout
+from hlat.runtime.errors import PlanError
 
 
 @dataclass(frozen=True)

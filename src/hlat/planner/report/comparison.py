@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from hlat.hardware import Cluster, PriceKind
-from hlat.planner.cost import ratio_between, undecided_ratio
-from hlat.planner.search import LayoutPrediction, TrainingPlan, fits
+from hlat.planner.cost.ratio_interval import ratio_between, undecided_ratio
+from hlat.planner.search.plan import TrainingPlan, fits
+from hlat.planner.search.search import LayoutPrediction
 
 RankBy = Literal["time", "cost"]
 

@@ -4,9 +4,9 @@ prediction, site -> "up to 12.4 MWh: ..."
 """
 
 from hlat.hardware import HOST_SHARE
-from hlat.planner.problem import PlanRequest
-from hlat.planner.search import LayoutPrediction
-from hlat.runtime.quantities import rounded_text
+from hlat.planner.problem.request import PlanRequest
+from hlat.planner.search.search import LayoutPrediction
+from hlat.runtime.quantities.formatting import rounded_text
 
 
 def energy_text(kwh: float | None) -> str:

@@ -3,12 +3,14 @@
 TrainingPlan -> sentences
 """
 
-from hlat.planner.cost import exchanged_bytes
-from hlat.planner.problem import PlanRequest
+from hlat.planner.cost.comm_bytes import exchanged_bytes
+from hlat.planner.problem.request import PlanRequest
 from hlat.planner.report.message_times import message_times
-from hlat.planner.search import TIE_TOLERANCE, LayoutPrediction, TrainingPlan, fits, format_number
-from hlat.runtime import plural
-from hlat.runtime.quantities import rounded_text
+from hlat.planner.search.plan import TrainingPlan, fits, format_number
+from hlat.planner.search.search import LayoutPrediction
+from hlat.planner.search.tie_break import TIE_TOLERANCE
+from hlat.runtime.quantities.formatting import rounded_text
+from hlat.runtime.terminal_text import plural
 
 _GIB = 1 << 30
 _COMPONENT_NAMES = {

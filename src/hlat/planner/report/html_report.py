@@ -6,14 +6,15 @@ plans -> charts (hlat.page, svg.py) -> text of one page, which a browser opens f
 from collections.abc import Callable, Sequence
 
 from hlat.page import Dot, Html, bar_chart, duration, grid, page, paragraph, scatter_chart, section, table
-from hlat.planner.problem import comparison_note
+from hlat.planner.problem.runnable import comparison_note
 from hlat.planner.report.comparison import comparison_lines, pareto_front_of_plans
 from hlat.planner.report.energy import energy_sentence, energy_text
 from hlat.planner.report.explain import expectation, explain, interval_text
 from hlat.planner.report.saves import storage_sentence
 from hlat.planner.report.svg import timeline_chart
 from hlat.planner.report.trace import step_timeline
-from hlat.planner.search import LayoutPrediction, TrainingPlan, layout_json
+from hlat.planner.search.plan import TrainingPlan, layout_json
+from hlat.planner.search.search import LayoutPrediction
 
 _GIB = 1 << 30
 # Median error over 117 published readings of sources that were not looked at for the rules: docs/notebook/memory.md.

@@ -5,11 +5,14 @@ layout --comm_times--> seconds of one message by axis, with its bytes --> "0.41 
 
 from dataclasses import dataclass
 
-from hlat.planner.cost import comm_times, load_constants
-from hlat.planner.problem import Candidate, PlanRequest, rank_weights
-from hlat.planner.search import workload_columns
+from hlat.planner.cost.comm_time import comm_times
+from hlat.planner.cost.constants import load_constants
+from hlat.planner.problem.layouts import Candidate
+from hlat.planner.problem.request import PlanRequest
+from hlat.planner.problem.workload import rank_weights
+from hlat.planner.search.search import workload_columns
 from hlat.precision import MODES
-from hlat.runtime.quantities import rounded_text
+from hlat.runtime.quantities.formatting import rounded_text
 
 
 @dataclass(frozen=True)

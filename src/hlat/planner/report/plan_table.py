@@ -7,13 +7,16 @@ column of its own; a narrow one, 80 columns, the layout as ``--layout`` takes it
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from hlat.planner.cost import undecided_ratio
-from hlat.planner.problem import comparison_note, layout_text
+from hlat.planner.cost.ratio_interval import undecided_ratio
+from hlat.planner.problem.layout_text import layout_text
+from hlat.planner.problem.runnable import comparison_note
 from hlat.planner.report.comparison import pareto_front_of_plans
 from hlat.planner.report.energy import energy_text
 from hlat.planner.report.explain import interval_text
 from hlat.planner.report.text_table import table_lines, wrapped
-from hlat.planner.search import TIE_TOLERANCE, LayoutPrediction, TrainingPlan, format_number, layout_json
+from hlat.planner.search.plan import TrainingPlan, format_number, layout_json
+from hlat.planner.search.search import LayoutPrediction
+from hlat.planner.search.tie_break import TIE_TOLERANCE
 
 WIDE = 140
 """Columns of a terminal from which on the wide table is printed."""

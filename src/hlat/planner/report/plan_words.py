@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from hlat.planner.report.energy import energy_sentence
 from hlat.planner.report.explain import comparison_with, expectation, explain
 from hlat.planner.report.saves import storage_sentence
-from hlat.planner.search import DeterminismCost, LayoutPrediction, TrainingPlan, fits, format_number
-from hlat.runtime import plural
+from hlat.planner.search.determinism import DeterminismCost
+from hlat.planner.search.plan import TrainingPlan, fits, format_number
+from hlat.planner.search.search import LayoutPrediction
+from hlat.runtime.terminal_text import plural
 
 _GIB = 1 << 30
 

@@ -3,10 +3,10 @@
 prediction -> "80 GiB every 1,500 s, ..."
 """
 
-from hlat.planner.cost import DETECTION_SECONDS, STORE_RATE_LIMIT, STORE_RATE_PER_INSTANCE, storage_rate
-from hlat.planner.problem import PlanRequest
-from hlat.planner.search import LayoutPrediction
-from hlat.runtime.quantities import rounded_text
+from hlat.planner.cost.goodput import DETECTION_SECONDS, STORE_RATE_LIMIT, STORE_RATE_PER_INSTANCE, storage_rate
+from hlat.planner.problem.request import PlanRequest
+from hlat.planner.search.search import LayoutPrediction
+from hlat.runtime.quantities.formatting import rounded_text
 
 _GB = 1e9
 

@@ -4,7 +4,7 @@ passes of each rank -> boxes by time, numbered rows, an axis in seconds, a legen
 """
 
 from hlat.page import Html, colour, format_tick, make_axis, text
-from hlat.planner.cost import Timeline
+from hlat.planner.cost.pipeline_sim import Timeline
 
 _PASSES = {"forward": 0, "backward": 2, "input": 5, "weight": 4}
 """Number of the colour of each kind of pass."""

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from hlat.planner.cost import Timeline
-from hlat.planner.search import TrainingPlan, timeline
+from hlat.planner.cost.pipeline_sim import Timeline
+from hlat.planner.search.plan import TrainingPlan
+from hlat.planner.search.search import timeline
 
 _MAX_PASSES = 20_000  # more than that, viewers do not show
 

@@ -9,10 +9,13 @@ from dataclasses import dataclass, replace
 
 from hlat.config import Recipe
 from hlat.hardware import Chip
-from hlat.planner.problem import Candidate, PlanRequest, planned_execution, recipe_on_chip
+from hlat.planner.problem.execution import planned_execution
+from hlat.planner.problem.layouts import Candidate
+from hlat.planner.problem.recipe_step import recipe_on_chip
+from hlat.planner.problem.request import PlanRequest
 from hlat.planner.search.search import step_seconds
-from hlat.runtime import PlanError
-from hlat.runtime.backend import AttentionKernel
+from hlat.runtime.backend.base import AttentionKernel
+from hlat.runtime.errors import PlanError
 
 
 @dataclass(frozen=True)

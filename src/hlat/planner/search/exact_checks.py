@@ -9,8 +9,9 @@ the mean of its ranks is over the limit, since what one rank gives up another on
 
 from collections.abc import Sequence
 
-from hlat.planner.memory import estimate_rank_memory, rank_memory, ranks_of_interest
-from hlat.planner.problem import Candidate, PlanRequest
+from hlat.planner.memory.rank_memory import estimate_rank_memory, rank_memory, ranks_of_interest
+from hlat.planner.problem.layouts import Candidate
+from hlat.planner.problem.request import PlanRequest
 
 _MOST_CHECKS = 24  # of about 10 ms each
 _FURTHEST = 1.5  # times the limit; estimates of random layouts were at most 1.37 times the exact count

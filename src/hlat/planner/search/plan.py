@@ -12,35 +12,32 @@ from typing import Any
 import yaml
 
 from hlat.hardware import HOST_SHARE
-from hlat.planner.cost import (
+from hlat.planner.cost.comm_bytes import exchanged_bytes
+from hlat.planner.cost.constants import load_constants
+from hlat.planner.cost.executed_flops import executed_flops
+from hlat.planner.cost.goodput import (
     DETECTION_SECONDS,
     HOST_COPY_RATE,
-    INTERVAL_SHARE,
     SOFTWARE_FAILURES_PER_DAY,
     STORE_RATE_LIMIT,
     STORE_RATE_PER_INSTANCE,
-    exchanged_bytes,
-    executed_flops,
-    load_constants,
     simulate_goodput,
     storage_rate,
-    undecided_ratio,
 )
-from hlat.planner.problem import (
-    Candidate,
-    PlanRequest,
-    comparison_note,
-    llama_class,
-    parse_layout,
-    planned_execution,
-    why_not_runnable,
-)
+from hlat.planner.cost.ratio_interval import INTERVAL_SHARE, undecided_ratio
+from hlat.planner.problem.execution import planned_execution
+from hlat.planner.problem.layout_text import parse_layout
+from hlat.planner.problem.layouts import Candidate
+from hlat.planner.problem.llama_class import llama_class
+from hlat.planner.problem.request import PlanRequest
+from hlat.planner.problem.runnable import comparison_note, why_not_runnable
 from hlat.planner.search.determinism import DeterminismCost, determinism_cost
 from hlat.planner.search.search import USABLE_MEMORY_SHARE, LayoutPrediction, SearchResult, predict_layout, search
 from hlat.planner.search.suggestions import suggestions
 from hlat.planner.search.tie_break import TIE_TOLERANCE, break_tie
-from hlat.runtime import PlanError, plural
-from hlat.runtime.quantities import rounded_text
+from hlat.runtime.errors import PlanError
+from hlat.runtime.quantities.formatting import rounded_text
+from hlat.runtime.terminal_text import plural
 
 _GIB = 1 << 30
 _DAY = 86400.0

@@ -11,8 +11,10 @@ from collections.abc import Hashable, Iterator, Sequence
 
 import numpy as np
 
-from hlat.planner.cost import step_times
-from hlat.planner.problem import RECOMPUTE_POLICIES, Candidate, PlanRequest, candidates
+from hlat.planner.cost.step_time import step_times
+from hlat.planner.problem.layouts import Candidate, candidates
+from hlat.planner.problem.request import PlanRequest
+from hlat.planner.problem.workload import RECOMPUTE_POLICIES
 from hlat.planner.search.exact_checks import ExactChecks, estimated_ranks
 from hlat.planner.search.search import (
     USABLE_MEMORY_SHARE,

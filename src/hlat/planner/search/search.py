@@ -14,33 +14,19 @@ from math import inf
 
 import numpy as np
 
-from hlat.model.derived import count_parameters, flops_per_token, hidden_share
+from hlat.model import count_parameters, flops_per_token, hidden_share
 from hlat.optim import optimizer_spec
-from hlat.parallel.stages import matrix_shapes, stage_layers
-from hlat.planner.cost import (
-    STEP_COMPONENTS,
-    RatioInterval,
-    Reliability,
-    StageTimes,
-    StepTimes,
-    Timeline,
-    hlat_profile,
-    predict_reliability,
-    shipped_interval,
-    simulate_pipeline,
-    step_times,
-)
-from hlat.planner.memory import RankMemory, rank_memory, ranks_of_interest
-from hlat.planner.problem import (
-    Candidate,
-    ModelShape,
-    OptimizerCost,
-    PlanRequest,
-    Workload,
-    WorkloadColumns,
-    candidates,
-    request_device,
-)
+from hlat.parallel import matrix_shapes, stage_layers
+from hlat.planner.cost.framework_profile import hlat_profile
+from hlat.planner.cost.goodput import Reliability, predict_reliability
+from hlat.planner.cost.pipeline_sim import StageTimes, Timeline, simulate_pipeline
+from hlat.planner.cost.ratio_interval import RatioInterval, shipped_interval
+from hlat.planner.cost.step_time import STEP_COMPONENTS, StepTimes, step_times
+from hlat.planner.memory.rank_memory import RankMemory, rank_memory, ranks_of_interest
+from hlat.planner.problem.devices import request_device
+from hlat.planner.problem.layouts import Candidate, candidates
+from hlat.planner.problem.request import PlanRequest
+from hlat.planner.problem.workload import ModelShape, OptimizerCost, Workload, WorkloadColumns
 from hlat.planner.search.exact_checks import ExactChecks, estimated_ranks
 from hlat.precision import MODES
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from hlat.hardware import Catalog, Cluster, load_catalog
-from hlat.planner.problem import PlanRequest
+from hlat.planner.problem.request import PlanRequest
 from hlat.planner.search.search import LayoutPrediction, search
 from hlat.planner.search.tie_break import break_tie
 

@@ -6,8 +6,8 @@ degree, fewest stages and replicas, then the fastest. (In published sweeps, trad
 degree lost.) One that another of them beats in both time and memory is not taken: nobody would want it.
 """
 
-from hlat.config.sections import ZERO_BUBBLE
-from hlat.planner.problem import RECOMPUTE_POLICIES
+from hlat.config import ZERO_BUBBLE
+from hlat.planner.problem.workload import RECOMPUTE_POLICIES
 from hlat.planner.search.search import LayoutPrediction
 
 TIE_TOLERANCE = 0.04

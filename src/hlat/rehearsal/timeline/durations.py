@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from hlat.planner.cost import OperationTimes
+from hlat.planner import OperationTimes
 from hlat.precision import MODES
 from hlat.rehearsal.planned_step import PlannedStep
 from hlat.rehearsal.rank import RankReport
@@ -33,7 +33,7 @@ class _TimedRank:
         operations: times by the plan.
         layers: layers of the rank times micro-batches.
         losses: micro-batches whose loss it computes.
-        byte: nominal bytes per byte of a message (``hlat.planner.cost.OperationTimes``).
+        byte: nominal bytes per byte of a message (``hlat.planner.cost.operation_time.OperationTimes``).
         sizes: number of ranks by mesh axis.
     """
 

@@ -12,7 +12,7 @@ has one cause, and computing and waiting add up to the step.
 from collections import deque
 from dataclasses import dataclass, field
 
-from hlat.parallel.stages import LabelledPass
+from hlat.parallel import LabelledPass
 from hlat.rehearsal.planned_step import PARTS, PlannedStep
 from hlat.rehearsal.rank import RankReport
 from hlat.rehearsal.timeline.durations import event_seconds

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch.distributed import ProcessGroup
 
-from hlat.runtime.backend.faults import HangLimits
+from hlat.runtime.backend.faults.hang_limits import HangLimits
 from hlat.runtime.errors import LaunchError
 
 TORCH, ONEDNN = "torch", "oneDNN"

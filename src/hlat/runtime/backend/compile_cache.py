@@ -27,7 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hlat.runtime.backend.table import backend_of
-from hlat.runtime.compiled_code import open_code_folder
+from hlat.runtime.compiled_code.code_folder import open_code_folder
 from hlat.runtime.errors import HlatError, LaunchError
 
 _LOG = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ import torch
 
 from hlat.runtime.backend.base import FLEX, AllocatorUse, AttentionHeads, Backend, Collectives, Compiler
 from hlat.runtime.backend.cuda_capabilities import AMD, NVIDIA, GpuCapabilities
-from hlat.runtime.backend.faults import HangLimits
+from hlat.runtime.backend.faults.hang_limits import HangLimits
 from hlat.runtime.backend.table import driver_versions
 
 _LOG = logging.getLogger(__name__)

@@ -14,11 +14,11 @@ from collections.abc import Callable
 import torch
 
 from hlat.runtime.backend.base import ONEDNN, TORCH
-from hlat.runtime.backend.faults import find_fault
+from hlat.runtime.backend.faults.device_faults import find_fault
 from hlat.runtime.backend.table import backend_of
 from hlat.runtime.errors import HlatError, LaunchError, causes
 from hlat.runtime.rank_env import RankInfo
-from hlat.runtime.storage import EARLIER_ATTEMPT_ENV
+from hlat.runtime.storage.run_folder import EARLIER_ATTEMPT_ENV
 from hlat.runtime.terminal_text import plural
 
 _HOST = "cpu"

@@ -35,13 +35,10 @@ from typing import IO, Any, Protocol
 
 import torch.distributed as dist
 
-from hlat.runtime.backend import accelerator_in_use, is_device_file
-from hlat.runtime.process import (
-    ProgressRecord,
-    begin_progress,
-    let_output_be_lost,
-    lossy_stream,
-)
+from hlat.runtime.backend.device import accelerator_in_use
+from hlat.runtime.backend.table import is_device_file
+from hlat.runtime.process.lossy_output import let_output_be_lost, lossy_stream
+from hlat.runtime.process.progress import ProgressRecord, begin_progress
 from hlat.runtime.terminal_text import EscapingStream
 
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)

@@ -20,17 +20,10 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from hlat.runtime.backend import (
-    backend_of,
-    configure_numerics,
-    damaged_code_error,
-    device_error,
-    find_device_type,
-    interface_variables,
-    select_device,
-    use_compile_cache,
-)
-from hlat.runtime.backend.faults import HangLimits
+from hlat.runtime.backend.compile_cache import damaged_code_error, use_compile_cache
+from hlat.runtime.backend.device import configure_numerics, device_error, find_device_type, select_device
+from hlat.runtime.backend.faults.hang_limits import HangLimits
+from hlat.runtime.backend.table import backend_of, interface_variables
 from hlat.runtime.distributed.host_collectives import HostGroup
 from hlat.runtime.distributed.rendezvous import Rendezvous, rendezvous_helpers, rendezvous_ranks
 from hlat.runtime.distributed.signed_store import SignedStore
@@ -83,7 +76,7 @@ def join_run(
         deterministic: raise an error for kernels that are not deterministic.
         folder: folder that all processes share. During the rendezvous it holds the run's secret, if the launcher set
             none. Without either, every process that reaches the store may join.
-        compile_cache: folder of compiled code; None as for ``hlat.runtime.backend.compile_cache_folders``.
+        compile_cache: folder of compiled code; None as for ``hlat.runtime.backend.compile_cache.compile_cache_folders``.
         limits: what the detection of hangs asks of collectives on devices.
 
     Raises:

@@ -25,7 +25,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from hlat.runtime.backend import interface_variables
+from hlat.runtime.backend.table import interface_variables
 from hlat.runtime.distributed.addresses import interface_of, is_loopback, listen, wait_until_reachable
 from hlat.runtime.distributed.host_collectives import format_ranks
 from hlat.runtime.distributed.rounds import RoundAnswers, ask_for_round
@@ -33,7 +33,7 @@ from hlat.runtime.distributed.run_secret import RUN_SECRET_ENV, Signer, run_sign
 from hlat.runtime.distributed.signed_store import SignedStore, put_bytes
 from hlat.runtime.distributed.waiting import WAIT_SLICE, call_interruptibly
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.process import LAUNCHER_ENV
+from hlat.runtime.process.process_status import LAUNCHER_ENV
 from hlat.runtime.rank_env import RankInfo
 
 ARRIVAL_TIMEOUT = timedelta(minutes=10)

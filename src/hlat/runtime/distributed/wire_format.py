@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hlat.runtime.backend import is_on_host
+from hlat.runtime.backend.device import is_on_host
 from hlat.runtime.distributed.sendable_types import SENDABLE
 
 _LENGTH = 8  # bytes

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from hlat.runtime.errors import StateLostError, StorageError
-from hlat.runtime.process import blocking_call
+from hlat.runtime.process.progress import blocking_call
 from hlat.runtime.storage.file_content import broken_link
 
 LOCK_NAME = ".lock"

@@ -11,9 +11,12 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, Protocol, TextIO
 
-from hlat.config.sections import TrackingConfig
-from hlat.runtime import BottomLine, draws_lines, escape_controls, open_line, spinner
-from hlat.runtime.process import observe_stages, print_json_lines
+from hlat.config import TrackingConfig
+from hlat.runtime.bottom_line import BottomLine, draws_lines, open_line
+from hlat.runtime.process.json_output import print_json_lines
+from hlat.runtime.process.startup_stage import observe_stages
+from hlat.runtime.stage_line import spinner
+from hlat.runtime.terminal_text import escape_controls
 from hlat.tracking.display.status_line import Field, bar, fit, has_colour
 from hlat.tracking.json_console import JsonConsole
 from hlat.tracking.metrics import Metrics

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from hlat.runtime import BottomLine, StageLine, draws_lines, open_line, spinner
+from hlat.runtime.bottom_line import BottomLine, draws_lines, open_line
+from hlat.runtime.stage_line import StageLine, spinner
 from hlat.tracking.display.status_line import Field, bar, fit, has_colour
 from hlat.tracking.metrics_text import duration
 
@@ -25,7 +26,7 @@ _BAR_COLUMNS = 20
 _MB = 1e6
 
 Progress = Callable[[str, int, int], None]
-"""``hlat.data.prepare.ProgressCallback``: called with the stage, what is done of it, and the total; 0 for unknown."""
+"""``hlat.data.prepare.tokenizer_and_split.ProgressCallback``: called with the stage, what is done of it, and the total; 0 for unknown."""
 
 
 class DataProgress:

@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from hlat.config.sections import TrackingConfig
-from hlat.runtime import BottomLine, StageLine
-from hlat.runtime.process import observe_stages
+from hlat.config import TrackingConfig
+from hlat.runtime.bottom_line import BottomLine
+from hlat.runtime.process.startup_stage import observe_stages
+from hlat.runtime.stage_line import StageLine
 from hlat.tracking.display.console import console_kind, shows_progress
 
 _WORTH_SAYING = 2.0  # seconds

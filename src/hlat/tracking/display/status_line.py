@@ -10,7 +10,7 @@ from typing import TextIO
 
 from rich.cells import cell_len, set_cell_size
 
-from hlat.runtime import writes_unicode
+from hlat.runtime.stage_line import writes_unicode
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from hlat.tracking.hosted.base import HostedRun
 from hlat.tracking.hosted.table import HOSTED
 from hlat.tracking.metrics import Metrics
 from hlat.tracking.outputs import TrackerNote
-from hlat.tracking.tensorboard import scalars
+from hlat.tracking.tensorboard.writer import scalars
 
 _MOST_RECORDS = 10_000  # in the queue: a line of metrics is about 1 KB
 _RECEIVED = 1 << 16

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from hlat.config.sections import TrackingConfig
-from hlat.runtime import LaunchError
+from hlat.config import TrackingConfig
+from hlat.runtime.errors import LaunchError
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Mapping
 from typing import BinaryIO
 
-from hlat.runtime.process import AppendedFile
+from hlat.runtime.process.appended_file import AppendedFile
 
 FILE_VERSION = "brain.Event:2"
 """Version of the format, in the first record of a file."""

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hlat.runtime.process import AppendedFile
+from hlat.runtime.process.appended_file import AppendedFile
 from hlat.tracking.jsonl import as_storage_error
 from hlat.tracking.metrics import Metrics
 from hlat.tracking.outputs import TrackerNote, moved_note

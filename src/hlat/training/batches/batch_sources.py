@@ -15,14 +15,13 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from hlat.checkpoint.format import TensorChunk, replicated_chunks
-from hlat.checkpoint.protocol import Checkpoint
+from hlat.checkpoint import Checkpoint, TensorChunk, replicated_chunks
 from hlat.config import BatchSchedule
-from hlat.data.online import OnlineData, OnlineLoader, StreamProgress
-from hlat.data.samples import Batch, TrainingData
+from hlat.data import Batch, OnlineData, OnlineLoader, StreamProgress, TrainingData
 from hlat.parallel import ParallelModel
-from hlat.runtime import DataError
-from hlat.runtime.distributed import HostGroup, sendable
+from hlat.runtime.distributed.host_collectives import HostGroup
+from hlat.runtime.distributed.sendable_types import sendable
+from hlat.runtime.errors import DataError
 
 _CURSORS = "data.cursors"
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import TracebackType
 
 from hlat.config import BatchSchedule
-from hlat.runtime.process import ProgressRecord, advance
+from hlat.runtime.process.progress import ProgressRecord, advance
 from hlat.training.batches.batch_sources import BatchReader, LocalBatch
 
 _EVERY = 0.5  # seconds: while a batch is late, the reader's messages are shown and its progress is seen this often

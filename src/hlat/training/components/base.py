@@ -15,9 +15,8 @@ from typing import ClassVar
 from pydantic import BaseModel
 
 from hlat.checkpoint import ExtraState
-from hlat.config import Recipe
-from hlat.config.sections import Section
-from hlat.runtime.distributed import Runtime
+from hlat.config import Recipe, Section
+from hlat.runtime.distributed.join import Runtime
 from hlat.tracking import OtherRankTracker, Tracker
 from hlat.training.step import StepResult
 

@@ -14,7 +14,7 @@ import torch
 from hlat.checkpoint import ExtraState
 from hlat.config import Recipe
 from hlat.model import LocalParameter
-from hlat.runtime.process import enter_phase
+from hlat.runtime.process.phase import enter_phase
 from hlat.training.components.base import StepEnd, TrainingComponent
 
 

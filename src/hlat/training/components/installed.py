@@ -79,7 +79,7 @@ def _load(name: str, options: Mapping[str, Any]) -> Installed:
             [_problem(name, f"importing it from {_origin(entry)} failed: {_text(error)}.", "Repair that package.")]
         ) from error
     if not (isinstance(kind, type) and issubclass(kind, TrainingComponent)):
-        reason = f"{_origin(entry)} is no subclass of hlat.training.components.TrainingComponent."
+        reason = f"{_origin(entry)} is no subclass of hlat.training.components.base.TrainingComponent."
         raise RecipeError([_problem(name, reason, "Correct the entry point.")])
     try:
         return Installed(name, kind, kind.Options.model_validate(dict(options)))

@@ -1,7 +1,8 @@
 """Components that act on the process, not on the model: the profiler and the garbage collector."""
 
 from hlat.training.components.base import LoopStart, StepEnd, TrainingComponent
-from hlat.training.process import profile_steps, scheduled_gc
+from hlat.training.process.gc_control import scheduled_gc
+from hlat.training.process.profile import profile_steps
 
 
 class Profiler(TrainingComponent):

@@ -7,8 +7,7 @@ state of a component that is not there  -> not loaded, and named in ``StateChang
 
 from dataclasses import dataclass
 
-from hlat.checkpoint import extra_names, restore
-from hlat.checkpoint.protocol import Checkpoint
+from hlat.checkpoint import Checkpoint, extra_names, restore
 from hlat.config import Recipe
 from hlat.optim import Optimizer
 from hlat.parallel import ParallelModel

@@ -11,9 +11,10 @@ import os
 import time
 from collections.abc import Callable, Mapping
 
-from hlat.config.sections import RecoveryConfig
+from hlat.config import RecoveryConfig
 from hlat.runtime import slurm
-from hlat.runtime.process import DEADLINE_ENV, machine_clock
+from hlat.runtime.process.clock import machine_clock
+from hlat.runtime.process.exit_codes import DEADLINE_ENV
 
 _MIN_MARGIN = 60.0  # seconds left for the last save, at least
 _SAVE_FACTOR = 2.0  # the margin as a multiple of the longest save so far

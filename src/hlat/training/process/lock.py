@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
 
-from hlat.runtime import LaunchError, StorageError
-from hlat.runtime.process import LAUNCHER_ENV, is_running
-from hlat.runtime.storage import ATTEMPT_ENV, LOCK_NAME
+from hlat.runtime.errors import LaunchError, StorageError
+from hlat.runtime.process.process_status import LAUNCHER_ENV, is_running
+from hlat.runtime.storage.run_folder import ATTEMPT_ENV, LOCK_NAME
 
 _PATIENCE = 900.0  # seconds
 _OTHER_HOST = 120.0  # seconds: file servers release the lock of a host that is gone within 90

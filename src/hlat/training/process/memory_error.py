@@ -13,12 +13,15 @@ import torch
 
 from hlat.config import Recipe, RecipeError, parse_recipe
 from hlat.hardware import load_catalog
-from hlat.parallel.stages import ACCELERATOR, StepShape, rank_bytes, stage_layer_counts
+from hlat.parallel import ACCELERATOR, StepShape, rank_bytes, stage_layer_counts
 from hlat.precision import resolve_mode
-from hlat.runtime import DeviceMemoryError, errors, plural
-from hlat.runtime.backend import backend_of, has_fast_bf16
-from hlat.runtime.distributed import Runtime
-from hlat.runtime.storage import EARLIER_ATTEMPT_ENV
+from hlat.runtime import errors
+from hlat.runtime.backend.device import has_fast_bf16
+from hlat.runtime.backend.table import backend_of
+from hlat.runtime.distributed.join import Runtime
+from hlat.runtime.errors import DeviceMemoryError
+from hlat.runtime.storage.run_folder import EARLIER_ATTEMPT_ENV
+from hlat.runtime.terminal_text import plural
 
 Changes = tuple[str, ...]
 """Overrides of a recipe, such as ``("batch.micro_batch=1",)``."""
@@ -71,7 +74,7 @@ def _held(runtime: Runtime) -> str:
 
 def _advice(recipe: Recipe, runtime: Runtime) -> str:
     """Say what plans count for the recipe, and the changes that fit by that count."""
-    from hlat.planner.search import USABLE_MEMORY_SHARE  # noqa: PLC0415 - only where memory is short
+    from hlat.planner import USABLE_MEMORY_SHARE  # noqa: PLC0415 - only where memory is short
 
     recipe = recipe.in_mode(resolve_mode(recipe.precision.mode, has_fast_bf16(runtime.device)))
     needed = _needed(recipe, runtime)
@@ -92,7 +95,7 @@ def _advice(recipe: Recipe, runtime: Runtime) -> str:
 
 def _needed(recipe: Recipe, runtime: Runtime) -> dict[str, float]:
     """Count bytes by purpose of the stage that this rank has, with what the device's runtime and allocator add."""
-    from hlat.planner.memory import device_overhead, has_fused_kernels  # noqa: PLC0415
+    from hlat.planner import device_overhead, has_fused_kernels  # noqa: PLC0415
 
     step = StepShape.of(recipe, runtime.world)
     pipeline_rank = runtime.rank // (runtime.world // step.layout.pipeline)
@@ -132,7 +135,7 @@ def _smaller_batches(recipe: Recipe) -> list[Changes]:
 
 
 def _stronger_policies(recipe: Recipe) -> list[Changes]:
-    from hlat.planner.problem import RECOMPUTE_POLICIES  # noqa: PLC0415
+    from hlat.planner import RECOMPUTE_POLICIES  # noqa: PLC0415
 
     policy = recipe.memory.activation_checkpointing
     at = RECOMPUTE_POLICIES.index(policy) + 1 if policy in RECOMPUTE_POLICIES else len(RECOMPUTE_POLICIES)

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from hlat.parallel.stages import parse_pass_label
+from hlat.parallel import parse_pass_label
 
 _SKIPPED, _STEPS = 3, 3  # the first steps allocate and compile
 _LISTED = 12  # operators in the table

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
-from hlat.runtime.distributed import AsyncMax, HostGroup
-from hlat.runtime.process import STOP_SIGNALS
+from hlat.runtime.distributed.async_max import AsyncMax
+from hlat.runtime.distributed.host_collectives import HostGroup
+from hlat.runtime.process.exit_codes import STOP_SIGNALS
 
 _DEADLINE = 1 << 16  # value of the deadline in the vote; the other values are signal numbers
 

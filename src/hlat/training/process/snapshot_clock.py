@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from hlat.checkpoint.tiers import TierEvent
-from hlat.runtime import StorageError
-from hlat.runtime.distributed import AsyncMax, HostGroup
+from hlat.checkpoint import TierEvent
+from hlat.runtime.distributed.async_max import AsyncMax
+from hlat.runtime.distributed.host_collectives import HostGroup
+from hlat.runtime.errors import StorageError
 from hlat.tracking import OtherRankTracker, Tracker
 
 _DUE, _BUSY = 1, 2  # the vote is a maximum: a busy rank overrules

@@ -15,21 +15,33 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from hlat.checkpoint.background import AsyncSaver, SaveOutcome, SaverReport, SlowStorage, run_saver
-from hlat.checkpoint.protocol import CheckpointContent, FailedAttempt, SaveResult, save_with_retries
-from hlat.checkpoint.tiers import SnapshotResult, TierEvent, TierSettings
-from hlat.config import Recipe
-from hlat.config.sections import CheckpointConfig
+from hlat.checkpoint import (
+    AsyncSaver,
+    CheckpointContent,
+    FailedAttempt,
+    SaveOutcome,
+    SaveResult,
+    SaverReport,
+    SlowStorage,
+    SnapshotResult,
+    TierEvent,
+    TierSettings,
+    run_saver,
+    save_with_retries,
+)
+from hlat.config import CheckpointConfig, Recipe
 from hlat.resilience import open_saver_progress, record_durable_step, record_saver
-from hlat.runtime import RankInfo, StorageError
-from hlat.runtime.distributed import HelperProcess, start_helper
-from hlat.runtime.process import ProgressRecord, enter_phase
+from hlat.runtime.distributed.helper_process import HelperProcess, start_helper
+from hlat.runtime.errors import StorageError
+from hlat.runtime.process.phase import enter_phase
+from hlat.runtime.process.progress import ProgressRecord
+from hlat.runtime.rank_env import RankInfo
 from hlat.tracking import OtherRankTracker, Tracker
-from hlat.training.components import StepEnd, TrainingComponent
+from hlat.training.components.base import StepEnd, TrainingComponent
 from hlat.training.divergence import check_finite
 from hlat.training.faulty_disk import checkpoint_disk
 from hlat.training.newest_saved import SavedCheckpoint
-from hlat.training.process import SnapshotClock, report_tier_notes
+from hlat.training.process.snapshot_clock import SnapshotClock, report_tier_notes
 from hlat.training.run_state import RunState
 from hlat.training.saving.corruption_check import CorruptionCheck
 from hlat.training.step import StepResult

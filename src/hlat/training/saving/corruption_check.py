@@ -17,11 +17,12 @@ from typing import Any, NoReturn
 
 from hlat.checkpoint import software_versions
 from hlat.resilience import CorruptionIncident, Mismatch, ReplicaCheck
-from hlat.runtime import CorruptionError, PersistentCorruptionError, StorageError, plural
-from hlat.runtime.process import enter_phase
-from hlat.runtime.storage import sync_to_disk
+from hlat.runtime.errors import CorruptionError, PersistentCorruptionError, StorageError
+from hlat.runtime.process.phase import enter_phase
+from hlat.runtime.storage.fsync import sync_to_disk
+from hlat.runtime.terminal_text import plural
 from hlat.tracking import OtherRankTracker, Tracker
-from hlat.training.components import StepEnd, TrainingComponent
+from hlat.training.components.base import StepEnd, TrainingComponent
 from hlat.training.run_state import RunState
 
 _LISTED = 20  # tensors in an event, at most; integrity.json has all

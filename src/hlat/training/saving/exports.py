@@ -18,11 +18,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Protocol
 
-from hlat.checkpoint.protocol import step_folder_name
-from hlat.runtime import StorageError
-from hlat.runtime.process import enter_phase
+from hlat.checkpoint import step_folder_name
+from hlat.runtime.errors import StorageError
+from hlat.runtime.process.phase import enter_phase
 from hlat.tracking import OtherRankTracker, Tracker
-from hlat.training.components import LoopStart, StepEnd, TrainingComponent
+from hlat.training.components.base import LoopStart, StepEnd, TrainingComponent
 from hlat.training.newest_saved import SavedCheckpoint
 from hlat.training.run_state import RunState
 from hlat.training.step import StepResult

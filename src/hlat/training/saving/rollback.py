@@ -10,13 +10,13 @@ from which they start. Processes, process groups and compiled code stay.
 from hlat.checkpoint import load_weights
 from hlat.model import initialise
 from hlat.resilience import reset_durable_step
-from hlat.runtime.process import enter_phase
-from hlat.runtime.randomness import seed_generators
-from hlat.runtime.storage import EarlierAttempt
+from hlat.runtime.process.phase import enter_phase
+from hlat.runtime.randomness.generator_state import seed_generators
+from hlat.runtime.storage.run_folder import EarlierAttempt
 from hlat.tracking import OtherRankTracker, Tracker
 from hlat.training.announcement import report_damaged
-from hlat.training.batches import BatchPrefetcher
-from hlat.training.components import load_state
+from hlat.training.batches.prefetch import BatchPrefetcher
+from hlat.training.components.saved_state import load_state
 from hlat.training.newest_saved import SavedCheckpoint, check_nothing_lost
 from hlat.training.run_state import RunState
 

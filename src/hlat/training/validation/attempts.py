@@ -10,7 +10,7 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
-from hlat.data.stores import write_atomic
+from hlat.data import write_atomic
 
 _TRIES = 2
 """Number of times that the evaluation of a step is begun."""

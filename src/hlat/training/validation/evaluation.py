@@ -20,8 +20,7 @@ from typing import Any
 
 from hlat.checkpoint import RecipeChange
 from hlat.config import Recipe
-from hlat.data.prepared import PreparedData, check_vocabulary
-from hlat.data.samples import ValidationData
+from hlat.data import PreparedData, ValidationData, check_vocabulary
 from hlat.training.validation.losses import LossEvaluator, ValidationResult, validate
 from hlat.training.validation.requests import TaskRequest, TokenRow, encode_requests, read_requests
 from hlat.training.validation.samples import PromptSet, encode_prompts

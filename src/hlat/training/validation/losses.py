@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 
-from hlat.data.samples import Batch, ValidationData
+from hlat.data import Batch, ValidationData
 from hlat.model import IGNORED, Decoder, Reduction, row_losses
 from hlat.parallel import MicroBatch, sum_on_host
 from hlat.training.validation.batching import split_batches

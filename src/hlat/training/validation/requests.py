@@ -13,9 +13,8 @@ from typing import Annotated, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hlat.data.stores import write_atomic
-from hlat.data.tokenizers import Tokenizer
-from hlat.runtime import DataError, StorageError
+from hlat.data import Tokenizer, write_atomic
+from hlat.runtime.errors import DataError, StorageError
 
 _SHOWN = 10  # problems of a file that an error lists
 

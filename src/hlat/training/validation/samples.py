@@ -9,9 +9,9 @@ forward pass over its row. Samples are meant to be few and short.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hlat.data.tokenizers import Tokenizer
+from hlat.data import Tokenizer
 from hlat.model import next_tokens
-from hlat.runtime import DataError
+from hlat.runtime.errors import DataError
 from hlat.training.validation.batching import split_batches
 from hlat.training.validation.losses import LossEvaluator
 from hlat.training.validation.requests import TokenRow

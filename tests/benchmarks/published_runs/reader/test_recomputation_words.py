@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hlat.hardware import load_catalog
-from hlat.planner.problem import WorkloadColumns
+from hlat.planner.problem.workload import WorkloadColumns
 from published_runs.counted_memory import counted_bytes
 from published_runs.program import run_steps
 from published_runs.reader import Recomputation, find_framework, read_recompute

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from hlat.config.sections import Schedule
+from hlat.config.sections.parallel import Schedule
 from hlat.parallel.stages.memory.in_flight import _numbers, _replay, peak_instants
 
 CASES: tuple[tuple[Schedule, int], ...] = (

@@ -9,8 +9,8 @@ from hlat.parallel.stages.memory.in_flight import PENDING_SENDS, peak_instants
 from hlat.parallel.stages.memory.posted_receives import posted_receives
 from hlat.parallel.stages.memory.transient_memory import transient_bytes
 from hlat.parallel.stages.pipeline_order import pass_order
-from hlat.planner.memory import estimate_rank_memory, rank_memory
-from hlat.planner.problem import parse_layout
+from hlat.planner.memory.rank_memory import estimate_rank_memory, rank_memory
+from hlat.planner.problem.layout_text import parse_layout
 from tests.support.planner.requests import request_for
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from hlat.data.formats.document import Content
 from hlat.data.formats.records import InputFile, Row, RowError, make_row, missing_column, same_columns
-from hlat.runtime import DataError
+from hlat.runtime.errors import DataError
 
 BATCH_ROWS = 64  # small, because a row may be large
 BATCH_BYTES = 1 << 26  # approximate size of a batch of rows

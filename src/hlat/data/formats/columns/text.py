@@ -8,7 +8,7 @@ import pyarrow as pa
 from hlat.data.formats.columns.base import BATCH_BYTES, BATCH_ROWS, ColumnKind
 from hlat.data.formats.document import Content
 from hlat.data.formats.records import InputFile, RowError
-from hlat.data.formats.streams import MAX_LINE_BYTES
+from hlat.data.formats.streams.line_reading import MAX_LINE_BYTES
 
 _REPAIR_ROW = "Repair or remove the row."
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from hlat.data.formats.columns.base import ColumnKind
 from hlat.data.formats.document import Content
 from hlat.data.formats.records import InputFile, RowError
-from hlat.data.formats.streams import MAX_LINE_BYTES
+from hlat.data.formats.streams.line_reading import MAX_LINE_BYTES
 
 _REPAIR = "Each must be a list of token ids, such as [17, 4, 256]: repair or remove the row."
 _JSON_TYPES = {dict: "an object", list: "a list", bool: "a boolean", str: "a text", float: "a fraction"}

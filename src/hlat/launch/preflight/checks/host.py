@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from hlat.launch.preflight.checks.base import Evidence, Facts, HealthCheck, Symptom, gibibytes
 from hlat.launch.preflight.place import HostView
-from hlat.runtime import plural
+from hlat.runtime.terminal_text import plural
 
 _PROCESS_BYTES = 512 << 20
 """Memory of a process apart from its model: Python and torch take 0.3 GiB, buffers of data and saving the rest."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from hlat.launch.preflight.checks.base import Evidence, Facts, HealthCheck, Symptom
 from hlat.launch.preflight.place import HostView
-from hlat.runtime import plural
+from hlat.runtime.terminal_text import plural
 from hlat.tracking import read_events
 
 _KINDS = ("host", "hang", "signal")  # not errors that a process has reported: the program's, or of a peer

@@ -9,8 +9,8 @@ from pathlib import Path
 from hlat.launch.preflight.checks.base import Evidence, Facts, HealthCheck, Symptom
 from hlat.launch.preflight.place import HostView
 from hlat.resilience import heartbeat_root, read_heartbeat, read_heartbeat_run_id
-from hlat.runtime.process import is_running
-from hlat.runtime.storage import LOCK_NAME, read_run_id
+from hlat.runtime.process.process_status import is_running
+from hlat.runtime.storage.run_folder import LOCK_NAME, read_run_id
 
 _PROC = Path("/proc")
 _MAX_RANKS = 64  # heartbeats of a folder that are read

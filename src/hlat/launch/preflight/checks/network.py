@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from hlat.launch.preflight.checks.base import Evidence, Facts, HealthCheck, Symptom, culprits, megabytes
 from hlat.launch.preflight.links import connect, measure_rate
 from hlat.launch.preflight.place import HostView, Peer
-from hlat.runtime import plural
+from hlat.runtime.terminal_text import plural
 
 _THREADS = 16
 _SLOWEST = 40e6

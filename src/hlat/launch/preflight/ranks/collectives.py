@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 
 from hlat.launch.preflight.ranks.rank_place import Facts, RankPlace
-from hlat.runtime.backend import backend_of, synchronize
-from hlat.runtime.distributed import device_group
+from hlat.runtime.backend.device import synchronize
+from hlat.runtime.backend.table import backend_of
+from hlat.runtime.distributed.join import device_group
 
 _ELEMENTS = 1 << 18
 _SMALL, _LARGE = 4 << 20, 64 << 20  # bytes of a message in host memory, and between accelerators

@@ -3,7 +3,8 @@
 import torch
 
 from hlat.launch.preflight.ranks.rank_place import Facts, RankPlace
-from hlat.runtime.backend import backend_of, synchronize
+from hlat.runtime.backend.device import synchronize
+from hlat.runtime.backend.table import backend_of
 
 
 def measure(place: RankPlace) -> Facts:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from hlat.launch.preflight.ranks.rank_place import Facts, RankPlace
-from hlat.runtime.backend import backend_of
+from hlat.runtime.backend.table import backend_of
 
 _SIZE = 256  # sums of 256 products of -4 to 4 stay below 2^13, and exact
 _ROUNDED_SIZE = 512

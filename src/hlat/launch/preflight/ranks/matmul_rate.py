@@ -7,7 +7,8 @@ import torch
 from hlat.hardware import measure_matmul, published_flops
 from hlat.launch.preflight.ranks.matmul import device_kind
 from hlat.launch.preflight.ranks.rank_place import Facts, RankPlace
-from hlat.runtime.backend import backend_of, synchronize
+from hlat.runtime.backend.device import synchronize
+from hlat.runtime.backend.table import backend_of
 
 _SECONDS = 0.5
 _ATTEMPTS = 4  # a process that seems slow measures again: another program may have interrupted it

@@ -1,7 +1,7 @@
 """Facts about the memory of the device."""
 
 from hlat.launch.preflight.ranks.rank_place import Facts, RankPlace
-from hlat.runtime.backend import backend_of
+from hlat.runtime.backend.table import backend_of
 
 
 def measure(place: RankPlace) -> Facts:

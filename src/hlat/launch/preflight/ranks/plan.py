@@ -4,12 +4,12 @@ import torch
 
 from hlat.config import Recipe
 from hlat.launch.preflight.ranks.rank_place import Facts
-from hlat.model.derived import count_parameters
+from hlat.model import count_parameters
 from hlat.optim import optimizer_spec
-from hlat.parallel.mesh import AXES, Layout
-from hlat.parallel.stages import StepShape, rank_bytes, stage_layer_counts
+from hlat.parallel import AXES, Layout, StepShape, rank_bytes, stage_layer_counts
 from hlat.precision import MODES, resolve_mode
-from hlat.runtime.backend import backend_of, has_fast_bf16
+from hlat.runtime.backend.device import has_fast_bf16
+from hlat.runtime.backend.table import backend_of
 
 
 def plan_needs(recipe: Recipe, world: int, device: torch.device) -> Facts:

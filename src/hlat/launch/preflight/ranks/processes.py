@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from hlat.runtime.process import LAUNCHER_ENV
+from hlat.runtime.process.process_status import LAUNCHER_ENV
 
 Answer = dict[str, Any]
 

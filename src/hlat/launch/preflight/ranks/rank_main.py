@@ -22,9 +22,11 @@ import torch
 from hlat.config import Recipe
 from hlat.launch.parent_death import stop_with_launcher
 from hlat.launch.preflight.ranks.rank_place import RankPlace, RankTools
-from hlat.runtime import HlatError, RankInfo
-from hlat.runtime.backend import backend_of, configure_numerics, find_device_type, select_device
-from hlat.runtime.distributed import joined_run
+from hlat.runtime.backend.device import configure_numerics, find_device_type, select_device
+from hlat.runtime.backend.table import backend_of
+from hlat.runtime.distributed.join import joined_run
+from hlat.runtime.errors import HlatError
+from hlat.runtime.rank_env import RankInfo
 
 Answer = Callable[[dict[str, Any]], None]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hlat.runtime.distributed import HostGroup
+from hlat.runtime.distributed.host_collectives import HostGroup
 
 
 @dataclass(frozen=True)

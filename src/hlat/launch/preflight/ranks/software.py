@@ -1,8 +1,8 @@
 """Facts about the software: versions, and a hash of hlat's source files."""
 
 from hlat.launch.preflight.ranks.rank_place import Facts, RankPlace
-from hlat.runtime.backend import backend_of
-from hlat.runtime.distributed import code_identity
+from hlat.runtime.backend.table import backend_of
+from hlat.runtime.distributed.consistency import code_identity
 
 
 def measure(place: RankPlace) -> Facts:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from hlat.config.sections import Schedule
+from hlat.config import Schedule
 from hlat.parallel.stages.memory.posted_receives import posted_receives
 from hlat.parallel.stages.pipeline_order import pass_order
 

@@ -8,7 +8,7 @@ The lists of tensors follow ``model/loss.py``, ``model/matmul.py`` and ``paralle
 
 from dataclasses import dataclass
 
-from hlat.config.sections import ModelConfig
+from hlat.config import ModelConfig
 from hlat.model import HEAD_ROWS, CrossEntropy, ModelShard, vocabulary_rows
 
 _FP32 = 4

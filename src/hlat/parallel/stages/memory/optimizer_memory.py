@@ -7,8 +7,7 @@ An optimizer that updates every element on its own needs no memory besides its s
 
 from functools import lru_cache
 
-from hlat.model import ModelShard
-from hlat.model.derived import block_share, parameter_layouts
+from hlat.model import ModelShard, block_share, parameter_layouts
 from hlat.optim import optimizer_spec
 from hlat.parallel.stages.matrix_plan import MatrixPlan, matrix_shapes
 from hlat.parallel.stages.step_shape import StepShape

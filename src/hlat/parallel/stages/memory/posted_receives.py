@@ -9,7 +9,7 @@ of interleaved 1F1B receives the outputs of the last rank while it still runs ot
 
 from functools import lru_cache
 
-from hlat.config.sections import Schedule
+from hlat.config import Schedule
 from hlat.parallel.stages.pipeline_order import pass_order
 
 _AHEAD = ("interleaved-1f1b", "interleaved-zero-bubble", "zbv")

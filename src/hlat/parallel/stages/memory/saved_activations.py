@@ -11,11 +11,18 @@ from functools import lru_cache
 from math import prod
 
 from hlat.activation_checkpointing import recomputed_steps
-from hlat.config.sections import ModelConfig
-from hlat.model import Axis, ModelShard
-from hlat.model.architectures import model_spec
-from hlat.model.derived import RECOMPUTABLE, RankWorkload, activation_bytes, axis_share, element_share
-from hlat.model.kernels import head_sums_shape
+from hlat.config import ModelConfig
+from hlat.model import (
+    RECOMPUTABLE,
+    Axis,
+    ModelShard,
+    RankWorkload,
+    activation_bytes,
+    axis_share,
+    element_share,
+    head_sums_shape,
+    model_spec,
+)
 from hlat.parallel.stages.eager_kernels import EagerKernels
 from hlat.parallel.stages.memory.block_backward import backward_peak, forward_bytes, input_peak
 from hlat.parallel.stages.memory.block_tape import CONTEXT_TENSORS, CORE_STEPS, BlockTensors, Peak

@@ -11,8 +11,9 @@ result with rehearsals and real processes (tests/distributed/memory/test_planned
 from dataclasses import replace
 from functools import lru_cache
 
-from hlat.config.sections import ParallelConfig, Schedule
-from hlat.parallel.mesh import BUCKET_BYTES, Layout
+from hlat.config import ParallelConfig, Schedule
+from hlat.parallel.mesh.collectives import BUCKET_BYTES
+from hlat.parallel.mesh.mesh_layout import Layout
 from hlat.parallel.stages.eager_kernels import ACCELERATOR, EagerKernels
 from hlat.parallel.stages.memory.block_tape import Peak
 from hlat.parallel.stages.memory.in_flight import Instant, peak_instants

@@ -5,9 +5,7 @@ step shape, layers and ends of a rank -> saved_activations.py, block_backward.py
 
 from dataclasses import dataclass
 
-from hlat.model import GradientSum
-from hlat.model.architectures import model_spec
-from hlat.model.derived import axis_share, block_share, element_share
+from hlat.model import GradientSum, axis_share, block_share, element_share, model_spec
 from hlat.parallel.stages.eager_kernels import EagerKernels
 from hlat.parallel.stages.memory.model_ends import (
     EndTensors,
