@@ -92,7 +92,7 @@ def alive(width, layers, mode, policy, sequence):
 def memory(record, width, mode, sequence):
     """Print and record the bytes per layer."""
     from hlat.activation_checkpointing import POLICIES
-    from hlat.model.derived.activations import activation_bytes
+    from hlat.model.activations import activation_bytes
     from hlat.precision import MODES
 
     config, item = config_of(width), MODES[mode].compute.itemsize
@@ -116,7 +116,7 @@ def memory(record, width, mode, sequence):
 
 def by_tensor(config, mode, sequence, sbh):
     """Print the difference by tensor: the terms of section 4.1 of the paper and our tensors."""
-    from hlat.model.derived.activations import activation_bytes
+    from hlat.model.activations import activation_bytes
 
     layer = activation_bytes(config, BATCH, sequence, mode).layer
     scores = 5 * config.heads * sequence / config.hidden_size
@@ -147,7 +147,7 @@ def shared(config, mode, sequence, sbh):
     """Print the counted bytes of a rank under tensor parallelism with sequence parallelism."""
     from hlat.activation_checkpointing import POLICIES
     from hlat.model import ModelShard
-    from hlat.model.derived.activations import RankWorkload, activation_bytes
+    from hlat.model.activations import RankWorkload, activation_bytes
 
     print("\n| tensor + sequence | none | selective | and inputs gathered again | full | theirs: none | selective |")
     print("|---|---|---|---|---|---|---|")
@@ -189,7 +189,7 @@ def speed(record, width, mode, sequence, turns):
 
 def extra(config, sequence):
     """FLOPs of the recomputation as a share of a forward and a backward pass."""
-    from hlat.model.derived.counts import count_parameters, flops_per_token
+    from hlat.model.counts import count_parameters, flops_per_token
 
     whole = flops_per_token(config, sequence)
     attention = 2 * config.layers * config.heads * config.n_head_dim * (sequence + 1)

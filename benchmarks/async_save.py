@@ -34,7 +34,7 @@ class Run:
     """A small run in this process, and its state as each side wants it."""
 
     def __init__(self, runtime, process, folder, layers):
-        from hlat.checkpoint.background.async_saver import AsyncSaver
+        from hlat.checkpoint.async_saver import AsyncSaver
         from hlat.checkpoint.protocol.store import CheckpointStore
         from hlat.config.load import parse_recipe
         from hlat.optim import build_optimizer
@@ -178,7 +178,7 @@ def print_tables(world, size, middle, copy, first, write, alone, step):
 
 def print_verify(root, record):
     """Verify the last checkpoint, alternating with sha256sum of the same files; print and record the speeds."""
-    from hlat.checkpoint.protocol.manifest import verify_checkpoint
+    from hlat.checkpoint.protocol.reader import verify_checkpoint
 
     [folder] = root.glob("step-*")
     files = [path for path in folder.rglob("*") if path.is_file()]
@@ -200,11 +200,11 @@ def print_verify(root, record):
 
 def work(arguments):
     """Run one rank."""
-    from hlat.checkpoint.background.saver_process import run_saver
+    from hlat.checkpoint.async_saver import run_saver
     from hlat.checkpoint.format.filesystem import Disk
     from hlat.runtime.distributed.helper_process import start_helper
     from hlat.runtime.distributed.join import joined_run
-    from hlat.runtime.rank_env import rank_info
+    from hlat.runtime.process import rank_info
 
     process = start_helper(partial(run_saver, rank_info=rank_info(), make_disk=Disk))
     with joined_run(arguments.device) as runtime:

@@ -82,7 +82,7 @@ def worker(model_name, mode, options):
     from hlat.training import accumulate_gradients, update
 
     if "keep" in options:
-        from hlat.runtime.backend.allocator import keep_freed_memory
+        from hlat.runtime.backend.cpu import keep_freed_memory
 
         assert keep_freed_memory()
     shape, length, batch_size = MODELS[model_name]

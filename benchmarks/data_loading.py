@@ -114,7 +114,7 @@ def online(options, record):
     import psutil
 
     from hlat.config import BatchSchedule
-    from hlat.data.online.dataset import OnlineData
+    from hlat.data.online.loader import OnlineData
     from hlat.data.prepared.prepared_folder import open_prepared
 
     config = recipe(options, "online").data
@@ -232,9 +232,9 @@ def state(options, record):
     import numpy as np
 
     from hlat.config import BatchSchedule
-    from hlat.data.online.dataset import OnlineData
+    from hlat.data.online.loader import OnlineData
     from hlat.data.prepared.prepared_folder import open_prepared
-    from hlat.data.samples.best_fit import fit_documents
+    from hlat.data.samples.packing import fit_documents
     from hlat.data.samples.training_data import TrainingData
 
     config = recipe(options, "online").data

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from hlat.config import load_recipe
-from hlat.launch.preflight.restart_check import check_before_restart
+from hlat.launch.preflight.examination import check_before_restart
 from results import Recorder
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

@@ -28,14 +28,19 @@ set_spin_count(now, now)  # as the command does, before torch is imported
 import torch  # noqa: E402
 
 from hlat.config.sections.model import ModelConfig  # noqa: E402
-from hlat.evaluation.batch_generation.generator import BatchGenerator  # noqa: E402
-from hlat.evaluation.batch_generation.requests import GenerationRequest, plan_generation  # noqa: E402
 from hlat.evaluation.fast_decoding import prepare_to_generate  # noqa: E402
-from hlat.evaluation.scoring.requests import ScoreRequest  # noqa: E402
-from hlat.evaluation.scoring.scorer import score_all  # noqa: E402
+from hlat.evaluation.generation import (  # noqa: E402
+    BatchGenerator,
+    GenerationRequest,
+    plan_generation,
+)
+from hlat.evaluation.scoring import (  # noqa: E402
+    ScoreRequest,
+    score_all,
+)
 from hlat.model import Decoder, build  # noqa: E402
-from hlat.model.hf.names import to_canonical  # noqa: E402
-from hlat.model.hf.write import write_hf  # noqa: E402
+from hlat.model.hf_folder import write_hf  # noqa: E402
+from hlat.model.parameter_layout import to_canonical  # noqa: E402
 from hlat.parallel import ForwardModel  # noqa: E402
 from results import Recorder  # noqa: E402
 

@@ -20,7 +20,7 @@ from hlat.config.load import parse_recipe
 from hlat.data.samples.training_data import Batch
 from hlat.optim import build_optimizer
 from hlat.parallel import build_parallel
-from hlat.resilience.tensor_hash import digest
+from hlat.resilience.replica_check import digest
 from hlat.runtime.backend.device import synchronize
 from hlat.runtime.distributed.join import Runtime
 from hlat.training import accumulate_gradients, update

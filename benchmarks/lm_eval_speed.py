@@ -50,8 +50,8 @@ def make_model(folder: Path, tokenizer: Path, longest: int) -> Path:
     from hlat.config.sections.model import ModelConfig
     from hlat.data.tokenizers.load import load_tokenizer
     from hlat.model import build
-    from hlat.model.hf.names import to_canonical
-    from hlat.model.hf.write import write_hf
+    from hlat.model.hf_folder import write_hf
+    from hlat.model.parameter_layout import to_canonical
 
     load_tokenizer(tokenizer).save(folder / "tokenizer")
     config = ModelConfig(
@@ -70,8 +70,8 @@ def make_model(folder: Path, tokenizer: Path, longest: int) -> Path:
 
 def build_requests(suite: Path, files: Path, limit: int, new: int) -> dict[str, list[Any]]:
     """Instances of lm-eval by group."""
+    from hlat.evaluation.harness.adapter import list_tasks
     from hlat.evaluation.harness.suites import load_suite
-    from hlat.evaluation.harness.task_list import list_tasks
 
     listed = list_tasks(load_suite(str(suite)), files, (), allow_code=True)
     groups = defaultdict(list)
@@ -96,7 +96,7 @@ def measure(folder: Path, groups: dict[str, list[Any]], rounds: int, sizes: list
     from lm_eval.models.huggingface import HFLM
 
     from hlat.evaluation.harness.adapter import HarnessModel
-    from hlat.evaluation.responses.served_model import ServingOptions, serve_model
+    from hlat.evaluation.responses import ServingOptions, serve_model
     from hlat.runtime.distributed.join import join_run
 
     theirs = {f"hf, batch {size}": HFLM(str(folder), device="cpu", dtype="float32", batch_size=size) for size in sizes}

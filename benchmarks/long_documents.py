@@ -15,10 +15,9 @@ from pathlib import Path
 
 from hlat.config import BatchSchedule
 from hlat.config.sections.data import DataConfig
-from hlat.data.online.build_plan import build_worker_plan
-from hlat.data.online.loader import CursorTable
+from hlat.data.online.loader import CursorTable, build_worker_plan
 from hlat.data.online.prepare import prepare_online
-from hlat.data.online.stream_assignment import StreamAssignment
+from hlat.data.online.streams import StreamAssignment
 from hlat.data.online.worker import RowProducer
 from results import Recorder
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = Path("src/hlat")
 
 FILES: dict[str, tuple[str, ...]] = {
-    "optim": ("optim/adamw*.py", "optim/element_addresses.py", "optim/schedule.py"),
+    "optim": ("optim/adamw*.py", "optim/cpu_kernels.py", "optim/schedule.py"),
     "parallel": ("parallel/**/*.py",),
     "training": ("training/**/*.py",),
     "checkpoint": ("checkpoint/**/*.py",),
@@ -25,8 +25,10 @@ FILES: dict[str, tuple[str, ...]] = {
     "launch": (
         "launch/hosts/*.py",
         "launch/preflight/**/*.py",
-        "launch/submission/*.py",
-        "launch/metrics_server/*.py",
+        "launch/run_request.py",
+        "launch/slurm.py",
+        "launch/kubernetes.py",
+        "launch/metrics_*.py",
     ),
 }
 _NO_DEVICE = {"adamw_triton.py"}  # kernels that run on a GPU only

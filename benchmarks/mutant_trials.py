@@ -17,101 +17,87 @@ from mutant_places import ROOT, SOURCE, faulty
 # file or folder -> the test files about it, the fastest first; the first pattern that matches is taken
 NEAR: dict[str, str] = {
     "optim/schedule.py": "optim/test_adamw training/test_witness",
-    "optim/adamw.py": "optim/test_adamw optim/test_adamw_bf16 optim/test_restart training/test_witness",
+    "optim/adamw.py": "optim/test_adamw optim/test_adamw_bf16 optim/test_restart training/test_witness "
+    "optim/test_kernels",
     "optim/": "optim/test_kernels optim/test_adamw_bf16 optim/test_restart",
-    "data/samples/permutation.py": "data/samples/test_permutation training/test_witness "
-    "data/samples/test_training_data",
-    "data/samples/epoch_order.py": "data/samples/test_mixture data/samples/test_training_data "
-    "data/samples/test_weights",
-    "data/samples/mixture.py": "data/samples/test_mixture data/samples/test_weights",
+    "data/samples/order.py": "data/samples/test_permutation training/test_witness data/samples/test_training_data "
+    "data/samples/test_mixture data/samples/test_weights data/samples/test_packing",
     "data/samples/training_data.py": "data/samples/test_training_data data/samples/test_packing "
     "data/samples/test_weights",
-    "data/samples/packing.py": "data/samples/test_packing data/samples/test_weights",
-    "data/samples/best_fit.py": "data/samples/test_packing",
+    "data/samples/packed_rows.py": "data/samples/test_packing data/samples/test_weights "
+    "data/samples/test_training_data",
+    "data/samples/packing.py": "data/samples/test_packing data/samples/test_training_data data/samples/test_weights",
     "data/": "data/samples/test_training_data data/samples/test_packing data/samples/test_weights",
-    "parallel/mesh/mesh_layout.py": "parallel/mesh/test_mesh_layout distributed/layouts/test_same_model "
-    "distributed/layouts/test_communication",
-    "parallel/stages/stage_layers.py": "parallel/mesh/test_mesh_layout distributed/memory/test_memory",
-    "parallel/compile.py": "parallel/test_compile",
-    "parallel/stages/state_bytes.py": "parallel/mesh/test_mesh_layout distributed/memory/test_memory "
-    "activation_checkpointing/test_budget",
-    "parallel/gradient_sync.py": "training/test_witness distributed/layouts/test_norms "
-    "distributed/layouts/test_same_model",
-    "parallel/norms.py": "training/test_witness parallel/test_norms distributed/layouts/test_norms",
-    "parallel/fsdp.py": "training/test_witness distributed/layouts/test_gradients "
-    "distributed/layouts/test_communication distributed/layouts/test_same_model distributed/memory/test_memory",
+    "parallel/layout.py": "parallel/mesh/test_mesh_layout distributed/layouts/test_same_model "
+    "distributed/layouts/test_communication training/test_witness",
+    "parallel/stages/stage_layers.py": "parallel/mesh/test_mesh_layout distributed/memory/test_memory "
+    "training/test_witness distributed/layouts/test_same_model",
+    "parallel/device_support.py": "parallel/test_compile training/test_witness distributed/layouts/test_same_model",
+    "parallel/stages/rank_memory.py": "parallel/mesh/test_mesh_layout distributed/memory/test_memory "
+    "activation_checkpointing/test_budget training/test_witness distributed/layouts/test_same_model",
+    "parallel/data_parallel.py": "training/test_witness distributed/layouts/test_norms "
+    "distributed/layouts/test_same_model parallel/test_norms distributed/layouts/test_gradients "
+    "distributed/layouts/test_communication distributed/memory/test_memory",
     "parallel/parallel_model.py": "training/test_witness training/test_step precision/test_modes "
     "distributed/layouts/test_same_model",
     "parallel/context_parallel.py": "distributed/layouts/test_same_model distributed/layouts/test_isolation",
     "parallel/": "training/test_witness distributed/layouts/test_same_model",
-    "training/process/phase_timer.py": "training/test_step training/test_witness",
-    "training/step.py": "training/test_witness training/test_anomalous_runs",
-    "training/step_metrics.py": "training/test_witness cli/test_story",
-    "training/validation.py": "training/test_step training/test_witness",
-    "training/batches/prefetch.py": "training/batches/test_prefetch training/test_witness",
-    "training/batches/batch_sources.py": "training/batches/test_prefetch training/test_witness "
-    "training/test_online_runs",
+    "training/step.py": "training/test_step training/test_witness training/test_anomalous_runs",
+    "training/step_metrics.py": "training/test_witness cli/test_story training/test_anomalous_runs "
+    "training/test_resume",
+    "training/evaluation": "training/test_step training/test_witness",
+    "training/batches.py": "training/batches/test_prefetch training/test_witness training/test_online_runs",
     "training/saving/checkpointing.py": "training/saving/test_checkpointing training/test_resume "
-    "training/saving/test_tiers",
-    "training/process/snapshot_clock.py": "training/saving/test_checkpointing training/saving/test_tiers",
-    "training/process/lock.py": "training/process/test_lock",
-    "training/process/deadline.py": "training/process/test_deadline",
-    "training/process/gc_control.py": "training/process/test_gc_control",
-    "training/process/profile.py": "training/process/test_profile",
-    "training/process/signals.py": "training/process/test_signals training/process/test_deadline "
-    "training/test_resume launch/test_stopping",
-    "training/saving/rollback.py": "training/test_anomalous_runs",
-    "training/divergence.py": "training/test_anomalous_runs training/test_resume",
+    "training/saving/test_tiers training/test_anomalous_runs",
+    "training/interruptions.py": "training/saving/test_checkpointing training/saving/test_tiers "
+    "training/process/test_deadline training/process/test_signals training/test_resume launch/test_stopping "
+    "training/test_witness training/test_anomalous_runs",
+    "training/start.py": "training/process/test_lock training/test_witness training/test_resume "
+    "training/test_anomalous_runs",
+    "training/process.py": "training/process/test_gc_control training/process/test_profile "
+    "resilience/test_fault_injection training/test_anomalous_runs training/test_witness training/test_resume",
     "training/saving/corruption_check.py": "distributed/state/test_replica_check",
     "training/faulty_disk.py": "training/saving/test_checkpointing training/test_faulty_text",
-    "training/fault_injection.py": "resilience/test_fault_injection training/test_anomalous_runs",
     "training/": "training/test_witness training/test_resume training/test_anomalous_runs",
-    "checkpoint/format/partial_read.py": "checkpoint/protocol/test_store checkpoint/test_state "
-    "checkpoint/test_resharding",
+    "checkpoint/format/tensor_files.py": "checkpoint/protocol/test_store checkpoint/test_state "
+    "checkpoint/test_resharding checkpoint/protocol/test_crash_points",
     "checkpoint/state.py": "checkpoint/test_state optim/test_restart checkpoint/test_resharding",
-    "checkpoint/format/tensor_chunks.py": "checkpoint/test_state checkpoint/protocol/test_store "
-    "checkpoint/test_resharding",
-    "checkpoint/export.py": "checkpoint/test_export training/test_witness",
-    "checkpoint/tokenizer.py": "checkpoint/test_tokenizer checkpoint/test_export",
-    "checkpoint/resume_check.py": "checkpoint/test_resume_check",
-    "checkpoint/protocol/retry.py": "checkpoint/protocol/test_retry training/saving/test_checkpointing",
-    "checkpoint/background/staging_buffer.py": "checkpoint/background/test_staging_buffer "
-    "checkpoint/background/test_async_saver",
-    "checkpoint/background/async_saver.py": "checkpoint/background/test_async_saver "
-    "checkpoint/background/test_saving_processes training/saving/test_checkpointing",
-    "checkpoint/background/saver_process.py": "checkpoint/background/test_async_saver "
-    "checkpoint/background/test_saving_processes training/saving/test_checkpointing",
-    "checkpoint/tiers/snapshots.py": "checkpoint/tiers/test_snapshots training/saving/test_tiers",
-    "checkpoint/tiers/replication.py": "checkpoint/tiers/test_snapshots training/saving/test_tiers",
-    "checkpoint/tiers/run_tiers.py": "training/saving/test_tiers checkpoint/tiers/test_snapshots "
+    "checkpoint/stored_model.py": "checkpoint/test_export training/test_witness checkpoint/protocol/test_store "
+    "checkpoint/protocol/test_damage checkpoint/format/test_hostile checkpoint/test_state",
+    "checkpoint/saved_run.py": "checkpoint/test_tokenizer checkpoint/test_export checkpoint/test_resume_check",
+    "checkpoint/protocol/store.py": "checkpoint/protocol/test_retry training/saving/test_checkpointing "
+    "checkpoint/protocol/test_store checkpoint/protocol/test_damage checkpoint/format/test_hostile "
+    "checkpoint/test_state",
+    "checkpoint/staging_buffer.py": "checkpoint/background/test_staging_buffer checkpoint/background/test_async_saver",
+    "checkpoint/async_saver.py": "checkpoint/background/test_async_saver checkpoint/background/test_saving_processes "
+    "training/saving/test_checkpointing",
+    "checkpoint/snapshots.py": "checkpoint/tiers/test_snapshots training/saving/test_tiers",
+    "checkpoint/protocol/rank_parts.py": "checkpoint/tiers/test_snapshots training/saving/test_tiers "
+    "checkpoint/protocol/test_store checkpoint/test_resharding checkpoint/format/test_hostile",
+    "checkpoint/tiers.py": "training/saving/test_tiers checkpoint/tiers/test_snapshots "
     "checkpoint/tiers/test_remote_tier",
-    "checkpoint/tiers/run_id.py": "checkpoint/tiers/test_snapshots checkpoint/tiers/test_remote_tier "
+    "checkpoint/run_id.py": "checkpoint/tiers/test_snapshots checkpoint/tiers/test_remote_tier "
     "training/saving/test_tiers",
-    "checkpoint/tiers/remote_tier.py": "checkpoint/tiers/test_remote_tier",
-    "checkpoint/tiers/object_store.py": "checkpoint/tiers/test_object_store checkpoint/tiers/test_remote_tier",
-    "checkpoint/remote_": "checkpoint/tiers/test_remote_tier",
+    "checkpoint/remote_tier.py": "checkpoint/tiers/test_remote_tier",
+    "checkpoint/object_store.py": "checkpoint/tiers/test_object_store checkpoint/tiers/test_remote_tier",
+    "checkpoint/inventory.py": "checkpoint/tiers/test_remote_tier cli/test_checkpoint_verbs "
+    "checkpoint/protocol/test_store checkpoint/protocol/test_damage checkpoint/format/test_hostile "
+    "checkpoint/test_state",
     "checkpoint/format/index.py": "checkpoint/format/test_hostile checkpoint/protocol/test_store "
-    "checkpoint/protocol/test_damage",
-    "checkpoint/inventory.py": "cli/test_checkpoint_verbs checkpoint/protocol/test_store",
+    "checkpoint/protocol/test_damage checkpoint/test_state",
     "checkpoint/protocol/commit.py": "checkpoint/protocol/test_commit_of_ranks checkpoint/protocol/test_crash_points "
     "checkpoint/protocol/test_store",
     "checkpoint/format/filesystem.py": "checkpoint/protocol/test_store checkpoint/protocol/test_crash_points "
     "checkpoint/protocol/test_hlat_saving_defects",
-    "checkpoint/format/writer.py": "checkpoint/protocol/test_store checkpoint/protocol/test_crash_points",
-    "checkpoint/protocol/rank_parts.py": "checkpoint/protocol/test_store checkpoint/test_resharding "
-    "checkpoint/format/test_hostile",
     "checkpoint/": "checkpoint/protocol/test_store checkpoint/protocol/test_damage checkpoint/format/test_hostile "
     "checkpoint/test_state",
     "launch/hosts/": "launch/hosts/test_agreement launch/hosts/test_host_options launch/hosts/test_survival",
-    "launch/preflight/checks/": "launch/preflight/test_checks launch/preflight/test_meeting "
-    "launch/preflight/test_injected launch/preflight/test_hosts",
     "launch/preflight/": "launch/preflight/test_meeting launch/preflight/test_checks launch/preflight/test_injected "
     "launch/preflight/test_hosts",
-    "launch/submission/kubernetes": "launch/submission/test_kubernetes",
-    "launch/submission/pod.py": "launch/submission/test_kubernetes",
-    "launch/submission/probes.py": "launch/submission/test_kubernetes",
-    "launch/submission/": "launch/submission/test_slurm launch/submission/test_kubernetes",
-    "launch/metrics_server/": "launch/metrics_server/test_exposition launch/metrics_server/test_run_observer "
+    "launch/kubernetes.py": "launch/submission/test_kubernetes",
+    "launch/slurm.py": "launch/submission/test_slurm launch/submission/test_kubernetes",
+    "launch/run_request.py": "launch/submission/test_slurm launch/submission/test_kubernetes",
+    "launch/metrics_": "launch/metrics_server/test_exposition launch/metrics_server/test_run_observer "
     "launch/metrics_server/test_served_runs",
 }
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hlat.planner.cost.ratio_interval import shipped_interval
+from hlat.planner.cost.calibration import shipped_interval
 from hlat.planner.problem.workload import WorkloadColumns
 from published_runs.accuracy import layout_kind
 from published_runs.one_constant import ideal_steps

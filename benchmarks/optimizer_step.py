@@ -28,15 +28,14 @@ from unittest.mock import patch
 import torch
 
 from hlat.config.sections.model import ModelConfig
-from hlat.config.sections.optimizers import AdamWConfig
+from hlat.config.sections.training import AdamWConfig
 from hlat.model import Decoder, collect_local_parameters
-from hlat.optim import adamw_cpu as native
 from hlat.optim import adamw_reference as reference
 from hlat.optim import build_optimizer
-from hlat.optim.adamw_bf16 import kernel_for
-from hlat.optim.adamw_reference import Operands
-from hlat.optim.element_addresses import ElementAddresses
-from hlat.parallel.norms import _norms_of_runs, sum_of_squares
+from hlat.optim import cpu_kernels as native
+from hlat.optim.adamw import kernel_for
+from hlat.optim.adamw_reference import ElementAddresses, Operands
+from hlat.parallel.data_parallel import _norms_of_runs, sum_of_squares
 from hlat.runtime.backend.device import synchronize
 from results import Recorder
 

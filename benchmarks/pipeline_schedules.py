@@ -74,7 +74,7 @@ def steps(runtime, micro_batches, rounds):
     from tests.support.distributed.rehearsed import _batch
 
     passes = defaultdict(list)
-    timed(hlat.parallel.pipeline_parallel._ReportingStage, passes)
+    timed(hlat.parallel.pipeline_parallel.ReportingStage, passes)
     models = {}
     for schedule in SCHEDULES:
         recipe = parse_recipe(content(schedule, micro_batches), world=runtime.world)
@@ -104,7 +104,7 @@ def main():
     parser.add_argument("--micro-batches", type=int, nargs="*", default=[4, 8])
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
-    from hlat.planner.cost.pipeline_sim import StageTimes, simulate_pipeline
+    from hlat.planner.cost.step_time import StageTimes, simulate_pipeline
     from tests.support.distributed.workers import Pool
 
     record, pool = Recorder(__file__, "pipelines.md"), Pool(2)

@@ -1,7 +1,7 @@
 """Plan of a layout compared with its rehearsal and its real processes: bytes at the peak, bytes sent, FLOPs.
 
-The layouts are those of tests/distributed/test_planned.py, which requires errors below 3 % and 8 %; this prints the
-errors.
+The layouts are those of tests/distributed/memory/test_planned.py, which requires errors below 3 % and 8 %; this prints
+the errors.
 
     python benchmarks/planned_memory.py
 """
@@ -23,9 +23,8 @@ def main():
     import yaml
 
     from hlat.hardware import MeasuredMachine
-    from hlat.planner.cost.comm_bytes import exchanged_bytes
-    from hlat.planner.cost.executed_flops import executed_flops
-    from hlat.planner.memory.rank_memory import rank_memory
+    from hlat.planner.cost.step_counts import exchanged_bytes, executed_flops
+    from hlat.planner.memory import rank_memory
     from hlat.rehearsal import rehearse
     from tests.distributed.memory.test_planned import LAYOUTS, asked
     from tests.support.distributed.rehearsed import measure

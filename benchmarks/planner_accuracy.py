@@ -66,8 +66,8 @@ class Runs:
 
 def fit(runs, rows, start=None, rounds=40):
     """Fit the constants to some rows, one coordinate at a time."""
-    from hlat.planner.cost.constants import Constants
-    from hlat.planner.problem.families import FAMILIES
+    from hlat.planner.cost.calibration import Constants
+    from hlat.planner.problem.workload import FAMILIES
     from published_runs.program import run_steps
 
     priors = load_priors()

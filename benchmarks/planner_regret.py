@@ -32,7 +32,7 @@ def plainness(run):
 
 
 def main():
-    from hlat.planner.search.tie_break import TIE_TOLERANCE
+    from hlat.planner.search import TIE_TOLERANCE
     from published_runs.runs import read_published_runs
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

@@ -57,8 +57,8 @@ def compare(catalog, drawn):
     """Errors of the plan by stage, and of the fast estimate; None if the layout is not possible."""
     from hlat.config.load import parse_recipe
     from hlat.hardware import parse_cluster
-    from hlat.planner.memory.rank_memory import estimate_rank_memory, rank_memory
-    from hlat.planner.problem.layout_text import parse_layout
+    from hlat.planner.memory import estimate_rank_memory, rank_memory
+    from hlat.planner.problem.layouts import parse_layout
     from hlat.planner.problem.request import PlanRequest
     from hlat.rehearsal import rehearse
     from hlat.runtime.errors import PlanError

@@ -28,26 +28,23 @@ import numpy as np
 import torch
 
 from hlat.checkpoint import collect, list_checkpoints, restore
-from hlat.checkpoint.protocol.manifest import verify_checkpoint
-from hlat.checkpoint.protocol.reader import open_checkpoint
+from hlat.checkpoint.protocol.reader import open_checkpoint, verify_checkpoint
 from hlat.checkpoint.protocol.store import CheckpointStore
 from hlat.config import Recipe
-from hlat.data.samples.best_fit import fit_documents
-from hlat.data.samples.epoch_order import EpochOrder
-from hlat.data.samples.mixture import Mixture, PhaseWeights
+from hlat.data.samples.order import EpochOrder, Mixture, PhaseWeights
+from hlat.data.samples.packing import fit_documents
 from hlat.data.samples.training_data import Batch
 from hlat.hardware import load_catalog, parse_cluster
-from hlat.model.derived.counts import flops_per_token
-from hlat.model.derived.parameter_layout import parameter_layouts
+from hlat.model.counts import flops_per_token
+from hlat.model.parameter_layout import parameter_layouts
 from hlat.optim import build_optimizer
 from hlat.parallel import build_parallel
+from hlat.planner.plan import make_plan
 from hlat.planner.problem.request import resolve_request
-from hlat.planner.search.plan import make_plan
 from hlat.rehearsal import rehearse_rank
 from hlat.reporting import list_runs, report_page
-from hlat.runtime.distributed.fake_world import fake_rank
-from hlat.runtime.distributed.join import joined_run
-from hlat.tracking.metrics import MetricsFile, read_last_metrics
+from hlat.runtime.distributed.join import fake_rank, joined_run
+from hlat.tracking.records import MetricsFile, read_last_metrics
 from hlat.training.step import accumulate_gradients, update
 from results import Recorder
 

@@ -70,7 +70,7 @@ class Watch:
 
 def change_seconds():
     """Processor seconds of the heartbeat for one change of phase."""
-    from hlat.runtime.process.phase import enter_phase
+    from hlat.runtime.progress import enter_phase
 
     began = time.thread_time()
     for _ in range(CHANGES // 2):
@@ -85,7 +85,7 @@ def in_process(folder, steps):
 
     from hlat.config.load import parse_recipe
     from hlat.resilience import running_heartbeat
-    from hlat.runtime.process.phase import observe_phases
+    from hlat.runtime.progress import observe_phases
     from hlat.training import run
 
     torch.set_num_threads(1)  # threads that wait for others would count as well
@@ -136,7 +136,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=8)
     options = parser.parse_args()
-    from hlat.config.sections.recovery import CheckpointConfig
+    from hlat.config.sections.operation import CheckpointConfig
 
     interval, cores = CheckpointConfig().every_steps, len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:

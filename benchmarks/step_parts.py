@@ -117,9 +117,9 @@ def worker(mode, threads, steps, folder):
 
     from hlat.config.load import parse_recipe
     from hlat.hardware import peak_flops
-    from hlat.model.derived.counts import flops_per_token
+    from hlat.model.counts import flops_per_token
     from hlat.precision import MODES
-    from hlat.runtime.process.phase import observe_phases
+    from hlat.runtime.progress import observe_phases
     from hlat.training import run
 
     torch.set_num_threads(threads)

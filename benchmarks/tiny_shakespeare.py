@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from hlat.config import load_recipe
-from hlat.model.derived.counts import count_parameters
+from hlat.model.counts import count_parameters
 from hlat.training import run
 from results import Recorder
 

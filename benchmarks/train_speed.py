@@ -122,7 +122,7 @@ def worker(side, mode, steps, device_name, checkout):
 
     from hlat.config.sections.model import ModelConfig
     from hlat.hardware import peak_flops
-    from hlat.model.derived.counts import flops_per_token
+    from hlat.model.counts import flops_per_token
     from hlat.runtime.backend.device import peak_memory_bytes, synchronize
 
     device = torch.device(device_name)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hlat.hardware import Catalog
-from hlat.planner.cost.ratio_interval import INTERVAL_SHARE
+from hlat.planner.cost.calibration import INTERVAL_SHARE
 from hlat.planner.problem.workload import Column, StepLayout, WorkloadColumns
 from published_runs.constants_fit import ConstantsFit, prior_constants
 from published_runs.intervals import LeftOutErrors, borrows

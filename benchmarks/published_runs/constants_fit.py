@@ -16,9 +16,8 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from hlat.planner.cost.constants import Constants
-from hlat.planner.problem.families import FAMILIES
-from hlat.planner.problem.workload import Column, WorkloadColumns
+from hlat.planner.cost.calibration import Constants
+from hlat.planner.problem.workload import FAMILIES, Column, WorkloadColumns
 from published_runs.program import run_steps
 
 Key = tuple[str, str]

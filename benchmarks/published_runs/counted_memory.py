@@ -2,7 +2,7 @@
 
     columns of runs, bytes per gradient -> state (weights, gradients, moments by ZeRO stage) + activations + logits
 
-hlat's own memory is counted from its own tensors (memory/rank_memory.py). Other programs keep other tensors: here
+hlat's own memory is counted from its own tensors (planner/memory.py). Other programs keep other tensors: here
 activations follow Korthikanti et al. 2022, table 2 and section 5, and for gated blocks without dropout the same sum
 over the inputs of their operations.
 """

@@ -24,9 +24,8 @@ from math import exp, log
 import numpy as np
 from numpy.typing import NDArray
 
-from hlat.planner.cost.ratio_interval import INTERVAL_SHARE, RatioInterval
-from hlat.planner.problem.families import CHIP_FAMILIES
-from hlat.planner.problem.workload import Column
+from hlat.planner.cost.calibration import INTERVAL_SHARE, RatioInterval
+from hlat.planner.problem.workload import CHIP_FAMILIES, Column
 
 _POOLED_WEIGHT = 2.0
 _END = (1 + INTERVAL_SHARE) / 2

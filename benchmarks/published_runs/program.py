@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hlat.planner.cost.constants import Constants
+from hlat.planner.cost.calibration import Constants
 from hlat.planner.cost.program import Program, balanced_layers, blocks_and_ends
 from hlat.planner.cost.step_time import StepTimes, step_times
 from hlat.planner.problem.workload import Column, SoftwareProfile, StepLayout, Workload, WorkloadColumns, block_products

@@ -24,7 +24,7 @@ DEEPSPEED_GIB = 9.4
 _ALLOCATOR_SHARE = 0.06
 """Rounding and fragmentation of torch's caching allocator, as a share of transient memory: that of hlat's own plans."""
 _RUNTIME_GIB = 2.0
-"""CUDA context, code of kernels, NCCL's buffers: that of hlat's own plans (planner/memory/rank_memory.py)."""
+"""CUDA context, code of kernels, NCCL's buffers: that of hlat's own plans (planner/memory.py)."""
 
 
 def framework_of(run: PublishedRun) -> str:

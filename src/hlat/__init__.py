@@ -88,9 +88,8 @@ _API = {
         ),
     ),
     "config": ("Recipe", "RecipeError"),
-    "launch.preflight": ("PreflightOptions", "PreflightReport"),
-    "launch.submission": ("KubernetesOptions", "SlurmOptions", "SlurmSubmission"),
-    "runtime": (
+    "launch": ("KubernetesOptions", "PreflightOptions", "PreflightReport", "SlurmOptions", "SlurmSubmission"),
+    "runtime.errors": (
         *("CheckpointError", "CheckpointFormatError", "CorruptionError", "DataError", "HardwareError", "HlatError"),
         *("LaunchError", "NumericsError", "PlanError", "StorageError"),
     ),

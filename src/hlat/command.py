@@ -50,8 +50,8 @@ def _open_streams() -> None:
             os.dup2(opened := os.open(os.devnull, os.O_RDWR), descriptor)
             if opened != descriptor:
                 os.close(opened)
-    from hlat.runtime.process.lossy_output import lossy_stream  # noqa: PLC0415
-    from hlat.runtime.terminal_text import EscapingStream  # noqa: PLC0415
+    from hlat.runtime.process import lossy_stream  # noqa: PLC0415
+    from hlat.runtime.terminal import EscapingStream  # noqa: PLC0415
     from hlat.runtime.urls import redact  # noqa: PLC0415
 
     streams = []
@@ -67,7 +67,7 @@ def _open_streams() -> None:
 def _end_with_result() -> None:
     """End a command that has succeeded, unless its output was its result and is not whole."""
     from hlat.runtime.errors import StorageError  # noqa: PLC0415
-    from hlat.runtime.process.lossy_output import check_result  # noqa: PLC0415
+    from hlat.runtime.process import check_result  # noqa: PLC0415
 
     sys.stdout.flush()
     try:
@@ -80,7 +80,7 @@ def _end_with_result() -> None:
 
 def _ended_early(number: int, frame: "FrameType | None") -> None:
     """Handle Ctrl-C and SIGTERM before the command line has started anything."""
-    erase_line = getattr(sys.modules.get("hlat.runtime.bottom_line"), "erase_line", None)
+    erase_line = getattr(sys.modules.get("hlat.runtime.terminal"), "erase_line", None)
     if erase_line is not None:  # a module that is just being imported has none, and has drawn nothing
         erase_line()
     if os.environ.get("RANK", "0") == "0":  # only one of several processes prints this

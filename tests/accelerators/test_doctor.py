@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hlat.launch.preflight.checks.table import modules_of
 from hlat.launch.preflight.examination import run_preflight
+from hlat.launch.preflight.judgement import modules_of
 from hlat.launch.preflight.request import PreflightOptions, make_request
 from tests.support.neuron.building import build
 from tests.support.neuron.running import on_neuron
@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def follow_orders(world: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Answers of a rank process of the doctor to its two orders."""
-    from hlat.launch.preflight.ranks.rank_main import alone, together  # noqa: PLC0415
-    from hlat.launch.preflight.ranks.rank_place import RankTools  # noqa: PLC0415
+    from hlat.launch.preflight.rank_measurements import RankTools  # noqa: PLC0415
+    from hlat.launch.preflight.rank_program import alone, together  # noqa: PLC0415
 
     rank = int(os.environ.get("RANK", "0"))
     order = {"device": "neuron", "rank": rank, "local_rank": rank, "nproc": world, "world": world, "folder": None}

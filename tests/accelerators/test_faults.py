@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from hlat.runtime.backend.faults.device_faults import find_fault
+from hlat.runtime.backend.faults import find_fault
 from tests.accelerators.conftest import Runs
 from tests.support.neuron.compiling import FAILS_ENV, SECONDS_ENV
 from tests.support.neuron.device_module import MEMORY_ENV

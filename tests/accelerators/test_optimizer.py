@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hlat.optim import adamw_reference as reference
-from hlat.optim.adamw_bf16 import kernel_for
+from hlat.optim.adamw import kernel_for
 from tests.optim.test_kernels import KEYS, WRITTEN, operands, state
 from tests.support.neuron.running import on_neuron
 

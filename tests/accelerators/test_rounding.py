@@ -13,7 +13,7 @@ from hlat.config import Recipe
 from hlat.config.load import parse_recipe
 from hlat.runtime.backend.table import backend_of
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.rank_env import RankInfo
+from hlat.runtime.process import RankInfo
 from hlat.training import configure_rounding
 from tests.accelerators.conftest import Runs, losses
 from tests.support.neuron.running import RankError, on_neuron

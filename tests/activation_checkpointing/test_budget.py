@@ -9,13 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hlat.activation_checkpointing import POLICIES, plan_activations
-from hlat.activation_checkpointing.budget import BlockPolicy, cheapest
-from hlat.activation_checkpointing.plan import ActivationPlan
+from hlat.activation_checkpointing.plan import ActivationPlan, BlockPolicy, cheapest
 from hlat.config import Recipe, RecipeError
 from hlat.config.load import parse_recipe
 from hlat.model import ModelShard
-from hlat.model.derived.activations import activation_bytes
-from hlat.model.model_shard import FULL_MODEL
+from hlat.model.activations import activation_bytes
+from hlat.model.spec import FULL_MODEL
 from tests.support.activation_checkpointing.small import BASE, BATCH, LENGTH, MODES_TESTED, kept, model_of
 
 GIB = 1 << 30

@@ -10,9 +10,9 @@ import torch.nn.attention.flex_attention
 from hlat.activation_checkpointing import POLICIES, checkpoint_activations
 from hlat.activation_checkpointing.plan import ActivationPlan
 from hlat.model import Decoder, DocumentMask
-from hlat.model import document_mask as document_mask_module
-from hlat.model.derived.activations import RankWorkload, activation_bytes
-from hlat.model.document_mask import block_mask
+from hlat.model import document_attention as document_mask_module
+from hlat.model.activations import RankWorkload, activation_bytes
+from hlat.model.document_attention import block_mask
 from tests.support.activation_checkpointing.small import LENGTH, config_of, document_positions, model_of, tokens
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")

@@ -10,7 +10,7 @@ from torch.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 
-from hlat.activation_checkpointing.in_flight import passes_in_flight
+from hlat.activation_checkpointing.plan import passes_in_flight
 from hlat.config.sections.parallel import ParallelConfig
 
 TORCH: dict[str, Any] = {

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hlat.activation_checkpointing import POLICIES
-from hlat.model.derived.activations import RankWorkload, activation_bytes
+from hlat.model.activations import RankWorkload, activation_bytes
 from hlat.model.spec import RECOMPUTABLE
 from tests.support.activation_checkpointing.small import (
     BATCH,

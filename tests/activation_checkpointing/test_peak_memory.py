@@ -7,7 +7,7 @@ import pytest
 
 from hlat.activation_checkpointing import POLICIES
 from hlat.config.sections.model import ModelConfig
-from hlat.model.derived.activations import activation_bytes
+from hlat.model.activations import activation_bytes
 
 WIDE = {"vocab_size": 64, "layers": 8, "hidden_size": 256, "intermediate_size": 1024, "heads": 4, "kv_heads": 2}
 LENGTH = 1536

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 import hlat
-from hlat import api
-from hlat.api.arguments import checks_arguments, describe_wrong_call
+from hlat.api.recipes import checks_arguments, describe_wrong_call
 
 RECIPE = "quickstart"
 
@@ -40,7 +39,7 @@ def test_a_wrong_call(call: Any, says: list[str]) -> None:
 
 
 def test_every_function_of_the_api_checks_its_arguments() -> None:
-    functions = [getattr(hlat, name) for name in api.__all__ if inspect.isfunction(getattr(hlat, name))]
+    functions = [function for name in hlat._API["api"] if inspect.isfunction(function := getattr(hlat, name))]
     assert len(functions) > 20
     for function in functions:
         with pytest.raises(hlat.LaunchError, match=f"hlat.{function.__name__}: there is no argument colour"):

@@ -14,7 +14,7 @@ import torch
 
 import hlat
 from hlat.hardware import load_catalog
-from hlat.runtime.terminal_text import escape_controls
+from hlat.runtime.terminal import escape_controls
 from tests.support.commands import hlat as command
 from tests.support.reporting import line, write_run
 
@@ -259,7 +259,7 @@ def test_the_page_has_every_function_and_argument():
             assert f"{argument}:" in inspect.getdoc(function), f"{name}: {argument} is not in its docstring"
     for field in dataclasses.fields(hlat.TrainingResult):
         assert f"`{field.name}`" in page, field.name
-    for error in (*hlat._API["runtime"], "RecipeError"):
+    for error in (*hlat._API["runtime.errors"], "RecipeError"):
         assert f"`{error}`" in page, error
 
 

@@ -21,9 +21,9 @@ import torch.distributed as dist
 
 import hlat
 import hlat.api  # its first import draws a number from Python's generator, in rich
-from hlat.checkpoint.protocol.manifest import verify_checkpoint
+from hlat.checkpoint.protocol.reader import verify_checkpoint
 from hlat.runtime.errors import MissingHostsError, PersistentCorruptionError, error_class
-from hlat.runtime.process.exit_codes import REQUEUE_CODE
+from hlat.runtime.process import REQUEUE_CODE
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
@@ -74,7 +74,7 @@ def test_a_run_prints_nothing_and_logs_its_progress(
         result = hlat.train(recipe_file, overrides)
     assert capfd.readouterr() == ("", ""), "neither Python nor a library printed"
     assert [line for line in caplog.messages if line.startswith("step 5/10")]
-    assert {record.name for record in caplog.records} == {"hlat"}
+    assert {record.name.partition(".")[0] for record in caplog.records} == {"hlat"}
     assert (result.step, result.total_steps, result.reason, result.finished) == (10, 10, "finished", True)
     assert result.run_dir == tmp_path / "run" and result.checkpoint == tmp_path / "run/checkpoints/step-00000010"
     assert verify_checkpoint(result.checkpoint) == []

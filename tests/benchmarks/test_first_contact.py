@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from hlat.model import layers
-from hlat.runtime.backend.settings import restored_settings
+from hlat.runtime.backend.device import restored_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 KIT = ROOT / "benchmarks" / "gpu"

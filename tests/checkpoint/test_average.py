@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 
 from hlat.checkpoint import average, average_checkpoints, collect, export_hf, load_model, load_weights
 from hlat.checkpoint.average import round_once
-from hlat.checkpoint.format.tensor_chunks import replicated_chunks
-from hlat.checkpoint.protocol.manifest import verify_checkpoint
-from hlat.checkpoint.protocol.reader import Checkpoint, open_checkpoint
+from hlat.checkpoint.format.tensor_files import replicated_chunks
+from hlat.checkpoint.protocol.reader import Checkpoint, open_checkpoint, verify_checkpoint
 from hlat.checkpoint.protocol.store import CheckpointStore
 from hlat.config.sections.model import ModelConfig
 from hlat.model import build, collect_local_parameters
-from hlat.model.hf.names import canonical_shapes
-from hlat.model.hf.read import read_hf
+from hlat.model.hf_folder import read_hf
+from hlat.model.parameter_layout import canonical_shapes
 from hlat.runtime.errors import CheckpointError
 from tests.support.checkpoint.saved_layouts import save
 from tests.support.checkpoint.saved_states import assemble, assert_equal

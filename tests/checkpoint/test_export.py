@@ -13,17 +13,15 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from hlat.checkpoint import collect, end_token_ids, export_hf, import_hf, load_model
 from hlat.checkpoint.format.filesystem import Disk
-from hlat.checkpoint.format.tensor_chunks import replicated_chunks
-from hlat.checkpoint.protocol.manifest import verify_checkpoint
-from hlat.checkpoint.protocol.reader import open_checkpoint, read_meta, resolve
+from hlat.checkpoint.format.tensor_files import replicated_chunks
+from hlat.checkpoint.protocol.reader import open_checkpoint, read_meta, resolve, verify_checkpoint
 from hlat.checkpoint.protocol.store import CheckpointStore
-from hlat.cli.model import import_command
+from hlat.cli.checkpoint import import_command
 from hlat.config.sections.model import ModelConfig
-from hlat.data.tokenizers.safe_cuts import QWEN2_PATTERN
+from hlat.data.tokenizers.base import QWEN2_PATTERN
 from hlat.model import Decoder, build, collect_local_parameters
-from hlat.model.hf.names import to_canonical
-from hlat.model.hf.read import read_hf
-from hlat.model.hf.write import write_hf
+from hlat.model.hf_folder import read_hf, write_hf
+from hlat.model.parameter_layout import to_canonical
 from hlat.optim.adamw import Fp32AdamW
 from hlat.runtime.errors import CheckpointError, StorageError
 from tests.support.checkpoint.saved_states import assemble, assert_equal

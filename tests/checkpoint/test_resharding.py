@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hlat.checkpoint import collect, export_hf, load_weights, restore
-from hlat.checkpoint.format.partial_read import Region
-from hlat.checkpoint.format.tensor_chunks import TensorChunk
+from hlat.checkpoint.format.tensor_files import Region, TensorChunk
 from hlat.checkpoint.protocol.reader import open_checkpoint
 from hlat.checkpoint.protocol.store import CheckpointStore
 from hlat.config.sections.model import ModelConfig
@@ -103,7 +102,7 @@ def test_exports_of_all_layouts_are_the_same_bytes(tmp_path: Path, family: str) 
 def test_large_parameters_are_read_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row or two at a time, also if only some columns are needed."""
     monkeypatch.setattr("hlat.checkpoint.state._READ_BYTES", 200)
-    monkeypatch.setattr("hlat.checkpoint.format.partial_read._BATCH_BYTES", 100)
+    monkeypatch.setattr("hlat.checkpoint.format.tensor_files._BATCH_BYTES", 100)
     config = config_of("gqa")
     checkpoint = save(tmp_path, config, Layout(stages=(1, 2)))
     for process in processes(config, Layout(tensor=2, shards=2)):

@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from hlat.checkpoint import collect, load_weights, restore
-from hlat.checkpoint.format.tensor_chunks import replicated_chunks
+from hlat.checkpoint.format.tensor_files import replicated_chunks
 from hlat.checkpoint.protocol.reader import Checkpoint, open_checkpoint
 from hlat.checkpoint.protocol.store import CheckpointStore
 from hlat.config.sections.model import ModelConfig
-from hlat.config.sections.optimizers import AdamWConfig
+from hlat.config.sections.training import AdamWConfig
 from hlat.model import Decoder, build, collect_local_parameters
-from hlat.model.hf.names import canonical_shapes
+from hlat.model.parameter_layout import canonical_shapes
 from hlat.optim import build_optimizer
 from hlat.optim.adamw import Fp32AdamW
 from hlat.runtime.errors import CheckpointError
-from hlat.runtime.randomness.generator_state import rng_state, set_rng_state
+from hlat.runtime.randomness import rng_state, set_rng_state
 from tests.support.checkpoint.saved_states import assemble, assert_equal
 
 PLAIN = {

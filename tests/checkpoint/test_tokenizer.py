@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from hlat.checkpoint import check_same_tokenizer, has_tokenizer, read_tokenizer
-from hlat.checkpoint.format.tensor_chunks import replicated_chunks
+from hlat.checkpoint.format.tensor_files import replicated_chunks
 from hlat.checkpoint.protocol.store import CheckpointStore
 from hlat.config.sections.data import DataConfig
 from hlat.data.prepare.preparation import prepare

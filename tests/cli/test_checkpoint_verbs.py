@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hlat.training.process.lock import run_lock
+from hlat.training.start import run_lock
 
 
 @pytest.fixture(scope="module")

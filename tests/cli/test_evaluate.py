@@ -4,7 +4,7 @@ import pytest
 import typer
 
 from hlat.cli import app
-from hlat.launch.evaluation.job import EvaluationJob
+from hlat.launch.evaluation_job import EvaluationJob
 from hlat.runtime.errors import LaunchError
 
 

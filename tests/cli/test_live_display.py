@@ -10,7 +10,7 @@ from typing import TextIO
 import psutil
 import pytest
 
-from hlat.runtime.bottom_line import BottomLine
+from hlat.runtime.terminal import BottomLine
 from tests.support.terminal import Screen, TerminalCommand
 
 SPINNER = set("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
@@ -119,7 +119,7 @@ def test_ctrl_c_while_a_tokenizer_is_trained_ends_its_process_and_writes_nothing
     with TerminalCommand("data", "prepare", recipe, columns=80, folder=tmp_path) as command:
         command.wait_for(drawn("merges"))
         children = psutil.Process(command.process.pid).children(recursive=True)
-        assert any("hlat.data.tokenizers.bpe_process" in child.cmdline() for child in children)
+        assert any("hlat.data.tokenizers.training" in child.cmdline() for child in children)
         command.press("\x03")
         assert command.wait() == 130
         assert not [child for child in children if child.is_running()]

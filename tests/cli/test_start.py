@@ -65,7 +65,7 @@ def test_a_model_is_built_and_updated_without_torchs_compiler_and_checkpoint_for
         "before = set(sys.modules) & {'sympy'}\n"
         "import hlat.training\n"
         "from hlat.config.sections.model import ModelConfig\n"
-        "from hlat.config.sections.optimizers import AdamWConfig\n"
+        "from hlat.config.sections.training import AdamWConfig\n"
         "from hlat.model import build, collect_local_parameters\n"
         "from hlat.optim import build_optimizer\n"
         "from hlat.precision import MODES\n"

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from hlat.config import PRESETS, preset_called
-from hlat.config.files.hf_import import hf_to_model
+from hlat.config.model_files import hf_to_model
 from hlat.config.sections.model import ModelConfig
-from hlat.model.derived.counts import count_parameters
+from hlat.model.counts import count_parameters
 
 LLAMA31_ROPE = {
     "factor": 8.0,

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hlat.cli.plan_options import parse_amount
+from hlat.cli.options import parse_amount
 from hlat.config import RecipeError
 from hlat.config.load import parse_recipe
 from hlat.runtime.errors import PlanError
-from hlat.runtime.quantities.parsing import (
+from hlat.runtime.quantities import (
     QuantityError,
     parse_bytes,
     parse_gibibytes,

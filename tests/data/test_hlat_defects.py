@@ -8,18 +8,14 @@ import pytest
 
 from hlat.config import BatchSchedule
 from hlat.config.sections.data import DataConfig
-from hlat.data.online.build_plan import build_worker_plan
-from hlat.data.online.dataset import OnlineData
-from hlat.data.online.documents import DocumentReader
-from hlat.data.online.loader import CursorTable
+from hlat.data.online.blocks import DocumentReader
+from hlat.data.online.loader import CursorTable, OnlineData, build_worker_plan
 from hlat.data.online.prepare import prepare_online
-from hlat.data.online.stream_assignment import StreamAssignment, assign_streams
+from hlat.data.online.streams import StreamAssignment, assign_streams
 from hlat.data.online.worker_protocol import WorkerPlan
 from hlat.data.prepare.preparation import prepare
 from hlat.data.prepared.prepared_folder import PreparedData
-from hlat.data.samples.epoch_order import EpochOrder
-from hlat.data.samples.mixture import Mixture, PhaseWeights
-from hlat.data.samples.permutation import permute
+from hlat.data.samples.order import EpochOrder, Mixture, PhaseWeights, permute
 from tests.support.data.corpora import documents, prose, write_jsonl
 from tests.support.data.preparing import training_data
 from tests.support.data.reading_ranks import run

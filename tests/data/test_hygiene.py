@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from hlat.config.sections.data import DataConfig
 from hlat.data.prepare import preparation
-from hlat.data.prepare.duplicates import DuplicateFinder, hash_documents
-from hlat.data.prepare.merge_partitions import merge_partition_folders
-from hlat.data.prepare.partition import prepare_partition, split_files
+from hlat.data.prepare.partitions import merge_partition_folders, prepare_partition, split_files
 from hlat.data.prepare.preparation import prepare
 from hlat.data.prepare.verification import verify_data
+from hlat.data.prepare.work_units import DuplicateFinder, hash_documents
 from hlat.data.tokenizers.base import Tokenizer
 from hlat.data.tokenizers.training import train_bpe
 from hlat.runtime.errors import DataError

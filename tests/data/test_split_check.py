@@ -11,13 +11,13 @@ from pyarrow import parquet as pq
 
 from hlat.config import RecipeError
 from hlat.config.load import parse_recipe
-from hlat.data import split_check
+from hlat.data import input_check as split_check
+from hlat.data.corpus_files import files_of_source, numbered_sources
+from hlat.data.input_check import SourceSplit, split_sources
 from hlat.data.prepare.preparation import prepare
-from hlat.data.sources.file_list import files_of_source, numbered_sources
-from hlat.data.split_check import SourceSplit, split_sources
 from hlat.data.stores.cache import Cache
-from hlat.launch.start_checks.examine import load_and_check
-from hlat.launch.start_checks.place import Here
+from hlat.launch.start_checks import Here
+from hlat.launch.start_examination import load_and_check
 from hlat.runtime.errors import DataError
 
 WORDS = "the quick brown fox jumps over the lazy dog and looks back "

@@ -7,7 +7,7 @@ import torch
 
 from hlat.checkpoint.protocol.reader import open_checkpoint, resolve
 from hlat.tracking import read_samples
-from hlat.training.validation.requests import TaskRequest, write_requests
+from hlat.training.validation.tasks import TaskRequest, write_requests
 
 LAYOUTS = {
     "TP 2": ["parallel.tensor=2"],

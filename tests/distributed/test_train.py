@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hlat.checkpoint.protocol.reader import open_checkpoint, resolve
-from hlat.runtime.process.exit_codes import REQUEUE_CODE
+from hlat.runtime.process import REQUEUE_CODE
 from tests.support.commands import StartedCommand
 from tests.support.launch.ports import free_port
 

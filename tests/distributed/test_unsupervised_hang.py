@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hlat.checkpoint.protocol.reader import open_checkpoint, resolve
-from hlat.launch.error_report import read_report
+from hlat.launch.worker_process import read_report
 from tests.support.commands import StartedCommand
 from tests.support.launch.ports import free_port
 

@@ -13,7 +13,7 @@ import yaml
 
 from hlat.config import load_recipe
 from hlat.hardware import load_catalog, parse_cluster
-from hlat.launch.preflight.checks.table import CHECKS
+from hlat.launch.preflight.judgement import CHECKS
 from tests.documentation.test_events import EVENTS
 from tests.support.commands import hlat
 from tests.support.pages import ROOT, command_lines, is_message, parse, spans, without_blocks

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hlat.launch.metrics_server.families import metric_families
-from hlat.launch.metrics_server.run_observer import ObservedRun, RunObservation
-from hlat.tracking.json_console import _LEVELS, _LONG
+from hlat.launch.metrics_server import ObservedRun, RunObservation, metric_families
+from hlat.tracking.console import _LEVELS, _LONG
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/operators.md").read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ SEAMS = {
     "optimizer": "src/hlat/optim/table.py",
     "architecture": "src/hlat/model/architectures/__init__.py",
     "format": "src/hlat/data/formats/registry.py",
-    "tracker": "src/hlat/tracking/hosted/table.py",
+    "tracker": "src/hlat/tracking/hosted.py",
     "backend": "src/hlat/runtime/backend/table.py",
     "chip": "src/hlat/hardware/catalog.yaml",
 }

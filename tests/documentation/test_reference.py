@@ -12,7 +12,7 @@ from pydantic import BaseModel
 import hlat
 from hlat.config import Recipe, recipe_schema
 from hlat.runtime.errors import HlatError
-from hlat.runtime.process.exit_codes import STOP_EXIT_CODES
+from hlat.runtime.process import STOP_EXIT_CODES
 from tests.cli.test_surface import SURFACE
 from tests.documentation.test_events import recorded
 from tests.support.pages import ROOT

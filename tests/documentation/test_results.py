@@ -14,7 +14,7 @@ import pytest
 from pydantic import ValidationError
 
 from hlat.config import load_recipe
-from hlat.model.derived.counts import count_parameters
+from hlat.model.counts import count_parameters
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"

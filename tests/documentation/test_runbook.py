@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from hlat.launch.preflight.checks.table import CHECKS
+from hlat.launch.preflight.judgement import CHECKS
 from tests.documentation.test_events import EVENTS
 from tests.support.pages import ROOT, command_lines, is_message, is_recipe_field, parse, spans, without_blocks
 

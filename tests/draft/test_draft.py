@@ -9,14 +9,11 @@ import yaml
 
 import hlat
 from hlat.config import load_recipe
-from hlat.config.files.yaml_text import load_yaml
+from hlat.config.yaml_files import load_yaml
 from hlat.data.prepare.preparation import prepare
-from hlat.draft.document import _quoted
-from hlat.draft.drafting import draft_recipe
-from hlat.draft.machine import Machine
-from hlat.draft.sizes import MOST_EPOCHS, STATE_BYTES, choose_sizes
-from hlat.draft.texts import look_at_texts
-from hlat.model.derived.counts import count_parameters, flops_per_token
+from hlat.draft.drafting import MOST_EPOCHS, STATE_BYTES, _quoted, choose_sizes, draft_recipe
+from hlat.draft.facts import Machine, look_at_texts
+from hlat.model.counts import count_parameters, flops_per_token
 from hlat.runtime.errors import DataError
 
 GIB = 2**30

@@ -4,12 +4,10 @@ import pytest
 import torch
 
 from hlat.evaluation import fast_decoding, generate
-from hlat.evaluation.batch_generation.generator import BatchGenerator
-from hlat.evaluation.batch_generation.requests import GenerationRequest, plan_generation
-from hlat.evaluation.fast_decoding import prepare_to_generate
-from hlat.evaluation.packed_weights import FEWEST_TOKENS
+from hlat.evaluation.fast_decoding import FEWEST_TOKENS, prepare_to_generate
+from hlat.evaluation.generation import BatchGenerator, GenerationRequest, plan_generation
 from hlat.model import Decoder
-from hlat.model.decoding.step import compile_step
+from hlat.model.decoding import compile_step
 from hlat.parallel import ForwardModel
 from hlat.runtime.backend.cpu import CpuBackend
 from tests.support.model.families import FAMILIES, config_of, our_model, tokens_of, twin

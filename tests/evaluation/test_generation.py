@@ -10,13 +10,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hlat.config.sections.model import ModelConfig
 from hlat.evaluation import Sampling, generate
-from hlat.evaluation.recorded_decoding import _TokenStep
+from hlat.evaluation.fast_decoding import _TokenStep
 from hlat.evaluation.sampling import choose_on_device, choose_token, running_sum
 from hlat.model import build
 from hlat.runtime.backend.cpu import CpuBackend
 from hlat.runtime.errors import DataError
-from hlat.runtime.randomness.philox_rng import philox
-from hlat.runtime.randomness.rng_keys import stream_key
+from hlat.runtime.random_keys import stream_key
+from hlat.runtime.randomness import philox
 
 CONFIG = ModelConfig(vocab_size=50, layers=2, hidden_size=32, intermediate_size=96, heads=4, kv_heads=2, init_std=0.4)
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from hlat.evaluation import generate
-from hlat.evaluation.batch_generation.generator import BatchGenerator
-from hlat.evaluation.batch_generation.requests import GenerationRequest, plan_generation
-from hlat.evaluation.packed_weights import FEWEST_TOKENS, PackedProduct, pack_weights, packed_weights
+from hlat.evaluation.fast_decoding import FEWEST_TOKENS, PackedProduct, pack_weights, packed_weights
+from hlat.evaluation.generation import BatchGenerator, GenerationRequest, plan_generation
 from hlat.model import Decoder, Linear
 from hlat.model import matmul as products
 from hlat.parallel import ForwardModel

@@ -12,7 +12,7 @@ import pytest
 
 from hlat.checkpoint.protocol.reader import open_checkpoint, resolve
 from hlat.resilience.goodput import GOODPUT_PARTS
-from hlat.runtime.process.exit_codes import REQUEUE_CODE
+from hlat.runtime.process import REQUEUE_CODE
 from tests.support.commands import StartedCommand
 from tests.support.faults.killing import assert_same_run
 

@@ -19,9 +19,8 @@ import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, TensorStorageMetadata
 
 from hlat.checkpoint.format.index import INDEX_NAME, parse_index
-from hlat.checkpoint.format.tensor_chunks import replicated_chunks
-from hlat.checkpoint.protocol.manifest import read_manifest, verify_checkpoint
-from hlat.checkpoint.protocol.reader import open_checkpoint
+from hlat.checkpoint.format.tensor_files import replicated_chunks
+from hlat.checkpoint.protocol.reader import open_checkpoint, read_manifest, verify_checkpoint
 from hlat.checkpoint.protocol.store import CheckpointStore
 from hlat.runtime.errors import CheckpointError
 

@@ -8,15 +8,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hlat.hardware import PeakFlops, load_catalog, measure, peak, peak_flops
-from hlat.hardware.measure import MatmulRate, measure_matmul
+from hlat.hardware import PeakFlops, load_catalog, peak, peak_flops
+from hlat.hardware import peak as measure
+from hlat.hardware.peak import MatmulRate, measure_matmul
 from hlat.model import matmul, product_library
 from hlat.runtime.backend import neuron
 from hlat.runtime.backend.base import TORCH
 from hlat.runtime.backend.cpu import CpuBackend
 from hlat.runtime.backend.device import PRODUCTS, has_fast_bf16
 from hlat.runtime.backend.table import backend_of
-from hlat.runtime.terminal_text import plural
+from hlat.runtime.terminal import plural
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from hlat.launch.error_report import describe_error, read_report, report_errors
+from hlat.launch.worker_process import describe_error, read_report, report_errors
 from hlat.runtime.errors import DataError, StorageError
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] {} [127.0.0.1]:40324"

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hlat.launch.error_report import ErrorReport
-from hlat.launch.supervision.root_cause import find_root_cause
-from hlat.launch.supervision.wait import ProcessExit
-from hlat.runtime.process.exit_codes import STOP_EXIT_CODES, STOP_SIGNALS, stop_exit_code
-from hlat.runtime.process.rank_log import log_path
+from hlat.launch.supervision.incidents import find_root_cause
+from hlat.launch.supervision.running_ranks import ProcessExit
+from hlat.launch.worker_process import ErrorReport
+from hlat.runtime.logs import log_path
+from hlat.runtime.process import STOP_EXIT_CODES, STOP_SIGNALS, stop_exit_code
 
 _NOBODY = 65534
 NOWHERE = Path("/no/such/run")

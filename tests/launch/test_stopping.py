@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from hlat.runtime.process.exit_codes import REQUEUE_CODE
+from hlat.runtime.process import REQUEUE_CODE
 from tests.support.launch.launching import wait_for, wait_until_gone
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hlat.config.sections.recovery import RecoveryConfig
+from hlat.config.sections.operation import RecoveryConfig
 from hlat.launch import SupervisedRun, launch_forked, supervise, worker_context
 from hlat.resilience import (
     HEARTBEAT_FOLDER,
@@ -21,8 +21,8 @@ from hlat.resilience import (
 )
 from hlat.resilience.goodput import GOODPUT_PARTS
 from hlat.runtime.errors import DataError, StateLostError, StorageError
-from hlat.runtime.process.exit_codes import REQUEUE_CODE
-from hlat.runtime.process.phase import enter_phase
+from hlat.runtime.process import REQUEUE_CODE
+from hlat.runtime.progress import enter_phase
 from hlat.runtime.storage.run_folder import EARLIER_ATTEMPT_ENV, ID_NAME
 from tests.support.launch.launching import wait_for, wait_until, wait_until_gone
 

@@ -9,9 +9,8 @@ import pytest
 from hlat.config import RecipeError
 from hlat.config.load import parse_recipe
 from hlat.config.sections.model import ModelConfig
-from hlat.model.hf.names import check_layers, to_canonical
-from hlat.model.hf.read import read_hf
-from hlat.model.hf.write import write_hf
+from hlat.model.hf_folder import read_hf, write_hf
+from hlat.model.parameter_layout import check_layers, to_canonical
 from hlat.runtime.errors import CheckpointError
 from tests.support.model.families import config_of, our_model
 

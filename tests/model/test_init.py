@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 
 from hlat.config.sections.model import ModelConfig
 from hlat.model import build
-from hlat.model import init as initial
-from hlat.model.derived.parameter_layout import parameter_layouts
-from hlat.model.hf.names import to_canonical
-from hlat.model.init import initial_rows
-from hlat.runtime.randomness.philox_rng import normal_range
-from hlat.runtime.randomness.rng_keys import stream_key
+from hlat.model import decoder as initial
+from hlat.model.decoder import initial_rows
+from hlat.model.parameter_layout import parameter_layouts, to_canonical
+from hlat.runtime.random_keys import stream_key
+from hlat.runtime.randomness import normal_range
 from tests.support.model.families import FAMILIES, config_of
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hlat.config.sections.model import ModelConfig
-from hlat.model.hf.names import to_canonical
+from hlat.model.parameter_layout import to_canonical
 from tests.support.model.families import FAMILIES, config_of, float64_norms, our_model, tokens_of, twin
 
 pytest.importorskip("transformers", reason="the extra [hf] is not installed")

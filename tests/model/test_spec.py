@@ -9,7 +9,7 @@ from torch import nn
 from hlat.config.sections.model import ModelConfig
 from hlat.model import Decoder, DecoderBlock, ModelShard, layers
 from hlat.model.architectures import model_spec
-from hlat.model.derived.counts import block_share, count_parameters
+from hlat.model.counts import block_share, count_parameters
 from hlat.model.spec import SHARDED, Axis, Component, GradientSum, ParameterSpec, TensorSpec
 from tests.support.model.families import FAMILIES, config_of
 

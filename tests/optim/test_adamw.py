@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from hlat.config.sections.optimizers import AdamWConfig
-from hlat.config.sections.training import ScheduleConfig
+from hlat.config.sections.training import AdamWConfig, ScheduleConfig
 from hlat.optim import build_optimizer, learning_rate
 from tests.support.optim.parameters import plain_parameters
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hlat.config.sections.model import ModelConfig
-from hlat.config.sections.optimizers import AdamWConfig
+from hlat.config.sections.training import AdamWConfig
 from hlat.model import LocalParameter, ModelShard, local
 from hlat.optim import Optimizer, build_optimizer
-from hlat.optim.adamw_bf16 import Bf16AdamW
-from hlat.optim.element_addresses import address_elements
+from hlat.optim.adamw import Bf16AdamW
+from hlat.optim.adamw_reference import address_elements
 from tests.support.optim.parameters import (
     Tensors,
     canonical,

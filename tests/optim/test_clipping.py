@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hlat.config.sections.optimizers import AdamWConfig
+from hlat.config.sections.training import AdamWConfig
 from hlat.optim import Optimizer, build_optimizer
 from hlat.runtime.backend.cpu import CpuBackend
 from tests.support.optim.parameters import plain_parameters

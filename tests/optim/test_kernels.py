@@ -10,10 +10,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hlat.optim import adamw_cpu as native
-from hlat.optim.adamw_bf16 import kernel_for
-from hlat.optim.adamw_reference import ROUNDINGS, Operands, update, update_lines
-from hlat.optim.element_addresses import ElementAddresses
+from hlat.optim import cpu_kernels as native
+from hlat.optim.adamw import kernel_for
+from hlat.optim.adamw_reference import ROUNDINGS, ElementAddresses, Operands, update, update_lines
 
 GRADIENTS = (torch.bfloat16, torch.float32)
 KEYS = torch.randint(-(1 << 31), 1 << 31, (2, 3), generator=torch.Generator().manual_seed(0)).to(torch.int32)

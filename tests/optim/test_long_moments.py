@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hlat.optim.adamw_bf16 import Bf16AdamW
+from hlat.optim.adamw import Bf16AdamW
 from hlat.optim.adamw_reference import rounding_of
 from tests.support.optim.parameters import plain_parameters
 

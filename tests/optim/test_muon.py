@@ -14,7 +14,7 @@ from hlat.checkpoint.protocol.store import CheckpointStore
 from hlat.config import RecipeError
 from hlat.config.load import parse_recipe
 from hlat.config.sections.model import ModelConfig
-from hlat.config.sections.optimizers import MuonConfig
+from hlat.config.sections.training import MuonConfig
 from hlat.model import LocalParameter, ModelShard, build, collect_local_parameters
 from hlat.optim import Optimizer, build_optimizer
 from hlat.optim.muon import COEFFICIENTS, orthogonalize

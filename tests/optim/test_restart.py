@@ -9,7 +9,7 @@ from hlat.checkpoint import collect, restore
 from hlat.checkpoint.protocol.reader import open_checkpoint
 from hlat.checkpoint.protocol.store import CheckpointStore
 from hlat.config.sections.model import ModelConfig
-from hlat.config.sections.optimizers import AdamWConfig
+from hlat.config.sections.training import AdamWConfig
 from hlat.model import LocalParameter, ModelShard
 from hlat.optim import Optimizer, build_optimizer
 from hlat.runtime.errors import CheckpointError

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hlat.optim import adamw_cpu as native
+from hlat.optim import cpu_kernels as native
 from hlat.optim import square_sums
-from hlat.optim.square_sums import RUN, plain_square_sums
+from hlat.optim.cpu_kernels import RUN, plain_square_sums
 
 
 def words(count: int, seed: int) -> torch.Tensor:

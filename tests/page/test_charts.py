@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hlat.page import Mark, Series, bar_chart, colour, duration, format_value, line_chart, make_axis, page, table
-from hlat.page.downsample import extremes
+from hlat.page.charts import extremes
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u202e"
 

@@ -11,7 +11,7 @@ from hlat.config import Recipe, RecipeError
 from hlat.config.load import parse_recipe
 from hlat.model import IGNORED
 from hlat.parallel import ParallelModel, build_parallel, decide_compilation
-from hlat.parallel.compile import _has_compiler, check_isolation
+from hlat.parallel.device_support import _has_compiler, check_isolation
 from hlat.runtime.backend.cpu import LONG_RUN, CpuBackend
 from hlat.runtime.distributed.join import Runtime
 from hlat.runtime.errors import LaunchError
@@ -103,7 +103,7 @@ def test_auto_compiles_long_runs_on_a_cpu_with_fast_bf16(monkeypatch: pytest.Mon
     in this model at most a twentieth more.
     """
     monkeypatch.setattr(CpuBackend, "has_fast_bf16", lambda self, device: True)
-    monkeypatch.setattr("hlat.parallel.compile._has_compiler", lambda device: True)
+    monkeypatch.setattr("hlat.parallel.device_support._has_compiler", lambda device: True)
     model = {"vocab_size": 4096, "layers": 4, "hidden_size": 512, "intermediate_size": 2048, "heads": 4}
     per_step = 6 * (4 * (4 * 512**2 + 3 * 512 * 2048) + 4096 * 512) * 8 * 16
     needed = LONG_RUN * 2 * torch.get_num_threads() / per_step  # for two processes

@@ -10,7 +10,7 @@ import math
 import pytest
 import torch
 
-from hlat.parallel.norms import sum_of_squares
+from hlat.parallel.data_parallel import sum_of_squares
 
 BOUND = 260 * 2.0**-24
 DTYPES = (torch.float32, torch.bfloat16)

@@ -14,11 +14,10 @@ import yaml
 from hlat.config import PRESETS, RecipeError
 from hlat.config.load import parse_recipe
 from hlat.hardware import Chip, Cluster, load_catalog
-from hlat.planner.problem.layout_text import layout_text, parse_layout
+from hlat.planner.plan import make_plan, recipe_fragment
+from hlat.planner.problem.layouts import layout_text, parse_layout
 from hlat.planner.problem.request import PlanRequest, resolve_request
-from hlat.planner.search.plan import make_plan, recipe_fragment
-from hlat.planner.search.quick_search import fastest_layouts
-from hlat.planner.search.search import LayoutPrediction, predict_layout
+from hlat.planner.search import LayoutPrediction, fastest_layouts, predict_layout
 from hlat.precision import MODES
 from hlat.runtime.errors import PlanError
 

@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from hlat.model import CrossEntropy
-from hlat.model.derived.counts import flops_per_token
+from hlat.model.counts import flops_per_token
 from hlat.rehearsal import rehearse
-from hlat.rehearsal.flop_counter import FlopCounter
-from hlat.rehearsal.operations import OperationObserver
-from hlat.rehearsal.trace import PRODUCT, Trace
+from hlat.rehearsal.observers import OperationObserver
+from hlat.rehearsal.trace import PRODUCT, FlopCounter, Trace
 from tests.support.rehearsal.small_recipes import recipe_of
 
 ROWS, COLUMNS, WIDTH, BATCH = 3, 5, 7, 2

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from hlat.config import Recipe
+from hlat.parallel.layout import StepShape
 from hlat.parallel.stages.rank_memory import rank_bytes
 from hlat.parallel.stages.stage_layers import peak_memory_rank, stage_layer_counts
-from hlat.parallel.stages.step_shape import StepShape
 from hlat.rehearsal import default_ranks, rehearse
 from tests.support.rehearsal.small_recipes import recipe_of
 

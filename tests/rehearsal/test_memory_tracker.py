@@ -2,7 +2,7 @@
 
 import torch
 
-from hlat.rehearsal.memory import MemoryTracker
+from hlat.rehearsal.observers import MemoryTracker
 
 
 def test_state_is_not_read_while_a_storage_is_being_freed() -> None:

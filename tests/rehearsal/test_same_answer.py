@@ -9,14 +9,14 @@ from hlat.config import Recipe
 from hlat.hardware import load_catalog
 from hlat.model import deterministic_by_default
 from hlat.parallel import decide_compilation
-from hlat.planner.problem.execution import planned_execution
-from hlat.planner.problem.recipe_step import recipe_on_chip
+from hlat.planner.problem.devices import planned_execution
+from hlat.planner.problem.layouts import recipe_on_chip
 from hlat.precision import MODES
 from hlat.rehearsal import parse_device
-from hlat.rehearsal.decisions import decide
+from hlat.rehearsal.simulated_device import decide
 from hlat.runtime.backend.table import simulated_backend
 from hlat.runtime.distributed.join import Runtime
-from hlat.training.arithmetic import Arithmetic
+from hlat.training.numerics import Arithmetic
 from tests.support.rehearsal.small_recipes import SMALL, recipe_of
 
 CATALOG, HERE = load_catalog(), torch.device("cpu")

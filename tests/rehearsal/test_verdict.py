@@ -11,8 +11,8 @@ import pytest
 from hlat.config import Recipe
 from hlat.config.load import parse_recipe
 from hlat.hardware import Cluster, load_catalog, parse_cluster
-from hlat.planner.memory.rank_memory import rank_memory
-from hlat.planner.problem.recipe_step import recipe_step
+from hlat.planner.memory import rank_memory
+from hlat.planner.problem.layouts import recipe_step
 from hlat.rehearsal import Rehearsal, parse_device, rehearse, verdict_lines
 from hlat.runtime.errors import PlanError
 from tests.support.rehearsal.small_recipes import SMALL, recipe_of

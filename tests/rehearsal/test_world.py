@@ -9,13 +9,12 @@ import torch.distributed as dist
 
 from hlat.config import RecipeError
 from hlat.hardware import load_catalog, parse_cluster
-from hlat.model.derived.counts import count_parameters, flops_per_token
-from hlat.parallel.mesh.mesh_layout import Layout
-from hlat.planner.memory.rank_memory import ranks_of_interest
+from hlat.model.counts import count_parameters, flops_per_token
+from hlat.parallel.layout import Layout
+from hlat.planner.memory import ranks_of_interest
 from hlat.rehearsal import CATEGORIES, default_ranks, rehearsal_json, rehearse, rehearse_rank, world
-from hlat.rehearsal.planned_step import plan_step
-from hlat.runtime.distributed.fake_world import fake_rank, host_values, in_fake_world
-from hlat.runtime.distributed.join import Runtime
+from hlat.rehearsal.plan import plan_step
+from hlat.runtime.distributed.join import Runtime, fake_rank, host_values, in_fake_world
 from hlat.runtime.errors import LaunchError
 from tests.support.rehearsal.small_recipes import SMALL, recipe_of
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hlat.training.git_commit import git_commit
+from hlat.training.start import git_commit
 
 WHO = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main", "-c", "protocol.file.allow=always"]
 

@@ -7,11 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hlat.data.samples.mixture import Mixture
-from hlat.data.samples.weights import phase_weights
+from hlat.data.samples.order import Mixture, phase_weights
 from hlat.reporting import Machines, report_page, write_report
-from hlat.reporting.run_record import read_run
-from hlat.reporting.wall_clock import active_seconds, wall_seconds
+from hlat.reporting.run_record import active_seconds, read_run, wall_seconds
 from hlat.runtime.errors import DataError, HardwareError, PlanError, StorageError
 from tests.support.reporting import event, line, resolved_recipe, write_lines, write_run
 

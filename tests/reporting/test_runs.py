@@ -7,7 +7,7 @@ import socket
 import pytest
 
 import hlat
-from hlat.reporting.status import read_status
+from hlat.reporting.run_status import read_status
 from hlat.runtime.errors import DataError
 from tests.support.commands import hlat as command
 from tests.support.reporting import event, line, resolved_recipe, write_run

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from hlat.config import BatchSchedule
-from hlat.config.sections.recovery import AnomalyConfig
+from hlat.config.sections.operation import AnomalyConfig
 from hlat.resilience import AnomalyPolicy
 from hlat.resilience.anomalies import center_and_scale
 from hlat.runtime.errors import CheckpointError

@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch import nn
 
-from hlat.checkpoint.format.tensor_chunks import replicated_chunks
-from hlat.checkpoint.protocol.manifest import verify_checkpoint
+from hlat.checkpoint.format.tensor_files import replicated_chunks
+from hlat.checkpoint.protocol.reader import verify_checkpoint
 from hlat.checkpoint.protocol.store import CheckpointStore
 from hlat.config import BatchSchedule
-from hlat.config.sections.recovery import FaultConfig
+from hlat.config.sections.operation import FaultConfig
 from hlat.model import LocalParameter
-from hlat.model.derived.parameter_layout import RowLayout
+from hlat.model.parameter_layout import RowLayout
 from hlat.resilience import STORAGE_FAULTS, FaultInjector
 from hlat.resilience.fault_injection import InjectedFault
 from hlat.runtime.distributed.host_collectives import HostGroup
 from hlat.runtime.errors import StorageError
-from hlat.runtime.process.exit_codes import REQUEUE_CODE
+from hlat.runtime.process import REQUEUE_CODE
 from hlat.training.faulty_disk import FaultyDisk
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hlat.config import BatchSchedule
-from hlat.resilience.skipped_samples import SampleRange, SkippedSamples
+from hlat.resilience.anomalies import SampleRange, SkippedSamples
 
 BATCH = 8
 

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from hlat.resilience.tensor_hash import _GOLDEN, _OTHER, _WORDS, _sums, _sums_of_products, digest
+from hlat.resilience.replica_check import _GOLDEN, _OTHER, _WORDS, _digest_sums, _sums_of_products, digest
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.uint8)
 
@@ -83,5 +83,5 @@ def test_the_digest_does_not_depend_on_the_storage_offset(dtype):
 
 def test_accelerators_compute_the_same_digest():
     words, weights = bits(130 * 64, torch.int64).view(130, 64), bits(64, torch.int64, seed=1)
-    assert torch.equal(_sums_of_products(words, weights), _sums(words, weights))
+    assert torch.equal(_sums_of_products(words, weights), _digest_sums(words, weights))
     assert _sums_of_products(words[:0], weights).shape == (0,)

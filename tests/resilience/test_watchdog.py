@@ -6,7 +6,7 @@ import pytest
 
 from hlat.resilience import Watchdog
 from hlat.resilience.watchdog import FIRST_TIME
-from hlat.runtime.process.progress import ProgressRecord
+from hlat.runtime.progress import ProgressRecord
 from tests.support.resilience.readings import reading
 
 KNOWN = dict.fromkeys(("data", "forward", "backward", "reduce", "optimizer", "checkpoint"), 1.0)
@@ -17,7 +17,7 @@ def check(*beats, seconds=20.0, stopped=(), now=NOW):
     return Watchdog(seconds).check(beats, now, lambda rank: rank in stopped)
 
 
-def waits(rank, phase="reduce", step=6, location="parallel/gradient_sync.py:9 sum_over_world", since=900.0):
+def waits(rank, phase="reduce", step=6, location="parallel/data_parallel.py:9 sum_over_world", since=900.0):
     return reading(
         rank, phase=phase, step=step, since=since, alive_at=NOW, waiting=True, location=location, longest=KNOWN
     )
@@ -83,7 +83,7 @@ def test_at_equal_progress_the_rank_that_waits_elsewhere_is_blamed():
     )
     assert (
         found.ranks == [1]
-        and "parallel/tensor_parallel.py:3 hook while the others wait in parallel/gradient_sync.py" in found.why
+        and "parallel/tensor_parallel.py:3 hook while the others wait in parallel/data_parallel.py" in found.why
     )
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hlat.runtime.backend.table import backend_of
-from hlat.runtime.terminal_text import plural
+from hlat.runtime.terminal import plural
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hlat.runtime.quantities.formatting import rounded_text, short_count
+from hlat.runtime.quantities import rounded_text, short_count
 
 
 @given(value=st.floats(1e-6, 1e15), digits=st.integers(1, 5))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hlat.runtime.backend.device import choose_device
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.rank_env import RankInfo, rank_info
+from hlat.runtime.process import RankInfo, rank_info
 
 MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 

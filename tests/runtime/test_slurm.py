@@ -4,7 +4,7 @@ import pytest
 
 from hlat.runtime import slurm
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.rank_env import RankInfo, rank_info
+from hlat.runtime.process import RankInfo, rank_info
 
 TASK = {
     "SLURM_JOB_ID": "812",

@@ -6,7 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
-from hlat.runtime.terminal_text import EscapingStream, escape_controls, escape_name
+from hlat.runtime.terminal import EscapingStream, escape_controls, escape_name
 
 CODES = (*range(9), *range(11, 32), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 CONTROLS = [chr(code) for code in CODES]

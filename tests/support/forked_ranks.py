@@ -14,8 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from hlat.launch import multiprocess_launcher
-from hlat.launch.fork_launcher import ForkedWorker, launch_forked
-from hlat.launch.process_set import RankPlaces
+from hlat.launch.local_processes import ForkedWorker, RankPlaces, launch_forked
 from hlat.runtime.distributed.run_secret import RUN_SECRET_ENV
 
 

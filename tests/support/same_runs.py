@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hlat.checkpoint.format.tensor_chunks import replicated_chunks
+from hlat.checkpoint.format.tensor_files import replicated_chunks
 from hlat.checkpoint.protocol.reader import Checkpoint, open_checkpoint, resolve
 from hlat.checkpoint.protocol.store import CheckpointStore
 

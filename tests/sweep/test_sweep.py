@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hlat.config import RecipeError
-from hlat.runtime.process.exit_codes import REQUEUE_CODE
+from hlat.runtime.process import REQUEUE_CODE
 from hlat.sweep import array_script, plan_sweep
-from hlat.sweep.axes import combinations, parse_axes
+from hlat.sweep.runs import combinations, parse_axes
 
 VALUES = st.lists(st.from_regex(r"[a-z0-9][a-z0-9.e-]{0,6}", fullmatch=True), min_size=1, max_size=4, unique=True)
 

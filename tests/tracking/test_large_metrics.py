@@ -37,7 +37,7 @@ def _lines(count: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("seed", range(8))
 def test_a_table_has_the_last_line_of_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Rows are converted a few at a time; a line that goes back drops rows of parts that were converted before."""
-    monkeypatch.setattr(sys.modules["hlat.tracking.metrics_table"], "_ROWS", 3)
+    monkeypatch.setattr(sys.modules["hlat.tracking.records"], "_ROWS", 3)
     draw, step, lines = random.Random(seed), 0, []
     for _ in range(60):
         step = max(1, step + draw.choice([1, 1, 1, 2, -1, -7]))

@@ -17,9 +17,16 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from hlat.runtime.errors import StorageError
-from hlat.tracking.tensorboard import writer as writer_module
-from hlat.tracking.tensorboard.event_file import crc32c, scalars_event, start_event, version_event, write_record
-from hlat.tracking.tensorboard.writer import TensorBoard, scalars
+from hlat.tracking import tensorboard as writer_module
+from hlat.tracking.tensorboard import (
+    TensorBoard,
+    crc32c,
+    scalars,
+    scalars_event,
+    start_event,
+    version_event,
+    write_record,
+)
 
 LINE = {
     "step": 10,
@@ -75,7 +82,7 @@ def test_files_are_written_without_tensorboard_and_protobuf(tmp_path: Path) -> N
 import sys
 from pathlib import Path
 sys.modules.update(dict.fromkeys(("tensorboard", "google", "google.protobuf", "grpc", "tensorflow")))
-from hlat.tracking.tensorboard.writer import TensorBoard
+from hlat.tracking.tensorboard import TensorBoard
 TensorBoard(Path(sys.argv[1]), start_step=0).log({"step": 3, "loss": 0.5})
 """
     done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=False)

@@ -13,14 +13,12 @@ import pytest
 from rich.cells import cell_len
 
 from hlat.config import BatchSchedule
-from hlat.config.sections.tracking import TrackingConfig
+from hlat.config.sections.operation import TrackingConfig
 from hlat.runtime.errors import StorageError
 from hlat.tracking import EventLog, open_tracker, read_events, read_metrics
-from hlat.tracking.display.console import PlainConsole, ProgressBarConsole, SilentConsole, make_console
-from hlat.tracking.display.data_progress import DataProgress
-from hlat.tracking.display.start_display import StageLines
-from hlat.tracking.eta import Eta
-from hlat.tracking.metrics_text import duration, rate, size
+from hlat.tracking.console import PlainConsole, ProgressBarConsole, SilentConsole, duration, make_console, rate, size
+from hlat.tracking.progress import DataProgress, StageLines
+from hlat.tracking.tracker import Eta
 from tests.support.terminal import Screen
 
 PLAIN = TrackingConfig(console="plain", tensorboard=False)

@@ -8,7 +8,7 @@ from hlat.checkpoint.protocol.reader import resolve
 from hlat.runtime.distributed.host_collectives import HostGroup
 from hlat.runtime.errors import StateLostError
 from hlat.runtime.storage.run_folder import EarlierAttempt
-from hlat.training.newest_saved import DamagedCheckpoint, check_nothing_lost
+from hlat.training.run_state import DamagedCheckpoint, check_nothing_lost
 
 
 def left(saved):

@@ -16,9 +16,10 @@ from hlat.runtime.distributed.host_collectives import HostGroup
 from hlat.runtime.distributed.join import Runtime
 from hlat.runtime.errors import CheckpointError
 from hlat.runtime.storage.run_folder import hold_run_folder
-from hlat.training import precision, run
-from hlat.training.process.lock import run_lock
+from hlat.training import numerics as precision
+from hlat.training import run
 from hlat.training.run_state import RunState, build_run_state
+from hlat.training.start import run_lock
 from tests.support.same_runs import assert_same_state
 
 ON_A_CPU = ("fp32", "mixed", "bf16-sr", "bf16", "bf16-kahan")

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from hlat.checkpoint.protocol.reader import open_checkpoint, resolve
-from hlat.training.process.lock import run_lock
+from hlat.training.start import run_lock
 from tests.support.commands import StartedCommand
 
 TIMINGS = {"tokens_per_second", "mfu", "mfu_full", "memory_bytes", "seconds"}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import hlat.config
 import hlat.training  # noqa: F401  (defines further errors)
 from hlat.runtime.errors import HlatError
-from hlat.runtime.process.exit_codes import REQUEUE_CODE, STOP_SIGNALS, stop_exit_code
+from hlat.runtime.process import REQUEUE_CODE, STOP_SIGNALS, stop_exit_code
 
 
 def exit_codes() -> dict[int, list[str]]:

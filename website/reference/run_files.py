@@ -1,6 +1,6 @@
 """Pages of what a run records: metrics of its steps, and events.
 
-docstring of hlat.tracking.metrics, families of the metrics server --metrics_page--> Markdown
+docstring of hlat.tracking.records, families of the metrics server --metrics_page--> Markdown
 calls in src/hlat that record an event: name, fields, module       --events_page-->  Markdown
 """
 
@@ -8,12 +8,11 @@ import ast
 from collections import defaultdict
 from pathlib import Path
 
-import hlat.tracking.metrics
-from hlat.launch.metrics_server.families import metric_families
-from hlat.launch.metrics_server.run_observer import ObservedRun, RunObservation
-from hlat.tracking.json_console import _LEVELS
+import hlat.tracking.records
+from hlat.launch.metrics_server import ObservedRun, RunObservation, metric_families
+from hlat.tracking.console import _LEVELS
 
-SOURCE = Path(hlat.tracking.metrics.__file__).parents[1]
+SOURCE = Path(hlat.tracking.records.__file__).parents[1]
 RECORDERS = {"event", "_report", "TrackerNote", "TierEvent", "_add_event"}
 """Functions and classes whose first argument is the name of an event."""
 OTHER_FILES = {"open", "sample"}  # notes between processes; records of samples.jsonl
@@ -53,8 +52,8 @@ def events_page() -> str:
 
 
 def metrics_table() -> str:
-    """Return the table of metrics.jsonl: the docstring of ``hlat.tracking.metrics.Metrics``."""
-    tree = ast.parse(Path(hlat.tracking.metrics.__file__).read_text(encoding="utf-8"))
+    """Return the table of metrics.jsonl: the docstring of ``hlat.tracking.records.Metrics``."""
+    tree = ast.parse(Path(hlat.tracking.records.__file__).read_text(encoding="utf-8"))
     texts = [
         node.value.value for node in tree.body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     ]

@@ -8,13 +8,11 @@ from typing import Any
 
 import torch
 
-from hlat.evaluation.batch_generation.generator import BatchGenerator
-from hlat.evaluation.batch_generation.requests import GenerationRequest, plan_generation
 from hlat.evaluation.fast_decoding import prepare_to_generate
+from hlat.evaluation.generation import BatchGenerator, GenerationRequest, plan_generation
 from hlat.evaluation.generation import generate as generate_one
 from hlat.evaluation.sampling import Sampling
-from hlat.evaluation.scoring.requests import ScoreRequest
-from hlat.evaluation.scoring.scorer import score_all
+from hlat.evaluation.scoring import ScoreRequest, score_all
 from hlat.model import build
 from hlat.parallel import ForwardModel
 from hlat.runtime.backend.device import configure_numerics, synchronize

@@ -23,8 +23,8 @@ _ATTENTION = 8 * 2.0**-9  # scores, probabilities, their gradients and those of 
 
 def run(context: Context) -> None:
     """Check every kernel; first of all, that it is tried: without a compiler torch would be compared with itself."""
-    from hlat.model.kernels.choice import describe_kernels
-    from hlat.optim.adamw_bf16 import kernel_for
+    from hlat.model.kernels.operations import describe_kernels
+    from hlat.optim.adamw import kernel_for
 
     device = torch.device(context.device)
     tried = [describe_kernels(device), kernel_for(device).__module__]
@@ -63,8 +63,7 @@ def adamw(context: Context) -> None:
 
 def operands(rounding: str, gradient: torch.dtype, lines: int, length: int) -> Any:
     """Return operands of AdamW with any bits, the same in each call: every exponent, infinities and NaN too."""
-    from hlat.optim.adamw_reference import Operands
-    from hlat.optim.element_addresses import ElementAddresses
+    from hlat.optim.adamw_reference import ElementAddresses, Operands
 
     generator = torch.Generator().manual_seed(lines + length)
 
@@ -90,7 +89,7 @@ def _bits(written: Any) -> list[torch.Tensor]:
 
 def _update(context: Context) -> Callable[..., None] | None:
     """Return the update to try: the device's; on a CPU that of CUDA in Triton's interpreter, if it is installed."""
-    from hlat.optim.adamw_bf16 import kernel_for
+    from hlat.optim.adamw import kernel_for
 
     if context.device != "cpu" or os.environ.get("TRITON_INTERPRET") != "1":
         return kernel_for(torch.device(context.device))
@@ -120,7 +119,7 @@ def adamw_rate(context: Context) -> None:
         context.skip("adamw_rate", "Triton's interpreter has no rate")
         return
     from hlat.optim import adamw_reference as reference
-    from hlat.optim.element_addresses import ElementAddresses
+    from hlat.optim.adamw_reference import ElementAddresses
 
     rows, columns = (64, 64) if context.tiny else (32768, 8192)
     device = device_of(context.device)
@@ -274,7 +273,7 @@ def _flex_on_cpu(first: torch.Tensor, offsets: torch.Tensor, keys: int) -> Calla
 
     from torch.nn.attention import flex_attention as module
 
-    from hlat.model.document_mask import block_mask
+    from hlat.model.document_attention import block_mask
 
     blocks = block_mask(first, offsets, keys)
 

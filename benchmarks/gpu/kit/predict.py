@@ -8,8 +8,8 @@ from typing import Any
 import hlat
 from hlat.config import Recipe
 from hlat.hardware import load_catalog, parse_cluster
-from hlat.model.derived.counts import count_parameters, flops_per_token
-from hlat.rehearsal.planned_step import plan_step
+from hlat.model.counts import count_parameters, flops_per_token
+from hlat.rehearsal.plan import plan_step
 from kit.child import Context
 from kit.shapes import case_recipe, recipe
 

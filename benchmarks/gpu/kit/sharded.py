@@ -57,7 +57,7 @@ def one_rank_mesh(context: Context) -> Iterator[Any]:
     """Join a group of one rank for the block; yield hlat's process groups, with a mesh of one shard."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    from hlat.parallel.mesh.process_groups import SINGLE_PROCESS
+    from hlat.parallel.process_groups import SINGLE_PROCESS
 
     library = backend_of(context.device).collectives
     assert library is not None, "torch has collectives for these devices"

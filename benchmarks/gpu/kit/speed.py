@@ -12,7 +12,7 @@ import torch
 from hlat.config import Recipe
 from hlat.hardware import peak_flops
 from hlat.model import attention_kernel, recipe_heads
-from hlat.model.derived.counts import flops_per_token
+from hlat.model.counts import flops_per_token
 from hlat.precision import MODES
 from kit import nvidia_smi
 from kit.child import Context
@@ -116,7 +116,7 @@ def profiled(trainer: Trainer) -> dict[str, Any]:
     """Profile one step: seconds of the slowest kernels, and by kind of work as ``hlat train --profile`` sorts them."""
     from torch.profiler import profile
 
-    from hlat.training.process.profile import kind_of
+    from hlat.training.process import kind_of
 
     try:
         with profile() as running:

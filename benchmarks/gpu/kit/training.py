@@ -92,7 +92,7 @@ class Trainer:
 
     def digest(self) -> str:
         """Return a digest of the bits of all weights, the same on every device."""
-        from hlat.resilience.tensor_hash import digest
+        from hlat.resilience.replica_check import digest
 
         return "-".join(f"{int(digest(each.tensor.detach())) & 0xFFFF_FFFF_FFFF_FFFF:x}" for each in self._held())
 

@@ -10,8 +10,13 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from hlat.planner.problem.families import CHIP_FAMILIES
-from hlat.planner.problem.workload import FLASH_ATTENTION_1, FLASH_ATTENTION_2, FLASH_ATTENTION_3, MATERIALIZED_SCORES
+from hlat.planner.problem.workload import (
+    CHIP_FAMILIES,
+    FLASH_ATTENTION_1,
+    FLASH_ATTENTION_2,
+    FLASH_ATTENTION_3,
+    MATERIALIZED_SCORES,
+)
 from published_runs.reader.reading import Reading
 from published_runs.reader.texts import has_word, lower
 

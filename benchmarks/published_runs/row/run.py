@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hlat.hardware import Catalog
-from hlat.planner.problem.families import CHIP_FAMILIES, borrowed_constants
-from hlat.planner.problem.workload import WorkloadColumns
+from hlat.planner.problem.workload import CHIP_FAMILIES, WorkloadColumns, borrowed_constants
 from published_runs.counted_memory import OTHER_GIB, counted_bytes
 from published_runs.program import RunWorkload
 from published_runs.reader import (

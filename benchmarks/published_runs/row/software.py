@@ -6,8 +6,7 @@ RowColumns, framework, chip, schedule -> attention kernel, compiler, precision -
 import re
 from dataclasses import replace
 
-from hlat.planner.problem.families import CHIP_FAMILIES
-from hlat.planner.problem.workload import FUSED_LOSS_BYTES, MATERIALIZED_SCORES
+from hlat.planner.problem.workload import CHIP_FAMILIES, FUSED_LOSS_BYTES, MATERIALIZED_SCORES
 from published_runs.program import COMPOSED_LOSS_BYTES, RunSoftware
 from published_runs.reader import (
     Framework,

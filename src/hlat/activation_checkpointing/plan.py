@@ -1,18 +1,190 @@
 """Activation plan: the steps that each block of a rank recomputes, and the bytes that it saves.
 
-recipe, model shard, world size -> workload of the rank, passes in flight -> candidate policies -> ActivationPlan
+    recipe, model shard, world size -> workload of the rank
+    schedule, rank, micro-batches --passes_in_flight--> forward passes that wait for their backward pass
+    sizes of the rank, step --RecomputeCosts--> FLOPs, or their equivalent in time
+    candidate policies, each with bytes saved and cost --cheapest, budget--> a policy for every block -> ActivationPlan
+
+The schedules are those of ``torch.distributed.pipelining``; tests compare the passes in flight with torch's order.
+
+The cost of a step is the FLOPs of its matrix products + bytes of memory traffic x 300 + bytes over links x 2,000. The
+factors are the balance of a machine: an H100 has 989 TFLOP/s in bf16, 3.35 TB/s of memory bandwidth and NVLink with
+450 GB/s in each direction (NVIDIA's data sheet), hence 295 and 2,200 FLOPs in the time of a byte; an A100 156 and
+1,040. They matter only for the order of choices: per byte freed in bf16, a norm or the SwiGLU product costs 600 to 900
+FLOPs, a matrix product about the model width, and attention about the sequence length.
+
+All blocks are alike. So the relaxed problem (fractions of blocks) is solved by the lower convex hull of the policies:
+all blocks use one of two neighbouring policies on the hull. With an integer number of blocks, at most one block is left
+between the two, and gets the cheapest policy that still fits. The cost exceeds the optimum by less than the difference
+of the two neighbours. Few different policies are an advantage of their own: each is compiled once.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
 
-from hlat.activation_checkpointing.budget import BlockPolicy, cheapest
-from hlat.activation_checkpointing.in_flight import passes_in_flight
-from hlat.activation_checkpointing.recompute_cost import RecomputeCosts
-from hlat.config import Fix, ParallelConfig, Problem, Recipe, RecipeError
-from hlat.model import RECOMPUTABLE, ModelShard, RankWorkload, activation_bytes, builds_masks
+from hlat.config import Fix, ModelConfig, ParallelConfig, Problem, Recipe, RecipeError
+from hlat.model import (
+    RECOMPUTABLE,
+    ModelShard,
+    RankWorkload,
+    activation_bytes,
+    attended_positions,
+    builds_masks,
+    shard_heads,
+)
+from hlat.precision import MODES
+
+
+def passes_in_flight(parallel: ParallelConfig, pipeline_rank: int, micro_batches: int) -> int:
+    """Return the maximum number of passes of a rank in flight; a split backward pass ends with its weight gradients."""
+    ranks, stages = parallel.pipeline, parallel.stages_per_rank
+    total = micro_batches * stages
+    if ranks == 1:
+        return 1
+    if parallel.schedule == "gpipe":
+        return total
+    if parallel.schedule == "1f1b":
+        return min(total, ranks - pipeline_rank)  # Narayanan et al. 2021, section 2.2
+    if parallel.schedule == "zbv":
+        return min(total, 2 * ranks)  # Qi et al. 2024: the memory of 1f1b; each stage has half of a rank's layers
+    per_round = micro_batches // max(1, micro_batches // ranks)
+    earlier = (stages - 1) * per_round
+    if parallel.schedule == "interleaved-1f1b":
+        return min(total, earlier + 2 * (ranks - 1 - pipeline_rank) + 1)
+    # interleaved-zero-bubble: fewer passes before the first backward pass, weight gradients `rank` passes later.
+    return min(total, earlier + ranks)
+
+
+_FLOPS_PER_MEMORY_BYTE = 300.0
+_FLOPS_PER_LINK_BYTE = 2000.0
+
+
+@dataclass(frozen=True)
+class RecomputeCosts:
+    """Recomputation costs of one micro-batch in one block on a rank; see ``activation_bytes`` for the attributes."""
+
+    config: ModelConfig
+    batch: int
+    sequence_length: int
+    mode: str
+    workload: RankWorkload
+
+    def by_name(self) -> dict[str, float]:
+        """Return the cost of each name of ``hlat.model.spec.RECOMPUTABLE``, in FLOPs or their equivalent."""
+        config, shard = self.config, self.workload.shard
+        here, inner = shard_heads(config, shard), config.intermediate_size // shard.tensor_count
+        width, heads = config.hidden_size, here.queries * config.n_head_dim
+        keys_and_values = 2 * here.kvs * config.n_head_dim
+        entering = self._pointwise(2 * width) / self._shards + self._link(width if self._shards > 1 else 0)
+        gathered = keys_and_values * self.workload.context if self.workload.context > 1 else 0
+        attended = attended_positions(config, self.sequence_length)
+        attention = 2.0 * self._tokens * heads * 2 * attended + self._link(gathered)
+        # An all-reduce sends each element twice, a reduce-scatter once.
+        summed = 0 if shard.has_full_layers else width if self.workload.sequence else 2 * width
+        adding = self._pointwise(3 * width) / self._shards + self._link(summed)
+        return {
+            "attention_input": entering,
+            "qkv": self._product(width, heads + keys_and_values) + self._pointwise(2 * (heads + keys_and_values)),
+            "attention_log_sum": attention,
+            "attention_output": attention,
+            "residual": self._product(heads, width) + adding,
+            "feed_forward_input": entering,
+            "gate_up": self._product(width, 2 * inner),
+            "inner": self._pointwise(3 * inner),
+            "down_weight_copy": self._cast(inner * width),
+        }
+
+    @property
+    def _tokens(self) -> int:
+        return self.batch * self.sequence_length // self.workload.context
+
+    @property
+    def _shards(self) -> int:
+        return self.workload.shard.tensor_count if self.workload.sequence else 1
+
+    def _product(self, width: int, rows: int) -> float:
+        return 2.0 * self._tokens * width * rows + self._cast(width * rows)
+
+    def _cast(self, elements: int) -> float:
+        """Cost of casting weights to the dtype of the activations; 0 if they are stored in it."""
+        mode = MODES[self.mode]
+        if mode.weights == mode.compute or not self.workload.weight_copies:
+            return 0.0
+        return _FLOPS_PER_MEMORY_BYTE * elements * (mode.weights.itemsize + mode.compute.itemsize)
+
+    def _pointwise(self, per_token: int) -> float:
+        return _FLOPS_PER_MEMORY_BYTE * self._tokens * per_token * MODES[self.mode].compute.itemsize
+
+    def _link(self, per_token: int) -> float:
+        return _FLOPS_PER_LINK_BYTE * self._tokens * per_token * MODES[self.mode].compute.itemsize
+
+
+@dataclass(frozen=True)
+class BlockPolicy:
+    """A candidate activation checkpointing policy of a block.
+
+    Attributes:
+        recomputed: names of ``hlat.model.spec.RECOMPUTABLE``.
+        saved: bytes of activations saved by the block.
+        cost: cost of the recomputation; 0 for none.
+    """
+
+    recomputed: frozenset[str]
+    saved: int
+    cost: float
+
+
+def cheapest(policies: Sequence[BlockPolicy], blocks: int, budget: int) -> list[BlockPolicy] | None:
+    """Choose a policy for each block, those that save least first: they recompute when later blocks are freed already.
+
+    The cost exceeds the minimum by less than the difference of two neighbouring policies on the hull; with one block it
+    is the minimum.
+
+    Args:
+        policies: candidate policies, at least one.
+        blocks: number of blocks, at least one.
+        budget: bytes for all blocks together.
+
+    Returns:
+        One policy per block; None if nothing fits.
+    """
+    hull = _lower_hull(policies)
+    smaller = max(
+        (policy for policy in hull if policy.saved * blocks <= budget), key=lambda policy: policy.saved, default=None
+    )
+    if smaller is None:
+        return None
+    above = [policy for policy in hull if policy.saved > smaller.saved]
+    if not above:
+        return [smaller] * blocks
+    larger = above[0]
+    many = (budget - smaller.saved * blocks) // (larger.saved - smaller.saved)
+    remaining = budget - smaller.saved * (blocks - many - 1) - larger.saved * many
+    between = min(
+        (policy for policy in policies if policy.saved <= remaining), key=lambda policy: (policy.cost, policy.saved)
+    )
+    return sorted([smaller] * (blocks - many - 1) + [between] + [larger] * many, key=lambda policy: policy.saved)
+
+
+def _lower_hull(policies: Sequence[BlockPolicy]) -> list[BlockPolicy]:
+    """Return the lower convex hull of cost over bytes, from the fewest bytes to the lowest cost."""
+    hull: list[BlockPolicy] = []
+    for policy in sorted(policies, key=lambda policy: (policy.saved, policy.cost)):
+        if hull and policy.cost >= hull[-1].cost:
+            continue
+        while len(hull) > 1 and _above(hull[-2], hull[-1], policy):
+            hull.pop()
+        hull.append(policy)
+    return hull
+
+
+def _above(left: BlockPolicy, middle: BlockPolicy, right: BlockPolicy) -> bool:
+    """Return True if a point lies on or above the line between its neighbours."""
+    by_middle = (middle.cost - left.cost) * (right.saved - left.saved)
+    return by_middle >= (right.cost - left.cost) * (middle.saved - left.saved)
+
 
 _GIB = 1 << 30
 

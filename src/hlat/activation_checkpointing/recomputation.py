@@ -1,4 +1,11 @@
-"""Recomputation in eager mode: a block's forward pass, of which chosen steps run again in backward.
+"""Apply activation checkpointing to a model: save fewer activations, recompute them in backward (Chen et al. 2016).
+
+    none       everything that backward needs is saved
+    selective  core attention and the SwiGLU product are recomputed (HLAT; Korthikanti et al. 2022, section 5)
+    full       only the input of each block is saved
+    budget     the cheapest choice of tensors, block by block, that fits into a memory budget (``plan.py``)
+
+In eager mode a block's forward pass is a chain of steps, of which the chosen ones run again in backward:
 
     x -> attention_input -> qkv -> attention_output -> residual -> feed_forward_input -> gate_up -> inner -> down
            norm, gather    product   core attention   product, +      norm, gather        product   SwiGLU   product, +
@@ -32,7 +39,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from hlat.activation_checkpointing.compiled import contexts
-from hlat.model import DecoderBlock, DocumentMask, LayerCache
+from hlat.activation_checkpointing.plan import ActivationPlan
+from hlat.model import Decoder, DecoderBlock, DocumentMask, LayerCache
 
 RopeTables = tuple[torch.Tensor, torch.Tensor]
 
@@ -329,3 +337,31 @@ def _run_pre_hooks(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     for hook in module._forward_pre_hooks.values():
         (x,) = hook(module, (x,))
     return x
+
+
+def checkpoint_activations(model: Decoder, plan: ActivationPlan, compile_backend: str = "inductor") -> None:
+    """Make the blocks of a model or pipeline stage recompute what the plan says.
+
+    The forward method is wrapped, not the module: hooks around a block (gathering sharded weights) run once, those
+    inside (collectives of tensor parallelism) run again with the step that they belong to. No parameter name changes.
+
+    Args:
+        model: model or pipeline stage.
+        plan: what its blocks recompute.
+        compile_backend: compiler of blocks that are compiled.
+    """
+    last = LastRecomputed()
+    for block, recomputed in zip(model.blocks(), plan.recomputed, strict=True):
+        if recomputed:
+            forward = _recomputing_forward(block, recomputed, last, compile_backend)
+            block.forward = forward  # type: ignore[method-assign]
+
+
+def _recomputing_forward(
+    block: DecoderBlock, recomputed: frozenset[str], last: LastRecomputed, compile_backend: str
+) -> Callable[..., torch.Tensor]:
+    forward: Callable[..., torch.Tensor] = RecomputingForward(block, recomputed, last)
+    # If the block is compiled, compile the wrapper: block and recomputation are one graph.
+    if not hasattr(block.forward, "_torchdynamo_orig_callable"):
+        return forward
+    return torch.compile(forward, dynamic=False, backend=compile_backend)

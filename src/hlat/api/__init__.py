@@ -18,22 +18,22 @@ from typing import TYPE_CHECKING
 from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
+    from hlat.api.checkpoints import average as average
     from hlat.api.checkpoints import evaluate as evaluate
     from hlat.api.checkpoints import evaluate_tasks as evaluate_tasks
+    from hlat.api.checkpoints import export as export
     from hlat.api.checkpoints import generate as generate
+    from hlat.api.checkpoints import import_model as import_model
     from hlat.api.checkpoints import load_model as load_model
     from hlat.api.checkpoints import watch as watch
-    from hlat.api.compilation import compile_cache as compile_cache
-    from hlat.api.compilation import unpack_cache as unpack_cache
+    from hlat.api.hosts import doctor as doctor
     from hlat.api.hosts import launch_local as launch_local
-    from hlat.api.models import average as average
-    from hlat.api.models import export as export
-    from hlat.api.models import import_model as import_model
+    from hlat.api.hosts import submit_kubernetes as submit_kubernetes
+    from hlat.api.hosts import submit_slurm as submit_slurm
     from hlat.api.planning import choose_cluster as choose_cluster
     from hlat.api.planning import choose_model_size as choose_model_size
     from hlat.api.planning import compare_plans as compare_plans
     from hlat.api.planning import plan as plan
-    from hlat.api.preflight import doctor as doctor
     from hlat.api.recipes import draft_recipe as draft_recipe
     from hlat.api.recipes import load_recipe as load_recipe
     from hlat.api.records import compare_runs as compare_runs
@@ -41,25 +41,21 @@ if TYPE_CHECKING:
     from hlat.api.records import report as report
     from hlat.api.records import runs as runs
     from hlat.api.records import show_run as show_run
-    from hlat.api.submission import submit_kubernetes as submit_kubernetes
-    from hlat.api.submission import submit_slurm as submit_slurm
     from hlat.api.training import TrainingResult as TrainingResult
+    from hlat.api.training import compile_cache as compile_cache
     from hlat.api.training import rehearse as rehearse
     from hlat.api.training import train as train
+    from hlat.api.training import unpack_cache as unpack_cache
 
 __getattr__ = lazily(
     __name__,
     {
-        "checkpoints": "evaluate evaluate_tasks generate load_model watch",
-        "compilation": "compile_cache unpack_cache",
-        "hosts": "launch_local",
-        "models": "average export import_model",
+        "checkpoints": "average evaluate evaluate_tasks export generate import_model load_model watch",
+        "hosts": "doctor launch_local submit_kubernetes submit_slurm",
         "planning": "choose_cluster choose_model_size compare_plans plan",
-        "preflight": "doctor",
         "recipes": "draft_recipe load_recipe",
         "records": "compare_runs metrics report runs show_run",
-        "submission": "submit_kubernetes submit_slurm",
-        "training": "TrainingResult rehearse train",
+        "training": "TrainingResult compile_cache rehearse train unpack_cache",
     },
 )
 

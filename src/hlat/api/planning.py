@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hlat.api.arguments import checks_arguments
+from hlat.api.recipes import checks_arguments
 
 if TYPE_CHECKING:
     from hlat.hardware import Catalog, Cluster, PriceKind

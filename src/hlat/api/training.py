@@ -1,19 +1,30 @@
-"""Training and rehearsal of recipes."""
+"""Training, rehearsal and compilation of recipes, in this process or in others.
+
+    train          recipe -> this process, or supervised ones on this host or several -> TrainingResult
+    rehearse       recipe -> a step of some ranks, on tensors that take no memory -> Rehearsal
+    compile_cache  recipe -> processes as those of the run -> cache of this machine, archive
+    unpack_cache   archive -> cache of this machine
+
+What computing changes in this process is put back at the end (``restored``). A failure of another process is an error
+of its class here (``outcome_error``).
+"""
 
 import logging
-from collections.abc import Callable, Sequence
+import os
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hlat.api.arguments import checks_arguments
-from hlat.api.outcomes import outcome_error
-from hlat.api.recipes import Overrides, recipe_job
+from hlat.api.recipes import Overrides, checks_arguments, recipe_job
 from hlat.api.records import metrics
-from hlat.api.settings import restored
 from hlat.config import Recipe
 from hlat.launch import (
+    CompileJob,
     HostOptions,
+    ProcessesFailed,
     RunOutcome,
     SupervisionOptions,
     TrainingJob,
@@ -22,10 +33,35 @@ from hlat.launch import (
     supervise_job,
     supervise_on_hosts,
 )
-from hlat.runtime.errors import LaunchError, error_class
+from hlat.runtime.errors import HlatError, LaunchError, error_class
 
 if TYPE_CHECKING:
+    from hlat.compilation import CompiledCache
     from hlat.rehearsal import RankReport, Rehearsal
+
+
+@contextmanager
+def restored() -> Iterator[None]:
+    """Restore the settings of the process and its random generators at the end of the block."""
+    python_state = random.getstate()  # first: modules that are imported now may draw a number
+    from hlat.runtime.backend.device import restored_settings
+    from hlat.runtime.randomness import rng_state, set_rng_state
+
+    state = rng_state()
+    try:
+        with restored_settings():
+            yield
+    finally:
+        set_rng_state(state)
+        random.setstate(python_state)
+
+
+def outcome_error(outcome: RunOutcome) -> HlatError:
+    """Make the error of a run in other processes: of the class that ended its first failing process."""
+    report = outcome.cause.report if outcome.cause is not None else None
+    kind = error_class(report.error if report is not None else "", outcome.exit_code)
+    return kind(outcome.message)
+
 
 _LOG = logging.getLogger("hlat")
 _FAILURES = range(1, 64)  # exit codes of errors; those of stops are 75, or 128 and the number of the signal
@@ -168,7 +204,7 @@ def rehearse(
 
 
 def _train_here(job: TrainingJob) -> TrainingResult:
-    from hlat.runtime.rank_env import rank_info
+    from hlat.runtime.process import rank_info
     from hlat.tracking import LogStream
 
     with restored(), LogStream(_LOG) as stream:
@@ -225,3 +261,60 @@ def _result(recipe: Recipe, step: int, reason: str, checkpoint: Path | None) -> 
         checkpoint,
         recipe.run_dir,
     )
+
+
+@checks_arguments
+def compile_cache(
+    recipe: Recipe | str | Path, overrides: Overrides = (), *, nproc: int = 1, out: str | Path | None = None
+) -> "CompiledCache":
+    """Compile the code of a run before it starts, in processes of their own, and fill the cache of this machine.
+
+    Args:
+        recipe: a recipe, a recipe file, or the name of a shipped recipe.
+        overrides: changes of the recipe, if it is a file or a name.
+        nproc: processes of the run on this machine.
+        out: archive to write, for other machines like this one; None for none.
+
+    Returns:
+        ``files``, ``size`` in bytes, ``versions`` that the code depends on, ``device_type``, ``world``, ``archive``.
+
+    Raises:
+        RecipeError: the recipe has problems, or does not fit the number of processes.
+        LaunchError: the run compiles nothing, or cannot run here.
+        StorageError: the cache or the archive cannot be written.
+    """
+    refuse_worker(nproc)
+    with restored(), recipe_job(recipe, overrides) as job:
+        if nproc == 1:  # as in ``train``, which computes in this process
+            import torch
+
+            os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
+        try:
+            return CompileJob(job.recipe, job.overrides).fill(nproc, _path(out), show=_LOG.info)
+        except ProcessesFailed as failed:
+            raise outcome_error(failed.outcome) from failed
+
+
+@checks_arguments
+def unpack_cache(recipe: Recipe | str | Path, archive: str | Path, overrides: Overrides = ()) -> "CompiledCache":
+    """Fill the cache of this machine from an archive of ``compile_cache``.
+
+    The whole archive is checked before any file is placed. Compilers load code from their cache: unpack only archives
+    of people whose programs you would run.
+
+    Args:
+        recipe: as for ``compile_cache``; it names the device and the folder of the cache.
+        archive: the archive.
+        overrides: as for ``compile_cache``.
+
+    Raises:
+        RecipeError: the recipe has problems.
+        LaunchError: the archive is damaged, or for other devices or versions of compilers.
+        StorageError: it cannot be read, or the cache cannot be written.
+    """
+    with restored(), recipe_job(recipe, overrides) as job:
+        return CompileJob(job.recipe, job.overrides).unpack(Path(archive))
+
+
+def _path(name: str | Path | None) -> Path | None:
+    return None if name is None else Path(name)

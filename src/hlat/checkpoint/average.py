@@ -20,17 +20,14 @@ from typing import Any
 
 import torch
 
-from hlat.checkpoint.export import model_config, weights_prefix
 from hlat.checkpoint.format.filesystem import NEW_FOLDER_REMEDY, Disk, check_new_folder
-from hlat.checkpoint.format.partial_read import Region
-from hlat.checkpoint.format.tensor_chunks import ComputedChunk
+from hlat.checkpoint.format.tensor_files import ComputedChunk, Region
 from hlat.checkpoint.inventory import find_checkpoints_folder, list_checkpoints
 from hlat.checkpoint.protocol.commit import CheckpointContent, commit
-from hlat.checkpoint.protocol.manifest import MANIFEST_NAME, hash_file
-from hlat.checkpoint.protocol.reader import Checkpoint, open_checkpoint, resolve
-from hlat.checkpoint.resume_check import software_versions
+from hlat.checkpoint.protocol.reader import MANIFEST_NAME, Checkpoint, hash_file, open_checkpoint, resolve
+from hlat.checkpoint.saved_run import differing_tokenizers, software_versions, stored_tokenizer_files
 from hlat.checkpoint.state import MODEL
-from hlat.checkpoint.tokenizer import differing_tokenizers, stored_tokenizer_files
+from hlat.checkpoint.stored_model import model_config, weights_prefix
 from hlat.config import ARCHITECTURES, ModelConfig
 from hlat.runtime.errors import CheckpointError
 

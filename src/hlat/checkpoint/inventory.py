@@ -1,29 +1,44 @@
-"""List the checkpoints in a folder, and the tensors of one checkpoint. Nothing is changed, and no tensor is read.
+"""List and verify the checkpoints in a folder or in an object store. Nothing is changed, and no tensor is read to list.
 
-path given by a user --find_checkpoints_folder--> folder --list_checkpoints--> entries, oldest first
-path given by a user --open_unverified--> checkpoint --group_tensors--> its tensors by kind
+    path given by a user --find_checkpoints_folder--> folder --list_checkpoints--> entries, oldest first
+    path given by a user --open_unverified--> checkpoint --group_tensors--> its tensors by kind
 
-The small files are compared with their checksums: manifest, metadata and index. A run that is training may remove
-checkpoints meanwhile.
+    client --list_remote_folders--> step -> names in its folder
+    client, step --read_remote_manifest--> marker, manifest --verify_remote--> every byte compared
+    URL of a prefix, or of one checkpoint below it --RemotePrefix--> entries | problems of a step | tensors by kind
+
+To list, the small files are compared with their checksums: manifest, metadata and index. A run that is training may
+remove checkpoints meanwhile.
 """
 
+import hashlib
 from collections import Counter
+from collections.abc import Mapping, Set
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
 
+from hlat.checkpoint.format.filesystem import FileRecord
+from hlat.checkpoint.object_store import ObjectStoreClient
 from hlat.checkpoint.protocol.commit import REPLACED_PREFIX, TRASH_PREFIX
-from hlat.checkpoint.protocol.manifest import (
+from hlat.checkpoint.protocol.reader import (
+    MANIFEST_NAME,
     MARKER_NAME,
     STAGING_PREFIX,
     STEP_FOLDER,
+    Checkpoint,
     CheckpointManifest,
+    check_manifest,
     hash_file,
+    open_checkpoint,
     read_manifest,
+    step_folder_name,
 )
-from hlat.checkpoint.protocol.reader import Checkpoint, open_checkpoint
 from hlat.checkpoint.protocol.store import BAD_SUFFIX
+from hlat.runtime.distributed.sendable_types import sendable
 from hlat.runtime.errors import CheckpointError, CheckpointFormatError
 
 CheckpointState = Literal["committed", "damaged", "set aside", "unfinished", "newer format"]
@@ -175,3 +190,166 @@ def group_tensors(checkpoint: Checkpoint) -> list[TensorGroup]:
         dtypes = Counter(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
         found.append(TensorGroup(group, len(names), sum(tensor.numel() for tensor in tensors), tuple(sorted(dtypes))))
     return found
+
+
+BAD_MARKER_NAME = f"{MARKER_NAME}.bad"
+"""Name that the marker of a damaged checkpoint gets; folders of an object store cannot be renamed."""
+
+TRANSFERS = 4
+"""Number of files that a process uploads or downloads concurrently."""
+
+
+@sendable
+@dataclass(frozen=True)
+class RemoteManifest:
+    """Manifest of a checkpoint in the store, with the original bytes of the manifest and of its marker."""
+
+    marker: bytes
+    text: bytes
+    manifest: CheckpointManifest
+
+
+def list_remote_folders(client: ObjectStoreClient) -> dict[int, set[str]]:
+    """List the names directly below the folder of each step, by step in ascending order.
+
+    Raises:
+        StorageError: the store does not answer, or denies the request.
+    """
+    steps = sorted(int(match[1]) for entry in client.list_names() if (match := STEP_FOLDER.fullmatch(entry)))
+    return {step: set(client.list_names(step_folder_name(step))) for step in steps}
+
+
+def committed_steps(client: ObjectStoreClient) -> list[int]:
+    """Steps with a committed checkpoint in the store, ascending. Raises StorageError as ``list_remote_folders``."""
+    return [step for step, names in list_remote_folders(client).items() if MARKER_NAME in names]
+
+
+def read_remote_manifest(client: ObjectStoreClient, step: int) -> RemoteManifest:
+    """Read the manifest of a checkpoint.
+
+    Raises:
+        CheckpointError: it is missing, invalid, of another step, or does not match the marker.
+        CheckpointFormatError: a newer version of hlat wrote it.
+        StorageError: the store does not answer, or denies the request.
+    """
+    read = {name: _remote_content(client, step, name) for name in (MARKER_NAME, MANIFEST_NAME)}
+    try:
+        manifest = check_manifest(read[MARKER_NAME], read[MANIFEST_NAME])
+    except CheckpointFormatError as error:
+        raise CheckpointFormatError(f"{client.url_of(step_folder_name(step))}: {error}") from error
+    if manifest.step != step:
+        raise CheckpointError(f"its content is of step {manifest.step}")
+    return RemoteManifest(read[MARKER_NAME], read[MANIFEST_NAME], manifest)
+
+
+def verify_remote(client: ObjectStoreClient, step: int) -> list[str]:
+    """List everything that is wrong with a checkpoint; every byte of it is read. Raises StorageError as above."""
+    try:
+        manifest = read_remote_manifest(client, step).manifest
+    except CheckpointError as error:
+        return [str(error)]
+    with ThreadPoolExecutor(TRANSFERS) as pool:
+        names = list(manifest.files)
+        found = pool.map(lambda name: client.hash_object(f"{step_folder_name(step)}/{name}"), names)
+        problems = find_differences(manifest, dict(zip(names, found, strict=True)))
+    return problems or _remote_content_problems(client, manifest)
+
+
+def _remote_content_problems(client: ObjectStoreClient, manifest: CheckpointManifest) -> list[str]:
+    """List problems of meta.json and the index, for a checkpoint whose checksums match."""
+    return manifest.content_problems(lambda name: _remote_content(client, manifest.step, name))
+
+
+def _remote_content(client: ObjectStoreClient, step: int, name: str) -> bytes:
+    content = client.read(f"{step_folder_name(step)}/{name}")
+    if content is None:
+        raise CheckpointError(f"{name} is missing")
+    return content
+
+
+def find_differences(manifest: CheckpointManifest, found: Mapping[str, FileRecord | None]) -> list[str]:
+    """List the files that differ from a manifest; a record of None stands for a missing file."""
+    problems = []
+    for name, record in found.items():
+        expected = manifest.files[name]
+        if record is None:
+            problems.append(f"{name} is missing")
+        elif record.bytes != expected.bytes:
+            problems.append(f"{name} has {record.bytes} bytes, the manifest says {expected.bytes}")
+        elif record != expected:
+            problems.append(f"{name} does not match its checksum")
+    return problems
+
+
+class RemotePrefix:
+    """The checkpoints below a URL, or the single checkpoint at a URL.
+
+    The methods raise CheckpointError if the URL cannot be used or its backend is not installed.
+
+    Args:
+        url: ``checkpoint.remote`` of a run, or the URL of a checkpoint below it.
+    """
+
+    def __init__(self, url: str) -> None:
+        parent, _, last = url.rstrip("/").rpartition("/")
+        match = STEP_FOLDER.fullmatch(last)
+        self._step = int(match[1]) if match else None
+        self._client = ObjectStoreClient(parent if match else url)
+
+    def entries(self) -> list[CheckpointEntry]:
+        """List committed, damaged, set-aside and unfinished checkpoints, by step.
+
+        Raises:
+            StorageError: the store does not answer, or denies a request.
+        """
+        folders = list_remote_folders(self._client)
+        steps = folders if self._step is None else {self._step} & folders.keys()
+        return [self._read_entry(step, folders[step]) for step in sorted(steps)]
+
+    def problems(self, step: int) -> list[str]:
+        """List everything that is wrong with a checkpoint; every byte of it is read. Raises StorageError as above."""
+        return verify_remote(self._client, step)
+
+    def newest(self) -> tuple[str, Mapping[str, Any], list[TensorGroup]]:
+        """Read the newest readable checkpoint: its URL, its metadata, and its tensors by kind.
+
+        Raises:
+            CheckpointError: there is none.
+            StorageError: the store does not answer, or denies a request.
+        """
+        entries = [entry for entry in self.entries() if entry.state == "committed"]
+        if not entries:
+            raise CheckpointError(f"{self._client.url}: no readable checkpoint there.")
+        step = entries[-1].step
+        remote = read_remote_manifest(self._client, step)
+        with TemporaryDirectory() as folder:
+            local = Path(folder)
+            (local / MARKER_NAME).write_bytes(remote.marker)
+            (local / MANIFEST_NAME).write_bytes(remote.text)
+            for name in remote.manifest.format.small_files:
+                (local / name).write_bytes(self._read_small_file(step, name, remote))
+            checkpoint = open_unverified(local)
+            return self._client.url_of(step_folder_name(step)), checkpoint.meta, group_tensors(checkpoint)
+
+    def _read_entry(self, step: int, names: Set[str]) -> CheckpointEntry:
+        url = self._client.url_of(step_folder_name(step))
+        if MARKER_NAME not in names:
+            return CheckpointEntry(url, step, "set aside" if BAD_MARKER_NAME in names else "unfinished")
+        try:
+            remote = read_remote_manifest(self._client, step)
+            meta = remote.manifest.format.read_meta(lambda name: self._read_small_file(step, name, remote))
+        except CheckpointFormatError as error:
+            return CheckpointEntry(url, step, "newer format", problem=str(error))
+        except CheckpointError as error:
+            return CheckpointEntry(url, step, "damaged", problem=str(error))
+        return CheckpointEntry(
+            url, step, "committed", sum(remote.manifest.file_bytes.values()), None, meta.get("tokens")
+        )
+
+    def _read_small_file(self, step: int, name: str, remote: RemoteManifest) -> bytes:
+        content = self._client.read(f"{step_folder_name(step)}/{name}")
+        if content is None:
+            raise CheckpointError(f"{name} is missing")
+        if hashlib.sha256(content).hexdigest() != remote.manifest.files[name].sha256:
+            raise CheckpointError(f"{name} does not match its checksum")
+        return content

@@ -18,13 +18,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from hlat.checkpoint.format.partial_read import Region
-from hlat.checkpoint.format.tensor_chunks import TensorChunk, replicated_chunks
+from hlat.checkpoint.format.tensor_files import Region, TensorChunk, replicated_chunks
 from hlat.checkpoint.protocol.reader import Checkpoint
 from hlat.config import ModelConfig
 from hlat.model import LocalParameter, RowBlock, canonical_shapes
 from hlat.optim import Optimizer
-from hlat.runtime.randomness.generator_state import rng_state, set_rng_state
+from hlat.runtime.randomness import rng_state, set_rng_state
 
 MODEL = "model."
 OPTIMIZER = "optimizer."

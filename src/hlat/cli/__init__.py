@@ -1,4 +1,4 @@
-"""The command line: one small module per verb. It parses, calls one function and prints."""
+"""The command line. A verb parses, calls one function and prints. Verbs that belong together share a module."""
 
 import os
 from collections.abc import Iterator
@@ -9,16 +9,15 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from hlat.cli import checkpoint, compile, doctor, evaluate, hardware, model, plan, recipe, rehearse, runs, start, train
-from hlat.cli.common import LOG_ENV, complain, say
-from hlat.cli.data.prepare import app as data_app
-from hlat.cli.hints import hinted, process_options
-from hlat.cli.launch import launch_app, sweep
+from hlat.cli import checkpoint, doctor, evaluate, hardware, plan, recipe, runs, start, sweep, train
+from hlat.cli.data import data_app
+from hlat.cli.launch import launch_app
+from hlat.cli.options import hinted, process_options
+from hlat.cli.terminal import LOG_ENV, complain, say
 from hlat.runtime.errors import HlatError, StorageError
-from hlat.runtime.process.exit_codes import INTERRUPTED_MESSAGE
-from hlat.runtime.process.json_output import print_json_lines
-from hlat.runtime.process.verbosity import VERBOSE_ENV
-from hlat.runtime.terminal_text import escape_controls
+from hlat.runtime.logs import print_json_lines
+from hlat.runtime.process import INTERRUPTED_MESSAGE, VERBOSE_ENV
+from hlat.runtime.terminal import escape_controls
 from hlat.runtime.urls import redact_value
 
 __all__ = ["app"]
@@ -186,7 +185,7 @@ def _options(
         print_json_lines()
 
 
-for module in (start, recipe, plan, rehearse, doctor, compile, train, sweep, runs, evaluate, model):
+for module in (start, recipe, plan, doctor, train, sweep, runs, evaluate, checkpoint):
     module.register(app)
 app.add_typer(data_app, name="data")
 app.add_typer(checkpoint.app, name="checkpoint")

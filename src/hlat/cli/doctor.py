@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlat.cli.common import complain, ready, say
+from hlat.cli.terminal import complain, ready, say
 
 if TYPE_CHECKING:
     from hlat.launch import PreflightReport

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from hlat.cli.common import CheckpointArgument, WeightsOption, complain, ready, say, whole_number
+from hlat.cli.terminal import CheckpointArgument, WeightsOption, complain, ready, say, whole_number
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.terminal_text import escape_name
+from hlat.runtime.terminal import escape_name
 
 if TYPE_CHECKING:
     from hlat.evaluation import EvaluatedCheckpoint

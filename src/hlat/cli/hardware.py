@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlat.cli.common import ready, say
-from hlat.cli.plan_options import check_outputs
-from hlat.runtime.terminal_text import plural
+from hlat.cli.options import check_outputs
+from hlat.cli.terminal import ready, say
+from hlat.runtime.terminal import plural
 
 if TYPE_CHECKING:
     from hlat.hardware import Catalog, Chip, Instance
@@ -109,7 +109,7 @@ def measure_command(
     from hlat.hardware import measure_machine
     from hlat.runtime.backend.device import choose_device
     from hlat.runtime.errors import StorageError
-    from hlat.runtime.rank_env import RankInfo
+    from hlat.runtime.process import RankInfo
 
     ready()
     if to.exists():

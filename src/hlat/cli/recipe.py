@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import hlat
-from hlat.cli.common import OverridesArgument, RecipeArgument, ready, say, show_notes
-from hlat.cli.plan_options import check_outputs
-from hlat.runtime.terminal_text import plural
+from hlat.cli.options import check_outputs
+from hlat.cli.terminal import OverridesArgument, RecipeArgument, ready, say, show_notes
+from hlat.runtime.terminal import plural
 
 if TYPE_CHECKING:
     from hlat.config import Recipe, SettingNote

@@ -1,19 +1,25 @@
-"""``hlat train``: start or resume the run of a recipe, in one process or several."""
+"""``hlat train`` and ``hlat compile``: start or resume the run of a recipe, or compile its code before it starts.
+
+train    recipe -> supervisor -> one process or several, on one host or several;  a worker -> _work -> hlat.training
+compile  recipe -> processes as those of the run -> the compilers' cache, an archive for other machines (--from)
+"""
 
 import os
 import signal
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlat.cli.common import (
+from hlat.cli.terminal import (
     LOG_ENV,
     OpeningLine,
     OverridesArgument,
     QuietOption,
     RecipeArgument,
     VerboseOption,
+    complain,
     complain_above,
     data_progress,
     opening_line,
@@ -23,22 +29,22 @@ from hlat.cli.common import (
     show_event,
     show_notes,
 )
-from hlat.runtime.compiled_code.c_library import finish_compiling
+from hlat.runtime.backend.c_library import finish_compiling
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.process.exit_codes import REQUEUE_CODE, stop_exit_code
-from hlat.runtime.process.process_status import LAUNCHER_ENV
-from hlat.runtime.process.startup_stage import enter_stage
-from hlat.runtime.process.verbosity import be_verbose
-from hlat.runtime.rank_env import rank_info
+from hlat.runtime.process import LAUNCHER_ENV, REQUEUE_CODE, be_verbose, rank_info, stop_exit_code
+from hlat.runtime.progress import enter_stage
+from hlat.runtime.terminal import plural
 
 if TYPE_CHECKING:
+    from hlat.compilation import CompiledCache
     from hlat.config import Recipe
-    from hlat.launch import TrainingJob
+    from hlat.launch import CompileJob, TrainingJob
     from hlat.training import Outcome
 
 
 def register(app: typer.Typer) -> None:
     """Add the verbs of this module."""
+    app.command("compile")(compile_recipe)
     app.command()(train)
 
 
@@ -199,3 +205,73 @@ def exit_code(outcome: "Outcome") -> int:
     if outcome.reason == "deadline":
         return REQUEUE_CODE
     return stop_exit_code(signal.Signals[outcome.reason]) if outcome.reason in signal.Signals.__members__ else 0
+
+
+def compile_recipe(
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
+    nproc: Annotated[
+        int | None, typer.Option(min=1, help="Processes of the run on this machine, as for hlat train; default: one.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Device type, as in neuron; default: run.device of the recipe.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Archive to write, for other machines like this one.")] = None,
+    source: Annotated[
+        Path | None, typer.Option("--from", help="Fill the cache from this archive instead of compiling.")
+    ] = None,
+) -> None:
+    """Compile the code of a run before it starts, for training and validation, into the compilers' cache."""
+    from hlat.launch import CompileJob, is_worker, join_slurm_job, refuse_worker
+
+    job = CompileJob(recipe, (*(overrides or ()), *(() if device is None else (f"run.device={device}",))))
+    if source is not None:
+        if out is not None or nproc is not None:
+            raise LaunchError("--from fills the cache from an archive: it takes neither --out nor --nproc.")
+        ready(works=True)
+        _say_cache(job.unpack(source), f"unpacked {source}")
+        return
+    join_slurm_job(nproc)
+    if nproc is not None and nproc > 1:
+        refuse_worker(nproc)
+    elif is_worker():
+        if out is not None:
+            raise LaunchError("--out packs what the processes of one machine compile: use --nproc N, without torchrun.")
+        _compile_here(job)
+        return
+    raise typer.Exit(_fill_cache(job, nproc or 1, out))
+
+
+def _fill_cache(job: "CompileJob", nproc: int, out: Path | None) -> int:
+    from hlat.launch import ProcessesFailed
+
+    ready(works=True)
+    try:
+        filled = job.fill(nproc, out, work=_compile_here)
+    except ProcessesFailed as failed:
+        if failed.outcome.message:
+            complain(failed.outcome.message)
+        return failed.outcome.exit_code
+    _say_cache(filled, "compiled")
+    if out is not None:
+        say(f"archive {out}; on other machines: hlat compile {job.recipe} --from {out.name}")
+    return 0
+
+
+def _compile_here(job: "CompileJob") -> None:
+    """Compile in this process."""
+    from hlat.launch import worker_context
+
+    with worker_context():
+        import hlat.compilation  # noqa: F401
+
+        # Only now: an import that an exception interrupts may raise a different one.
+        ready(hears_sigterm=True, works=True)
+        job.compile_here()
+
+
+def _say_cache(cache: "CompiledCache", what: str) -> None:
+    processes = "process" if cache.world == 1 else f"each of {cache.world} processes"
+    say(f"{what}: {plural(cache.files, 'file')}, {cache.size / 1e6:,.1f} MB, for {processes} on {cache.device_type}")
+    for name, value in cache.versions.items():
+        say(f"  {name}: {value or 'none'}")

@@ -15,18 +15,16 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from hlat.config.errors import Problem, RecipeError
+from hlat.config.errors import Problem, RecipeError, plain_content, size_problem
 from hlat.config.explanations import FIELD_LIST, dotted_path, explain, explain_none, suggestion
-from hlat.config.files.yaml_loader import apply_overrides, find_recipe, read_file
-from hlat.config.model_base import BASES, expand_model, read_hf_config
-from hlat.config.presets import PRESETS
+from hlat.config.layout_checks import Values
+from hlat.config.model_base import BASES, PRESETS, expand_model, read_hf_config
 from hlat.config.recipe import Recipe
-from hlat.config.rules.recipe_rules import broken_rules, model_problems
-from hlat.config.rules.rule_context import Values
+from hlat.config.recipe_rules import broken_rules, model_problems
 from hlat.config.sections.data import DataConfig
 from hlat.config.sections.model import ModelConfig
-from hlat.config.value_checks import plain_content, size_problem
-from hlat.runtime.quantities.parsing import QuantityError, parse_length
+from hlat.config.yaml_files import apply_overrides, find_recipe, read_file
+from hlat.runtime.quantities import QuantityError, parse_length
 from hlat.runtime.storage.hub import HubModel
 
 _NO_SECTION = ("missing", "model_type", "model_attributes_type")  # errors of a section that is not one

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from hlat.config import DataConfig, Recipe
 from hlat.data.online.prepare import prepare_online
+from hlat.data.prepare.corpus import ProgressCallback
 from hlat.data.prepare.preparation import prepare
-from hlat.data.prepare.tokenizer_and_split import ProgressCallback
 from hlat.data.prepared.prepared_folder import PreparedData, open_prepared
 
 
@@ -18,7 +18,7 @@ def prepare_recipe_data(
         recipe: the recipe.
         workers: number of tokenizing processes; None for data.workers, which defaults to one per core. Used only in
             the mode "prepared".
-        progress: see ``hlat.data.prepare.tokenizer_and_split.ProgressCallback``.
+        progress: see ``hlat.data.prepare.corpus.ProgressCallback``.
 
     Returns:
         The prepared data. In the mode "online" it has the tokenizer, the validation tokens and the block index.
@@ -43,7 +43,7 @@ def prepare_validation_sets(
     Args:
         recipe: the recipe.
         prepared: the run's data, whose tokenizer and columns the sets share.
-        progress: see ``hlat.data.prepare.tokenizer_and_split.ProgressCallback``.
+        progress: see ``hlat.data.prepare.corpus.ProgressCallback``.
 
     Raises:
         DataError: a set cannot be used, or its folder contains other data.

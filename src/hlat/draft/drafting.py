@@ -1,17 +1,31 @@
-"""Draft a recipe.
+"""Draft a recipe: numbers for a corpus, a machine and a time, as YAML with a comment at each number.
 
-corpus, machine, hours, model or none --> texts, machine, sizes --> text of a recipe --load--> checked
+    corpus, machine, hours, model or none --> Texts, Machine --choose_sizes--> Sizes
+                                          --recipe_text--> text of a recipe --load_recipe--> checked
+
+    FLOP/s x time -> C -> model and tokens of least loss -> at most 4 epochs -> batch and rate for C
+
+Sources: the size for an amount of compute, ``hlat.planner`` (Hoffmann et al. 2022, as fitted by Besiroglu et al.
+2024). Up to 4 epochs of the same text are nearly as good as new text: Muennighoff et al. 2023 (arXiv 2305.16264).
+Batch and learning rate by compute: DeepSeek LLM (arXiv 2401.02954), equation 1, fitted from 1e17 to 2e19 FLOPs and used
+outside of that range here; rates are limited to those that small models are known to bear.
 """
 
+import json
+import re
 import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-from hlat.config import PRESETS, ModelConfig, load_recipe, model_section
+from hlat.config import PRESETS, ModelConfig, load_recipe, load_yaml, model_section
 from hlat.data import Tokenizer, load_tokenizer
-from hlat.draft.document import recipe_text
-from hlat.draft.machine import look_at_machine
-from hlat.draft.sizes import choose_sizes, vocabulary_for
-from hlat.draft.texts import look_at_texts
+from hlat.draft.facts import REACHED, Machine, Texts, look_at_machine, look_at_texts
+from hlat.model import count_parameters, flops_per_token
+from hlat.planner import CHINCHILLA
+from hlat.runtime.terminal import escape_name, plural
 
 
 def draft_recipe(
@@ -44,12 +58,12 @@ def draft_recipe(
         LaunchError: there is no such device.
     """
     texts = look_at_texts(path, column)
-    given, tokenizer = _given(path, start, model)
+    given, tokenizer = _given_model(path, start, model)
     machine = look_at_machine(device)
     vocab_size = given.vocab_size if given is not None else vocabulary_for(texts.text_bytes)
     epoch = texts.tokens(vocab_size, tokenizer)
     sizes = choose_sizes(texts, epoch, machine, hours, given, trained=start is not None)
-    line = {"from": start} if start is not None else {} if model is None else {_field(model): model}
+    line = {"from": start} if start is not None else {} if model is None else {_field_of_model(model): model}
     text = recipe_text(name, texts, machine, sizes, line, hours)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "recipe.yaml"
@@ -58,7 +72,7 @@ def draft_recipe(
     return text
 
 
-def _given(path: str, start: str | None, model: str | None) -> tuple[ModelConfig | None, Tokenizer | None]:
+def _given_model(path: str, start: str | None, model: str | None) -> tuple[ModelConfig | None, Tokenizer | None]:
     """The model that is given, and its tokenizer; None for what is to be made."""
     if start is None:
         return (None if model is None else model_section(model)), None
@@ -70,5 +84,277 @@ def _given(path: str, start: str | None, model: str | None) -> tuple[ModelConfig
     return found.model, None if tokenizer.path is None else load_tokenizer(tokenizer.path, tokenizer.eos_token)
 
 
-def _field(model: str) -> str:
+def _field_of_model(model: str) -> str:
     return "preset" if model in PRESETS else "hf_config"
+
+
+STATE_BYTES = 18
+"""Bytes per parameter of weights, gradients and AdamW's state in mixed precision: the 16 of ZeRO (Rajbhandari et al.
+2020), with gradients accumulated in fp32."""
+MOST_EPOCHS = 4
+"""Passes over the same text that help nearly as much as new text."""
+_TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, table 3
+_LARGEST_RATE, _CONTINUED = 3e-3, 0.1  # a model that is trained already continues at a tenth of the rate
+_SEQUENCES = ((3e7, 512), (3e8, 1024), (3e9, 2048))  # parameters below which samples are this long; then 4096
+_VOCABULARIES = ((2e7, 4096), (2e8, 8192), (2e9, 16384))  # bytes of text below which a vocabulary is trained this large
+_LARGEST_VOCABULARY = 32768
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Numbers of a run.
+
+    Attributes:
+        model: fields of the model section; empty for a model that is given.
+        parameters: its parameters.
+        vocab_size: its vocabulary.
+        epoch_tokens: estimated tokens of the corpus.
+        tokens: training tokens.
+        sequence_length: tokens per sample.
+        global_batch: samples per step.
+        micro_batch: samples at a time on one device.
+        learning_rate: peak rate.
+        seconds: expected duration of the training.
+    """
+
+    model: dict[str, Any]
+    parameters: int
+    vocab_size: int
+    epoch_tokens: int
+    tokens: int
+    sequence_length: int
+    global_batch: int
+    micro_batch: int
+    learning_rate: float
+    seconds: float
+
+    @property
+    def steps(self) -> int:
+        """Training steps."""
+        return max(1, self.tokens // (self.global_batch * self.sequence_length))
+
+
+def vocabulary_for(text_bytes: int) -> int:
+    """Return the size of the vocabulary to train on a corpus."""
+    return next((size for limit, size in _VOCABULARIES if text_bytes < limit), _LARGEST_VOCABULARY)
+
+
+def choose_sizes(
+    texts: Texts, epoch_tokens: int, machine: Machine, hours: float, given: ModelConfig | None, *, trained: bool
+) -> Sizes:
+    """Choose the numbers of a run.
+
+    Args:
+        texts: the corpus.
+        epoch_tokens: its tokens.
+        machine: the devices.
+        hours: time to train.
+        given: the model; None chooses one.
+        trained: True if the model starts from trained weights.
+    """
+    flops = machine.rate * hours * 3600
+    vocab_size = given.vocab_size if given is not None else vocabulary_for(texts.text_bytes)
+    model = given or _shape_for(min(_wanted_parameters(flops, epoch_tokens), _most_parameters(machine)), vocab_size)
+    parameters = count_parameters(model).total
+    length = next((one for limit, one in _SEQUENCES if parameters < limit), 4096)
+    length = min(length, model.max_sequence_length or length)
+    per_token = flops_per_token(model, length)
+    tokens = int(min(flops / per_token, MOST_EPOCHS * epoch_tokens))
+    spent = tokens * per_token
+    batch = _batch(spent, tokens, length, machine.devices)
+    rate = min(_LARGEST_RATE, 0.3118 * spent**-0.125) * (_CONTINUED if trained else 1.0)
+    return Sizes(
+        model={} if given is not None else _shape_fields(model),
+        parameters=parameters,
+        vocab_size=vocab_size,
+        epoch_tokens=epoch_tokens,
+        tokens=max(tokens, batch * length),
+        sequence_length=length,
+        global_batch=batch,
+        micro_batch=_micro_batch(batch // machine.devices, parameters, length, machine),
+        learning_rate=float(f"{rate:.1e}"),
+        seconds=spent / machine.rate,
+    )
+
+
+def _wanted_parameters(flops: float, epoch_tokens: int) -> float:
+    """Parameters for the compute, but no more than the text can train."""
+    best, _ = CHINCHILLA.optimal_size(flops)
+    return min(best, MOST_EPOCHS * epoch_tokens / _TOKENS_PER_PARAMETER)
+
+
+def _most_parameters(machine: Machine) -> float:
+    """Parameters whose training state takes at most half of the memory of all devices."""
+    return machine.devices * machine.memory_bytes / 2 / STATE_BYTES
+
+
+def _batch(flops: float, tokens: int, length: int, devices: int) -> int:
+    """Samples per step: a multiple of the devices, and small enough for 200 steps."""
+    wanted = min(0.2920 * flops**0.3271, tokens / 200) / length
+    size = devices
+    while 2 * size <= wanted:
+        size *= 2
+    return size
+
+
+def _micro_batch(most: int, parameters: int, length: int, machine: Machine) -> int:
+    """Samples at a time: what a fifth of the memory holds, and at most 4,096 tokens on a CPU, whose caches are small.
+
+    A sample keeps about 34 bytes per token, layer and unit of width (Korthikanti et al. 2022, equation 2, without the
+    scores of attention); layers times width is about 5 times the root of the parameters, as in LLaMA 7B.
+    """
+    tokens = machine.memory_bytes / 5 / (34 * 5 * parameters**0.5)
+    if machine.is_host:
+        tokens = min(tokens, 4096)
+    size = 1
+    while 2 * size <= most and 2 * size * length <= tokens:
+        size *= 2
+    return size
+
+
+def _shape_for(parameters: float, vocab_size: int) -> ModelConfig:
+    """Return the shape whose size is nearest."""
+    return min(_shapes(vocab_size), key=lambda shape: max(shape[0] / parameters, parameters / shape[0]))[1]
+
+
+@cache
+def _shapes(vocab_size: int) -> list[tuple[int, ModelConfig]]:
+    return [(count_parameters(model).total, model) for model in _every_shape(vocab_size)]
+
+
+def _every_shape(vocab_size: int) -> Iterator[ModelConfig]:
+    """Shapes of about one layer per 64 to 128 of width, with heads of 64 or 128, and LLaMA's feed-forward layers."""
+    for width in (64, 128, 192, 256, 320, 384, 512, 640, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096, 5120, 8192):
+        head = 64 if width <= 2048 else 128
+        heads = width // head
+        for layers in {max(2, round(width / ratio)) for ratio in (128, 96, 64)}:
+            yield ModelConfig(
+                vocab_size=vocab_size,
+                layers=layers,
+                hidden_size=width,
+                intermediate_size=round(width * 8 / 3 / 64) * 64,
+                heads=heads,
+                kv_heads=heads if heads % 4 else heads // 4,
+                tie_embeddings=width <= 1024,
+            )
+
+
+def _shape_fields(model: ModelConfig) -> dict[str, Any]:
+    names = ("vocab_size", "layers", "hidden_size", "intermediate_size", "heads", "kv_heads", "tie_embeddings")
+    return {name: getattr(model, name) for name in names}
+
+
+_WARMUP, _MOST_WARMUP = 0.02, 2000
+_SAVE_SECONDS = 600.0
+_PLAIN = re.compile("[A-Za-z_/][A-Za-z0-9._/@-]*")
+
+
+def recipe_text(name: str, texts: Texts, machine: Machine, sizes: Sizes, model: dict[str, str], hours: float) -> str:
+    """Return the text of a recipe file.
+
+    Args:
+        name: name of the run.
+        texts: the corpus.
+        machine: the devices.
+        sizes: the numbers.
+        model: the line of a model that is given, as in {"preset": ...}; empty for the numbers in ``sizes``.
+        hours: the time that was asked for.
+    """
+    gib = machine.memory_bytes / 2**30
+    sections = [
+        [
+            f"# Drafted by hlat init for {_time(hours * 3600)} on this machine: {machine.devices} x {machine.name}, "
+            f"{gib:.0f} GiB.",
+            f"# Expected: {sizes.parameters:,} parameters, {sizes.tokens:,} tokens, {plural(sizes.steps, 'step')} in "
+            f"about {_time(sizes.seconds)},",
+            f"# at {machine.rate / 1e12:.3g} TFLOP/s ({REACHED:.0%} of the peak, an assumption). hlat check reads it, "
+            "hlat train runs it.",
+        ],
+        [f"run: {{name: {_quoted(name)}}}"],
+        _model_lines(sizes, model),
+        _data_lines(texts, sizes, model),
+        [
+            "batch:",
+            f"  global_batch: {sizes.global_batch}  # samples per step; best for this much compute (arXiv 2401.02954)",
+            f"  micro_batch: {sizes.micro_batch}  # samples at a time on one device; lower it if memory runs out",
+        ],
+        *_parallel_lines(machine, sizes),
+        [
+            "optimizer:",
+            f"  lr: {sizes.learning_rate:g}  # peak; {_rate_source(model)}",
+        ],
+        [f"schedule: {{kind: cosine, warmup_steps: {_warmup(sizes.steps)}}}"],
+        [
+            "training:",
+            f"  steps: {sizes.steps}  # {sizes.tokens / sizes.epoch_tokens:.2g} passes over the text, of which about "
+            f"{MOST_EPOCHS} still help",
+        ],
+        [f"evaluation: {{every_steps: {max(1, sizes.steps // 10)}, sequences: 64}}"],
+        [f"checkpoint: {{every_steps: {_save_every(sizes)}}}  # {_when(sizes)}; Ctrl-C saves too"],
+    ]
+    return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
+
+
+def _model_lines(sizes: Sizes, model: dict[str, str]) -> list[str]:
+    if model:
+        return ["model:", *(f"  {field}: {_quoted(value)}" for field, value in model.items())]
+    lines = [f"  {field}: {json.dumps(value)}" for field, value in sizes.model.items()]
+    return ["model:  # the size of least loss for this much compute and text (docs/planning.md)", *lines]
+
+
+def _data_lines(texts: Texts, sizes: Sizes, model: dict[str, str]) -> list[str]:
+    kinds = " and ".join(texts.kinds)
+    lines = [
+        f"data:  # {plural(texts.files, f'{kinds} file')}, about {texts.text_bytes / 1e6:,.3g} MB of text and "
+        f"{sizes.epoch_tokens:,} tokens (from a sample)",
+        f"  path: {_quoted(texts.path)}",
+    ]
+    if texts.column is not None:
+        lines.append(f"  text_column: {_quoted(texts.column)}")
+    lines.append(f"  sequence_length: {sizes.sequence_length}")
+    if "from" not in model:
+        lines.append(f"  tokenizer: {{train: bpe, vocab_size: {sizes.vocab_size}}}")
+    return [*lines, "  validation: {fraction: 0.01, by: document}"]
+
+
+def _parallel_lines(machine: Machine, sizes: Sizes) -> Sequence[list[str]]:
+    """The layout of several devices; one device needs none."""
+    if machine.devices == 1:
+        return []
+    shards = sizes.parameters * STATE_BYTES > machine.memory_bytes / 2
+    why = "weights, gradients and optimizer state are divided" if shards else "the optimizer state is divided"
+    head = (
+        "parallel:  # hlat plan THIS_FILE --cluster INSTANCE:1 --fragment layout.yaml searches for the fastest layout"
+    )
+    return [[head, f"  zero: {3 if shards else 1}  # {why} among {plural(machine.devices, 'device')}"]]
+
+
+def _rate_source(model: dict[str, str]) -> str:
+    usual = "by compute (arXiv 2401.02954), at most 3e-3"
+    return f"a tenth of the usual ({usual}), since the model is trained already" if "from" in model else usual
+
+
+def _warmup(steps: int) -> int:
+    return min(_MOST_WARMUP, round(_WARMUP * steps))
+
+
+def _save_every(sizes: Sizes) -> int:
+    wanted = sizes.steps * _SAVE_SECONDS / max(sizes.seconds, 1.0)
+    return max(1, min(sizes.steps, round(wanted)))
+
+
+def _when(sizes: Sizes) -> str:
+    return "about every ten minutes" if _save_every(sizes) < sizes.steps else "at the end, within ten minutes"
+
+
+def _time(seconds: float) -> str:
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 1.5 * length:
+            return f"{seconds / length:.3g} {unit}"
+    return f"{seconds:.3g} seconds"
+
+
+def _quoted(text: str) -> str:
+    """A YAML scalar; JSON's quotes are YAML's, which takes some characters only as escapes."""
+    plain = _PLAIN.fullmatch(text) and load_yaml(text) == text  # not "true"
+    return text if plain else escape_name(json.dumps(text, ensure_ascii=False))

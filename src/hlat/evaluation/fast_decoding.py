@@ -1,14 +1,141 @@
-"""The fastest way to generate on this machine: compiled decoding steps, or else products by packed weights.
+"""The fastest way to compute the next token on this machine.
 
-does the model have a compiled step here? --yes--> one call of C for each token (hlat.model.decoding)
-                                          --no--> packed copies of the weights (packed_weights.py), or torch
+    is there a compiled step?  --yes--> one call of C for each token (hlat.model.decoding)
+                               --no---> weight --oneDNN, once--> blocks in the order in which its kernels read them
+                                            --each product--> x @ weight.T        (where it has no kernels: torch)
+
+    on a GPU:  prompt --> KV cache, first token --> [ token -> hidden states -> logits -> next token ]
+                   recorded once, repeated by the device;  some tokens at a time --> host: has the text ended?
+
+A token reads every weight once for a few rows, so memory limits it, and the order in which weights are read decides.
+``F.linear`` on a CPU with AVX-512 reads at a fifth of the bandwidth of memory, the product by packed weights at two
+thirds (docs/notebook/evaluation.md). It sums in another order, in fp32, and rounds once.
+On a GPU the host starts 30 operations for each block and token, which takes longer than the device needs for them.
+Captured CUDA graphs have not been run on a GPU yet; tests repeat the same step on a CPU.
+
+Tensor suffixes: N new tokens, V vocabulary.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
-from hlat.evaluation.packed_weights import fits, pack_weights, packed_weights
-from hlat.model import CompiledStep, Decoder, compile_step
+import torch
+from torch import nn
+
+from hlat.evaluation.sampling import Sampling, choose_on_device, draws
+from hlat.model import CompiledStep, Decoder, DeviceKVCache, Head, KVCache, Linear, compile_step
+from hlat.runtime.backend.table import backend_of
+
+FEWEST_TOKENS = 24
+"""Tokens of a text from which packing the weights for it pays: it takes as long as 5 to 15 tokens of one row."""
+
+_LARGEST_SHARE = 0.25  # of the machine's memory, for packed copies beside the weights
+_MOST_ROWS = 8192  # of a packed matrix: for one row of x, oneDNN computes a larger one in a single thread
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+def pack_weights(decoder: Decoder) -> None:
+    """Pack the weights of a model for good: its matrices give up their memory, one after the other.
+
+    Afterwards the model computes hidden states and logits, and can no longer be saved or trained. It stays as it is if
+    the packed matrices need more memory than they replace (wider ones where products are widened, the head beside a
+    tied embedding) and this exceeds a quarter of the machine's.
+    """
+    modules = _modules(decoder)
+    if not fits(decoder, _additional_bytes(modules, decoder)):
+        return
+    for module in modules:
+        vars(module)["forward"] = _product(module, decoder)  # of this object: hooks are called as before
+        for name, matrix in module.named_parameters(recurse=False):  # a tied head has none: the embedding keeps its own
+            setattr(module, name, nn.Parameter(matrix.detach().new_empty(0), requires_grad=False))
+
+
+@contextmanager
+def packed_weights(decoder: Decoder, tokens: int) -> Iterator[None]:
+    """Compute with packed copies of the weights within the block, if that pays and memory allows it.
+
+    Args:
+        decoder: the model, of which the block computes hidden states and logits only. Its weights must not change.
+        tokens: number of tokens that the block generates, one after the other.
+    """
+    bytes_of_copies = sum(parameter.numel() for parameter in decoder.parameters()) * torch.float32.itemsize
+    modules = _modules(decoder) if tokens >= FEWEST_TOKENS and fits(decoder, bytes_of_copies) else []
+    try:
+        for module in modules:
+            vars(module)["forward"] = _product(module, decoder)
+        yield
+    finally:
+        for module in modules:
+            vars(module).pop("forward", None)
+
+
+def _modules(decoder: Decoder) -> list[Linear | Head]:
+    """Modules whose products can be packed; none where the backend or the dtype has no kernel for it."""
+    weight = next(decoder.parameters())
+    if not backend_of(weight.device).packs_weights or _compute(decoder) not in _DTYPES:
+        return []
+    return [module for module in decoder.modules() if isinstance(module, Linear | Head)]
+
+
+def _compute(decoder: Decoder) -> torch.dtype:
+    return decoder.compute or next(decoder.parameters()).dtype
+
+
+def fits(decoder: Decoder, additional: int) -> bool:
+    """True if so many bytes leave most of the memory to others; the same in every run on a machine."""
+    device = next(decoder.parameters()).device
+    return additional <= 0 or additional <= _LARGEST_SHARE * backend_of(device).memory_bytes(device)
+
+
+def _additional_bytes(modules: list[Linear | Head], decoder: Decoder) -> int:
+    """Bytes of the packed matrices, less those of the parameters that they replace."""
+    additional = 0
+    for module in modules:
+        weight, bias = _operands(module)
+        packed = backend_of(weight.device).product_dtype(_compute(decoder))
+        additional += (weight.numel() + (0 if bias is None else bias.numel())) * packed.itemsize
+        additional -= sum(parameter.nbytes for parameter in module.parameters(recurse=False))
+    return additional
+
+
+def _operands(module: Linear | Head) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Matrix and bias of a product."""
+    return (module.matrix, None) if isinstance(module, Head) else (module.weight, module.bias)
+
+
+def _product(module: Linear | Head, decoder: Decoder) -> "PackedProduct":
+    """Return the product by a module's weights, packed in the dtype in which the model computes."""
+    return PackedProduct(*_operands(module), _compute(decoder))
+
+
+class PackedProduct:
+    """Product by a packed matrix: (..., in) -> (..., out), in the dtype of its argument.
+
+    Args:
+        weight: (out, in).
+        bias: (out,), or None.
+        compute: dtype of the argument. If its products are widened (``Backend.product_dtype``), so is the weight.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, compute: torch.dtype) -> None:
+        self._dtype = backend_of(weight.device).product_dtype(compute)
+        narrow = weight.detach().to(compute)
+        biases = None if bias is None else bias.detach().to(compute).to(self._dtype).split(_MOST_ROWS)
+        parts = narrow.split(_MOST_ROWS)
+        pack = torch.ops.mkldnn._reorder_linear_weight
+        self._parts = [
+            (pack(part.to(self._dtype).contiguous()), None if biases is None else biases[index])
+            for index, part in enumerate(parts)
+        ]
+
+    def __call__(self, x: torch.Tensor, labels: None = None, *, reduction: object = None) -> torch.Tensor:
+        """Multiply; ``labels`` and ``reduction`` are those of ``Head.forward``, which computes no loss here."""
+        assert labels is None, "a model with packed weights computes hidden states and logits"
+        wide = x.to(self._dtype)
+        multiply = torch.ops.mkldnn._linear_pointwise
+        outs = [multiply(wide, weight, bias, "none", [], "") for weight, bias in self._parts]
+        out: torch.Tensor = outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1)
+        return out.to(x.dtype)
 
 
 def prepare_to_generate(decoder: Decoder) -> None:
@@ -51,3 +178,77 @@ def _step(decoder: Decoder) -> CompiledStep | None:
 def _install(decoder: Decoder, step: CompiledStep) -> None:
     decoder.step = step
     vars(decoder.head)["forward"] = step.head  # of this object: hooks are called as before
+
+
+_TOKENS_PER_READ = 16
+"""Tokens after which the host looks for the end of the text; those after it were computed in vain."""
+
+
+def decode_on_device(
+    model: Decoder, prompt: list[int], count: int, sampling: Sampling, end_ids: Collection[int]
+) -> list[int]:
+    """Continue a prompt by ``count`` tokens at most, or to the first of ``end_ids``; returns the new tokens.
+
+    Args:
+        model: a complete model, on a device with ``has_graphs``.
+        prompt: at least one token id.
+        count: largest number of new tokens.
+        sampling: how to choose tokens.
+        end_ids: tokens that end the text.
+    """
+    step = _TokenStep(model, prompt, count, sampling)
+    repeat: Callable[[], object] = step
+    done, tokens = 1, list[int]()
+    while done < count and not _ended(tokens, end_ids):
+        stop = min(count, done + _TOKENS_PER_READ)
+        if done > _TOKENS_PER_READ:  # the tokens so far have compiled and loaded all kernels
+            repeat = repeat if repeat is not step else backend_of(step.device).record(step)
+        for _ in range(done, stop):
+            repeat()
+        done, tokens = stop, step.tokens(stop)
+    tokens = tokens or step.tokens(done)
+    ends = [place for place, token in enumerate(tokens) if token in end_ids]
+    return tokens[: ends[0]] if ends else tokens
+
+
+def _ended(tokens: list[int], end_ids: Collection[int]) -> bool:
+    return any(token in end_ids for token in tokens)
+
+
+class _TokenStep:
+    """The work of one token, on the same memory in each call.
+
+    Args:
+        model: the model.
+        prompt: token ids; they are computed, and the first new token is chosen.
+        count: largest number of new tokens.
+        sampling: how to choose tokens.
+    """
+
+    def __init__(self, model: Decoder, prompt: list[int], count: int, sampling: Sampling) -> None:
+        weight = next(model.parameters())
+        self.device = weight.device
+        self._model, self._sampling = model, sampling
+        self._draws_N = draws(sampling.seed, count).to(self.device)
+        self._tokens_N = torch.zeros(count, dtype=torch.int64, device=self.device)
+        self._newest_11 = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
+        self._index_1 = torch.zeros(1, dtype=torch.int64, device=self.device)  # of the next token
+        cache = KVCache(model.config, 1, len(prompt) + count, self.device, model.compute or weight.dtype)
+        self._choose(model.hidden(torch.tensor([prompt], device=self.device), cache=cache))
+        self._cache = DeviceKVCache(cache, model.window)
+
+    def __call__(self) -> None:
+        """Compute the newest token, and choose the next one."""
+        self._choose(self._model.hidden(self._newest_11, positions=self._cache.positions_B1, cache=self._cache))
+
+    def tokens(self, count: int) -> list[int]:
+        """Return the first new tokens; waits for the device."""
+        chosen: list[int] = self._tokens_N[:count].tolist()
+        return chosen
+
+    def _choose(self, hidden_1SD: torch.Tensor) -> None:
+        assert self._model.head is not None, "the model is complete"
+        token_1 = choose_on_device(self._model.head(hidden_1SD[0, -1]), self._sampling, self._draws_N[self._index_1])
+        self._newest_11.copy_(token_1)
+        self._tokens_N.index_copy_(0, self._index_1, token_1)
+        self._index_1 += 1

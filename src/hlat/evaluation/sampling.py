@@ -13,8 +13,8 @@ import torch
 
 from hlat.runtime.distributed.sendable_types import sendable
 from hlat.runtime.errors import DataError
-from hlat.runtime.randomness.philox_rng import philox
-from hlat.runtime.randomness.rng_keys import stream_key
+from hlat.runtime.random_keys import stream_key
+from hlat.runtime.randomness import philox
 
 _CANDIDATES = 512  # tokens to sort first; nearly always they have the probability that top_p asks for
 

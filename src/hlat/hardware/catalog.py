@@ -1,17 +1,28 @@
-"""The hardware catalog: chips and instances, validated, and lookup by name.
+"""The hardware catalog: chips and instances, loaded, validated, and looked up by name.
 
-    catalog.yaml, instances.yaml, a user's file -> Catalog -> Chip, by the name that torch reports or by EC2 family
-                                                           -> Instance, by its name
+    catalog.yaml + instances.yaml ----+--load_catalog--> Catalog -> Chip, by the name that torch reports or EC2 family
+    a user's file, if given ----------+                          -> Instance, by its name
+    (its entries replace shipped ones of the same name)
 
-Every figure carries the key of its source. Names must match exactly: "NVIDIA A100-SXM4-40GB MIG 1g.5gb" is not an A100,
-and "NVIDIA GeForce RTX 4090 Laptop GPU" is not an RTX 4090.
+A user's file has the same three sections, ``sources``, ``chips`` and ``instances``; each is optional. Every figure
+carries the key of its source. Names must match exactly: "NVIDIA A100-SXM4-40GB MIG 1g.5gb" is not an A100, and "NVIDIA
+GeForce RTX 4090 Laptop GPU" is not an RTX 4090.
 """
 
 from collections.abc import Iterator
 from datetime import date
-from typing import Annotated, Literal, Self
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from hlat.config import load_yaml, short, size_problem
+from hlat.runtime.errors import HardwareError
+from hlat.runtime.storage.local_files import read_small_file
+from hlat.runtime.terminal import escape_name
 
 Positive = Annotated[int, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0)]
@@ -316,3 +327,87 @@ def _check_unique(kind: str, names: list[str]) -> None:
 def _normalize(name: str) -> str:
     """Lower-case name with single spaces, without the maker's name, which older drivers omit."""
     return " ".join(name.lower().split()).removeprefix("nvidia ")
+
+
+_GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
+_SECTIONS = ("chips", "instances")
+_MAX_LISTED = 20  # mistakes listed in a message
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # 7 times as fast; not in every build of PyYAML
+
+
+@cache
+def load_catalog(user_file: str | None = None) -> Catalog:
+    """Load the catalog of chips and instances.
+
+    Args:
+        user_file: a file with more entries; those of the same name replace shipped ones.
+
+    Raises:
+        HardwareError: the user's file cannot be read or is inconsistent; lists each mistake.
+    """
+    content = _shipped()
+    if user_file is not None:
+        content = _with_user_entries(content, _read_user_file(Path(user_file)))
+    try:
+        return Catalog.model_validate(content)
+    except ValidationError as error:
+        raise HardwareError(f"{user_file}: {_mistakes(error, content)}") from error
+
+
+def _shipped() -> dict[str, Any]:
+    content: dict[str, Any] = {"sources": {}}
+    for name in ("catalog.yaml", "instances.yaml"):
+        section = yaml.load(files("hlat.hardware").joinpath(name).read_text(encoding="utf-8"), _LOADER)
+        content["sources"] |= section.pop("sources")
+        content |= section
+    return content
+
+
+def _read_user_file(path: Path) -> dict[str, Any]:
+    try:
+        content = load_yaml(read_small_file(path))
+    except (OSError, ValueError) as error:
+        raise HardwareError(f"{path} cannot be read as YAML: {error}") from error
+    if (too_large := size_problem(content)) is not None:
+        raise HardwareError(f"{path}: {too_large}")
+    if not isinstance(content, dict) or not content.keys() <= {"sources", *_SECTIONS}:
+        raise HardwareError(f"{path}: a catalog is a mapping with the sections sources, chips, instances")
+    wrong = [name for name in _SECTIONS if not isinstance(content.get(name, []), list)]
+    if wrong or not isinstance(content.get("sources", {}), dict):
+        raise HardwareError(
+            f"{path}: chips and instances are lists, as in `instances: [{{name: mybox, ...}}]`; sources is a mapping "
+            "of names to publications; `hlat hardware show p5.48xlarge` shows the fields of an instance"
+        )
+    return content
+
+
+def _with_user_entries(shipped: dict[str, Any], user: dict[str, Any]) -> dict[str, Any]:
+    merged: dict[str, Any] = {"sources": shipped["sources"] | user.get("sources", {})}
+    for section in _SECTIONS:
+        added = user.get(section, [])
+        names = [entry.get("name") for entry in added if isinstance(entry, dict)]
+        merged[section] = [entry for entry in shipped[section] if entry["name"] not in names] + added
+    return merged
+
+
+def _mistakes(error: ValidationError, content: dict[str, Any]) -> str:
+    """Message for each mistake, with the entry's name instead of its index."""
+    lines = []
+    for mistake in error.errors():
+        location = list(mistake["loc"])
+        if len(location) > 1 and location[0] in _SECTIONS and isinstance(location[1], int):
+            entry = content[str(location[0])][location[1]]
+            location[1] = entry.get("name", location[1]) if isinstance(entry, dict) else location[1]
+        value = short(mistake["input"]) if isinstance(mistake["input"], str | int | float) else ""
+        lines.append(f"{escape_name('.'.join(map(str, location)))} {value}: {mistake['msg']}".strip())
+    more = f"; and {len(lines) - _MAX_LISTED:,} more" if len(lines) > _MAX_LISTED else ""
+    return "; ".join(lines[:_MAX_LISTED]) + more
+
+
+def installed_chip(catalog: Catalog) -> Chip | None:
+    """Return the first GPU that NVIDIA's driver lists here, without starting it; None if none is known."""
+    for file in sorted(_GPU_FOLDER.glob("*/information")):
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        names = [line.partition(":")[2] for line in lines if line.startswith("Model:")]
+        return catalog.chip_by_torch_name(names[0].strip()) if names else None
+    return None

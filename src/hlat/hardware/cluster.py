@@ -1,6 +1,9 @@
-"""A cluster: a number of instances of one kind, with figures per torch device.
+"""A cluster: a number of instances of one kind, what they cost, and the place where they stand.
 
-    "trn1.32xlarge:64" -> Cluster -> figures of one device, size of a fast-link domain, price, failures
+    "2.10/h", interruptions --with_quote--> catalog with the price "own" and these failures for every instance
+    "2024-04" --with_prices_of--> catalog with the prices of then
+    "trn1.32xlarge:64", catalog --parse_cluster--> Cluster -> figures of one device, fast-link domain, price, failures
+    "5GB/s", "1.2" --parse_site--> Site -> bytes per second of storage, W at the meter
 
 A device is what torch calls a device: a GPU, one NeuronCore of Trainium 1, or two NeuronCores of Trainium 2 (a logical
 core). All rates are per device or per instance, in bytes and FLOP per second.
@@ -9,11 +12,112 @@ core). All rates are per device or per instance, in bytes and FLOP per second.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
 from difflib import get_close_matches
+from typing import Literal
 
-from hlat.hardware.catalog import Catalog, Chip, Instance, PriceKind
-from hlat.hardware.quotes import Per
+from hlat.hardware.catalog import Catalog, Chip, FailureRate, Instance, InstancePrice, PriceKind
 from hlat.runtime.errors import HardwareError
+from hlat.runtime.quantities import rounded_text
+
+Per = Literal["chip", "instance"]
+"""Unit of a number of machines, or of a price."""
+
+OWN: PriceKind = "own"
+"""Kind of the price of a quote."""
+
+_QUOTE = re.compile(r"\$?\s*(\d+(?:\.\d+)?)\s*(?:usd)?\s*/\s*(?:(chip|gpu|instance)[\s-]*)?h(?:our)?", re.IGNORECASE)
+_PRICE_UNITS: dict[str, Per] = {"": "chip", "chip": "chip", "gpu": "chip", "instance": "instance"}
+_GIVEN_BY_USER = "given by the user"
+
+
+def parse_quote(text: str | None) -> tuple[float, Per] | None:
+    """Read a price such as 2.10/h (of a chip), 2.10/chip-h or 16.80/instance-h; None for any other text.
+
+    Raises:
+        HardwareError: a price of zero.
+    """
+    found = None if text is None else _QUOTE.fullmatch(text.strip())
+    if found is None:
+        return None
+    usd = float(found[1])
+    if not usd:
+        raise HardwareError(f"--price {text}: must be a positive number of US dollars, as in 2.10/h")
+    return usd, _PRICE_UNITS[(found[2] or "").lower()]
+
+
+def with_prices_of(catalog: Catalog, month: str | None) -> Catalog:
+    """Return a catalog with the prices of the first day of a month; instances of which none is known have none.
+
+    Args:
+        catalog: chips and instances.
+        month: as in 2024-04; None leaves the prices.
+
+    Raises:
+        HardwareError: not a month, or no price at all is known of it.
+    """
+    if month is None:
+        return catalog
+    try:
+        day = datetime.strptime(month.strip(), "%Y-%m").replace(tzinfo=UTC).date()
+    except ValueError as error:
+        raise HardwareError(f"--prices-of {month}: must be a month, as in 2024-04") from error
+
+    def change(instance: Instance) -> Instance:
+        holding = {kind: price for kind, price in instance.prices.items() if (price.since or price.seen) <= day}
+        former = {
+            price.kind: InstancePrice(usd_per_hour=price.usd_per_hour, seen=price.since, source=price.source)
+            for price in instance.past_prices
+            if price.since <= day < price.until
+        }
+        return instance.model_copy(update={"prices": holding | former})
+
+    instances = [change(instance) for instance in catalog.instances]
+    if not any(instance.prices for instance in instances):
+        days = [
+            day
+            for instance in catalog.instances
+            for day in (
+                *(price.since or price.seen for price in instance.prices.values()),
+                *(price.since for price in instance.past_prices),
+            )
+        ]
+        first = f"; the earliest are of {_first_month(min(days)):%Y-%m}" if days else ""
+        raise HardwareError(f"--prices-of {month}: the catalog has no price of that month{first}")
+    return catalog.model_copy(update={"instances": instances})
+
+
+def _first_month(day: date) -> date:
+    """Return a day of the first month that begins on a day or after it: prices are those of a month's first day."""
+    return day if day.day == 1 else day.replace(day=1) + timedelta(days=31)
+
+
+def with_quote(catalog: Catalog, quote: tuple[float, Per] | None, interruptions: float | None = None) -> Catalog:
+    """Return a catalog whose instances all have the quoted price, of the kind ``own``, and a failure rate.
+
+    Args:
+        catalog: chips and instances.
+        quote: USD per hour, and of what; None leaves the prices.
+        interruptions: per instance and day; None leaves the failure rates.
+
+    Raises:
+        HardwareError: negative interruptions.
+    """
+    if interruptions is not None and interruptions < 0:
+        raise HardwareError(f"--interruptions {interruptions:g}: must be 0 or more, per instance and day")
+
+    def change(instance: Instance) -> Instance:
+        update: dict[str, object] = {}
+        if quote is not None:
+            usd = quote[0] * (instance.chips if quote[1] == "chip" else 1)
+            price = InstancePrice(usd_per_hour=usd, seen=datetime.now(UTC).date(), source=_GIVEN_BY_USER)
+            update["prices"] = {OWN: price}
+        if interruptions is not None:
+            update["failures"] = FailureRate(per_day=interruptions, source=_GIVEN_BY_USER)
+        return instance.model_copy(update=update)
+
+    return catalog.model_copy(update={"instances": [change(instance) for instance in catalog.instances]})
+
 
 _GIB = 1 << 30
 _KINDS: tuple[PriceKind, ...] = ("on-demand", "capacity-block", "reserved", "spot", "own")
@@ -186,3 +290,121 @@ def _unknown_instance(name: str, catalog: Catalog) -> str:
     close = close_names(name, names)
     hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names)}."
     return f"unknown instance {name!r}; {hint} `hlat hardware list` shows all; --hardware FILE adds your own."
+
+
+DEFAULT_PUE = 1.14
+"""Energy of a data centre over that of its machines: Amazon's mean of 2025
+(https://sustainability.aboutamazon.com/environment/the-cloud). Own machine rooms: 1.63 by the same page."""
+HOST_SHARE = 0.5
+"""Power of processors, memory, network and fans of a machine, over the power limits of its accelerators.
+
+A machine of eight H100 (5.6 kW of limits) drew at most 8.4 kW in training with the GPUs busy, of 10.2 kW on its plate:
+Latif et al. 2025, Single-node power demand during AI training, IEEE Access 13."""
+
+_BYTE_UNITS = {
+    "": 1.0,
+    "k": 1e3,
+    "m": 1e6,
+    "g": 1e9,
+    "t": 1e12,
+    "ki": 2.0**10,
+    "mi": 2.0**20,
+    "gi": 2.0**30,
+    "ti": 2.0**40,
+}
+_STORAGE_RATE = re.compile(
+    r"(\d+(?:\.\d+)?)\s*((?:[kmgt]i?)?)(b|B|bit|bytes?)\s*/\s*s(?:\s*(?:/|per)\s*(instance|cluster))?", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class StorageRate:
+    """Rate of a file system, reading or writing.
+
+    Attributes:
+        bytes_per_second: bytes per second.
+        per: "cluster" for the whole file system, "instance" for each instance's share.
+    """
+
+    bytes_per_second: float
+    per: Literal["cluster", "instance"] = "cluster"
+
+    def of(self, cluster: Cluster) -> float:
+        """Return the bytes per second of all instances together, at most what their network carries."""
+        whole = self.bytes_per_second * (cluster.count if self.per == "instance" else 1)
+        return min(whole, cluster.network_rate * cluster.count)
+
+    def __str__(self) -> str:
+        each = " for each instance" if self.per == "instance" else " for the whole cluster"
+        return f"{rounded_text(self.bytes_per_second / 1e9)} GB/s{each}"
+
+
+@dataclass(frozen=True)
+class Site:
+    """The place of a cluster.
+
+    Attributes:
+        storage: rate of the shared file system; None if it is not known.
+        pue: power usage effectiveness: energy of the building over that of its machines.
+        pue_given: True if ``pue`` was given, False if it is the default.
+    """
+
+    storage: StorageRate | None = None
+    pue: float = DEFAULT_PUE
+    pue_given: bool = False
+
+    def watts(self, cluster: Cluster) -> float | None:
+        """Return an upper estimate of the power of a cluster in W; None if its chips have no published power limit.
+
+        Every chip is at its power limit all the time, as in the estimates of LLaMA (arXiv 2302.13971, table 15), which
+        leaves hosts out.
+        """
+        power = cluster.chip.power
+        return None if power is None else cluster.chips * power.watts * (1 + HOST_SHARE) * self.pue
+
+
+def parse_site(storage: str | None = None, pue: float | None = None) -> Site:
+    """Read the rate of a file system, as in 5GB/s or 2GB/s/instance, and a PUE.
+
+    Raises:
+        HardwareError: a text is something else, or a number is not possible; names all of them.
+    """
+    problems = []
+    rate = None if storage is None else _parse_rate(storage)
+    if storage is not None and rate is None:
+        problems.append(
+            _bits_or_bytes(storage)
+            or f"--storage {storage}: must be a positive rate: 5GB/s of the whole cluster, or 2GB/s/instance "
+            "(GB for 10^9 bytes, Gb or Gbit for bits)"
+        )
+    if pue is not None and not 1 <= pue < 10:
+        problems.append(f"--pue {pue:g}: energy of the building over that of its machines, from 1 up, as in 1.2")
+    if problems:
+        raise HardwareError("\n".join(problems))
+    return Site(rate) if pue is None else Site(rate, pue, pue_given=True)
+
+
+def _bits_or_bytes(text: str) -> str:
+    """Return the question what 5gb/s means, written all in lower case; empty for any other text."""
+    found = _STORAGE_RATE.fullmatch(text.strip())
+    if found is None or not _is_ambiguous(found):
+        return ""
+    prefix = found[2].capitalize()
+    return (
+        f"--storage {text}: {found[2]}b may be bits or bytes; write {found[1]}{prefix}B/s for bytes, or "
+        f"{found[1]}{prefix}bit/s for bits, an eighth of it"
+    )
+
+
+def _is_ambiguous(rate: re.Match[str]) -> bool:
+    """Return True for a lower-case b after a lower-case prefix: who writes gb for Gb may as well mean GB."""
+    return rate[3] == "b" and rate[2] != "" and rate[2].islower()
+
+
+def _parse_rate(text: str) -> StorageRate | None:
+    found = _STORAGE_RATE.fullmatch(text.strip())
+    if found is None or not float(found[1]) or _is_ambiguous(found):
+        return None
+    bits = found[3] == "b" or found[3].lower() == "bit"
+    rate = float(found[1]) * _BYTE_UNITS[found[2].lower()] / (8 if bits else 1)
+    return StorageRate(rate, "instance" if (found[4] or "").lower() == "instance" else "cluster")

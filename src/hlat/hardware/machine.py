@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 
-from hlat.hardware.measure import measure_matmul
+from hlat.hardware.peak import measure_matmul
 from hlat.runtime.backend.device import synchronize
 from hlat.runtime.backend.table import backend_of
 from hlat.runtime.distributed.run_secret import RUN_SECRET_ENV
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.terminal_text import plural
+from hlat.runtime.terminal import plural
 
 _COPY_BYTES = 256 << 20  # larger than any cache
 _MESSAGE_BYTES = 32 << 20

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hlat.config import Recipe, load_recipe
-from hlat.launch.evaluation.processes import run_processes
-from hlat.launch.supervision.root_cause import RunOutcome
+from hlat.launch.supervision.incidents import RunOutcome
+from hlat.launch.supervision.local_run import run_processes
 from hlat.runtime.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class CompileJob:
         from hlat.compilation import compile_graphs  # noqa: PLC0415  (imports torch)
         from hlat.runtime.distributed.join import joined_run  # noqa: PLC0415
         from hlat.runtime.distributed.run_secret import RUN_SECRET_ENV  # noqa: PLC0415
-        from hlat.runtime.rank_env import rank_info  # noqa: PLC0415
+        from hlat.runtime.process import rank_info  # noqa: PLC0415
         from hlat.training import configure_rounding  # noqa: PLC0415
 
         recipe = self.load(rank_info().world)
@@ -100,7 +100,14 @@ class CompileJob:
             LaunchError: the run compiles nothing, or cannot run here.
             StorageError: the cache or the archive cannot be written.
         """
-        from hlat.compilation import CompiledCache, check_archive_path, compiled_files, pack, place, working_folder
+        from hlat.compilation import (  # noqa: PLC0415
+            CompiledCache,
+            check_archive_path,
+            compiled_files,
+            pack,
+            place,
+            working_folder,
+        )
 
         recipe = self.load(nproc)
         if out is not None:

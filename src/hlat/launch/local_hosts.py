@@ -17,11 +17,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hlat.launch.output import copy_lines
-from hlat.launch.supervision.wait import SignalForwarder
+from hlat.launch.local_processes import copy_lines
+from hlat.launch.supervision.running_ranks import SignalForwarder
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.process.exit_codes import stop_exit_code
-from hlat.runtime.terminal_text import escape_controls
+from hlat.runtime.process import stop_exit_code
+from hlat.runtime.terminal import escape_controls
 
 _POLL = 0.1
 _CTRL_C = b"\x03"

@@ -19,12 +19,11 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std, SubprocessContext, start_processes
 
-from hlat.launch.output import follow_output
-from hlat.launch.process_set import RankPlaces
+from hlat.launch.local_processes import RankPlaces, follow_output
 from hlat.runtime.backend.table import interface_variables
 from hlat.runtime.distributed.addresses import is_loopback, listen
 from hlat.runtime.distributed.run_secret import RUN_SECRET_ENV
-from hlat.runtime.process.process_status import LAUNCHER_ENV
+from hlat.runtime.process import LAUNCHER_ENV
 
 _LOOPBACK = "127.0.0.1"
 _LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"

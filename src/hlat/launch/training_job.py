@@ -16,20 +16,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hlat.config import Recipe, RecipeError, find_recipe, load_recipe, refuse_faults
-from hlat.launch.extension_check import check_extensions
-from hlat.launch.fork_launcher import launch_forked
-from hlat.launch.metrics_server.start import metrics_server
-from hlat.launch.process_set import ProcessSet
-from hlat.launch.start_checks.examine import load_and_check
-from hlat.launch.start_checks.place import Here
-from hlat.launch.supervised_run import SupervisedRun, supervise
-from hlat.launch.supervision.root_cause import RunOutcome
+from hlat.launch.local_processes import ProcessSet, launch_forked
+from hlat.launch.metrics_process import metrics_server
+from hlat.launch.start_checks import Here
+from hlat.launch.start_examination import check_extensions, load_and_check
+from hlat.launch.supervision.incidents import RunOutcome
+from hlat.launch.supervision.local_run import SupervisedRun, supervise
+from hlat.launch.supervision.self_watch import watching_itself
 from hlat.launch.supervision.supervisor import show_no_start
-from hlat.launch.unsupervised.watch import watching_itself
 from hlat.resilience import WorldSizePolicy
 from hlat.runtime import slurm
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.process.json_output import json_line, prints_json
+from hlat.runtime.logs import json_line, prints_json
 from hlat.runtime.storage.run_folder import EarlierAttempt
 
 if TYPE_CHECKING:

@@ -1,26 +1,46 @@
-"""The decoder: a language model, complete or one shard of it.
+"""The decoder: a language model, complete or one shard of it; its parameters on this process and their initial values.
 
     tokens -> embedding -> blocks -> norm -> head -> logits, or the loss if labels are given
+
+    Decoder(config, shard) on the meta device -> sharded over data-parallel ranks or not -> allocate: memory, once
+        --collect_local_parameters--> LocalParameter, ...: the local tensor, and the rows of the parameter that it holds
+        --initialise--> initial values: the i-th normal sample of the stream (seed, canonical name) * std for element i
+
+Initialisation, norms, optimizer and checkpoints access a model through its local parameters, so that none depends on
+the parallel layout. ``build`` makes an unsharded decoder on one device.
+
+Initial values are a pure function of (seed, canonical name, element index). The distribution is HLAT's (arXiv
+2404.10630 and awslabs/HLAT): matrices and embeddings Normal(0, std); the projections that write into the residual
+stream (attention output and feed-forward down) Normal(0, std / sqrt(2 * layers)) (Radford et al. 2019, section 2.3);
+norms one, biases zero. An element's index is its row-major index in the canonical (unfused, unsharded) tensor, so
+coalescing, sharding and the chunk size do not change a single bit.
 
 Tensor suffixes: B batch, S sequence, D model width, V vocabulary.
 """
 
-from collections.abc import Iterator
-from typing import Protocol
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 import torch
 from torch import nn
 
 from hlat.config import ModelConfig
 from hlat.model.architectures import build_block
-from hlat.model.derived.parameter_layout import parameter_layouts
-from hlat.model.document_mask import DocumentMask
+from hlat.model.document_attention import DocumentMask
 from hlat.model.kv_cache import KVCache
 from hlat.model.layers import DecoderBlock, RMSNorm
 from hlat.model.loss import Head, Reduction, TiedHead, head_loss
 from hlat.model.matmul import Embedding
-from hlat.model.model_shard import FULL_MODEL, ModelShard, vocabulary_rows
-from hlat.model.rope import Rope
+from hlat.model.parameter_layout import RowBlock, RowLayout, RowRun, parameter_layouts
+from hlat.model.pointwise import Rope
+from hlat.model.spec import FULL_MODEL, Initial, ModelShard, vocabulary_rows
+from hlat.runtime.random_keys import stream_key
+from hlat.runtime.randomness import normal_block
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 class DecodingStep(Protocol):
@@ -169,3 +189,171 @@ class Decoder(nn.Module):
         hidden_BSD = self.hidden(x, positions=positions, cache=cache)
         out: torch.Tensor = self.head(hidden_BSD, labels, reduction=reduction) if self.head is not None else hidden_BSD
         return out
+
+
+@dataclass(frozen=True)
+class LocalParameter:
+    """The rows of one parameter that this process stores.
+
+    Attributes:
+        name: the parameter's name in the complete model, such as "layers.3.attention.qkv.weight".
+        parameter: the parameter that the optimizer updates.
+        layout: the canonical tensors and rows that the rows of the parameter (or its tensor-parallel shard) map to.
+        first_row: row of the layout that the first local row is; the other local rows follow.
+        owned: True if, of all processes that store these rows, this one counts and saves them. Single canonical tensors
+            of the layout may still be owned by another tensor-parallel shard (``CanonicalTensor.owned``).
+    """
+
+    name: str
+    parameter: nn.Parameter
+    layout: RowLayout
+    first_row: int
+    owned: bool
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """Local rows; shares memory with the parameter."""
+        return local(self.parameter.detach())
+
+    @property
+    def gradient(self) -> torch.Tensor | None:
+        """Gradient of the local rows; None before the first backward pass."""
+        return None if self.parameter.grad is None else local(self.parameter.grad)
+
+    def row_blocks(self) -> list[RowBlock]:
+        """Return the local rows as blocks of canonical rows, one per canonical tensor."""
+        return self.layout.row_blocks(self.first_row, self.first_row + self.tensor.shape[0])
+
+    def row_views(self, block: RowBlock, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Return the rows of a block as views of a tensor of the local shape (weights, gradients or moments)."""
+        return [tensor.narrow(0, run.start - self.first_row, run.count) for run in block.runs]
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the local shard of a DTensor; any other tensor as it is."""
+    return tensor.to_local() if _is_sharded(tensor) else tensor
+
+
+def _is_sharded(tensor: torch.Tensor) -> "TypeGuard[DTensor]":
+    """Return True for a DTensor, without importing the class: the import takes a second that one process can save."""
+    return hasattr(tensor, "to_local")
+
+
+def collect_local_parameters(model: Decoder, owned: bool = True) -> list[LocalParameter]:
+    """Collect the local parameters of a model or model shard, in order of execution.
+
+    Args:
+        model: its parameters may be sharded by rows over one mesh dimension (FSDP2), and replicated over others.
+        owned: True if this process owns the parameters that FSDP2 does not shard or replicate itself.
+    """
+    layouts = parameter_layouts(model.config, model.shard)
+    collected = []
+    for name, parameter in model.named_parameters():
+        first, is_first = _first_row(parameter)
+        collected.append(LocalParameter(name, parameter, layouts[name], first, owned and is_first))
+    return collected
+
+
+def _first_row(parameter: nn.Parameter) -> tuple[int, bool]:
+    """Return the first row stored of a parameter, and True if this process has its first replica."""
+    if not _is_sharded(parameter):
+        return 0, True
+    first, is_first, rows = 0, True, parameter.shape[0]
+    for dimension, placement in enumerate(parameter.placements):
+        index, count = parameter.device_mesh.get_local_rank(dimension), parameter.device_mesh.size(dimension)
+        if placement.is_shard():
+            first = min(index * -(-rows // count), rows)  # FSDP2 splits rows like torch.chunk
+        else:
+            is_first = is_first and index == 0
+    return first, is_first
+
+
+_CHUNK = 1 << 22  # elements drawn at a time: 16 MiB of fp32 in addition to the weights
+
+
+_CONSTANT_VALUES = {Initial.ONES: 1.0, Initial.ZEROS: 0.0}
+
+
+def initial_std(config: ModelConfig, initial: Initial) -> float:
+    """Return the standard deviation of normal initial values."""
+    if initial is Initial.RESIDUAL and config.init_scaled_outputs:
+        return config.init_std / math.sqrt(2 * config.layers)
+    return config.init_std
+
+
+def initial_rows(config: ModelConfig, seed: int, layout: RowLayout, start: int, stop: int) -> torch.Tensor:
+    """Compute the initial values of the rows ``start <= row < stop`` of a parameter or its shard: fp32, on the CPU.
+
+    Args:
+        config: the model.
+        seed: seed of the run.
+        layout: layout of the parameter or shard, from ``parameter_layouts``.
+        start: first row, as a row of the layout.
+        stop: row after the last.
+    """
+    width = math.prod(layout.columns)
+    out = torch.empty(stop - start, width)
+    for run in layout.runs(start, stop):
+        out[run.start - start : run.start - start + run.count] = _run_values(config, seed, layout, run, width)
+    return out.view(stop - start, *layout.columns)
+
+
+def _run_values(config: ModelConfig, seed: int, layout: RowLayout, run: RowRun, width: int) -> torch.Tensor:
+    initial = run.tensor.initial
+    if initial in _CONSTANT_VALUES:
+        return torch.full((run.count, width), _CONSTANT_VALUES[initial])
+    key = stream_key(seed, "init", run.name)
+    values = normal_block(key, run.canonical_start, run.count, layout.row_size or width, layout.first_column, width)
+    return values.mul_(initial_std(config, initial))
+
+
+@torch.no_grad()
+def initialise(parameters: Iterable[LocalParameter], config: ModelConfig, seed: int) -> None:
+    """Fill every parameter in place with its initial values, for any device, dtype and sharding."""
+    for parameter in parameters:
+        chunk = max(1, _CHUNK // math.prod(parameter.layout.columns))
+        rows, layout, first = parameter.tensor, parameter.layout, parameter.first_row
+        for start in range(0, rows.shape[0], chunk):
+            stop = min(start + chunk, rows.shape[0])
+            rows[start:stop].copy_(initial_rows(config, seed, layout, first + start, first + stop))
+
+
+def build(
+    config: ModelConfig, *, device: torch.device | str, seed: int | None, dtype: torch.dtype = torch.float32
+) -> Decoder:
+    """Build a decoder on ``device``. It is created on the meta device first, so that no weight is allocated twice.
+
+    Args:
+        config: the model.
+        device: device of the weights; "meta" allocates none.
+        seed: seed of the initial weights; None leaves them uninitialised, to be loaded later.
+        dtype: dtype of the weights.
+    """
+    with torch.device("meta"):
+        model = Decoder(config)
+    replace_parameters(model, lambda parameter: parameter.to(dtype))
+    if torch.device(device).type == "meta":
+        return model
+    allocate(model, torch.device(device))
+    if seed is not None:
+        initialise(collect_local_parameters(model), config, seed)
+    return model
+
+
+def allocate(model: Decoder, device: torch.device) -> None:
+    """Replace every parameter by one of the same shape and dtype with memory on a device, without values.
+
+    ``torch.empty_like`` of a tensor on the meta device imports sympy, half a second.
+    """
+    replace_parameters(model, lambda each: torch.empty(each.shape, dtype=each.dtype, device=device))
+
+
+def replace_parameters(model: Decoder, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Replace every parameter by ``function`` of its detached tensor.
+
+    ``nn.Module.to`` and ``to_empty`` do the same for real tensors. For the fake tensors of a rehearsal they swap the
+    tensors' contents, which torch forbids for some of them.
+    """
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            setattr(module, name, nn.Parameter(function(parameter.detach())))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from hlat.config import ModelConfig
-from hlat.model.model_shard import FULL_MODEL, ModelShard, shard_heads
+from hlat.model.spec import FULL_MODEL, ModelShard, shard_heads
 
 CausalMasks = dict[tuple[int, int, int | None], torch.Tensor]
 """Masks of a call by stored positions, new ones, and window: bool (S, T)."""

@@ -4,7 +4,7 @@
     |_________________________|  |_________________________|
 
 This code has no notion of ranks. A block has the heads and intermediate columns of its ``ModelShard``
-(``derived/parameter_layout.py`` lists the rows of fused matrices). With tensor parallelism, the outputs of its
+(``model/parameter_layout.py`` lists the rows of fused matrices). With tensor parallelism, the outputs of its
 attention and feed-forward are partial sums; ``hlat.parallel`` reduces them over the ranks.
 
 Tensor suffixes: B batch, S sequence, D model width, G kv groups (= kv heads), R query heads per group, H = G R query
@@ -18,11 +18,11 @@ import torch
 from torch import nn
 
 from hlat.config import ModelConfig
-from hlat.model.document_mask import DocumentMask
+from hlat.model.document_attention import DocumentMask
 from hlat.model.kv_cache import LayerCache
 from hlat.model.matmul import Linear, attend
-from hlat.model.model_shard import FULL_MODEL, ModelShard, gate_up_groups, intermediate_columns, shard_heads
 from hlat.model.pointwise import rms_norm, rms_norm_of_shard, rotate, swiglu, swiglu_fused
+from hlat.model.spec import FULL_MODEL, ModelShard, gate_up_groups, intermediate_columns, shard_heads
 
 RopeTables = tuple[torch.Tensor, torch.Tensor]
 """Cos and sin of the positions of this call, (S, F) each, or (B, S, F) if the rows have different documents."""

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from hlat.model.kernels.choice import has_kernels
+from hlat.model.kernels.operations import has_kernels
 from hlat.model.matmul import linear, matmul
 from hlat.model.pointwise import accumulation_dtype
 

@@ -22,12 +22,12 @@ from torch.autograd.function import once_differentiable
 
 from hlat.config import ModelConfig, Recipe
 from hlat.model.kernels.attention import attend_to_ranges
-from hlat.model.kernels.choice import describe_attention, has_attention
+from hlat.model.kernels.operations import describe_attention, has_attention
 from hlat.precision import MODES
 from hlat.runtime.backend.base import ONEDNN, TORCH, AttentionHeads, AttentionKernel
 from hlat.runtime.backend.device import linear_by_onednn
 from hlat.runtime.backend.table import backend_of, types_with
-from hlat.runtime.distributed.fake_world import in_fake_world
+from hlat.runtime.distributed.join import in_fake_world
 
 if TYPE_CHECKING:
     from torch.nn.attention.bias import CausalBias

@@ -1,16 +1,23 @@
-"""The description of an architecture: its parameters, tensor by tensor.
+"""The description of an architecture, tensor by tensor, and the shard of a model that one process builds.
 
     model section --architectures--> ModelSpec(embedding, block, norm, head, saved)
         --> row layouts and Hugging Face names, initial values, counts, gradient sums, activation bytes
+    model section, ModelShard --> its layers; of each layer query heads, kv heads, intermediate columns, vocabulary rows
+    axis, model section, ModelShard --axis_range--> first index, number of indices, size of the complete axis
 
 A parameter of a module has one canonical (Hugging Face) tensor, or several that are fused. A tensor's axes say how
-tensor parallelism shards it; a tensor that no axis shards is stored by every tensor rank, and has to state which ranks
+tensor parallelism shards it. A tensor that no axis shards is stored by every tensor rank, and has to state which ranks
 compute different terms of its gradient. Everything that depends on the parameters of a model is a function of this
 description, so that an architecture is described once.
+
+A shard is defined by indices into the model only. It does not depend on the number of processes or on ranks.
 """
 
+import math
 from dataclasses import dataclass
 from enum import Enum, auto
+
+from hlat.config import ModelConfig
 
 
 class Axis(Enum):
@@ -228,3 +235,153 @@ class ModelSpec:
     def block_tensors(self) -> tuple[TensorSpec, ...]:
         """Canonical tensors of a block, in order of execution."""
         return tuple(tensor for parameter in self.block for tensor in parameter.tensors)
+
+
+_MAX_GROUPS = 64
+_MIN_GROUP_ROWS = 128
+
+
+@dataclass(frozen=True)
+class ModelShard:
+    """A tensor-parallel shard of consecutive layers; by default the complete model.
+
+    Attributes:
+        tensor_index, tensor_count: index of the tensor-parallel shard, and the number of shards of every layer.
+        layers: indices of its decoder blocks; None for all of them.
+        embedding: True if it has the embedding, so that its input is token ids.
+        head: True if it has the final norm and the head.
+    """
+
+    tensor_index: int = 0
+    tensor_count: int = 1
+    layers: range | None = None
+    embedding: bool = True
+    head: bool = True
+
+    def layer_range(self, config: ModelConfig) -> range:
+        """Indices of its decoder blocks."""
+        return range(config.layers) if self.layers is None else self.layers
+
+    @property
+    def has_full_layers(self) -> bool:
+        """True if its layers are not sharded by tensor parallelism."""
+        return self.tensor_count == 1
+
+
+FULL_MODEL = ModelShard()
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The attention heads of a shard: two ranges of heads, by first head and number.
+
+    If there are more shards than kv heads, several neighbouring shards hold a copy of the same kv head, each with some
+    of its query heads. The first of them owns it (``owns_kv``): only there it is counted and saved.
+    """
+
+    first_query: int
+    queries: int
+    first_kv: int
+    kvs: int
+    owns_kv: bool
+
+
+def shard_heads(config: ModelConfig, shard: ModelShard) -> Heads:
+    """Return the heads of a shard."""
+    index, count, kv_heads = shard.tensor_index, shard.tensor_count, config.n_kv_heads
+    assert config.heads % count == 0, "recipe validation checks this"
+    queries = config.heads // count
+    if count <= kv_heads:
+        assert kv_heads % count == 0, "recipe validation checks this"
+        kvs = kv_heads // count
+        return Heads(index * queries, queries, index * kvs, kvs, True)
+    assert count % kv_heads == 0, "recipe validation checks this"
+    copies = count // kv_heads
+    return Heads(index * queries, queries, index // copies, 1, index % copies == 0)
+
+
+def kv_replication(config: ModelConfig, tensor_count: int) -> int:
+    """Number of neighbouring tensor-parallel shards that hold a copy of the same kv head."""
+    return max(1, tensor_count // config.n_kv_heads)
+
+
+def intermediate_columns(config: ModelConfig, shard: ModelShard) -> range:
+    """Columns of the feed-forward layer's intermediate activation that a shard has."""
+    assert config.intermediate_size % shard.tensor_count == 0, "recipe validation checks this"
+    size = config.intermediate_size // shard.tensor_count
+    return range(shard.tensor_index * size, (shard.tensor_index + 1) * size)
+
+
+def vocabulary_rows(config: ModelConfig, shard: ModelShard) -> range:
+    """Rows of embedding and head that a shard has; shards differ by at most one row."""
+    index, count, rows = shard.tensor_index, shard.tensor_count, config.vocab_size
+    return range(index * rows // count, (index + 1) * rows // count)
+
+
+def gate_up_groups(config: ModelConfig, shard: ModelShard = FULL_MODEL) -> int:
+    """Number of groups of the fused gate and up matrix of a shard.
+
+    The complete model has gcd(kv heads, intermediate size) groups, doubled while the number divides the intermediate
+    size, is at most 64, and a group has at least 128 rows each of gate and up. The activation function reads gate and
+    up with a stride of a group: down to 128 rows that costs nothing measurable on a CPU, at 96 it takes twice the time
+    in bf16. A shard has its fraction of these groups, or one group if they cannot be divided evenly.
+    """
+    inner = config.intermediate_size
+    groups = math.gcd(config.n_kv_heads, inner)
+    while 2 * groups <= _MAX_GROUPS and inner % (2 * groups) == 0 and inner // (2 * groups) >= _MIN_GROUP_ROWS:
+        groups *= 2
+    return groups // shard.tensor_count if groups % shard.tensor_count == 0 else 1
+
+
+@dataclass(frozen=True)
+class AxisRange:
+    """The range of an axis that a shard has.
+
+    Attributes:
+        first: first index.
+        count: number of indices.
+        owned: True if this shard counts and saves them; if several shards have copies, the first of them does.
+    """
+
+    first: int
+    count: int
+    owned: bool = True
+
+
+def axis_range(config: ModelConfig, shard: ModelShard, axis: Axis) -> AxisRange:
+    """Return the range of an axis that a shard has."""
+    if axis in (Axis.WIDTH, Axis.HEAD):
+        return AxisRange(0, config.hidden_size if axis is Axis.WIDTH else config.n_head_dim, shard.tensor_index == 0)
+    if axis in (Axis.QUERIES, Axis.KEYS):
+        heads, size = shard_heads(config, shard), config.n_head_dim
+        if axis is Axis.QUERIES:
+            return AxisRange(heads.first_query * size, heads.queries * size)
+        return AxisRange(heads.first_kv * size, heads.kvs * size, heads.owns_kv)
+    indices = intermediate_columns(config, shard) if axis is Axis.INNER else vocabulary_rows(config, shard)
+    return AxisRange(indices.start, len(indices))
+
+
+def axis_size(config: ModelConfig, axis: Axis) -> int:
+    """Return the size of a complete axis."""
+    return axis_range(config, FULL_MODEL, axis).count
+
+
+def axis_share(config: ModelConfig, axis: Axis, tensor_count: int) -> float:
+    """Return the mean number of an axis' indices per tensor rank; a kv head is never split."""
+    if axis in (Axis.WIDTH, Axis.HEAD):
+        return axis_size(config, axis)
+    if axis is Axis.KEYS:
+        return max(config.n_kv_heads / tensor_count, 1.0) * config.n_head_dim
+    return axis_size(config, axis) / tensor_count
+
+
+def element_share(config: ModelConfig, tensor: TensorSpec, tensor_count: int) -> float:
+    """Return the mean number of a tensor's elements per tensor rank."""
+    columns = 1.0 if tensor.columns is None else axis_share(config, tensor.columns, tensor_count)
+    return axis_share(config, tensor.rows, tensor_count) * columns
+
+
+def local_elements(config: ModelConfig, shard: ModelShard, tensor: TensorSpec) -> int:
+    """Count the elements of a tensor that a shard has."""
+    columns = 1 if tensor.columns is None else axis_range(config, shard, tensor.columns).count
+    return axis_range(config, shard, tensor.rows).count * columns

@@ -1,6 +1,14 @@
-"""AdamW update of bf16 weights in plain torch: the definition that all kernels reproduce bit for bit.
+"""AdamW update of bf16 weights in plain torch, and its random bits: what all kernels reproduce bit for bit.
 
+    LocalParameter --address_elements--> ElementAddresses: the tensor as lines, and the place of each line in the
+        canonical tensor
+    local parameters, seed, mode --RoundingStreams--> addresses, and keys of the tensors in a step
     w, g, m, v, (c), scalars, keys --update--> w, m, v, (c) in place; g is only read
+
+Random bits are addressed by seed, canonical name, step and position in the canonical tensor. So every optimizer and
+every layout draws the same bits for an element. A line is a range of elements of one row of one canonical tensor: a row
+of a matrix, or a range of a vector. Element j of a line has column ``column + j`` there. So an element has the same
+address in complete, tensor-parallel, sharded and fused parameters, and kernels do not depend on layouts.
 
 Every value is widened to fp32, every operation is rounded to fp32 (IEEE 754, nothing fused or reordered), and the
 scalars of ``SCALARS`` are computed in float64 and rounded to fp32 once, but for the scale of the gradients, which is
@@ -34,16 +42,132 @@ changes by u on average, down to the rounding of c - u to fp32, 2^-32 of w.
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from hlat.optim.element_addresses import ElementAddresses
-from hlat.precision import element_bits, line_bits, stochastic_round
+from hlat.model import LocalParameter
+from hlat.optim.base import counter_device
+from hlat.precision import element_bits, line_bits, step_keys, stochastic_round, stream_keys
 from hlat.runtime.backend import torch_private
 from hlat.runtime.backend.device import is_on_host
 from hlat.runtime.backend.table import backend_of, types_with
+
+
+@dataclass(frozen=True)
+class ElementAddresses:
+    """Addresses of the L lines (possibly none) of a local tensor.
+
+    Attributes:
+        length: elements of a line.
+        rows_L, columns_L: row and column of each line's first element in its canonical tensor, int32; vectors have row
+            0.
+        names_L: canonical tensor of each line, int32: an index into the names of all parameters of the optimizer.
+    """
+
+    length: int
+    rows_L: torch.Tensor
+    columns_L: torch.Tensor
+    names_L: torch.Tensor
+
+    @property
+    def count(self) -> int:
+        """Number of lines."""
+        return self.rows_L.shape[0]
+
+    def view_lines(self, tensor: torch.Tensor) -> torch.Tensor:
+        """View a contiguous local tensor (weights, gradients or moments) as (L, length)."""
+        return tensor.view(self.count, self.length)
+
+    def slice_lines(self, start: int, stop: int) -> "ElementAddresses":
+        """Return the addresses of the lines ``start <= line < stop``."""
+        rows, columns, names = (table[start:stop] for table in (self.rows_L, self.columns_L, self.names_L))
+        return ElementAddresses(self.length, rows, columns, names)
+
+
+def address_elements(parameter: LocalParameter, first_name: int = 0) -> ElementAddresses:
+    """Compute the addresses of the elements of a local parameter, on its device.
+
+    Args:
+        parameter: the local parameter.
+        first_name: index of the first canonical name of its layout; the others follow.
+    """
+    layout, tensor = parameter.layout, parameter.tensor
+    runs = list(layout.runs(parameter.first_row, parameter.first_row + tensor.shape[0]))
+    numbers = {canonical.name: first_name + index for index, canonical in enumerate(layout.tensors)}
+    matrix = bool(layout.columns)
+    length = math.prod(layout.columns) if matrix else math.gcd(*(run.count for run in runs)) or 1
+    tables: list[torch.Tensor] = [torch.empty(3, 0, dtype=torch.int64)]
+    for run in runs:
+        if matrix:
+            rows = torch.arange(run.canonical_start, run.canonical_start + run.count)
+            columns = torch.full_like(rows, layout.first_column)
+        else:
+            columns = torch.arange(run.canonical_start, run.canonical_start + run.count, length)
+            rows = torch.zeros_like(columns)
+        assert run.canonical_start + run.count <= 1 << 31 > layout.first_column, "addresses have 32 bits"
+        tables.append(torch.stack((rows, columns, torch.full_like(rows, numbers[run.name]))))
+    table_3L = torch.cat(tables, dim=1)
+    return ElementAddresses(length, *table_3L.to(torch.int32).to(tensor.device).unbind())
+
+
+_WEIGHTS_PURPOSE = "rounding"  # random stream of bf16-sr
+_MOMENTS_PURPOSE = "rounding of moments"  # random stream of the other modes, which round only moments stochastically
+
+
+class RoundingStreams:
+    """Addresses and keys of some parameters, computed when first used.
+
+    Args:
+        parameters: the parameters, all on one device.
+        seed: seed of the random bits.
+        mode: precision mode with bf16 weights.
+    """
+
+    def __init__(self, parameters: Sequence[LocalParameter], seed: int, mode: str) -> None:
+        self._parameters, self._seed, self._mode = parameters, seed, mode
+
+    def allocate(self) -> None:
+        """Compute the tables."""
+        _ = self.addresses, self._keys_2N, self._owners_N
+
+    def keys(self, steps_P: torch.Tensor) -> torch.Tensor:
+        """Compute the keys of all canonical tensors in a step: int32 of shape (2, N), on the parameters' device.
+
+        Args:
+            steps_P: step counter of each parameter, where counters are.
+        """
+        keys_2N = step_keys(self._keys_2N, steps_P[self._owners_N])
+        return keys_2N.to(self._parameters[0].tensor.device, non_blocking=True)
+
+    @functools.cached_property
+    def addresses(self) -> list[ElementAddresses]:
+        """Addresses of the elements of each parameter."""
+        addresses: list[ElementAddresses] = []
+        names = 0
+        for parameter in self._parameters:
+            addresses.append(address_elements(parameter, names))
+            names += len(parameter.layout.tensors)
+        return addresses
+
+    @functools.cached_property
+    def _device(self) -> torch.device:
+        return counter_device(self._parameters[0].tensor.device)
+
+    @functools.cached_property
+    def _keys_2N(self) -> torch.Tensor:
+        names = [canonical.name for each in self._parameters for canonical in each.layout.tensors]
+        purpose = _WEIGHTS_PURPOSE if self._mode == "bf16-sr" else _MOMENTS_PURPOSE
+        return stream_keys(self._seed, purpose, names, self._device)
+
+    @functools.cached_property
+    def _owners_N(self) -> torch.Tensor:
+        """Index of the parameter of each canonical name."""
+        owners = [index for index, each in enumerate(self._parameters) for _ in each.layout.tensors]
+        return torch.tensor(owners, device=self._device)
+
 
 SCALARS = (
     "decay",

@@ -4,7 +4,7 @@
 A program updates up to 1024 consecutive elements of one line in registers: one pass over memory, 14 bytes per element
 in bf16-sr. Products and sums are not fused, division and square root follow IEEE 754, and subnormals are kept.
 
-Triton is part of torch's builds for GPUs, not of those for CPUs: only ``adamw_bf16`` imports this module, for GPUs. For
+Triton is part of torch's builds for GPUs, not of those for CPUs: only ``adamw.py`` imports this module, for GPUs. For
 AMD's it is compiled by tests only, and its bits were not compared there.
 Triton kernels are not typed Python, so mypy skips this file.
 """

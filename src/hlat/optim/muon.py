@@ -28,9 +28,8 @@ import torch
 from hlat.config import AdamWConfig, MuonConfig
 from hlat.model import LocalParameter, local
 from hlat.optim.adamw import AdamWSpec
-from hlat.optim.adamw_reference import compensation_bits, random_bits, rounded, rounding_of, subtract
+from hlat.optim.adamw_reference import RoundingStreams, compensation_bits, random_bits, rounded, rounding_of, subtract
 from hlat.optim.base import STEP, LocalMatrices, Optimizer, OptimizerSpec, WholeMatrices, scale_in_place
-from hlat.optim.rounding_streams import RoundingStreams
 from hlat.precision import MODES
 from hlat.runtime.backend.table import backend_of
 

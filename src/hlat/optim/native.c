@@ -1,7 +1,7 @@
-/* AdamW update of bf16 weights on a CPU, and sums of squares of their gradients; reproduces, bit for bit,
- * hlat/optim/adamw_reference.py and hlat/optim/square_sums.py, which define them.
+/* AdamW update of bf16 weights on a CPU, and sums of squares of their gradients; reproduces, bit for bit, the update
+ * of hlat/optim/adamw_reference.py and the sums of hlat/optim/cpu_kernels.py, which define them.
  *
- * Compiled by hlat/optim/adamw_cpu.py without contraction of products and sums, or any other option that changes the
+ * Compiled by hlat/optim/cpu_kernels.py without contraction of products and sums, or any other option that changes the
  * result of an operation. Every update function updates the lines begin <= line < end of one parameter.
  */
 #include <math.h>

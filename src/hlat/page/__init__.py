@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING
 from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
-    from hlat.page.bar_chart import bar_chart as bar_chart
+    from hlat.page.charts import Dot as Dot
+    from hlat.page.charts import Mark as Mark
+    from hlat.page.charts import Series as Series
+    from hlat.page.charts import bar_chart as bar_chart
+    from hlat.page.charts import line_chart as line_chart
+    from hlat.page.charts import scatter_chart as scatter_chart
     from hlat.page.elements import Html as Html
+    from hlat.page.elements import colour as colour
     from hlat.page.elements import details as details
     from hlat.page.elements import grid as grid
     from hlat.page.elements import page as page
@@ -21,26 +27,17 @@ if TYPE_CHECKING:
     from hlat.page.elements import section as section
     from hlat.page.elements import table as table
     from hlat.page.elements import text as text
-    from hlat.page.line_chart import Mark as Mark
-    from hlat.page.line_chart import Series as Series
-    from hlat.page.line_chart import line_chart as line_chart
     from hlat.page.numbers import duration as duration
     from hlat.page.numbers import format_tick as format_tick
     from hlat.page.numbers import format_value as format_value
     from hlat.page.numbers import make_axis as make_axis
     from hlat.page.numbers import time_unit as time_unit
-    from hlat.page.scatter_chart import Dot as Dot
-    from hlat.page.scatter_chart import scatter_chart as scatter_chart
-    from hlat.page.style import colour as colour
 
 __getattr__ = lazily(
     __name__,
     {
-        "bar_chart": "bar_chart",
-        "elements": "Html details grid page paragraph preformatted section table text",
-        "line_chart": "Mark Series line_chart",
+        "charts": "Dot Mark Series bar_chart line_chart scatter_chart",
+        "elements": "Html colour details grid page paragraph preformatted section table text",
         "numbers": "duration format_tick format_value make_axis time_unit",
-        "scatter_chart": "Dot scatter_chart",
-        "style": "colour",
     },
 )

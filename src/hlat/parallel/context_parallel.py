@@ -22,7 +22,7 @@ from torch.nn.attention.bias import CausalBias, causal_lower_right
 from torch.utils._python_dispatch import _disable_current_modes
 
 from hlat.model import DocumentMask, LayerCache, attend
-from hlat.parallel.mesh.collectives import all_gather, reduce_scatter
+from hlat.parallel.process_groups import all_gather, reduce_scatter
 
 
 class _AllGather(torch.autograd.Function):

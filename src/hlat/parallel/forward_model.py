@@ -27,14 +27,12 @@ from hlat.model import (
     replace_parameters,
     vocabulary_rows,
 )
-from hlat.parallel.mesh.collectives import all_gather
-from hlat.parallel.mesh.mesh_layout import Layout
-from hlat.parallel.mesh.process_groups import create_process_groups
-from hlat.parallel.tensor_parallel import parallelize_block
-from hlat.parallel.vocab_parallel import parallelize_embedding_and_head
+from hlat.parallel.layout import Layout
+from hlat.parallel.process_groups import all_gather, create_process_groups
+from hlat.parallel.tensor_parallel import parallelize_block, parallelize_embedding_and_head
 from hlat.runtime.distributed.join import Runtime
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.terminal_text import plural
+from hlat.runtime.terminal import plural
 
 
 @dataclass(frozen=True)

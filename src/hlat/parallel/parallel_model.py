@@ -30,37 +30,31 @@ from hlat.model import (
     row_losses,
 )
 from hlat.optim import LocalMatrices, WholeMatrices
-from hlat.parallel.compile import compile_blocks, decide_compilation
-from hlat.parallel.device_check import device_problems, needs_whole_matrices
-from hlat.parallel.fsdp import (
+from hlat.parallel.data_parallel import (
+    ReplicatedGradients,
     all_reduce_gradients,
     configure_micro_batch,
     gathered_parameters,
+    owned_rows,
     reshard,
     shard_model,
     sharded_parameters,
+    sum_of_squares,
+    sum_over_world,
     unsharded_gradients,
 )
-from hlat.parallel.gradient_sync import ReplicatedGradients, owned_rows, sum_over_world
-from hlat.parallel.host_sum import sum_on_host
-from hlat.parallel.matrix_exchange import MatrixExchange
-from hlat.parallel.mesh.group_trial import try_groups
-from hlat.parallel.mesh.mesh_layout import Layout
-from hlat.parallel.mesh.process_groups import ProcessGroups, create_process_groups
-from hlat.parallel.micro_batch import MicroBatch
-from hlat.parallel.norms import sum_of_squares
-from hlat.parallel.stages.matrix_plan import MatrixPlan
-from hlat.parallel.stages.pass_label import pass_label
+from hlat.parallel.device_support import compile_blocks, decide_compilation, device_problems, needs_whole_matrices
+from hlat.parallel.layout import Layout, StepShape
+from hlat.parallel.matrix_exchange import MatrixExchange, MatrixPlan
+from hlat.parallel.passes import MicroBatch, pass_label, sum_on_host
+from hlat.parallel.process_groups import ProcessGroups, create_process_groups, try_groups
 from hlat.parallel.stages.stage_layers import rank_model_shards
-from hlat.parallel.stages.step_shape import StepShape
-from hlat.parallel.tensor_parallel import parallelize_block
-from hlat.parallel.vocab_parallel import parallelize_embedding_and_head
+from hlat.parallel.tensor_parallel import parallelize_block, parallelize_embedding_and_head
 from hlat.precision import MODES, Mode, convert_to_fp8
 from hlat.runtime.backend.table import backend_of
-from hlat.runtime.distributed.fake_world import host_values, in_fake_world
-from hlat.runtime.distributed.join import Runtime
+from hlat.runtime.distributed.join import Runtime, host_values, in_fake_world
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.process.phase import enter_phase
+from hlat.runtime.progress import enter_phase
 
 if TYPE_CHECKING:
     from hlat.parallel.pipeline_parallel import Pipeline

@@ -1,35 +1,235 @@
-"""Pipeline parallelism: the stages of a rank, and the schedule that runs them.
+"""Pipeline parallelism: the stages of a rank, the schedule that runs them, and the messages between stages.
 
     stages, micro-batches -> torch.distributed.pipelining -> loss of each micro-batch
+    received input -> forward -> output -> sent; the graph stays, the output's memory goes
+    received gradient -> backward -> gradient by the input -> sent
+    send operations of a pass -> sent at once, the oldest are waited for -> at most PENDING_SENDS tensors are kept
 
 A stage is built with its own layers only. It sends the residual stream, (micro-batch, positions, width), of the rank's
 positions (a shard of the sequence with sequence parallelism).
+
+Stages are torch's, with messages that live no longer than they are needed. Torch allocates the buffers of all
+micro-batches' messages before the first step and keeps them, and keeps the output of every micro-batch in flight. Here
+a buffer is allocated when its receive starts and belongs to the pass that uses it, and of the output a tensor without
+memory is kept, through which backward enters the graph. Megatron-LM frees outputs likewise
+(``deallocate_pipeline_outputs``), and so did the training of Llama 3 (arXiv 2407.21783, section 3.3.2).
+
+Torch's schedules with several stages per rank, and GPipe, send after each pass and wait when the step ends, or its
+forward half: until then every message of the step stays in memory. Waiting earlier cannot block for ever. There is one
+order of all messages of which the order of every rank is a part: torch appends a receive to its rank when it appends
+the send (``_add_send_recv`` in its schedules, the same in 2.11 to 2.14), and GPipe's messages are ordered by half,
+micro-batch and stage. The ranks of the first message that has not ended have ended all earlier ones, so both come to
+it, and it ends, even if every send waits for its receive. With gloo a wait blocks the process; with NCCL the stream, on
+which kernels, sends and receives keep the order of the process. 1F1B combines sends and receives in operations of its
+own, which stay as they are. A test lets ranks wait at every message (tests/parallel/pipeline/test_waiting.py).
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
+from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import (
     Schedule1F1B,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
     ScheduleZBVZeroBubble,
+    _batch_p2p,
 )
 
 from hlat.config import ZERO_BUBBLE
 from hlat.model import Decoder, Reduction, head_loss, split_backward
-from hlat.parallel.fsdp import reshard_after_every_backward
-from hlat.parallel.mesh.mesh_layout import Layout
-from hlat.parallel.micro_batch import MicroBatch
-from hlat.parallel.pipeline.outbox import Outbox
-from hlat.parallel.pipeline.stage import ReportingStage
+from hlat.parallel.data_parallel import reshard_after_every_backward
+from hlat.parallel.layout import Layout
+from hlat.parallel.passes import MicroBatch, pass_label
+from hlat.parallel.stages.in_flight import PENDING_SENDS
 from hlat.runtime.backend import torch_private
+from hlat.runtime.distributed.join import in_fake_world
 from hlat.runtime.errors import LaunchError
+from hlat.runtime.progress import enter_phase
+
+
+class Outbox:
+    """Sends the messages of a rank's stages.
+
+    Args:
+        at_once: False if the schedule sends a pass's messages together with receives (1F1B), and waits for both.
+    """
+
+    def __init__(self, *, at_once: bool) -> None:
+        self._at_once = at_once
+        self._pending: deque[tuple[dist.Work, torch.Tensor]] = deque()
+
+    def send(self, operations: Sequence[dist.P2POp]) -> list[dist.P2POp]:
+        """Send messages.
+
+        Args:
+            operations: the sends of a pass.
+
+        Returns:
+            The operations that the schedule has to start.
+        """
+        if not self._at_once:
+            return list(operations)
+        for each in operations:
+            # As schedules start their receives: by NCCL's communicator of the group in torch 2.11, of the pair in 2.12.
+            (work,) = _batch_p2p([each])
+            self._pending.append((work, each.tensor))
+        self._wait_for_all_but(PENDING_SENDS)
+        return []
+
+    def wait(self) -> None:
+        """Wait until all messages are sent."""
+        self._wait_for_all_but(0)
+
+    def _wait_for_all_but(self, count: int) -> None:
+        while len(self._pending) > count:
+            work, _ = self._pending.popleft()
+            work.wait()
+
+
+_NO_BUFFER = torch.empty(0, device="meta")  # not None: torch 2.11 clears the gradients of all buffers
+_AGREEMENT: Any = np.int32(1)  # instead of a tensor, which has no value in a rehearsal
+
+
+class _GraphEnd(torch.autograd.Function):
+    """Has the shape of its input and takes its gradient, in the memory of one element."""
+
+    @staticmethod
+    def forward(ctx: Any, out: torch.Tensor) -> torch.Tensor:
+        # Not expand(): torch detaches the outputs of split passes in place, which views do not allow.
+        return torch.empty_strided(out.shape, (0,) * out.dim(), dtype=out.dtype, device=out.device)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0]
+
+
+class ReportingStage(PipelineStage):
+    """Torch's stage; frees its messages, reports the phase of this process, and labels each pass for profilers.
+
+    Args:
+        outbox: sends the messages of this rank.
+        message: shape and dtype of the messages between stages, as a tensor without memory.
+        settings: those of torch's stage.
+    """
+
+    def __init__(self, *settings: Any, outbox: Outbox, message: torch.Tensor, **named: Any) -> None:
+        super().__init__(*settings, **named)
+        self._outbox, self._message = outbox, message
+        self._outputs: dict[int, torch.Tensor] = {}  # by micro-batch, until they are sent
+
+    # The first argument of each pass is the micro-batch; torch names the others.
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the forward pass of a micro-batch."""
+        enter_phase("forward")
+        with pass_label("forward", self.stage_index, args[0]):
+            output = super().forward_one_chunk(*args, **kwargs)
+        if self.is_last:
+            return output
+        inputs = self.fwd_cache[args[0]][1]
+        end = _GraphEnd.apply(output)  # type: ignore[no-untyped-call]
+        self.fwd_cache[args[0]] = ((end,), inputs)
+        if self.stage_index_to_group_rank[self.stage_index + 1] == self.group_rank:
+            return output  # the schedule hands it to the next stage
+        self._outputs[args[0]] = output.detach()
+        return end
+
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the backward pass of a micro-batch, or its first half."""
+        enter_phase("backward")
+        with pass_label("backward" if kwargs.get("full_backward", True) else "input", self.stage_index, args[0]):
+            super().backward_one_chunk(*args, **kwargs)
+        if self.is_last:
+            kwargs["loss"].detach_()  # the schedule keeps it until the step ends, and with its graph the stage's input
+
+    def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the second half of the backward pass of a micro-batch."""
+        enter_phase("backward")
+        with pass_label("weight", self.stage_index, args[0]):
+            return super().backward_weight_one_chunk(*args, **kwargs)
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """Send the output of a micro-batch, or return the operations that do."""
+        if fwd_chunk_id not in self._outputs:
+            return []
+        end, inputs = self.fwd_cache[fwd_chunk_id]
+        self.fwd_cache[fwd_chunk_id] = ((self._outputs.pop(fwd_chunk_id),), inputs)
+        operations = super().get_fwd_send_ops(fwd_chunk_id)
+        self.fwd_cache[fwd_chunk_id] = (end, inputs)
+        return self._outbox.send(operations)
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """Send the gradient by the input of a micro-batch, or return the operations that do."""
+        return self._outbox.send(super().get_bwd_send_ops(bwd_chunk_id))
+
+    # A buffer is allocated when its receive starts, and given away to the pass that needs it.
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """Return the operations that receive the input of a micro-batch."""
+        if not self.is_first:
+            self._allocate(self.args_recv_info[fwd_chunk_id])
+        return super().get_fwd_recv_ops(fwd_chunk_id)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """Return the operations that receive the gradient by the output of a micro-batch."""
+        self._allocate(self.grad_recv_info.get(bwd_chunk_id, ()))
+        return super().get_bwd_recv_ops(bwd_chunk_id)
+
+    def _retrieve_recv_activations(self, fwd_chunk_id: int) -> Any:
+        received = super()._retrieve_recv_activations(fwd_chunk_id)
+        for each in received:
+            each.requires_grad_(self.has_backward)  # torch 2.11 does not, since it reuses its buffers
+        _give_away(self.args_recv_info[fwd_chunk_id])
+        return received
+
+    def _retrieve_recv_grads(self, bwd_chunk_id: int) -> Any:
+        received = super()._retrieve_recv_grads(bwd_chunk_id)
+        _give_away(self.grad_recv_info[bwd_chunk_id])
+        return received
+
+    def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
+        prepared = super()._prepare_forward_infra(*args, **kwargs)
+        for messages in () if self.is_first else self.args_recv_info.values():
+            _give_away(messages)
+        return prepared
+
+    def _create_grad_recv_info(self, act_send_info: dict[int, list[int]]) -> Any:
+        messages = super()._create_grad_recv_info(act_send_info)
+        _give_away(messages)
+        return messages
+
+    def _allocate(self, messages: Any) -> None:
+        for each in messages:
+            each.buffer = torch.empty(self._message.shape, dtype=self._message.dtype, device=self.device)
+
+    # Before the first step torch's stages vote whether all know the shapes of their messages. They do; in a rehearsal,
+    # which has no other ranks, the result is given. Torch 2.11 sends each neighbour a message instead.
+
+    def _warmup_forward_vote(self, has_backward: bool, received_acc: torch.Tensor | None = None) -> torch.Tensor:
+        return _AGREEMENT if in_fake_world() else super()._warmup_forward_vote(has_backward, received_acc)
+
+    def _warmup_backward_result(self, received_result: torch.Tensor | None = None) -> torch.Tensor:
+        return _AGREEMENT if in_fake_world() else super()._warmup_backward_result(received_result)
+
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        operations = [] if in_fake_world() else super()._get_init_p2p_neighbors_ops()
+        # The neighbour of a stage may be on the same rank, and gloo has no messages to itself.
+        return [each for each in operations if each.group_peer != self.group_rank]
+
+
+def _give_away(messages: Any) -> None:
+    """Drop the references of torch's stage to buffers of messages."""
+    for each in messages:
+        each.buffer = _NO_BUFFER
+
 
 _SINGLE_STAGE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 _MULTI_STAGE = {

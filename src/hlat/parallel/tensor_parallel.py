@@ -1,7 +1,10 @@
-"""Tensor and sequence parallelism of the decoder blocks.
+"""Tensor, sequence and vocabulary parallelism: blocks, embedding, head and loss sharded over the tensor group.
 
-    without sequence parallelism:  x -(copy)-> shard of attention or feed-forward -(all-reduce)-> +
+    blocks, without sequence parallelism:  x -(copy)-> shard of attention or feed-forward -(all-reduce)-> +
     with:  x, a shard of the sequence -(all-gather)-> shard of attention or feed-forward -(reduce-scatter)-> +
+
+    token ids -> lookup in the local rows, zeros for other ids -> sum over ranks
+    hidden -> logits of the local rows -> cross-entropy from reduced maxima and sums; no rank has all logits
 
 A rank has some of the heads and intermediate columns of every block (``ModelShard``), so the output of its output
 projection is one term of a sum over ranks (Shoeybi et al. 2019, Megatron-LM, section 3). With sequence parallelism the
@@ -11,6 +14,8 @@ all-gather and a reduce-scatter, which send the same number of bytes (Korthikant
 The collectives are attached to the model's modules as hooks; all tensors are plain local tensors. The autograd
 functions are pairs, each the backward pass of the other: gather / reduce-scatter, copy / all-reduce. A norm over all
 heads sums its statistics over the ranks, forward and backward.
+
+Tensor suffix: N tokens of a chunk.
 """
 
 from functools import partial
@@ -22,8 +27,8 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
-from hlat.model import DecoderBlock
-from hlat.parallel.mesh.collectives import all_gather, reduce_scatter
+from hlat.model import CrossEntropy, Decoder, DecoderBlock, vocabulary_rows
+from hlat.parallel.process_groups import all_gather, reduce_scatter
 
 
 def all_gather_sequence(x_BsX: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
@@ -137,3 +142,68 @@ def parallelize_block(block: DecoderBlock, group: ProcessGroup, sequence: bool) 
         register_output_reduction(last, group, sequence)
     for norm in block.sharded_norms():
         norm.sum_over_shards = partial(_all_reduce, group=group)
+
+
+class _EmbeddingHooks:
+    """Hooks of an embedding shard: look up ids of local rows only, and sum over the ranks."""
+
+    def __init__(self, rows: range, group: ProcessGroup, sequence: bool) -> None:
+        self._rows, self._group, self._sequence = rows, group, sequence
+        self._is_remote: torch.Tensor | None = None
+
+    def mask_ids(self, _: nn.Module, args: tuple[Any, ...]) -> torch.Tensor:
+        ids = args[0]
+        self._is_remote = (ids < self._rows.start) | (ids >= self._rows.stop)
+        shifted: torch.Tensor = (ids - self._rows.start).masked_fill(self._is_remote, 0)
+        return shifted
+
+    def reduce_output(self, _: nn.Module, args: tuple[Any, ...], out: torch.Tensor) -> torch.Tensor:
+        assert self._is_remote is not None, "mask_ids() ran before"
+        local = out.masked_fill(self._is_remote.unsqueeze(-1), 0)
+        self._is_remote = None
+        return reduce(local, self._group, self._sequence)
+
+
+def parallelize_embedding_and_head(model: Decoder, group: ProcessGroup, sequence: bool) -> None:
+    """Attach collectives to embedding and head (if in this shard), so that they compute the unsharded result.
+
+    Only the head's logits stay restricted to the local rows; its loss is that of the complete vocabulary.
+    """
+    rows = vocabulary_rows(model.config, model.shard)
+    if model.embedding is not None:
+        hooks = _EmbeddingHooks(rows, group, sequence)
+        model.embedding.register_forward_pre_hook(hooks.mask_ids)
+        model.embedding.register_forward_hook(hooks.reduce_output)
+    if model.head is not None:
+        register_input_gather(model.head, group, sequence)
+        most_rows = -(-model.config.vocab_size // group.size())
+        model.head.cross_entropy = ParallelCrossEntropy(rows, most_rows, group)
+
+
+class ParallelCrossEntropy(CrossEntropy):
+    """Cross-entropy of logits sharded by vocabulary: two all-reduces, of one and of two numbers per token.
+
+    Args:
+        rows: vocabulary rows of the local logits.
+        most_rows: largest number of rows of any rank.
+        group: the tensor group.
+    """
+
+    def __init__(self, rows: range, most_rows: int, group: ProcessGroup) -> None:
+        super().__init__(rows.start, most_rows)
+        self._group = group
+
+    def reduce_max(self, peak_N: torch.Tensor) -> torch.Tensor:
+        """Take the maximum over the ranks, in place."""
+        dist.all_reduce(peak_N, op=dist.ReduceOp.MAX, group=self._group)
+        return peak_N
+
+    def reduce_sum(self, sums_2N: torch.Tensor) -> torch.Tensor:
+        """Sum over the ranks, in place."""
+        dist.all_reduce(sums_2N, group=self._group)
+        return sums_2N
+
+    def reduce_min(self, rows_N: torch.Tensor) -> torch.Tensor:
+        """Take the minimum over the ranks, in place."""
+        dist.all_reduce(rows_N, op=dist.ReduceOp.MIN, group=self._group)
+        return rows_N

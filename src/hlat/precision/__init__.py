@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
-    from hlat.precision.fp8 import check_fp8 as check_fp8
-    from hlat.precision.fp8 import convert_to_fp8 as convert_to_fp8
     from hlat.precision.modes import AUTO as AUTO
     from hlat.precision.modes import MODES as MODES
     from hlat.precision.modes import Mode as Mode
+    from hlat.precision.modes import check_fp8 as check_fp8
+    from hlat.precision.modes import convert_to_fp8 as convert_to_fp8
     from hlat.precision.modes import resolve_mode as resolve_mode
     from hlat.precision.rounding import element_bits as element_bits
     from hlat.precision.rounding import line_bits as line_bits
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
-        "fp8": "check_fp8 convert_to_fp8",
-        "modes": "AUTO MODES Mode resolve_mode",
+        "modes": "AUTO MODES Mode check_fp8 convert_to_fp8 resolve_mode",
         "rounding": "element_bits line_bits step_keys stochastic_round stream_keys",
     },
 )

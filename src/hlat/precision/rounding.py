@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hlat.runtime.randomness.rng_keys import stream_key
+from hlat.runtime.random_keys import stream_key
 
 ROUNDS = 13
 LARGEST_BF16 = 3.3895313892515355e38  # 0x7F7F, the largest finite value

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
-    from hlat.rehearsal.memory import CATEGORIES as CATEGORIES
-    from hlat.rehearsal.planned_step import PARTS as PARTS
+    from hlat.rehearsal.observers import CATEGORIES as CATEGORIES
+    from hlat.rehearsal.plan import PARTS as PARTS
     from hlat.rehearsal.rank import RankReport as RankReport
     from hlat.rehearsal.rank import rehearse_rank as rehearse_rank
     from hlat.rehearsal.report import decision_lines as decision_lines
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
-        "memory": "CATEGORIES",
-        "planned_step": "PARTS",
+        "observers": "CATEGORIES",
+        "plan": "PARTS",
         "rank": "RankReport rehearse_rank",
         "report": "decision_lines note_lines rehearsal_json report_lines time_lines verdict_lines",
         "simulated_device": "SimulatedDevice parse_device",

@@ -19,14 +19,10 @@ from hlat.data import Batch
 from hlat.model import local
 from hlat.optim import Optimizer, build_optimizer
 from hlat.parallel import Coordinates, Layout, ParallelModel, build_parallel
-from hlat.rehearsal.flop_counter import FlopCounter
-from hlat.rehearsal.memory import MemoryTracker, storage_key
-from hlat.rehearsal.message_counter import Message, MessageCounter
-from hlat.rehearsal.operations import OperationObserver
-from hlat.rehearsal.trace import Trace, TraceEvent
-from hlat.runtime.distributed.fake_world import host_values
-from hlat.runtime.distributed.join import Runtime
-from hlat.runtime.process.phase import enter_phase
+from hlat.rehearsal.observers import MemoryTracker, Message, MessageCounter, OperationObserver, storage_key
+from hlat.rehearsal.trace import FlopCounter, Trace, TraceEvent
+from hlat.runtime.distributed.join import Runtime, host_values
+from hlat.runtime.progress import enter_phase
 from hlat.training import ComponentList, StepEnd, accumulate_gradients, requested_components, scheduled_gc, update
 
 
@@ -68,7 +64,7 @@ def rehearse_rank(recipe: Recipe, runtime: Runtime) -> RankReport:
 
     Args:
         recipe: recipe, validated for this world size.
-        runtime: the rank, of a rehearsal (``hlat.runtime.distributed.fake_world.fake_rank``) or of a real run.
+        runtime: the rank, of a rehearsal (``hlat.runtime.distributed.join.fake_rank``) or of a real run.
 
     Raises:
         HlatError: the rank cannot be built.

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hlat.planner import format_number
-from hlat.rehearsal.memory import CATEGORIES
+from hlat.rehearsal.observers import CATEGORIES
+from hlat.rehearsal.plan import FitVerdict
 from hlat.rehearsal.rank import RankReport
-from hlat.rehearsal.verdict import FitVerdict
-from hlat.runtime.terminal_text import plural
+from hlat.runtime.terminal import plural
 
 if TYPE_CHECKING:
     from hlat.rehearsal.world import Rehearsal

@@ -1,25 +1,122 @@
-"""A device that a rehearsal takes the decisions of, though it is not here: its type and its chip.
+"""A device that a rehearsal takes the decisions of, though it is not here: its type, its chip, its attention.
 
     "neuron", "cuda:h100", or the chip of a cluster --> SimulatedDevice --simulating--> the program decides as there
+    recipe, world size, backend of the device --> the functions that training asks --> Decision(name, choice, reason)
+    F.scaled_dot_product_attention(q, k, v, mask) --> the backend's kernel for such heads --> its operator, as torch
+        dispatches it on the device: what it returns and keeps for backward is counted like every other tensor
+
+    kernel                keeps for backward, besides queries, keys, values and output
+    flash_attention       log-sum-exp
+    cudnn_attention       log-sum-exp
+    efficient_attention   log-sum-exp
+    overrideable          log-sum-exp, and a mask if there is one
+    math                  the scores after softmax, and keys and values repeated for every query head
 
 Tensors keep reporting a CPU. Simulated are the answers of the device's backend (``hlat.runtime.backend``), and the
-kernel of attention, which keeps the tensors that it would keep there (``attention.py``).
+operators of attention. Torch implements a causal mask whose queries are the last of more keys (``CausalBias``, under
+context parallelism) in flash and efficient attention only; for others it builds the mask.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import CausalBias
 
+from hlat.config import Recipe
 from hlat.hardware import Catalog, Chip, Cluster
-from hlat.model import computing_as_simulated
-from hlat.rehearsal.attention import simulated_attention
-from hlat.runtime.backend.base import Backend
+from hlat.model import attention_kernel, builds_masks, computing_as_simulated, recipe_heads
+from hlat.optim import optimizer_spec
+from hlat.parallel import decide_compilation
+from hlat.precision import MODES
+from hlat.runtime.backend import torch_private
+from hlat.runtime.backend.base import AttentionHeads, Backend
 from hlat.runtime.backend.table import BACKENDS, backend_of, simulated_backend
 from hlat.runtime.errors import HardwareError
+
+_aten = torch.ops.aten
+_plain = F.scaled_dot_product_attention
+_LOWER_RIGHT = 2  # value of torch.nn.attention.bias.CausalVariant
+
+
+@contextmanager
+def simulated_attention(device: torch.device, deterministic: bool) -> Iterator[None]:
+    """Let attention run the operator of the simulated device within the block, backward passes included.
+
+    Args:
+        device: device that the tensors report.
+        deterministic: ``run.deterministic`` of the recipe.
+    """
+
+    def attend(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: CausalBias | None = None, **given: bool
+    ) -> torch.Tensor:
+        has_prefix = attn_mask is not None
+        heads = AttentionHeads(q.dtype, q.shape[3], q.shape[1] != k.shape[1], has_prefix=has_prefix)
+        kernel = backend_of(device).attention_kernel(heads, deterministic, device)
+        return _KERNELS[kernel.name](q, k, v, attn_mask)
+
+    torch_private.shapes_of_overrideable_backward()
+    with patch.object(F, "scaled_dot_product_attention", attend):
+        yield
+
+
+def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: CausalBias | None) -> torch.Tensor:
+    out: torch.Tensor = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]
+    return out
+
+
+def _cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: CausalBias | None) -> torch.Tensor:
+    out: torch.Tensor = _aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, True)[0]
+    return out
+
+
+def _efficient(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: CausalBias | None) -> torch.Tensor:
+    if mask is None:
+        out: torch.Tensor = _aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, True)[0]
+        return out
+    by_position = (tensor.transpose(1, 2) for tensor in (q, k, v))
+    lengths = (None,) * 5  # bias, cumulative and maximal lengths of packed rows
+    found: torch.Tensor = _aten._efficient_attention_forward(
+        *by_position, *lengths, 0.0, _LOWER_RIGHT, compute_log_sumexp=True
+    )[0]
+    return found.transpose(1, 2)
+
+
+def _overrideable(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: CausalBias | None) -> torch.Tensor:
+    bias = None if mask is None else _bias(mask, q)
+    out: torch.Tensor = _aten._scaled_dot_product_fused_attention_overrideable(q, k, v, bias, 0.0, mask is None)[0]
+    return out
+
+
+def _bias(mask: CausalBias, q: torch.Tensor) -> torch.Tensor:
+    """Build a mask as torch does: of booleans, then as numbers that are added to the scores, for every head."""
+    allowed = mask._materialize(q.device)
+    numbers = torch.zeros_like(allowed, dtype=q.dtype).masked_fill_(~allowed, -torch.inf)
+    return numbers.expand(*q.shape[:2], *numbers.shape)
+
+
+def _math(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: CausalBias | None) -> torch.Tensor:
+    allowed = None if mask is None else mask._materialize(q.device)
+    with sdpa_kernel(SDPBackend.MATH):
+        return _plain(q, k, v, attn_mask=allowed, is_causal=mask is None, enable_gqa=True)
+
+
+_KERNELS: dict[str, Callable[[Any, Any, Any, CausalBias | None], torch.Tensor]] = {
+    # name of a backend's kernel -> the operator that torch runs for it
+    "flash_attention": _flash,
+    "cudnn_attention": _cudnn,
+    "efficient_attention": _efficient,
+    "overrideable": _overrideable,
+    "math": _math,
+}
+
 
 _GIB = 1 << 30
 _ADAM = import_module("torch.optim.adam")  # torch.optim has deleted the name
@@ -127,3 +224,86 @@ def simulating(device: SimulatedDevice | None, deterministic: bool) -> Iterator[
             # Without a fused kernel torch's AdamW reads its step counters, which have no value here.
             stack.enter_context(patch.object(_ADAM, "_get_value", lambda step: 1.0))
         yield
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One decision.
+
+    Attributes:
+        name: subject of the decision.
+        choice: the alternative that is taken.
+        reason: explanation or consequence; may be empty.
+    """
+
+    name: str
+    choice: str
+    reason: str = ""
+
+
+def decide(recipe: Recipe, world: int, device: torch.device) -> list[Decision]:
+    """Take the decisions of a run on a device, which may be simulated.
+
+    Args:
+        recipe: recipe with a resolved precision mode.
+        world: number of processes.
+        device: the device.
+    """
+    return [
+        *_arithmetic_decisions(recipe, device),
+        *_attention_decisions(recipe, device),
+        *_execution_decisions(recipe, world, device),
+        *_process_decisions(world, device),
+    ]
+
+
+def _arithmetic_decisions(recipe: Recipe, device: torch.device) -> Iterator[Decision]:
+    backend, mode = backend_of(device), MODES[recipe.precision.mode]
+    products = backend.product_dtype(mode.compute)
+    emulated = mode.compute == torch.bfloat16 and not backend.has_fast_bf16(device)
+    note = "emulated: slower than fp32" if emulated and products == mode.compute else "accumulated in fp32"
+    yield Decision("precision", recipe.precision.mode, f"weights {_name(mode.weights)}, moments {_name(mode.moments)}")
+    yield Decision("products", backend.product_format(products), note)
+    yield Decision("optimizer", optimizer_spec(recipe.optimizer, recipe.precision.mode).kernel(device))
+    yield Decision("rounding", recipe.precision.rounding)
+    wide = "on the device, in float64" if backend.float64 else "on the host: the device has no float64"
+    yield Decision("bias corrections of bf16 AdamW", wide)
+    embedding = mode.weights == torch.bfloat16 and backend.rounds_embedding_gradients
+    yield Decision("gradient of the embedding", "summed in fp32 by hlat" if embedding else "by torch's kernel")
+
+
+def _attention_decisions(recipe: Recipe, device: torch.device) -> Iterator[Decision]:
+    kernel = attention_kernel(recipe_heads(recipe), recipe.run.determinism is not False, device)
+    kept = "keeps the scores of all pairs of positions" if kernel.name == "math" else "keeps no scores"
+    yield Decision("attention", str(kernel), kept)
+    if recipe.parallel.context > 1:
+        built = "built, chunk x prefix per layer" if builds_masks(device) else "none: the kernel aligns them"
+        yield Decision("masks of context parallelism", built)
+
+
+def _execution_decisions(recipe: Recipe, world: int, device: torch.device) -> Iterator[Decision]:
+    backend = backend_of(device)
+    compilation = decide_compilation(recipe, device, world)
+    choice = f"compiled by {backend.compile_backend}" if compilation.on else "eager"
+    yield Decision("blocks", choice, compilation.reason or "counted here as eager ones, which keep more")
+    mode = "on" if recipe.run.deterministic and backend.deterministic_mode else "off"
+    asked = "it turns fused execution off" if recipe.run.deterministic and mode == "off" else ""
+    yield Decision("torch's deterministic mode", mode, asked)
+    pins = "pinned" if backend.pins_memory else "pageable"
+    yield Decision("host memory of batches and saved state", pins)
+
+
+def _process_decisions(world: int, device: torch.device) -> Iterator[Decision]:
+    backend = backend_of(device)
+    library = "none: one process" if world == 1 or backend.collectives is None else backend.collectives.name
+    yield Decision("process group", library)
+    if world == 1:
+        return
+    order = "after joining the group" if backend.group_before_device else "before joining the group"
+    yield Decision("device of a process", f"selected {order}")
+    if backend.group_differs:
+        yield Decision("groups", "tried at the start", "releases differ in what they can do")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,10 +1,15 @@
-"""Order of a rank's work in a step: the messages that it issues, and the operations that it computes.
+"""Order of a rank's work in a step: the messages that it issues, and the operations that it computes, with their FLOPs.
 
     operation --> message, matrix product, attention or other operations --> TraceEvent, in the order of issue
+    operation, shapes --torch's formulas--> FLOPs; a multiply-add counts as two, attention counts all pairs of positions
 
 FSDP2 names the module that it gathers or reduces by labels for profilers (``torch.profiler.record_function``), which
 are operations too; so does hlat with every pass of a micro-batch. Consecutive pointwise operations of a module are one
 event. The order is all that a rehearsal itself knows of time; ``timeline`` adds the rates of the cost model.
+
+Recomputation in backward counts again, and so do the products of a chunked loss: these are the FLOPs that the program
+executes, not those of the model (``hlat.model.counts.flops_per_token``). torch has no formulas for products that add
+to one of their operands in place (``addmm_``); they have as many FLOPs as those that return the sum (``addmm``).
 """
 
 import re
@@ -14,11 +19,74 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from hlat.model import ATTENTION as COMPILED_ATTENTION
+from hlat.model import DOCUMENT_ATTENTION
 from hlat.parallel import LabelledPass, parse_pass_label
-from hlat.rehearsal.flop_counter import FlopCounter
-from hlat.rehearsal.message_counter import message_kind
-from hlat.runtime.process.phase import current_phase
+from hlat.rehearsal.observers import message_kind
+from hlat.runtime.progress import current_phase
+
+_ATTENTION_FORWARD = (
+    torch.ops.aten._scaled_dot_product_cudnn_attention,
+    torch.ops.aten._scaled_dot_product_efficient_attention,
+    torch.ops.aten._scaled_dot_product_flash_attention,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,
+    torch.ops.aten._scaled_dot_product_fused_attention_overrideable,
+    DOCUMENT_ATTENTION.overloadpacket,
+    COMPILED_ATTENTION.overloadpacket,
+)
+_ATTENTION_BACKWARD = (
+    torch.ops.aten._scaled_dot_product_cudnn_attention_backward,
+    torch.ops.aten._scaled_dot_product_efficient_attention_backward,
+    torch.ops.aten._scaled_dot_product_flash_attention_backward,
+    torch.ops.aten._scaled_dot_product_fused_attention_overrideable_backward,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward,
+    torch.ops.hlat.attend_within_documents_backward,
+    torch.ops.hlat.attend_backward,
+)
+
+
+_WITH_WINDOW = (
+    DOCUMENT_ATTENTION.overloadpacket,
+    torch.ops.hlat.attend_within_documents_backward,
+    COMPILED_ATTENTION.overloadpacket,
+    torch.ops.hlat.attend_backward,
+)
+
+_IN_PLACE = {
+    torch.ops.aten.addmm_: torch.ops.aten.addmm,
+    torch.ops.aten.baddbmm_: torch.ops.aten.baddbmm,
+}
+
+
+def _attended_shapes(packet: Any, tensors: tuple[Any, ...], args: tuple[Any, ...]) -> list[tuple[int, ...]]:
+    """Shapes of (the gradient,) queries, keys and values, with as many keys as a query attends to with a window.
+
+    Keys and values get the heads of the queries that share them: torch's formula counts so, but demands it up to 2.11.
+    """
+    *queries, keys, values = (tuple(tensor.shape) for tensor in tensors)
+    window = args[-1] if packet in _WITH_WINDOW else 0
+    attended = min(keys[2], window or keys[2])
+    return [*queries, *((*queries[-1][:2], attended, shape[3]) for shape in (keys, values))]
+
+
+class FlopCounter:
+    """Adds up FLOPs in ``total``."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def observe(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
+        """Observe one operation (an ``Observer``)."""
+        packet = _IN_PLACE.get(func._overloadpacket, func._overloadpacket)
+        if packet in _ATTENTION_FORWARD:
+            self.total += sdpa_flop_count(*_attended_shapes(packet, args[:3], args))
+        elif packet in _ATTENTION_BACKWARD:
+            self.total += sdpa_backward_flop_count(*_attended_shapes(packet, args[:4], args))
+        elif packet in flop_registry:
+            self.total += flop_registry[packet](*args, out_val=result)
+
 
 ENDS = "embedding, norm and head"
 """Name of the FSDP module with everything that no other one gathers."""

@@ -14,28 +14,26 @@ from typing import TYPE_CHECKING
 from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
-    from hlat.reporting.comparison import LossesAt as LossesAt
-    from hlat.reporting.comparison import RunComparison as RunComparison
-    from hlat.reporting.comparison import compare_runs as compare_runs
+    from hlat.reporting.overview import LossesAt as LossesAt
+    from hlat.reporting.overview import RunComparison as RunComparison
     from hlat.reporting.overview import RunOverview as RunOverview
+    from hlat.reporting.overview import compare_runs as compare_runs
     from hlat.reporting.overview import flat_settings as flat_settings
     from hlat.reporting.overview import read_overview as read_overview
     from hlat.reporting.overview import sparkline as sparkline
-    from hlat.reporting.plan_comparison import Machines as Machines
-    from hlat.reporting.report_writer import report_page as report_page
-    from hlat.reporting.report_writer import write_report as write_report
+    from hlat.reporting.planned_and_actual import Machines as Machines
+    from hlat.reporting.report import ReportServer as ReportServer
+    from hlat.reporting.report import report_page as report_page
+    from hlat.reporting.report import write_report as write_report
     from hlat.reporting.run_list import RunSummary as RunSummary
     from hlat.reporting.run_list import list_runs as list_runs
-    from hlat.reporting.server import ReportServer as ReportServer
 
 __getattr__ = lazily(
     __name__,
     {
-        "comparison": "LossesAt RunComparison compare_runs",
-        "overview": "RunOverview flat_settings read_overview sparkline",
-        "plan_comparison": "Machines",
-        "report_writer": "report_page write_report",
+        "overview": "LossesAt RunComparison RunOverview compare_runs flat_settings read_overview sparkline",
+        "planned_and_actual": "Machines",
+        "report": "ReportServer report_page write_report",
         "run_list": "RunSummary list_runs",
-        "server": "ReportServer",
     },
 )

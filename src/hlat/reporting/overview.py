@@ -1,22 +1,28 @@
-"""A run as text: recipe, attempts, curve, last numbers, checkpoints. Needs neither torch nor numpy.
+"""Runs as text: recipe, attempts, curve, last numbers, checkpoints of one; several side by side. No torch, no numpy.
 
-    recipe.yaml, attempts.jsonl, events.jsonl, metrics.jsonl, names in checkpoints/ -> RunOverview
+    recipe.yaml, attempts.jsonl, events.jsonl, metrics.jsonl, names in checkpoints/ --read_overview--> RunOverview
+    RunOverview each --compare_runs--> RunComparison: fields in which their recipes differ, losses at the same tokens,
+                                       last numbers --> text of `hlat compare`, or JSON
 
 Damaged lines are left out and counted, so that a run whose disk was full can still be looked at.
+
+Losses are compared at token counts that all runs have logged. Only if there are none, at those of the run that has
+logged least, where the losses of the others are interpolated and marked. No run is compared beyond the tokens of the
+shortest, and no value is repeated: two logged steps are two rows.
 """
 
 import json
 import math
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import yaml
 
-from hlat.reporting.events import run_events
-from hlat.reporting.status import RunStatus, is_run, no_run, read_status
+from hlat.reporting.run_status import RunStatus, is_run, no_run, read_status, run_events
 from hlat.runtime.storage.run_folder import ATTEMPTS_NAME, RECIPE_NAME
 from hlat.tracking import from_json_value, iter_valid_records, read_valid_records
 
@@ -67,7 +73,7 @@ class RunOverview:
         name: its name.
         status: its state.
         settings: resolved recipe as JSON values; empty if unknown.
-        attempts: starts of the run, oldest first, as recorded; see ``hlat.training.attempt_record``.
+        attempts: starts of the run, oldest first, as recorded; see ``hlat.training.start``.
         parameters: parameters of the model; None if its steps have not begun.
         loss: training loss by tokens.
         validation: last loss of each validation set and source, by name; "validation" is that of the whole split.
@@ -221,3 +227,103 @@ def _checkpoints(folder: Path) -> tuple[int, ...]:
         return ()
     steps = [name.removeprefix("step-") for name in names if name.startswith("step-")]
     return tuple(sorted(int(step) for step in steps if step.isdecimal()))
+
+
+_COMPARED_PLACES = 8
+_OWN_FIELDS = ("run.name", "run.dir")  # differ in any two runs
+
+
+class LossesAt(NamedTuple):
+    """Training losses of several runs after the same number of tokens.
+
+    Attributes:
+        tokens: trained tokens.
+        losses: loss of each run.
+        interpolated: for each run, True if it logged no loss there, so that it lies between two logged ones.
+    """
+
+    tokens: float
+    losses: list[float]
+    interpolated: list[bool]
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """Runs side by side.
+
+    Attributes:
+        runs: the runs.
+        recipe: fields in which the recipes differ: the value in each run, None where a recipe lacks the field.
+        curve: training losses at the same tokens; at most eight rows, the last one at the most tokens.
+    """
+
+    runs: tuple[RunOverview, ...]
+    recipe: dict[str, list[str | None]]
+    curve: list[LossesAt]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON values."""
+        return {
+            "runs": [{**run.to_dict(), "loss": None, "recipe": None} for run in self.runs],
+            "recipe": self.recipe,
+            "curve": [
+                {"tokens": each.tokens, "loss": each.losses, "interpolated": each.interpolated} for each in self.curve
+            ],
+        }
+
+
+def compare_runs(folders: Sequence[Path]) -> RunComparison:
+    """Compare runs.
+
+    Raises:
+        DataError: a folder is not that of a run.
+        StorageError: a file cannot be read.
+    """
+    runs = tuple(read_overview(folder) for folder in folders)
+    flat = [flat_settings(run.settings) for run in runs]
+    fields = dict.fromkeys(field for settings in flat for field in settings if field not in _OWN_FIELDS)
+    values = {field: [settings.get(field) for settings in flat] for field in fields}
+    return RunComparison(
+        runs,
+        {field: found for field, found in values.items() if len(set(found)) > 1},
+        _compare_losses([run.loss for run in runs]),
+    )
+
+
+def _compare_losses(curves: Sequence[Curve]) -> list[LossesAt]:
+    """Return the losses at some numbers of tokens that all runs have reached."""
+    if not curves or not all(curves):
+        return []
+    common = set(curves[0].tokens)
+    for curve in curves[1:]:
+        common = {tokens for tokens in curve.tokens if tokens in common}
+    places = _some_places(sorted(common) or _fewest_places(curves))
+    found = [[_loss_at(curve, tokens) for curve in curves] for tokens in places]
+    return [
+        LossesAt(tokens, [loss for loss, _ in each], [is_interpolated for _, is_interpolated in each])
+        for tokens, each in zip(places, found, strict=True)
+    ]
+
+
+def _fewest_places(curves: Sequence[Curve]) -> list[float]:
+    """Return the tokens within the range of all runs at which the run has logged that has logged least there."""
+    first, last = max(curve.tokens[0] for curve in curves), min(curve.tokens[-1] for curve in curves)
+    ranges = [[tokens for tokens in curve.tokens if first <= tokens <= last] for curve in curves]
+    return min((each for each in ranges if each), key=len, default=[])
+
+
+def _some_places(places: Sequence[float]) -> list[float]:
+    """Return at most eight values, evenly spread, the last one included."""
+    count = min(_COMPARED_PLACES, len(places))
+    return [places[len(places) * (number + 1) // count - 1] for number in range(count)]
+
+
+def _loss_at(curve: Curve, tokens: float) -> tuple[float, bool]:
+    """Return the loss that was logged there, else one interpolated linearly and True; a curve's ends go on as are."""
+    index = bisect_left(curve.tokens, tokens)
+    if index == len(curve):
+        return curve.losses[-1], True
+    (x1, y1), (x0, y0) = curve[index], curve[max(0, index - 1)]
+    if x1 == tokens or x1 <= x0:
+        return y1, x1 != tokens
+    return y0 + (y1 - y0) * (tokens - x0) / (x1 - x0), True

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hlat.config import Recipe
-from hlat.reporting.events import RunEvent, read_run_events
-from hlat.reporting.status import RunStatus, is_run, read_status
+from hlat.reporting.run_status import RunEvent, RunStatus, is_run, read_run_events, read_status
 from hlat.runtime.errors import DataError, HlatError
 from hlat.runtime.storage.run_folder import ATTEMPTS_NAME
 from hlat.tracking import read_last_metrics

@@ -1,23 +1,92 @@
-"""Anomaly policy: detect non-finite values and spikes of loss and gradient norm, and decide what to do about them.
+"""Anomalies: detect non-finite values and spikes of loss and gradient norm, decide what to do, and skip bad batches.
 
     loss, gradient norm --AnomalyPolicy.check--> StepVerdict: apply | warn | skip | rollback | stop
-                                 |
-            window of the last applied steps: median and median absolute deviation, which a few outliers cannot move
+                                 |                                              |
+            window of the last applied steps: median and median      SkippedSamples: batches that are not read again
+            absolute deviation, which a few outliers cannot move        --batch schedule--> first sample of each step
 
 Every rank checks the same bits with the same state, so all ranks decide the same without communication. The state is
 part of every checkpoint, so a resumed run decides as an uninterrupted one.
+
+The order of samples stays a pure function: step k reads the k-th global batch that is not skipped. Ranges are added
+during the run, always after the last sample that was read, so the positions of finished steps never change.
 """
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from hlat.config import AnomalyConfig, BatchSchedule
-from hlat.resilience.skipped_samples import SampleRange, SkippedSamples
 from hlat.runtime.errors import CheckpointError
+
+
+class SampleRange(NamedTuple):
+    """Global samples ``first <= g < stop``: one global batch."""
+
+    first: int
+    stop: int
+
+
+class SkippedSamples:
+    """Global batches that are skipped.
+
+    Args:
+        batches: boundaries of the global batches.
+        ranges: skipped global batches, in any order.
+    """
+
+    def __init__(self, batches: BatchSchedule, ranges: Iterable[SampleRange] = ()) -> None:
+        self._batches = batches
+        self._skipped: set[int] = set()  # numbers of batches
+        for samples in ranges:
+            self.add(samples)
+
+    def add(self, samples: SampleRange) -> None:
+        """Skip a global batch.
+
+        Raises:
+            ValueError: ``samples`` is no global batch, or is skipped already.
+        """
+        number = self._batches.number_of(samples.first)
+        if samples.stop != self._batches.first_of(number + 1) or number in self._skipped:
+            raise ValueError(f"[{samples.first}, {samples.stop}) is no global batch, or is skipped already")
+        self._skipped.add(number)
+
+    def position_after(self, steps: int) -> int:
+        """Return the sample after the last one read by the first ``steps`` steps: the position in the data."""
+        return self._batches.first_of(self._batches_until(steps))
+
+    def samples_of(self, steps: int) -> int:
+        """Return the number of samples of the first ``steps`` steps, without the skipped ones."""
+        end = self._batches_until(steps)
+        return self._batches.first_of(end) - sum(len(self._batches.batch(n)) for n in self._skipped if n < end)
+
+    def skipped_after(self, steps: int) -> Iterator[int]:
+        """Yield the first samples of the batches that are skipped between step ``steps`` and the next one."""
+        number = self._batches_until(steps)
+        while number in self._skipped:
+            yield self._batches.first_of(number)
+            number += 1
+
+    def next_step_start(self, steps: int) -> int:
+        """Return the first sample of the step that follows step ``steps``."""
+        number = self._batches_until(steps)
+        while number in self._skipped:
+            number += 1
+        return self._batches.first_of(number)
+
+    def _batches_until(self, steps: int) -> int:
+        """Return the number of batches up to the last one that the first ``steps`` steps read."""
+        count = steps
+        for number in sorted(self._skipped):
+            if number >= count:
+                break
+            count += 1
+        return count
+
 
 Action = Literal["apply", "warn", "skip", "rollback", "stop"]
 

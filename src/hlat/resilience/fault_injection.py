@@ -19,7 +19,7 @@ import torch.distributed as dist
 from hlat.config import BatchSchedule, FaultConfig
 from hlat.model import LocalParameter
 from hlat.runtime.distributed.host_collectives import HostGroup
-from hlat.runtime.storage.once import OnceMarkers
+from hlat.runtime.storage.run_folder import OnceMarkers
 
 STORAGE_FAULTS = ("enospc", "eio", "torn_write", "corrupt", "slow_disk", "unavailable")
 """Faults of the disk that checkpoints are written to; ``hlat.training.faulty_disk`` injects them."""

@@ -1,4 +1,6 @@
-"""Goodput: the time of a run by what it was spent on, from the start of the command to its end.
+"""Goodput: the time of a run by what it was spent on, and the goodput to expect from an interval between checkpoints.
+
+    heartbeats, starts and ends of attempts --Goodput--> seconds by part, from the start of the command to its end:
 
     productive  steps up to a durable checkpoint, or up to the end of the run
     saving      training stalled for a save
@@ -7,9 +9,16 @@
     recovering  until the first step of a later attempt
     waiting     for data, and before a restart
 
+    stall per save, mean time between failures, restart time --> best_interval, expected_goodput
+
 The parts add up to the total time. The lost time is known once the next attempt reports the step it started from.
+
+The interval is that of J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps",
+Future Generation Computer Systems 22 (2006), whose first-order form is J. W. Young's (1974). Failures are independent
+and exponentially distributed, and may hit a save or a restart as well as a step.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -145,3 +154,31 @@ class Goodput:
         self._seconds["productive"] -= self._unsecured.seconds - durable
         self._seconds["lost"] += self._unsecured.seconds - durable
         self._unsecured = None
+
+
+def best_interval(stall: float, mtbf: float) -> float:
+    """Return the seconds of training between two saves that maximize goodput (Daly 2006, equation 37).
+
+    Args:
+        stall: seconds that training stands still for a save.
+        mtbf: mean seconds between failures.
+    """
+    if stall >= 2 * mtbf:
+        return mtbf
+    share = stall / (2 * mtbf)
+    return math.sqrt(2 * stall * mtbf) * (1 + math.sqrt(share) / 3 + share / 9) - stall
+
+
+def expected_goodput(interval: float, stall: float, mtbf: float, restart: float, delay: float = 0.0) -> float:
+    """Return the share of time spent on steps that are not lost, 0 to 1 (Daly 2006, equation 20).
+
+    Args:
+        interval: seconds of training between two saves.
+        stall: seconds that training stands still for a save.
+        mtbf: mean seconds between failures.
+        restart: seconds from a failure until training continues.
+        delay: seconds from the stall until a background save is durable. A failure loses the training of these seconds
+            too, as if the restart took that much longer.
+    """
+    wall = mtbf * math.exp((restart + delay) / mtbf) * math.expm1((interval + stall) / mtbf)
+    return interval / wall

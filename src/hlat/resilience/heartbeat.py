@@ -1,27 +1,37 @@
-"""Heartbeats: the present activity of each rank, in a small memory-mapped file that the supervisor reads.
+"""Heartbeats: the present activity of each rank, in a small memory-mapped file for the supervisor; and its stacks.
 
     main thread     --phases, steps, progress--> rank-00000 (mapped) --read_heartbeat--> HeartbeatReading
     sampling thread --alive, waiting, location->                             --> watchdog, straggler detector, goodput
+      20 times a second: stack of the main thread --> does it wait for another rank? its innermost location in hlat
+    supervisor --SIGUSR2--> faulthandler in each rank --> rank-00000.stacks --read_stacks--> its report of a hang
 
 A rank writes to mapped memory, which takes microseconds and never blocks. The file stays readable when the rank hangs
 or has been killed. Times are seconds of the monotonic clock, which all processes of a machine share. Without
 HLAT_BEATS, the folder of these files, nothing is written.
+
+A slow rank works while the others wait for it; a hanging rank is the one that does not wait. While a process is
+stopped, or a call holds the GIL, no samples are taken and ``alive_at`` stays. Stack dumps work even then. faulthandler
+says nothing when it has finished. It writes the main thread last, outermost frame at the end: each rank records that
+frame when it starts, and a dump that ends with it is whole.
 """
 
+import faulthandler
 import math
 import mmap
 import os
+import re
+import signal
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import IO
+from pathlib import Path, PurePath
+from types import FrameType
+from typing import IO, Protocol
 
-from hlat.resilience.stack_dumps import dump_stacks_on_signal, stacks_path
-from hlat.resilience.stack_sampler import sample_main_thread
-from hlat.runtime.process.phase import PHASES, current_phase, observe_phases
-from hlat.runtime.process.progress import ProgressRecord, record_progress_in
+from hlat.runtime.progress import PHASES, ProgressRecord, current_phase, observe_phases, record_progress_in
 
 HEARTBEAT_FOLDER = "HLAT_BEATS"
 """Environment variable that names the folder of heartbeat files."""
@@ -341,3 +351,139 @@ def _reading(rank: int, numbers: "memoryview[float]", text: bytes) -> HeartbeatR
         longest=table("longest"),
         busy=table("busy"),
     )
+
+
+_SAMPLE_SECONDS = 0.05  # seconds
+_WAITING_FILE = "hlat/runtime/distributed/host_collectives.py"  # its functions wait for other ranks
+_COMMUNICATION_FILES = (_WAITING_FILE,)
+
+
+class SampleObserver(Protocol):
+    """Receiver of samples."""
+
+    def record_sample(self, waiting: bool, location: str, seconds: float) -> None:
+        """Record a sample.
+
+        Args:
+            waiting: True if the rank waits for another one.
+            location: innermost frame in hlat, see ``find_location``.
+            seconds: seconds since the last sample.
+        """
+
+
+@contextmanager
+def sample_main_thread(observer: SampleObserver) -> Iterator[None]:
+    """Sample the main thread inside the block."""
+    stop = threading.Event()
+    thread = threading.Thread(target=_sample_until, args=(observer, stop), name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _sample_until(observer: SampleObserver, stop: threading.Event) -> None:
+    main = threading.main_thread().ident
+    assert main is not None, "the main thread runs"
+    last = time.monotonic()
+    while not stop.wait(_SAMPLE_SECONDS):
+        frame = sys._current_frames().get(main)
+        now = time.monotonic()
+        observer.record_sample(
+            frame is not None and is_waiting(frame), "" if frame is None else find_location(frame), now - last
+        )
+        del frame  # a reference would keep the frame's tensors alive
+        last = now
+
+
+def is_waiting(frame: FrameType) -> bool:
+    """Return True if the innermost code of a stack waits for other ranks: in a collective, a message or a vote.
+
+    If it is inside Python's ``threading``, its caller decides.
+    """
+    while frame.f_code.co_filename == threading.__file__ and frame.f_back is not None:
+        frame = frame.f_back
+    file = PurePath(frame.f_code.co_filename).as_posix()
+    if "/torch/distributed/" in file:
+        return "/torch/distributed/tensor/" not in file  # DTensor, which computes
+    return file.endswith(_COMMUNICATION_FILES)
+
+
+def find_location(frame: FrameType) -> str:
+    """Return the innermost frame in hlat, as ``training/step.py:52 update``; empty if there is none."""
+    innermost: FrameType | None = frame
+    while innermost is not None:
+        file = PurePath(innermost.f_code.co_filename).as_posix()
+        if "/hlat/" in file and not file.endswith(_WAITING_FILE):
+            return f"{file.rpartition('/hlat/')[2]}:{innermost.f_lineno} {innermost.f_code.co_name}"
+        innermost = innermost.f_back
+    return ""
+
+
+STACKS_SIGNAL = signal.SIGUSR2
+"""Signal on which a rank dumps its stacks; sent to its main thread, it shows where that was stopped."""
+
+# The last line of a stack of more than 100 frames. If another thread's is as deep, the main thread's may be missed.
+_CUT_STACK = "  ..."
+
+
+def stacks_path(folder: Path, rank: int) -> Path:
+    """Return the path of a rank's stack dumps."""
+    return folder / f"rank-{rank:05d}.stacks"
+
+
+def _outermost_path(path: Path) -> Path:
+    return path.with_suffix(".outermost")
+
+
+@contextmanager
+def dump_stacks_on_signal(path: Path) -> Iterator[None]:
+    """Inside the block, dump the stacks of all threads to a file at every ``STACKS_SIGNAL``.
+
+    To be called by the main thread.
+
+    Raises:
+        OSError: the file cannot be created.
+    """
+    outermost = _outermost_path(path)
+    with outermost.open("w") as file:
+        faulthandler.dump_traceback(file, all_threads=False)
+    outermost.write_text(outermost.read_text(errors="replace").splitlines()[-1])
+    with path.open("w") as file:
+        faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
+        try:
+            yield
+        finally:
+            faulthandler.unregister(STACKS_SIGNAL)
+
+
+def read_stacks(folder: Path, rank: int) -> str:
+    """Return a rank's stack dumps as far as they are written, from the folder of heartbeats."""
+    return _read_or_empty(stacks_path(folder, rank))
+
+
+def has_stacks(folder: Path, rank: int) -> bool:
+    """Return True if a rank has completely written its stacks to the folder of heartbeats."""
+    path = stacks_path(folder, rank)
+    outermost = _read_or_empty(_outermost_path(path))
+    last = _read_or_empty(path).rpartition("\n")[0].rpartition("\n")[2]  # a line without its end may be half of one
+    return outermost != "" and (_without_line_number(last) == _without_line_number(outermost) or last == _CUT_STACK)
+
+
+def main_thread_stack(stacks: str) -> str:
+    """Return the main thread's stack from a dump; faulthandler writes it last."""
+    return stacks.strip().rpartition("\n\n")[2]
+
+
+def _without_line_number(line: str) -> str:
+    """Return a line of a stack without its line number: the outermost frame goes on, too."""
+    return re.sub(r", line \d+ in ", " in ", line)
+
+
+def _read_or_empty(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

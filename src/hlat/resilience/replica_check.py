@@ -1,23 +1,36 @@
-"""Replica check: compare the bits of weights and optimizer state that several ranks hold.
+"""Replica check: compare the bits of weights and optimizer state that several ranks hold; find the wrong rank.
 
     LocalParameter, Piece -> rows of canonical tensors -> pieces that are stored on more than one rank
-    --compare--> digests of every rank, one gather --> Mismatch with the outvoted ranks
+    --digest: bits as 64-bit words, each times an odd weight, sum modulo 2^64--> digests of every rank
+    --one gather, compared--> Mismatch with the outvoted ranks
+    --CorruptionIncident--> <run>/integrity.json --the step, repeated--> ranks that were wrong, or a repeated incident
 
 Replicas exist in data parallelism without sharding, as replicated shards, as norm weights and kv heads that tensor
 ranks share, and as a tied embedding at both ends of a pipeline. They receive the same updates, so they stay equal
 unless memory, an arithmetic unit or a link changed a bit on one rank.
+
+The digest is computed on the tensor's device at memory bandwidth. A flipped bit changes one word by plus or minus 2^b,
+b < 64, and so the sum by 2^b times an odd number, which is never a multiple of 2^64: every change of a single bit is
+detected. Several changes cancel only if the changes of the words, times their pseudo-random weights, add up to a
+multiple of 2^64. The digest is not cryptographic.
+
+Two replicas that differ do not show which one is right. But a step that is repeated in the same layout gives the same
+bits, so its digests are those of a right replica: a rank that had another digest was wrong. A replica that received
+gradients from a wrong one for more than a step is wrong itself; then no rank can be named.
 """
 
+import functools
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from hlat.model import LocalParameter, RowBlock
 from hlat.optim import Optimizer
-from hlat.resilience.tensor_hash import digest
+from hlat.runtime.backend.table import backend_of
 from hlat.runtime.distributed.host_collectives import HostGroup
 from hlat.runtime.distributed.sendable_types import sendable
 
@@ -76,7 +89,7 @@ class ReplicaCheck:
     ) -> None:
         self._held, self._optimizer, self._ranks, self._extra = held, optimizer, ranks, dict(extra or {})
         local = [(index, piece) for index, parameter in enumerate(held) for piece in parameter.row_blocks()]
-        keys = [_key(_piece_name(held[index], piece)) for index, piece in local]
+        keys = [_piece_key(_piece_name(held[index], piece)) for index, piece in local]
         keys_by_rank = ranks.all_gather(keys)
         count = Counter(key for rank_keys in keys_by_rank for key in rank_keys)
         self._replicated = [piece for piece, key in zip(local, keys, strict=True) if count[key] > 1]
@@ -160,7 +173,9 @@ class ReplicaCheck:
     def _names(self, keys: set[int]) -> dict[int, str]:
         """Return the names of pieces by key; each rank knows those of its own pieces. Collective."""
         local = {
-            _key(name): name for index, piece in self._replicated if (name := _piece_name(self._held[index], piece))
+            _piece_key(name): name
+            for index, piece in self._replicated
+            if (name := _piece_name(self._held[index], piece))
         }
         known = self._ranks.all_gather({key: name for key, name in local.items() if key in keys})
         return {key: name for rank_names in known for key, name in rank_names.items()}
@@ -175,10 +190,146 @@ def _piece_name(held: LocalParameter, piece: RowBlock) -> str:
     return f"{piece.name}, {rows}, columns {first} to {first + held.layout.columns[0] - 1}"
 
 
-def _key(name: str) -> int:
+def _piece_key(name: str) -> int:
     """Return a 63-bit hash of a name: smaller to gather than the names of hundreds of pieces."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) >> 1
 
 
 def _joined(rows: Sequence[torch.Tensor]) -> torch.Tensor:
     return rows[0] if len(rows) == 1 else torch.cat(list(rows))
+
+
+_WORDS = 1 << 16  # words of a chunk: the words and weights of one chunk fit in cache
+_CHUNKS = 64  # chunks at a time, on devices that store the products
+_GOLDEN, _OTHER = -0x61C8864680B583EB, -0x3B314601E57A13AD  # odd; their multiples modulo 2^64 are pseudo-random
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@torch.no_grad()
+def digest(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the digest of a tensor's elements in their order: an int64 scalar on its device.
+
+    Equal bits give equal digests on every device: integer addition wraps the same way everywhere, in any order.
+    """
+    flat = tensor.reshape(-1)
+    per_word = 8 // flat.element_size()
+    in_words = flat.numel() // per_word * per_word
+    aligned = flat[:in_words] if flat.storage_offset() % per_word == 0 else flat[:in_words].clone()
+    words = aligned.view(torch.int64)
+    rest = flat[in_words:].view(_INTEGERS[flat.element_size()]).to(torch.int64)
+    chunks = words.numel() // _WORDS
+    inner, outer = (
+        _digest_weights(_WORDS + per_word, _GOLDEN, flat.device),
+        _digest_weights(chunks + 1, _OTHER, flat.device),
+    )
+    sums = _digest_sums(words[: chunks * _WORDS].view(chunks, _WORDS), inner[:_WORDS])
+    last = torch.cat((words[chunks * _WORDS :], rest))
+    return (sums * outer[:chunks]).sum() + (last * inner[: last.numel()]).sum() * outer[chunks]
+
+
+def _digest_sums(words_CW: torch.Tensor, weights_W: torch.Tensor) -> torch.Tensor:
+    """Return the weighted sum of the words of each chunk: (C, W), (W,) -> (C,)."""
+    if backend_of(words_CW.device).has_integer_mv:
+        return torch.mv(words_CW, weights_W)  # stores no products
+    return _sums_of_products(words_CW, weights_W)
+
+
+def _sums_of_products(words_CW: torch.Tensor, weights_W: torch.Tensor) -> torch.Tensor:
+    sums = [(words * weights_W).sum(1) for words in words_CW.split(_CHUNKS)]
+    return torch.cat(sums) if sums else words_CW.new_zeros(0)
+
+
+@functools.lru_cache(maxsize=64)
+def _digest_weights(count: int, multiplier: int, device: torch.device) -> torch.Tensor:
+    """Return an odd pseudo-random weight for each position: int64, (count,)."""
+    return torch.arange(1, count + 1, device=device) * multiplier | 1
+
+
+@sendable
+@dataclass(frozen=True)
+class CorruptionIncident:
+    """Replicas that differed after a step.
+
+    Attributes:
+        step: the step after which they differed.
+        layout: description of the run's layout; only the same layout repeats the same bits.
+        mismatches: the tensors that differed.
+        hosts: host name of each rank.
+        repeated: number of incidents in a row with the same ranks, including this one.
+    """
+
+    step: int
+    layout: str
+    mismatches: tuple[Mismatch, ...]
+    hosts: tuple[str, ...]
+    repeated: int = 1
+
+    @classmethod
+    def from_mismatches(
+        cls,
+        step: int,
+        layout: str,
+        mismatches: Sequence[Mismatch],
+        hosts: Sequence[str],
+        earlier: "CorruptionIncident | None",
+    ) -> "CorruptionIncident":
+        """Make the incident of these mismatches; ``earlier`` is the previous one, to count repetitions."""
+        found = cls(step, layout, tuple(mismatches), tuple(hosts))
+        again = earlier is not None and (found.suspects, found.suspect_hosts) == (
+            earlier.suspects,
+            earlier.suspect_hosts,
+        )
+        return cls(step, layout, found.mismatches, found.hosts, earlier.repeated + 1 if earlier and again else 1)
+
+    @property
+    def outvoted(self) -> list[int]:
+        """Ranks that differ from a majority; empty if there is no majority."""
+        return sorted({rank for mismatch in self.mismatches for rank in mismatch.outvoted})
+
+    @property
+    def suspects(self) -> list[int]:
+        """Ranks of which at least one was wrong: the outvoted ones, or else all whose replicas differ."""
+        return self.outvoted or sorted({rank for mismatch in self.mismatches for rank in mismatch.ranks})
+
+    @property
+    def suspect_hosts(self) -> list[str]:
+        """Host names of the suspects."""
+        return [self.hosts[rank] for rank in self.suspects]
+
+    def wrong_ranks(self, right: Mapping[str, int]) -> list[int]:
+        """Return the ranks that were wrong; empty if all replicas differed from the repeated step.
+
+        Args:
+            right: digests of the repeated step, by name.
+        """
+        wrong = {
+            rank for mismatch in self.mismatches for rank, digest in mismatch.digests if digest != right[mismatch.name]
+        }
+        holders = {rank for mismatch in self.mismatches for rank in mismatch.ranks}
+        return sorted(wrong) if wrong != holders or len(holders) == 1 else []
+
+    def state(self) -> dict[str, Any]:
+        """Return the incident as JSON values."""
+        return {
+            "step": self.step,
+            "layout": self.layout,
+            "hosts": list(self.hosts),
+            "repeated": self.repeated,
+            "copies": {mismatch.name: [list(digest) for digest in mismatch.digests] for mismatch in self.mismatches},
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> "CorruptionIncident":
+        """Make an incident from JSON values, as returned by ``state``.
+
+        Raises:
+            KeyError, TypeError, ValueError: ``state`` is invalid.
+        """
+        mismatches = tuple(
+            Mismatch(str(name), tuple((int(rank), int(digest)) for rank, digest in digests))
+            for name, digests in state["copies"].items()
+        )
+        hosts = tuple(str(host) for host in state["hosts"])
+        if not mismatches or any(rank >= len(hosts) for mismatch in mismatches for rank in mismatch.ranks):
+            raise ValueError("replicas of an unknown rank, or none")
+        return cls(int(state["step"]), str(state["layout"]), mismatches, hosts, int(state["repeated"]))

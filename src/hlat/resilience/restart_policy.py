@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from hlat.runtime.terminal_text import plural
+from hlat.runtime.terminal import plural
 
 AttemptFailureKind = Literal["signal", "exception", "passing", "exit", "hang", "host", "user"]
 """Kind of a failure.

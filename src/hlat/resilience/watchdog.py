@@ -1,6 +1,7 @@
-"""Watchdog: find hanging ranks from the heartbeats of all ranks.
+"""Watchdog and straggler detector: find hanging ranks and slow ranks from the heartbeats of all ranks.
 
     heartbeats --time limit per phase, learned in this run--> a rank exceeds it --> rank that causes it --> Hang
+    heartbeats now and some steps ago --seconds of work per step--> one rank works much longer than others --> Straggler
 
 The time counts from the last progress in the phase. While a rank waits for its disk, or for a saver that lives, nothing
 hangs, however long that takes.
@@ -8,6 +9,10 @@ hangs, however long that takes.
 A hanging rank makes all others wait, so their phases last too long as well. The cause is a rank that does not wait for
 another one. If all wait, it is the one with the least progress. If all have made the same progress, it is the one that
 waits at another location in the code.
+
+In lockstep every rank takes as long for a step as the slowest one; they differ in how much of it they wait for others.
+A straggler is reported, never restarted: its cause (a throttled chip, another job on the machine) may pass, and a
+restart would lose work.
 """
 
 import os
@@ -16,9 +21,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from statistics import median
 
 from hlat.resilience.heartbeat import HEARTBEAT_FOLDER, HeartbeatReading
-from hlat.runtime.backend.faults.hang_limits import HangLimits
+from hlat.runtime.backend.faults import HangLimits
 
 UNLIMITED = ("start", "end")
 """Phases without time limit, in which text is prepared, checkpoints are loaded, and exports are waited for."""
@@ -140,3 +146,77 @@ def progress_key(beat: HeartbeatReading) -> tuple[int, int]:
 
 def _ranks(heartbeats: Sequence[HeartbeatReading]) -> list[int]:
     return [beat.rank for beat in heartbeats]
+
+
+_MIN_STEPS, _MIN_SECONDS = 5, 3.0  # of a window: stacks are sampled every 50 ms, too rarely to compare single steps
+_WORK_PHASES = ("data", "forward", "backward", "reduce", "optimizer")
+_MIN_EXCESS = 0.1  # share of a step: twice as long as a negligible time delays no other rank
+_RECOVERED_SHARE = 0.8  # share of the factor below which a rank is no longer a straggler
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A rank that works longer per step than the others."""
+
+    rank: int
+    factor: float  # its work per step, relative to the median of the others
+    phase: str  # phase with the largest excess over the median of the others
+    step: int  # last step of the window
+    seconds: float  # seconds of work per step
+
+
+@dataclass
+class StragglerDetector:
+    """Compares the ranks over windows of steps.
+
+    Args:
+        factor: a rank that works more than this many times as long as the others is a straggler.
+    """
+
+    factor: float
+    _window_start: dict[int, HeartbeatReading] = field(default_factory=dict)
+    _window_start_at: float = 0.0
+    _stragglers: set[int] = field(default_factory=set)
+
+    def check(self, heartbeats: Sequence[HeartbeatReading], now: float) -> list[Straggler]:
+        """Return the stragglers that were not stragglers in the last window.
+
+        Args:
+            heartbeats: heartbeats of all ranks.
+            now: seconds, on the clock of the heartbeats.
+        """
+        if len(heartbeats) < 2 or any(heartbeat.first_step_at is None for heartbeat in heartbeats):
+            return []
+        if not self._window_start:
+            self._window_start, self._window_start_at = {heartbeat.rank: heartbeat for heartbeat in heartbeats}, now
+            return []
+        steps_done = [heartbeat.step - self._window_start[heartbeat.rank].step for heartbeat in heartbeats]
+        if now - self._window_start_at < _MIN_SECONDS or min(steps_done) < _MIN_STEPS:
+            return []
+        work = {beat.rank: _work_per_step(self._window_start[beat.rank], beat) for beat in heartbeats}
+        step_seconds = (now - self._window_start_at) / max(steps_done)
+        steps = {heartbeat.rank: heartbeat.step for heartbeat in heartbeats}
+        self._window_start, self._window_start_at = {heartbeat.rank: heartbeat for heartbeat in heartbeats}, now
+        found = [self._check_rank(rank, work, steps[rank], step_seconds) for rank in work]
+        return [straggler for straggler in found if straggler is not None]
+
+    def _check_rank(
+        self, rank: int, work: dict[int, dict[str, float]], step: int, step_seconds: float
+    ) -> Straggler | None:
+        own = sum(work[rank].values())
+        others = {phase: median(work[other][phase] for other in work if other != rank) for phase in _WORK_PHASES}
+        usual = median(sum(work[other].values()) for other in work if other != rank)
+        factor = own / max(usual, 1e-6)
+        if factor < _RECOVERED_SHARE * self.factor:
+            self._stragglers.discard(rank)
+        if rank in self._stragglers or factor <= self.factor or own - usual < _MIN_EXCESS * step_seconds:
+            return None
+        self._stragglers.add(rank)
+        phase = max(_WORK_PHASES, key=lambda name: work[rank][name] - others[name])
+        return Straggler(rank, factor, phase, step, own)
+
+
+def _work_per_step(first: HeartbeatReading, last: HeartbeatReading) -> dict[str, float]:
+    """Return the seconds of work per step between two heartbeats of a rank, by phase."""
+    steps = last.step - first.step
+    return {phase: (last.busy.get(phase, 0.0) - first.busy.get(phase, 0.0)) / steps for phase in _WORK_PHASES}

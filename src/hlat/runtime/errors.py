@@ -46,7 +46,7 @@ class LaunchError(HlatError):
 class MissingHostsError(LaunchError):
     """Too few hosts of a run have come: the same command may succeed later, when a scheduler starts it again."""
 
-    exit_code = 75  # hlat.runtime.process.exit_codes.REQUEUE_CODE, which this module cannot import
+    exit_code = 75  # hlat.runtime.process.REQUEUE_CODE, which this module cannot import
 
 
 class HardwareError(HlatError):

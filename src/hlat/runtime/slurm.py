@@ -19,7 +19,7 @@ from datetime import datetime
 from pathlib import Path
 
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.terminal_text import escape_name, line_problems
+from hlat.runtime.terminal import escape_name, line_problems
 
 Ask = Callable[[list[str]], str]
 """Runs a command and returns its output; an empty text if the command fails."""

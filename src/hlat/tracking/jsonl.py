@@ -22,9 +22,9 @@ from typing import Any, Self
 from pydantic_core import from_json
 
 from hlat.runtime.errors import DataError, StorageError
-from hlat.runtime.process.appended_file import AppendedFile
-from hlat.runtime.process.progress import blocking_call
-from hlat.runtime.storage.fsync import sync_to_disk
+from hlat.runtime.logs import AppendedFile
+from hlat.runtime.progress import blocking_call
+from hlat.runtime.storage.local_files import sync_to_disk
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _TAIL_BLOCK = 1 << 16

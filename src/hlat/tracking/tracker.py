@@ -1,10 +1,15 @@
 """Tracker: receives the metrics, events and messages of a run, and forwards them to files and the console.
 
-open_tracker(run_dir) -> Tracker -> metrics.jsonl, events.jsonl, console
-                                 -> outputs: TensorBoard, hosted trackers
+open_tracker(run_dir) -> Tracker -> metrics.jsonl, events.jsonl, console with the time left (Eta)
+-> outputs: TensorBoard, hosted trackers
+other ranks: OtherRankTracker -> messages in the rank's log; only rank 0 writes metrics and events
+in a Python program: console --write--> LogStream --lines--> logging, logger "hlat", level INFO
 """
 
+import io
+import logging
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -14,18 +19,122 @@ from typing import Any, Self, TextIO
 
 from hlat.config import BatchSchedule, TrackingConfig
 from hlat.runtime.errors import StorageError
-from hlat.runtime.process.lossy_output import lost_output
-from hlat.runtime.terminal_text import plural
+from hlat.runtime.process import lost_output
+from hlat.runtime.terminal import escape_controls, plural
 from hlat.runtime.urls import redact, redact_json
-from hlat.tracking.display.console import Console, SilentConsole, make_console
-from hlat.tracking.eta import EQUAL_STEPS, Eta
-from hlat.tracking.events import EventLog
-from hlat.tracking.hosted.base import HostedRun
-from hlat.tracking.hosted.hosted_tracker import HostedTracker
-from hlat.tracking.hosted.table import check_installed, wanted
-from hlat.tracking.metrics import Metrics, MetricsFile
-from hlat.tracking.outputs import MetricsOutput, moved_note
-from hlat.tracking.tensorboard.writer import TensorBoard
+from hlat.tracking.console import Console, SilentConsole, make_console
+from hlat.tracking.hosted import HostedRun, HostedTracker, check_installed, wanted
+from hlat.tracking.records import EventLog, Metrics, MetricsFile, MetricsOutput, moved_note
+from hlat.tracking.tensorboard import TensorBoard
+
+_WINDOW = 200  # marks, one a step; only recent ones count, because a run may slow down or speed up
+EQUAL_STEPS = BatchSchedule(1)
+"""Steps of one sample each, if the sizes of batches do not matter."""
+
+
+class Eta:
+    """Estimator of the time left, from the pace since the oldest of the recent marks.
+
+    Steps before the first mark do not count: the first step of a process compiles, allocates and warms caches.
+    Validation and checkpoints between marks count, because they will recur.
+
+    Args:
+        total_steps: number of steps of the run.
+        clock: seconds, monotonic.
+        batches: batches of the steps; a step is assumed to take time in proportion to its samples.
+    """
+
+    def __init__(self, total_steps: int, clock: Callable[[], float], batches: BatchSchedule = EQUAL_STEPS) -> None:
+        self._total, self._batches = total_steps, batches
+        self._clock = clock
+        self._marks: deque[tuple[int, float]] = deque(maxlen=_WINDOW)
+
+    def mark(self, step: int) -> float | None:
+        """Record that ``step`` is done now; the first record of a step counts.
+
+        Returns:
+            Seconds left, or None while there is only one mark.
+        """
+        if not self._marks or step > self._marks[-1][0]:
+            self._marks.append((step, self._clock()))
+        (first_step, first_time), (_, now) = self._marks[0], self._marks[-1]
+        if step >= self._total:
+            return 0.0
+        if step <= first_step:
+            return None
+        first, last, end = map(self._batches.first_of, (first_step, step, self._total))
+        return (end - last) * (now - first_time) / (last - first)
+
+
+class LogStream(io.TextIOBase):
+    """Stream that logs each line that is written to it.
+
+    Args:
+        logger: receives the lines.
+        level: their level.
+    """
+
+    encoding = "utf-8"
+
+    def __init__(self, logger: logging.Logger, level: int = logging.INFO) -> None:
+        self._logger, self._level = logger, level
+        self._rest = ""
+
+    def write(self, text: str) -> int:
+        """Log the complete lines; keep an incomplete one until it ends. Return the length of the text."""
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            if line.strip():
+                self._logger.log(self._level, "%s", line)
+        return len(text)
+
+    def close(self) -> None:
+        """Log an incomplete last line."""
+        if not self.closed and self._rest:
+            self.write("\n")
+        super().close()
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def __enter__(self) -> "LogStream":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+
+class OtherRankTracker:
+    """Stand-in for ``Tracker`` on other ranks: it prints messages to standard output, and ignores all else."""
+
+    def log(self, metrics: Metrics) -> None:
+        """Do nothing: rank 0 records the metrics."""
+
+    def step_done(self, step: int) -> None:
+        """Do nothing: rank 0 shows the step."""
+
+    def event(self, kind: str, /, **fields: Any) -> None:
+        """Do nothing: rank 0 records the event."""
+
+    def rewind(self, step: int) -> None:
+        """Do nothing: rank 0 rewinds the metrics."""
+
+    def message(self, text: str) -> None:
+        """Write a line to the log."""
+        print(escape_controls(redact(text)), flush=True)  # noqa: T201  (this rank's standard output is its log)
+
+    def warn(self, text: str) -> None:
+        """Write a warning to the log."""
+        self.message(f"warning: {text}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Do nothing: no file is open."""
 
 
 class Tracker:

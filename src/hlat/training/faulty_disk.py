@@ -16,8 +16,8 @@ from pathlib import Path
 from hlat.checkpoint import Disk, step_of_path
 from hlat.config import FaultConfig, Recipe
 from hlat.resilience import STORAGE_FAULTS
-from hlat.runtime.process.progress import blocking_call
-from hlat.runtime.storage.once import OnceMarkers
+from hlat.runtime.progress import blocking_call
+from hlat.runtime.storage.run_folder import OnceMarkers
 
 
 def fault_folder(recipe: Recipe) -> Path:

@@ -17,37 +17,28 @@ from typing import TextIO
 from hlat.config import Recipe, refuse_faults
 from hlat.parallel import decide_compilation
 from hlat.resilience import StepVerdict, Watchdog, record_run_id, set_step_counter
-from hlat.runtime.backend.faults.hang_limits import collect_dumps
+from hlat.runtime.backend.faults import collect_dumps
 from hlat.runtime.backend.table import backend_of
 from hlat.runtime.distributed.join import Runtime, joined_run
 from hlat.runtime.errors import HlatError, StorageError
-from hlat.runtime.process.phase import enter_phase, observe_phases
-from hlat.runtime.process.rank_log import log_path, rank_log
-from hlat.runtime.process.startup_stage import enter_stage
-from hlat.runtime.rank_env import rank_info
+from hlat.runtime.logs import log_path, rank_log
+from hlat.runtime.process import rank_info
+from hlat.runtime.progress import enter_phase, enter_stage, observe_phases
 from hlat.runtime.storage.run_folder import EarlierAttempt, RunFolder, hold_run_folder, open_run_folder
 from hlat.tracking import OtherRankTracker, Tracker, check_installed, open_tracker
-from hlat.training.announcement import announce
-from hlat.training.attempt_record import RunOrigin, has_begun, record_attempt, record_early_failure
-from hlat.training.batches.prefetch import BatchPrefetcher
-from hlat.training.components.base import ComponentList, LoopStart, StepEnd, TrainingComponent
-from hlat.training.components.installed import installed_components
-from hlat.training.components.process import GarbageCollector, Profiler
-from hlat.training.divergence import report_anomaly
-from hlat.training.fault_injection import FaultInjection
-from hlat.training.metrics_line import MetricsCollection, MetricsLines
-from hlat.training.precision import configure_rounding
-from hlat.training.process.deadline import Deadline
-from hlat.training.process.lock import run_lock
-from hlat.training.process.memory_error import explained_out_of_memory
-from hlat.training.process.phase_timer import PhaseTimer
-from hlat.training.process.signals import StopRequest
+from hlat.training.batches import BatchPrefetcher
+from hlat.training.components import ComponentList, LoopStart, StepEnd, TrainingComponent
+from hlat.training.interruptions import Deadline, StopRequest, explained_out_of_memory
+from hlat.training.numerics import configure_rounding
+from hlat.training.optional_components import installed_components
+from hlat.training.process import FaultInjection, GarbageCollector, Profiler
 from hlat.training.run_state import DataProgress, RunState, build_run_state, no_progress
-from hlat.training.saving.checkpointing import Checkpointer, background_saver, saver_process
+from hlat.training.saving.checkpointing import Checkpointer, background_saver, roll_back, saver_process
 from hlat.training.saving.corruption_check import CorruptionCheck
 from hlat.training.saving.exports import WeightExports
-from hlat.training.saving.rollback import roll_back
-from hlat.training.step import StepResult, accumulate_gradients, update
+from hlat.training.start import RunOrigin, announce, has_begun, record_attempt, record_early_failure, run_lock
+from hlat.training.step import PhaseTimer, StepResult, accumulate_gradients, update
+from hlat.training.step_metrics import MetricsCollection, MetricsLines, report_anomaly
 from hlat.training.validation.losses import ValidationResult
 
 

@@ -1,16 +1,21 @@
 """State of a run: everything it consists of, built in one order by all its processes together.
 
-same recipe and code on all ranks -> data -> newest checkpoint, precision -> this rank's shard of the model, optimizer
-    -> checkpoint loaded into both
+    same recipe and code on all ranks -> data -> newest checkpoint, precision -> this rank's shard of the model,
+        optimizer -> checkpoint loaded into both
+    newest state found -> check_nothing_lost -> continue; StateLostError if a newer one is known to have been durable
+
+Continuing from an older state is right if the newer one was found damaged: that is reported, and the damaged checkpoint
+is set aside. If there is no trace of the newer one, somebody removed it, or another folder is in place of the run's.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from hlat.checkpoint import (
+    BAD_SUFFIX,
     CheckpointContent,
     CheckpointStore,
     RecipeChange,
@@ -23,6 +28,7 @@ from hlat.checkpoint import (
     load_weights,
     read_saved_run,
     software_versions,
+    step_of_path,
     tokenizer_files,
 )
 from hlat.config import Recipe
@@ -45,25 +51,83 @@ from hlat.optim import Optimizer, build_optimizer
 from hlat.parallel import ParallelModel, build_parallel
 from hlat.precision import AUTO, MODES
 from hlat.resilience import AnomalyPolicy
-from hlat.runtime.distributed.consistency import check_consistent, code_identity
-from hlat.runtime.distributed.join import Runtime
-from hlat.runtime.process.startup_stage import enter_stage
-from hlat.runtime.randomness.generator_state import seed_generators
-from hlat.runtime.rank_env import rank_info
+from hlat.runtime.distributed.host_collectives import HostGroup
+from hlat.runtime.distributed.join import Runtime, check_consistent, code_identity
+from hlat.runtime.errors import StateLostError
+from hlat.runtime.process import rank_info
+from hlat.runtime.progress import enter_stage
+from hlat.runtime.randomness import seed_generators
 from hlat.runtime.storage.run_folder import EarlierAttempt, RunFolder
 from hlat.tracking import from_json_value, read_valid_records, to_json_value
-from hlat.training.arithmetic import Arithmetic
-from hlat.training.batches.batch_sources import BatchSource, OnlineBatchSource, PreparedBatchSource
-from hlat.training.components.base import ComponentList
-from hlat.training.components.requested import requested_components
-from hlat.training.components.saved_state import StateChanges, load_state
+from hlat.training.batches import BatchSource, OnlineBatchSource, PreparedBatchSource
+from hlat.training.components import ComponentList, StateChanges, load_state
 from hlat.training.faulty_disk import checkpoint_disk
-from hlat.training.newest_saved import DamagedCheckpoint, SavedCheckpoint, check_nothing_lost
-from hlat.training.precision import resolve_determinism, resolve_precision
+from hlat.training.numerics import Arithmetic, resolve_determinism, resolve_precision
+from hlat.training.optional_components import requested_components
 from hlat.training.validation.evaluation import Evaluation, open_evaluation
 
+
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    """A checkpoint of this run."""
+
+    step: int
+    path: Path
+
+
+@dataclass(frozen=True)
+class DamagedCheckpoint:
+    """A checkpoint, or a rank's file of a snapshot, that failed verification: its present path and its problems."""
+
+    path: Path | str
+    problems: list[str]
+
+    @property
+    def step(self) -> int:
+        """Step of the checkpoint; -1 if its name has none."""
+        step = step_of_path(Path(self.path))
+        return -1 if step is None else step
+
+
+def check_nothing_lost(
+    ranks: HostGroup,
+    run_dir: Path,
+    found: int | None,
+    earlier: EarlierAttempt | None,
+    damaged: Sequence[DamagedCheckpoint],
+) -> None:
+    """Check that the newest state found is as new as the durable one, or that the newer one is damaged. Collective.
+
+    Args:
+        ranks: the processes of the run.
+        run_dir: the folder of the run.
+        found: step of the newest valid state; None if there is none.
+        earlier: the step known to be durable; None if unknown.
+        damaged: checkpoints just found damaged and set aside; only rank 0's list is used.
+
+    Raises:
+        StateLostError: a durable state is missing.
+    """
+    if earlier is None or (found or 0) >= earlier.saved:
+        return
+
+    def check() -> None:
+        # set aside by an earlier attempt
+        set_aside = [step_of_path(path) for path in run_dir.glob(f"checkpoints/*{BAD_SUFFIX}*")]
+        if any(step is not None and step >= earlier.saved for step in [*set_aside, *(each.step for each in damaged)]):
+            return
+        newest = "there is none now" if found is None else f"the newest one now is of step {found}"
+        raise StateLostError(
+            f"run.dir {run_dir}: the state of step {earlier.saved} was durable, but {newest}, although none was found "
+            "damaged. It was removed, or another folder is in its place. Restore it. To continue from what is there, "
+            "give the same command again."
+        )
+
+    ranks.run_on_rank0(check)
+
+
 DataProgress = Callable[[], AbstractContextManager[ProgressCallback | None]]
-"""Opens a progress display while text is prepared; yields a ``hlat.data.prepare.tokenizer_and_split.ProgressCallback``, or None."""
+"""Opens a progress display while text is prepared; yields a ``hlat.data.prepare.corpus.ProgressCallback``, or None."""
 
 
 def no_progress() -> AbstractContextManager[None]:

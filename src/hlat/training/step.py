@@ -1,7 +1,8 @@
-"""One optimizer step.
+"""One optimizer step, and the timer of its phases.
 
     this rank's sequences -> micro-batches -> forward, summed loss / tokens of the global batch, backward
                           -> loss and gradient norm over all ranks -> verdict -> clip -> learning rate -> optimizer
+    phases of the steps --PhaseTimer--> seconds of each phase between two log lines
 
 Every micro-batch of every rank divides its loss by the tokens of the global batch. So gradient accumulation and data
 parallelism give exactly the gradient of the global batch, up to the order of additions, even if micro-batches have
@@ -11,6 +12,8 @@ The verdict is computed on the host, which reads loss and norm: one device synch
 update is not applied at all; it is never multiplied by zero, because zero times NaN is NaN.
 """
 
+import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,7 +24,7 @@ from hlat.data import Batch
 from hlat.optim import Optimizer, learning_rate
 from hlat.parallel import ParallelModel
 from hlat.resilience import APPLY, StepVerdict
-from hlat.runtime.process.phase import enter_phase
+from hlat.runtime.progress import enter_phase
 
 StepCheck = Callable[[float, float], StepVerdict]
 """Function from loss and gradient norm of a step to its verdict; it returns the same on every rank."""
@@ -80,3 +83,32 @@ def update(
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return StepResult(loss, norm, rate, verdict)
+
+
+TRAINING_PHASES = ("data", "forward", "backward", "reduce", "optimizer", "device")
+
+
+class PhaseTimer:
+    """Seconds per named phase since the last ``reset``. A phase observer: a phase lasts until the next one begins."""
+
+    def __init__(self, first: str = "between", clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._phase, self._since = first, clock()
+
+    def __call__(self, phase: str) -> None:
+        """End the current phase and begin another."""
+        now = self._clock()
+        self._seconds[self._phase] += now - self._since
+        self._phase, self._since = phase, now
+
+    @property
+    def training_seconds(self) -> float:
+        """Seconds spent in training steps, without evaluation and checkpoints, up to the last change of phase."""
+        return sum(self._seconds.get(name, 0.0) for name in TRAINING_PHASES)
+
+    def reset(self) -> dict[str, float]:
+        """Return the seconds per phase, and start again from zero."""
+        self(self._phase)
+        seconds, self._seconds = dict(self._seconds), defaultdict(float)
+        return seconds

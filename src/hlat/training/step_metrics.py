@@ -1,16 +1,35 @@
-"""Metrics of a logged step: those that any machine computes alike, and those of time and memory."""
+"""Metrics of a step: computed, checked, and written to metrics.jsonl after the step's checkpoint.
 
+    verdict on a step -> report_anomaly -> event and message; NumericsError if the action is "stop"
+    weights           -> check_finite   -> NumericsError if they are not finite
+
+    step -> collect -> its metrics -> saved in the checkpoint -> write -> evaluation, line in metrics.jsonl
+    resume at a step whose line is missing -> write_missing -> saved metrics, evaluation, line
+
+Some metrics are alike on any machine; those of time and memory are not. The run stops before it overwrites the last
+good checkpoint.
+
+The line is written after the save, so that a failure after the save loses nothing: evaluation may run out of memory or
+time, and writing the line may fail. The state of the step is durable before both. An evaluation that fails is reported
+and left out; one that ends the process is left out by the next attempt.
+"""
+
+import math
 import zlib
 from typing import Any
 
 import torch
 
 from hlat.runtime.backend.table import backend_of
-from hlat.runtime.distributed.async_max import AsyncMax
-from hlat.runtime.process.phase import enter_phase
-from hlat.training.process.phase_timer import PhaseTimer
+from hlat.runtime.distributed.host_collectives import AsyncMax
+from hlat.runtime.errors import NumericsError
+from hlat.runtime.progress import enter_phase
+from hlat.tracking import OtherRankTracker, Tracker, append_samples
+from hlat.training.components import StepEnd, TrainingComponent
 from hlat.training.run_state import RunState
-from hlat.training.step import StepResult
+from hlat.training.step import PhaseTimer, StepResult
+from hlat.training.validation.evaluation import EvaluationAttempts, EvaluationResult
+from hlat.training.validation.losses import ValidationResult
 
 
 def reproducible_metrics(state: RunState, result: StepResult) -> dict[str, Any]:
@@ -48,7 +67,7 @@ def timing_metrics(state: RunState, tokens: int, timer: PhaseTimer) -> dict[str,
         "tokens_per_second": rate,
         "mfu": state.utilization(rate, "causal"),
         "mfu_full": state.utilization(rate, "full"),
-        **_memory(state),
+        **_memory_metrics(state),
         "seconds": timer.reset(),
     }
 
@@ -61,7 +80,7 @@ def batch_crc32(state: RunState) -> int:
     return int(state.runtime.ranks.all_reduce_sum(torch.tensor([local], dtype=torch.int64)).item()) & 0xFFFFFFFF
 
 
-def _memory(state: RunState) -> dict[str, int]:
+def _memory_metrics(state: RunState) -> dict[str, int]:
     """Return the peak memory of the rank that used most, and what its allocator had to reserve. Collective."""
     device, ranks = state.runtime.device, state.runtime.ranks
     backend = backend_of(device)
@@ -75,3 +94,215 @@ def _memory(state: RunState) -> dict[str, int]:
         return maximum.result()
 
     return {name: most(value) for name, value in found.items()}
+
+
+_ACTIONS = {
+    "warn": "the update is applied",
+    "skip": "the update is not applied",
+    "rollback": "rolling back to the last checkpoint; these samples will be skipped",
+    "stop": "the run stops",
+}
+
+
+def report_anomaly(state: RunState, result: StepResult, tracker: Tracker | OtherRankTracker) -> None:
+    """Record the anomaly of the step just done, if there is one. Collective.
+
+    Raises:
+        NumericsError: the action of the verdict is "stop".
+    """
+    verdict = result.verdict
+    if verdict.samples is None:
+        return
+    first, stop = verdict.samples
+    tracker.event(
+        "anomaly",
+        step=state.step,
+        kind=verdict.kind,
+        action=verdict.action,
+        samples=[first, stop],
+        batch_crc32=batch_crc32(state),
+        loss=float(result.loss),
+        grad_norm=float(result.gradient_norm),
+        window=dict(verdict.window),
+        reason=verdict.reason,
+    )
+    where = f"step {state.step}, samples {first} to {stop - 1}"
+    if verdict.action == "stop":
+        raise _diverged(state, f"{where}: {verdict.reason}")
+    tracker.message(f"{where}: {verdict.reason}: {_ACTIONS[verdict.action]}")
+
+
+def check_finite(state: RunState, result: StepResult) -> None:
+    """Check that the weights are finite, and also loss and gradient norm if the update was applied. Collective.
+
+    Every rank sees the same numbers and decides the same. Waits for the device, so call it where that happens anyway.
+
+    Raises:
+        NumericsError: one of them is infinite or NaN.
+    """
+    values = torch.stack((result.loss, result.gradient_norm, state.model.parameter_norm())).tolist()
+    check_values(state, result.verdict.applied, *values)
+
+
+def check_values(state: RunState, applied: bool, loss: float, gradient_norm: float, parameter_norm: float) -> None:
+    """Check that the norm of the weights is finite, and also loss and gradient norm if the update was applied.
+
+    Raises:
+        NumericsError: one of them is infinite or NaN.
+    """
+    if all(map(math.isfinite, (parameter_norm, *((loss, gradient_norm) if applied else ())))):
+        return
+    numbers = f"loss {loss}, gradient norm {gradient_norm}, parameter norm {parameter_norm}"
+    raise _diverged(state, f"step {state.step}: {numbers}")
+
+
+def _diverged(state: RunState, problem: str) -> NumericsError:
+    recipe = state.recipe
+    clip = "" if recipe.optimizer.clip_norm is not None else ", or optimizer.clip_norm=1.0"
+    remedies = (
+        f"Try an optimizer.lr well below {recipe.optimizer.lr:g} (usual are 1e-4 to 3e-3) or a schedule.warmup_steps "
+        f"above {recipe.schedule.warmup_steps}{clip}"
+    )
+    if state.saved is None:
+        good = f"No checkpoint has been written. {remedies}: the same command begins anew."
+    else:
+        good = f"The last good state is {state.saved.path}. {remedies}: the same command resumes from that checkpoint."
+    return NumericsError(f"{problem}: training has diverged. {good}")
+
+
+class MetricsLines(TrainingComponent):
+    """Writer of the lines of a run: evaluates, if the step does, and writes the line that was collected before.
+
+    Args:
+        state: the run; its ``unwritten_metrics`` are those of a line that is not written yet.
+        tracker: receives the lines.
+        timer: measures the seconds per phase between two lines.
+
+    Attributes:
+        validation: result on the validation split of the last step, if that step evaluated.
+    """
+
+    def __init__(self, state: RunState, tracker: Tracker | OtherRankTracker, timer: PhaseTimer) -> None:
+        self._state, self._tracker, self._timer = state, tracker, timer
+        self._tokens_before = state.tokens  # at the last line, or where this process started from
+        self._attempts = EvaluationAttempts(state.recipe.run_dir)
+        self.validation: ValidationResult | None = None
+
+    def write_missing(self) -> None:
+        """Write the line of the resumed step, if the checkpoint has its metrics and the file does not. Collective.
+
+        This process did not time that step, so the line has no times.
+        """
+        state, tracker = self._state, self._tracker
+        metrics, state.unwritten_metrics = state.unwritten_metrics, None
+        if metrics is None or not self._is_due():
+            return
+        if state.runtime.ranks.run_on_rank0(lambda: isinstance(tracker, Tracker) and tracker.ends_before(state.step)):
+            self.validation = self._write(metrics)
+
+    def collect(self, result: StepResult) -> None:
+        """Collect the metrics of the step just done, if it is logged, to be saved in its checkpoint. Collective.
+
+        Raises:
+            NumericsError: loss, gradient norm or weights are not finite; the line is written first, without evaluation.
+        """
+        state = self._state
+        metrics = state.unwritten_metrics = reproducible_metrics(state, result) if self._is_due() else None
+        if metrics is None:
+            return
+        try:
+            values = (metrics[name] for name in ("loss", "grad_norm", "param_norm"))
+            check_values(state, result.verdict.applied, *values)
+        except NumericsError:
+            self._log(metrics | self._times())
+            raise
+
+    def after_step(self, end: StepEnd) -> None:
+        """Evaluate, if this step does, and write the collected line. Collective.
+
+        Raises:
+            StateLostError: the run's folder is gone.
+            StorageError: the line cannot be written.
+        """
+        metrics, self._state.unwritten_metrics = self._state.unwritten_metrics, None
+        self.validation = None if metrics is None else self._write(metrics, timed=True)
+
+    def after_rollback(self, step: int) -> None:
+        """Drop the collected line and start timing anew."""
+        self._state.unwritten_metrics, self._tokens_before, self.validation = None, self._state.tokens, None
+        self._timer.reset()
+
+    def _write(self, metrics: dict[str, Any], *, timed: bool = False) -> ValidationResult | None:
+        result = self._evaluate() if self._evaluates() else None
+        line = metrics | (self._times() if timed else {})
+        self._log(line | (result.columns() if result is not None else {}))
+        if result is None:
+            return None
+        if result.samples and self._state.runtime.ranks.is_first:
+            append_samples(self._state.recipe.run_dir, self._state.step, result.samples)
+        return result.validation
+
+    def _times(self) -> dict[str, Any]:
+        tokens, self._tokens_before = self._state.tokens - self._tokens_before, self._state.tokens
+        return timing_metrics(self._state, tokens, self._timer)
+
+    def _log(self, line: dict[str, Any]) -> None:
+        if self._state.runtime.ranks.is_first:
+            self._state.folder.check()  # the open file may belong to a folder that was removed
+        self._tracker.log(line)
+
+    def _is_due(self) -> bool:
+        return self._evaluates() or self._due(self._state.recipe.training.log_every)
+
+    def _evaluates(self) -> bool:
+        settings = self._state.recipe.evaluation
+        return bool(self._state.evaluation) and (self._due(settings.every_steps) or self._passed(settings.every_tokens))
+
+    def _due(self, every: int | None) -> bool:
+        step = self._state.step
+        return step == self._state.recipe.total_steps or (every is not None and step % every == 0)
+
+    def _passed(self, tokens: int | None) -> bool:
+        """True if the last step reached or passed a multiple of so many training tokens."""
+        if tokens is None:
+            return False
+        batches, length, step = self._state.recipe.batches, self._state.recipe.data.sequence_length, self._state.step
+        return batches.first_of(step) * length // tokens > batches.first_of(step - 1) * length // tokens
+
+    def _evaluate(self) -> EvaluationResult | None:
+        """Evaluate the weights; None if that failed, now or in an earlier attempt. Collective."""
+        state, ranks = self._state, self._state.runtime.ranks
+        refusal = ranks.run_on_rank0(lambda: self._attempts.refusal(state.step))
+        if refusal:
+            self._tracker.message(refusal)
+            return None
+        ranks.run_on_rank0(lambda: self._attempts.begin(state.step))
+        enter_phase("evaluation")
+        result, failure = None, ""
+        try:
+            result = state.evaluation.run(state.model)
+        except Exception as error:
+            failure = f"{type(error).__name__}: {error}"
+        enter_phase("between")
+        failures = [found for found in ranks.all_gather(failure) if found]
+        ranks.run_on_rank0(lambda: self._attempts.done(state.step))
+        if not failures:
+            return result
+        self._report(failures[0])
+        return None
+
+    def _report(self, failure: str) -> None:
+        step = self._state.step
+        self._tracker.event("evaluation_failed", step=step, error=failure)
+        self._tracker.warn(f"the evaluation of step {step} failed, training goes on: {failure}")
+
+
+class MetricsCollection(TrainingComponent):
+    """Collects the metrics of a logged step for ``MetricsLines`` before its save, so that the checkpoint has them."""
+
+    def __init__(self, lines: MetricsLines) -> None:
+        self._lines = lines
+
+    def after_step(self, end: StepEnd) -> None:
+        """Collect the metrics of the step. Collective."""
+        self._lines.collect(end.result)

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hlat.planner.cost.constants import load_constants
-from hlat.planner.cost.ratio_interval import shipped_interval, undecided_ratio
+from hlat.planner.cost.calibration import load_constants, shipped_interval, undecided_ratio
 from hlat.planner.problem.workload import WorkloadColumns
 from published_runs import LeftOutErrors, accuracy_lines, accuracy_page, prediction_errors
 from published_runs.constants_fit import ConstantsFit, load_priors, prior_constants

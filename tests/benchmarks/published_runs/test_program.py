@@ -7,9 +7,9 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from hlat.hardware import load_catalog, parse_cluster
+from hlat.planner.cost.calibration import load_constants
 from hlat.planner.cost.comm_time import comm_times
 from hlat.planner.cost.compute_time import compute_times
-from hlat.planner.cost.constants import load_constants
 from hlat.planner.cost.step_time import step_times
 from hlat.planner.problem.devices import cluster_device
 from hlat.planner.problem.workload import (

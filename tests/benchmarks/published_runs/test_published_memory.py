@@ -7,8 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hlat.rehearsal.memory import MemoryTracker
-from hlat.rehearsal.operations import OperationObserver
+from hlat.rehearsal.observers import MemoryTracker, OperationObserver
 from published_runs import program_memory
 from published_runs.accuracy import prediction_errors
 from published_runs.memory_instrument import read_instrument

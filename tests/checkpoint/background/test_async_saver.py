@@ -12,13 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hlat.checkpoint.background.async_saver import SlowStorage
-from hlat.checkpoint.background.saver_process import BufferMessage, SaverSettings, run_saver
+from hlat.checkpoint.async_saver import BufferMessage, SaverSettings, SlowStorage, run_saver
 from hlat.checkpoint.format.filesystem import Disk
 from hlat.checkpoint.protocol.reader import open_checkpoint
-from hlat.checkpoint.protocol.retry import FailedAttempt, SaveResult, save_with_retries
+from hlat.checkpoint.protocol.store import FailedAttempt, SaveResult, save_with_retries
 from hlat.runtime.distributed.helper_process import HelperProcess, start_helper
-from hlat.runtime.rank_env import RankInfo
+from hlat.runtime.process import RankInfo
 from tests.support.checkpoint.saving_ranks import (
     BlockedDisk,
     BlockedTiers,

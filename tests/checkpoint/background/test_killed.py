@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from hlat.checkpoint.format.filesystem import Disk
-from hlat.checkpoint.format.tensor_chunks import replicated_chunks
+from hlat.checkpoint.format.tensor_files import replicated_chunks
 from hlat.checkpoint.protocol.store import CheckpointStore
 from hlat.runtime.errors import StorageError
 from tests.support.checkpoint.saved_states import assert_is_step, save

@@ -21,7 +21,7 @@ from hlat.checkpoint.protocol.reader import open_checkpoint
 from hlat.checkpoint.protocol.store import CheckpointStore
 from hlat.config.sections.model import ModelConfig
 from hlat.model import Decoder, ModelShard, collect_local_parameters
-from hlat.model.derived.parameter_layout import parameter_layouts
+from hlat.model.parameter_layout import parameter_layouts
 from hlat.runtime.distributed.host_collectives import HostGroup
 from hlat.runtime.errors import StorageError
 from tests.support.checkpoint.failing_disks import FailingDisk

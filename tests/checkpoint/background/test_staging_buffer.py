@@ -8,14 +8,8 @@ import pytest
 import torch
 
 from hlat.checkpoint import collect
-from hlat.checkpoint.background.staging_buffer import (
-    StagingBuffer,
-    assign_slots,
-    attach_buffer,
-    buffer_bytes,
-    chunks_in,
-)
-from hlat.checkpoint.format.tensor_chunks import TensorChunk, replicated_chunks
+from hlat.checkpoint.format.tensor_files import TensorChunk, replicated_chunks
+from hlat.checkpoint.staging_buffer import StagingBuffer, assign_slots, attach_buffer, buffer_bytes, chunks_in
 from tests.support.checkpoint.saved_states import assemble, assert_equal, state
 from tests.support.checkpoint.stamped_parts import Layout, config_of, processes, stamp
 from tests.support.commands import forking

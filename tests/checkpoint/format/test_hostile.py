@@ -25,8 +25,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from hlat.checkpoint.protocol.manifest import verify_checkpoint
-from hlat.checkpoint.protocol.reader import open_checkpoint, resolve
+from hlat.checkpoint.protocol.reader import open_checkpoint, resolve, verify_checkpoint
 from hlat.checkpoint.protocol.store import CheckpointStore
 from hlat.runtime.errors import CheckpointError
 from tests.support.checkpoint.saved_states import save, state

@@ -24,10 +24,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from hlat.checkpoint.format.covering import cover_problem
+from hlat.checkpoint.format.index import cover_problem
 from hlat.checkpoint.format.pickled import read_pickle
-from hlat.checkpoint.protocol.manifest import verify_checkpoint
-from hlat.checkpoint.protocol.reader import open_checkpoint
+from hlat.checkpoint.protocol.reader import open_checkpoint, verify_checkpoint
 from hlat.checkpoint.protocol.store import CheckpointStore
 from hlat.runtime.errors import CheckpointError
 from tests.checkpoint.format.test_hostile import assert_refused, seal, write_index

@@ -17,9 +17,8 @@ from hlat.checkpoint import (
     open_unverified,
     read_saved_run,
 )
-from hlat.checkpoint.format.tensor_chunks import replicated_chunks
-from hlat.checkpoint.protocol.manifest import verify_checkpoint
-from hlat.checkpoint.protocol.reader import open_checkpoint
+from hlat.checkpoint.format.tensor_files import replicated_chunks
+from hlat.checkpoint.protocol.reader import open_checkpoint, verify_checkpoint
 from hlat.checkpoint.protocol.store import CheckpointStore
 from hlat.config.sections.model import ModelConfig
 from hlat.model import build, collect_local_parameters
@@ -144,7 +143,7 @@ def test_weights_that_do_not_fit_the_model_section_are_refused(
     chunks = collect(TINY, collect_local_parameters(model))
     meta = {"step": 1, "model": TINY.model_dump(mode="json") | fields}
     saved = CheckpointStore(tmp_path / "checkpoints", 1).save(1, chunks, meta)
-    monkeypatch.setattr("hlat.checkpoint.export.build", lambda *_, **__: pytest.fail("it was built"))
+    monkeypatch.setattr("hlat.checkpoint.stored_model.build", lambda *_, **__: pytest.fail("it was built"))
     with pytest.raises(CheckpointError, match=message):
         load_model(saved, torch.device("cpu"))
     with pytest.raises(CheckpointError, match=message):

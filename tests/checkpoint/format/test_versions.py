@@ -14,9 +14,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from hlat.checkpoint import export_hf, list_checkpoints
-from hlat.checkpoint.format.versions import FORMATS
-from hlat.checkpoint.protocol.manifest import verify_checkpoint
-from hlat.checkpoint.protocol.reader import open_checkpoint, resolve
+from hlat.checkpoint.format import FORMATS
+from hlat.checkpoint.protocol.reader import open_checkpoint, resolve, verify_checkpoint
 from hlat.checkpoint.protocol.store import CheckpointStore
 from hlat.config import load_recipe
 from hlat.runtime.errors import CheckpointFormatError

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from hlat.checkpoint.format.filesystem import Disk
-from hlat.checkpoint.format.tensor_chunks import TensorChunk, replicated_chunks
-from hlat.checkpoint.protocol.manifest import verify_checkpoint
-from hlat.checkpoint.protocol.reader import Checkpoint, open_on_all_ranks
+from hlat.checkpoint.format.tensor_files import TensorChunk, replicated_chunks
+from hlat.checkpoint.protocol.reader import Checkpoint, open_on_all_ranks, verify_checkpoint
 from hlat.checkpoint.protocol.store import CheckpointStore
 from hlat.runtime.distributed.host_collectives import HostGroup
 from hlat.runtime.errors import CheckpointError, LaunchError, StorageError

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from hlat.checkpoint.format.filesystem import Disk
-from hlat.checkpoint.format.tensor_chunks import replicated_chunks
-from hlat.checkpoint.protocol.manifest import verify_checkpoint
+from hlat.checkpoint.format.tensor_files import replicated_chunks
+from hlat.checkpoint.protocol.reader import verify_checkpoint
 from hlat.checkpoint.protocol.store import CheckpointStore
 from hlat.runtime.errors import StorageError
 from tests.support.checkpoint.failing_disks import CountingDisk, FailingDisk, Forgets, PowerLoss, PowerLossDisk

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hlat.checkpoint.protocol.manifest import verify_checkpoint
-from hlat.checkpoint.protocol.reader import resolve
+from hlat.checkpoint.protocol.reader import resolve, verify_checkpoint
 from hlat.checkpoint.protocol.store import CheckpointStore
 from hlat.runtime.errors import CheckpointError
 from tests.support.checkpoint.saved_states import assert_is_step, save

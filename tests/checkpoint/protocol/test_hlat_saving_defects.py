@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hlat.checkpoint import collect, restore
-from hlat.checkpoint.format.tensor_chunks import replicated_chunks
+from hlat.checkpoint.format.tensor_files import replicated_chunks
 from hlat.checkpoint.protocol.reader import open_checkpoint
 from hlat.checkpoint.protocol.store import CheckpointStore
 from hlat.runtime.errors import CheckpointError

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from hlat.checkpoint.format.filesystem import Disk
-from hlat.checkpoint.format.tensor_chunks import replicated_chunks
+from hlat.checkpoint.format.tensor_files import replicated_chunks
 from hlat.checkpoint.protocol.commit import CheckpointContent
-from hlat.checkpoint.protocol.retry import SaveResult, save_with_retries
-from hlat.checkpoint.protocol.store import CheckpointStore
+from hlat.checkpoint.protocol.store import CheckpointStore, SaveResult, save_with_retries
 from hlat.runtime.distributed.host_collectives import HostGroup
 from hlat.runtime.errors import StateLostError, StorageError
 from hlat.runtime.storage.run_folder import LOCK_NAME, RunFolder

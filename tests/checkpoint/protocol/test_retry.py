@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from hlat.checkpoint.format.tensor_chunks import replicated_chunks
+from hlat.checkpoint.format.tensor_files import replicated_chunks
 from hlat.checkpoint.protocol.commit import CheckpointContent
-from hlat.checkpoint.protocol.retry import FailedAttempt, SaveResult, save_with_retries
-from hlat.checkpoint.protocol.store import CheckpointStore
+from hlat.checkpoint.protocol.store import CheckpointStore, FailedAttempt, SaveResult, save_with_retries
 from hlat.runtime.distributed.host_collectives import HostGroup
 from tests.support.checkpoint.failing_disks import CountingDisk
 from tests.support.checkpoint.saved_states import assert_is_step, save, state

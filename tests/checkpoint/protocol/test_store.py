@@ -12,9 +12,8 @@ import torch.distributed.checkpoint as dcp
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hlat.checkpoint.format.tensor_chunks import replicated_chunks
-from hlat.checkpoint.protocol.manifest import verify_checkpoint
-from hlat.checkpoint.protocol.reader import open_checkpoint, read_meta, resolve
+from hlat.checkpoint.format.tensor_files import replicated_chunks
+from hlat.checkpoint.protocol.reader import open_checkpoint, read_meta, resolve, verify_checkpoint
 from hlat.checkpoint.protocol.store import CheckpointStore
 from hlat.runtime.errors import CheckpointError
 from tests.support.checkpoint.saved_states import assert_equal, assert_is_step, save, state
@@ -105,7 +104,7 @@ def test_equal_states_give_equal_indexes(tmp_path: Path) -> None:
 
 
 def test_a_large_state_is_written_to_several_files(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hlat.checkpoint.format.writer._FILE_BYTES", 100)
+    monkeypatch.setattr("hlat.checkpoint.format.tensor_files._FILE_BYTES", 100)
     path = save(store, 2)
     assert len(list(path.glob("model__0_*.distcp"))) == 4
     assert verify_checkpoint(path) == []

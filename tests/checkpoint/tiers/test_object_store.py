@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from hlat.checkpoint import object_store as objects
 from hlat.checkpoint.format.filesystem import FileRecord
-from hlat.checkpoint.tiers import object_store as objects
-from hlat.checkpoint.tiers.object_store import ObjectStoreClient
+from hlat.checkpoint.object_store import ObjectStoreClient
 from hlat.runtime.errors import CheckpointError
 
 

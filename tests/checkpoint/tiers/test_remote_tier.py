@@ -13,18 +13,18 @@ from typing import Any, TypeVar
 
 import pytest
 
+from hlat.checkpoint import object_store as objects
 from hlat.checkpoint.format.filesystem import Disk
+from hlat.checkpoint.inventory import verify_remote
+from hlat.checkpoint.object_store import ObjectStoreClient
 from hlat.checkpoint.protocol.store import CheckpointStore
-from hlat.checkpoint.tiers import object_store as objects
-from hlat.checkpoint.tiers.object_store import ObjectStoreClient
-from hlat.checkpoint.tiers.remote_reader import verify_remote
-from hlat.checkpoint.tiers.remote_tier import RemoteTier
-from hlat.checkpoint.tiers.run_id import RunId
-from hlat.checkpoint.tiers.run_tiers import Tiers
-from hlat.config.sections.recovery import CheckpointConfig
+from hlat.checkpoint.remote_tier import RemoteTier
+from hlat.checkpoint.run_id import RunId
+from hlat.checkpoint.tiers import Tiers
+from hlat.config.sections.operation import CheckpointConfig
 from hlat.runtime.distributed.host_collectives import HostGroup
 from hlat.runtime.errors import CheckpointError, HlatError, StorageError
-from hlat.runtime.storage.fsspec_backends import open_filesystem
+from hlat.runtime.storage.object_stores import open_filesystem
 from tests.checkpoint.background.test_killed import child
 from tests.checkpoint.format.test_hostile import seal
 from tests.support.checkpoint.machines import chunks_of, meta_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hlat.checkpoint.tiers.run_id import RunId
+from hlat.checkpoint.run_id import RunId
 from hlat.runtime.errors import CheckpointError
 
 

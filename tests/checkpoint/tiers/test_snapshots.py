@@ -11,10 +11,10 @@ from typing import get_args
 
 import pytest
 
-from hlat.checkpoint.protocol.manifest import verify_checkpoint
+from hlat.checkpoint.protocol import rank_parts as replication
+from hlat.checkpoint.protocol.rank_parts import next_in_ring
+from hlat.checkpoint.protocol.reader import verify_checkpoint
 from hlat.checkpoint.protocol.store import CheckpointStore
-from hlat.checkpoint.tiers import replication
-from hlat.checkpoint.tiers.replication import next_in_ring
 from hlat.runtime.distributed.host_collectives import HostGroup
 from hlat.runtime.errors import LaunchError, StorageError
 from tests.support.checkpoint.failing_disks import CountingDisk, FailingDisk, Forgets, PowerLoss, PowerLossDisk

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hlat.config import RecipeError
-from hlat.config.files.hf_import import hf_to_model
+from hlat.config.model_files import hf_to_model
 from hlat.config.sections.model import ModelConfig
 
 LLAMA: dict[str, Any] = {

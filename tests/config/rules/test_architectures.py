@@ -6,8 +6,7 @@ import pytest
 
 from hlat.config import RecipeError
 from hlat.config.load import parse_recipe
-from hlat.config.sections.architectures import ARCHITECTURES, OPTIONS
-from hlat.config.sections.model import ModelConfig
+from hlat.config.sections.model import ARCHITECTURES, OPTIONS, ModelConfig
 
 SIZES = {"vocab_size": 512, "layers": 2, "hidden_size": 32, "intermediate_size": 96, "heads": 4}
 

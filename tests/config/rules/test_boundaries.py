@@ -4,9 +4,9 @@ import pytest
 import yaml
 
 from hlat.config import RecipeError, load_recipe
-from hlat.config.rules.data_rules import whole_weights
-from hlat.config.rules.layout_rules import _even_splits
-from hlat.config.value_checks import plain_content, size_problem
+from hlat.config.errors import plain_content, size_problem
+from hlat.config.layout_rules import _even_splits
+from hlat.config.recipe_rules import whole_weights
 
 TOKENS = 10 * 64 * 128  # steps, samples of a step, tokens of a sample
 

@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 from hlat.cli import app
 from hlat.config import RecipeError
 from hlat.config.load import parse_recipe
-from hlat.config.rules.notes import odd_settings
+from hlat.config.notes import odd_settings
 
 
 def recipe(steps: int, warmup: int, horizon: int | None):

@@ -7,7 +7,7 @@ import pytest
 
 from hlat.config import load_recipe
 from hlat.config.load import parse_recipe
-from hlat.config.rules.notes import ODD_VALUES, odd_settings
+from hlat.config.notes import ODD_VALUES, odd_settings
 
 BASE: dict[str, Any] = {
     "model": {"preset": "tiny-1m"},

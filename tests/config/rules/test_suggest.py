@@ -17,12 +17,11 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from hlat.config import Problem, Recipe, RecipeError, load_recipe, recipe_schema
-from hlat.config.files.yaml_loader import apply_overrides
+from hlat.config.layout_checks import CHECKS, Check, Rule, Unavailable, Values, holds
+from hlat.config.layout_rules import LAYOUT_RULES
 from hlat.config.load import _valid_values, parse_recipe
-from hlat.config.rules.layout_checks import CHECKS
-from hlat.config.rules.layout_rules import LAYOUT_RULES
-from hlat.config.rules.rule_context import Check, Rule, Unavailable, Values, holds
 from hlat.config.sections.parallel import ParallelConfig
+from hlat.config.yaml_files import apply_overrides
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bubble", "zbv")
 DEGREE = st.sampled_from([1, 1, 2, 2, 3, 4, 5, 8, 16])

@@ -20,14 +20,14 @@ from hypothesis import strategies as st
 from hlat.config import BatchSchedule
 from hlat.config.sections.data import DataConfig
 from hlat.data.formats import csv_table
-from hlat.data.formats.columns.tokens import TOKENS_COLUMN
-from hlat.data.formats.streams import csv_records, line_reading
-from hlat.data.formats.streams.csv_records import iter_records
-from hlat.data.online.build_plan import build_worker_plan
-from hlat.data.online.documents import DocumentReader
-from hlat.data.online.loader import CursorTable
+from hlat.data.formats import csv_table as csv_records
+from hlat.data.formats import streams as line_reading
+from hlat.data.formats.csv_table import iter_records
+from hlat.data.formats.rows import TOKENS_COLUMN
+from hlat.data.online.blocks import DocumentReader
+from hlat.data.online.loader import CursorTable, build_worker_plan
 from hlat.data.online.prepare import prepare_online
-from hlat.data.online.stream_assignment import StreamAssignment
+from hlat.data.online.streams import StreamAssignment
 from hlat.data.prepare.preparation import prepare
 from hlat.data.tokenizers.training import train_bpe
 from hlat.runtime.errors import DataError

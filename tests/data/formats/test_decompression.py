@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 from hlat.config import BatchSchedule
 from hlat.config.sections.data import DataConfig
 from hlat.data.formats import json_lines
+from hlat.data.formats import rows as text_column
+from hlat.data.formats import streams as line_reading
 from hlat.data.formats import text as text_files
-from hlat.data.formats.columns import text as text_column
-from hlat.data.formats.streams import line_reading
-from hlat.data.formats.streams.line_reading import iter_lines
+from hlat.data.formats.streams import iter_lines
 from hlat.data.online import worker
-from hlat.data.online.dataset import OnlineData
+from hlat.data.online.loader import OnlineData
 from hlat.data.online.prepare import prepare_online
 from hlat.data.prepare.preparation import prepare
 from hlat.data.prepared.prepared_folder import PreparedData
@@ -209,7 +209,7 @@ def test_online_data_fails_or_leaves_the_bad_row_out(
 _MEASURED = """
 import resource, sys
 from pathlib import Path
-from hlat.data.formats.records import InputFile
+from hlat.data.formats.rows import InputFile
 from hlat.data.formats.registry import format_of
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 path = Path(sys.argv[1])

@@ -12,16 +12,15 @@ import pytest
 
 from hlat.config import BatchSchedule
 from hlat.config.sections.data import DataConfig
-from hlat.data.online.build_plan import build_worker_plan
-from hlat.data.online.documents import DocumentReader
+from hlat.data.corpus_files import list_files
+from hlat.data.online.blocks import DocumentReader
+from hlat.data.online.loader import build_worker_plan
 from hlat.data.online.prepare import prepare_online
-from hlat.data.online.stream_assignment import StreamAssignment
+from hlat.data.online.streams import StreamAssignment
 from hlat.data.prepare import preparation
-from hlat.data.prepare.merge_partitions import merge_partition_folders
-from hlat.data.prepare.partition import prepare_partition
+from hlat.data.prepare.partitions import merge_partition_folders, prepare_partition
 from hlat.data.prepare.preparation import prepare
 from hlat.data.prepared.prepared_folder import PreparedData
-from hlat.data.sources.file_list import list_files
 from hlat.data.tokenizers.load import load_tokenizer
 from hlat.data.tokenizers.training import train_bpe
 from hlat.runtime.errors import DataError

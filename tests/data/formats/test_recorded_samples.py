@@ -20,10 +20,9 @@ from pyarrow import ipc
 
 from hlat.config import BatchSchedule
 from hlat.config.sections.data import DataConfig
-from hlat.data.online.build_plan import build_worker_plan
-from hlat.data.online.loader import CursorTable
+from hlat.data.online.loader import CursorTable, build_worker_plan
 from hlat.data.online.prepare import prepare_online
-from hlat.data.online.stream_assignment import StreamAssignment
+from hlat.data.online.streams import StreamAssignment
 from hlat.data.prepare import preparation
 from hlat.data.prepare.preparation import prepare
 from hlat.data.tokenizers.training import train_char

@@ -20,18 +20,15 @@ from pyarrow import ipc
 
 from hlat.config import BatchSchedule
 from hlat.config.sections.data import DataConfig
-from hlat.data.formats.columns import tokens
-from hlat.data.formats.columns.tokens import TOKENS_COLUMN
-from hlat.data.formats.document import Vocabulary
-from hlat.data.formats.records import Row
-from hlat.data.online.build_plan import build_worker_plan
-from hlat.data.online.documents import DocumentReader
-from hlat.data.online.loader import CursorTable
+from hlat.data.documents import Vocabulary
+from hlat.data.formats import rows as tokens
+from hlat.data.formats.rows import TOKENS_COLUMN, Row
+from hlat.data.online.blocks import DocumentReader
+from hlat.data.online.loader import CursorTable, build_worker_plan
 from hlat.data.online.prepare import prepare_online
-from hlat.data.online.stream_assignment import StreamAssignment
+from hlat.data.online.streams import StreamAssignment
 from hlat.data.prepare import preparation
-from hlat.data.prepare.merge_partitions import merge_partition_folders
-from hlat.data.prepare.partition import prepare_partition, train_tokenizer
+from hlat.data.prepare.partitions import merge_partition_folders, prepare_partition, train_tokenizer
 from hlat.data.prepare.preparation import prepare
 from hlat.data.prepared.prepared_folder import PreparedData
 from hlat.data.tokenizers.base import Tokenizer

@@ -15,16 +15,14 @@ from hypothesis import strategies as st
 
 from hlat.config import BatchSchedule
 from hlat.config.sections.data import DataConfig
-from hlat.data.online.build_plan import build_worker_plan
-from hlat.data.online.documents import DocumentReader
-from hlat.data.online.loader import CursorTable, OnlineLoader
+from hlat.data.online.blocks import DocumentReader
+from hlat.data.online.loader import CursorTable, OnlineLoader, build_worker_plan
 from hlat.data.online.prepare import prepare_online
-from hlat.data.online.stream_assignment import StreamAssignment, assign_streams
+from hlat.data.online.streams import StreamAssignment, assign_streams
 from hlat.data.prepare import preparation
-from hlat.data.prepare.duplicates import hash_documents
-from hlat.data.prepare.merge_partitions import merge_partition_folders
-from hlat.data.prepare.partition import prepare_partition, train_tokenizer
+from hlat.data.prepare.partitions import merge_partition_folders, prepare_partition, train_tokenizer
 from hlat.data.prepare.preparation import prepare
+from hlat.data.prepare.work_units import hash_documents
 from hlat.data.tokenizers.base import Tokenizer
 from hlat.data.tokenizers.training import train_bpe
 from hlat.runtime.errors import DataError

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from hlat.config.sections.data import DataConfig
-from hlat.data.manifest.manifest_file import read_data_manifest
-from hlat.data.manifest.record_checksum import checksum_of
 from hlat.data.online.prepare import prepare_online
 from hlat.data.prepare.preparation import prepare
 from hlat.data.prepare.verification import verify_and_seal, verify_data
 from hlat.data.prepared import prepared_folder
+from hlat.data.prepared.manifest import read_data_manifest
 from hlat.data.prepared.prepared_folder import PreparedData, open_prepared
 from hlat.data.samples.training_data import TrainingData, ValidationData
+from hlat.data.stores.local_files import checksum_of
 from hlat.data.tokenizers.load import load_saved
 from hlat.runtime.errors import DataError
 from tests.support.data.corpora import documents, write_jsonl

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from hlat.config import load_recipe
-from hlat.data.manifest import record_formats
-from hlat.data.manifest.manifest_file import read_data_manifest, write_data_manifest
 from hlat.data.prepare.preparation import prepare
+from hlat.data.prepared import manifest as record_formats
+from hlat.data.prepared.manifest import read_data_manifest, write_data_manifest
 from hlat.data.prepared.prepared_folder import open_prepared
 from hlat.runtime.errors import DataError
 
@@ -60,8 +60,7 @@ def test_a_later_version_is_one_entry_of_the_table(old: Path, monkeypatch: pytes
         has_checksum=False,
     )
     monkeypatch.setitem(record_formats.RECORD_FORMATS, 5, upside_down)
-    for module in ("manifest_file", "record_formats"):
-        monkeypatch.setattr(f"hlat.data.manifest.{module}.FORMAT_VERSION", 5)
+    monkeypatch.setattr("hlat.data.prepared.manifest.FORMAT_VERSION", 5)
     manifest = read_data_manifest(old / "data")
     write_data_manifest(old / "data", manifest)
     assert set(json.loads((old / "data" / "manifest.json").read_text())) == {"format_version", "content"}

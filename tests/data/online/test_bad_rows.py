@@ -18,11 +18,9 @@ from pyarrow import parquet as pq
 
 from hlat.config import BatchSchedule
 from hlat.config.sections.data import DataConfig
-from hlat.data.online.build_plan import build_worker_plan
-from hlat.data.online.dataset import OnlineData
-from hlat.data.online.loader import CursorTable
+from hlat.data.online.loader import CursorTable, OnlineData, build_worker_plan
 from hlat.data.online.prepare import prepare_online
-from hlat.data.online.stream_assignment import StreamAssignment
+from hlat.data.online.streams import StreamAssignment
 from hlat.data.online.worker import RowProducer, _error_frame
 from hlat.data.online.worker_protocol import (
     DATA_ERROR,
@@ -33,7 +31,7 @@ from hlat.data.online.worker_protocol import (
     WorkerPlan,
     unpack_rows,
 )
-from hlat.data.stores.retries import StoreUnavailableError
+from hlat.data.stores.remote import StoreUnavailableError
 from hlat.runtime.errors import DataError, StorageError
 from tests.support.data.corpora import documents, write_jsonl
 

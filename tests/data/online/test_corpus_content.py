@@ -18,16 +18,15 @@ from pyarrow import parquet as pq
 from hlat.config import BatchSchedule
 from hlat.config.sections.data import DataConfig
 from hlat.data.formats import parquet
+from hlat.data.formats.base import FileRange
 from hlat.data.formats.parquet import ParquetFormat
-from hlat.data.formats.ranges import FileRange
-from hlat.data.formats.records import InputFile
+from hlat.data.formats.rows import InputFile
 from hlat.data.online import prepare
-from hlat.data.online.build_plan import build_worker_plan
-from hlat.data.online.loader import CursorTable
+from hlat.data.online.loader import CursorTable, build_worker_plan
 from hlat.data.online.prepare import prepare_online
-from hlat.data.online.stream_assignment import StreamAssignment
+from hlat.data.online.streams import StreamAssignment
 from hlat.data.online.worker import RowProducer
-from hlat.data.stores.content_record import ContentRecord
+from hlat.data.stores.local_files import ContentRecord
 from hlat.runtime.errors import DataError
 from tests.support.data.corpora import documents, write_jsonl
 

@@ -17,14 +17,12 @@ from pyarrow import parquet as pq
 
 from hlat.config import BatchSchedule
 from hlat.config.sections.data import DataConfig
-from hlat.data.online.build_plan import build_worker_plan
-from hlat.data.online.dataset import OnlineData
-from hlat.data.online.documents import DocumentReader
-from hlat.data.online.loader import CursorTable, OnlineLoader
+from hlat.data.documents import SplitRule
+from hlat.data.online.blocks import DocumentReader
+from hlat.data.online.loader import CursorTable, OnlineData, OnlineLoader, build_worker_plan
 from hlat.data.online.prepare import prepare_online
-from hlat.data.online.stream_assignment import StreamAssignment, assign_streams, partition_count
+from hlat.data.online.streams import StreamAssignment, assign_streams, partition_count
 from hlat.data.prepared.prepared_folder import PreparedData
-from hlat.data.sources.split import SplitRule
 from hlat.data.tokenizers.load import load_saved
 from hlat.runtime.errors import DataError
 from tests.support.data.corpora import documents, write_jsonl

@@ -10,7 +10,7 @@ import pytest
 from hlat.data.prepare.preparation import prepare
 from hlat.data.prepare.verification import verify_data
 from hlat.data.prepared.shards import BoundaryWriter, ShardWriter
-from hlat.data.sources.source_file import sha256_of
+from hlat.data.source_file import sha256_of
 from hlat.runtime.errors import StorageError
 from tests.support.data.corpora import documents, prose, tree, write_jsonl
 from tests.support.data.preparing import LARGE, data_config, start, workers

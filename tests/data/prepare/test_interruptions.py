@@ -11,7 +11,7 @@ from typing import IO
 import psutil
 import pytest
 
-from hlat.data.prepare import pool
+from hlat.data.prepare import worker as pool
 from hlat.data.prepare.preparation import prepare
 from hlat.data.prepare.work_units import WorkUnit
 from hlat.data.prepare.worker import write_unit

@@ -10,8 +10,13 @@ import psutil
 import pytest
 
 from hlat.config.sections.data import DataConfig
-from hlat.data.prepare.merge_partitions import find_partition_folders, merge_partition_folders
-from hlat.data.prepare.partition import partition_folder, prepare_partition, train_tokenizer
+from hlat.data.prepare.partitions import (
+    find_partition_folders,
+    merge_partition_folders,
+    partition_folder,
+    prepare_partition,
+    train_tokenizer,
+)
 from hlat.data.prepare.preparation import prepare
 from hlat.data.prepare.work_units import index_file, tokens_file
 from hlat.runtime.errors import DataError
@@ -96,7 +101,8 @@ def test_a_killed_preparation_or_partition_resumes_to_the_same_bytes(
     what: str,
 ) -> None:
     out = tmp_path / "out"
-    part = "from hlat.data.prepare.partition import prepare_partition\ndef prepare(*a, **k): prepare_partition(*a, 2, 2, **k)"
+    part = "from hlat.data.prepare.partitions import prepare_partition\n"
+    part += "def prepare(*a, **k): prepare_partition(*a, 2, 2, **k)"
     process = start(config, out, part if what == "part" else "")
     wait(lambda: len(finished_units(out)) >= 1, process)  # most are left, also on a busy machine
     processes = psutil.Process(process.pid).children(recursive=True)

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hlat.data.prepare.pool import WorkerPool
+from hlat.data import corpus_files as sources
 from hlat.data.prepare.preparation import prepare
+from hlat.data.prepare.worker import WorkerPool
 from hlat.data.prepared.prepared_folder import check_tokenizer, check_vocabulary, open_prepared
 from hlat.data.samples.training_data import ValidationData
-from hlat.data.sources import file_list as sources
 from hlat.runtime.errors import DataError, StorageError
 from tests.support.data.corpora import documents, tree, write_jsonl
 from tests.support.data.preparing import data_config, training_data

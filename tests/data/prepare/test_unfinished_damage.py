@@ -10,8 +10,7 @@ import pytest
 
 from hlat.config.sections.data import DataConfig
 from hlat.data.prepare import preparation
-from hlat.data.prepare.merge_partitions import merge_partition_folders
-from hlat.data.prepare.partition import prepare_partition
+from hlat.data.prepare.partitions import merge_partition_folders, prepare_partition
 from hlat.data.prepare.preparation import prepare
 from hlat.data.prepared.prepared_folder import PreparedData
 from hlat.runtime.errors import DataError

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hlat.data.documents import SPLITS
 from hlat.data.prepare import preparation
 from hlat.data.prepare.preparation import prepare
 from hlat.data.prepare.verification import verify_data
@@ -19,8 +20,7 @@ from hlat.data.prepare_for import open_validation_sets
 from hlat.data.prepared import prepared_folder
 from hlat.data.prepared.prepared_folder import PreparedData, open_prepared
 from hlat.data.prepared.summary import summarize
-from hlat.data.sources.split import SPLITS
-from hlat.data.stores.content_record import ContentRecord
+from hlat.data.stores.local_files import ContentRecord
 from hlat.runtime.errors import DataError
 from tests.support.data.preparing import data_config, training_data
 

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hlat.config.rules.data_rules import whole_weights
-from hlat.data.samples.epoch_order import EpochOrder
-from hlat.data.samples.mixture import Mixture, PhaseWeights
+from hlat.config.recipe_rules import whole_weights
+from hlat.data.samples.order import EpochOrder, Mixture, PhaseWeights
 
 _weights = st.integers(1, 6).flatmap(
     lambda count: st.lists(

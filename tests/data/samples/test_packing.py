@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hlat.config.sections.data import DataConfig
 from hlat.data.prepare.preparation import prepare
 from hlat.data.prepared.prepared_folder import PreparedData
-from hlat.data.samples.best_fit import fit_documents
 from hlat.data.samples.packed_rows import BestFitRows, RowReader
+from hlat.data.samples.packing import fit_documents
 from hlat.data.samples.training_data import ValidationData
 from tests.support.data.corpora import documents, write_jsonl
 from tests.support.data.preparing import training_data

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hlat.data.samples.permutation import permute
+from hlat.data.samples.order import permute
 
 _seeds = st.integers(0, 2**63 - 1)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hlat.config.sections.data import DataConfig
 from hlat.data.prepare.preparation import prepare
 from hlat.data.prepared.prepared_folder import PreparedData
-from hlat.data.samples.permutation import permute
+from hlat.data.samples.order import permute
 from hlat.data.samples.training_data import ValidationData
 from hlat.runtime.errors import DataError
 from tests.support.data.corpora import documents, write_jsonl

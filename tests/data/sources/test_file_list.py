@@ -11,9 +11,9 @@ import zstandard
 from pyarrow import ipc
 
 from hlat.config.sections.data import DataConfig
+from hlat.data import corpus_files as sources
 from hlat.data.prepare.preparation import prepare
-from hlat.data.sources import file_list as sources
-from hlat.data.sources.listing import find_files
+from hlat.data.source_listing import find_files
 from hlat.runtime.errors import DataError
 from tests.support.data.corpora import documents, write_jsonl
 from tests.support.data.reading_files import read_documents

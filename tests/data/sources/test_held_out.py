@@ -1,6 +1,6 @@
 """A message about validation text names three sources, however many there are."""
 
-from hlat.data.sources.held_out import HeldOut, describe_scarce
+from hlat.data.documents import HeldOut, describe_scarce
 
 
 def test_the_message_about_scarce_validation_text_does_not_grow_with_the_sources() -> None:

@@ -26,9 +26,8 @@ from pyarrow import parquet as pq
 from pyarrow.parquet import encryption
 
 from hlat.config.sections.data import DataConfig
-from hlat.data.sources.file_list import list_files
-from hlat.data.sources.findings import doubts, first_bytes
-from hlat.data.sources.listing import SourceNotFoundError, find_files
+from hlat.data.corpus_files import list_files
+from hlat.data.source_listing import SourceNotFoundError, doubts, find_files, first_bytes
 from hlat.data.tokenizers.load import load_tokenizer
 from hlat.runtime.errors import DataError
 from tests.support.data.hf_folders import write_dataset

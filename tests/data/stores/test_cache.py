@@ -13,8 +13,7 @@ from typing import IO
 
 import pytest
 
-from hlat.data.stores.cache import Cache
-from hlat.data.stores.cache_folder import PART_SUFFIX, CacheFolder
+from hlat.data.stores.cache import PART_SUFFIX, Cache, CacheFolder
 from hlat.data.stores.remote import RemoteFile
 from hlat.runtime.errors import DataError, StorageError
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hlat.data.stores.content_record import ContentRecord
+from hlat.data.stores.local_files import ContentRecord
 from hlat.runtime.errors import DataError
 
 _PAGE, _PAGES = 64, 5

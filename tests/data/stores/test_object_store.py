@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from hlat.data.corpus_files import list_files
 from hlat.data.prepare.preparation import prepare
-from hlat.data.sources.file_list import list_files
-from hlat.data.stores import remote, retries
-from hlat.data.stores.cache_folder import PART_SUFFIX
+from hlat.data.stores import remote
+from hlat.data.stores import remote as retries
+from hlat.data.stores.cache import PART_SUFFIX
 from hlat.runtime.errors import DataError
 from tests.support.data.corpora import documents, tree, write_jsonl
 from tests.support.data.preparing import LARGE, data_config, start, wait
@@ -67,7 +68,7 @@ def during(stage: str, action: Callable[[], None]) -> Callable[[str, int, int], 
 
 def outages(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return the messages about the store."""
-    return [record.message for record in caplog.records if record.name == "hlat.data.stores.retries"]
+    return [record.message for record in caplog.records if record.name == "hlat.data.stores.remote"]
 
 
 def test_the_data_is_the_same_as_from_local_files(

@@ -25,14 +25,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hlat.config import BatchSchedule, RecipeError
 from hlat.config.load import parse_recipe
 from hlat.config.sections.data import DataConfig
-from hlat.data.online.dataset import OnlineData
+from hlat.data.corpus_files import list_files
+from hlat.data.online.loader import OnlineData
 from hlat.data.online.prepare import prepare_online
 from hlat.data.prepare.preparation import prepare
-from hlat.data.sources.file_list import list_files
-from hlat.data.stores import remote, retries
-from hlat.data.stores.prefetch import prefetch_in_order
+from hlat.data.stores import remote
+from hlat.data.stores import remote as retries
+from hlat.data.stores.fetching import prefetch_in_order
 from hlat.runtime.errors import DataError
-from hlat.runtime.storage import fsspec_backends
+from hlat.runtime.storage import object_stores as fsspec_backends
 from tests.support.data.corpora import documents, tree, write_jsonl
 from tests.support.data.preparing import data_config
 
@@ -206,7 +207,8 @@ def test_https_needs_a_trusted_certificate(small: Path, tmp_path: Path, local: d
     server.socket = context.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"https://127.0.0.1:{server.server_port}/"
-    program = "import sys; from hlat.config.sections.data import DataConfig; from hlat.data.prepare.preparation import prepare\n"
+    program = "import sys; from hlat.config.sections.data import DataConfig\n"
+    program += "from hlat.data.prepare.preparation import prepare\n"
     program += "prepare(DataConfig.model_validate_json(sys.argv[1]), sys.argv[2], workers=1)"
     command = [sys.executable, "-c", program, data_config(url).model_dump_json(), str(tmp_path / "out")]
     subprocess.run(command, check=True, env={**os.environ, "SSL_CERT_FILE": str(certificate)}, timeout=60)
@@ -348,7 +350,7 @@ import sys
 from pathlib import Path
 sys.modules[{package!r}] = None
 from hlat.config.sections.data import DataConfig
-from hlat.data.sources.file_list import list_files
+from hlat.data.corpus_files import list_files
 from hlat.runtime.errors import DataError
 try:
     list_files(DataConfig(path={url!r}), Path({str(tmp_path)!r}))
@@ -375,7 +377,7 @@ from pathlib import Path
 import hlat.data.prepare.worker
 assert not [name for name in ("torch", "fsspec", "aiohttp", "pyarrow", "pydantic") if name in sys.modules]
 from hlat.config.sections.data import DataConfig
-from hlat.data.sources.file_list import list_files
+from hlat.data.corpus_files import list_files
 list_files(DataConfig(path={str(small)!r}), Path({str(tmp_path)!r}))
 assert not [name for name in ("fsspec", "s3fs", "aiohttp", "gcsfs") if name in sys.modules]
 """

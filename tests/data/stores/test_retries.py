@@ -12,11 +12,17 @@ import multidict
 import pytest
 import yarl
 
-from hlat.data.stores.remote import Store, StoreAccessError
-from hlat.data.stores.retries import MAX_OUTAGE_SECONDS, FetchCancelledError, StoreRetries, StoreUnavailableError
+from hlat.data.stores.remote import (
+    MAX_OUTAGE_SECONDS,
+    FetchCancelledError,
+    Store,
+    StoreAccessError,
+    StoreRetries,
+    StoreUnavailableError,
+)
 from hlat.runtime.errors import DataError, StorageError
+from hlat.runtime.storage.object_stores import FailureKind, StorageFailure, classify_error
 from hlat.runtime.storage.run_folder import EARLIER_ATTEMPT_ENV
-from hlat.runtime.storage.storage_errors import FailureKind, StorageFailure, classify_error
 
 
 class World:

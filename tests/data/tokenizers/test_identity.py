@@ -10,8 +10,7 @@ import pytest
 
 from hlat.data.prepared.consistency import tokenizer_problems
 from hlat.data.tokenizers.json_tokenizer import JsonTokenizer
-from hlat.data.tokenizers.load import load_saved, load_tokenizer
-from hlat.data.tokenizers.round_trip import check_export, vocabulary_texts
+from hlat.data.tokenizers.load import check_export, load_saved, load_tokenizer, vocabulary_texts
 from hlat.runtime.errors import DataError
 from tests.support.data.tokenizer_kinds import EOS, TEXTS, byte_bpe, spm
 

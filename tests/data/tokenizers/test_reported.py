@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hlat.data.tokenizers.round_trip import describe_tokenizer, measure_loss
+from hlat.data.tokenizers.load import describe_tokenizer, measure_loss
 from hlat.runtime.errors import DataError
 from tests.support.data.tokenizer_kinds import TEXTS, load_made
 from tests.support.data.tokenizer_reports import EXPORTED, LOSSY, Report

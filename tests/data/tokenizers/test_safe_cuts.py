@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hlat.data.online.stream import RowSettings, RowStream, StreamCursor, StreamDocument
+from hlat.data.online.streams import RowSettings, RowStream, StreamCursor, StreamDocument
 
 _END = 0
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hlat.data.tokenizers.load import load_saved, load_tokenizer
-from hlat.data.tokenizers.sentencepiece_proto import parse_model
+from hlat.data.tokenizers.sentencepiece_convert import parse_model
 from hlat.runtime.errors import DataError
 from tests.support.data.tokenizer_kinds import TEXTS, spm
 

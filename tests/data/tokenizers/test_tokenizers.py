@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, trainers
 
 from hlat.data.tokenizers import sentencepiece as sentencepiece_tokenizer
+from hlat.data.tokenizers.base import _PUBLISHED_PATTERNS, OWN_PATTERN, cut_text, cuts_preserve_tokens
 from hlat.data.tokenizers.json_tokenizer import JsonTokenizer, read_json_tokenizer
 from hlat.data.tokenizers.load import load_saved, load_tokenizer
-from hlat.data.tokenizers.safe_cuts import _PUBLISHED, OWN_PATTERN, cut_text, cuts_preserve_tokens
 from hlat.data.tokenizers.training import sample_texts, train_bpe, train_char
 from hlat.runtime.errors import DataError
 from tests.support.data.corpora import documents, prose
@@ -140,7 +140,7 @@ def _split(pattern: str) -> object:
     return pre_tokenizers.Sequence([isolated, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-CUTTABLE = [_bpe(_split(p)) for p in (OWN_PATTERN, *_PUBLISHED)] + [_bpe(pre_tokenizers.ByteLevel(False))]
+CUTTABLE = [_bpe(_split(p)) for p in (OWN_PATTERN, *_PUBLISHED_PATTERNS)] + [_bpe(pre_tokenizers.ByteLevel(False))]
 
 
 @given(text=_tricky, min_chars=st.integers(1, 10))

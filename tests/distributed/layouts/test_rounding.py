@@ -11,8 +11,8 @@ from hlat.model import LocalParameter, local
 from hlat.optim import build_optimizer
 from hlat.parallel import build_parallel
 from hlat.runtime.distributed.join import Runtime
-from hlat.runtime.randomness.philox_rng import normal_block
-from hlat.runtime.randomness.rng_keys import stream_key
+from hlat.runtime.random_keys import stream_key
+from hlat.runtime.randomness import normal_block
 from tests.support.distributed.jobs import Block, assemble
 from tests.support.distributed.layouts import CASES, Case, recipe_content
 from tests.support.distributed.workers import Pool

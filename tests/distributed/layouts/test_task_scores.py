@@ -13,8 +13,7 @@ import torch
 from hlat.config.load import parse_recipe
 from hlat.parallel import build_parallel
 from hlat.runtime.distributed.join import Runtime
-from hlat.training.validation.requests import TokenRow
-from hlat.training.validation.tasks import score_requests
+from hlat.training.validation.tasks import TokenRow, score_requests
 from tests.support.distributed.layouts import CASES, Case, recipe_content
 from tests.support.distributed.workers import Pool
 

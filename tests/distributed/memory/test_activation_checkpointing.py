@@ -18,11 +18,11 @@ from hlat.activation_checkpointing.plan import ActivationPlan
 from hlat.config import Recipe
 from hlat.config.load import parse_recipe
 from hlat.model import Decoder
-from hlat.model.kernels.choice import builds_masks
+from hlat.model.kernels.operations import builds_masks
 from hlat.model.layers import Attention
 from hlat.parallel import ParallelModel, build_parallel
+from hlat.parallel.layout import StepShape
 from hlat.parallel.stages.stage_layers import rank_model_shards
-from hlat.parallel.stages.step_shape import StepShape
 from hlat.runtime.backend.device import has_fast_bf16
 from hlat.runtime.distributed.join import Runtime
 from hlat.training import accumulate_gradients

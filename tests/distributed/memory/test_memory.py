@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from hlat.config.load import parse_recipe
 from hlat.config.sections.model import ModelConfig
 from hlat.config.sections.parallel import ParallelConfig
-from hlat.model.derived.counts import count_parameters
+from hlat.model.counts import count_parameters
+from hlat.parallel.layout import StepShape
+from hlat.parallel.stages.rank_memory import StateBytes
 from hlat.parallel.stages.stage_layers import state_bytes
-from hlat.parallel.stages.state_bytes import StateBytes
-from hlat.parallel.stages.step_shape import StepShape
 from tests.support.distributed.layouts import Case
 from tests.support.distributed.memory_rows import (
     FOUR_STAGES,

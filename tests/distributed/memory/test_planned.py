@@ -11,12 +11,10 @@ import yaml
 from hlat.config import Recipe, load_recipe
 from hlat.config.load import parse_recipe
 from hlat.hardware import MeasuredMachine, load_catalog, parse_cluster
-from hlat.model.derived.counts import count_parameters
-from hlat.planner.cost.comm_bytes import exchanged_bytes
-from hlat.planner.cost.executed_flops import executed_flops
-from hlat.planner.memory.rank_memory import rank_memory
-from hlat.planner.problem.layout_text import parse_layout
-from hlat.planner.problem.layouts import Candidate
+from hlat.model.counts import count_parameters
+from hlat.planner.cost.step_counts import exchanged_bytes, executed_flops
+from hlat.planner.memory import rank_memory
+from hlat.planner.problem.layouts import Candidate, parse_layout
 from hlat.planner.problem.request import PlanRequest, resolve_request
 from hlat.precision import MODES
 from hlat.rehearsal import RankReport, rehearse

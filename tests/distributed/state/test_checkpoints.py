@@ -14,8 +14,8 @@ from hlat.config import Recipe
 from hlat.config.load import parse_recipe
 from hlat.optim import Optimizer, build_optimizer
 from hlat.parallel import ParallelModel, build_parallel
+from hlat.parallel.layout import StepShape
 from hlat.parallel.stages.stage_layers import stage_layers
-from hlat.parallel.stages.step_shape import StepShape
 from hlat.runtime.distributed.join import Runtime
 from hlat.training import accumulate_gradients, update
 from tests.support.distributed.comparing import bound

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from hlat.checkpoint.format.tensor_chunks import TensorChunk
+from hlat.checkpoint.format.tensor_files import TensorChunk
 from hlat.checkpoint.protocol.store import CheckpointStore
-from hlat.checkpoint.tiers.run_id import RunId
-from hlat.checkpoint.tiers.snapshots import SnapshotTier
+from hlat.checkpoint.run_id import RunId
+from hlat.checkpoint.snapshots import SnapshotTier
 from hlat.runtime.distributed.join import Runtime
 from tests.support.distributed.workers import Pool
 

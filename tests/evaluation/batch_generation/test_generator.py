@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from hlat.evaluation import Sampling, generate
-from hlat.evaluation.batch_generation.generator import BatchGenerator
-from hlat.evaluation.batch_generation.requests import GenerationLimits, GenerationRequest, plan_generation
+from hlat.evaluation.generation import BatchGenerator, GenerationLimits, GenerationRequest, plan_generation
 from hlat.model import Decoder
 from hlat.parallel import ForwardModel
 from tests.support.model.families import FAMILIES, config_of, our_model

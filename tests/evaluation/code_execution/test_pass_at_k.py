@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from hlat.evaluation.code_execution.pass_at_k import estimate_pass
+from hlat.evaluation.code_execution.sandbox import estimate_pass
 
 
 def test_pass_at_k_is_the_share_of_samples_of_k_programs_with_one_that_passes() -> None:

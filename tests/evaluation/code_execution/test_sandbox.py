@@ -15,10 +15,18 @@ from unittest.mock import patch
 import pytest
 
 from hlat.evaluation.code_execution import sandbox
-from hlat.evaluation.code_execution.confinement import Confinement, bubblewrap, landlock, unconfined
-from hlat.evaluation.code_execution.inside import others_can_read
-from hlat.evaluation.code_execution.pass_at_k import pass_at_k
-from hlat.evaluation.code_execution.sandbox import Limits, find_confinement, run_program, unconfined_execution
+from hlat.evaluation.code_execution.inside.confine import others_can_read
+from hlat.evaluation.code_execution.sandbox import (
+    Confinement,
+    Limits,
+    bubblewrap,
+    find_confinement,
+    landlock,
+    pass_at_k,
+    run_program,
+    unconfined,
+    unconfined_execution,
+)
 from hlat.runtime.errors import DataError, LaunchError
 from tests.support.evaluation.escapes import (
     ESCAPES,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hlat.evaluation.code_execution import seccomp
-from hlat.evaluation.code_execution.seccomp import seccomp_filter
+from hlat.evaluation.code_execution import sandbox as seccomp
+from hlat.evaluation.code_execution.sandbox import seccomp_filter
 
 HEADERS = {
     "x86_64": "/usr/include/x86_64-linux-gnu/asm/unistd_64.h",

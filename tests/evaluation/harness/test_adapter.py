@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hlat.checkpoint import import_hf
-from hlat.evaluation.responses.served_model import ServedModel, ServingOptions, serve_model
+from hlat.evaluation.responses import ServedModel, ServingOptions, serve_model
 from hlat.runtime.distributed.join import join_run
 from hlat.runtime.errors import DataError
 from tests.support.evaluation.text_model import write_text_model

@@ -10,11 +10,10 @@ import yaml
 from hlat.checkpoint import export_hf
 from hlat.config import Recipe
 from hlat.evaluation import watch_run
-from hlat.evaluation.harness.rendering import render_tasks
-from hlat.evaluation.harness.run import quiet
+from hlat.evaluation.harness.run import quiet, render_tasks
 from hlat.runtime.errors import DataError
 from hlat.training import run
-from hlat.training.validation.requests import read_requests, write_requests
+from hlat.training.validation.tasks import read_requests, write_requests
 
 pytest.importorskip("lm_eval", reason="needs the extra eval: pip install -e '.[eval]'")
 

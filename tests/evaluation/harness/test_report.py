@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from hlat.evaluation.harness.report import column_values, entry_value, task_results
-from hlat.evaluation.harness.suites import Column, Suite, TaskEntry
+from hlat.evaluation.harness.suites import Column, Suite, TaskEntry, column_values, entry_value, task_results
 
 RAW: dict[str, Any] = {
     "results": {

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import hlat as program
-from hlat.evaluation.responses.response_cache import ResponseCache
+from hlat.evaluation.responses import ResponseCache
 from hlat.runtime.errors import LaunchError
 from tests.support.commands import StartedCommand, hlat
 from tests.support.evaluation.text_model import write_text_model

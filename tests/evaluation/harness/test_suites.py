@@ -12,7 +12,7 @@ from hlat.runtime.errors import DataError
 
 def task_lister() -> Callable[..., Any]:
     pytest.importorskip("lm_eval", reason="the extra [eval] is not installed")
-    from hlat.evaluation.harness.task_list import list_tasks  # noqa: PLC0415  (imports lm-eval)
+    from hlat.evaluation.harness.adapter import list_tasks  # noqa: PLC0415  (imports lm-eval)
 
     return list_tasks
 

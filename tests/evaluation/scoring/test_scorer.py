@@ -5,9 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from hlat.evaluation.scoring.batches import BatchLimits, plan_batches
-from hlat.evaluation.scoring.requests import Score, ScoreRequest
-from hlat.evaluation.scoring.scorer import Scorer, score_all
+from hlat.evaluation.scoring import BatchLimits, Score, Scorer, ScoreRequest, plan_batches, score_all
 from hlat.model import Decoder
 from hlat.parallel import ForwardModel
 from tests.support.evaluation.plain_scores import few_shot_requests, mixed, plain_score

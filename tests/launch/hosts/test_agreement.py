@@ -5,26 +5,28 @@ from dataclasses import replace
 
 import pytest
 
-from hlat.launch.error_report import ErrorReport
-from hlat.launch.hosts.bulletin import Bulletin
-from hlat.launch.hosts.cluster_stops import ClusterStops
-from hlat.launch.hosts.host_table import HostTable
-from hlat.launch.hosts.leadership import NotLeaderError, claim, is_candidate, leader_is_alive, newest_term
-from hlat.launch.hosts.network_blame import blame_network
-from hlat.launch.hosts.reachability import accept_connections, can_connect, link_problem, neighbours
+from hlat.launch.hosts.hosts_job import ClusterStops
+from hlat.launch.hosts.network import accept_connections, blame_network, can_connect, link_problem, neighbours
 from hlat.launch.hosts.records import (
     AttemptOrder,
     HostMember,
     HostStatus,
+    HostTable,
     Instruction,
+    NotLeaderError,
     Orders,
     RankStatus,
+    claim,
     host_file,
+    is_candidate,
+    leader_is_alive,
+    newest_term,
     parse_status,
     read_orders,
     write_record,
 )
-from hlat.launch.hosts.remote_ranks import HostLimits
+from hlat.launch.hosts.remote_ranks import Bulletin, HostLimits
+from hlat.launch.worker_process import ErrorReport
 from tests.support.resilience.readings import reading
 
 

@@ -16,10 +16,9 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from hlat.launch.hosts import bulletin as bulletin_module
-from hlat.launch.hosts.bulletin import Bulletin
-from hlat.launch.hosts.leadership import Follower, NotLeaderError, is_candidate
-from hlat.launch.hosts.records import AttemptOrder, Orders
+from hlat.launch.hosts import remote_ranks as bulletin_module
+from hlat.launch.hosts.records import AttemptOrder, Follower, NotLeaderError, Orders, is_candidate
+from hlat.launch.hosts.remote_ranks import Bulletin
 
 
 @dataclass

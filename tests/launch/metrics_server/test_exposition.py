@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hlat.launch.metrics_server.exposition import MetricFamily, exposition
+from hlat.launch.metrics_server import MetricFamily, exposition
 from tests.support.launch.metrics_lint import parse
 
 # The client's parser splits lines as str.splitlines does; the format's only line end is \n.

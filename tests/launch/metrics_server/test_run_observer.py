@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from hlat.launch.metrics_server.exposition import exposition
-from hlat.launch.metrics_server.families import metric_families
-from hlat.launch.metrics_server.run_observer import ObservedRun, RunObserver
+from hlat.launch.metrics_server import ObservedRun, RunObserver, exposition, metric_families
 from hlat.resilience import GOODPUT_FILE, Goodput
 from hlat.resilience.heartbeat import Heartbeat, heartbeat_path
-from hlat.runtime.process.phase import enter_phase
+from hlat.runtime.progress import enter_phase
 from hlat.tracking import EventLog
 from tests.support.launch.metrics_lint import parse
 

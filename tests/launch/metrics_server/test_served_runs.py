@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hlat.runtime.process.exit_codes import REQUEUE_CODE
-from hlat.runtime.process.json_lines import FIELDS
+from hlat.runtime.json_lines import FIELDS
+from hlat.runtime.process import REQUEUE_CODE
 from tests.support.commands import StartedCommand
 from tests.support.launch.launching import wait_until
 from tests.support.launch.metrics_lint import parse

@@ -17,12 +17,10 @@ import pytest
 import torch
 
 from hlat.config import load_recipe
-from hlat.launch.preflight.examination import run_preflight
-from hlat.launch.preflight.place import HostTools
-from hlat.launch.preflight.ranks.processes import rank_command
-from hlat.launch.preflight.report import PreflightReport
-from hlat.launch.preflight.request import PreflightOptions, make_request
-from hlat.launch.preflight.restart_check import check_before_restart
+from hlat.launch.preflight.examination import check_before_restart, run_preflight
+from hlat.launch.preflight.judgement import PreflightReport
+from hlat.launch.preflight.rank_processes import rank_command
+from hlat.launch.preflight.request import HostTools, PreflightOptions, make_request
 
 pytestmark = pytest.mark.slow
 

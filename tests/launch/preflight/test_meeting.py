@@ -10,10 +10,16 @@ from pathlib import Path
 import pytest
 
 from hlat.launch.preflight import meeting as meetings
-from hlat.launch.preflight.links import LinkServer, ask_time, connect, measure_rate
-from hlat.launch.preflight.meeting import SharedFolder, existing_part, remove_if_empty
-from hlat.launch.preflight.place import Peer
-from hlat.launch.preflight.request import PreflightOptions, make_request
+from hlat.launch.preflight.meeting import (
+    LinkServer,
+    SharedFolder,
+    ask_time,
+    connect,
+    existing_part,
+    measure_rate,
+    remove_if_empty,
+)
+from hlat.launch.preflight.request import Peer, PreflightOptions, make_request
 from hlat.launch.preflight.ssh_hosts import examine_by_ssh
 from hlat.runtime.errors import LaunchError
 

@@ -17,15 +17,15 @@ from hlat.data import prepare_recipe_data
 from hlat.data.input_check import check_inputs
 from hlat.data.prepare.preparation import prepare
 from hlat.data.tokenizers.training import train_bpe
-from hlat.launch.preflight.ranks.plan import plan_needs
-from hlat.launch.start_checks import machine
-from hlat.launch.start_checks.examine import load_and_check
-from hlat.launch.start_checks.place import Here, StartPlace
+from hlat.launch import start_checks as machine
+from hlat.launch.preflight.recipe_needs import plan_needs
+from hlat.launch.start_checks import Here, StartPlace
+from hlat.launch.start_examination import load_and_check
 from hlat.runtime.backend import table, torch_private
 from hlat.runtime.backend.table import absent_device, expects_accelerator
 from hlat.runtime.errors import DataError, HlatError, StorageError
 from hlat.runtime.storage.run_folder import RECIPE_HEAD, RECIPE_NAME
-from hlat.training.attempt_record import record_attempt
+from hlat.training.start import record_attempt
 from tests.support.data.tokenizer_kinds import word_pieces, write_tokenizer
 
 

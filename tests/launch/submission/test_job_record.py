@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hlat.launch.submission.slurm_jobs import newest_job
+from hlat.launch.slurm import newest_job
 from hlat.runtime.errors import LaunchError
 
 

@@ -10,7 +10,7 @@ from hlat.config import load_recipe
 from hlat.hardware import load_catalog
 from hlat.launch import HostOptions
 from hlat.launch.hosts.agent import HostPlace
-from hlat.launch.unsupervised.watch import watching_itself
+from hlat.launch.supervision.self_watch import watching_itself
 from hlat.runtime.errors import LaunchError
 from tests.support.commands import hlat
 from tests.support.launch.pods import DATA, job_of, pod_of, start_pod, write

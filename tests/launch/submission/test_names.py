@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hlat.launch.submission.kubernetes import manifests, manifests_yaml
-from hlat.launch.submission.kubernetes_options import KubernetesOptions
-from hlat.launch.submission.request import RunRequest
-from hlat.launch.submission.slurm_script import SlurmOptions, batch_script
+from hlat.launch.kubernetes import KubernetesOptions, manifests, manifests_yaml
+from hlat.launch.run_request import RunRequest
+from hlat.launch.slurm import SlurmOptions, batch_script
 from hlat.runtime.errors import LaunchError
 
 ODD = [

@@ -5,12 +5,11 @@ import os
 
 import pytest
 
-from hlat.launch.unsupervised.hang_reports import HangReport, HangReports
-from hlat.launch.unsupervised.verdict import judge
+from hlat.launch.supervision.self_watch import HangReport, HangReports, judge
 from tests.support.resilience.readings import reading
 
 
-def report(rank, host, waiting=True, since=-23.0, step=20, late=True, location="parallel/gradient_sync.py:9 reduce"):
+def report(rank, host, waiting=True, since=-23.0, step=20, late=True, location="parallel/data_parallel.py:9 reduce"):
     beat = reading(rank, phase="reduce", step=step, since=since, alive_at=0.0, waiting=waiting, location=location)
     return HangReport(beat, host, late)
 

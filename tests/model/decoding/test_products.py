@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hlat.model.kernels.decode import decoding_library
+from hlat.model.decoding import decoding_library
 from tests.support.model.kernel_cases import UNITS, normal
 
 CPU = torch.device("cpu")

@@ -7,10 +7,10 @@ import torch
 
 from hlat.config.sections.model import ModelConfig
 from hlat.model import Decoder, KVCache
+from hlat.model import decoding as decode
+from hlat.model import decoding as step
 from hlat.model.architectures.base import NormPlace
-from hlat.model.decoding import step
-from hlat.model.decoding.step import compile_step
-from hlat.model.kernels import decode
+from hlat.model.decoding import compile_step
 from tests.model.test_parity import distance, longest_path
 from tests.support.model.families import FAMILIES, config_of, float64_norms, our_model, tokens_of, twin
 from tests.support.model.kernel_cases import same_bits, torch_only

@@ -8,8 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from hlat.config import PRESETS
 from hlat.config.sections.model import ModelConfig
 from hlat.model import ModelShard, build
-from hlat.model.derived.activations import RankWorkload, activation_bytes
-from hlat.model.derived.counts import attended_positions, count_parameters, flops_per_token, forward_flops_per_token
+from hlat.model.activations import RankWorkload, activation_bytes
+from hlat.model.counts import attended_positions, count_parameters, flops_per_token, forward_flops_per_token
 from hlat.model.spec import RECOMPUTABLE
 from hlat.precision import MODES
 from hlat.runtime.backend.cpu import CpuBackend

@@ -8,9 +8,15 @@ from hypothesis import strategies as st
 from hlat.config import PRESETS
 from hlat.config.sections.model import ModelConfig
 from hlat.model import build
-from hlat.model.derived.parameter_layout import CanonicalTensor, RowLayout, parameter_layouts
-from hlat.model.hf.names import canonical_shapes, from_canonical, to_canonical
-from hlat.model.model_shard import gate_up_groups
+from hlat.model.parameter_layout import (
+    CanonicalTensor,
+    RowLayout,
+    canonical_shapes,
+    from_canonical,
+    parameter_layouts,
+    to_canonical,
+)
+from hlat.model.spec import gate_up_groups
 from hlat.runtime.errors import CheckpointError
 from tests.support.model.families import FAMILIES, config_of, our_model, tokens_of
 

@@ -13,11 +13,11 @@ from torch.nn.attention.bias import causal_lower_right
 from hlat.model import DocumentMask, attend, attention_kernel
 from hlat.model.kernels import library
 from hlat.model.kernels.attention import attend_to_ranges, key_ranges
-from hlat.model.kernels.choice import attention_is_used_on, has_attention
 from hlat.model.kernels.library import DTYPES
+from hlat.model.kernels.operations import attention_is_used_on, has_attention
 from hlat.runtime.backend.base import AttentionHeads
+from hlat.runtime.backend.c_library import find_c_compiler
 from hlat.runtime.backend.cpu import CpuBackend
-from hlat.runtime.compiled_code.c_library import find_c_compiler
 from tests.support.model.kernel_cases import UNITS, Results, normal, same_bits, torch_attention
 
 CPU = torch.device("cpu")

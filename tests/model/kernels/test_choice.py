@@ -15,12 +15,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hlat.model import IGNORED, CrossEntropy, attend, head_loss
 from hlat.model.kernels import library
-from hlat.model.kernels.choice import are_used_on, attention_is_used_on, describe_kernels, has_kernels
+from hlat.model.kernels.operations import are_used_on, attention_is_used_on, describe_kernels, has_kernels
 from hlat.model.pointwise import rms_norm, swiglu
+from hlat.runtime.backend import c_library
+from hlat.runtime.backend.c_library import CompilationFailed, begin_compiling, compile_c_library, find_c_compiler
 from hlat.runtime.backend.table import backend_of, simulated_backend
-from hlat.runtime.compiled_code import c_library
-from hlat.runtime.compiled_code.c_library import CompilationFailed, begin_compiling, compile_c_library, find_c_compiler
-from hlat.runtime.distributed.fake_world import fake_rank
+from hlat.runtime.distributed.join import fake_rank
 from tests.support.model.kernel_cases import CASES, normal, output_and_gradients, same_bits, torch_only
 
 CPU = torch.device("cpu")
@@ -172,7 +172,7 @@ def test_a_process_that_ends_before_its_compiler_leaves_no_folder(tmp_path: Path
     )
     compiler.chmod(0o755)
     code = (
-        "import sys, pathlib, hlat.runtime.compiled_code as p\n"
+        "import sys, pathlib, hlat.runtime.backend.c_library as p\n"
         "p.begin_compiling(pathlib.Path(sys.argv[1])); print(open(sys.argv[2]).read())"
     )
     environment = os.environ | {"TMPDIR": str(folder), "CC": str(compiler)}

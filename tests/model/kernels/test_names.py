@@ -13,7 +13,7 @@ from hlat.config.load import parse_recipe
 from hlat.model import matmul, product_library
 from hlat.runtime.backend.cpu import CpuBackend
 from hlat.runtime.errors import CheckpointError
-from hlat.training.arithmetic import Arithmetic
+from hlat.training.numerics import Arithmetic
 from tests.support.model.kernel_cases import torch_only
 
 CPU = torch.device("cpu")

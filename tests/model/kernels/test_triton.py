@@ -14,11 +14,10 @@ pytest.importorskip("triton", reason="pip install -e '.[kernels]'")
 
 import torch
 
-from hlat.model.kernels.choice import are_used_on, describe_kernels
-from hlat.model.kernels.operations import OPERATORS, in_triton
+from hlat.model.kernels.operations import OPERATORS, are_used_on, describe_kernels, in_triton
 from hlat.runtime.backend.base import Backend
 from hlat.runtime.backend.table import backend_of, simulated_backend
-from hlat.runtime.distributed.fake_world import fake_rank
+from hlat.runtime.distributed.join import fake_rank
 from tests.support.optim.compiled import compiling
 
 ROOT = Path(__file__).resolve().parents[3]

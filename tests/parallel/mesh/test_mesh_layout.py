@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hlat.config.sections.parallel import ParallelConfig
-from hlat.parallel.mesh.mesh_layout import Layout
+from hlat.parallel.layout import Layout
 
 DEGREES = st.tuples(*(st.integers(1, 3) for _ in range(5)))
 

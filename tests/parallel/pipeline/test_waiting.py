@@ -11,7 +11,7 @@ from torch.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 
-from hlat.parallel.stages.memory.posted_receives import posted_receives
+from hlat.parallel.stages.in_flight import posted_receives
 
 TORCH: dict[str, Any] = {
     "interleaved-1f1b": ScheduleInterleaved1F1B,

@@ -10,10 +10,15 @@ from hypothesis import strategies as st
 
 from hlat.config.sections.model import ModelConfig
 from hlat.config.sections.parallel import ParallelConfig, Schedule
+from hlat.parallel.layout import StepShape
 from hlat.parallel.stages.rank_memory import rank_bytes
-from hlat.parallel.stages.stage_layers import peak_memory_rank, stage_layer_counts, stage_layers
-from hlat.parallel.stages.stage_split import StageCosts, balance_layers
-from hlat.parallel.stages.step_shape import StepShape
+from hlat.parallel.stages.stage_layers import (
+    StageCosts,
+    balance_layers,
+    peak_memory_rank,
+    stage_layer_counts,
+    stage_layers,
+)
 
 GIB = 1 << 30
 LLAMA_3_8B = ModelConfig(

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from hlat.planner.cost.calibration import load_constants
 from hlat.planner.cost.comm_time import comm_times
-from hlat.planner.cost.constants import load_constants
 from hlat.planner.problem.devices import cluster_device
 from hlat.planner.problem.workload import (
     ModelShape,

@@ -7,11 +7,11 @@ import torch
 
 from hlat.hardware import load_catalog, parse_cluster
 from hlat.model.loss import CrossEntropy
+from hlat.planner.cost.calibration import load_constants
 from hlat.planner.cost.compute_time import compute_times
-from hlat.planner.cost.constants import load_constants
-from hlat.planner.cost.framework_profile import hlat_profile
+from hlat.planner.cost.program import hlat_profile
 from hlat.planner.problem.devices import cluster_device
-from hlat.planner.problem.layout_text import parse_layout
+from hlat.planner.problem.layouts import parse_layout
 from hlat.planner.problem.workload import (
     FUSED_LOSS_BYTES,
     ModelShape,

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from hlat.hardware import load_catalog, parse_cluster
+from hlat.planner.cost.calibration import load_constants
 from hlat.planner.cost.comm_time import comm_times
 from hlat.planner.cost.compute_time import compute_times
-from hlat.planner.cost.constants import load_constants
-from hlat.planner.cost.operation_time import OperationTimes
-from hlat.planner.problem.layout_text import parse_layout
+from hlat.planner.cost.step_time import OperationTimes
+from hlat.planner.problem.layouts import parse_layout
 from hlat.planner.problem.request import resolve_request
 from hlat.planner.problem.workload import block_products
-from hlat.planner.search.search import workload_columns
+from hlat.planner.search import workload_columns
 
 LAYOUTS = ("tp=8,pp=1,zero=1,ckpt=full", "tp=1,pp=1,zero=3", "tp=4,pp=2,zero=1")
 

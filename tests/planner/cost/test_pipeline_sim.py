@@ -12,10 +12,10 @@ from torch.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 
-from hlat.activation_checkpointing.in_flight import passes_in_flight
+from hlat.activation_checkpointing.plan import passes_in_flight
 from hlat.config.sections.parallel import ParallelConfig
-from hlat.parallel.stages.pipeline_order import pass_order
-from hlat.planner.cost.pipeline_sim import StageTimes, simulate_pipeline
+from hlat.parallel.passes import pass_order
+from hlat.planner.cost.step_time import StageTimes, simulate_pipeline
 
 EACH = {"1f1b": 1, "gpipe": 1, "interleaved-1f1b": 2, "interleaved-zero-bubble": 2, "zbv": 2}
 TORCH = {

@@ -7,16 +7,15 @@ import pytest
 
 from hlat.config import PRESETS
 from hlat.config.sections.model import ModelConfig
-from hlat.model.derived.counts import count_parameters, forward_flops_per_token
-from hlat.planner.cost.comm_bytes import exchanged_bytes
+from hlat.model.counts import count_parameters, forward_flops_per_token
+from hlat.planner.cost.calibration import load_constants
 from hlat.planner.cost.comm_time import comm_times
 from hlat.planner.cost.compute_time import compute_times
-from hlat.planner.cost.constants import load_constants
-from hlat.planner.cost.executed_flops import executed_flops
-from hlat.planner.cost.framework_profile import hlat_profile
+from hlat.planner.cost.program import hlat_profile
+from hlat.planner.cost.step_counts import exchanged_bytes, executed_flops
 from hlat.planner.cost.step_time import STEP_COMPONENTS, step_times
 from hlat.planner.problem.devices import cluster_device
-from hlat.planner.problem.layout_text import parse_layout
+from hlat.planner.problem.layouts import parse_layout
 from hlat.planner.problem.workload import (
     FLASH_ATTENTION_1,
     MATERIALIZED_SCORES,
@@ -29,7 +28,7 @@ from hlat.planner.problem.workload import (
     layer_weights,
     rank_weights,
 )
-from hlat.planner.search.search import predict_layout
+from hlat.planner.search import predict_layout
 from tests.support.planner.requests import request_for
 
 A100 = DeviceSpec("ampere", 312e12, 312e12, 0.869, 0.869, 108, 80e9, 2.039e12, 300e9, 8, 200e9, 8)
@@ -197,7 +196,7 @@ def test_context_ranks_exchange_keys_and_values():
 
 @pytest.mark.parametrize(("recompute", "exchanges"), [("none", 2), ("selective", 3), ("full", 3)])
 def test_gathered_keys_and_values_are_waited_for(recompute, exchanges):
-    """As many as a rehearsal counts (planner/cost/comm_bytes.py): forward, backward, and again if freed."""
+    """As many as a rehearsal counts (planner/cost/step_counts.py): forward, backward, and again if freed."""
     workloads = columns(context=2, data=4, recompute=recompute)
     once = comm_times(workloads, load_constants()).context[0]
     assert step_times(workloads).context[0] == pytest.approx(exchanges * 32 * workloads.micro_batches[0] * once)

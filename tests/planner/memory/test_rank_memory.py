@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from hlat.parallel.stages.stage_layers import stage_layer_counts
-from hlat.planner.memory.rank_memory import estimate_rank_memory, rank_memory
-from hlat.planner.problem.layout_text import parse_layout
-from hlat.planner.problem.layouts import candidates
+from hlat.planner.memory import estimate_rank_memory, rank_memory
+from hlat.planner.problem.layouts import candidates, parse_layout
 from tests.support.planner.requests import request_for
 
 GIB = 1 << 30

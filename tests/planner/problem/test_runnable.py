@@ -3,14 +3,13 @@
 import pytest
 
 from hlat.hardware import load_catalog, parse_cluster
-from hlat.planner.cost.constants import load_constants
-from hlat.planner.cost.ratio_interval import shipped_interval
-from hlat.planner.problem.families import CHIP_FAMILIES, FAMILIES, borrowed_constants
+from hlat.planner.cost.calibration import load_constants, shipped_interval
+from hlat.planner.plan import make_plan, recipe_fragment
+from hlat.planner.problem.devices import comparison_note, why_not_runnable
 from hlat.planner.problem.request import resolve_request
-from hlat.planner.problem.runnable import comparison_note, why_not_runnable
+from hlat.planner.problem.workload import CHIP_FAMILIES, FAMILIES, borrowed_constants
 from hlat.planner.report.html_report import html_page
-from hlat.planner.report.plan_table import plan_lines
-from hlat.planner.search.plan import make_plan, recipe_fragment
+from hlat.planner.report.terminal import plan_lines
 from hlat.precision import MODES
 
 CATALOG = load_catalog()

@@ -8,13 +8,12 @@ from dataclasses import replace
 import pytest
 
 import hlat
-from hlat.model.derived.counts import count_parameters
-from hlat.planner.problem.llama_class import nearest_shape
-from hlat.planner.problem.request import PlanRequest
-from hlat.planner.purchase import model_size, offers
-from hlat.planner.purchase.model_size import ModelSize
-from hlat.planner.purchase.scaling_law import CHINCHILLA
-from hlat.planner.search.search import LayoutPrediction
+from hlat.model.counts import count_parameters
+from hlat.planner import offers
+from hlat.planner import purchase as model_size
+from hlat.planner.problem.request import PlanRequest, nearest_shape
+from hlat.planner.purchase import CHINCHILLA, ModelSize
+from hlat.planner.search import LayoutPrediction
 
 RUN = {"sequence": 4096, "global_batch": 512, "precision": "mixed"}
 KINDS = "p4d.24xlarge,p5.48xlarge"

@@ -7,10 +7,10 @@ import pytest
 import yaml
 
 import hlat
-from hlat.model.derived.counts import count_parameters
-from hlat.planner.problem.llama_class import nearest_shape
-from hlat.planner.purchase.scaling_law import CHINCHILLA
-from hlat.planner.search.tie_break import TIE_TOLERANCE
+from hlat.model.counts import count_parameters
+from hlat.planner.problem.request import nearest_shape
+from hlat.planner.purchase import CHINCHILLA
+from hlat.planner.search import TIE_TOLERANCE
 from hlat.runtime.errors import PlanError
 from tests.support.commands import hlat as hlat_command
 

@@ -6,12 +6,11 @@ import shlex
 import pytest
 
 import hlat
+from hlat.planner.offers import KNEE, _time, parse_goal
+from hlat.planner.plan import make_plan
 from hlat.planner.problem.request import PlanRequest
-from hlat.planner.purchase.choice import Purchase
-from hlat.planner.purchase.goal import KNEE, _time, parse_goal
-from hlat.planner.search.plan import make_plan
-from hlat.planner.search.quick_search import best_layout
-from hlat.planner.search.tie_break import TIE_TOLERANCE
+from hlat.planner.purchase import Purchase
+from hlat.planner.search import TIE_TOLERANCE, best_layout
 from hlat.runtime.errors import HardwareError, PlanError
 from tests.support.commands import hlat as hlat_command
 from tests.support.planner.requests import request_for

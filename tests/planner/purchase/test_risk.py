@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 import hlat
-from hlat.planner.purchase.choice import Purchase
-from hlat.planner.purchase.goal import Goal
-from hlat.planner.purchase.table import purchase_json, purchase_lines
+from hlat.planner.offers import Goal
+from hlat.planner.purchase import Purchase
+from hlat.planner.purchase_table import purchase_json, purchase_lines
 
 MODEL = {"tokens": 10**11, "sequence": 4096, "global_batch": 512, "precision": "mixed"}
 

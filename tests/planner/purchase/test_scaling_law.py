@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from hlat.model.derived.counts import count_parameters
-from hlat.planner.problem.llama_class import _shapes, llama_class, nearest_shape
-from hlat.planner.problem.request import resolve_request
-from hlat.planner.purchase.scaling_law import CHINCHILLA, ScalingLaw
+from hlat.model.counts import count_parameters
+from hlat.planner.problem.request import _llama_class_shapes, llama_class, nearest_shape, resolve_request
+from hlat.planner.purchase import CHINCHILLA, ScalingLaw
 from tests.support.planner.requests import request_for
 
 SARDANA = ScalingLaw(1.69, 406.4, 410.7, 0.336, 0.283)
@@ -61,7 +60,7 @@ def test_more_generated_tokens_want_smaller_models() -> None:
 
 
 def test_every_shape_is_found_by_its_name_and_counted_as_named() -> None:
-    for size, section in _shapes():
+    for size, section in _llama_class_shapes():
         name, found, parameters = nearest_shape(size)
         assert (found, parameters) == (section, size) and llama_class(name) == section
         assert found["hidden_size"] % found["heads"] == 0 and found["heads"] % found["kv_heads"] == 0

@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 from hlat.hardware import load_catalog, parse_cluster
-from hlat.model.derived.counts import count_parameters, flops_per_token
-from hlat.planner.cost.ratio_interval import shipped_interval, undecided_ratio
-from hlat.planner.problem.layout_text import parse_layout
+from hlat.model.counts import count_parameters, flops_per_token
+from hlat.planner.cost.calibration import shipped_interval, undecided_ratio
+from hlat.planner.plan import fits, layout_json, make_plan
+from hlat.planner.problem.layouts import parse_layout
 from hlat.planner.problem.request import resolve_request
 from hlat.planner.report.comparison import (
     comparison_lines,
@@ -20,11 +21,9 @@ from hlat.planner.report.comparison import (
     rank_plans,
     told_apart,
 )
-from hlat.planner.report.explain import compare, expectation, explain
-from hlat.planner.report.html_report import html_page
-from hlat.planner.report.trace import chrome_trace, step_timeline
-from hlat.planner.search.plan import fits, layout_json, make_plan
-from hlat.planner.search.search import predict_layout
+from hlat.planner.report.explanation import compare, expectation, explain
+from hlat.planner.report.html_report import chrome_trace, html_page, step_timeline
+from hlat.planner.search import predict_layout
 from tests.support.planner.requests import request_for
 
 

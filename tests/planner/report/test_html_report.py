@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from hlat.planner.plan import make_plan
 from hlat.planner.report.comparison import pareto_front_of_plans
 from hlat.planner.report.html_report import html_page
-from hlat.planner.search.plan import make_plan
 from tests.support.browser import DESKTOP, PHONE, serious_problems, visit
 from tests.support.planner.requests import request_for
 

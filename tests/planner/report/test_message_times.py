@@ -6,13 +6,10 @@ from dataclasses import replace
 import pytest
 
 import hlat
-from hlat.planner.problem.layout_text import parse_layout
-from hlat.planner.report.energy import energy_sentence
-from hlat.planner.report.explain import explain
-from hlat.planner.report.message_times import message_times
-from hlat.planner.report.saves import storage_sentence
-from hlat.planner.search.plan import make_plan
-from hlat.planner.search.search import predict_layout
+from hlat.planner.plan import make_plan
+from hlat.planner.problem.layouts import parse_layout
+from hlat.planner.report.explanation import energy_sentence, explain, message_times, storage_sentence
+from hlat.planner.search import predict_layout
 from tests.support.planner.requests import request_for
 
 

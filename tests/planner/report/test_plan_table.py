@@ -3,12 +3,11 @@
 import pytest
 
 import hlat
-from hlat.planner.cost.ratio_interval import undecided_ratio
-from hlat.planner.problem.layout_text import layout_text, parse_layout
-from hlat.planner.problem.layouts import candidates
-from hlat.planner.report.plan_table import WIDE, plan_lines
-from hlat.planner.search.plan import TrainingPlan
-from hlat.planner.search.tie_break import TIE_TOLERANCE
+from hlat.planner.cost.calibration import undecided_ratio
+from hlat.planner.plan import TrainingPlan
+from hlat.planner.problem.layouts import candidates, layout_text, parse_layout
+from hlat.planner.report.terminal import WIDE, plan_lines
+from hlat.planner.search import TIE_TOLERANCE
 from tests.support.planner.requests import request_for
 
 

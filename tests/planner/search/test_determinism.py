@@ -7,15 +7,15 @@ import pytest
 
 from hlat.cli import recipe as check
 from hlat.config import Recipe
-from hlat.hardware import Chip, load_catalog, loading
-from hlat.planner.cost import framework_profile
-from hlat.planner.cost.operation_time import OperationTimes
-from hlat.planner.problem.execution import PlannedExecution
-from hlat.planner.problem.recipe_step import recipe_on_chip
-from hlat.planner.report.plan_words import plan_words
-from hlat.planner.search.determinism import run_determinism_cost
-from hlat.planner.search.plan import make_plan
-from hlat.planner.search.search import workload_columns
+from hlat.hardware import Chip, load_catalog
+from hlat.hardware import catalog as loading
+from hlat.planner.cost import program as framework_profile
+from hlat.planner.cost.step_time import OperationTimes
+from hlat.planner.plan import make_plan, run_determinism_cost
+from hlat.planner.problem.devices import PlannedExecution
+from hlat.planner.problem.layouts import recipe_on_chip
+from hlat.planner.report.explanation import plan_words
+from hlat.planner.search import workload_columns
 from hlat.runtime.backend.base import AttentionKernel
 from tests.support.planner.requests import request_for
 from tests.support.rehearsal.small_recipes import recipe_of

@@ -9,19 +9,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hlat.cli.plan_options import parse_amount
+from hlat.cli.options import parse_amount
 from hlat.config import load_recipe
 from hlat.hardware.catalog import FailureRate
-from hlat.planner.memory.rank_memory import estimate_rank_memory, rank_memory
-from hlat.planner.problem.layout_text import parse_layout
-from hlat.planner.problem.layouts import Candidate, candidates, layout_violations
+from hlat.planner.memory import estimate_rank_memory, rank_memory
+from hlat.planner.plan import fits, layout_json, make_plan, recipe_fragment
+from hlat.planner.problem.layouts import Candidate, candidates, layout_violations, parse_layout
 from hlat.planner.report.comparison import comparison_lines, pareto_front_of_plans, plans_as_json, rank_plans
-from hlat.planner.report.explain import comparison_with, explain
-from hlat.planner.report.html_report import html_page
-from hlat.planner.report.trace import chrome_trace
-from hlat.planner.search.plan import fits, layout_json, make_plan, recipe_fragment
-from hlat.planner.search.search import predict_layout, search
-from hlat.planner.search.tie_break import break_tie
+from hlat.planner.report.explanation import comparison_with, explain
+from hlat.planner.report.html_report import chrome_trace, html_page
+from hlat.planner.search import break_tie, predict_layout, search
 from hlat.runtime.errors import HlatError
 from tests.support.commands import hlat
 from tests.support.planner.requests import request_for

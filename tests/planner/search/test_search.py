@@ -5,13 +5,11 @@ from dataclasses import replace
 import pytest
 
 from hlat.parallel.stages.stage_layers import stage_layers
-from hlat.planner.memory.rank_memory import estimate_rank_memory, rank_memory
-from hlat.planner.problem.layout_text import layout_text, parse_layout
-from hlat.planner.problem.layouts import candidates
-from hlat.planner.report.trace import step_timeline
-from hlat.planner.search.plan import fits, make_plan
-from hlat.planner.search.search import finalists, predict_layout, search
-from hlat.planner.search.tie_break import break_tie
+from hlat.planner.memory import estimate_rank_memory, rank_memory
+from hlat.planner.plan import fits, make_plan
+from hlat.planner.problem.layouts import candidates, layout_text, parse_layout
+from hlat.planner.report.html_report import step_timeline
+from hlat.planner.search import break_tie, finalists, predict_layout, search
 from tests.support.planner.requests import request_for
 
 REQUESTS = [("llama-2-70b", "trn1.32xlarge:16"), ("llama-2-70b", "h100:4"), ("llama-3-8b", "p4d.24xlarge:1")]

@@ -3,12 +3,10 @@
 import pytest
 
 from hlat.parallel.stages.stage_layers import stage_layer_counts
-from hlat.planner.memory.rank_memory import rank_memory
+from hlat.planner import memory as exact_checks
+from hlat.planner.memory import ExactChecks, estimated_ranks, rank_memory
 from hlat.planner.problem.layouts import candidates
-from hlat.planner.search import exact_checks
-from hlat.planner.search.exact_checks import ExactChecks, estimated_ranks
-from hlat.planner.search.quick_search import fastest_layouts
-from hlat.planner.search.search import USABLE_MEMORY_SHARE, search
+from hlat.planner.search import USABLE_MEMORY_SHARE, fastest_layouts, search
 from tests.support.planner.requests import request_for
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hlat.runtime.backend.allocator import keep_freed_memory
+from hlat.runtime.backend.cpu import keep_freed_memory
 
 PROGRAM = """
 import resource, sys, torch

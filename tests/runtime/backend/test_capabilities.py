@@ -16,7 +16,7 @@ from hlat.runtime.backend.base import Backend
 from hlat.runtime.backend.device import choose_device
 from hlat.runtime.backend.table import BACKENDS, backend_of, interface_variables, types_with
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.rank_env import RankInfo
+from hlat.runtime.process import RankInfo
 
 CPU = torch.device("cpu")
 SOURCES = Path(hlat.__file__).parent

@@ -10,17 +10,17 @@ import torch
 from torch._dynamo.exc import Unsupported
 from torch._inductor.exc import InductorError
 
-from hlat.runtime.backend import compile_cache
-from hlat.runtime.backend.compile_cache import (
+from hlat.runtime.backend import code_folders as compile_cache
+from hlat.runtime.backend.c_library import find_c_compiler
+from hlat.runtime.backend.code_folders import (
     compile_cache_folders,
     damaged_code_error,
     open_compile_cache,
     use_compile_cache,
 )
+from hlat.runtime.backend.device import restored_settings
 from hlat.runtime.backend.neuron import ENVIRONMENT
-from hlat.runtime.backend.settings import restored_settings
 from hlat.runtime.backend.table import backend_of
-from hlat.runtime.compiled_code.c_library import find_c_compiler
 from hlat.runtime.errors import LaunchError
 
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
@@ -32,7 +32,7 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         for variable in backend_of(device_type).compile_cache:
             monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("hlat.runtime.backend.compile_cache._set_here", {})
+    monkeypatch.setattr("hlat.runtime.backend.code_folders._set_here", {})
 
 
 def test_ranks_share_a_cache_unless_their_compilers_race(tmp_path: Path) -> None:

@@ -13,15 +13,16 @@ from torch._dynamo.device_interface import CudaInterface, caching_worker_device_
 
 from hlat.config.load import parse_recipe
 from hlat.hardware import load_catalog
-from hlat.optim import adamw_bf16, adamw_reference
+from hlat.optim import adamw as adamw_bf16
+from hlat.optim import adamw_reference
 from hlat.parallel import decide_compilation
-from hlat.parallel.compile import check_isolation
+from hlat.parallel.device_support import check_isolation
 from hlat.runtime.backend.base import AttentionHeads
-from hlat.runtime.backend.cuda_capabilities import AMD, NVIDIA, GpuCapabilities
+from hlat.runtime.backend.cuda import AMD, NVIDIA, GpuCapabilities
 from hlat.runtime.backend.table import backend_of
 from hlat.runtime.distributed.join import Runtime
 from hlat.runtime.errors import LaunchError
-from hlat.training import precision
+from hlat.training import numerics as precision
 from tests.support.rehearsal.small_recipes import SMALL, recipe_of
 
 CUDA, META = torch.device("cuda"), torch.device("meta")

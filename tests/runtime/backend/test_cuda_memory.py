@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from hlat.optim import adamw_reference
-from hlat.optim.adamw_bf16 import kernel_for
+from hlat.optim.adamw import kernel_for
 from hlat.runtime.backend import cuda
 from hlat.runtime.backend.base import AllocatorUse, Compiler
-from hlat.runtime.backend.settings import restored_settings
+from hlat.runtime.backend.device import restored_settings
 from hlat.runtime.backend.table import backend_of
 
 CUDA = torch.device("cuda", 0)
@@ -30,7 +30,7 @@ def test_segments_are_expandable_unless_the_user_configures_the_allocator(chosen
         monkeypatch.delenv(name, raising=False)
     if chosen:
         monkeypatch.setenv(chosen, "max_split_size_mb:512")
-    monkeypatch.setattr(cuda, "vendor", lambda: vendor)
+    monkeypatch.setattr(cuda, "gpu_vendor", lambda: vendor)
     before = dict(os.environ)
     with restored_settings():
         backend_of("cuda").configure_process()

@@ -5,11 +5,10 @@ import time
 
 import pytest
 
+from hlat.runtime.backend import nvidia_faults
 from hlat.runtime.backend.device import device_error, recurring_fault_error
-from hlat.runtime.backend.faults import nvidia_faults
-from hlat.runtime.backend.faults.device_faults import find_fault, find_kernel_faults
-from hlat.runtime.backend.faults.device_monitors import device_reports
-from hlat.runtime.backend.faults.neuron_faults import read_monitor
+from hlat.runtime.backend.faults import device_reports, find_fault, find_kernel_faults
+from hlat.runtime.backend.neuron_faults import read_monitor
 from hlat.runtime.errors import LaunchError
 from hlat.runtime.storage.run_folder import EARLIER_ATTEMPT_ENV
 

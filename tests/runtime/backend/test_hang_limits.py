@@ -11,8 +11,8 @@ import pytest
 import torch.distributed as dist
 
 from hlat.resilience import HEARTBEAT_FOLDER, Watchdog
-from hlat.runtime.backend.faults.hang_limits import collect_dumps, request_dumps
-from hlat.runtime.backend.settings import restored_settings
+from hlat.runtime.backend.device import restored_settings
+from hlat.runtime.backend.faults import collect_dumps, request_dumps
 from hlat.runtime.backend.table import backend_of
 from hlat.runtime.distributed import join
 from hlat.runtime.distributed.join import device_group

@@ -15,7 +15,7 @@ from hlat.config import Recipe
 from hlat.config.load import parse_recipe
 from hlat.hardware import peak_flops
 from hlat.model import DocumentMask, attention_kernel
-from hlat.optim.adamw_bf16 import kernel_for
+from hlat.optim.adamw import kernel_for
 from hlat.optim.adamw_reference import update
 from hlat.parallel import build_parallel
 from hlat.precision import check_fp8
@@ -121,7 +121,7 @@ def test_a_recipe_may_name_the_registered_device_type() -> None:
     """In a process of its own: torch can rename its device type for other accelerators once."""
     program = f"""
 import torch
-from hlat.runtime.rank_env import RankInfo
+from hlat.runtime.process import RankInfo
 from hlat.runtime.errors import LaunchError
 from hlat.runtime.backend.table import BACKENDS
 from hlat.runtime.backend.device import choose_device

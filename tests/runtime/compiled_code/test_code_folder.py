@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hlat.runtime.compiled_code import code_folder
-from hlat.runtime.compiled_code.code_folder import open_code_folder
+from hlat.runtime.backend import code_folders as code_folder
+from hlat.runtime.backend.code_folders import open_code_folder
 from hlat.runtime.errors import LaunchError
 
 STRANGER = 12345

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from hlat.runtime.compiled_code import library_cache
-from hlat.runtime.compiled_code.c_library import compile_c_library, find_c_compiler
+from hlat.runtime.backend import c_library as library_cache
+from hlat.runtime.backend.c_library import compile_c_library, find_c_compiler
 
-PROGRAM = (
-    "import sys, pathlib, hlat.runtime.compiled_code as p; print(p.compile_c_library(pathlib.Path(sys.argv[1])).one())"
-)
+PROGRAM = "import sys, pathlib, hlat.runtime.backend.c_library as p\n"
+PROGRAM += "print(p.compile_c_library(pathlib.Path(sys.argv[1])).one())"
 
 
 class Compiler:

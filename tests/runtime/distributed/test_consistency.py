@@ -4,8 +4,8 @@ import shutil
 from pathlib import Path
 
 import hlat
-from hlat.runtime.distributed.consistency import _source_hash, code_identity
 from hlat.runtime.distributed.host_collectives import format_ranks
+from hlat.runtime.distributed.join import _source_hash, code_identity
 
 PACKAGE = Path(hlat.__file__).parent
 

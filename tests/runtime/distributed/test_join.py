@@ -9,12 +9,10 @@ import torch
 import torch.distributed as dist
 
 from hlat.runtime.distributed import rendezvous
-from hlat.runtime.distributed.async_max import AsyncMax
-from hlat.runtime.distributed.consistency import check_consistent
-from hlat.runtime.distributed.host_collectives import HostGroup
-from hlat.runtime.distributed.join import join_run, joined_run, leave_run
+from hlat.runtime.distributed.host_collectives import AsyncMax, HostGroup
+from hlat.runtime.distributed.join import check_consistent, join_run, joined_run, leave_run
 from hlat.runtime.errors import HlatError, LaunchError
-from hlat.runtime.process.process_status import LAUNCHER_ENV
+from hlat.runtime.process import LAUNCHER_ENV
 
 
 @pytest.fixture

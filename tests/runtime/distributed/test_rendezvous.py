@@ -14,11 +14,10 @@ import torch.distributed as dist
 from hlat.runtime.distributed import rendezvous
 from hlat.runtime.distributed import run_secret as run_secret_module
 from hlat.runtime.distributed.addresses import interface_of, listen, resolve_addresses, wait_until_reachable
-from hlat.runtime.distributed.rendezvous import Rendezvous
-from hlat.runtime.distributed.rounds import ask_for_round
+from hlat.runtime.distributed.rendezvous import Rendezvous, ask_for_round
 from hlat.runtime.distributed.run_secret import Signer, run_signer
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.rank_env import RankInfo
+from hlat.runtime.process import RankInfo
 
 IPV6 = (
     Path("/proc/net/if_inet6").exists() and "00000000000000000000000000000001" in Path("/proc/net/if_inet6").read_text()

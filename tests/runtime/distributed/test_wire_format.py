@@ -14,13 +14,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import hlat.evaluation.harness
-import hlat.launch
-import hlat.training
-from hlat.checkpoint.protocol.retry import SaveResult
+import hlat.evaluation.harness.run
+import hlat.launch.training_job
+import hlat.training.loop
+from hlat.checkpoint.protocol.store import SaveResult
 from hlat.config import Problem
-from hlat.data.manifest.manifest import SourceRecord
 from hlat.data.online.loader import StreamProgress
+from hlat.data.prepared.manifest import SourceRecord
 from hlat.runtime.distributed.sendable_types import SENDABLE
 from hlat.runtime.distributed.wire_format import MalformedMessage, decode, encode
 
@@ -103,7 +103,7 @@ def test_registered_objects_are_decoded_to_equal_objects():
 
 def test_exactly_these_types_are_registered():
     """Each registered type is plain data: its constructor opens, calls and imports nothing."""
-    assert hlat.evaluation.harness and hlat.launch and hlat.training
+    assert hlat.evaluation.harness.run and hlat.launch.training_job and hlat.training.loop
     assert set(SENDABLE) == TYPES
 
 

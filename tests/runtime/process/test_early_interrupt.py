@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hlat import command
-from hlat.runtime.process.process_status import LAUNCHER_ENV
+from hlat.runtime.process import LAUNCHER_ENV
 
 PROGRAM = """
 import os, signal, sys
@@ -20,7 +20,7 @@ def interrupt(event, arguments):
         number += 1
         if wanted in (str(number), "inside") and (wanted != "inside" or MODULE in sys.modules):
             os.kill(os.getpid(), sent)
-MODULE = "hlat.runtime.bottom_line"
+MODULE = "hlat.runtime.terminal"
 sys.addaudithook(interrupt)
 main()
 """
@@ -77,7 +77,7 @@ def test_sigterm_after_the_checks_of_a_run_and_before_its_supervisor(
 AFTER = """
 import os, signal, sys
 from hlat.command import main
-from hlat.launch.supervision.wait import SignalForwarder
+from hlat.launch.supervision.running_ranks import SignalForwarder
 from hlat.launch.supervision.supervisor import Supervisor
 Supervisor.run = lambda supervisor: 0
 forwards_no_more = SignalForwarder.__exit__
@@ -99,7 +99,7 @@ def test_sigterm_after_the_supervisor_of_a_run_says_nothing_of_nothing_being_sta
 
 READY = """
 import signal
-from hlat.cli.common import ready
+from hlat.cli.terminal import ready
 signal.signal(signal.SIGTERM, print)
 ready(hears_sigterm=True)
 assert signal.getsignal(signal.SIGTERM) is print
@@ -120,7 +120,7 @@ IN_A_WORKER = """
 import os, signal, sys
 from hlat.command import main
 from hlat.launch import CompileJob
-from hlat.launch.evaluation.job import EvaluationJob
+from hlat.launch.evaluation_job import EvaluationJob
 def end(*_):
     os.kill(os.getpid(), signal.SIGTERM)
 EvaluationJob.load_suite = lambda job: None

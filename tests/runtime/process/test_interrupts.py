@@ -7,7 +7,7 @@ import pytest
 
 START = """
 import os, signal, sys, time, weakref
-from hlat.runtime.process.interrupts import raise_interrupts
+from hlat.runtime.process import raise_interrupts
 raise_interrupts()
 def interrupted(seconds=20):
     try:

@@ -7,11 +7,11 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hlat.runtime.process.json_lines import FIELDS, convert, format_line
+from hlat.runtime.json_lines import FIELDS, convert, format_line
 
 PROGRAM = r"""
 import os, subprocess, sys
-from hlat.runtime.process.json_output import json_line, print_json_lines, prints_json
+from hlat.runtime.logs import json_line, print_json_lines, prints_json
 print("before")
 print_json_lines()
 print_json_lines()

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from hlat.runtime import process as lossy_output
 from hlat.runtime.errors import StorageError
-from hlat.runtime.process import lossy_output
-from hlat.runtime.process.lossy_output import check_result, let_output_be_lost, lossy_stream, lost_output
+from hlat.runtime.process import check_result, let_output_be_lost, lossy_stream, lost_output
 
 FULL = Path("/dev/full")
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="needs a device that is always full")
@@ -93,7 +93,9 @@ def test_work_goes_on_when_nobody_reads_its_pipe_and_every_line_is_read_or_count
 
 def test_a_pipe_that_another_process_made_non_blocking_loses_nothing() -> None:
     """As Node.js does with the pipes of its children: a full one then answers EAGAIN."""
-    program = "import sys; from hlat.runtime.process.lossy_output import lossy_stream; lossy_stream(1).write('x' * 1_000_000 + '\\n')"
+    program = (
+        "import sys; from hlat.runtime.process import lossy_stream; lossy_stream(1).write('x' * 1_000_000 + '\\n')"
+    )
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
     with subprocess.Popen([sys.executable, "-c", program], stdout=writes) as process, os.fdopen(reads, "rb") as pipe:

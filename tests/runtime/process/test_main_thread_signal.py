@@ -8,8 +8,7 @@ from subprocess import Popen
 import pytest
 
 from hlat.resilience import STACKS_SIGNAL
-from hlat.runtime.process.main_thread_signal import signal_main_thread
-from hlat.runtime.process.process_status import is_stopped
+from hlat.runtime.process import is_stopped, signal_main_thread
 from tests.support.launch.launching import wait_until
 
 PROGRAM = """

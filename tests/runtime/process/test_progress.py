@@ -9,8 +9,8 @@ import tempfile
 
 import pytest
 
-from hlat.runtime.process.process_status import is_stopped, process_state
-from hlat.runtime.process.progress import ProgressRecord, advance, blocking_call, record_progress_in
+from hlat.runtime.process import is_stopped, process_state
+from hlat.runtime.progress import ProgressRecord, advance, blocking_call, record_progress_in
 
 
 class Clock:

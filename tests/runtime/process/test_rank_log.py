@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from hlat.runtime.errors import StorageError
-from hlat.runtime.process.rank_log import log_path, rank_log
+from hlat.runtime.logs import log_path, rank_log
 
 
 class Terminal(io.StringIO):

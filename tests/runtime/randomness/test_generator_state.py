@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hlat.runtime.errors import CheckpointError
-from hlat.runtime.randomness.generator_state import rng_state, set_rng_state
+from hlat.runtime.randomness import rng_state, set_rng_state
 
 DRAWS: list[Callable[[], Any]] = [
     lambda: torch.rand(3).tolist(),

@@ -8,9 +8,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hlat.runtime.randomness import philox_rng as module
-from hlat.runtime.randomness.philox_rng import normal_block, normal_range, philox
-from hlat.runtime.randomness.rng_keys import stream_key
+from hlat.runtime import randomness as module
+from hlat.runtime.random_keys import stream_key
+from hlat.runtime.randomness import normal_block, normal_range, philox
 
 KEYS = st.integers(0, 2**64 - 1)
 COUNTERS = st.integers(0, 2**63 - 1)

@@ -11,9 +11,7 @@ import torch
 from hlat.checkpoint.format.base import CheckpointFormat, ReadFile
 from hlat.checkpoint.format.filesystem import Disk, FileRecord, HashedFile, write_file
 from hlat.checkpoint.format.index import StoredChunk, StoredTensor
-from hlat.checkpoint.format.partial_read import Region
-from hlat.checkpoint.format.tensor_chunks import TensorChunk
-from hlat.checkpoint.format.writer import WriteResult
+from hlat.checkpoint.format.tensor_files import Region, TensorChunk, WriteResult
 
 _ABOUT = "about.json"
 

@@ -8,11 +8,11 @@ from typing import TypeVar
 import torch
 
 from hlat.checkpoint.format.filesystem import Disk
-from hlat.checkpoint.format.tensor_chunks import TensorChunk
+from hlat.checkpoint.format.tensor_files import TensorChunk
 from hlat.checkpoint.protocol.reader import Checkpoint
 from hlat.checkpoint.protocol.store import CheckpointStore
-from hlat.checkpoint.tiers.run_id import RunId
-from hlat.checkpoint.tiers.snapshots import SnapshotTier
+from hlat.checkpoint.run_id import RunId
+from hlat.checkpoint.snapshots import SnapshotTier
 from hlat.runtime.distributed.host_collectives import HostGroup
 from tests.support.checkpoint.saved_states import assert_equal, state
 from tests.support.checkpoint.thread_ranks import results_of, run_on_ranks

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from hlat.checkpoint.format.tensor_chunks import TensorChunk, replicated_chunks
+from hlat.checkpoint.format.tensor_files import TensorChunk, replicated_chunks
 from hlat.checkpoint.protocol.reader import Checkpoint
 from hlat.checkpoint.protocol.store import CheckpointStore
 

@@ -19,22 +19,20 @@ from typing import Any
 
 import torch
 
-from hlat.checkpoint.background.async_saver import AsyncSaver
-from hlat.checkpoint.background.saver_process import run_saver
+from hlat.checkpoint.async_saver import AsyncSaver, run_saver
 from hlat.checkpoint.format.filesystem import Disk
-from hlat.checkpoint.format.tensor_chunks import TensorChunk, replicated_chunks
+from hlat.checkpoint.format.tensor_files import TensorChunk, replicated_chunks
 from hlat.checkpoint.protocol.commit import CheckpointContent
 from hlat.checkpoint.protocol.reader import Checkpoint
-from hlat.checkpoint.protocol.retry import SaveResult
-from hlat.checkpoint.protocol.store import CheckpointStore
-from hlat.checkpoint.tiers.run_tiers import TierEvent
-from hlat.config.sections.recovery import CheckpointConfig
+from hlat.checkpoint.protocol.store import CheckpointStore, SaveResult
+from hlat.checkpoint.tiers import TierEvent
+from hlat.config.sections.operation import CheckpointConfig
 from hlat.runtime.distributed.helper_process import HelperProcess, start_helper
 from hlat.runtime.distributed.join import Runtime, joined_run
-from hlat.runtime.process.progress import blocking_call
-from hlat.runtime.rank_env import rank_info
+from hlat.runtime.process import rank_info
+from hlat.runtime.progress import blocking_call
 from hlat.runtime.storage.run_folder import hold_run_folder
-from hlat.training.process.lock import run_lock
+from hlat.training.start import run_lock
 from tests.support.checkpoint.saved_states import assert_equal, state
 from tests.support.commands import forking
 

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from hlat.config.sections.model import ModelConfig
-from hlat.config.sections.optimizers import AdamWConfig
+from hlat.config.sections.training import AdamWConfig
 from hlat.model import Decoder, LocalParameter, ModelShard, collect_local_parameters, local
-from hlat.model.hf.names import canonical_shapes
+from hlat.model.parameter_layout import canonical_shapes
 from hlat.optim import build_optimizer
 
 FIELDS: dict[str, Any] = {

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import strategies as st
 
 from hlat.config.sections.data import DataConfig
-from hlat.data.prepare.pool import WorkerPool
+from hlat.data.documents import SplitRule, hash_threshold, tail_start
 from hlat.data.prepare.work_units import WorkUnit, write_tokenized_unit
+from hlat.data.prepare.worker import WorkerPool
 from hlat.data.prepared.prepared_folder import PreparedData
-from hlat.data.sources.split import SplitRule, hash_threshold, tail_start
 from hlat.data.tokenizers.base import Tokenizer
 from hlat.data.tokenizers.load import load_saved
 

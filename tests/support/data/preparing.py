@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from hlat.config.sections.data import DataConfig
-from hlat.data.prepare.pool import WorkerPool
 from hlat.data.prepare.work_units import WorkUnit
+from hlat.data.prepare.worker import WorkerPool
 from hlat.data.prepared.prepared_folder import PreparedData
 from hlat.data.samples.training_data import TrainingData
 

@@ -3,12 +3,10 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from hlat.data.formats.columns.base import ColumnKind
-from hlat.data.formats.columns.text import TEXT_COLUMN
-from hlat.data.formats.document import Vocabulary
-from hlat.data.formats.ranges import FileRange
-from hlat.data.formats.records import InputFile, Row
+from hlat.data.documents import Vocabulary
+from hlat.data.formats.base import FileRange
 from hlat.data.formats.registry import format_of
+from hlat.data.formats.rows import TEXT_COLUMN, ColumnKind, InputFile, Row
 
 
 def read_documents(

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from hlat.data.online.loader import CursorTable
-from hlat.data.online.stream_assignment import assign_streams
+from hlat.data.online.streams import assign_streams
 from hlat.data.online.worker import RowProducer
 from hlat.data.online.worker_protocol import ROW, WorkerPlan, unpack_rows
 

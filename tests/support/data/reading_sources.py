@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from hlat.config.sections.data import DataConfig
+from hlat.data.corpus_files import list_files
 from hlat.data.prepare.corpus import Corpus, read_rows
 from hlat.data.prepare.work_units import CorpusPosition
-from hlat.data.sources.file_list import list_files
-from hlat.data.sources.findings import check_first_bytes
+from hlat.data.source_listing import check_first_bytes
 from hlat.runtime.errors import DataError
 
 

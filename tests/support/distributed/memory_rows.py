@@ -21,9 +21,9 @@ import hlat.parallel.parallel_model
 from hlat.config.load import parse_recipe
 from hlat.optim import build_optimizer
 from hlat.parallel import ParallelModel, build_parallel
+from hlat.parallel.layout import StepShape
+from hlat.parallel.stages.rank_memory import StateBytes
 from hlat.parallel.stages.stage_layers import state_bytes
-from hlat.parallel.stages.state_bytes import StateBytes
-from hlat.parallel.stages.step_shape import StepShape
 from hlat.runtime.backend import torch_private
 from hlat.runtime.distributed.join import Runtime
 from hlat.training import accumulate_gradients, update

@@ -29,9 +29,9 @@ from hlat.optim import Optimizer, build_optimizer
 from hlat.parallel import ParallelModel, build_parallel
 from hlat.runtime.distributed.join import Runtime
 from hlat.training import accumulate_gradients, update
-from hlat.training.components.base import StepEnd
-from hlat.training.components.requested import requested_components
-from hlat.training.process.gc_control import scheduled_gc
+from hlat.training.components import StepEnd
+from hlat.training.optional_components import requested_components
+from hlat.training.process import scheduled_gc
 from tests.support.distributed.jobs import batch_of
 from tests.support.distributed.layouts import NORMS_AFTER, TIED, TWO_KV_HEADS, WINDOW, Case, recipe_content
 from tests.support.distributed.traffic import Traffic, counted

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hlat.config import Recipe
-from hlat.model.derived.counts import count_parameters
-from hlat.parallel.mesh.mesh_layout import Layout
+from hlat.model.counts import count_parameters
+from hlat.parallel.layout import Layout, StepShape
 from hlat.parallel.stages.stage_layers import stage_layers
-from hlat.parallel.stages.step_shape import StepShape
 from tests.support.distributed.traffic import MICRO_BATCHES as M
 from tests.support.distributed.traffic import Traffic
 

@@ -135,10 +135,7 @@ def _serve(pipe: Connection) -> None:
 
     torch.set_num_threads(1)
     faulthandler.register(signal.SIGUSR1, _stack_file(os.getpid()).open("w"))
-    from hlat.runtime.distributed.join import (
-        join_run,
-        leave_run,
-    )
+    from hlat.runtime.distributed.join import join_run, leave_run  # noqa: PLC0415
 
     while True:
         rank, world, port, job, arguments = pipe.recv()

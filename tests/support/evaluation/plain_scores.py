@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hlat.evaluation.scoring.requests import ScoreRequest
+from hlat.evaluation.scoring import ScoreRequest
 from hlat.model import Decoder
 
 

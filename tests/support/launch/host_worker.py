@@ -14,15 +14,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from hlat.config.sections.recovery import RecoveryConfig
+from hlat.config.sections.operation import RecoveryConfig
 from hlat.launch import worker_context
 from hlat.launch.hosts.agent import HostPlace
-from hlat.launch.hosts.host_supervisor import HostRun, supervise_host
-from hlat.launch.process_set import RankPlaces
+from hlat.launch.hosts.hosts_job import HostRun, supervise_host
+from hlat.launch.local_processes import RankPlaces
 from hlat.launch.supervision.supervisor import Supervision
 from hlat.resilience import record_durable_step, record_run_id, set_step_counter
-from hlat.runtime.process.phase import enter_phase
-from hlat.runtime.process.process_status import LAUNCHER_ENV
+from hlat.runtime.process import LAUNCHER_ENV
+from hlat.runtime.progress import enter_phase
 
 NPROC = 2
 

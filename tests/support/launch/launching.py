@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hlat.config.sections.recovery import RecoveryConfig
+from hlat.config.sections.operation import RecoveryConfig
 from hlat.launch import SupervisedRun, launch_multiprocess, supervise
 from hlat.resilience import WorldSizePolicy
 

@@ -7,8 +7,8 @@ import time
 
 import torch
 
-from hlat.launch.preflight.ranks import rank_main
-from hlat.launch.preflight.ranks.rank_place import RankTools
+from hlat.launch.preflight import rank_program as rank_main
+from hlat.launch.preflight.rank_measurements import RankTools
 
 
 def flipped(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

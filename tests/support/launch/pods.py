@@ -8,9 +8,8 @@ from typing import Any
 
 import yaml
 
-from hlat.launch.submission.kubernetes import manifests, manifests_yaml
-from hlat.launch.submission.kubernetes_options import KubernetesOptions
-from hlat.launch.submission.request import RunRequest
+from hlat.launch.kubernetes import KubernetesOptions, manifests, manifests_yaml
+from hlat.launch.run_request import RunRequest
 
 Manifests = list[dict[str, Any]]
 DATA = ("data.path=/data/text", "run.dir=/data/run", "batch.micro_batch=1")

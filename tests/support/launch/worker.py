@@ -16,12 +16,11 @@ import torch.distributed as dist
 
 from hlat.config import Problem, RecipeError
 from hlat.launch import worker_context
-from hlat.runtime.distributed.async_max import AsyncMax
-from hlat.runtime.distributed.consistency import check_consistent
-from hlat.runtime.distributed.join import joined_run
+from hlat.runtime.distributed.host_collectives import AsyncMax
+from hlat.runtime.distributed.join import check_consistent, joined_run
 from hlat.runtime.errors import DataError, StorageError
-from hlat.runtime.process.exit_codes import STOP_SIGNALS, stop_exit_code
-from hlat.runtime.process.rank_log import rank_log
+from hlat.runtime.logs import rank_log
+from hlat.runtime.process import STOP_SIGNALS, stop_exit_code
 
 
 def outcome_of(action):

@@ -132,8 +132,8 @@ def regular(kind: str) -> Any:
 
 def try_groups(broken: str) -> None:
     """Let hlat try a pipeline's group of which one operation does nothing, or fails."""
-    from hlat.parallel.mesh.group_trial import try_groups as trial  # noqa: PLC0415
-    from hlat.parallel.mesh.process_groups import ProcessGroups  # noqa: PLC0415
+    from hlat.parallel.process_groups import ProcessGroups  # noqa: PLC0415
+    from hlat.parallel.process_groups import try_groups as trial  # noqa: PLC0415
     from tests.support.neuron.process_group import NeuronGroup, SendingGroup  # noqa: PLC0415
 
     device = _join()

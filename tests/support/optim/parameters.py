@@ -10,10 +10,9 @@ from torch import nn
 
 from hlat.config.sections.model import ModelConfig
 from hlat.model import Decoder, LocalParameter, ModelShard, collect_local_parameters
-from hlat.model.derived.parameter_layout import CanonicalTensor, RowLayout
-from hlat.model.hf.names import canonical_shapes
-from hlat.runtime.randomness.philox_rng import normal_block
-from hlat.runtime.randomness.rng_keys import stream_key
+from hlat.model.parameter_layout import CanonicalTensor, RowLayout, canonical_shapes
+from hlat.runtime.random_keys import stream_key
+from hlat.runtime.randomness import normal_block
 
 PLAIN = {"vocab_size": 37, "layers": 1, "hidden_size": 24, "intermediate_size": 40, "heads": 4, "kv_heads": 2}
 BIASED = PLAIN | {"qkv_bias": True, "qk_norm": True, "head_dim": 6}

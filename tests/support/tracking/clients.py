@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from hlat.tracking.hosted.base import HostedRun
+from hlat.tracking.hosted import HostedRun
 
 
 class Recording:

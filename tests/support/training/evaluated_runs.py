@@ -5,7 +5,7 @@ from typing import Any
 
 from hlat.config import Recipe
 from hlat.config.load import parse_recipe
-from hlat.training.validation.requests import TaskRequest, write_requests
+from hlat.training.validation.tasks import TaskRequest, write_requests
 
 TEXT = "the cat sat on the mat and the dog sat on the log. "
 

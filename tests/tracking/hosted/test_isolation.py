@@ -12,9 +12,7 @@ import yaml
 
 from hlat.config.load import parse_recipe
 from hlat.runtime.errors import LaunchError
-from hlat.tracking.hosted.base import HostedRun
-from hlat.tracking.hosted.hosted_tracker import HostedTracker
-from hlat.tracking.hosted.table import HOSTED, HostedEntry, check_installed
+from hlat.tracking.hosted import HOSTED, HostedEntry, HostedRun, HostedTracker, check_installed
 from hlat.training import run
 from tests.support.launch.launching import wait_until
 from tests.support.same_runs import assert_same_state, events_of, metrics_of

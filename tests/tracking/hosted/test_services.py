@@ -19,7 +19,7 @@ import yaml
 
 from hlat.config.load import parse_recipe
 from hlat.tracking import read_metrics
-from hlat.tracking.tensorboard.writer import scalars
+from hlat.tracking.tensorboard import scalars
 from hlat.training import run
 
 TIMES = re.compile("train/(tokens_per_second|mfu|memory_bytes|seconds)")

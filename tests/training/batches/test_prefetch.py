@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hlat.checkpoint.format.tensor_chunks import replicated_chunks
+from hlat.checkpoint.format.tensor_files import replicated_chunks
 from hlat.checkpoint.protocol.reader import open_checkpoint
 from hlat.checkpoint.protocol.store import CheckpointStore
 from hlat.config import BatchSchedule
@@ -16,9 +16,8 @@ from hlat.data.online.loader import CursorTable
 from hlat.data.samples.training_data import Batch
 from hlat.runtime.distributed.host_collectives import HostGroup
 from hlat.runtime.errors import CheckpointError, DataError
-from hlat.runtime.process.progress import ProgressRecord, record_progress_in
-from hlat.training.batches.batch_sources import LocalBatch, OnlineBatchSource, PreparedBatchSource
-from hlat.training.batches.prefetch import BatchPrefetcher
+from hlat.runtime.progress import ProgressRecord, record_progress_in
+from hlat.training.batches import BatchPrefetcher, LocalBatch, OnlineBatchSource, PreparedBatchSource
 from tests.support.checkpoint.saving_ranks import wait_until
 
 

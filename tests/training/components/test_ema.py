@@ -18,8 +18,8 @@ from hlat.config.load import parse_recipe
 from hlat.evaluation import evaluate_checkpoint, generate_text
 from hlat.runtime.errors import CheckpointError
 from hlat.training import run
-from hlat.training.components.base import StepEnd
-from hlat.training.components.ema import WeightAverage
+from hlat.training.components import StepEnd
+from hlat.training.optional_components import WeightAverage
 from tests.support.same_runs import assert_same_state, events_of, metrics_of
 
 DECAY = 0.75  # a power of two: an average of 3/4 and 1/4 changes visibly within a few steps
@@ -158,7 +158,7 @@ def test_a_rollback_returns_to_the_average_of_then(
     content: dict[str, Any], monkeypatch: pytest.MonkeyPatch, every: int | None
 ) -> None:
     """To that of a checkpoint, and to the initial weights if there is none; an update that is skipped is no update."""
-    monkeypatch.setattr("hlat.training.components.ema.WeightAverage", Recorded)
+    monkeypatch.setattr("hlat.training.optional_components.WeightAverage", Recorded)
     Recorded.weights, Recorded.steps = {}, []
     content["checkpoint"]["every_steps"] = every
     content["training"]["steps"] = 14

@@ -17,16 +17,16 @@ import yaml
 from hlat.checkpoint.protocol.reader import open_checkpoint, resolve
 from hlat.config import RecipeError
 from hlat.config.load import parse_recipe
-from hlat.launch.extension_check import check_extensions
+from hlat.launch.start_examination import check_extensions
 from hlat.training import run
-from hlat.training.components.installed import installed_components
+from hlat.training.optional_components import installed_components
 from tests.support.same_runs import assert_same_state
 
 SOURCE = '''
 import torch
 from hlat.checkpoint import ExtraState
 from hlat.config.sections.base import Section
-from hlat.training.components.base import TrainingComponent
+from hlat.training.components import TrainingComponent
 
 class Options(Section):
     scale: float = 1.0
@@ -167,7 +167,7 @@ def test_a_component_of_another_package_takes_part_in_a_run_and_is_resumed(
             {"twice": {}},
             ["several packages have a component of this name: package broken-module 1.2", "its-module 1.2"],
         ),
-        ({"nothing": {}}, ["(its_module:nothing) is no subclass of hlat.training.components.base.TrainingComponent"]),
+        ({"nothing": {}}, ["(its_module:nothing) is no subclass of hlat.training.components.TrainingComponent"]),
         ({"model": {}}, ["training.components.model: the name is reserved for hlat's own state."]),
     ],
 )

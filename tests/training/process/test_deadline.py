@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from hlat.config.sections.recovery import RecoveryConfig
+from hlat.config.sections.operation import RecoveryConfig
 from hlat.launch.supervision.supervisor import _deadline
-from hlat.runtime.process.exit_codes import DEADLINE_ENV
-from hlat.training.process.deadline import Deadline
+from hlat.runtime.process import DEADLINE_ENV
+from hlat.training.interruptions import Deadline
 
 SINCE_1970 = 1e9
 SINCE_BOOT = 5e3
@@ -85,7 +85,7 @@ def test_a_supervisor_and_its_attempts_use_the_same_clock():
     """Deadlines use a monotonic clock that all processes of the machine share."""
     left = _deadline(RecoveryConfig(deadline_seconds=50))
     assert left is not None
-    script = "from hlat.runtime.process.clock import machine_clock; print(machine_clock())"
+    script = "from hlat.runtime.progress import machine_clock; print(machine_clock())"
     there = float(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout)
     assert 0 < left - there < 50 < abs(left - time.time())
 

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from hlat.training.process.gc_control import scheduled_gc
+from hlat.training.process import scheduled_gc
 
 
 class Knot:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from hlat.runtime.errors import LaunchError, StorageError
-from hlat.runtime.process.process_status import LAUNCHER_ENV
+from hlat.runtime.process import LAUNCHER_ENV
 from hlat.runtime.storage.run_folder import ATTEMPT_ENV, RunFolder
-from hlat.training.process import lock
-from hlat.training.process.lock import run_lock
+from hlat.training import start as lock
+from hlat.training.start import run_lock
 
 
 def hold(folder: Path, seconds: float, launcher: int | None = None, dies: bool = False) -> int:

@@ -7,17 +7,17 @@ import torch
 
 from hlat.config import Recipe, parse_recipe
 from hlat.hardware import load_catalog, parse_cluster
-from hlat.launch.error_report import describe_error
-from hlat.planner.problem.recipe_step import recipe_step
-from hlat.planner.search.plan import fits
-from hlat.planner.search.search import predict_layout
+from hlat.launch.worker_process import describe_error
+from hlat.planner.plan import fits
+from hlat.planner.problem.layouts import recipe_step
+from hlat.planner.search import predict_layout
 from hlat.runtime.backend.base import AllocatorUse
 from hlat.runtime.backend.table import backend_of
 from hlat.runtime.distributed.join import Runtime
 from hlat.runtime.errors import DeviceMemoryError
 from hlat.runtime.storage.run_folder import EARLIER_ATTEMPT_ENV
-from hlat.training.process import memory_error
-from hlat.training.process.memory_error import explained_out_of_memory
+from hlat.training import interruptions as memory_error
+from hlat.training.interruptions import explained_out_of_memory
 
 GIB = 1 << 30
 FULL = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB.\nSee the documentation"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hlat.training.process.profile import OperatorTime, kind_of, table
+from hlat.training.process import OperatorTime, kind_of, table
 
 
 def test_a_profiled_run_writes_a_trace_and_a_table(cli, recipe_file, tiny, tmp_path):

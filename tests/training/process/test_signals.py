@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from hlat.runtime.distributed.host_collectives import HostGroup
-from hlat.training.process.signals import StopRequest
+from hlat.training.interruptions import StopRequest
 
 
 class Clock:

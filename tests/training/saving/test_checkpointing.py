@@ -9,8 +9,7 @@ import psutil
 import pytest
 import torch
 
-from hlat.checkpoint.protocol.manifest import verify_checkpoint
-from hlat.checkpoint.protocol.reader import open_checkpoint, resolve
+from hlat.checkpoint.protocol.reader import open_checkpoint, resolve, verify_checkpoint
 from tests.support.commands import StartedCommand
 
 FAULT = "faults=[{{kind: {kind}, at_step: {at_step}, steps: {steps}, seconds: {seconds}}}]"

@@ -11,11 +11,10 @@ from safetensors.torch import load_file
 
 from hlat.checkpoint import export_hf
 from hlat.config import RecipeError, load_recipe
-from hlat.config.sections.recovery import CheckpointConfig
+from hlat.config.sections.operation import CheckpointConfig
 from hlat.runtime.distributed.host_collectives import HostGroup
-from hlat.training.components.base import LoopStart, StepEnd
-from hlat.training.newest_saved import SavedCheckpoint
-from hlat.training.run_state import RunState
+from hlat.training.components import LoopStart, StepEnd
+from hlat.training.run_state import RunState, SavedCheckpoint
 from hlat.training.saving.exports import WeightExports
 from tests.support.checkpoint.saved_states import assert_equal
 from tests.support.same_runs import assert_same_state, events_of

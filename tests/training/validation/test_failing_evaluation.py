@@ -6,8 +6,7 @@ import os
 import pytest
 
 from hlat.training import run
-from hlat.training.validation.attempts import EvaluationAttempts
-from hlat.training.validation.evaluation import Evaluation
+from hlat.training.validation.evaluation import Evaluation, EvaluationAttempts
 from tests.support.commands import forking
 from tests.support.training.evaluated_runs import recipe_of
 from tests.training.test_resume import model_of

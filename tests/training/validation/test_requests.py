@@ -7,9 +7,14 @@ import pytest
 from hlat.data.tokenizers.training import train_bpe, train_char
 from hlat.runtime.errors import DataError
 from hlat.training.validation.evaluation import Evaluation
-from hlat.training.validation.requests import TaskRequest, encode_requests, read_requests, write_requests
-from hlat.training.validation.samples import PromptSet
-from hlat.training.validation.tasks import task_scores
+from hlat.training.validation.tasks import (
+    PromptSet,
+    TaskRequest,
+    encode_requests,
+    read_requests,
+    task_scores,
+    write_requests,
+)
 
 TEXT = "the cat sat on the mat and the dog sat on the log. what did the cat do? it sat on the mat. "
 

@@ -11,7 +11,7 @@ from hlat.runtime.errors import DataError
 from hlat.tracking import append_samples, read_samples
 from hlat.training import run
 from hlat.training.validation.losses import SingleProcessModel
-from hlat.training.validation.samples import continue_rows
+from hlat.training.validation.tasks import continue_rows
 from tests.support.training.evaluated_runs import recipe_of
 
 PROMPTS = ("the cat ", "a dog sat on the", "the")

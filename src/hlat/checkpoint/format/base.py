@@ -16,9 +16,7 @@ import torch
 
 from hlat.checkpoint.format.filesystem import Disk, FileRecord
 from hlat.checkpoint.format.index import StoredChunk, StoredTensor
-from hlat.checkpoint.format.partial_read import Region
-from hlat.checkpoint.format.tensor_chunks import TensorChunk
-from hlat.checkpoint.format.writer import WriteResult
+from hlat.checkpoint.format.tensor_files import Region, TensorChunk, WriteResult
 
 ReadFile = Callable[[str], bytes]
 """Returns the content of a small file of a checkpoint, by its path inside the checkpoint; the checkpoint may be remote.

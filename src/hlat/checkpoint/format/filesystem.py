@@ -19,8 +19,8 @@ from typing import Self
 
 from hlat.runtime.distributed.sendable_types import sendable
 from hlat.runtime.errors import CheckpointError, StorageError
-from hlat.runtime.process.progress import blocking_call
-from hlat.runtime.storage.fsync import sync_to_disk
+from hlat.runtime.progress import blocking_call
+from hlat.runtime.storage.local_files import sync_to_disk
 from hlat.runtime.storage.run_folder import RunFolder
 
 _COPY_BYTES = 1 << 20

@@ -1,27 +1,108 @@
 """Version 1 of the checkpoint format: files of torch.distributed.checkpoint (DCP) with an index and JSON metadata.
 
-manifest.json   {"format": 1, "step": 40, "files": {path: {"bytes": n, "sha256": hex}}}
-meta.json       metadata (``meta.py``)
-.metadata       index of tensors, a pickle in DCP's format that is never unpickled (``index.py``)
-*.distcp        tensors, in the bytes of torch.save (``writer.py``)
+    manifest.json   {"format": 1, "step": 40, "files": {path: {"bytes": n, "sha256": hex}}}
+    meta.json       metadata --parse_meta--> a mapping whose known fields have the types of ``_Meta``; others are free
+    .metadata       index of tensors, a pickle in DCP's format that is never unpickled (``index.py``)
+    *.distcp        tensors, in the bytes of torch.save (``tensor_files.py``)
+
+Every reader of a checkpoint checks the types of its metadata, including ``verify_checkpoint``. So a file that was
+edited, with its checksums updated, is reported as damage; it cannot cause an unexpected error later.
 """
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hlat.checkpoint.format.base import CheckpointFormat, ReadFile
 from hlat.checkpoint.format.filesystem import Disk, FileRecord, write_file
 from hlat.checkpoint.format.index import INDEX_NAME, StoredChunk, StoredTensor, parse_index, write_index
-from hlat.checkpoint.format.meta import META_NAME, parse_meta
-from hlat.checkpoint.format.partial_read import Region, read_regions
-from hlat.checkpoint.format.tensor_chunks import TensorChunk
-from hlat.checkpoint.format.writer import WriteResult, write_chunks
+from hlat.checkpoint.format.tensor_files import Region, TensorChunk, WriteResult, read_regions, write_chunks
 from hlat.runtime.errors import CheckpointError
+
+META_NAME = "meta.json"
+
+_Count = Annotated[int, Field(ge=0, lt=2**63)]
+_Ids = _Count | list[_Count] | None
+
+
+_LISTED = 8
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class _SpecialIds(_Strict):
+    """Fields of ``hlat.model.hf_config.SpecialIds``."""
+
+    model_config = ConfigDict(extra="forbid")
+    bos: _Ids = None
+    eos: _Ids = None
+    pad: _Ids = None
+
+
+class _Rollback(_Strict):
+    step: _Count
+    samples: Annotated[list[_Count], Field(min_length=2, max_length=2)]
+
+
+class _Anomalies(_Strict):
+    """Fields of ``hlat.resilience.AnomalyPolicy.state()``."""
+
+    losses: list[float]
+    norms: list[float]
+    skipped_steps: list[_Count]
+    rollbacks: list[_Rollback]
+
+
+class _Meta(_Strict):
+    """Fields of ``meta.json``. The checkpoint of a run has a recipe, imported weights have a model section."""
+
+    step: _Count = 0
+    samples: _Count = 0
+    tokens: _Count = 0
+    recipe: dict[str, dict[str, Any] | list[dict[str, Any]]] = {}
+    model: dict[str, Any] = {}
+    data_fingerprint: str = ""
+    versions: dict[str, str] = {}
+    anomalies: _Anomalies | None = None
+    special_ids: _SpecialIds = _SpecialIds()
+    generation_ids: _SpecialIds = _SpecialIds()
+
+
+def parse_meta(data: bytes) -> dict[str, Any]:
+    """Parse and check the metadata of a checkpoint.
+
+    Args:
+        data: content of ``meta.json``.
+
+    Returns:
+        The JSON object, unchanged.
+
+    Raises:
+        CheckpointError: it is not a JSON object, or fields have types that hlat does not write; lists all of them.
+    """
+    try:
+        meta = json.loads(data)
+    except (ValueError, RecursionError) as exc:
+        raise CheckpointError(f"{META_NAME} is not JSON ({exc})") from exc
+    if not isinstance(meta, dict):
+        raise CheckpointError(f"{META_NAME} is not a JSON object")
+    try:
+        _Meta.model_validate(meta)
+    except ValidationError as exc:
+        problems = [f"{'.'.join(map(str, found['loc']))[:100]}: {found['msg'].lower()}" for found in exc.errors()]
+        more = [f"and {len(problems) - _LISTED} more"] if len(problems) > _LISTED else []
+        listed = "; ".join([*problems[:_LISTED], *more])
+        raise CheckpointError(f"{META_NAME} has invalid fields: {listed}") from None
+    return meta
+
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

@@ -2,8 +2,7 @@
 
     stored chunks of all processes --checks--> .metadata, a pickle in the format of torch.distributed.checkpoint (DCP)
     .metadata --read_pickle--> names, numbers --checks--> StoredTensor by name
-
-A tensor may be saved in several chunks, which cover it exactly once.
+    shape, offsets and sizes of chunks --cover_problem--> "", or why they do not cover each element exactly once
 
 The file is never unpickled: ``pickled.py`` reads its plain values, in which torch's classes are only names. The values
 are then checked against the sizes of the checkpoint's files, so that a damaged or hostile index can neither cause huge
@@ -14,6 +13,7 @@ import gc
 import itertools
 import math
 import pickle
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,12 +22,65 @@ from typing import Any
 
 import torch
 
-from hlat.checkpoint.format.covering import Box, cover_problem
 from hlat.checkpoint.format.filesystem import Disk, FileRecord, write_file
 from hlat.checkpoint.format.pickled import PickledName, PickledObject, read_pickle
 from hlat.runtime.distributed.sendable_types import sendable
 from hlat.runtime.errors import CheckpointError
-from hlat.runtime.process.progress import blocking_call
+from hlat.runtime.progress import blocking_call
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""Offsets and sizes of a chunk."""
+
+_DIVIDED = 4  # a tensor may be split along at most this many dimensions; weights have two, stacks of them three
+
+
+def cover_problem(shape: tuple[int, ...], boxes: Sequence[Box]) -> str:
+    """Describe why chunks do not cover a tensor, each element exactly once.
+
+    Args:
+        shape: shape of the tensor, without negative numbers.
+        boxes: offsets and sizes of the chunks, without negative numbers.
+
+    Returns:
+        A phrase that can follow the tensor's name; empty if the chunks cover the tensor.
+    """
+    for offsets, sizes in boxes:
+        if not len(offsets) == len(sizes) == len(shape):
+            return f"the number of dimensions of a chunk differs from that of its shape {shape}"
+        if any(offset + size > full for full, offset, size in zip(shape, offsets, sizes, strict=True)):
+            return f"a chunk lies outside its shape {shape}"
+    covered = sum(math.prod(sizes) for _, sizes in boxes)
+    if covered != math.prod(shape):
+        return f"shape {shape} has {math.prod(shape)} elements, its chunks have {covered}"
+    if len(boxes) < 2:
+        return ""
+    divided = [d for d, full in enumerate(shape) if any(sizes[d] != full for _, sizes in boxes)]
+    if len(divided) > _DIVIDED:
+        return f"it is split along {len(divided)} dimensions, hlat reads at most {_DIVIDED}"
+    wrong = _corner_differences(shape, boxes, divided)
+    return f"two of its chunks overlap at {min(wrong)}" if wrong else ""
+
+
+def _corner_differences(shape: tuple[int, ...], boxes: Sequence[Box], divided: Sequence[int]) -> list[tuple[int, ...]]:
+    """Corners whose signed counts differ between the boxes and the full tensor.
+
+    The list is empty if and only if the boxes cover the tensor exactly once. Let f(x) be the number of boxes that
+    contain x. The indicator function of an interval [a, b) is H(x - a) - H(x - b), with H the unit step. So f is a sum
+    of products of steps, one product for each corner of each box, with sign (-1)^(number of upper ends). Such products
+    are linearly independent for different corners. Hence f is 1 inside the tensor and 0 elsewhere if and only if the
+    signed corners of all boxes add up to those of the full tensor. This takes 2^dimensions operations per box.
+    """
+    count: Counter[tuple[int, ...]] = Counter()
+    full_box = ((0,) * len(shape), shape)
+    for (offsets, sizes), weight in itertools.chain(((box, 1) for box in boxes), [(full_box, -1)]):
+        corners: list[tuple[tuple[int, ...], int]] = [((), weight)]
+        for d in divided:
+            begin, end = offsets[d], offsets[d] + sizes[d]
+            corners = [(*pair,) for at, sign in corners for pair in (((*at, begin), sign), ((*at, end), -sign))]
+        for at, sign in corners:
+            count[at] += sign
+    return [at for at, number in count.items() if number]
+
 
 INDEX_NAME = ".metadata"
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 
 from hlat.checkpoint.format.index import INDEX_NAME, StoredTensor, parse_foreign_index
-from hlat.checkpoint.format.partial_read import Region, read_regions
+from hlat.checkpoint.format.tensor_files import Region, read_regions
 from hlat.checkpoint.importing.base import SourceFormat, SourceModel, SourceTensor, checked, required_model
-from hlat.checkpoint.protocol.manifest import MARKER_NAME
+from hlat.checkpoint.protocol.reader import MARKER_NAME
 from hlat.config import ModelConfig
 from hlat.runtime.errors import CheckpointError
 

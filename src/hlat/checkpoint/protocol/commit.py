@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hlat.checkpoint.format import newest_format
 from hlat.checkpoint.format.filesystem import (
     RUN_REMEDY,
     Disk,
@@ -41,17 +42,15 @@ from hlat.checkpoint.format.filesystem import (
     storage_error,
 )
 from hlat.checkpoint.format.format_1 import is_safe_name
-from hlat.checkpoint.format.tensor_chunks import TensorChunk
-from hlat.checkpoint.format.versions import newest_format
-from hlat.checkpoint.format.writer import WriteResult
-from hlat.checkpoint.protocol.manifest import (
+from hlat.checkpoint.format.tensor_files import TensorChunk, WriteResult
+from hlat.checkpoint.protocol.rank_parts import PartCopy
+from hlat.checkpoint.protocol.reader import (
     MANIFEST_NAME,
     MARKER_NAME,
     STAGING_PREFIX,
     CheckpointManifest,
     write_manifest,
 )
-from hlat.checkpoint.protocol.rank_parts import PartCopy
 from hlat.runtime.distributed.host_collectives import HostGroup
 from hlat.runtime.errors import CheckpointError, StorageError
 from hlat.runtime.storage.run_folder import RunFolder

@@ -1,33 +1,43 @@
-"""The checkpoints folder of one run: save a checkpoint, find the newest valid one, remove old ones.
+"""The checkpoints folder of one run: save a checkpoint, with retries, find the newest valid one, remove old ones.
 
-save(step, state) -> step-00000040/            (by the protocol in commit.py)
-newest()          -> the newest valid checkpoint; damaged newer ones are reported and renamed to <name>.bad
-prune()           -> keeps the last k, multiples of n steps for ever, and always a valid one
+    save(step, state) -> step-00000040/            (by the protocol in commit.py)
+    newest()          -> the newest valid checkpoint; damaged newer ones are reported and renamed to <name>.bad
+    prune()           -> keeps the last k, multiples of n steps for ever, and always a valid one
 
-All ranks of a run share a store. Rank 0 reads, decides, renames and removes; the other ranks get the result.
+    save_with_retries:   CheckpointContent --store.save--> SaveResult
+                                           --fails-------> FailedAttempt, a pause of 1, 2, 4, ... seconds, next attempt
+
+All ranks of a run share a store. Rank 0 reads, decides, renames and removes; the other ranks get the result. A save
+succeeds on all ranks or on none, so every rank sees the same failures and makes the same pauses.
 """
 
 import logging
 import secrets
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hlat.checkpoint.format.filesystem import Disk, make_checkpoints_folder, storage_error
-from hlat.checkpoint.format.tensor_chunks import TensorChunk
+from hlat.checkpoint.format.tensor_files import TensorChunk
 from hlat.checkpoint.protocol.commit import CheckpointContent, clean_up, commit, remove_checkpoint
-from hlat.checkpoint.protocol.manifest import (
+from hlat.checkpoint.protocol.rank_parts import PartCopy
+from hlat.checkpoint.protocol.reader import (
     STAGING_PREFIX,
     STEP_FOLDER,
+    Checkpoint,
+    open_on_all_ranks,
     refuse_newer_format,
     step_folder_name,
+    step_folders,
     verify_checkpoint,
 )
-from hlat.checkpoint.protocol.rank_parts import PartCopy
-from hlat.checkpoint.protocol.reader import Checkpoint, open_on_all_ranks, step_folders
 from hlat.runtime.distributed.host_collectives import HostGroup
-from hlat.runtime.errors import CheckpointError, StorageError
+from hlat.runtime.distributed.sendable_types import sendable
+from hlat.runtime.errors import CheckpointError, StateLostError, StorageError
+from hlat.runtime.progress import blocking_call
 from hlat.runtime.storage.run_folder import RunFolder
 
 _LOG = logging.getLogger(__name__)
@@ -312,3 +322,87 @@ def _step_of(folder: Path) -> int:
     match = STEP_FOLDER.fullmatch(folder.name)
     assert match is not None, "only step folders are listed"
     return int(match[1])
+
+
+_LONGEST_PAUSE = 60.0  # seconds
+
+
+@dataclass(frozen=True)
+class FailedAttempt:
+    """A failed attempt to save that is followed by another attempt."""
+
+    step: int
+    attempts: int  # number of attempts so far
+    message: str
+
+
+@sendable
+@dataclass(frozen=True)
+class SaveResult:
+    """Final outcome of a save."""
+
+    step: int
+    path: Path | None  # None if the save failed
+    seconds: float  # until the checkpoint was durable or the save gave up, including pauses
+    attempts: int
+    message: str = ""  # why the save failed, or why old checkpoints could not be removed
+
+
+FailureHandler = Callable[[FailedAttempt], None]
+"""Called with every failed attempt that is followed by another one."""
+
+Pause = Callable[[float], bool]
+"""Waits for a number of seconds; returns True for another attempt, the same on all ranks."""
+
+
+def sleep(seconds: float) -> bool:
+    """Sleep, then ask for another attempt."""
+    with blocking_call():
+        time.sleep(seconds)
+    return True
+
+
+def save_with_retries(
+    store: CheckpointStore,
+    content: CheckpointContent,
+    retries: int,
+    on_failure: FailureHandler,
+    pause: Pause = sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> SaveResult:
+    """Save a checkpoint, retrying if the storage fails, then remove old checkpoints by the retention rule. Collective.
+
+    Args:
+        store: store that gets the checkpoint.
+        content: content of this rank.
+        retries: maximum number of attempts after the first one.
+        on_failure: called with every failed attempt that is followed by another one.
+        pause: waits before the next attempt, 1, 2, 4, ... seconds, at most a minute.
+        clock: monotonic clock in seconds.
+    """
+    begin, attempts = clock(), 0
+    while True:
+        attempts += 1
+        try:
+            path = store.save(content.step, content.chunks, content.meta, content.files)
+        except StateLostError as error:
+            return SaveResult(content.step, None, clock() - begin, attempts, str(error))
+        except StorageError as error:
+            message = str(error)
+        else:
+            return SaveResult(content.step, path, clock() - begin, attempts, _prune_or_message(store))
+        if attempts > retries:
+            break
+        on_failure(FailedAttempt(content.step, attempts, message))
+        if not pause(min(2.0 ** (attempts - 1), _LONGEST_PAUSE)):
+            break
+    return SaveResult(content.step, None, clock() - begin, attempts, message)
+
+
+def _prune_or_message(store: CheckpointStore) -> str:
+    """Remove old checkpoints; return the error message if that fails. The new checkpoint is durable in any case."""
+    try:
+        store.prune()
+    except StorageError as error:
+        return str(error)
+    return ""

@@ -4,8 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hlat.config.sections.base import Section, fixed
-from hlat.config.sections.quantities import Amount, Bytes, Gibibytes, Positive, PositiveLength, Share
+from hlat.config.sections.base import Amount, Bytes, Gibibytes, Positive, PositiveLength, Section, Share, fixed
 from hlat.runtime.urls import redact
 
 

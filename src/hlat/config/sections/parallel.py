@@ -8,8 +8,7 @@ are pipeline, data, context, tensor. No field is fixed: a run may go on in anoth
 
 from typing import Literal
 
-from hlat.config.sections.base import Section
-from hlat.config.sections.quantities import Gibibytes, Positive
+from hlat.config.sections.base import Gibibytes, Positive, Section
 
 Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bubble", "zbv"]
 ZERO_BUBBLE: tuple[Schedule, ...] = ("interleaved-zero-bubble", "zbv")

@@ -1,11 +1,16 @@
-"""The sections of a recipe besides the model. One sentence per field: this file is the manual."""
+"""The sections of a recipe about the training itself: run, batch, optimizer, schedule, evaluation, precision.
+
+    optimizer: {kind: NAME, ...}  --> the section class of NAME; a section without kind is adamw's
+
+One sentence per field: this file is the manual. ``hlat.optim.table`` has the implementation of each kind of optimizer;
+its section class is here, at the end, and in the union ``AnyOptimizerConfig``.
+"""
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
-from hlat.config.sections.base import ComponentSection, Section, fixed
-from hlat.config.sections.quantities import Choice, Count, Positive, Share, Whole
+from hlat.config.sections.base import Choice, ComponentSection, Count, Positive, Section, Share, Whole, fixed
 from hlat.runtime.backend.table import BACKENDS
 
 SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -164,3 +169,37 @@ class PrecisionConfig(Section):
     def in_hardware(self) -> bool:
         """True if the device rounds stochastically, instead of the optimizer."""
         return self.rounding == "hardware"
+
+
+class AdamWConfig(OptimizerConfig):
+    """AdamW (Loshchilov and Hutter 2019) and gradient clipping."""
+
+    kind: Literal["adamw"] = fixed("adamw")
+    """Name of the optimizer."""
+
+
+class MuonConfig(OptimizerConfig):
+    """Muon (Jordan et al. 2024; Liu et al. 2025) for the matrices of attention and feed-forward layers."""
+
+    kind: Literal["muon"] = fixed(formerly="adamw")
+    """Name of the optimizer."""
+    momentum: float = Field(0.95, ge=0, lt=1)
+    """Decay rate of the momentum."""
+    nesterov: bool = True
+    """Use Nesterov's momentum, which looks one step ahead."""
+    ns_steps: int = Field(5, ge=1, le=20)
+    """Newton-Schulz iterations of an update; fewer than 5 leave many singular values far from 1."""
+    adamw_lr: float | None = Field(None, gt=0)
+    """Peak learning rate of AdamW for embeddings, head, norms and biases; null for lr, which suits both."""
+
+
+def _kind_of(section: Any) -> Any:
+    """Return the kind that a section states; adamw if it states none."""
+    return section.get("kind", "adamw") if isinstance(section, dict) else getattr(section, "kind", "adamw")
+
+
+AnyOptimizerConfig = Annotated[
+    Annotated[AdamWConfig, Tag("adamw")] | Annotated[MuonConfig, Tag("muon")],
+    Discriminator(_kind_of),
+]
+"""Section of any optimizer."""

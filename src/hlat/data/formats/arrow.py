@@ -14,11 +14,8 @@ from typing import Any, ClassVar
 import pyarrow as pa
 from pyarrow import ipc
 
-from hlat.data.formats.base import FileFormat
-from hlat.data.formats.columns.base import ColumnKind
-from hlat.data.formats.columns.text import TEXT_COLUMN
-from hlat.data.formats.ranges import WHOLE_FILE, FileRange, group_ranges
-from hlat.data.formats.records import InputFile, Row
+from hlat.data.formats.base import WHOLE_FILE, FileFormat, FileRange, group_ranges
+from hlat.data.formats.rows import TEXT_COLUMN, ColumnKind, InputFile, Row
 from hlat.runtime.errors import DataError
 
 _MAGIC = b"ARROW1"

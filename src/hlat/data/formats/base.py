@@ -6,22 +6,86 @@
     range_reader      a part --> its rows
     address           a bad row --> its position, for messages
 
+    bytes of a file        --> ranges of bytes, of equal length
+    rows of a row group    --> ranges of rows, of about equal bytes
+
 A format is one class in one file of this folder, and one line of the registry. Nothing else knows which formats there
 are. The defaults below are those of a file that has rows and can only be read from its beginning.
+
+A range is a part of a file that can be read without what precedes it. A stream of samples reads ranges from all over
+the corpus, so a range is small compared with the corpus.
 """
 
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
-from hlat.data.formats.columns.base import ColumnKind
-from hlat.data.formats.ranges import WHOLE_FILE, FileRange, RangeReader, cut_rows
-from hlat.data.formats.records import InputFile, Row, RowError, convert_file_errors
-from hlat.data.formats.streams.decompression import Stream, is_compressed, is_other_content, open_decompressed
+from hlat.data.formats.rows import ColumnKind, InputFile, Row, RowError, convert_file_errors
+from hlat.data.formats.streams import Stream, is_compressed, is_other_content, open_decompressed
 from hlat.runtime.errors import DataError
-from hlat.runtime.storage.file_content import HEAD_BYTES, recognize
+from hlat.runtime.storage.local_files import HEAD_BYTES, recognize
+
+WHOLE = -1
+"""Value of ``stop`` for a range that is a complete file."""
+
+
+class FileRange(NamedTuple):
+    """A part of a file.
+
+    Attributes:
+        start: first row, document or byte, as the format counts.
+        stop: end of the range, exclusive; ``WHOLE`` (-1) for the complete file.
+    """
+
+    start: int
+    stop: int
+
+
+WHOLE_FILE = FileRange(0, WHOLE)
+
+
+class RangeReader(Protocol):
+    """Reads ranges of the files of one format, and may keep what it had to decode for them."""
+
+    def rows(self, file: InputFile, part: FileRange, row: int) -> Iterator[Row]:
+        """Yield the rows of a range from its ``row``-th on, numbered from the beginning of the range.
+
+        Raises:
+            DataError: the file is missing, damaged or truncated, or has no column of this name.
+        """
+
+
+def byte_ranges(total: int, size: int) -> Iterator[FileRange]:
+    """Yield ranges of about ``size`` bytes that cover ``total`` bytes."""
+    count = max(-(-total // size), 1)
+    edges = [total * number // count for number in range(count + 1)]
+    yield from (FileRange(start, stop) for start, stop in pairwise(edges))
+
+
+def group_ranges(groups: Iterable[tuple[int, int]], size: int) -> Iterator[FileRange]:
+    """Yield ranges of the rows of groups, dividing groups that are larger than ``size`` bytes.
+
+    Args:
+        groups: number of rows, and of bytes, of each group.
+        size: approximate bytes per range.
+    """
+    first = 0
+    for rows, total in groups:
+        count = min(max(-(-total // size), 1), max(rows, 1))
+        edges = [first + rows * number // count for number in range(count + 1)]
+        yield from (FileRange(start, stop) for start, stop in pairwise(edges) if stop > start)
+        first += rows
+
+
+def cut_rows(rows: Iterator[Row], part: FileRange) -> Iterator[Row]:
+    """Yield the rows of a file up to the end of a range, numbered from its beginning."""
+    for row in rows:
+        if row.row >= part.stop:
+            return
+        yield row._replace(row=row.row - part.start)
 
 
 class Companion(NamedTuple):

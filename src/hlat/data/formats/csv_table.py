@@ -1,20 +1,23 @@
 """Tables as text: comma- and tab-separated values, plain or compressed, with the names of the columns in the first row.
 
-    .csv, .tsv (.gz, .zst) --records--> documents
+    .csv, .tsv (.gz, .zst) --lines--> --quotes followed--> records, of one or more lines --> fields --> documents
                            --records--> ranges of bytes, each from the beginning of a record; plain files only
 
-A record can begin at any line that lies outside of quotes, which is only known from all quotes before it. So the
-ranges are found by reading the file once, and are not found for files that are not fetched. Fields are text: an empty
-one is an empty document, and none is null.
+A record ends at a line feed outside of quotes, which is only known from all quotes before it (RFC 4180). So ranges are
+found by reading the file once, and are not found for files that are not fetched.
+
+A field is quoted if it begins with a quote; a quote inside it is written twice. In other fields quotes are ordinary
+characters, as for Python's csv module and for pyarrow. Bytes are not decoded: in UTF-8 no part of another character
+looks like a delimiter, a quote or a line feed. Fields are text: an empty one is an empty document, and none is null.
+Memory is bounded.
 """
 
 from collections.abc import Iterator
 from typing import ClassVar, NamedTuple
 
-from hlat.data.formats.base import FileFormat
-from hlat.data.formats.columns.text import TEXT_COLUMN
-from hlat.data.formats.ranges import WHOLE_FILE, FileRange, RangeReader
-from hlat.data.formats.records import (
+from hlat.data.formats.base import WHOLE_FILE, FileFormat, FileRange, RangeReader
+from hlat.data.formats.rows import (
+    TEXT_COLUMN,
     InputFile,
     Row,
     RowError,
@@ -23,10 +26,172 @@ from hlat.data.formats.records import (
     missing_column,
     same_columns,
 )
-from hlat.data.formats.streams.csv_records import CsvRecord, iter_records, split_fields
-from hlat.data.formats.streams.decompression import describe_expansion, is_compressed, open_decompressed
-from hlat.data.formats.streams.line_reading import MAX_LINE_BYTES
+from hlat.data.formats.streams import (
+    BOM,
+    MAX_LINE_BYTES,
+    Stream,
+    describe_expansion,
+    is_compressed,
+    open_decompressed,
+    skip_blank,
+)
 from hlat.runtime.errors import DataError
+
+_QUOTE = b'"'
+_READ_BYTES = 1 << 16
+_EMPTY_LINES = (b"", b"\n", b"\r\n")
+_FIELD_START, _PLAIN, _QUOTED, _QUOTE_IN_QUOTED = range(4)
+
+
+class CsvRecord(NamedTuple):
+    """A record that is not an empty line.
+
+    Attributes:
+        line: number of its first line, from 1.
+        offset: byte of the stream at which it begins.
+        end: byte of the stream after it.
+        content: its bytes with its line end; of a longer record the first ``MAX_LINE_BYTES`` + 1 bytes.
+        is_closed: False if the stream ends within a quoted field of it.
+    """
+
+    line: int
+    offset: int
+    end: int
+    content: bytes
+    is_closed: bool
+
+    @property
+    def is_too_long(self) -> bool:
+        """True if the record is longer than ``MAX_LINE_BYTES``; ``content`` is then only its beginning."""
+        return len(self.content) > MAX_LINE_BYTES
+
+
+def iter_records(stream: Stream, delimiter: bytes, offset: int = 0) -> Iterator[CsvRecord]:
+    """Yield the records of a stream, the header too; a byte order mark at the beginning of one is left out.
+
+    Args:
+        stream: the stream, read from its current position, at which a record begins.
+        delimiter: the byte between fields.
+        offset: bytes before this position.
+    """
+    line, position = 1, offset
+    while True:
+        record = _next_record(stream, delimiter, line, position)
+        if record is None:
+            return
+        found, lines = record
+        line, position = line + lines, found.end
+        if found.content in _EMPTY_LINES:
+            lines, skipped = skip_blank(stream, b"\n")
+            line, position = line + lines, position + skipped
+        else:
+            yield found
+
+
+def _next_record(stream: Stream, delimiter: bytes, line: int, offset: int) -> tuple[CsvRecord, int] | None:
+    """Read one record; return it and its number of lines, or None at the end of the stream."""
+    quotes, pieces = _QuoteScanner(delimiter), list[bytes]()
+    kept = lines = 0
+    end = offset
+    while piece := stream.readline(max(MAX_LINE_BYTES + 1 - kept, _READ_BYTES)):
+        end += len(piece)
+        if not pieces:  # also where files were joined
+            piece = piece.removeprefix(BOM)
+        lines += piece.endswith(b"\n")
+        quotes.scan(piece)
+        pieces.append(piece[: MAX_LINE_BYTES + 1 - kept])
+        kept += len(pieces[-1])
+        if piece.endswith(b"\n") and not quotes.is_open:
+            break
+    if end == offset:
+        return None
+    return CsvRecord(line, offset, end, b"".join(pieces), not quotes.is_open), lines
+
+
+class _QuoteScanner:
+    """Follows the quotes of a record, in pieces cut anywhere.
+
+    Args:
+        delimiter: the byte between fields.
+    """
+
+    def __init__(self, delimiter: bytes) -> None:
+        self._delimiter, self._state = delimiter, _FIELD_START
+
+    @property
+    def is_open(self) -> bool:
+        """True if the pieces so far end within a quoted field."""
+        return self._state == _QUOTED
+
+    def scan(self, piece: bytes) -> None:
+        """Go on to the end of a piece."""
+        if not self.is_open and _QUOTE not in piece:
+            self._state = _FIELD_START if piece.endswith(self._delimiter) else _PLAIN
+            return
+        position = 0
+        while position < len(piece):
+            if self._state == _QUOTED:
+                position = piece.find(_QUOTE, position) + 1
+                if not position:
+                    return
+                self._state = _QUOTE_IN_QUOTED
+            elif self._state == _PLAIN:
+                position = piece.find(self._delimiter, position) + 1
+                if not position:
+                    return
+                self._state = _FIELD_START
+            elif piece[position : position + 1] == _QUOTE:  # the first of a field, or the second of a pair
+                self._state, position = _QUOTED, position + 1
+            elif piece[position : position + 1] == self._delimiter:
+                self._state, position = _FIELD_START, position + 1
+            else:
+                self._state = _PLAIN
+
+
+def split_fields(record: bytes, delimiter: bytes) -> list[bytes]:
+    """Split a record into its fields, without quotes and line end.
+
+    Raises:
+        ValueError: something follows the closing quote of a field, or a field without quotes has a carriage return.
+    """
+    body = record.removesuffix(b"\n").removesuffix(b"\r")
+    if _QUOTE not in body:
+        return _plain_fields(body, delimiter)
+    fields = list[bytes]()
+    position = 0
+    while True:
+        if body[position : position + 1] == _QUOTE:
+            field, position = _quoted_field(body, position + 1)
+            if body[position : position + 1] not in (b"", delimiter):
+                raise ValueError(f"field {len(fields) + 1} goes on after its closing quote; a quote in it is doubled")
+            fields.append(field)
+        else:
+            end = body.find(delimiter, position)
+            end = len(body) if end < 0 else end
+            fields += _plain_fields(body[position:end], delimiter)
+            position = end
+        if position == len(body):
+            return fields
+        position += 1
+
+
+def _plain_fields(body: bytes, delimiter: bytes) -> list[bytes]:
+    if b"\r" in body:
+        raise ValueError("a carriage return outside of quotes; lines end with a line feed")
+    return body.split(delimiter)
+
+
+def _quoted_field(body: bytes, start: int) -> tuple[bytes, int]:
+    """Return a quoted field whose content begins at ``start``, and the position after its closing quote."""
+    parts, position = list[bytes](), start
+    while True:
+        quote = body.find(_QUOTE, position)
+        assert quote >= 0, "records that are not closed are refused"
+        if body[quote + 1 : quote + 2] != _QUOTE:
+            return b"".join([*parts, body[position:quote]]), quote + 1
+        parts.append(body[position : quote + 1])
+        position = quote + 2
+
 
 _REPAIR = "Repair or remove the row."
 _TEXT_UTF8 = "Write the file as UTF-8 with a header row."

@@ -19,8 +19,8 @@ from pyarrow import ipc
 
 from hlat.data.formats.arrow import ArrowFormat, stream_batches
 from hlat.runtime.errors import DataError
-from hlat.runtime.storage.file_content import recognize
-from hlat.runtime.terminal_text import escape_name, plural
+from hlat.runtime.storage.local_files import recognize
+from hlat.runtime.terminal import escape_name, plural
 
 _STATE, _INFO, _DICT = "state.json", "dataset_info.json", "dataset_dict.json"
 _SHARDS, _SHARD = "data-*-of-*.arrow", re.compile(r"data-\d+-of-(\d+)\.arrow")

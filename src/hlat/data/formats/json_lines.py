@@ -12,16 +12,29 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hlat.data.formats.base import FileFormat
-from hlat.data.formats.columns.base import ColumnKind
-from hlat.data.formats.columns.text import TEXT_COLUMN
-from hlat.data.formats.document import Content
-from hlat.data.formats.ranges import WHOLE_FILE, FileRange, RangeReader, byte_ranges
-from hlat.data.formats.records import InputFile, Row, RowError, convert_file_errors, make_row, missing_column
-from hlat.data.formats.streams.decompression import describe_expansion, is_compressed, open_decompressed
-from hlat.data.formats.streams.line_reading import BOM, MAX_LINE_BYTES, iter_lines, skip_line
+from hlat.data.documents import Content
+from hlat.data.formats.base import WHOLE_FILE, FileFormat, FileRange, RangeReader, byte_ranges
+from hlat.data.formats.rows import (
+    TEXT_COLUMN,
+    ColumnKind,
+    InputFile,
+    Row,
+    RowError,
+    convert_file_errors,
+    make_row,
+    missing_column,
+)
+from hlat.data.formats.streams import (
+    BOM,
+    MAX_LINE_BYTES,
+    describe_expansion,
+    is_compressed,
+    iter_lines,
+    open_decompressed,
+    skip_line,
+)
 from hlat.runtime.errors import DataError
-from hlat.runtime.terminal_text import escape_name
+from hlat.runtime.terminal import escape_name
 
 _NAMED = 20  # keys that a message lists
 _LIST = (

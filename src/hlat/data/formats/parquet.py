@@ -18,11 +18,8 @@ from typing import Any, NamedTuple
 
 from pyarrow import parquet as pq
 
-from hlat.data.formats.base import FileFormat
-from hlat.data.formats.columns.base import BATCH_BYTES, BATCH_ROWS, ColumnKind
-from hlat.data.formats.columns.text import TEXT_COLUMN
-from hlat.data.formats.ranges import WHOLE_FILE, FileRange, RangeReader, cut_rows, group_ranges
-from hlat.data.formats.records import InputFile, Row, convert_file_errors
+from hlat.data.formats.base import WHOLE_FILE, FileFormat, FileRange, RangeReader, cut_rows, group_ranges
+from hlat.data.formats.rows import BATCH_BYTES, BATCH_ROWS, TEXT_COLUMN, ColumnKind, InputFile, Row, convert_file_errors
 from hlat.runtime.errors import DataError
 
 _ENCRYPTED = b"PARE"  # instead of PAR1, if the footer is encrypted

@@ -3,7 +3,7 @@
     name of a file or names in a folder, kind of column --> format
 
 To add one, write a class in a file of this folder and add it here. A new kind of column
-(``hlat.data.formats.columns``) is read by the formats of columns without a change.
+(``hlat.data.formats.rows``) is read by the formats of columns without a change.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,15 +11,13 @@ from pathlib import Path
 
 from hlat.data.formats.arrow import ArrowFormat
 from hlat.data.formats.base import FileFormat
-from hlat.data.formats.columns import COLUMN_KINDS
-from hlat.data.formats.columns.base import ColumnKind
-from hlat.data.formats.columns.text import TEXT_COLUMN
 from hlat.data.formats.csv_table import CsvFormat, TsvFormat
 from hlat.data.formats.hf_dataset import HuggingFaceFormat
 from hlat.data.formats.json_lines import JsonLinesFormat
-from hlat.data.formats.megatron_format import MegatronFormat
+from hlat.data.formats.megatron import MegatronFormat
 from hlat.data.formats.parquet import ParquetFormat
-from hlat.data.formats.streams.decompression import COMPRESSED_ENDINGS
+from hlat.data.formats.rows import COLUMN_KINDS, TEXT_COLUMN, ColumnKind
+from hlat.data.formats.streams import COMPRESSED_ENDINGS
 from hlat.data.formats.text import TextFormat
 from hlat.runtime.errors import DataError
 

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hlat.data.formats.base import FileFormat
-from hlat.data.formats.records import InputFile, Row, RowError, convert_file_errors, make_row
-from hlat.data.formats.streams.decompression import describe_expansion, open_decompressed
-from hlat.data.formats.streams.line_reading import BOM
-from hlat.runtime.storage.file_content import recognize
+from hlat.data.formats.rows import InputFile, Row, RowError, convert_file_errors, make_row
+from hlat.data.formats.streams import BOM, describe_expansion, open_decompressed
+from hlat.runtime.storage.local_files import recognize
 
 MAX_TEXT_BYTES = 1 << 30
 """Maximum size in bytes of a compressed text file after decompression."""

@@ -1,6 +1,8 @@
-"""This rank's samples of each step, tokenized by worker processes, and the cursors of the streams.
+"""The training process's side of online data: the plan of its workers, their rows in order, the cursors of the streams.
 
+recipe and prepared data --build_worker_plan--> WorkerPlan: everything the tokenizing processes of a rank need
 workers, each with some of the streams --frames--> rows of the step, in order --> Batch, and the cursors after it
+OnlineData: notes for the user, initial cursors, and a loader per rank, for the other rooms
 """
 
 import math
@@ -11,29 +13,119 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from hlat.data.online.stream_assignment import assign_streams
+from hlat.config import BatchSchedule, DataConfig
+from hlat.data.corpus_files import cache_location
+from hlat.data.online.streams import RowSettings, StreamAssignment, assign_streams, row_stride
 from hlat.data.online.worker_protocol import (
     DATA_ERROR,
     INTERNAL_ERROR,
     NOTE,
     ROW,
     STORAGE_ERROR,
+    FileIdentity,
     Frame,
+    SourcePlan,
     WorkerPlan,
     unpack_rows,
 )
-from hlat.data.samples.row_filling import NO_LABEL
+from hlat.data.prepared.manifest import SourceRecord
+from hlat.data.prepared.prepared_folder import PreparedData
+from hlat.data.samples.order import is_weighted, phase_weights
+from hlat.data.samples.packing import NO_LABEL
 from hlat.data.samples.training_data import Batch
 from hlat.model import IGNORED
 from hlat.runtime.distributed.sendable_types import sendable
 from hlat.runtime.errors import DataError, StorageError
-from hlat.runtime.process.progress import ProgressRecord
+from hlat.runtime.progress import ProgressRecord
+from hlat.runtime.random_keys import stream_key
+from hlat.runtime.terminal import plural
+from hlat.runtime.urls import is_url
+
+
+def build_worker_plan(
+    prepared: PreparedData, config: DataConfig, seed: int, assignment: StreamAssignment
+) -> WorkerPlan:
+    """Return the plan for a rank's workers: everything that decides which tokens form which sample.
+
+    Args:
+        prepared: the result of ``prepare_online``.
+        config: the data section.
+        seed: seed of the order.
+        assignment: samples and streams of the rank.
+
+    Raises:
+        DataError: a file is missing or has changed; or a phase has no sample of its own.
+    """
+    manifest = prepared.manifest
+    assert manifest.blocks is not None, "prepared for mode online"
+    weighted = is_weighted(config)
+    phases: list[tuple[list[int], int | None]] = [([1], None)]
+    if weighted:
+        phases = [(list(phase.weights), phase.stop) for phase in phase_weights(config)]
+    counts = manifest.blocks.counts
+    folder, limit = cache_location(config, prepared.dir)
+    return WorkerPlan(
+        block_file=str(prepared.dir / manifest.blocks.file),
+        files=[_current_identity(source) for source in manifest.sources],
+        indexes=[None if source.index is None else _current_identity(source.index) for source in manifest.sources],
+        cache=(str(folder), limit),
+        tokenizer=str(prepared.tokenizer_dir),
+        vocab_size=manifest.vocab_size,
+        settings=RowSettings(config.sequence_length, config.packing, config.isolate, manifest.eos_id),
+        shuffle=config.shuffle,
+        validation_below=manifest.blocks.below,
+        unreadable_share=config.unreadable_rows,
+        sources=_weighted_sources(config, counts, seed) if weighted else [_joined_source(config, counts, seed)],
+        phases=phases,
+        assignment=assignment,
+        streams=[],
+        first=0,
+        records=[str(folder) for folder in prepared.record_folders or [prepared.dir]],
+        fingerprint=prepared.fingerprint,
+    )
+
+
+def _current_identity(source: SourceRecord) -> FileIdentity:
+    """Return the identity of a file as the file system reports it now.
+
+    A file may be moved or touched between runs, but must not change during training.
+    """
+    kind = source.format.name, source.column
+    if is_url(source.path):
+        return source.path, *kind, source.bytes, source.mtime_ns, source.etag
+    try:
+        stat = Path(source.path).stat()
+    except OSError as error:
+        raise DataError(f"{source.path}: cannot be read: {error.strerror}") from error
+    if stat.st_size != source.bytes:
+        raise DataError(
+            f"{source.path}: has {stat.st_size:,} bytes, had {source.bytes:,} when this data was prepared. Restore the "
+            "file, or start a new run with another run.dir."
+        )
+    return source.path, *kind, stat.st_size, stat.st_mtime_ns, ""
+
+
+def _weighted_sources(config: DataConfig, counts: list[int], seed: int) -> list[SourcePlan]:
+    """Return a plan per source, for sources mixed by weights."""
+    firsts = [sum(counts[:index]) for index in range(len(counts))]
+    return [
+        SourcePlan(source.label, first, [count], [1.0], stream_key(seed, "source", index))
+        for index, (source, first, count) in enumerate(zip(config.sources, firsts, counts, strict=True))
+    ]
+
+
+def _joined_source(config: DataConfig, counts: list[int], seed: int) -> SourcePlan:
+    """Return the plan of all sources joined, for sources without weights."""
+    repeats = [source.repeat for source in config.sources] or [1.0]
+    return SourcePlan("the corpus", 0, counts, repeats, seed)
+
 
 Int64s = npt.NDArray[np.int64]
 
@@ -57,7 +149,7 @@ class CursorTable:
     """The cursor of every stream of every source: the complete state of online data.
 
     Attributes:
-        values: int64, shape (streams, sources, 3): block, row in the block, offset. See ``stream.StreamCursor``.
+        values: int64, shape (streams, sources, 3): block, row in the block, offset. See ``streams.StreamCursor``.
     """
 
     def __init__(self, streams: int, sources: int) -> None:
@@ -211,3 +303,88 @@ def _progress(frames: list[Frame]) -> StreamProgress:
         np.array([source for _, source in last], dtype=np.int64),
         np.array(list(last.values()), dtype=np.int64).reshape(-1, 3),
     )
+
+
+class OnlineData:
+    """The training samples of a run that tokenizes during training.
+
+    Args:
+        prepared: the result of ``prepare_online``.
+        config: the data section.
+        seed: seed of the order.
+        batches: boundaries of the global batches.
+        ranks: number of data-parallel ranks.
+
+    Raises:
+        DataError: a phase has no sample of its own, or the cache is smaller than the files that the streams read at a
+            time.
+    """
+
+    def __init__(
+        self, prepared: PreparedData, config: DataConfig, seed: int, batches: BatchSchedule, ranks: int
+    ) -> None:
+        assignment = StreamAssignment(0, ranks, batches, config.streams, seed)
+        self._plan = build_worker_plan(prepared, config, seed, assignment)
+        self._workers = config.workers or 1
+        self._refuse_small_cache(config)
+
+    @property
+    def is_evenly_assigned(self) -> bool:
+        """True if every stream is tokenized by one rank only."""
+        return self._plan.assignment.is_even
+
+    @property
+    def notes(self) -> list[str]:
+        """Notes on blocks and streams, and on settings that would waste less tokenization, one sentence each."""
+        plan, assignment = self._plan, self._plan.assignment
+        blocks = ", ".join(f"{plural(sum(source.blocks), 'block')} of {source.name}" for source in plan.sources)
+        notes = [f"tokenizing while training: {blocks}, distributed to {plural(assignment.streams, 'stream')}"]
+        if not assignment.is_even:
+            notes.append(
+                f"data.streams = {assignment.streams} cannot be divided evenly among {assignment.ranks} data-parallel "
+                f"ranks with batch.global_batch = {assignment.batches.size}: each rank tokenizes all of the text. For "
+                f"a new run, data.streams = {assignment.nearest_even_streams()} avoids this."
+            )
+        for source in plan.sources:
+            partitions = source.partition_count(assignment.streams)
+            if (repetitions := row_stride(assignment.streams, partitions)) > 1:
+                notes.append(
+                    f"{source.name} has only {plural(sum(source.blocks), 'block')} for "
+                    f"{plural(assignment.streams, 'stream')}: its text is tokenized "
+                    f"{repetitions} times. For a new run, data.streams = {partitions} avoids this."
+                )
+        return notes
+
+    def cursors(self) -> CursorTable:
+        """Return the initial cursors of all streams."""
+        return CursorTable(self._plan.assignment.streams, len(self._plan.sources))
+
+    def _refuse_small_cache(self, config: DataConfig) -> None:
+        """Raise DataError if the cache cannot hold one file per stream of a rank: a stream needs the file it reads."""
+        plan = self._plan
+        sizes = sorted((size for path, _, _, size, _, _ in plan.files if is_url(path)), reverse=True)
+        streams = len(plan.assignment.owned)
+        needed, limit = sum(sizes[:streams]), plan.cache[1]
+        if needed > limit:
+            count, gib = min(streams, len(sizes)), needed / 2**30
+            raise DataError(
+                f"data.cache_gib = {config.cache_gib:g}: the {streams} streams of a rank may read {count} files of "
+                f"URLs at a time, up to {gib:,.2f} GiB. Raise it to {gib + 0.01:,.2f}, on a disk with enough space "
+                "(data.cache_dir), start a new run with fewer data.streams, or use data.mode=prepared."
+            )
+
+    def owned(self, index: int) -> Int64s:
+        """Return the streams that a data-parallel rank tokenizes, int64."""
+        return replace(self._plan.assignment, index=index).owned
+
+    def loader(self, index: int, cursors: CursorTable, first: int, notify: Callable[[str], None]) -> OnlineLoader:
+        """Start the processes that tokenize one data-parallel rank's samples.
+
+        Args:
+            index: the data-parallel rank.
+            cursors: positions of the streams.
+            first: the first global sample.
+            notify: called with notes for the user.
+        """
+        plan = replace(self._plan, assignment=replace(self._plan.assignment, index=index))
+        return OnlineLoader(plan, cursors.values, first, self._workers, notify)

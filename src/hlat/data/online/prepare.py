@@ -4,7 +4,7 @@
           --blocks------------------------> blocks.npy
           --documents of some blocks------> validation tokens
           --> manifest.json, written last
-          --pages of small files-----------> corpus.content; the others while the model trains (corpus_content)
+          --pages of small files-----------> corpus.content; the others while the model trains (``blocks.py``)
           --times of files when the first page is recorded--> corpus.times
 
 The corpus is not read completely unless a tokenizer is trained on it or it is small: at first a file is identified by
@@ -25,11 +25,33 @@ from pathlib import Path
 import numpy as np
 
 from hlat.config import DataConfig
-from hlat.data.formats.document import Content, Vocabulary, content_bytes, text_byte_count, tokenize_contents
-from hlat.data.formats.ranges import WHOLE
-from hlat.data.formats.records import Row
-from hlat.data.manifest.manifest import (
+from hlat.data.corpus_files import describe_corpus_changes, list_files
+from hlat.data.documents import (
+    Content,
+    Split,
+    SplitRule,
+    Vocabulary,
+    content_bytes,
+    hash_threshold,
+    text_byte_count,
+    tokenize_contents,
+)
+from hlat.data.formats.base import WHOLE
+from hlat.data.formats.rows import Row
+from hlat.data.online.blocks import (
+    CONTENT_FILE,
+    BlockReader,
+    CorpusContent,
+    FileBlock,
+    blocks_to_array,
+    choose_block_bytes,
+    split_file,
+)
+from hlat.data.prepare.corpus import Corpus, SplitPlan, make_tokenizer
+from hlat.data.prepare.preparation import folder_lock, ignore_progress, resolve_output_folder
+from hlat.data.prepared.manifest import (
     BLOCKS_FILE,
+    FORMAT_VERSION,
     TOKENIZER_FOLDER,
     BlocksRecord,
     DataManifest,
@@ -39,28 +61,20 @@ from hlat.data.manifest.manifest import (
     SplitRecord,
     content_fingerprint,
     documents_file,
+    read_data_manifest,
     shard_file,
+    write_data_manifest,
 )
-from hlat.data.manifest.manifest_file import read_data_manifest, write_data_manifest
-from hlat.data.manifest.record_formats import FORMAT_VERSION
-from hlat.data.manifest.settings import recipe_locations
-from hlat.data.online.block_index import FileBlock, blocks_to_array, choose_block_bytes, split_file
-from hlat.data.online.block_reader import BlockReader
-from hlat.data.online.corpus_content import CONTENT_FILE, CorpusContent
-from hlat.data.prepare.corpus import Corpus, SplitPlan
-from hlat.data.prepare.preparation import folder_lock, ignore_progress, resolve_output_folder
-from hlat.data.prepare.tokenizer_and_split import make_tokenizer
 from hlat.data.prepared.prepared_folder import PreparedData, check_settings, current_settings, open_prepared
+from hlat.data.prepared.settings import recipe_locations
 from hlat.data.prepared.shards import token_dtype
-from hlat.data.samples.permutation import permute
-from hlat.data.sources.file_list import describe_corpus_changes, list_files
-from hlat.data.sources.findings import check_first_bytes, doubts
-from hlat.data.sources.source_file import SourceFile
-from hlat.data.sources.split import Split, SplitRule, hash_threshold
-from hlat.data.stores.atomic_files import convert_disk_errors, sync_folder, write_atomic
+from hlat.data.samples.order import permute
+from hlat.data.source_file import SourceFile
+from hlat.data.source_listing import check_first_bytes, doubts
+from hlat.data.stores.local_files import convert_disk_errors, sync_folder, write_atomic
 from hlat.data.tokenizers.base import TokenIdArray, Tokenizer
 from hlat.runtime.errors import DataError
-from hlat.runtime.terminal_text import plural
+from hlat.runtime.terminal import plural
 
 _TIMES_FILE = "corpus.times"
 _HASHED_BYTES = 1 << 16  # bytes hashed at each of three positions of a file
@@ -80,7 +94,7 @@ def prepare_online(
         config: the data section, of mode ``online``.
         out_dir: the output folder.
         validation_tokens: approximate number of validation tokens; None for all there are.
-        progress: called with stage "sample" while a tokenizer is trained; see ``hlat.data.prepare.tokenizer_and_split.ProgressCallback``.
+        progress: called with stage "sample" while a tokenizer is trained (``ProgressCallback`` of prepare/corpus.py).
 
     Raises:
         DataError: the corpus or tokenizer cannot be used, or the folder holds other data.

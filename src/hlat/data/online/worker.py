@@ -22,11 +22,9 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from hlat.data.formats.document import Content, tokenize_contents
-from hlat.data.online.corpus_content import CorpusContent
-from hlat.data.online.documents import DocumentReader
-from hlat.data.online.stream import RowStream, StreamCursor
-from hlat.data.online.stream_assignment import assign_streams, row_stride
+from hlat.data.documents import Content, tokenize_contents
+from hlat.data.online.blocks import CorpusContent, DocumentReader
+from hlat.data.online.streams import RowStream, StreamCursor, assign_streams, row_stride
 from hlat.data.online.worker_protocol import (
     DATA_ERROR,
     INTERNAL_ERROR,
@@ -39,12 +37,12 @@ from hlat.data.online.worker_protocol import (
     WorkerPlan,
     pack_row,
 )
-from hlat.data.samples.mixture import Mixture, PhaseWeights
-from hlat.data.samples.row_filling import fill_row
+from hlat.data.samples.order import Mixture, PhaseWeights
+from hlat.data.samples.packing import fill_row
 from hlat.data.tokenizers.base import Tokenizer
 from hlat.data.tokenizers.load import load_saved
 from hlat.runtime.errors import DataError, HlatError, StorageError
-from hlat.runtime.process.progress import begin_progress
+from hlat.runtime.progress import begin_progress
 
 _TOGETHER = 64  # rows whose text is tokenized in one batch
 _LOOK_AGAIN = 60.0  # seconds between two looks at the stamps of the files

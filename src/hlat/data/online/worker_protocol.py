@@ -14,13 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from hlat.config import BatchSchedule
-from hlat.data.formats.document import Vocabulary
+from hlat.data.corpus_files import open_cached_store
+from hlat.data.documents import Vocabulary
 from hlat.data.formats.registry import format_named
-from hlat.data.online.stream import RowSettings, StreamCursor
-from hlat.data.online.stream_assignment import StreamAssignment, partition_count
-from hlat.data.samples.epoch_order import EpochOrder
-from hlat.data.sources.file_list import open_cached_store
-from hlat.data.sources.source_file import SourceFile
+from hlat.data.online.streams import RowSettings, StreamAssignment, StreamCursor, partition_count
+from hlat.data.samples.order import EpochOrder
+from hlat.data.source_file import SourceFile
 from hlat.data.stores.cache import Cache
 
 Int64s = npt.NDArray[np.int64]

@@ -7,7 +7,7 @@
     partial/out/* --rename--> <dir>/*, the manifest last
 
 The order of the work differs from run to run, the result does not: it is byte for byte the same for any number of
-workers and any interruptions. hlat.data.prepare.partition prepares one partition of a corpus, up to its units.
+workers and any interruptions. hlat.data.prepare.partitions prepares one partition of a corpus, up to its units.
 """
 
 import fcntl
@@ -20,39 +20,38 @@ from functools import partial
 from pathlib import Path
 
 from hlat.config import DataConfig
-from hlat.data.manifest.hash_cache import load_hashes, update_hashes
-from hlat.data.manifest.manifest import MANIFEST_FILE, TOKENIZER_FOLDER, DataManifest
-from hlat.data.manifest.manifest_file import read_data_manifest
-from hlat.data.manifest.settings import recipe_locations
-from hlat.data.prepare.corpus import Corpus, SplitPlan, unfinished_units
-from hlat.data.prepare.merge_units import UnitMerger
-from hlat.data.prepare.pool import WorkerPool
-from hlat.data.prepare.publish import complete_staging, publish
-from hlat.data.prepare.staging import PARTIAL, StagingFolder
-from hlat.data.prepare.tokenizer_and_split import (
+from hlat.data.corpus_files import CACHE_FOLDER, describe_corpus_changes, hash_files, list_files, without_linked_folders
+from hlat.data.prepare.corpus import (
+    Corpus,
     ProgressCallback,
+    SplitPlan,
     make_tokenizer,
     plan_split,
     refuse_empty_split,
+    unfinished_units,
     vocabulary_of_given_tokenizer,
 )
-from hlat.data.prepare.work_units import read_index
-from hlat.data.prepared.prepared_folder import PreparedData, check_settings, current_settings, open_prepared
-from hlat.data.prepared.shards import token_dtype
-from hlat.data.sources.file_list import (
-    CACHE_FOLDER,
-    describe_corpus_changes,
-    hash_files,
-    list_files,
-    without_linked_folders,
+from hlat.data.prepare.staging import (
+    PARTIAL,
+    StagingFolder,
+    UnitMerger,
+    complete_staging,
+    load_hashes,
+    publish,
+    update_hashes,
 )
-from hlat.data.sources.findings import check_first_bytes
-from hlat.data.sources.listing import SourceNotFoundError
-from hlat.data.sources.source_file import SourceFile
-from hlat.data.stores.atomic_files import convert_disk_errors
+from hlat.data.prepare.work_units import read_index
+from hlat.data.prepare.worker import WorkerPool
+from hlat.data.prepared.manifest import MANIFEST_FILE, TOKENIZER_FOLDER, DataManifest, read_data_manifest
+from hlat.data.prepared.prepared_folder import PreparedData, check_settings, current_settings, open_prepared
+from hlat.data.prepared.settings import recipe_locations
+from hlat.data.prepared.shards import token_dtype
+from hlat.data.source_file import SourceFile
+from hlat.data.source_listing import SourceNotFoundError, check_first_bytes
+from hlat.data.stores.local_files import convert_disk_errors
 from hlat.data.stores.remote import local_path
 from hlat.runtime.errors import DataError
-from hlat.runtime.storage.file_content import broken_link
+from hlat.runtime.storage.local_files import broken_link
 
 _SMALLEST_UNIT, _LARGEST_UNIT, _UNITS = 1 << 20, 1 << 25, 1 << 12
 

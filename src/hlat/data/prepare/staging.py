@@ -1,28 +1,107 @@
-"""The staging folder of a preparation: resumes work of the same preparation, never deletes finished work of another.
+"""The staging folder of a preparation: finished units are merged in it into prepared data, which is then published.
+
+    units, in order --UnitMerger--> shards, document boundaries, records --complete_staging--> partial/out/
+    partial/out/* --publish: rename--> <dir>/*, the manifest last
 
 <dir>/partial/key.json         identity of the preparation: data format, settings, content of every file
-<dir>/partial/hashes.json      hashes of the files (hlat.data.manifest.hash_cache)
+<dir>/partial/hashes.json      hashes of the files
 <dir>/partial/units/           finished units
 <dir>/partial/characters.json  characters of each file, if validation tails have to be found
 <dir>/partial/out/             the result under construction
+
+Work of the same preparation is resumed, finished work of another is never deleted. Duplicate documents are counted and
+left out by the merger, because there all units pass in the order of the corpus.
+
+Hashes are kept so that only files that may have changed are read again. A file is identified by path, size, and
+modification time or ETag. The manifest has the hashes of the files that the data was made from; ``hashes.json`` has
+those of files that were touched, copied or moved since.
 """
 
 import json
 import shutil
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hlat.data.manifest.hash_cache import save_hashes
-from hlat.data.manifest.manifest import MANIFEST_FILE, TOKENIZER_FOLDER, WORK_VERSION
-from hlat.data.manifest.settings import setting_differences
-from hlat.data.sources.file_list import describe_corpus_changes
-from hlat.data.sources.source_file import SourceFile
-from hlat.data.stores.atomic_files import write_atomic
+import numpy as np
+
+from hlat.config import DataConfig
+from hlat.data.corpus_files import describe_corpus_changes
+from hlat.data.documents import SPLITS, Split
+from hlat.data.prepare.work_units import (
+    Bools,
+    DuplicateFinder,
+    SplitIndex,
+    UnitIndex,
+    UnitSpan,
+    read_index,
+    tokens_file,
+)
+from hlat.data.prepared.bad_rows import QuarantineWriter
+from hlat.data.prepared.manifest import (
+    FORMAT_VERSION,
+    MANIFEST_FILE,
+    TOKENIZER_FOLDER,
+    WORK_VERSION,
+    DataManifest,
+    QuarantineRecord,
+    ShardRecord,
+    SourceRecord,
+    SourceRows,
+    SourceTokens,
+    SplitRecord,
+    content_fingerprint,
+    documents_file,
+    write_data_manifest,
+)
+from hlat.data.prepared.settings import recipe_locations, recipe_source_names, setting_differences
+from hlat.data.prepared.shards import CHECKSUM_SUFFIX, BoundaryWriter, ShardWriter, token_dtype
+from hlat.data.source_file import SourceFile, Stamp
+from hlat.data.source_listing import doubts
+from hlat.data.stores.local_files import sync_folder, write_atomic
+from hlat.data.tokenizers.base import Tokenizer
 from hlat.runtime.errors import DataError
+from hlat.runtime.terminal import plural
+
+HASHES = "hashes.json"
+
+KnownHashes = dict[Stamp, str]
+"""The sha256 of files by their identity."""
+
+
+def load_hashes(folder: Path, manifest: DataManifest | None = None) -> KnownHashes:
+    """Load the hashes of a folder and its manifest; if ``hashes.json`` is damaged, its files are hashed again."""
+    try:
+        stored = json.loads((folder / HASHES).read_bytes())
+        saved = {
+            (str(path), int(size), int(mtime), str(etag)): str(sha256) for path, size, mtime, etag, sha256 in stored
+        }
+    except (OSError, ValueError, TypeError, RecursionError):
+        saved = {}
+    records = [] if manifest is None else [file for source in manifest.sources for file in source.files]
+    return {(record.path, record.bytes, record.mtime_ns, record.etag): record.sha256 for record in records} | saved
+
+
+def save_hashes(folder: Path, files: list[SourceFile]) -> None:
+    """Write the hashes of these files to ``hashes.json``, replacing its content.
+
+    Raises:
+        OSError: the disk refused the write.
+    """
+    stored = [(*file.stamp, file.sha256) for source in files for file in source.files]
+    write_atomic(folder / HASHES, json.dumps(stored).encode())
+
+
+def update_hashes(folder: Path, files: list[SourceFile], known: KnownHashes) -> None:
+    """Save the hashes of the files if some are not in ``known``; do nothing if the folder cannot be written to."""
+    if any(file.stamp not in known for source in files for file in source.files):
+        with suppress(OSError):
+            save_hashes(folder, files)
+
 
 PARTIAL = "partial"
-_KEY = "key.json"
+_KEY_FILE = "key.json"
 
 
 @dataclass(frozen=True)
@@ -66,7 +145,7 @@ class StagingFolder:
             DataError: the folder holds finished units of another preparation, which may have taken days.
         """
         if not self._can_resume(settings, files):
-            (self.root / _KEY).unlink(
+            (self.root / _KEY_FILE).unlink(
                 missing_ok=True
             )  # first, so that a half-deleted folder is not mistaken for unfinished work
             shutil.rmtree(self.root, ignore_errors=True)
@@ -78,7 +157,7 @@ class StagingFolder:
         save_hashes(self.root, files)
         content = [[file.path, file.content] for file in files]
         key = {"format": WORK_VERSION, "settings": settings, "files": content}
-        write_atomic(self.root / _KEY, json.dumps(key).encode())
+        write_atomic(self.root / _KEY_FILE, json.dumps(key).encode())
 
     def _can_resume(self, settings: dict[str, Any], files: list[SourceFile]) -> bool:
         """Return True if the folder holds work of the same preparation; if False, the folder may be deleted.
@@ -98,13 +177,13 @@ class StagingFolder:
     def _differences_from(self, settings: dict[str, Any], files: list[SourceFile]) -> list[str]:
         """Describe how the preparation that left this folder differs from the one described by the arguments."""
         try:
-            key = json.loads((self.root / _KEY).read_bytes())
+            key = json.loads((self.root / _KEY_FILE).read_bytes())
             if key["format"] != WORK_VERSION:
                 return [f"data format: {key['format']}, this version of hlat writes {WORK_VERSION}"]
             before = [(str(path), list(content)) for path, content in key["files"]]
             return setting_differences(dict(key["settings"]), settings) + describe_corpus_changes(before, files)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return [f"{_KEY} is missing or damaged, so the earlier preparation cannot be identified"]
+            return [f"{_KEY_FILE} is missing or damaged, so the earlier preparation cannot be identified"]
 
     def _refuse_foreign_files(self) -> None:
         foreign = [p.name for p in self.folder.iterdir() if p.name == TOKENIZER_FOLDER or p.suffix == ".bin"]
@@ -113,3 +192,215 @@ class StagingFolder:
                 f"{self.folder}: holds {foreign[0]} but no {MANIFEST_FILE}: not complete, and not left by an "
                 "interrupted run of this preparation. Use another folder (data.prepared_dir), or delete this one."
             )
+
+
+@dataclass
+class _SplitCounts:
+    """Counts of one source's documents in one split."""
+
+    documents: int = 0
+    tokens: int = 0
+    text_bytes: int = 0
+
+
+@dataclass
+class _SourceCounts:
+    """Counts of one source's rows, as in SourceRows, and of its documents in each split."""
+
+    rows: int = 0
+    null_rows: int = 0
+    empty_documents: int = 0
+    unreadable_rows: int = 0
+    documents: int = 0
+    copies: int = 0
+    copied_tokens: int = 0
+    splits: dict[Split, _SplitCounts] = field(default_factory=lambda: {split: _SplitCounts() for split in SPLITS})
+
+    def add(self, span: UnitSpan, copies: Bools) -> None:
+        """Count the rows of a unit; ``copies`` marks its duplicates."""
+        self.rows += span.rows
+        self.null_rows += span.null_rows
+        self.empty_documents += span.empty_documents
+        self.unreadable_rows += len(span.unreadable)
+        self.documents += len(copies)
+        self.copies += int(copies.sum())
+
+
+class UnitMerger:
+    """Merges finished units, in order; a context manager that leaves no half-written file.
+
+    Args:
+        config: the data section: tokens per shard, handling of duplicates, names of the sources.
+        files: the files of the corpus, whose indexes number bad rows.
+        out: folder of the shards and boundaries.
+        dtype: dtype of the tokens.
+        consume: True to delete the token files of units once shards hold their tokens. False to keep them; their
+            checksums are then verified, since they may have been copied from another machine.
+
+    Attributes:
+        position: bytes of the corpus covered by the units merged so far.
+    """
+
+    def __init__(
+        self, config: DataConfig, files: list[SourceFile], out: Path, dtype: str, *, consume: bool = True
+    ) -> None:
+        self._drop, self._names = config.duplicates == "drop", recipe_source_names(config)
+        self._next, self._last = 0, False
+        self._seen, self._consume = DuplicateFinder(), consume
+        self._rows = {file.source: _SourceCounts() for file in files}
+        self._quarantine = QuarantineWriter(out, files)
+        self._shards = {split: ShardWriter(out, split, config.shard_tokens, dtype, consume) for split in SPLITS}
+        self._documents = {split: BoundaryWriter(out / documents_file(split)) for split in SPLITS}
+        self._itemsize = np.dtype(dtype).itemsize
+        self.position = 0
+
+    def __enter__(self) -> "UnitMerger":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for split in SPLITS:
+            self._shards[split].abandon()
+            self._documents[split].abandon()
+        self._quarantine.abandon()
+
+    def add_finished_units(self, folder: Path) -> None:
+        """Add the next units of a folder for as long as they are finished."""
+        while not self._last and (unit := read_index(folder, self._next)) is not None:
+            self.add_unit(unit, folder)
+            self._next += 1
+            self._last = unit.span.last
+
+    def add_unit(self, unit: UnitIndex, folder: Path) -> None:
+        """Add the next unit of the corpus.
+
+        Args:
+            unit: its index.
+            folder: the folder of its files.
+
+        Raises:
+            DataError: its files are damaged.
+            OSError: a file cannot be read or written.
+        """
+        copies = self._seen.add(unit.hashes)
+        rows = self._rows[unit.span.source]
+        rows.add(unit.span, copies)
+        for split in SPLITS:
+            pieces = unit.splits[split]
+            duplicate = copies[pieces.documents]
+            rows.copied_tokens += int(pieces.lengths[duplicate].sum())
+            if len(pieces.documents):
+                kept = ~duplicate if self._drop else np.ones_like(duplicate)
+                self._append(split, pieces, kept, rows.splits[split], tokens_file(folder, unit.span.number, split))
+        self._quarantine.append(unit.span.unreadable)
+        self.position = max(self.position, unit.span.position)
+
+    def document_counts(self) -> dict[Split, int]:
+        """Return the number of documents of each split so far, 0 if they have no tokens."""
+        return {split: self._documents[split].documents if self._shards[split].position else 0 for split in SPLITS}
+
+    def close(self) -> tuple[dict[Split, SplitRecord], list[SourceRows], QuarantineRecord | None]:
+        """Finish all files; return the split records, the counts of rows, and the record of bad rows (or None)."""
+        rows = [
+            SourceRows(
+                source=source,
+                name=self._names[source],
+                **{name: count for name, count in vars(counts).items() if name != "splits"},
+            )
+            for source, counts in self._rows.items()
+        ]
+        return {split: self._record(split) for split in SPLITS}, rows, self._quarantine.close()
+
+    def _append(self, split: Split, pieces: SplitIndex, kept: Bools, counts: _SplitCounts, tokens: Path) -> None:
+        self._shards[split].append(tokens, pieces.lengths, kept, pieces.sha256)
+        self._documents[split].append(pieces.lengths[kept])
+        counts.documents += int(kept.sum())
+        counts.tokens += int(pieces.lengths[kept].sum())
+        counts.text_bytes += int(pieces.text_bytes[kept].sum())
+
+    def _record(self, split: Split) -> SplitRecord:
+        shards = [
+            ShardRecord(file=shard.name, tokens=shard.tokens, bytes=shard.tokens * self._itemsize, sha256=shard.sha256)
+            for shard in self._shards[split].close()
+        ]
+        kept = {source: rows.splits[split] for source, rows in self._rows.items()}
+        return SplitRecord(
+            documents=self._documents[split].documents,
+            tokens=self._shards[split].position,
+            text_bytes=sum(counts.text_bytes for counts in kept.values()),
+            sources=[
+                SourceTokens(source=source, **vars(counts)) for source, counts in kept.items() if counts.documents
+            ],
+            shards=shards,
+            documents_file=documents_file(split),
+            documents_sha256=self._documents[split].close(),
+        )
+
+
+def complete_staging(
+    staging: StagingFolder,
+    config: DataConfig,
+    settings: dict[str, object],
+    files: list[SourceFile],
+    tokenizer: Tokenizer,
+    merger: UnitMerger,
+    notes: list[str],
+) -> None:
+    """Finish the merged files, and write the manifest, still inside the staging folder.
+
+    Args:
+        staging: the staging folder.
+        config: the data section.
+        settings: the settings that decide the content.
+        files: the files of the corpus.
+        tokenizer: the tokenizer of the tokens.
+        merger: the merger that has received all units.
+        notes: notes for the user about the preparation so far.
+    """
+    dtype = token_dtype(tokenizer.vocab_size)
+    splits, rows, quarantine = merger.close()
+    manifest = DataManifest(
+        format_version=FORMAT_VERSION,
+        fingerprint=content_fingerprint(tokenizer.sha256, dtype, splits),
+        dtype=dtype,
+        vocab_size=tokenizer.vocab_size,
+        eos_id=tokenizer.eos_id,
+        bos_id=tokenizer.bos_id,
+        tokenizer_sha256=tokenizer.sha256,
+        splits=splits,
+        rows=rows,
+        quarantine=quarantine,
+        notes=[*notes, *doubts(files), *_preparation_notes(config, rows, quarantine)],
+        settings=settings,
+        places=recipe_locations(config),
+        sources=[SourceRecord.from_file(file) for file in files],
+    )
+    sync_folder(staging.out)
+    write_data_manifest(staging.out, manifest)
+    sync_folder(staging.out)
+
+
+def publish(staging: StagingFolder) -> None:
+    """Move the result to the output folder; after an interruption, the next run moves the rest."""
+    names = sorted(path.name for path in staging.out.iterdir() if path.suffix != CHECKSUM_SUFFIX)
+    for name in [*(name for name in names if name != MANIFEST_FILE), MANIFEST_FILE]:
+        (staging.out / name).rename(staging.folder / name)
+    sync_folder(staging.folder)
+    shutil.rmtree(staging.root)
+
+
+def _preparation_notes(config: DataConfig, rows: list[SourceRows], quarantine: QuarantineRecord | None) -> list[str]:
+    """Return notes for the user about null rows, bad rows and duplicates, one sentence each."""
+    notes = []
+    if nulls := sum(source.null_rows for source in rows):
+        outcome = "holds no text (null) and was" if nulls == 1 else "hold no text (null) and were"
+        notes.append(f"{plural(nulls, 'row')} {outcome} left out.")
+    if quarantine is not None:
+        total = sum(source.rows for source in rows)
+        notes.append(
+            f"{quarantine.rows} of {total} rows could not be read and were left out: {quarantine.file} lists them."
+        )
+    if copies := sum(source.copies for source in rows):
+        documents = sum(source.documents for source in rows)
+        outcome = "were left out" if config.duplicates == "drop" else "are kept; data.duplicates=drop leaves them out"
+        notes.append(f"{copies} of {documents} documents are exact copies of earlier ones and {outcome}.")
+    return notes

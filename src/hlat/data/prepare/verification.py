@@ -15,18 +15,19 @@ from pathlib import Path
 import numpy as np
 
 from hlat.config import DataConfig
-from hlat.data.manifest.manifest import (
+from hlat.data.prepare.corpus import ProgressCallback
+from hlat.data.prepare.preparation import folder_lock
+from hlat.data.prepared.consistency import content_problems, manifest_problems, size_problems, tokenizer_problems
+from hlat.data.prepared.manifest import (
     MANIFEST_FILE,
     TOKENIZER_FOLDER,
     DataManifest,
     QuarantineRecord,
     ShardRecord,
     SplitRecord,
+    read_data_manifest,
+    write_data_manifest,
 )
-from hlat.data.manifest.manifest_file import read_data_manifest, write_data_manifest
-from hlat.data.prepare.preparation import folder_lock
-from hlat.data.prepare.tokenizer_and_split import ProgressCallback
-from hlat.data.prepared.consistency import content_problems, manifest_problems, size_problems, tokenizer_problems
 from hlat.data.prepared.prepared_folder import PreparedData, open_prepared, setting_problems
 from hlat.data.stores.remote import local_path
 from hlat.data.tokenizers.load import load_saved

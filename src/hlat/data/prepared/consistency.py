@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from hlat.data.manifest.manifest import (
+from hlat.data.documents import Split
+from hlat.data.prepared.manifest import (
     MANIFEST_FILE,
     TOKENIZER_FOLDER,
     BlocksRecord,
@@ -27,7 +28,6 @@ from hlat.data.manifest.manifest import (
     documents_file,
 )
 from hlat.data.prepared.shards import token_dtype
-from hlat.data.sources.split import Split
 from hlat.data.tokenizers.base import Tokenizer
 
 

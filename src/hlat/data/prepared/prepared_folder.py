@@ -17,10 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hlat.config import DataConfig
-from hlat.data.manifest.bad_rows import too_many_bad_rows
-from hlat.data.manifest.manifest import MANIFEST_FILE, TOKENIZER_FOLDER, DataManifest, SourceRecord
-from hlat.data.manifest.manifest_file import read_data_manifest
-from hlat.data.manifest.settings import content_settings, recipe_locations, setting_differences
+from hlat.data.documents import SPLITS, HeldOut, Split, describe_scarce
+from hlat.data.prepared.bad_rows import too_many_bad_rows
 from hlat.data.prepared.consistency import (
     changed_ids,
     content_problems,
@@ -29,11 +27,10 @@ from hlat.data.prepared.consistency import (
     size_problems,
     tokenizer_problems,
 )
-from hlat.data.prepared.shard_content import ShardContent
-from hlat.data.prepared.shards import TokenArray
-from hlat.data.sources.held_out import HeldOut, describe_scarce
-from hlat.data.sources.source_file import sha256_of
-from hlat.data.sources.split import SPLITS, Split
+from hlat.data.prepared.manifest import MANIFEST_FILE, TOKENIZER_FOLDER, DataManifest, SourceRecord, read_data_manifest
+from hlat.data.prepared.settings import content_settings, recipe_locations, setting_differences
+from hlat.data.prepared.shards import ShardContent, TokenArray
+from hlat.data.source_file import sha256_of
 from hlat.data.stores.remote import local_path
 from hlat.data.tokenizers.base import Tokenizer
 from hlat.data.tokenizers.load import load_saved, load_tokenizer
@@ -252,7 +249,7 @@ class PreparedData:
 def open_prepared(dir: str | Path, config: DataConfig | None = None) -> PreparedData:
     """Open prepared data after checking its manifest, file sizes and some document boundaries.
 
-    ``hlat.data.prepare.verify`` checks the rest.
+    ``hlat.data.prepare.verification`` checks the rest.
 
     Args:
         dir: the folder.

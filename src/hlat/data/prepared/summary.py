@@ -7,10 +7,10 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from hlat.data.manifest.manifest import SourceRows
+from hlat.data.documents import SPLITS, Split
+from hlat.data.prepared.manifest import SourceRows
 from hlat.data.prepared.prepared_folder import PreparedData, check_token_ids
-from hlat.data.sources.split import SPLITS, Split
-from hlat.runtime.terminal_text import plural
+from hlat.runtime.terminal import plural
 
 _CHUNK = 1 << 20  # documents processed at once
 _MAX_EXACT = 1 << 20  # tokens; longer documents are counted as one length

@@ -1,176 +1,180 @@
-"""Division of prepared data into rows; the plan of ``best-fit`` packing is computed once and stored.
+"""Packing: document lengths -> which documents share a row of S tokens; a row -> its inputs and labels.
 
-    <prepared>/rows/best-fit-<S>-<data>-<first document>-<documents>/
-        rows.npy, documents.npy, offsets.npy, lengths.npy, and sums.json with their checksums
+    lengths of documents --fit_documents--> BestFitPlan: pieces of documents per row
+    segments of documents --fill_row--> S inputs, S labels, positions
 
-A plan that does not match its checksums is computed again. If the folder is not writable, every process computes the
-plan for itself: a million documents take a second.
+Best fit: a document longer than S is cut into rows of its own; its rest, and every shorter document, is placed, longest
+first, into the row where it leaves the least room (best-fit decreasing; Ding et al. 2024, "Fewer truncations improve
+language modeling"). Rows with the same room left are interchangeable, so documents of one length are placed together,
+many at a time.
+
+A label is the token after its input. If documents are isolated, the last token of a document has no label, and
+positions count from the start of the document, or of the row if that is later. The rest of a row is padding: input 0,
+no label.
+
+Tokenizing workers import this module, so it must not import torch.
 """
 
-import json
-import os
-import shutil
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from hlat.config import DataConfig
-from hlat.data.manifest.record_checksum import checksum_matches, with_checksum
-from hlat.data.prepared.prepared_folder import PreparedData
-from hlat.data.samples.best_fit import BestFitPlan, fit_documents
-from hlat.data.samples.packed_rows import BestFitRows, ConcatRows, PackedRows
-from hlat.data.sources.source_file import sha256_of
-from hlat.data.stores.atomic_files import sync_folder, write_atomic
-from hlat.runtime.errors import DataError
+NO_LABEL = -1
 
-_ARRAYS = ("rows", "documents", "offsets", "lengths")
-_SUMS = "sums.json"
-_FITTED_TOGETHER = 1 << 22  # documents packed jointly; more would take gigabytes and hardly reduce padding
+Numbers = npt.NDArray[Any]
+
+
+class RowSegment(NamedTuple):
+    """Consecutive tokens of a row.
+
+    Attributes:
+        tokens: the inputs, followed by the label of the last one if there is one.
+        length: number of inputs.
+        starts_document: True if the first token begins a document.
+        document_starts: indexes in ``tokens``, after the first, at which documents begin; used only to isolate them.
+    """
+
+    tokens: Numbers
+    length: int
+    starts_document: bool
+    document_starts: Numbers
+
+
+def fill_row(segments: Iterable[RowSegment], inputs_S: Numbers, labels_S: Numbers, positions_S: Numbers | None) -> None:
+    """Write one row into the given arrays, each of shape (S,).
+
+    Args:
+        segments: segments in order, S tokens at most.
+        inputs_S: filled with token ids.
+        labels_S: filled with token ids and ``NO_LABEL``.
+        positions_S: filled with the position of each token in its document, to isolate documents; None to join them.
+    """
+    inputs_S[:], labels_S[:], position = 0, NO_LABEL, 0
+    for segment in segments:
+        end = position + segment.length
+        inputs_S[position:end] = segment.tokens[: segment.length]
+        labels_S[position : position + len(segment.tokens) - 1] = segment.tokens[1:]
+        if positions_S is not None:
+            positions_S[position:end] = _positions(segment)
+            labels_S[position + segment.document_starts - 1] = NO_LABEL
+        elif segment.starts_document and position > 0:
+            # Documents are joined: the label of a document's last token is the first token of the next.
+            labels_S[position - 1] = segment.tokens[0]
+        position = end
+    if positions_S is not None:
+        positions_S[position:] = np.arange(len(positions_S) - position)
+
+
+def _positions(segment: RowSegment) -> Numbers:
+    """Return the position of each input in its document, shape (length,)."""
+    inside = segment.document_starts[segment.document_starts < segment.length]
+    positions = np.arange(segment.length)
+    if len(inside):
+        starts = np.concatenate([[0], inside])
+        positions -= np.repeat(starts, np.diff(np.append(starts, segment.length)))
+    return positions
+
+
+Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class DocumentRange:
-    """Consecutive documents of a split, and their tokens.
+class BestFitPlan:
+    """Rows, and the pieces of documents in each.
 
     Attributes:
-        first_document: index of the first document.
-        documents: number of documents.
-        first_token: position of the first token in the split.
-        tokens: number of tokens; the last document may be cut off.
+        rows: index of the first piece of each row, and the number of pieces at the end: int64, shape (rows + 1,).
+        documents: document of each piece, int64, shape (pieces,).
+        offsets: offset of each piece in its document, in tokens, int64, shape (pieces,).
+        lengths: tokens of each piece, int64, shape (pieces,).
     """
 
-    first_document: int
-    documents: int
-    first_token: int
-    tokens: int
+    rows: Int64s
+    documents: Int64s
+    offsets: Int64s
+    lengths: Int64s
 
 
-@dataclass(frozen=True)
-class PackingWaste:
-    """Padding and cut documents of ``best-fit`` packing.
+def fit_documents(lengths: npt.ArrayLike, room: int) -> BestFitPlan:
+    """Pack documents into rows of ``room`` tokens.
 
-    Attributes:
-        padding: positions without a token.
-        positions: all positions of an epoch.
-        cut: documents longer than a row, which are cut.
-        documents: all documents.
+    Args:
+        lengths: tokens of each document; empty documents are left out.
+        room: tokens of a row, S.
+
+    Returns:
+        A plan with every token of every document in exactly one piece; rows in the order of their first document.
     """
-
-    padding: int
-    positions: int
-    cut: int
-    documents: int
-
-    def __str__(self) -> str:
-        fraction = self.padding / max(self.positions, 1)
-        return (
-            f"best-fit: {self.padding:,} of {self.positions:,} positions are padding ({fraction:.2%}); "
-            f"{self.cut:,} of {self.documents:,} documents are longer than a sequence and are cut"
-        )
+    sizes = np.asarray(lengths, dtype=np.int64)
+    cut_documents, cut_offsets = _full_rows(sizes, room)
+    rest = sizes % room
+    pieces = np.flatnonzero(rest)
+    bins = _best_fit(rest[pieces], room)
+    documents = np.concatenate([cut_documents, pieces])
+    offsets = np.concatenate([cut_offsets, sizes[pieces] - rest[pieces]])
+    piece_lengths = np.concatenate([np.full(len(cut_documents), room, dtype=np.int64), rest[pieces]])
+    row_of = np.concatenate([np.arange(len(cut_documents)), len(cut_documents) + bins])
+    return _in_order(row_of, documents, offsets, piece_lengths)
 
 
-def all_training_documents(prepared: PreparedData) -> DocumentRange:
-    """Return the range of all training documents."""
-    record = prepared.manifest.splits["train"]
-    return DocumentRange(0, record.documents, 0, record.tokens)
+def _full_rows(sizes: Int64s, room: int) -> tuple[Int64s, Int64s]:
+    """Return document and offset of every piece that fills a row by itself."""
+    counts = sizes // room
+    documents = np.repeat(np.arange(len(sizes)), counts)
+    first = np.repeat(np.cumsum(counts) - counts, counts)
+    return documents, (np.arange(len(documents)) - first) * room
 
 
-def source_ranges(prepared: PreparedData, config: DataConfig) -> list[DocumentRange]:
-    """Return the training documents of each source, limited to its max_tokens; the range is empty if it has none."""
-    ranges, document, token = {}, 0, 0
-    for record in prepared.manifest.splits["train"].sources:
-        ranges[record.source] = DocumentRange(document, record.documents, token, record.tokens)
-        document, token = document + record.documents, token + record.tokens
-    return [
-        _limit_tokens(prepared, ranges.get(index, DocumentRange(0, 0, 0, 0)), source.max_tokens)
-        for index, source in enumerate(config.sources)
-    ]
+def _best_fit(sizes: Int64s, room: int) -> Int64s:
+    """Assign each piece to a bin (row); sizes are in [1, room). Return the bin of each piece."""
+    bins = np.empty(len(sizes), dtype=np.int64)
+    longest_first = np.argsort(-sizes, kind="stable")
+    ordered = sizes[longest_first]
+    opened = 0
+    open_bins: defaultdict[int, list[Int64s]] = defaultdict(list)  # keyed by the room left in them
+    rooms = 0  # bit r is set if some bin has room r left
+    for alike in np.split(longest_first, np.flatnonzero(np.diff(ordered)) + 1) if len(sizes) else ():
+        size, waiting = int(sizes[alike[0]]), alike
+        while len(waiting):
+            fitting = rooms >> size
+            if fitting:
+                left = size + (fitting & -fitting).bit_length() - 1
+                candidates = open_bins[left].pop()
+                rooms ^= 0 if open_bins[left] else 1 << left
+            else:
+                left, count = room, -(-len(waiting) // (room // size))
+                candidates = np.arange(opened, opened + count)
+                opened += count
+            per_bin = left // size
+            used = min(len(candidates), -(-len(waiting) // per_bin))
+            placed, waiting = waiting[: used * per_bin], waiting[used * per_bin :]
+            bins[placed] = np.repeat(candidates[:used], per_bin)[: len(placed)]
+            # Bins that received as many as fit; the last used bin may have received fewer.
+            filled = len(placed) // per_bin
+            changed = (
+                (candidates[used:], left),
+                (candidates[:filled], left - per_bin * size),
+                (candidates[filled:used], left - (len(placed) - filled * per_bin) * size),
+            )
+            for rest, space in changed:
+                if len(rest) and space:
+                    open_bins[space].append(rest)
+                    rooms |= 1 << space
+    return bins
 
 
-def _limit_tokens(prepared: PreparedData, documents: DocumentRange, limit: int | None) -> DocumentRange:
-    """Return the leading part of a range, of at most ``limit`` tokens; its last document may be cut off."""
-    if limit is None or documents.tokens <= limit:
-        return documents
-    starts = prepared.document_boundaries("train")
-    end = documents.first_document + documents.documents
-    count = int(np.searchsorted(starts[documents.first_document + 1 : end + 1], documents.first_token + limit, "right"))
-    return DocumentRange(documents.first_document, count, documents.first_token, limit)
-
-
-def pack_rows(prepared: PreparedData, documents: DocumentRange, length: int, packing: str) -> PackedRows:
-    """Divide a range of documents into rows of ``length`` tokens, with the given packing ("concat" or "best-fit")."""
-    if packing == "concat":
-        return ConcatRows(documents.first_token, documents.tokens, length)
-    return BestFitRows(
-        prepared.document_boundaries("train"), documents.first_document, _load_or_fit(prepared, documents, length)
-    )
-
-
-def measure_waste(prepared: PreparedData, rows: BestFitRows, documents: DocumentRange, length: int) -> PackingWaste:
-    """Count the padding and the cut documents of ``best-fit`` rows."""
-    starts = prepared.document_boundaries("train")[
-        documents.first_document : documents.first_document + documents.documents + 1
-    ]
-    sizes = np.diff(starts.astype(np.int64))
-    positions = len(rows) * length
-    return PackingWaste(positions - int(sizes.sum()), positions, int((sizes > length).sum()), documents.documents)
-
-
-def _load_or_fit(prepared: PreparedData, documents: DocumentRange, length: int) -> BestFitPlan:
-    """Load the packing plan from disk, or compute it and try to store it."""
-    name = f"best-fit-{length}-{prepared.fingerprint[:16]}-{documents.first_document}-{documents.documents}"
-    folder = prepared.dir / "rows" / name
-    if (stored := _load_plan(folder)) is None:
-        starts = prepared.document_boundaries("train")[
-            documents.first_document : documents.first_document + documents.documents + 1
-        ]
-        computed = _fit_in_chunks(np.diff(starts.astype(np.int64)), length)
-        try:
-            _save_plan(computed, folder)
-        except OSError:
-            return computed
-        return _load_plan(folder) or computed
-    return stored
-
-
-def _load_plan(folder: Path) -> BestFitPlan | None:
-    """Load the plan that ``_save_plan`` wrote; None if it is missing or damaged."""
-    try:
-        sums = json.loads((folder / _SUMS).read_bytes())
-        if not checksum_matches(sums) or any(sha256_of(folder / f"{name}.npy") != sums[name] for name in _ARRAYS):
-            return None
-        return BestFitPlan(*(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in _ARRAYS))
-    except (OSError, ValueError, KeyError, AttributeError, RecursionError, DataError):
-        return None
-
-
-def _fit_in_chunks(sizes: np.ndarray, length: int) -> BestFitPlan:
-    """Pack documents in chunks of ``_FITTED_TOGETHER``, and join the plans."""
-    chunks, rows, pieces = [], 0, 0
-    for first in range(0, max(len(sizes), 1), _FITTED_TOGETHER):
-        chunk = fit_documents(sizes[first : first + _FITTED_TOGETHER], length)
-        chunks.append((chunk.rows[:-1] + pieces, chunk.documents + first, chunk.offsets, chunk.lengths))
-        rows, pieces = rows + len(chunk.rows) - 1, pieces + len(chunk.lengths)
-    starts, documents, offsets, lengths = (np.concatenate(column) for column in zip(*chunks, strict=True))
-    return BestFitPlan(np.append(starts, pieces), documents, offsets, lengths)
-
-
-def _save_plan(plan: BestFitPlan, folder: Path) -> None:
-    """Write the plan to a temporary folder, then rename it: an existing folder is complete."""
-    temporary = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
-    temporary.mkdir(parents=True)
-    try:
-        for name in _ARRAYS:
-            with (temporary / f"{name}.npy").open("wb") as file:
-                np.save(file, getattr(plan, name), allow_pickle=False)
-                file.flush()
-                os.fsync(file.fileno())
-        sums = with_checksum({name: sha256_of(temporary / f"{name}.npy") for name in _ARRAYS})
-        write_atomic(temporary / _SUMS, json.dumps(sums).encode())
-        sync_folder(temporary)
-        if _load_plan(folder) is None:  # otherwise another process has just stored the same plan
-            shutil.rmtree(folder, ignore_errors=True)
-            temporary.rename(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+def _in_order(row_of: Int64s, documents: Int64s, offsets: Int64s, lengths: Int64s) -> BestFitPlan:
+    """Sort pieces by row, rows by their first document, and pieces within a row by document."""
+    by_document = np.lexsort((offsets, documents))
+    _, first = np.unique(row_of[by_document], return_index=True)
+    rank = np.empty(len(first), dtype=np.int64)
+    rank[np.argsort(first, kind="stable")] = np.arange(len(first))
+    final = rank[row_of]
+    order = np.lexsort((offsets, documents, final))
+    counts = np.bincount(final, minlength=len(first)) if len(final) else np.zeros(0, dtype=np.int64)
+    rows = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    return BestFitPlan(rows, documents[order], offsets[order], lengths[order])

@@ -15,16 +15,24 @@ import numpy.typing as npt
 import torch
 
 from hlat.config import DataConfig
+from hlat.data.documents import Split
 from hlat.data.prepared.prepared_folder import PreparedData, check_token_ids
-from hlat.data.samples.epoch_order import EpochOrder
-from hlat.data.samples.packed_rows import BestFitRows, RowBatch, RowReader, TokenRange
-from hlat.data.samples.packing import PackingWaste, all_training_documents, measure_waste, pack_rows, source_ranges
-from hlat.data.samples.weights import build_mixture, is_ever_sampled, is_weighted, refuse_too_many_epochs
-from hlat.data.sources.split import Split
+from hlat.data.samples.order import EpochOrder, build_mixture, is_ever_sampled, is_weighted, refuse_too_many_epochs
+from hlat.data.samples.packed_rows import (
+    BestFitRows,
+    PackingWaste,
+    RowBatch,
+    RowReader,
+    TokenRange,
+    all_training_documents,
+    measure_waste,
+    pack_rows,
+    source_ranges,
+)
 from hlat.model import IGNORED
 from hlat.runtime.distributed.sendable_types import sendable
 from hlat.runtime.errors import DataError
-from hlat.runtime.randomness.rng_keys import stream_key
+from hlat.runtime.random_keys import stream_key
 
 
 @sendable

@@ -1,24 +1,144 @@
-"""The interface of all tokenizers: text -> token ids -> text.
+"""The interface of all tokenizers: text -> token ids -> text, in chunks, with the bytes that tokens stand for.
+
+    text --cut where it is proven safe--> chunks --encode--> TokenIds, with the bytes of the text under each token
+    TokenIds      --TokenBytes[ids]--> bytes of the text, exact
+    ids of shards --TokenBytes[ids]--> bytes of their spelling
 
 Documents are always encoded as plain text: the name of a special token in a document is encoded as its characters,
-never as the token, so that no document can fake an end of document. A long document is encoded in chunks where this
-is proven not to change the tokens (hlat.data.tokenizers.safe_cuts), so that memory stays bounded.
+never as the token, so that no document can fake an end of document.
+
+**Cuts.** A long document is encoded in chunks where this cannot change the tokens, so that memory stays bounded. A
+byte-level BPE tokenizer first splits the text with a regular expression; merges never cross the splits. A cut changes
+nothing if the expression has the same matches on the two halves as on the full text. Cuts are made before a single
+space or line break between two ASCII letters, ``a|_b``. For the expressions listed below, such a cut is proven safe:
+
+1. No alternative can match an ASCII letter followed by white space, so in the full text a match ends at the cut.
+2. Left half: the match that ends with the letter before the cut is a greedy run of letters (or a contraction), which
+   ends at a non-letter or at the end of the text. There are only two look-aheads. The one for the last white space
+   of a run begins with white space, so it is never tried at that letter. "No letter follows" is true at the cut and
+   at the end of the text.
+3. Right half: it starts with exactly one white-space character and a letter, and no expression looks behind, so the
+   matches from the cut on depend only on the text after it.
+
+The tests check this on random texts for every listed expression. For any other tokenizer, texts are not cut.
+
+**Bytes.** A tokenizer that normalizes, or drops what it does not know, spells less or more than the text: full-width
+letters have three bytes, and the token one. The sum over the tokens of ``encode`` is that of the text for every
+tokenizer. Sums over stored ids are scaled by the bytes of the text in the manifest (hlat.data.prepared).
 
 Worker processes import this module, so it must not import torch.
 """
 
 import hashlib
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hlat.data.stores.atomic_files import sync_folder, write_atomic
+from hlat.data.stores.local_files import sync_folder, write_atomic
 from hlat.runtime.errors import DataError
+
+# The expression of the tokenizers that hlat trains: contractions; words with their combining marks and the space
+# before them; single digits (so that a number of any length has one segmentation); punctuation with the line ends
+# after it; line ends with the white space before them; other white space.
+OWN_PATTERN = (
+    r"'(?i:s|t|d|m|ll|re|ve)(?!\p{L})"
+    r"| ?\p{L}[\p{L}\p{M}]*"
+    r"|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+"
+    r"|\s+(?!\S)"
+    r"|\s+"
+)
+# Published expressions, from their tokenizer.json: Llama 3 (up to three digits) and Qwen 2 (single digits).
+_PUBLISHED_PATTERNS = [
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + digits + r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+    for digits in (r"\p{N}{1,3}", r"\p{N}")
+]
+QWEN2_PATTERN = _PUBLISHED_PATTERNS[1]
+_PROVEN_PATTERNS = frozenset([OWN_PATTERN, *_PUBLISHED_PATTERNS])
+
+_CUT = re.compile(r"(?<=[A-Za-z])[ \n](?=[A-Za-z])")
+
+
+def cut_text(text: str, min_chars: int) -> Iterator[str]:
+    """Cut a text before white space between two ASCII letters, into chunks of at least ``min_chars`` (>= 1) characters.
+
+    A text without such a position stays uncut, so a chunk can be much longer; the last chunk can be shorter.
+    """
+    start = 0
+    while len(text) - start > min_chars:
+        cut = _CUT.search(text, start + min_chars)
+        if cut is None:
+            break
+        yield text[start : cut.start()]
+        start = cut.start()
+    yield text[start:] if start else text
+
+
+def cuts_preserve_tokens(description: dict[str, Any]) -> bool:
+    """Return True if the tokenizer of a parsed tokenizer.json gives chunks the same tokens as the uncut text."""
+    model = description.get("model") or {}
+    return (
+        description.get("normalizer") is None
+        and model.get("type") == "BPE"
+        and not model.get("dropout")
+        and all(token["special"] for token in description.get("added_tokens", []))
+        and _has_proven_split(description.get("pre_tokenizer"))
+    )
+
+
+def _has_proven_split(pre_tokenizer: dict[str, Any] | None) -> bool:
+    """Return True if the pre-tokenizer splits with one of the expressions for which cuts are proven safe."""
+    match pre_tokenizer:
+        case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
+            return True  # GPT-2's expression, built into the library
+        case {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
+                {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+            ],
+        }:
+            return pattern in _PROVEN_PATTERNS
+    return False
+
+
+class TokenIds(list[int]):
+    """Token ids of one text.
+
+    Args:
+        ids: the ids.
+        text: the text.
+        ends: index of the character in the text behind the last one of each token.
+
+    Attributes:
+        text_bytes: UTF-8 bytes of the text from the end of the token before to the end of each token, int64; the last
+            one has all that follows, so that their sum is that of the text.
+    """
+
+    def __init__(self, ids: Sequence[int], text: str, ends: Sequence[int]) -> None:
+        super().__init__(ids)
+        sizes = np.fromiter((len(char.encode()) for char in text), np.int64, len(text))
+        before = np.concatenate([[0], np.cumsum(sizes)])
+        last = np.maximum.accumulate([*ends[:-1], len(text)]) if ids else np.empty(0, np.int64)
+        self.text_bytes: npt.NDArray[np.int64] = np.diff(before[last], prepend=0)
+
+
+class TokenBytes(np.ndarray[Any, np.dtype[np.int64]]):
+    """Table of bytes per token id, int64, shape (vocabulary,); for the ids of a text the bytes of that text."""
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the bytes of ids, or those of the text that the ids were made from."""
+        return index.text_bytes if isinstance(index, TokenIds) else super().__getitem__(index)
+
 
 TokenIdArray = npt.NDArray[np.uint32]
 
@@ -71,7 +191,7 @@ class Tokenizer(ABC):
     def token_bytes(self) -> npt.NDArray[np.int64]:
         """UTF-8 bytes of the spelling of each token, int64, shape (vocab_size,); 0 for special tokens.
 
-        Summed over the tokens of ``encode`` they give the bytes of its text (hlat.data.tokenizers.text_bytes). Over
+        Summed over the tokens of ``encode`` they give the bytes of its text (hlat.data.tokenizers.base). Over
         stored tokens that holds where ``keeps_text``.
         """
 

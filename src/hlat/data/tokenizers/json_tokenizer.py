@@ -8,16 +8,26 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from hlat.data.tokenizers.base import CHUNK_CHARS, TokenIdArray, Tokenizer, sentencepiece_byte_count
-from hlat.data.tokenizers.json_tokenizer_file import keeps_text, parse_tokenizer_json, with_special, without_dropout
-from hlat.data.tokenizers.safe_cuts import cut_text, cuts_preserve_tokens
-from hlat.data.tokenizers.text_bytes import TokenBytes, TokenIds
-from hlat.data.tokenizers.transformers_config import (
+from hlat.data.tokenizers.base import (
+    CHUNK_CHARS,
+    TokenBytes,
+    TokenIdArray,
+    TokenIds,
+    Tokenizer,
+    cut_text,
+    cuts_preserve_tokens,
+    sentencepiece_byte_count,
+)
+from hlat.data.tokenizers.tokenizer_files import (
     config_files,
+    keeps_text,
     names_without_id,
+    parse_tokenizer_json,
     resolve_eos_token,
     special_names,
     special_token_name,
+    with_special,
+    without_dropout,
 )
 from hlat.runtime.errors import DataError
 

@@ -26,11 +26,9 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from hlat.data.tokenizers.base import CHUNK_CHARS, Tokenizer, sentencepiece_byte_count
-from hlat.data.tokenizers.sentencepiece_convert import is_plain, to_tokenizer_json
-from hlat.data.tokenizers.sentencepiece_proto import parse_model
-from hlat.data.tokenizers.text_bytes import TokenBytes, TokenIds
-from hlat.data.tokenizers.transformers_config import config_files, names_without_id, resolve_eos_token
+from hlat.data.tokenizers.base import CHUNK_CHARS, TokenBytes, TokenIds, Tokenizer, sentencepiece_byte_count
+from hlat.data.tokenizers.sentencepiece_convert import is_plain, parse_model, to_tokenizer_json
+from hlat.data.tokenizers.tokenizer_files import config_files, names_without_id, resolve_eos_token
 from hlat.runtime.errors import DataError
 
 _BPE = 2  # value of trainer_spec.model_type

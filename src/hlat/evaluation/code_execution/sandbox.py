@@ -1,15 +1,29 @@
-"""Execute programs that a model wrote, each confined to two processes of its own (``confinement.py``, ``inside``).
+"""Execution of programs that a model wrote, each confined to two processes of its own, and pass@k.
 
-    program, tests, limits -> process of the tests --calls--> process of the program
+    program, tests, limits -> process of the tests --calls--> process of the program              (folder ``inside``)
                            -> "passed" from the first, to which the second has no way but its answers
+    n samples of a problem, c of which pass -> pass@k = 1 - C(n - c, k) / C(n, k)       arXiv 2107.03374, equation 1
 
-SECURITY.md says what is guaranteed.
+    find_confinement:  bubblewrap (namespaces: own files, processes, network)
+                   or  Landlock (rules on the files of this machine)
+                 both  seccomp: table of system calls -> instructions of classic BPF -> inside/confine.py
+                       and the limits of inside/confine.py
+
+What is not in the table of system calls fails with EPERM: processes and threads, signals, sockets, memory of others,
+namespaces, new kernel interfaces. Landlock leaves some calls on files free, which are missing here for that reason:
+chmod, chown, utime, truncate, extended attributes. So are folders and links: what a program makes is easily counted and
+removed. SECURITY.md says what is guaranteed.
 """
 
+import math
 import os
+import platform
 import shutil
 import signal
+import struct
 import subprocess
+import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -19,12 +33,171 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from hlat.evaluation.code_execution.confinement import Confinement, bubblewrap, landlock, unconfined
 from hlat.evaluation.code_execution.inside.confine import NOBODY, others_can_read
 from hlat.evaluation.code_execution.inside.values import frame, to_bytes
 from hlat.runtime.errors import DataError, LaunchError
+
+_ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
+"""By machine: AUDIT_ARCH of linux/audit.h, and the column of the tables."""
+
+# name, number on x86_64, number on aarch64 ("-": it has none), of asm/unistd.h
+_ALLOWED = """
+read 0 63, write 1 64, readv 19 65, writev 20 66, pread64 17 67, pwrite64 18 68, lseek 8 62, close 3 57,
+close_range 436 436, dup 32 23, dup2 33 -, dup3 292 24, pipe 22 -, pipe2 293 59, sendfile 40 71, fsync 74 82,
+fdatasync 75 83, ftruncate 77 46, fadvise64 221 223, stat 4 -, lstat 6 -, fstat 5 80, newfstatat 262 79, statx 332 291,
+statfs 137 43, fstatfs 138 44, access 21 -, faccessat 269 48, faccessat2 439 439, readlink 89 -, readlinkat 267 78,
+getcwd 79 17, chdir 80 49, fchdir 81 50, getdents64 217 61, unlink 87 -, unlinkat 263 35, rename 82 -, renameat 264 38,
+renameat2 316 276, umask 95 166, mmap 9 222, munmap 11 215, mremap 25 216, mprotect 10 226, madvise 28 233, brk 12 214,
+rt_sigaction 13 134, rt_sigprocmask 14 135, rt_sigreturn 15 139, rt_sigpending 127 136, rt_sigsuspend 130 133,
+rt_sigtimedwait 128 137, sigaltstack 131 132, alarm 37 -, pause 34 -, setitimer 38 103, getitimer 36 102,
+restart_syscall 219 128, nanosleep 35 101, clock_nanosleep 230 115, clock_gettime 228 113, clock_getres 229 114,
+gettimeofday 96 169, time 201 -, times 100 153, select 23 -, pselect6 270 72, poll 7 -, ppoll 271 73,
+epoll_create1 291 20, epoll_ctl 233 21, epoll_wait 232 -, epoll_pwait 281 22, eventfd2 290 19, sendto 44 206,
+recvfrom 45 207, shutdown 48 210, futex 202 98, set_robust_list 273 99, rseq 334 293, sched_yield 24 124,
+sched_getaffinity 204 123, getpid 39 172, getppid 110 173, gettid 186 178, getuid 102 174, geteuid 107 175,
+getgid 104 176, getegid 108 177, getresuid 118 148, getresgid 120 150, getgroups 115 158, getrlimit 97 163,
+setrlimit 160 164, getrusage 98 165, uname 63 160, getrandom 318 278, exit 60 93, exit_group 231 94
+"""
+
+# As above, then the index of an argument, the bits of it that count, and the values that they may have.
+_TRUNCATE = 0o1000  # O_TRUNC
+_OPENINGS = (0, 1, 2, _TRUNCATE | 1, _TRUNCATE | 2)  # O_RDONLY, O_WRONLY, O_RDWR
+_CONDITIONAL: tuple[tuple[str, int, int, tuple[int, ...]], ...] = (
+    # Files are not emptied through a descriptor for reading: early versions of Landlock let that pass.
+    ("open 2 -", 1, _TRUNCATE | 3, _OPENINGS),
+    ("openat 257 56", 2, _TRUNCATE | 3, _OPENINGS),
+    # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC; F_SETOWN sends signals to others
+    ("fcntl 72 25", 1, 0xFFFFFFFF, (0, 1, 2, 3, 4, 1030)),
+    # TCGETS, FIONCLEX, FIOCLEX, FIONBIO; TIOCSTI types into the terminal
+    ("ioctl 16 29", 1, 0xFFFFFFFF, (0x5401, 0x5450, 0x5451, 0x5421)),
+    # of this process; a process of the same user could be given limits that kill it
+    ("prlimit64 302 261", 0, 0xFFFFFFFF, (0,)),
+    # A pair of stream sockets is connected to itself for ever; one of datagrams can send to any other. For asyncio.
+    ("socketpair 53 199", 1, 0xF, (1,)),
+)
+
+_LOAD, _AND, _JUMP_IF_EQUAL, _JUMP_IF_ABOVE, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06  # of linux/bpf_common.h
+_KILL, _REFUSE, _ALLOW = 0x80000000, 0x00050000 | 1, 0x7FFF0000  # of linux/seccomp.h; 1 is EPERM
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
+_X32 = 0x40000000  # numbers of x86_64 with pointers of 32 bits begin there
+
+
+def seccomp_filter(machine: str) -> bytes:
+    """Return the instructions of the filter.
+
+    Args:
+        machine: as ``platform.machine()`` names it.
+
+    Raises:
+        KeyError: the numbers of its system calls are not in the table.
+    """
+    architecture, column = _ARCHITECTURES[machine]
+    code = [
+        _instruction(_LOAD, _ARCHITECTURE),
+        _instruction(_JUMP_IF_EQUAL, architecture, 1, 0),
+        _instruction(_RETURN, _KILL),
+        _instruction(_LOAD, _NUMBER),
+        _instruction(_JUMP_IF_ABOVE, _X32, 0, 1),
+        _instruction(_RETURN, _KILL),
+    ]
+    for entry in _ALLOWED.split(","):
+        code += _if_number(entry, column, [_instruction(_RETURN, _ALLOW)])
+    for entry, argument, bits, values in _CONDITIONAL:
+        test = [_instruction(_LOAD, _ARGUMENTS + 8 * argument), _instruction(_AND, bits)]
+        for value in values:
+            test += [_instruction(_JUMP_IF_EQUAL, value, 0, 1), _instruction(_RETURN, _ALLOW)]
+        code += _if_number(entry, column, [*test, _instruction(_RETURN, _REFUSE)])
+    return b"".join([*code, _instruction(_RETURN, _REFUSE)])
+
+
+def _if_number(entry: str, column: int, then: list[bytes]) -> list[bytes]:
+    """Return instructions that run others if the loaded number is that of a system call."""
+    number = entry.split()[1 + column]
+    return [] if number == "-" else [_instruction(_JUMP_IF_EQUAL, int(number), 0, len(then)), *then]
+
+
+def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, if_true, if_false, value)
+
+
+_INSIDE = Path(__file__).with_name("inside")
+_FOLDER_BYTES = 16 << 20
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
+_SYSTEM = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
+
+
+@dataclass(frozen=True)
+class Confinement:
+    """One way to confine a process.
+
+    Attributes:
+        name: ``bubblewrap``, ``Landlock`` or ``none``.
+        command: starts the process that judges the program of its standard input.
+        calls: the seccomp filter; None for no restriction.
+        files: what Landlock lets it read, and the devices; None if files are confined otherwise, or not.
+        writable: most bytes in the folder of the program, which hlat watches; None if the kernel does.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    calls: bytes | None
+    files: tuple[tuple[str, ...], tuple[str, ...]] | None
+    writable: int | None
+
+
+def unconfined() -> Confinement:
+    """Return no confinement: limits of time and memory only."""
+    return Confinement("none", _command(), None, None, _FOLDER_BYTES)
+
+
+def bubblewrap() -> Confinement | None:
+    """Return the confinement by bubblewrap; None where it or the seccomp filter is missing."""
+    program, calls = shutil.which("bwrap"), _calls()
+    if program is None or calls is None:
+        return None
+    words = [program, "--unshare-all", "--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY)]
+    words += ["--cap-drop", "ALL", "--die-with-parent", "--new-session", "--hostname", "sandbox"]
+    for path in _readable():
+        words += ["--ro-bind-try", path, path]
+    for path in _DEVICES:
+        words += ["--dev-bind", path, path]
+    # The root is a file system in memory too: unless it is read-only, it could be filled. The folder is a place that no
+    # Python is installed in, as it may be below /tmp.
+    words += ["--size", str(_FOLDER_BYTES), "--tmpfs", "/program", "--remount-ro", "/", "--chdir", "/program"]
+    return Confinement("bubblewrap", (*words, *_command()), calls, None, None)
+
+
+def landlock() -> Confinement | None:
+    """Return the confinement by Landlock, which the kernel may lack; None where there is no seccomp filter."""
+    calls = _calls()
+    return None if calls is None else Confinement("Landlock", _command(), calls, (_readable(), _DEVICES), _FOLDER_BYTES)
+
+
+def _command() -> tuple[str, ...]:
+    start = f"import sys; sys.path.insert(0, {str(_INSIDE.parent)!r}); from inside.judge import main; main()"
+    return (_python(), "-I", "-S", "-c", start)
+
+
+def _calls() -> bytes | None:
+    try:
+        return seccomp_filter(platform.machine()) if sys.platform == "linux" else None
+    except KeyError:
+        return None
+
+
+def _python() -> str:
+    """Return the program of Python itself, not the link to it in a virtual environment."""
+    installed = Path(sys.base_prefix, "bin", "python{}.{}".format(*sys.version_info))  # a virtual one may be a copy
+    return str((installed if installed.is_file() else Path(sys.executable)).resolve())
+
+
+def _readable() -> tuple[str, ...]:
+    """Files and folders that Python needs: itself, its library, shared libraries of the system."""
+    own = [_python(), sysconfig.get_path("stdlib"), str(Path(sys.base_prefix, "lib")), str(_INSIDE)]
+    return tuple(dict.fromkeys([*_SYSTEM, *own]))
+
 
 CodePermission = bool | Literal["unsafe"]
 """Permission to execute what a model wrote: no, in a sandbox, or also without one."""
@@ -165,3 +338,30 @@ def _size(folder: Path) -> int:
             with suppress(FileNotFoundError):
                 sizes += entry.stat(follow_symlinks=False).st_size
     return sizes
+
+
+def complete_programs(responses: Sequence[Sequence[str]], docs: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """Put the prompt of each document in front of its generated texts; a filter of lm-eval."""
+    return [[doc["prompt"] + text for text in texts] for texts, doc in zip(responses, docs, strict=True)]
+
+
+def pass_at_k(references: Sequence[str], predictions: Sequence[Sequence[str]], k: Sequence[int]) -> dict[str, float]:
+    """Compute pass@k; a metric of lm-eval.
+
+    Args:
+        references: the tests of each problem.
+        predictions: programs for each problem.
+        k: numbers of samples, each at most the number of programs.
+
+    Returns:
+        Mean over the problems, by name, as in ``pass@1``.
+    """
+    passed = [run_programs(programs, tests=tests) for tests, programs in zip(references, predictions, strict=True)]
+    return {
+        f"pass@{count}": sum(estimate_pass(len(each), sum(each), count) for each in passed) / len(passed) for count in k
+    }
+
+
+def estimate_pass(samples: int, passing: int, k: int) -> float:
+    """Estimate the probability that one of k samples passes."""
+    return 1.0 - math.comb(samples - passing, k) / math.comb(samples, k)

@@ -1,11 +1,18 @@
-"""Suites: tasks with their settings, columns of a table, and published results beside them, from a YAML file each.
+"""Suites of tasks, the report of a suite on a model, and its tables.
 
-    NAME or FILE --load_suite--> Suite        --tasks a,b--> Suite with a column per task
+    NAME or FILE --load_suite--> Suite: tasks with their settings, columns, published results
+    --tasks a,b --suite_of_tasks--> Suite with a column per task
+    results of lm-eval --column_values--> columns in percent, average --SuiteReport--> results.json
+    Suite, SuiteReport --> the model's columns beside published ones, as Markdown and as an HTML page without scripts
 
-A suite is added by writing a file; nothing else lists suites.
+A suite is added by writing a YAML file; nothing else lists suites.
 """
 
-from collections.abc import Sequence
+import html
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +20,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hlat.runtime.errors import DataError
+from hlat.runtime.terminal import escape_controls
 
 _FOLDER = Path(__file__).with_name("suites")
 
@@ -128,3 +136,221 @@ def _reason(error: Exception) -> str:
         return str(error)
     problems = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
     return "\n  ".join(["", *problems])
+
+
+RESULTS = "results.json"
+
+
+@dataclass(frozen=True)
+class SuiteReport:
+    """Results of a suite.
+
+    Attributes:
+        suite: name of the suite.
+        model: path, sha256, dtype and number of parameters of the model.
+        harness: name and version of the program that defines the tasks, and its seeds.
+        settings: what else decides about the results: limit, maximum lengths.
+        tasks: for each task its version, shots, samples and metrics.
+        columns: values in percent, by column; a column in which a task has no value is missing.
+        average: mean over all averaged tasks, in percent; None if there is none, or a task of it has no value.
+        run: how it was computed: processes, requests computed and looked up, seconds.
+    """
+
+    suite: str
+    model: Mapping[str, Any]
+    harness: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    tasks: Mapping[str, Mapping[str, Any]]
+    columns: Mapping[str, float]
+    average: float | None
+    run: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON values."""
+        return asdict(self)
+
+
+def task_results(raw: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Collect version, shots, samples and metrics of each task and group from the results of lm-eval."""
+    tasks = {}
+    for name, values in raw["results"].items():
+        metrics = {key: value for key, value in values.items() if isinstance(value, int | float) and "," in key}
+        if not metrics:
+            continue
+        counts = raw.get("n-samples", {}).get(name, {})
+        tasks[name] = {
+            "version": raw["versions"].get(name),
+            "shots": raw["n-shot"].get(name),
+            "samples": counts.get("effective", values.get("sample_len")),
+            "samples_of_task": counts.get("original"),
+            "metrics": {key: value if math.isfinite(value) else None for key, value in metrics.items()},
+        }
+    return tasks
+
+
+def entry_value(entry: TaskEntry, tasks: Mapping[str, Mapping[str, Any]]) -> float | None:
+    """Return the value of a task's metric, in percent; None if there is none."""
+    metrics = tasks.get(entry.task, {}).get("metrics", {})
+    names = [entry.metric, f"{entry.metric},none"] if entry.metric else [_first_metric(metrics)]
+    names += [name for name in metrics if entry.metric and name.startswith(f"{entry.metric},")]
+    value = next((metrics[name] for name in names if metrics.get(name) is not None), None)
+    return None if value is None else 100 * float(value)
+
+
+def _first_metric(metrics: Mapping[str, Any]) -> str:
+    """Name of the first metric that is not an error estimate."""
+    return next((name for name in metrics if "_stderr" not in name), "")
+
+
+def column_values(suite: Suite, tasks: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, float], float | None]:
+    """Compute the columns and the average of a suite.
+
+    Returns:
+        The mean over the tasks of each column in which every task has a value; and the mean over all averaged tasks,
+        each counted once, or None if one has no value.
+    """
+    columns = {column.name: value for column in suite.columns if (value := _column_mean(column, tasks)) is not None}
+    values = [entry_value(entry, tasks) for column in suite.columns if column.averaged for entry in column.tasks]
+    found = [value for value in values if value is not None]
+    complete = suite.average is not None and found and len(found) == len(values)
+    return columns, sum(found) / len(found) if complete else None
+
+
+def _column_mean(column: Column, tasks: Mapping[str, Mapping[str, Any]]) -> float | None:
+    values = [entry_value(entry, tasks) for entry in column.tasks]
+    found = [value for value in values if value is not None]
+    return sum(found) / len(found) if found and len(found) == len(values) else None
+
+
+def read_report(folder: Path) -> SuiteReport:
+    """Read the report that was written to a folder of results.
+
+    Raises:
+        DataError: there is none, or it is damaged.
+    """
+    file = folder / RESULTS
+    try:
+        return SuiteReport(**json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"{file}: no readable results ({error}). Run the evaluation again.") from error
+
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem }
+table { border-collapse: collapse; margin: 1rem 0 } .wide { overflow-x: auto }
+th, td { border-bottom: 1px solid #8886; padding: .3rem .7rem; text-align: right; white-space: nowrap }
+th:first-child, td:first-child { text-align: left } tr.own { font-weight: 600 }
+:root { color-scheme: light dark }
+"""
+
+Rows = list[tuple[str, list[str]]]
+
+
+def markdown_page(suite: Suite, report: SuiteReport) -> str:
+    """Write the tables of a report as Markdown."""
+    heads, rows = _comparison(suite, report)
+    lines = [f"# {_plain(suite.title)}: {_plain(str(report.model['path']))}", ""]
+    lines += [_plain(note) + "\n" for note in _notes(suite, report)]
+    lines += [*_markdown_table(["model", *heads], rows), ""]
+    lines += _markdown_table(["task", *_TASK_HEADS], _task_rows(report))
+    return "\n".join(lines) + "\n"
+
+
+def html_page(suite: Suite, report: SuiteReport) -> str:
+    """Write the tables of a report as an HTML page, which loads nothing."""
+    heads, rows = _comparison(suite, report)
+    title = _escaped(f"{suite.title}: {report.model['path']}")
+    parts = [
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>',
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head>',
+        f"<body><main><h1>{title}</h1>",
+        *(f"<p>{_escaped(note)}</p>" for note in _notes(suite, report)),
+        _html_table("Results in percent", ["model", *heads], rows, 1),
+        _html_table("Tasks", ["task", *_TASK_HEADS], _task_rows(report), 0),
+        "</main></body></html>\n",
+    ]
+    return "\n".join(parts)
+
+
+_TASK_HEADS = ["version", "shots", "samples", "metric", "value"]
+
+
+def _comparison(suite: Suite, report: SuiteReport) -> tuple[list[str], Rows]:
+    """Headings, and a row for the model and each published one."""
+    heads = [f"{column.name}{' (lower is better)' if column.lower_is_better else ''}" for column in suite.columns]
+    names = [column.name for column in suite.columns]
+    own = {**report.columns}
+    if suite.average is not None:
+        heads.append(suite.average)
+        names.append(suite.average)
+        own |= {suite.average: report.average} if report.average is not None else {}
+    rows = [(str(report.model["path"]), _cells(own, names))]
+    published = suite.published.rows if suite.published is not None else {}
+    return heads, rows + [(name, _cells(values, names)) for name, values in published.items()]
+
+
+def _cells(values: Mapping[str, float], names: Sequence[str]) -> list[str]:
+    return [f"{values[name]:.1f}" if name in values else "-" for name in names]
+
+
+def _task_rows(report: SuiteReport) -> Rows:
+    return [
+        (
+            name,
+            [
+                str(task["version"]),
+                str(task["shots"]),
+                str(task["samples"]),
+                metric,
+                "-" if value is None else f"{value:.4f}",
+            ],
+        )
+        for name, task in report.tasks.items()
+        for metric, value in task["metrics"].items()
+        if "_stderr" not in metric
+    ]
+
+
+def _notes(suite: Suite, report: SuiteReport) -> list[str]:
+    """Sentences above the table."""
+    model, harness = report.model, report.harness
+    notes = [
+        f"Model {model['sha256'][:16]}, {model['dtype']}, {model['parameters']:,} parameters; {harness['name']} "
+        f"{harness['version']}, seed {harness['seed']}."
+    ]
+    if report.settings["limit"] is not None:
+        notes.append(f"At most {report.settings['limit']} samples of each task: not comparable with complete results.")
+    if suite.published is not None:
+        notes.append(f"Other rows: {suite.published.source}. {suite.published.note}".strip())
+    return notes
+
+
+def _markdown_table(heads: Sequence[str], rows: Rows) -> list[str]:
+    lines = ["| " + " | ".join(map(_plain, heads)) + " |", "|---" + "|---:" * (len(heads) - 1) + "|"]
+    return lines + ["| " + " | ".join(map(_plain, [name, *cells])) + " |" for name, cells in rows]
+
+
+def _plain(text: str) -> str:
+    """Escape what Markdown would read as a table, as HTML or as a link."""
+    escaped = escape_controls(text).replace("\\", "\\\\")
+    for character in "|<>[]`*_":
+        escaped = escaped.replace(character, f"\\{character}")
+    return escaped.replace("\n", " ")
+
+
+def _html_table(caption: str, heads: Sequence[str], rows: Rows, own: int) -> str:
+    head = "".join(f'<th scope="col">{_escaped(each)}</th>' for each in heads)
+    body = "\n".join(
+        f'<tr{" class=own" if index < own else ""}><th scope="row">{_escaped(name)}</th>'
+        + "".join(f"<td>{_escaped(cell)}</td>" for cell in cells)
+        + "</tr>"
+        for index, (name, cells) in enumerate(rows)
+    )
+    return (
+        f'<div class="wide" tabindex="0" role="region" aria-label="{_escaped(caption)}"><table>'
+        f"<caption>{_escaped(caption)}</caption><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _escaped(text: str) -> str:
+    return html.escape(escape_controls(text))

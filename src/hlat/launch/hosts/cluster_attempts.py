@@ -15,17 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hlat.launch.hosts.bulletin import Bulletin
-from hlat.launch.hosts.host_table import HostTable
-from hlat.launch.hosts.reachability import can_connect
-from hlat.launch.hosts.records import AttemptOrder, HostMember, HostStatus
-from hlat.launch.hosts.remote_ranks import HostLimits, RemoteRanks
+from hlat.launch.hosts.network import can_connect
+from hlat.launch.hosts.records import AttemptOrder, HostMember, HostStatus, HostTable
+from hlat.launch.hosts.remote_ranks import Bulletin, HostLimits, RemoteRanks
 from hlat.launch.supervision.running_ranks import RunningRanks
 from hlat.resilience import Failure
 from hlat.runtime.errors import MissingHostsError
-from hlat.runtime.process.clock import machine_clock
-from hlat.runtime.process.exit_codes import DEADLINE_ENV
-from hlat.runtime.terminal_text import plural
+from hlat.runtime.process import DEADLINE_ENV
+from hlat.runtime.progress import machine_clock
+from hlat.runtime.terminal import plural
 
 _POLL = 0.2
 _ALIVE = 5.0  # seconds of silence up to which a host can take part in a new attempt

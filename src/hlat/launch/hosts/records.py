@@ -1,21 +1,33 @@
-"""Files through which supervisors of several hosts agree: JSON, in a folder that all of them share.
+"""Files through which supervisors of several hosts agree: JSON, in a folder that all of them share; and who leads.
 
     <run.dir>/.hosts/host-00001.json   HostStatus: written twice a second by the supervisor of host 1
                      orders.json       Orders: written by the leader; read by all
                      term-00003        created by the host that became the leader for the third time
 
-Times in them are ages, in seconds before the file was written: clocks of hosts are never compared. Files are replaced
+    host-00000.json, host-00001.json, ... --read again and again--> HostTable --> silence of a host in seconds
+    no leader alive --claim--> term-00002 created by one host only (O_EXCL) --> that host, the living one with the
+                               lowest index, leads
+    a leader that was stopped and goes on sees a later term --> it leads no longer
+    what it still writes --> Follower: no host goes back to the leader of an earlier term
+
+Times in files are ages, in seconds before the file was written: clocks of hosts are never compared. Files are replaced
 as a whole, and read again each time: no host needs to see when another one writes.
+
+A file that only one host can create decides who leads, not a vote: the shared folder is there, and hosts that do not
+see it cannot take part in the run. A leader may be stopped between its look at the terms and its write, so its orders
+can still replace those of its successor, once. Nobody follows them, and the successor writes its own again.
 """
 
 import json
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hlat.launch.error_report import ErrorReport
+from hlat.launch.worker_process import ErrorReport
 from hlat.resilience import HeartbeatReading
 
 FOLDER = ".hosts"
@@ -223,7 +235,7 @@ def write_record(path: Path, record: HostStatus | Orders) -> None:
 def parse_status(text: bytes) -> HostStatus | None:
     """Parse the status of a host; None if it is none, or one of another version of hlat."""
     try:
-        return _status(json.loads(text))
+        return _parse_host(json.loads(text))
     except (TypeError, KeyError, ValueError, AttributeError):
         return None
 
@@ -231,18 +243,18 @@ def parse_status(text: bytes) -> HostStatus | None:
 def read_orders(folder: Path) -> Orders | None:
     """Read the orders of the leader; None if there are none, or those of another version of hlat."""
     try:
-        return _orders(json.loads((folder / ORDERS).read_bytes()))
+        return _parse_orders(json.loads((folder / ORDERS).read_bytes()))
     except (OSError, TypeError, KeyError, ValueError, AttributeError):
         return None
 
 
-def _status(content: dict[str, Any]) -> HostStatus:
-    ranks = tuple(_rank(rank) for rank in content.pop("ranks"))
+def _parse_host(content: dict[str, Any]) -> HostStatus:
+    ranks = tuple(_parse_rank(rank) for rank in content.pop("ranks"))
     signals, findings = tuple(content.pop("signals")), tuple(content.pop("findings"))
     return HostStatus(**content, ranks=ranks, signals=signals, findings=findings)
 
 
-def _rank(content: dict[str, Any]) -> RankStatus:
+def _parse_rank(content: dict[str, Any]) -> RankStatus:
     report, beat = content.pop("report"), content.pop("beat")
     return RankStatus(
         **content,
@@ -251,15 +263,167 @@ def _rank(content: dict[str, Any]) -> RankStatus:
     )
 
 
-def _orders(content: dict[str, Any]) -> Orders:
+def _parse_orders(content: dict[str, Any]) -> Orders:
     attempt, instructions = content.pop("attempt"), content.pop("instructions")
     return Orders(
         **content,
-        attempt=None if attempt is None else _attempt(attempt),
+        attempt=None if attempt is None else _parse_attempt(attempt),
         instructions=tuple(Instruction(**each | {"ranks": tuple(each["ranks"])}) for each in instructions),
     )
 
 
-def _attempt(content: dict[str, Any]) -> AttemptOrder:
+def _parse_attempt(content: dict[str, Any]) -> AttemptOrder:
     members = tuple(HostMember(**member) for member in content.pop("members"))
     return AttemptOrder(**content, members=members)
+
+
+@dataclass(frozen=True)
+class SeenStatus:
+    """A status, and when it was seen.
+
+    Attributes:
+        status: the status.
+        at: time when it was seen first, on the clock of the table.
+        alive: True if the supervisor of this start of the host has written one before: files of earlier launches lie
+            in the same folder.
+    """
+
+    status: HostStatus
+    at: float
+    alive: bool
+
+
+class HostTable:
+    """Statuses of all hosts.
+
+    Args:
+        folder: folder of the files.
+        clock: monotonic clock, seconds.
+    """
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._folder, self._clock = folder, clock
+        self._seen: dict[int, SeenStatus] = {}
+        self._texts: dict[Path, bytes] = {}
+
+    def refresh(self, indices: Collection[int] | None = None) -> None:
+        """Read statuses again.
+
+        Files are read, not only looked at: file servers let clients see a change when they open a file, and its time
+        of change much later.
+
+        Args:
+            indices: hosts to look at; None for all. Each host that looked at all would be too much for many of them.
+        """
+        now = self._clock()
+        files = self._folder.glob("host-*.json") if indices is None else [host_file(self._folder, i) for i in indices]
+        for path in sorted(files):
+            status = self._read_if_changed(path)
+            if status is None:
+                continue
+            before = self._seen.get(status.index)
+            if before is None or before.status.incarnation != status.incarnation:
+                # The first status of a start of the host may have been left behind by an earlier launch. It counts as
+                # alive only if another incarnation was there before, which it has replaced.
+                self._seen[status.index] = SeenStatus(status, now, alive=before is not None)
+            elif before.status.count != status.count:
+                self._seen[status.index] = SeenStatus(status, now, alive=True)
+
+    def _read_if_changed(self, path: Path) -> HostStatus | None:
+        try:
+            text = path.read_bytes()
+        except OSError:
+            return None
+        if text == self._texts.get(path):
+            return None
+        self._texts[path] = text
+        return parse_status(text)
+
+    def seen(self, index: int) -> SeenStatus | None:
+        """Return the last status of a host; None if it has none."""
+        return self._seen.get(index)
+
+    def silence(self, index: int) -> float:
+        """Seconds since a host has written a new status; infinite if it never has, as far as is known here."""
+        found = self._seen.get(index)
+        return self._clock() - found.at if found is not None and found.alive else float("inf")
+
+    def living(self, seconds: float) -> dict[int, HostStatus]:
+        """Return the hosts that were silent for at most ``seconds``, by index."""
+        return {
+            index: found.status
+            for index, found in sorted(self._seen.items())
+            if found.alive and self._clock() - found.at <= seconds
+        }
+
+
+class NotLeaderError(Exception):
+    """This host leads no longer: another one has taken over."""
+
+
+def newest_term(folder: Path) -> int:
+    """Return the number of the newest leadership; 0 if there was none."""
+    terms = [path.name.removeprefix("term-") for path in folder.glob("term-*")]
+    return max((int(term) for term in terms if term.isdecimal()), default=0)
+
+
+def claim(folder: Path, term: int) -> bool:
+    """Become the leader of a term; return False if another host has.
+
+    Raises:
+        OSError: the shared disk refuses it.
+    """
+    with suppress(FileExistsError):
+        os.close(os.open(folder / f"term-{term:05d}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        for path in folder.glob("term-*"):  # of earlier launches and leaders; the newest one must remain
+            number = path.name.removeprefix("term-")
+            if number.isdecimal() and int(number) < term - 1:
+                path.unlink(missing_ok=True)
+        return True
+    return False
+
+
+def first_number(term: int) -> int:
+    """Return a number above those of all attempts and instructions of earlier leaders.
+
+    What an earlier leader has begun and not yet written down cannot be known: its numbers must not be used again.
+    """
+    return term << 20
+
+
+def is_candidate(index: int, living: Collection[int]) -> bool:
+    """Return True if a host is the one to lead when no leader is alive; it must see itself alive."""
+    return index in living and index == min(living)
+
+
+class Follower:
+    """Orders that a host carries out: those of the newest leader that it has seen alive."""
+
+    def __init__(self) -> None:
+        self.term = 0  # of the leader that is followed, or was claimed by this host
+        self.orders: Orders | None = None
+
+    def accept(self, orders: Orders | None, alive: bool) -> Orders | None:
+        """Return the orders to carry out, having read some; None if there are none.
+
+        Args:
+            orders: orders as read from the shared folder; None if they could not be read.
+            alive: True if the leader who wrote them is alive.
+        """
+        if orders is None or orders.term < self.term:
+            return self.orders
+        if alive or (self.orders is not None and orders.term == self.orders.term):
+            self.term, self.orders = orders.term, orders
+        return self.orders
+
+    def lead(self, term: int) -> None:
+        """Follow no earlier leader any more: this host has claimed a term, and gives its first orders soon."""
+        self.term, self.orders = term, None
+
+
+def leader_is_alive(orders: Orders | None, table: HostTable, patience: float) -> bool:
+    """Return True if the host whose orders these are has shown a sign of life within ``patience`` seconds."""
+    if orders is None:
+        return False
+    status = table.living(patience).get(orders.leader)
+    return status is not None and status.incarnation == orders.incarnation

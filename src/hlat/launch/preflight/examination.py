@@ -1,12 +1,17 @@
-"""The examination of all hosts before a run, told in order.
+"""The examination of all hosts before a run, told in order; and of one host before a restart.
 
     each host: start rank processes --> checks of the host --> meet the others --> checks of ranks, between hosts
     host 0:    who is there, can they join? --> all processes join and measure together --> judgement --> report
 
-Every wait ends: a host that gives no sign of life is left behind and named, and processes that hang are ended.
+    after an incident: recipe, nproc, run_dir --check_before_restart: device, products, memory, run folder, leftovers-->
+        findings about this host, in a few seconds; no process joins another, nothing is exchanged with other hosts
+
+Every wait ends: a host that gives no sign of life is left behind and named, and processes that hang are ended. This
+process does not import torch.
 """
 
 import fcntl
+import os
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -15,17 +20,23 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from hlat.launch.preflight.checks.base import Facts
-from hlat.launch.preflight.checks.collectives import axis_groups
-from hlat.launch.preflight.checks.table import checks_of, modules_of
-from hlat.launch.preflight.facts import facts_by_module, measure
-from hlat.launch.preflight.judgement import Gathered, judge
-from hlat.launch.preflight.links import LinkServer
-from hlat.launch.preflight.meeting import Meeting, existing_part, meet, remove_if_empty
-from hlat.launch.preflight.place import HostTools, HostView, Peer
-from hlat.launch.preflight.ranks.processes import RankProcesses, new_secret, rank_command
-from hlat.launch.preflight.report import PreflightReport
-from hlat.launch.preflight.request import PreflightRequest
+from hlat.config import Recipe
+from hlat.launch.preflight.health_check import Facts
+from hlat.launch.preflight.judgement import (
+    CHECKS,
+    Finding,
+    Gathered,
+    PreflightReport,
+    checks_of,
+    facts_by_module,
+    judge,
+    measure,
+    modules_of,
+)
+from hlat.launch.preflight.meeting import LinkServer, Meeting, existing_part, meet, remove_if_empty
+from hlat.launch.preflight.rank_checks import axis_groups
+from hlat.launch.preflight.rank_processes import RankProcesses, new_secret, rank_command
+from hlat.launch.preflight.request import HostTools, HostView, Peer, PreflightOptions, PreflightRequest, make_request
 from hlat.runtime.distributed.addresses import own_addresses
 from hlat.runtime.distributed.run_secret import RUN_SECRET_ENV
 
@@ -274,3 +285,59 @@ def _published_links(request: PreflightRequest) -> dict[str, float]:
     if request.cluster is None:
         return {}
     return {"device": request.cluster.link_rate, "host": request.cluster.network_rate}
+
+
+_CORES_PER_PROCESS = 2  # cores of this machine per process: importing torch takes most of the time, and a core
+
+
+def check_before_restart(
+    recipe: Recipe,
+    nproc: int,
+    run_dir: Path,
+    seconds: float = 30.0,
+    tools: HostTools | None = None,
+    command: Callable[[int], Sequence[str]] = rank_command,
+) -> list[Finding]:
+    """Examine this host alone, without collectives; about as long as importing torch takes.
+
+    Call it when the processes of the run have ended: those that still run are findings, except this process and those
+    that started it.
+
+    Args:
+        recipe: recipe of the run.
+        nproc: processes of this host.
+        run_dir: folder of the run.
+        seconds: time for the processes; one that hangs is ended then, and is a finding.
+        tools: functions of the system to measure with; None for the real ones.
+        command: returns the command line of a rank process, by its index.
+
+    Returns:
+        What was found, warnings included (``Finding.is_warning``); empty on a healthy host.
+    """
+    request = make_request(recipe, (), PreflightOptions(nproc=nproc, nodes=1, node=0))
+    place = HostView(replace(request, run_dir=run_dir.absolute()), tools or HostTools())
+    gathered = Gathered({0: request.name}, nproc)
+    ranks = RankProcesses(min(nproc, max(1, (os.cpu_count() or 1) // _CORES_PER_PROCESS)), command)
+    try:
+        gathered.add_host(0, measure(checks_of("host", quick=True), place))
+        for first in range(0, nproc, ranks.count):
+            _examine_devices(gathered, ranks, range(first, min(first + ranks.count, nproc)), request, seconds)
+    finally:
+        ranks.close()
+    quick = [check for check in CHECKS if check.is_quick or check.stage == "meeting"]
+    return list(judge(gathered, nproc, 0.0, quick).findings)
+
+
+def _examine_devices(
+    gathered: Gathered, processes: RankProcesses, ranks: range, request: PreflightRequest, seconds: float
+) -> None:
+    """Examine the devices of some ranks, each in one of the processes."""
+    modules = modules_of("rank", quick=True)
+    orders = [
+        {"order": "alone", "local_rank": rank, "rank": rank, "nproc": request.nproc, "world": request.nproc}
+        | {"device": request.device, "modules": modules}
+        for rank in ranks
+    ]
+    for index, answers in enumerate(processes.ask(orders, seconds)):
+        found = facts_by_module(answers, processes.end_of(index), seconds)
+        gathered.add_rank(0, ranks[index], found, "rank")

@@ -1,17 +1,257 @@
-"""Judgement: facts of all hosts and processes become findings by host.
+"""From checks to the report of a preflight.
 
-    facts by check and place --in the order of the table--> HealthCheck.judge --Symptoms, by host--> PreflightReport
+    groups of checks --in an order in which none depends on a later one--> CHECKS, checks_of a stage
+    checks of a host, answers of its rank processes --measure, facts_by_module--> facts by check and place
+    Gathered: facts of all places --judge, in the order of CHECKS--> Symptoms, by host
+        --> PreflightReport: findings by host --> JSON, lines for people
 
 A check that others make meaningless (``HealthCheck.after``) is not judged: a host without a network gets one finding
-about its network, not six about everything that needs one.
+about its network, not six about everything that needs one. To add a group of checks, add it to ``CHECKS``.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Self
 
-from hlat.launch.preflight.checks.base import Case, Evidence, Facts, HealthCheck, Stage, Symptom
-from hlat.launch.preflight.checks.table import CHECKS
-from hlat.launch.preflight.report import ExaminedHost, Finding, PreflightReport
+from hlat.launch.preflight.health_check import PRESENCE_CHECKS, Case, Evidence, Facts, HealthCheck, Stage, Symptom
+from hlat.launch.preflight.host_checks import CLOCK_CHECKS, DEVICE_FAULT_CHECKS, HOST_CHECKS, NETWORK_CHECKS
+from hlat.launch.preflight.rank_checks import COLLECTIVE_CHECKS, DEVICE_CHECKS, MATMUL_CHECKS, SOFTWARE_CHECKS
+from hlat.launch.preflight.request import HostView
+from hlat.launch.preflight.run_folder_checks import INCIDENT_CHECKS, LEFTOVER_CHECKS, RUN_FOLDER_CHECKS
+from hlat.runtime.errors import HlatError
+from hlat.runtime.terminal import plural
+
+
+def _in_order(checks: list[HealthCheck]) -> tuple[HealthCheck, ...]:
+    """Order checks so that each comes after those that must have found nothing (``HealthCheck.after``)."""
+    ordered: dict[str, HealthCheck] = {}
+    waiting = checks
+    while waiting:
+        ready = [check for check in waiting if set(check.after) <= set(ordered)]
+        assert ready, f"checks wait for each other, or for an unknown one: {[check.name for check in waiting]}"
+        ordered.update({check.name: check for check in ready})
+        waiting = [check for check in waiting if check.name not in ordered]
+    return tuple(ordered.values())
+
+
+CHECKS = _in_order(
+    [
+        *PRESENCE_CHECKS,
+        *HOST_CHECKS,
+        *RUN_FOLDER_CHECKS,
+        *LEFTOVER_CHECKS,
+        *INCIDENT_CHECKS,
+        *DEVICE_FAULT_CHECKS,
+        *NETWORK_CHECKS,
+        *CLOCK_CHECKS,
+        *SOFTWARE_CHECKS,
+        *DEVICE_CHECKS,
+        *MATMUL_CHECKS,
+        *COLLECTIVE_CHECKS,
+    ]
+)
+"""All checks, in the order in which they are judged."""
+
+
+def checks_of(stage: Stage, quick: bool = False) -> list[HealthCheck]:
+    """Return the checks of a stage.
+
+    Args:
+        stage: the stage.
+        quick: True for those of the examination before a restart only.
+    """
+    return [check for check in CHECKS if check.stage == stage and (check.is_quick or not quick)]
+
+
+def modules_of(stage: Stage, quick: bool = False) -> list[str]:
+    """Return what each process measures for a stage (``HealthCheck.module``); arguments as for ``checks_of``."""
+    return list(dict.fromkeys(check.module for check in checks_of(stage, quick)))
+
+
+def measure(checks: Sequence[HealthCheck], place: HostView) -> dict[str, Facts]:
+    """Measure checks of a host; return facts by check. One that fails has its error as fact."""
+    found: dict[str, Facts] = {}
+    for check in checks:
+        try:
+            found[check.name] = check.measure(place)
+        except (OSError, HlatError) as error:
+            found[check.name] = {
+                "error": str(error.strerror if isinstance(error, OSError) and error.strerror else error)
+            }
+    return found
+
+
+def facts_by_module(answers: list[Facts], died: str, seconds: float) -> Facts:
+    """Return facts of a process by module, its plan, and how far it came.
+
+    Args:
+        answers: its answers to an order.
+        died: description of its end; empty if it lives.
+        seconds: time that it had.
+    """
+    modules = {each["module"]: each.get("facts", {"error": each.get("error")}) for each in answers if "module" in each}
+    done = bool(answers) and bool(answers[-1].get("done"))
+    last = next((each["begin"] for each in reversed(answers) if "begin" in each), "starting")
+    return {
+        "modules": modules,
+        "plan": next((each["plan"] for each in answers if "plan" in each), {}),
+        "died": died,
+        "trouble": "" if done else died or f"its process did not finish within {seconds:g} s",
+        "broken": next((each["broken"] for each in answers if "broken" in each), ""),
+        "progress": len(answers),
+        "last": last.replace("_", " "),
+    }
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that a check found wrong.
+
+    Attributes:
+        id: stable number of the check, such as HD03.
+        name: stable name of the check, such as ``device-visible``.
+        host: name of the host.
+        message: one sentence, without a full stop.
+        remedy: advice.
+        is_warning: True if the host can take part in a run all the same.
+    """
+
+    id: str
+    name: str
+    host: str
+    message: str
+    remedy: str
+    is_warning: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.id} {self.name}: {self.host}: {self.message}. {self.remedy}"
+
+
+@dataclass(frozen=True)
+class ExaminedHost:
+    """A host and the checks that were judged for it.
+
+    Attributes:
+        name: name of the host.
+        checks: (number, name) of each check that was judged.
+        findings: what they found.
+    """
+
+    name: str
+    checks: tuple[tuple[str, str], ...]
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """True if nothing was found but warnings."""
+        return all(finding.is_warning for finding in self.findings)
+
+
+@dataclass(frozen=True)
+class PreflightReport:
+    """Report of a preflight.
+
+    Attributes:
+        hosts: hosts by index.
+        measured: rates and sizes, a few words each.
+        skipped: (number, reason) of checks that were not judged.
+        ranks: number of processes that were examined.
+        seconds: duration.
+        is_partial: True if this host could not meet the others and reports about itself alone.
+        node: index of the host that has this report.
+    """
+
+    hosts: tuple[ExaminedHost, ...]
+    measured: tuple[str, ...] = ()
+    skipped: tuple[tuple[str, str], ...] = ()
+    ranks: int = 1
+    seconds: float = 0.0
+    is_partial: bool = False
+    node: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """True if every host is healthy."""
+        return all(host.ok for host in self.hosts)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """All findings, warnings included."""
+        return tuple(finding for host in self.hosts for finding in host.findings)
+
+    @property
+    def bad_hosts(self) -> list[str]:
+        """Names of the hosts that a run should not use."""
+        return [host.name for host in self.hosts if not host.ok]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON values, under the documented keys (docs/doctor.md)."""
+        return {
+            "ok": self.ok,
+            "hosts": [_host_json(host) for host in self.hosts],
+            "bad_hosts": self.bad_hosts,
+            "measured": list(self.measured),
+            "skipped": [{"id": number, "why": why} for number, why in self.skipped],
+            "ranks": self.ranks,
+            "seconds": round(self.seconds, 2),
+            "partial": self.is_partial,
+        }
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        """Read what ``to_dict`` returned on another host.
+
+        Raises:
+            KeyError, TypeError: it is no report.
+        """
+        return cls(
+            tuple(_host_from_json(host) for host in content["hosts"]),
+            tuple(content["measured"]),
+            tuple((entry["id"], entry["why"]) for entry in content["skipped"]),
+            content["ranks"],
+            content["seconds"],
+            content["partial"],
+        )
+
+    def lines(self) -> Iterator[str]:
+        """Yield lines for people: one per finding, or one that says what is healthy."""
+        yield from (f"{'warning' if finding.is_warning else 'problem'} {finding}" for finding in self.findings)
+        checks = len({check for host in self.hosts for check in host.checks})
+        hosts = plural(len(self.hosts), "host")
+        scope = f"{hosts}, {plural(self.ranks, 'process')}, {plural(checks, 'check')} in {self.seconds:.1f} s"
+        if self.ok:
+            yield f"healthy: {scope}" + (f"; {', '.join(self.measured)}" if self.measured else "")
+        else:
+            yield f"bad hosts: {', '.join(self.bad_hosts)} ({scope})"
+
+
+def _host_json(host: ExaminedHost) -> dict[str, Any]:
+    found: dict[str, list[Finding]] = {}
+    for finding in host.findings:
+        found.setdefault(finding.id, []).append(finding)
+    names = {**dict(host.checks), **{finding.id: finding.name for finding in host.findings}}
+    checks = [
+        {
+            "id": number,
+            "name": name,
+            "ok": all(finding.is_warning for finding in found.get(number, ())),
+            "message": "; ".join(finding.message for finding in found.get(number, ())),
+            "remedy": next((finding.remedy for finding in found.get(number, ())), ""),
+        }
+        for number, name in sorted(names.items())
+    ]
+    return {"host": host.name, "ok": host.ok, "checks": checks}
+
+
+def _host_from_json(content: Mapping[str, Any]) -> ExaminedHost:
+    checks = content["checks"]
+    findings = tuple(
+        Finding(one["id"], one["name"], content["host"], one["message"], one["remedy"], bool(one["ok"]))
+        for one in checks
+        if one["message"]
+    )
+    return ExaminedHost(content["host"], tuple((one["id"], one["name"]) for one in checks), findings)
+
 
 _MAX_RANKS = 8  # ranks in a message
 

@@ -1,4 +1,4 @@
-"""The meeting of the hosts: they exchange reports as files in a folder of the run, and see who is alive.
+"""The meeting of the hosts: they exchange reports as files in a folder of the run, and connect to each other.
 
     <run.dir>/doctor/knock-00001      "host 1 is here", with a number that it drew
     <run.dir>/doctor/current          name of the folder of the present meeting, which host 0 made
@@ -6,24 +6,35 @@
       <name>/alive-00001              a counter that grows every second
       <name>/ranks-00001.json         report of host 1 for the stage "ranks"
 
-Files of an earlier meeting do not disturb: its numbers are others. No clocks are compared: a host is alive while its
-counter grows, as seen on the clock of the host that looks.
+    connect --token--> LinkServer of another host      time:  ask_time --> difference of clocks
+                                                       data:  measure_rate --> bytes per second
+
+Files of an earlier meeting do not disturb: its numbers are others. No clocks are compared to see who is alive: a host
+is alive while its counter grows, as seen on the clock of the host that looks.
+
+The server listens on the address of its host only, for the seconds of an examination. A client that does not know its
+token, which hosts exchange through the run's folder, is cut off.
 """
 
+import hmac
 import json
 import os
 import secrets
 import shutil
+import socket
+import struct
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from hlat.data import write_atomic
+from hlat.launch.preflight.request import Peer
+from hlat.runtime.distributed.addresses import listen
 
-_FOLDER = "doctor"
+_MEETING_FOLDER = "doctor"
 _POLL = 0.05  # seconds between looks, at first
 _LONGEST_POLL = 0.5
 _BEAT = 1.0  # seconds between counts
@@ -91,7 +102,7 @@ class SharedFolder:
     """
 
     def __init__(self, run_dir: Path, node: int, nodes: int, patience: float) -> None:
-        self._root, self._node, self._nodes, self._patience = run_dir / _FOLDER, node, nodes, patience
+        self._root, self._node, self._nodes, self._patience = run_dir / _MEETING_FOLDER, node, nodes, patience
         self._number = secrets.token_hex(8)
         self._stop, self._counts = threading.Event(), _Counts()
         self._arrived: set[int] = set()
@@ -268,3 +279,135 @@ def _read_json(path: Path) -> Report | None:
     except (OSError, ValueError):
         return None
     return content
+
+
+_LINK_TIMEOUT = 3.0  # seconds for a connection, and for an answer
+_TOKEN_LENGTH = 32  # characters
+_ASK_TIME, _SEND_DATA = b"T", b"D"
+_SENT_BYTES = 4 << 20  # bytes: a third of a second at 100 Mbit/s
+_CHUNK = 1 << 18
+_REPEATS = (3, 8)  # the fastest counts: other programs can only slow a message down; more if all were slow
+_FAST_LINK = 100e6  # bytes per second
+_QUESTIONS = 5
+
+
+class LinkServer:
+    """Server of this host for the other hosts.
+
+    Args:
+        address: address to listen on.
+        port: port; 0 for a free one.
+        clock: seconds since 1970.
+
+    Attributes:
+        port: port that it listens on.
+        token: word that clients have to send.
+
+    Raises:
+        OSError: the address is not this machine's, or the port is taken.
+    """
+
+    def __init__(self, address: str, port: int, clock: Callable[[], float]) -> None:
+        self._listener = listen(address, port)
+        self.port, self.token = int(self._listener.getsockname()[1]), secrets.token_hex(_TOKEN_LENGTH // 2)
+        self._clock = clock
+        threading.Thread(target=self._accept, name="link-server", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop listening."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(connection,), name="link", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with suppress(OSError, EOFError), connection:
+            connection.settimeout(2 * _LINK_TIMEOUT)
+            if not hmac.compare_digest(_receive(connection, _TOKEN_LENGTH), self.token.encode()):
+                return
+            connection.sendall(b"+")
+            while order := connection.recv(1):
+                if order == _SEND_DATA:
+                    _receive(connection, _SENT_BYTES)
+                    connection.sendall(b"+")
+                else:
+                    connection.sendall(struct.pack("!d", self._clock()))
+
+
+def connect(peer: Peer) -> socket.socket:
+    """Connect to the server of a host, and prove that this one takes part.
+
+    Raises:
+        OSError: no connection within three seconds, or the server does not answer.
+    """
+    connection = socket.create_connection((peer.address, peer.port), timeout=_LINK_TIMEOUT)
+    try:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(peer.token.encode())
+        _receive(connection, 1)
+    except EOFError as error:
+        connection.close()
+        raise ConnectionResetError("another program answers there") from error
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def ask_time(peer: Peer, clock: Callable[[], float]) -> tuple[float, float]:
+    """Return how far the clock here is ahead of another host's, and the bound of that measurement's error, in seconds.
+
+    Raises:
+        OSError: the host does not answer.
+    """
+    best = (0.0, float("inf"))
+    with connect(peer) as connection:
+        for _ in range(_QUESTIONS):
+            begin, asked_at = time.perf_counter(), clock()
+            connection.sendall(_ASK_TIME)
+            (there,) = struct.unpack("!d", _receive(connection, 8))
+            elapsed = time.perf_counter() - begin
+            best = min(best, (asked_at + elapsed / 2 - there, elapsed / 2), key=lambda found: found[1])
+    return best
+
+
+def measure_rate(peer: Peer) -> float:
+    """Return the bytes per second that the other host receives from this one.
+
+    Raises:
+        OSError: the host does not answer.
+    """
+    content, best = bytes(_CHUNK), float("inf")
+    with connect(peer) as connection:
+        for attempt in range(_REPEATS[1]):
+            if attempt >= _REPEATS[0] and _SENT_BYTES / best > _FAST_LINK:
+                break
+            begin = time.perf_counter()
+            connection.sendall(_SEND_DATA)
+            for _ in range(_SENT_BYTES // _CHUNK):
+                connection.sendall(content)
+            _receive(connection, 1)
+            best = min(best, time.perf_counter() - begin)
+    return _SENT_BYTES / max(best, 1e-9)
+
+
+def _receive(connection: socket.socket, count: int) -> bytes:
+    """Receive so many bytes.
+
+    Raises:
+        EOFError: the other end closed the connection before.
+        OSError: nothing came in time.
+    """
+    content = bytearray(min(count, _CHUNK))
+    left = count
+    while left:
+        received = connection.recv_into(memoryview(content)[: min(left, len(content))])
+        if not received:
+            raise EOFError("the connection was closed")
+        left -= received
+    return bytes(content[:count])

@@ -1,23 +1,89 @@
-"""A request for a preflight: options and environment become one description of what is examined.
+"""A request for a preflight, and a host as checks see it.
 
-recipe, --nodes, --node, --nproc, --address, ..., variables of Slurm, Kubernetes, torchrun --> PreflightRequest
+recipe, --nodes, --node, --nproc, --address, ..., variables of Slurm, Kubernetes, torchrun
+    --make_request--> PreflightRequest: what is examined
+PreflightRequest, HostTools (clock, locks, memory, ...), Peers once known --> HostView: where checks measure
+/proc/meminfo, control groups (versions 1 and 2), ulimit -v --> available_memory, memory_limit, in bytes
 """
 
+import fcntl
 import os
+import resource
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hlat.config import Recipe, RecipeError, load_recipe
 from hlat.hardware import Cluster, load_catalog, parse_cluster
+from hlat.runtime.backend.faults import device_reports
 from hlat.runtime.distributed.addresses import address_of, resolve_addresses
 from hlat.runtime.errors import HardwareError, LaunchError
-from hlat.runtime.terminal_text import escape_controls
+from hlat.runtime.terminal import escape_controls
+
+_CONTROL_GROUPS = Path("/sys/fs/cgroup")
+_CONTROL_GROUP_FILES = (  # limit, usage, and the part of the usage that is only a cache of files
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+def available_memory() -> int:
+    """Return the bytes that this process and its children can still allocate."""
+    return min([_machine_memory(), *(left for _, left in _control_groups()), *_address_space_limit()])
+
+
+def memory_limit() -> int:
+    """Return the bytes that processes can have at most, by the machine, its control groups and a limit."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([machine, *(most for most, _ in _control_groups()), *_address_space_limit()])
+
+
+def _machine_memory() -> int:
+    """Memory that is free, or used by caches that the system gives back."""
+    with suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _control_groups() -> Iterator[tuple[int, int]]:
+    """Limit of each control group of this process that has one, and the memory left in it."""
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "memory" not in controllers.split(","):
+                continue
+            root = _CONTROL_GROUPS / "memory" if controllers else _CONTROL_GROUPS
+            folder = root / path.lstrip("/")
+            for group in (folder, *folder.parents):
+                if group == root.parent:
+                    break
+                yield from _control_group(group)
+
+
+def _control_group(folder: Path) -> Iterator[tuple[int, int]]:
+    for limit, usage, cache in _CONTROL_GROUP_FILES:
+        with suppress(OSError, ValueError, StopIteration):
+            most, used = int((folder / limit).read_text()), int((folder / usage).read_text())
+            lines = (folder / "memory.stat").read_text().splitlines()
+            cached = next((int(line.split()[1]) for line in lines if line.split()[0] == cache), 0)
+            yield most, max(0, most - used + cached)
+
+
+def _address_space_limit() -> Iterator[int]:
+    """Address space left under ``ulimit -v``: the limit is per process."""
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if most != resource.RLIM_INFINITY:
+        yield most
+
 
 _LOOPBACK = "127.0.0.1"
-_INTERFACE = "GLOO_SOCKET_IFNAME"
+_INTERFACE_ENV = "GLOO_SOCKET_IFNAME"
 _SLURM_STEP_LIMIT = 0xFFFFFFF0  # higher step numbers: batch script, interactive shell, ...
 _SLURM_SECONDS = 10.0
 
@@ -72,8 +138,8 @@ class PreflightRequest:
         """
         if self.address is not None:
             return resolve_addresses(self.address)[0]
-        if os.environ.get(_INTERFACE):
-            interface = os.environ[_INTERFACE].split(",")[0]
+        if os.environ.get(_INTERFACE_ENV):
+            interface = os.environ[_INTERFACE_ENV].split(",")[0]
             if (found := address_of(interface)) is None:
                 raise OSError(f"the network interface {interface} has no address here")
             return found
@@ -139,8 +205,8 @@ def make_request(
         RecipeError: the recipe has problems, on host 0; another host reports them as a finding.
     """
     problems: list[str] = []
-    nodes, node = _place(options, environment, problems)
-    cluster = _cluster(options, nodes, problems)
+    nodes, node = _find_node(options, environment, problems)
+    cluster = _find_cluster(options, nodes, problems)
     nproc = options.nproc if options.nproc is not None else 1 if cluster is None else cluster.devices_per_instance
     if nproc < 1:
         problems.append(f"--nproc {nproc}: expected 1 or more.")
@@ -152,7 +218,7 @@ def make_request(
         problems.append("--run-dir: with a recipe the folder is its run.dir; override that instead.")
     if problems:
         raise LaunchError("\n".join(["hlat doctor cannot start:", *(f"  {problem}" for problem in problems)]))
-    found, error = _load(recipe, overrides, nodes * nproc, node)
+    found, error = _load_recipe(recipe, overrides, nodes * nproc, node)
     folder = found.run_dir if found is not None else options.run_dir or Path.cwd()
     return PreflightRequest(
         folder.absolute(),
@@ -170,25 +236,27 @@ def make_request(
     )
 
 
-def _place(options: PreflightOptions, environment: Mapping[str, str], problems: list[str]) -> tuple[int, int]:
+def _find_node(options: PreflightOptions, environment: Mapping[str, str], problems: list[str]) -> tuple[int, int]:
     """Number of hosts, and index of this one."""
     in_job = bool(environment.get("SLURM_JOB_ID"))
     step = environment.get("SLURM_STEP_ID", environment.get("SLURM_STEPID", ""))
     in_step = in_job and step.isdecimal() and int(step) < _SLURM_STEP_LIMIT
-    machines = _number(environment, "SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
+    machines = _first_number(environment, "SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
     if in_job and not in_step and options.nodes is None and (machines or 1) > 1:
         problems.append(
             f"this is the script or the shell of a Slurm job of {machines} machines: `srun --ntasks-per-node=1 hlat "
             "doctor ...` examines all of them, --nodes 1 this one alone."
         )
     nodes = options.nodes if options.nodes is not None else (machines if in_step else None)
-    nodes = nodes if nodes is not None else _number(environment, "GROUP_WORLD_SIZE") or 1
+    nodes = nodes if nodes is not None else _first_number(environment, "GROUP_WORLD_SIZE") or 1
     if nodes < 1:
         problems.append(f"--nodes {nodes}: expected 1 or more.")
         return 1, 0
     slurm = ("SLURM_NODEID",) if in_step else ()
     node = (
-        options.node if options.node is not None else _number(environment, *slurm, "JOB_COMPLETION_INDEX", "GROUP_RANK")
+        options.node
+        if options.node is not None
+        else _first_number(environment, *slurm, "JOB_COMPLETION_INDEX", "GROUP_RANK")
     )
     if node is None and nodes > 1:
         problems.append(f"--node is missing: the index of this host, 0 to {nodes - 1}.")
@@ -197,13 +265,13 @@ def _place(options: PreflightOptions, environment: Mapping[str, str], problems: 
     return nodes, node or 0
 
 
-def _number(environment: Mapping[str, str], *names: str) -> int | None:
+def _first_number(environment: Mapping[str, str], *names: str) -> int | None:
     """First of these variables that is a number."""
     found = (environment.get(name, "") for name in names)
     return next((int(text) for text in found if text.isdecimal()), None)
 
 
-def _cluster(options: PreflightOptions, nodes: int, problems: list[str]) -> Cluster | None:
+def _find_cluster(options: PreflightOptions, nodes: int, problems: list[str]) -> Cluster | None:
     if options.instance is None:
         return None
     try:
@@ -213,7 +281,9 @@ def _cluster(options: PreflightOptions, nodes: int, problems: list[str]) -> Clus
         return None
 
 
-def _load(recipe: Recipe | str | None, overrides: Sequence[str], world: int, node: int) -> tuple[Recipe | None, str]:
+def _load_recipe(
+    recipe: Recipe | str | None, overrides: Sequence[str], world: int, node: int
+) -> tuple[Recipe | None, str]:
     """Load the recipe; on other hosts than the first, return its problems instead of raising them."""
     if recipe is None or isinstance(recipe, Recipe):
         return recipe, ""
@@ -241,3 +311,66 @@ def _slurm_names(nodes: int, environment: Mapping[str, str]) -> tuple[str, ...]:
     except (OSError, subprocess.SubprocessError):
         return ()
     return tuple(done.stdout.split())
+
+
+@dataclass(frozen=True)
+class HostTools:
+    """Functions of the system that checks of a host use.
+
+    Attributes:
+        clock: seconds since 1970.
+        flock: locks an open file, as ``fcntl.flock``.
+        available_memory: bytes of memory that processes of this host can still allocate.
+        resolve: returns the addresses of a host name.
+        device_reports: returns the faults that devices of this host have reported.
+    """
+
+    clock: Callable[[], float] = time.time
+    flock: Callable[[int, int], None] = fcntl.flock
+    available_memory: Callable[[], int] = available_memory
+    resolve: Callable[[str], list[str]] = resolve_addresses
+    device_reports: Callable[[], list[str]] = device_reports
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another host of the examination, or this one.
+
+    Attributes:
+        name: name in the report.
+        hostname: name that the machine itself has.
+        address: address on which it listens.
+        addresses: all addresses of its interfaces.
+        port: port of its link server; 0 if it could not listen.
+        token: word that its link server expects.
+    """
+
+    name: str
+    hostname: str
+    address: str
+    addresses: tuple[str, ...]
+    port: int
+    token: str
+
+
+@dataclass(frozen=True)
+class HostView:
+    """Place of measurements on a host.
+
+    Attributes:
+        request: what is examined.
+        tools: functions to measure with.
+        listen_error: reason why this host cannot listen on its address; empty if it does.
+        peers: hosts by index, this one included; empty before they have met.
+        lock_file: file that host 0 has locked; None before the hosts have met, and on host 0.
+    """
+
+    request: PreflightRequest
+    tools: HostTools = HostTools()
+    listen_error: str = ""
+    peers: Mapping[int, Peer] = field(default_factory=dict)
+    lock_file: Path | None = None
+
+    def others(self) -> dict[int, Peer]:
+        """Return the other hosts by index."""
+        return {node: peer for node, peer in self.peers.items() if node != self.request.node}

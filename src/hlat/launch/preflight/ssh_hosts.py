@@ -17,8 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hlat.launch.preflight.checks.table import CHECKS
-from hlat.launch.preflight.report import ExaminedHost, Finding, PreflightReport
+from hlat.launch.preflight.judgement import CHECKS, ExaminedHost, Finding, PreflightReport
 from hlat.launch.preflight.request import PreflightOptions
 from hlat.runtime.errors import LaunchError
 

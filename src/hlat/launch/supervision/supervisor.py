@@ -18,12 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from hlat.config import RecoveryConfig
-from hlat.launch.supervision.attempts import Attempts, Stops
-from hlat.launch.supervision.monitor import MonitorObservers, ObservedHang, RunMonitor
-from hlat.launch.supervision.root_cause import RunOutcome, find_root_cause, signal_name
-from hlat.launch.supervision.run_events import RunEvents
-from hlat.launch.supervision.running_ranks import RunningRanks
-from hlat.launch.supervision.wait import ProcessExit, wait_for_processes
+from hlat.launch.supervision.incidents import (
+    MonitorObservers,
+    ObservedHang,
+    RunEvents,
+    RunMonitor,
+    RunOutcome,
+    find_root_cause,
+    signal_name,
+)
+from hlat.launch.supervision.running_ranks import Attempts, ProcessExit, RunningRanks, Stops, wait_for_processes
 from hlat.resilience import (
     GOODPUT_FILE,
     AttemptFailureKind,
@@ -36,9 +40,8 @@ from hlat.resilience import (
     Watchdog,
 )
 from hlat.runtime.errors import DeviceMemoryError
-from hlat.runtime.process.clock import machine_clock
-from hlat.runtime.process.exit_codes import DEADLINE_ENV, INTERRUPTED_MESSAGE, stop_exit_code
-from hlat.runtime.process.lossy_output import lost_output
+from hlat.runtime.process import DEADLINE_ENV, INTERRUPTED_MESSAGE, lost_output, stop_exit_code
+from hlat.runtime.progress import machine_clock
 from hlat.runtime.storage.run_folder import EARLIER_ATTEMPT_ENV, EarlierAttempt, read_run_id
 
 _SAVING = 60.0  # seconds without progress that a running save may have after its rank ended

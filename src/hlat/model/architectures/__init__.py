@@ -1,6 +1,6 @@
 """Architectures: one file each, which describes the parameters of its models and has its modules.
 
-``docs/architectures.md`` says how to add one. ``config/sections/architectures.py`` has their names in config.json.
+``docs/architectures.md`` says how to add one. ``config/sections/model.py`` has their names in config.json.
 """
 
 from typing import TYPE_CHECKING
@@ -12,8 +12,7 @@ from hlat.model.architectures.mistral import MISTRAL
 from hlat.model.architectures.olmo2 import OLMO2
 from hlat.model.architectures.qwen2 import QWEN2
 from hlat.model.architectures.qwen3 import QWEN3
-from hlat.model.model_shard import ModelShard
-from hlat.model.spec import ModelSpec
+from hlat.model.spec import ModelShard, ModelSpec
 
 if TYPE_CHECKING:
     from hlat.model.layers import DecoderBlock

@@ -1,4 +1,8 @@
-"""The protocol of an architecture: a description of its parameters, and the class of its blocks."""
+"""The protocol of an architecture, and the descriptions of the parts that architectures share.
+
+llama.py, olmo2.py, ... -> Architecture(description of its parameters, class of its blocks, place of its norms)
+names, options -> ParameterSpec and SavedTensor of norms, attention, feed-forward layer, embedding and head
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,7 +10,17 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from hlat.config import ModelConfig
-from hlat.model.spec import ModelSpec
+from hlat.model.spec import (
+    Axis,
+    Component,
+    Fusion,
+    GradientSum,
+    Initial,
+    ModelSpec,
+    ParameterSpec,
+    SavedTensor,
+    TensorSpec,
+)
 
 if TYPE_CHECKING:
     from hlat.model.layers import DecoderBlock
@@ -43,3 +57,106 @@ class Architecture:
     describe: Callable[[ModelConfig], ModelSpec]
     block: Callable[[], type["DecoderBlock"]]
     norm_place: NormPlace | None = None
+
+
+_CORE = ("attention_log_sum", "attention_output")  # steps that run core attention again
+
+
+def decoder_spec(block: tuple[ParameterSpec, ...], saved: tuple[SavedTensor, ...], tie_embeddings: bool) -> ModelSpec:
+    """Describe a decoder with these blocks, a token embedding, a final norm and a head."""
+    tied = GradientSum.TIED if tie_embeddings else GradientSum.NONE
+    rows = (Axis.VOCABULARY, Axis.WIDTH)
+    embedding = TensorSpec("model.embed_tokens.weight", *rows, Component.EMBEDDING, gradient_sum=tied)
+    head = TensorSpec("lm_head.weight", *rows, Component.HEAD)
+    return ModelSpec(
+        embedding=ParameterSpec("embedding.weight", (embedding,)),
+        block=block,
+        norm=stream_norm("norm.weight", "model.norm.weight"),
+        head=None if tie_embeddings else ParameterSpec("head.weight", (head,)),
+        saved=saved,
+    )
+
+
+def stream_norm(name: str, canonical: str, step: str = "", freed_by: str = "") -> ParameterSpec:
+    """Describe a norm of the residual stream, or of what is added to it."""
+    tensor = TensorSpec(canonical, Axis.WIDTH, None, Component.NORMS, Initial.ONES, GradientSum.SEQUENCE)
+    return ParameterSpec(name, (tensor,), step=step, freed_by=freed_by)
+
+
+def projections(kind: str, coalesce: bool) -> tuple[ParameterSpec, ...]:
+    """Describe weights or biases of the projections to queries, keys and values: one parameter or three."""
+    columns, initial = (Axis.WIDTH, Initial.NORMAL) if kind == "weight" else (None, Initial.ZEROS)
+    axes = {"q": Axis.QUERIES, "k": Axis.KEYS, "v": Axis.KEYS}
+    sums = {Axis.QUERIES: GradientSum.NONE, Axis.KEYS: GradientSum.KEY_COPIES}
+    tensors = {
+        name: TensorSpec(f"self_attn.{name}_proj.{kind}", rows, columns, Component.ATTENTION, initial, sums[rows])
+        for name, rows in axes.items()
+    }
+    if coalesce:
+        return (ParameterSpec(f"attention.qkv.{kind}", tuple(tensors.values()), Fusion.KEY_HEADS, "qkv", "qkv"),)
+    return tuple(
+        ParameterSpec(f"attention.{name}.{kind}", (tensor,), Fusion.KEY_HEADS, "qkv", "qkv")
+        for name, tensor in tensors.items()
+    )
+
+
+def head_norms() -> tuple[ParameterSpec, ...]:
+    """Describe norms of each query head and of each key head, with a weight that all heads share."""
+    return tuple(_head_norm(name) for name in ("q_norm.weight", "k_norm.weight"))
+
+
+def _head_norm(name: str) -> ParameterSpec:
+    tensor = TensorSpec(f"self_attn.{name}", Axis.HEAD, None, Component.NORMS, Initial.ONES, GradientSum.TENSOR)
+    return ParameterSpec(f"attention.{name}", (tensor,), step="qk_norm", freed_by="qkv")
+
+
+def output_projection() -> ParameterSpec:
+    """Describe the projection of attention into the residual stream."""
+    output = TensorSpec("self_attn.o_proj.weight", Axis.WIDTH, Axis.QUERIES, Component.ATTENTION, Initial.RESIDUAL)
+    return ParameterSpec("attention.output.weight", (output,), step="output", freed_by="residual")
+
+
+def feed_forward(coalesce: bool) -> tuple[ParameterSpec, ...]:
+    """Describe the SwiGLU layer."""
+    gate, up = (
+        TensorSpec(f"mlp.{name}_proj.weight", Axis.INNER, Axis.WIDTH, Component.FEED_FORWARD) for name in ("gate", "up")
+    )
+    down = TensorSpec("mlp.down_proj.weight", Axis.WIDTH, Axis.INNER, Component.FEED_FORWARD, Initial.RESIDUAL)
+    if coalesce:
+        first = [ParameterSpec("feed_forward.gate_up.weight", (gate, up), Fusion.GATE_UP, "gate_up", "gate_up")]
+    else:
+        first = [
+            ParameterSpec(f"feed_forward.{name}.weight", (tensor,), Fusion.GATE_UP, "gate_up", "gate_up")
+            for name, tensor in (("gate", gate), ("up", up))
+        ]
+    return (*first, ParameterSpec("feed_forward.down.weight", (down,), step="down", freed_by="down_weight_copy"))
+
+
+def saved_by_attention() -> tuple[SavedTensor, ...]:
+    """Describe the tensors that core attention and its output projection save."""
+    queries, keys = (Axis.QUERIES,), (Axis.KEYS,)
+    return (
+        SavedTensor("q", ("qkv",), queries),
+        SavedTensor("k", ("qkv",), keys),
+        SavedTensor("v", ("qkv",), keys),
+        SavedTensor("attention_output", ("attention_output",), queries),
+        SavedTensor("attention_log_sum", _CORE, queries, statistics=True),
+    )
+
+
+def saved_by_feed_forward() -> tuple[SavedTensor, ...]:
+    """Describe the tensors that the SwiGLU layer saves, besides its input."""
+    return (
+        SavedTensor("gate_up", ("gate_up",), (Axis.INNER, Axis.INNER)),
+        SavedTensor("inner", ("inner",), (Axis.INNER,)),
+    )
+
+
+def saved_by_head_norms(coalesce: bool) -> tuple[SavedTensor, ...]:
+    """Describe the tensors that norms of query and key heads save."""
+    # The norms save their inputs. If fused, these are slices that keep the complete projection alive.
+    values = (Axis.KEYS,) if coalesce else ()
+    return (
+        SavedTensor("qk_norm_input", ("qkv",), (Axis.QUERIES, Axis.KEYS, *values)),
+        SavedTensor("qk_norm_scale", ("qkv",), (Axis.QUERIES, Axis.KEYS), statistics=True),
+    )

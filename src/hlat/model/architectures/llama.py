@@ -9,8 +9,20 @@ With ``model.qkv_bias`` and ``model.qk_norm`` it has the biases of Qwen2 and the
 from functools import lru_cache
 
 from hlat.config import ModelConfig
-from hlat.model.architectures import parameters as parts
-from hlat.model.architectures.base import Architecture, NormPlace, decoder_block
+from hlat.model.architectures.base import (
+    Architecture,
+    NormPlace,
+    decoder_block,
+    decoder_spec,
+    feed_forward,
+    head_norms,
+    output_projection,
+    projections,
+    saved_by_attention,
+    saved_by_feed_forward,
+    saved_by_head_norms,
+    stream_norm,
+)
 from hlat.model.spec import Axis, ModelSpec, SavedTensor
 
 
@@ -22,22 +34,22 @@ def llama_spec(config: ModelConfig) -> ModelSpec:
 @lru_cache
 def _describe(tie_embeddings: bool, coalesce: bool, qkv_bias: bool, qk_norm: bool) -> ModelSpec:
     block = (
-        parts.stream_norm(
+        stream_norm(
             "attention_norm.weight", "input_layernorm.weight", step="attention_norm", freed_by="attention_input"
         ),
-        *parts.projections("weight", coalesce),
-        *(parts.projections("bias", coalesce) if qkv_bias else ()),
-        *(parts.head_norms() if qk_norm else ()),
-        parts.output_projection(),
-        parts.stream_norm(
+        *projections("weight", coalesce),
+        *(projections("bias", coalesce) if qkv_bias else ()),
+        *(head_norms() if qk_norm else ()),
+        output_projection(),
+        stream_norm(
             "feed_forward_norm.weight",
             "post_attention_layernorm.weight",
             step="feed_forward_norm",
             freed_by="feed_forward_input",
         ),
-        *parts.feed_forward(coalesce),
+        *feed_forward(coalesce),
     )
-    return parts.decoder_spec(block, _saved(coalesce, qk_norm), tie_embeddings)
+    return decoder_spec(block, _saved(coalesce, qk_norm), tie_embeddings)
 
 
 def _saved(coalesce: bool, qk_norm: bool) -> tuple[SavedTensor, ...]:
@@ -47,12 +59,12 @@ def _saved(coalesce: bool, qk_norm: bool) -> tuple[SavedTensor, ...]:
         SavedTensor("x", axes=width, between=True),
         SavedTensor("attention_norm_scale", ("attention_input",), statistics=True, between=True),
         SavedTensor("attention_input", ("attention_input",), width),
-        *parts.saved_by_attention(),
+        *saved_by_attention(),
         SavedTensor("residual", ("residual",), width, between=True),
         SavedTensor("feed_forward_norm_scale", ("feed_forward_input",), statistics=True, between=True),
         SavedTensor("feed_forward_input", ("feed_forward_input",), width),
-        *parts.saved_by_feed_forward(),
-        *(parts.saved_by_head_norms(coalesce) if qk_norm else ()),
+        *saved_by_feed_forward(),
+        *(saved_by_head_norms(coalesce) if qk_norm else ()),
     )
 
 

@@ -1,7 +1,7 @@
 """Mistral (arXiv 2310.06825): the blocks of LLaMA, with attention to the last ``model.sliding_window`` tokens only.
 
-The window is part of the mask of attention within documents (``hlat.model.document_mask``), which all kernels, context
-parallelism and generation use.
+The window is part of the mask of attention within documents (``hlat.model.document_attention``), which all kernels,
+context parallelism and generation use.
 """
 
 from hlat.model.architectures.base import Architecture, NormPlace, decoder_block

@@ -10,8 +10,17 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from hlat.config import ModelConfig
-from hlat.model.architectures import parameters as parts
-from hlat.model.architectures.base import Architecture, NormPlace
+from hlat.model.architectures.base import (
+    Architecture,
+    NormPlace,
+    decoder_spec,
+    feed_forward,
+    output_projection,
+    projections,
+    saved_by_attention,
+    saved_by_feed_forward,
+    stream_norm,
+)
 from hlat.model.spec import Axis, Component, GradientSum, Initial, ModelSpec, ParameterSpec, SavedTensor, TensorSpec
 
 if TYPE_CHECKING:
@@ -26,17 +35,17 @@ def olmo2_spec(config: ModelConfig) -> ModelSpec:
 @lru_cache
 def _describe(tie_embeddings: bool, coalesce: bool) -> ModelSpec:
     block = (
-        *parts.projections("weight", coalesce),
+        *projections("weight", coalesce),
         _width_norm("q_norm.weight", Axis.QUERIES, GradientSum.NONE),
         _width_norm("k_norm.weight", Axis.KEYS, GradientSum.KEY_COPIES),
-        parts.output_projection(),
-        parts.stream_norm(
+        output_projection(),
+        stream_norm(
             "attention_norm.weight", "post_attention_layernorm.weight", step="attention_norm", freed_by="residual"
         ),
-        *parts.feed_forward(coalesce),
-        parts.stream_norm("feed_forward_norm.weight", "post_feedforward_layernorm.weight", step="feed_forward_norm"),
+        *feed_forward(coalesce),
+        stream_norm("feed_forward_norm.weight", "post_feedforward_layernorm.weight", step="feed_forward_norm"),
     )
-    return parts.decoder_spec(block, _saved(), tie_embeddings)
+    return decoder_spec(block, _saved(), tie_embeddings)
 
 
 def _width_norm(name: str, heads: Axis, gradient_sum: GradientSum) -> ParameterSpec:
@@ -58,12 +67,12 @@ def _saved() -> tuple[SavedTensor, ...]:
         SavedTensor("qk_norm_input", ("qkv",), (Axis.QUERIES, Axis.KEYS)),
         SavedTensor("q_norm_scale", ("qkv",), statistics=True),
         SavedTensor("k_norm_scale", ("qkv",), statistics=True),
-        *parts.saved_by_attention(),
+        *saved_by_attention(),
         SavedTensor("attention_result", ("residual",), width, between=True),
         SavedTensor("attention_norm_scale", ("residual",), statistics=True, between=True),
         SavedTensor("residual", ("residual",), width, between=True, source_of=("feed_forward_input",)),
         SavedTensor("feed_forward_input", ("feed_forward_input",), width, gathers="residual"),
-        *parts.saved_by_feed_forward(),
+        *saved_by_feed_forward(),
         SavedTensor("feed_forward_result", axes=width, between=True),
         SavedTensor("feed_forward_norm_scale", statistics=True, between=True),
     )

@@ -4,7 +4,7 @@ import torch
 
 from hlat.config import ModelConfig
 from hlat.model.layers import Attention, DecoderBlock, ShardedRMSNorm
-from hlat.model.model_shard import FULL_MODEL, ModelShard, kv_replication, shard_heads
+from hlat.model.spec import FULL_MODEL, ModelShard, kv_replication, shard_heads
 
 
 class Olmo2Attention(Attention):

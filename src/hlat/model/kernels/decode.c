@@ -1,6 +1,6 @@
 /* A decoding step on a CPU with AVX-512 or AVX2: one new token of each row through all blocks and the final norm.
  *
- * Compiled by hlat/model/kernels/decode.py. Phases follow each other, threads share each of them:
+ * Compiled by hlat/model/decoding.py. Phases follow each other, threads share each of them:
  *
  *     x -> [norm] -> q, k, v -> [norms of queries and keys] -> rotated, k and v into the cache -> attention -> output
  *       -> [norm] -> + -> [norm] -> silu(gate) up -> down -> [norm] -> + -> ... -> norm

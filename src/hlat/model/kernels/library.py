@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from hlat.model.kernels.source import KERNEL_FLAGS, KERNEL_SOURCE
-from hlat.runtime.compiled_code.c_library import CompilationFailed, compile_c_library, find_c_compiler
-from hlat.runtime.distributed.fake_world import in_fake_world
+from hlat.runtime.backend.c_library import CompilationFailed, compile_c_library, find_c_compiler
+from hlat.runtime.distributed.join import in_fake_world
 
 _LOG = logging.getLogger(__name__)
 SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "fp32"}

@@ -5,8 +5,8 @@ Compiling takes a second of one core, and so does importing torch, which comes b
 
 from pathlib import Path
 
+from hlat.runtime.backend.c_library import begin_compiling
 from hlat.runtime.backend.table import expects_accelerator
-from hlat.runtime.compiled_code.c_library import begin_compiling
 
 KERNEL_SOURCE = Path(__file__).with_name("kernels.c")
 """File in C11 with the functions that ``library.py`` calls."""

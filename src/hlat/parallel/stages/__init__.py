@@ -1,1 +1,1 @@
-"""Pipeline stages: split of layers into stages, order of passes, and memory of a rank."""
+"""Pipeline stages: the layers of each one, and the memory of its ranks."""

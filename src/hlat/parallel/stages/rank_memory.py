@@ -1,19 +1,204 @@
-"""Peak memory of a pipeline rank, for any number of layers.
+"""Peak memory of a pipeline rank, of any number of layers, and the bytes of its weights, gradients and optimizer state.
 
-    step shape, pipeline rank, layers -> state (state_bytes.py) + transient memory (memory) -> RankBytes
+    step shape, rank, its model shards -> rows of each parameter -> StateBytes
+    step shape, pipeline rank, layers -> state + transient memory (transient_memory.py) -> RankBytes
 
 The state of a rank is a linear function of its number of layers, so two counts determine it for any number.
+
+State is counted parameter by parameter, from the shapes that the model is built with (``parameter_layouts``). If
+everything divides evenly, it has the numbers of Rajbhandari et al. 2020 (ZeRO, section 5). Psi is the number of
+parameters of a rank's model shard (those of the model / (T P) with T tensor-parallel and P pipeline ranks), N the
+number of ranks that the state is sharded over, and p, g, m are bytes per parameter, per gradient and of the optimizer's
+state (m Psi is a sum over the parameters, of which each may have other states):
+
+    ZeRO    parameters between steps   within a step   gradients: accumulating   at the optimizer's step   state
+    0       p Psi                      p Psi           g Psi                     g Psi                     m Psi
+    1       p Psi / N                  p Psi (1 + 1/N) g Psi                     g Psi / N                 m Psi / N
+    2       p Psi / N                  p Psi (1 + 1/N) g Psi / N                 g Psi / N                 m Psi / N
+    3       p Psi / N                  p Psi / N (*)   g Psi / N                 g Psi / N                 m Psi / N
+
+Otherwise actual storage is counted:
+
+- Norm weights are replicated on all tensor-parallel ranks, and kv heads on several if there are fewer kv heads than
+  such ranks. Shards of the vocabulary differ by at most one row. A tied embedding is stored on first and last pipeline
+  stage.
+- FSDP2 shards by rows and pads each parameter to N equal shards of ceil(rows / N) rows, for parameters and gradients,
+  sharded and gathered. Optimizer state has no padding. There is a step counter per parameter in addition.
+- Within a step the shards stay in memory in addition to the gathered copy, at ZeRO 1 and 2 too. (In the paper ZeRO 1
+  and 2 always keep one complete copy, and the shards are fp32 master weights in addition to a bf16 copy.)
+- (*) At ZeRO 3, norm and head stay gathered from their forward to the end of their backward pass, and blocks are
+  gathered one at a time, while they run; so is the embedding, whose backward pass needs no weights. In a pipeline, and
+  if it is tied to the head, it stays gathered until its own backward pass.
+- With one micro-batch per step nothing is accumulated; ZeRO 1 then reduces each gradient as soon as it is computed,
+  like ZeRO 2.
+- A pipeline accumulates unsharded gradients until its last micro-batch at every ZeRO stage. Schedules with several
+  stages per rank gather all parameters of a pipeline stage when it is first needed, at ZeRO 3 too.
+
+The buffers of FSDP2's collectives during a pass are not counted here. Each has the size of the parameters or gradients
+that it gathers or reduces: those of a block, or of embedding, norm and head, together or (ZeRO 3) of the embedding
+alone.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
+from typing import Any
 
-from hlat.model import ModelShard
-from hlat.parallel.stages.eager_kernels import ACCELERATOR, EagerKernels
-from hlat.parallel.stages.memory.transient_memory import transient_bytes
-from hlat.parallel.stages.state_bytes import StateBytes, state_bytes_of_shards
-from hlat.parallel.stages.step_shape import StepShape
+from hlat.model import ModelShard, RowLayout, parameter_layouts
+from hlat.optim import COUNTER_BYTES, OptimizerSpec, optimizer_spec
+from hlat.parallel.layout import StepShape
+from hlat.parallel.stages.transient_memory import transient_bytes
+from hlat.parallel.stages.transient_sizes import ACCELERATOR, EagerKernels
 from hlat.precision import MODES
+
+_GATHERED_STAGES = 3  # stages of a rank whose parameters torch's pipelines gather at a time (ZeRO 1)
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """Bytes of state of a rank.
+
+    Attributes:
+        parameters: parameters between steps.
+        parameters_within_step: maximum after a forward or backward pass of a micro-batch, gathered copies included.
+        gradients_accumulating: gradients after a backward pass of a micro-batch, maximum over the step.
+        gradients: gradients at the optimizer's step.
+        optimizer: optimizer state, from the first step on.
+        components: state of training components, such as an average of the weights; without padding, like moments.
+    """
+
+    parameters: int
+    parameters_within_step: int
+    gradients_accumulating: int
+    gradients: int
+    optimizer: int
+    components: int = 0
+
+
+def state_bytes_of_shards(
+    step: StepShape,
+    rank: int,
+    shards: Sequence[ModelShard],
+    parameter_bytes: int = 4,
+    gradient_bytes: int = 4,
+) -> StateBytes:
+    """Count the bytes of state of a rank with these model shards.
+
+    The count is exact, except for two upper bounds if a sharded pipeline rank has several stages, where the number
+    depends on the order of the schedule. ``parameters_within_step``: of more than three stages, three are gathered at a
+    time (here the largest are counted). ``gradients_accumulating``: with fewer than two rounds of micro-batches (2 x
+    pipeline), the gradients of one stage are reduced before the next stage has any.
+
+    Args:
+        step: model, layout and batch of a training step.
+        rank: the rank.
+        shards: model shards of the rank, one per stage.
+        parameter_bytes: bytes per parameter element.
+        gradient_bytes: bytes per gradient element.
+    """
+    stages = _stage_elements(step, rank, shards)
+    stored = sum(stage.stored for stage in stages)
+    unsharded = sum(stage.unsharded for stage in stages)
+    accumulates_unsharded = (
+        not step.sharded or step.layout.pipeline > 1 or (step.layout.zero == 1 and step.micro_batches > 1)
+    )
+    return StateBytes(
+        parameters=stored * parameter_bytes,
+        parameters_within_step=(stored + _gathered(stages, step)) * parameter_bytes,
+        gradients_accumulating=(unsharded if accumulates_unsharded else stored) * gradient_bytes,
+        gradients=stored * gradient_bytes,
+        optimizer=sum(stage.state_bytes for stage in stages),
+        components=sum(stage.unpadded for stage in stages) * step.component_bytes,
+    )
+
+
+def gathered_ends(step: StepShape, rank: int, shards: Sequence[ModelShard]) -> int:
+    """Count the elements of embedding, norm and head in gathered copies, which a rank gathers once in a micro-batch.
+
+    Args:
+        step: model, layout and batch of a training step, sharded.
+        rank: the rank.
+        shards: model shards of the rank, one per stage.
+    """
+    return sum(stage.ends for stage in _stage_elements(step, rank, shards))
+
+
+def _stage_elements(step: StepShape, rank: int, shards: Sequence[ModelShard]) -> "list[_StageElements]":
+    group = step.layout.state_shards(rank) if step.sharded else (rank,)
+    spec = optimizer_spec(step.optimizer, step.mode)
+    return [
+        _StageElements.of(parameter_layouts(step.model, shard), group.index(rank), len(group), spec) for shard in shards
+    ]
+
+
+@dataclass(frozen=True)
+class _StageElements:
+    """Numbers of elements of one model shard on a rank.
+
+    Attributes:
+        unsharded: elements without data parallelism.
+        stored: elements stored between steps, padding included; the same as ``unsharded`` if nothing is sharded.
+        gathered: elements of a gathered copy, padding included.
+        ends: those of ``gathered`` outside of blocks (embedding, norm, head).
+        embedding: those of ``ends`` in the embedding.
+        unpadded: elements stored between steps, without padding.
+        state_bytes: bytes of optimizer state.
+    """
+
+    unsharded: int
+    stored: int
+    gathered: int
+    ends: int
+    embedding: int
+    unpadded: int
+    state_bytes: int
+
+    @classmethod
+    def of(cls, layouts: dict[str, RowLayout], index: int, count: int, spec: OptimizerSpec[Any]) -> "_StageElements":
+        """Count the elements of data-parallel shard ``index`` of ``count``."""
+        sizes = {name: _ShardedParameter(layout.rows, prod(layout.columns), count) for name, layout in layouts.items()}
+        return cls(
+            unsharded=sum(size.rows * size.columns for size in sizes.values()),
+            stored=sum(size.padded for size in sizes.values()),
+            gathered=sum(size.padded * count for size in sizes.values()),
+            ends=sum(size.padded * count for name, size in sizes.items() if not name.startswith("layers.")),
+            embedding=sum(size.padded * count for name, size in sizes.items() if name.startswith("embedding.")),
+            unpadded=sum(size.elements(index) for size in sizes.values()),
+            state_bytes=sum(
+                size.elements(index) * spec.state_bytes(layouts[name].is_hidden_matrix) + COUNTER_BYTES
+                for name, size in sizes.items()
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class _ShardedParameter:
+    """Numbers of elements of a parameter sharded by rows into ``count`` shards, as torch.chunk does."""
+
+    rows: int
+    columns: int
+    count: int
+
+    @property
+    def padded(self) -> int:
+        """Elements of each shard's storage: those of the first shard, which is the largest."""
+        return -(-self.rows // self.count) * self.columns
+
+    def elements(self, index: int) -> int:
+        """Elements of a shard, without padding."""
+        size = -(-self.rows // self.count)
+        return max(0, min(size, self.rows - index * size)) * self.columns
+
+
+def _gathered(stages: Sequence[_StageElements], step: StepShape) -> int:
+    """Count the elements of gathered copies that stay in memory after a pass."""
+    if not step.sharded:
+        return 0
+    if step.layout.zero == 3:
+        freed = sum(stage.embedding for stage in stages) if step.gathers_ends_apart else 0
+        return sum(stage.ends for stage in stages) - freed
+    return sum(sorted((stage.gathered for stage in stages), reverse=True)[:_GATHERED_STAGES])
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Ring collectives of n ranks (Thakur et al. 2005): each rank sends (n-1)/n of the
 scatter; an all-reduce is both), in n-1 steps, each with a latency. Each half also has a start-up time, and passes the
 message once through the device's memory, which is why two ranks use less of their links than eight.
 
-Ranks are assigned to devices as in mesh_layout.py: tensor innermost, then context, then data, pipeline outermost. A
+Ranks are assigned to devices as in parallel/layout.py: tensor innermost, then context, then data, pipeline outermost. A
 group inside one fast-link domain uses the fast links. A group that spans domains is limited by the network; in each
 instance it has the network shares of as many devices as it has members there.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hlat.planner.cost.constants import Constants
+from hlat.planner.cost.calibration import Constants
 from hlat.planner.cost.program import HLAT, Program
 from hlat.planner.problem.workload import Column, WorkloadColumns, rank_weights
 

@@ -7,7 +7,7 @@ the device or its sides are not aligned; plus a share of its memory traffic. Rel
 (peak / bandwidth) (1/M + 1/N + 1/K), so that small products are slow in proportion to the chip's FLOPs per byte.
 
 Backward takes two products for each of forward (gradients of input and weight). Flash attention's backward recomputes
-its scores: 5 products against 2. Notation as in model/derived/counts.py; T is the tokens of a micro-batch on a rank.
+its scores: 5 products against 2. Notation as in model/counts.py; T is the tokens of a micro-batch on a rank.
 """
 
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hlat.planner.cost.constants import Constants
+from hlat.planner.cost.calibration import Constants
 from hlat.planner.cost.program import HLAT, Program
-from hlat.planner.problem.families import CHIP_FAMILIES
 from hlat.planner.problem.workload import (
+    CHIP_FAMILIES,
     FLASH_ATTENTION_1,
     FLASH_ATTENTION_2,
     MATERIALIZED_SCORES,

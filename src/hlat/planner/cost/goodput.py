@@ -3,7 +3,7 @@
     cluster, bytes to save -> stall per save, restart, mean time between failures -> interval, goodput (Daly 2006)
                                                                                   -> many simulated runs
 
-The formula is that of checkpoint_interval.py. The simulation draws random failures. It checks the formula where its
+The formula is that of resilience/goodput.py. The simulation draws random failures. It checks the formula where its
 assumptions are weak, and shows how much runs differ.
 """
 

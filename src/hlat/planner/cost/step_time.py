@@ -1,26 +1,46 @@
-"""Time of a training step: compute, exposed communication, pipeline bubble, optimizer.
+"""Time of a training step: by formulas, by simulation of its pipeline, and of its single operations.
 
-    columns, constants -> compute_times (compute_time.py), comm_times (comm_time.py) -> StepTimes
+    columns, constants -> compute_times, comm_times -> step_times -> StepTimes: thousands of layouts at once
+    schedule, ranks, micro-batches, StageTimes -> the order of every rank -> simulate_pipeline -> Timeline: one layout
+    one workload -> OperationTimes -> seconds of a matrix product, of a message, of attention in a layer
 
     stage = layers x (forward + backward + recomputed) + embedding or head
     step  = (m - 1) slowest stage + its own pass + (p - 1)/v mean stage + messages + data parallelism + optimizer
 
 For equal stages this is Narayanan et al. 2021, section 2.2; for unequal ones, apart from the order of passes, the
-result of the event simulation (pipeline_sim.py). If backward is split, gradients of weights fill the bubble. What
-remains is (p - 1)/v times a forward pass plus the excess of the input gradients' pass over the weight gradients' (Qi et
-al. 2024), and part of the backward pass is computed twice. Times of activities that overlap are not added but combined
-by a smooth maximum (constants.yaml, ``blend``).
+result of the simulation. If backward is split, gradients of weights fill the bubble. What remains is (p - 1)/v times a
+forward pass plus the excess of the input gradients' pass over the weight gradients' (Qi et al. 2024), and part of the
+backward pass is computed twice. Times of activities that overlap are combined by a smooth maximum (constants.yaml,
+``blend``).
+
+In the simulation, a pass starts when its rank is free and its input has arrived: for forward the output of the previous
+stage, for backward the gradient from the next stage, for gradients of weights the input-gradient pass of the same
+stage. Messages take time but do not occupy a rank, since they overlap with passes.
+
+A rehearsal records the operations of a real step; OperationTimes has their times. Messages are timed by asking the
+formulas about a workload whose message has that size. Sizes are nominal bytes: 16-bit elements count 2 bytes, and in
+fp32, where the rates of the device are halved, elements of 4 bytes count 2 as well.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
 
+from hlat.config import ZERO_BUBBLE, Schedule
+from hlat.parallel import PassKind, PassOrder, pass_order
+from hlat.planner.cost.calibration import Constants, load_constants
 from hlat.planner.cost.comm_time import comm_times
-from hlat.planner.cost.compute_time import compute_times
-from hlat.planner.cost.constants import Constants, load_constants
+from hlat.planner.cost.compute_time import Products, compute_times
 from hlat.planner.cost.program import HLAT, Program
-from hlat.planner.problem.workload import RECOMPUTE_POLICIES, Column, WorkloadColumns, layer_weights, rank_weights
+from hlat.planner.problem.workload import (
+    RECOMPUTE_POLICIES,
+    Column,
+    WorkloadColumns,
+    block_products,
+    layer_weights,
+    rank_weights,
+)
 
 _SELECTIVE, _FULL = float(RECOMPUTE_POLICIES.index("selective")), float(RECOMPUTE_POLICIES.index("full"))
 _INTERLEAVED_EXPOSED = 0.3  # share of the messages between stages; the rank's other stages hide the rest
@@ -239,3 +259,231 @@ def _device_and_host(device: Column, host: Column, blend: float) -> Column:
 def _exposed_smooth(comm: Column, work: Column, blend: float) -> Column:
     """Communication time that remains after overlap with work, by the smooth maximum."""
     return np.where(work > 0, _smooth_maximum(comm, work, blend) - work, comm)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass of a micro-batch through a stage; times in seconds from the start of the step.
+
+    ``arrived`` is the arrival of its input from another stage; 0 without one.
+    """
+
+    rank: int
+    stage: int
+    micro_batch: int
+    kind: PassKind
+    start: float
+    stop: float
+    arrived: float = 0.0
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """All passes of a step: per rank, in order of execution."""
+
+    ranks: tuple[tuple[Pass, ...], ...]
+
+    @property
+    def seconds(self) -> float:
+        """End of the last pass."""
+        return max(rank[-1].stop for rank in self.ranks)
+
+    def busy(self, rank: int) -> float:
+        """Seconds in which a rank computes."""
+        return sum(each.stop - each.start for each in self.ranks[rank])
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Seconds of a pass, by stage.
+
+    Attributes:
+        forward: forward pass.
+        backward: complete backward pass.
+        weight: the share of backward that computes gradients of weights, which zero-bubble schedules delay.
+        message: from the end of a pass until another rank has received its output.
+    """
+
+    forward: Sequence[float]
+    backward: Sequence[float]
+    weight: Sequence[float]
+    message: float = 0.0
+
+    def duration(self, kind: PassKind, stage: int) -> float:
+        """Seconds of one pass of this kind."""
+        if kind == "forward":
+            return self.forward[stage]
+        if kind == "weight":
+            return self.weight[stage]
+        return self.backward[stage] - (self.weight[stage] if kind == "input" else 0.0)
+
+
+def simulate_pipeline(schedule: Schedule, ranks: int, micro_batches: int, times: StageTimes) -> Timeline:
+    """Simulate one step.
+
+    Args:
+        schedule: pipeline schedule.
+        ranks: pipeline ranks.
+        micro_batches: micro-batches of the step.
+        times: seconds of each pass; its length is the number of stages, a multiple of ``ranks``.
+    """
+    stages_per_rank = len(times.forward) // ranks
+    orders = [pass_order(schedule, rank, ranks, micro_batches, stages_per_rank) for rank in range(ranks)]
+    rank_of_stage = {stage: rank for rank, order in enumerate(orders) for _, stage, _ in order}
+    return _run_passes(orders, rank_of_stage, times, "input" if schedule in ZERO_BUBBLE else "backward")
+
+
+def _run_passes(
+    orders: list[PassOrder], rank_of_stage: dict[int, int], times: StageTimes, backward: PassKind
+) -> Timeline:
+    """Advance every rank as far as its inputs allow, until all ranks have finished."""
+    finished: dict[tuple[PassKind, int, int], float] = {}
+    free_at = [0.0] * len(orders)
+    position = [0] * len(orders)
+    timeline: list[list[Pass]] = [[] for _ in orders]
+    waiting = set(range(len(orders)))
+    while waiting:
+        advanced = False
+        for rank in sorted(waiting):
+            while position[rank] < len(orders[rank]):
+                kind, stage, batch = orders[rank][position[rank]]
+                needed = _input_of(kind, stage, batch, len(rank_of_stage) - 1, backward)
+                if needed is not None and needed not in finished:
+                    break
+                arrived = 0.0
+                if needed is not None:
+                    arrived = finished[needed] + (times.message if rank_of_stage[needed[1]] != rank else 0.0)
+                start = max(free_at[rank], arrived)
+                stop = start + times.duration(kind, stage)
+                timeline[rank].append(Pass(rank, stage, batch, kind, start, stop, arrived))
+                finished[kind, stage, batch] = free_at[rank] = stop
+                position[rank] += 1
+                advanced = True
+            if position[rank] == len(orders[rank]):
+                waiting.discard(rank)
+        assert advanced or not waiting, "deadlock: every rank waits for another"
+    return Timeline(tuple(map(tuple, timeline)))
+
+
+def _input_of(
+    kind: PassKind, stage: int, batch: int, last: int, backward: PassKind
+) -> tuple[PassKind, int, int] | None:
+    """The pass whose output this pass needs; None for the first stage's forward pass."""
+    if kind == "forward":
+        return None if stage == 0 else ("forward", stage - 1, batch)
+    if kind == "weight":
+        return ("input", stage, batch)
+    return ("forward", stage, batch) if stage == last else (backward, stage + 1, batch)
+
+
+@dataclass(frozen=True)
+class OperationTimes:
+    """Seconds of the operations of one workload.
+
+    Attributes:
+        columns: the workload, one row.
+        constants: constants of the time model.
+        attention_forward, attention_backward: the attention core, one layer and micro-batch.
+        others_forward, others_backward: everything in a layer that is neither product nor attention nor message:
+            pointwise operations, gaps between kernels, casts, accumulation, waiting for the host; one layer and
+            micro-batch; backward with what full recomputation repeats.
+        loss: the loss without the products of the head, one micro-batch.
+        context: keys and values exchanged forward, one layer and micro-batch.
+        stage: one message between stages.
+        gather, reduce: seconds per nominal byte of weights gathered, and of gradients reduced, by the data axis.
+        recomputed: seconds of a recomputed operation, relative to its first run.
+        update: memory traffic of the optimizer's step, without whole matrices.
+        stragglers: waiting for the slowest device, per step.
+    """
+
+    columns: WorkloadColumns
+    constants: Constants
+    attention_forward: float
+    attention_backward: float
+    others_forward: float
+    others_backward: float
+    loss: float
+    context: float
+    stage: float
+    gather: float
+    reduce: float
+    recomputed: float
+    update: float
+    stragglers: float
+
+    @classmethod
+    def of(cls, columns: WorkloadColumns, constants: Constants | None = None) -> "OperationTimes":
+        """Time the operations of a workload.
+
+        Args:
+            columns: the workload, one row.
+            constants: constants of the time model; None for those that predictions use.
+        """
+        known = constants or load_constants()
+        compute, comm, step = compute_times(columns, known), comm_times(columns, known), step_times(columns, known)
+        products = Products.of(columns, known)
+        forward, backward = _layer_products(columns, products)
+        # The share of pointwise operations is the host's too: both count per layer and micro-batch.
+        host = compute.pointwise * step.host / step.pointwise
+        others = compute.forward - forward - compute.attention_forward
+        recomputed = np.where(columns.recompute == _FULL, known.column("recomputed", columns), 0.0)
+        others_backward = compute.backward - backward - compute.attention_backward + recomputed * others
+        rows = columns.vocab / columns.tensor
+        head = sum(products.forward_and_backward(columns.tokens, rows, columns.hidden))
+        weights = rank_weights(columns)
+        return cls(
+            columns,
+            known,
+            attention_forward=float(compute.attention_forward[0]),
+            attention_backward=float(compute.attention_backward[0]),
+            others_forward=float((others + host / 3)[0]),
+            others_backward=float((others_backward + host * 2 / 3)[0]),
+            loss=float((compute.head - head)[0]),
+            context=float(comm.context[0]),
+            stage=float(step.message[0]),
+            gather=float((comm.gather / (2 * weights))[0]),
+            reduce=float((comm.reduce / (columns.gradient_bytes * weights))[0]),
+            recomputed=float(np.where(columns.recompute == _FULL, recomputed, 1.0)[0]),
+            update=float((step.optimizer - matrix_time(columns, known))[0]),
+            stragglers=float(step.stragglers[0]),
+        )
+
+    def products(self, shapes: Column, eight_bit: bool) -> Column:
+        """Time matrix products.
+
+        Args:
+            shapes: (products, 4): number in a batch, rows, columns, and width that is summed over.
+            eight_bit: True for products of fp8 operands.
+        """
+        count, rows, columns, width = np.asarray(shapes, dtype=np.float64).T
+        found = Products.of(self.columns, self.constants).seconds(
+            rows, columns, width, in_blocks=eight_bit, count=count
+        )
+        return np.broadcast_to(found, count.shape)
+
+    def tensor_halves(self, sizes: Column) -> Column:
+        """Time gathers or scatters of the tensor axis, half of an all-reduce each.
+
+        Args:
+            sizes: nominal bytes of the complete tensors.
+        """
+        tokens = sizes / (2 * self.columns.hidden)
+        micro_batches = tokens * self.columns.context / self.columns.sequence
+        seconds: Column = comm_times(self.columns.varied("micro_batch", micro_batches), self.constants).tensor / 2
+        return seconds
+
+    def handshake(self, ranks: int) -> float:
+        """Time a message of a few bytes between all of some ranks."""
+        hop = max(float(self.constants.column("hop", self.columns)[0]), float(self.columns.network_hop[0]))
+        steps = 2 * np.ceil(np.log2(ranks)) if ranks > 1 else 0.0
+        return float(self.constants.column("collective", self.columns)[0] + steps * hop)
+
+
+def _layer_products(columns: WorkloadColumns, products: Products) -> tuple[Column, Column]:
+    """Seconds of the products of a layer for one micro-batch, forward and backward, without casts and accumulation."""
+    times = [
+        products.forward_and_backward(columns.tokens, rows, width, in_blocks=True)
+        for rows, width in block_products(columns)
+    ]
+    zero = np.zeros(len(columns))
+    return sum((one[0] for one in times), zero), sum((one[1] + one[2] for one in times), zero)

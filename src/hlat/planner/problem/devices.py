@@ -1,15 +1,28 @@
-"""Device figures for the cost model, from the hardware catalog.
+"""Devices of a plan: their figures, whether hlat runs on them, and the kernels that a run would get.
 
-Cluster -> DeviceSpec: figures per torch device; where none is published, that of the nearest chip
+    Cluster -> DeviceSpec: figures per torch device; where none is published, that of the nearest chip
+    chip, precision mode -> why_not_runnable -> reason, or nothing; comparison_note -> the sentence of a plan
+    request, candidate -> the chip's backend (hlat.runtime.backend), asked as a run asks it -> PlannedExecution
+
+hlat cannot run on chips without a backend, nor in number formats that a backend does not multiply in. A plan for them
+is made for comparison, and says so in its table, its JSON and its recipe fragment.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 
-from hlat.hardware import Cluster
-from hlat.planner.problem.families import CHIP_FAMILIES
+import torch
+
+from hlat.config import compile_obstacle
+from hlat.hardware import Chip, Cluster
+from hlat.model import attention_heads
+from hlat.parallel import compile_refusal
+from hlat.planner.problem.layouts import Candidate
 from hlat.planner.problem.request import PlanRequest
-from hlat.planner.problem.workload import DeviceSpec
+from hlat.planner.problem.workload import CHIP_FAMILIES, DeviceSpec
 from hlat.precision import MODES
+from hlat.runtime.backend.base import AttentionHeads, AttentionKernel, Backend
+from hlat.runtime.backend.table import backend_of
 
 # Share of the peak that large matrix products reach, for chips of which it was never measured. NVIDIA: the nearest chip
 # of the family. Others: nothing is published, and the constant `products` already contains the sustained share.
@@ -79,3 +92,89 @@ def cluster_device(cluster: Cluster) -> DeviceSpec:
         direct_bytes=1e6 * steps.direct_mb if steps else 0.0,
         doubling_bytes=1e6 * steps.doubling_mb if steps else 0.0,
     )
+
+
+def chip_backend(chip: Chip) -> Backend | None:
+    """Return the backend that answers for a chip; None if hlat has none."""
+    return None if chip.device is None else _chip_backend(chip.device, chip.vendor, chip.capability)
+
+
+@cache  # a search asks for each of thousands of layouts
+def _chip_backend(device_type: str, vendor: str, capability: tuple[int, int] | None) -> Backend:
+    return backend_of(device_type).of_chip(vendor, capability)
+
+
+def why_not_runnable(chip: Chip, mode: str) -> str:
+    """Return the reason why hlat cannot train on a chip in a precision mode, without a full stop; empty if it can.
+
+    Args:
+        chip: a chip of the catalog. One that ``hlat hardware measure`` wrote is a device that hlat runs on.
+        mode: precision mode, one of ``MODES``.
+    """
+    backend = chip_backend(chip)
+    if backend is None:
+        measured = chip.family == "measured"
+        return "" if measured else f"hlat has no backend for {chip.name}"
+    device = torch.device("meta")  # the backend answers for the chip, not for a device that is here
+    if mode == "fp8" and (refusal := backend.fp8_refusal(device)):
+        return f"hlat does not run fp8 on {chip.name}: {refusal}"
+    if MODES[mode].compute == torch.bfloat16 and chip.sixteen_bit != "bfloat16":
+        return f"{chip.name} multiplies in fp16, not in bf16, which precision {mode} needs and torch emulates slowly"
+    return ""
+
+
+def comparison_note(request: PlanRequest) -> str:
+    """Return the sentence that marks a plan which hlat cannot run; empty for one that it can."""
+    reason = why_not_runnable(request.cluster.chip, request.mode)
+    return f"for comparison only: {reason}" if reason else ""
+
+
+_ELSEWHERE = torch.device("meta")  # backends answer for the chip, not for a device that is here
+
+
+@dataclass(frozen=True)
+class PlannedExecution:
+    """Decisions of a run on its device.
+
+    Attributes:
+        attention: kernel of attention; None on chips or in number formats that hlat does not run.
+        deterministic: ``run.deterministic``, resolved.
+        compiled: True if blocks are compiled.
+    """
+
+    attention: AttentionKernel | None
+    deterministic: bool
+    compiled: bool
+
+
+def planned_execution(request: PlanRequest, candidate: Candidate) -> PlannedExecution:
+    """Decide as a run of this request in this layout does."""
+    chip, recipe = request.cluster.chip, request.recipe
+    asked = "auto" if recipe is None else recipe.run.compile
+    layout, backend = candidate.parallel, chip_backend(chip)
+    if backend is None:
+        refusal = compile_obstacle(layout.pipeline, layout.schedule)
+    else:
+        refusal = compile_refusal(layout, MODES[request.mode].compute, 0.0, candidate.world, backend, _ELSEWHERE)
+    heads = attention_heads(
+        request.model,
+        request.mode,
+        request.sequence,
+        isolate=recipe is not None and recipe.data.isolate,
+        tensor=candidate.tensor,
+        context=candidate.context,
+    )
+    compiled = asked == "blocks" or (asked == "auto" and not refusal)
+    if backend is None or why_not_runnable(chip, request.mode):
+        return PlannedExecution(None, request.deterministic is not False, compiled)
+    attention, deterministic = _attention_kernel(backend, heads, request.deterministic)
+    return PlannedExecution(attention, deterministic, compiled)
+
+
+@lru_cache  # a search asks for thousands of layouts, with few kinds of heads
+def _attention_kernel(
+    backend: Backend, heads: AttentionHeads, deterministic: bool | None
+) -> tuple[AttentionKernel, bool]:
+    if deterministic is None:
+        deterministic = backend.deterministic_by_default(heads, _ELSEWHERE)
+    return backend.attention_kernel(heads, deterministic, _ELSEWHERE), deterministic

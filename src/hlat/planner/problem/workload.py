@@ -1,9 +1,15 @@
 """Inputs of the cost model: one training step of a model, in one layout, with one software, on one kind of device.
 
-    Workload (one step) -> WorkloadColumns (many): the same field names, one array per field
+    family of a chip -> ChipFamily: names under which its constants are looked up, the nearest first
+    ModelShape, StepLayout, SoftwareProfile, DeviceSpec, OptimizerCost -> Workload (one step)
+        -> WorkloadColumns (many steps: the same field names, one array per field)
+            -> block_products, layer_weights, rank_weights: sizes that several formulas need
 
 The cost formulas take columns, so that thousands of layouts cost a few array operations. Published runs, layouts of a
 search and a layout given by the user are all computed by the same formulas.
+
+Chips of a family share the constants of the time model. A family without published runs takes those of its nearest
+relative, for a reason that a plan states, and its predictions get a wider range.
 """
 
 from collections.abc import Sequence
@@ -14,7 +20,72 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hlat.planner.problem.families import FAMILIES
+GPU, ALL = "gpu", "all"
+"""Names of values that NVIDIA's families share, and that all share (constants.yaml)."""
+
+
+@dataclass(frozen=True)
+class ChipFamily:
+    """A family of chips.
+
+    Attributes:
+        name: name in the hardware catalog.
+        like: family whose constants it takes; empty for one with constants of its own.
+        reason: why those; empty for one with constants of its own.
+        spread: standard deviation of the logarithm of the step time that borrowed constants add.
+        compiled: True if a compiler builds complete programs for its chips.
+        nvidia: True for NVIDIA's, some of whose constants are shared.
+        first_kernels: True if torch has no FlashAttention 2 for its chips.
+    """
+
+    name: str
+    like: str = ""
+    reason: str = ""
+    spread: float = 0.0
+    compiled: bool = False
+    nvidia: bool = False
+    first_kernels: bool = False
+
+    @property
+    def lookup(self) -> tuple[str, ...]:
+        """Names under which its constants are found, the nearest first."""
+        return tuple(filter(None, (self.name, self.like, GPU * self.nvidia, ALL)))
+
+
+# The spread of a relative by the same maker: as far as the constants of ampere, hopper and blackwell are from each
+# other, about a fifth. Of another maker's: as the prior of `products` for Trainium's compiler, 0.3.
+_SAME_MAKER, _OTHER_MAKER = 0.2, 0.3
+CHIP_FAMILIES = {
+    family.name: family
+    for family in (
+        ChipFamily("ampere", nvidia=True),
+        ChipFamily("hopper", nvidia=True),
+        ChipFamily("blackwell", nvidia=True),
+        ChipFamily("trainium", compiled=True),
+        ChipFamily("tpu", compiled=True),
+        ChipFamily("measured"),
+        ChipFamily(
+            "volta", "ampere", "tensor cores of the generations before", _SAME_MAKER, nvidia=True, first_kernels=True
+        ),
+        ChipFamily("graphics", "ampere", "the same tensor-core instructions, on GDDR memory", _SAME_MAKER, nvidia=True),
+        ChipFamily("cdna", "hopper", "a GPU with the same kind of kernels, by another maker", _OTHER_MAKER),
+        ChipFamily("xe", "ampere", "a GPU with the same kind of kernels, by another maker", _OTHER_MAKER),
+        ChipFamily("gaudi", "tpu", "few large matrix units behind a graph compiler", _OTHER_MAKER, compiled=True),
+    )
+}
+"""All families by name; ``measured`` is a machine measured by the user."""
+
+FAMILIES = tuple(CHIP_FAMILIES)
+"""Names of the families; columns of workloads hold their position here."""
+
+
+def borrowed_constants(family: str) -> str:
+    """Say whose constants a family without published runs takes, and why; empty for a family with its own."""
+    found = CHIP_FAMILIES[family]
+    if not found.like:
+        return ""
+    return f"no published run of this chip family ({family}) was used: constants of {found.like} ({found.reason})"
+
 
 Column = NDArray[np.float64]
 RecomputePolicy = Literal["none", "selective", "full"]

@@ -1,20 +1,44 @@
-"""HTML report of plans, without scripts or external references: tables, Pareto front, memory, pipeline timeline.
+"""Plans as an HTML page, and a simulated step as a trace.
 
-plans -> charts (hlat.page, svg.py) -> text of one page, which a browser opens from a file, offline
+    plans --html_page--> tables, Pareto front, memory, time of a step (hlat.page) -> text of one page
+    plan --step_timeline--> passes of each pipeline rank --timeline_chart--> boxes by time, as SVG
+                                                         --chrome_trace--> events for chrome://tracing or Perfetto
+
+A browser opens the page from a file, offline: there are no scripts and no external references.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from hlat.page import Dot, Html, bar_chart, duration, grid, page, paragraph, scatter_chart, section, table
-from hlat.planner.problem.runnable import comparison_note
+from hlat.page import (
+    Dot,
+    Html,
+    bar_chart,
+    colour,
+    duration,
+    format_tick,
+    grid,
+    make_axis,
+    page,
+    paragraph,
+    scatter_chart,
+    section,
+    table,
+    text,
+)
+from hlat.planner.cost.step_time import Timeline
+from hlat.planner.plan import TrainingPlan, layout_json
+from hlat.planner.problem.devices import comparison_note
 from hlat.planner.report.comparison import comparison_lines, pareto_front_of_plans
-from hlat.planner.report.energy import energy_sentence, energy_text
-from hlat.planner.report.explain import expectation, explain, interval_text
-from hlat.planner.report.saves import storage_sentence
-from hlat.planner.report.svg import timeline_chart
-from hlat.planner.report.trace import step_timeline
-from hlat.planner.search.plan import TrainingPlan, layout_json
-from hlat.planner.search.search import LayoutPrediction
+from hlat.planner.report.explanation import (
+    energy_sentence,
+    energy_text,
+    expectation,
+    explain,
+    interval_text,
+    storage_sentence,
+)
+from hlat.planner.search import LayoutPrediction, timeline
 
 _GIB = 1 << 30
 # Median error over 117 published readings of sources that were not looked at for the rules: docs/notebook/memory.md.
@@ -51,7 +75,7 @@ def _sections(plan: TrainingPlan) -> list[Html]:
             f"was fitted to, are {_MEMORY_ERROR:.0%} off in the median; hlat's own processes are within 8 % on CPUs, "
             "and were never measured on accelerators."
         ),
-        section("Layouts", [_table(plan)], level=3),
+        section("Layouts", [_layout_table(plan)], level=3),
         section("Memory of a device, by pipeline rank", [_memory(plan)], level=3),
         section("Time of a step", [grid([step])], level=3),
     ]
@@ -97,7 +121,7 @@ def _front(plans: Sequence[TrainingPlan]) -> Html:
     return section("Time, cost, memory", [paragraph(note), grid(charts)])
 
 
-def _table(plan: TrainingPlan) -> Html:
+def _layout_table(plan: TrainingPlan) -> Html:
     names = (
         "layout",
         "step, s",
@@ -111,12 +135,12 @@ def _table(plan: TrainingPlan) -> Html:
         "goodput",
         "may be fastest",
     )
-    rows = [_row(plan, prediction) for prediction in (plan.chosen, *plan.alternatives)]
+    rows = [_layout_row(plan, prediction) for prediction in (plan.chosen, *plan.alternatives)]
     rows[0] = (f"{rows[0][0]} (chosen)", *rows[0][1:])
     return table(names, rows, caption="Layouts, the chosen one first", marked=0)
 
 
-def _row(plan: TrainingPlan, prediction: LayoutPrediction) -> tuple[str, ...]:
+def _layout_row(plan: TrainingPlan, prediction: LayoutPrediction) -> tuple[str, ...]:
     content = layout_json(plan.request, prediction)
     tied = len(plan.ranked) > 1 and plan.may_be_fastest(prediction)
     return (
@@ -161,3 +185,94 @@ def _format(value: object) -> str:
     if isinstance(value, list):
         return "; ".join(map(str, value))
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+_PASS_COLOURS = {"forward": 0, "backward": 2, "input": 5, "weight": 4}
+"""Number of the colour of each kind of pass."""
+_WIDTH, _LEFT, _ROW = 960, 40, 18
+_MOST_DRAWN_PASSES = 6000
+
+
+def timeline_chart(title: str, timeline: Timeline) -> Html:
+    """Draw one row per pipeline rank, one box per pass; of a long step, the first passes."""
+    wide, total = _WIDTH - _LEFT - 1, timeline.seconds
+    per_rank = max(1, _MOST_DRAWN_PASSES // len(timeline.ranks))
+    shapes = []
+    for rank, passes in enumerate(timeline.ranks):
+        y = rank * _ROW
+        shapes.append(f'<text x="{_LEFT - 6}" y="{y + 13}" text-anchor="end">{rank}</text>')
+        for shown in passes[:per_rank]:
+            x, width = _LEFT + shown.start / total * wide, (shown.stop - shown.start) / total * wide
+            box = f'x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_ROW - 3}"'
+            label = f"{shown.kind} {shown.micro_batch}, stage {shown.stage}"
+            shapes.append(f'<rect class="edge" {box} fill="{_colour(shown.kind)}"><title>{text(label)}</title></rect>')
+    bottom = len(timeline.ranks) * _ROW
+    axis = make_axis((0.0, total), count=8)
+    for tick in axis.ticks:
+        place = _LEFT + tick / total * wide
+        if place <= _WIDTH - 1:
+            shapes.append(f'<path class="axis" d="M{place:.1f},{bottom}v5"/>')
+            anchor = "end" if place > _WIDTH - 20 else "middle"
+            where = f'x="{place:.1f}" y="{bottom + 18}" text-anchor="{anchor}"'
+            shapes.append(f'<text class="tick" {where}>{format_tick(tick)}</text>')
+    kinds = sorted({each.kind for rank in timeline.ranks for each in rank}, key=list(_PASS_COLOURS).index)
+    legend = "".join(
+        f'<li><svg viewBox="0 0 16 8" aria-hidden="true"><rect width="16" height="8" fill="{_colour(kind)}"/></svg> '
+        f"{text(_NAMES[kind])}</li>"
+        for kind in kinds
+    )
+    summary = f"{title}: {len(timeline.ranks)} pipeline ranks, {format_tick(total)} seconds"
+    name = text(title)
+    return (
+        f'<figure class="timeline"><figcaption>{name}</figcaption><div class="scroll" tabindex="0" role="region" '
+        f'aria-label="{name}"><svg class="wide" viewBox="0 0 {_WIDTH} {bottom + 24}" role="img" '
+        f'aria-label="{text(summary)}"><title>{name}</title>{"".join(shapes)}</svg></div>'
+        f'<ul class="legend">{legend}<li>empty: waiting; axis in seconds</li></ul></figure>'
+    )
+
+
+_NAMES = {
+    "forward": "forward",
+    "backward": "backward",
+    "input": "backward, gradients of inputs",
+    "weight": "backward, gradients of weights",
+}
+
+
+def _colour(kind: str) -> str:
+    return colour(_PASS_COLOURS[kind])
+
+
+_MOST_TRACED_PASSES = 20_000  # more than that, viewers do not show
+
+
+def step_timeline(plan: TrainingPlan) -> Timeline:
+    """Passes of one step; of a long step, as many micro-batches from its start as a viewer can show."""
+    layout = plan.chosen.candidate
+    count = layout.accumulation(plan.request.global_batch)
+    limit = max(layout.pipeline, _MOST_TRACED_PASSES // (2 * layout.pipeline * layout.virtual))
+    if layout.virtual > 1:
+        limit = limit // layout.pipeline * layout.pipeline
+    return timeline(layout, min(count, limit), plan.chosen.stage_times)
+
+
+def chrome_trace(plan: TrainingPlan) -> dict[str, Any]:
+    """Complete events of the trace event format, in microseconds."""
+    events: list[dict[str, Any]] = []
+    for rank, passes in enumerate(step_timeline(plan).ranks):
+        name = {"name": f"pipeline rank {rank}"}
+        events.append({"name": "thread_name", "ph": "M", "pid": 0, "tid": rank, "args": name})
+        for each in passes:
+            events.append(
+                {
+                    "name": f"{each.kind} {each.micro_batch}",
+                    "cat": each.kind,
+                    "ph": "X",
+                    "pid": 0,
+                    "tid": rank,
+                    "ts": each.start * 1e6,
+                    "dur": (each.stop - each.start) * 1e6,
+                    "args": {"stage": each.stage, "micro_batch": each.micro_batch},
+                }
+            )
+    return {"traceEvents": events, "displayTimeUnit": "ms"}

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch.distributed import ProcessGroup
 
-from hlat.runtime.backend.faults.hang_limits import HangLimits
+from hlat.runtime.backend.faults import HangLimits
 from hlat.runtime.errors import LaunchError
 
 TORCH, ONEDNN = "torch", "oneDNN"
@@ -94,7 +94,7 @@ class DocumentKernel:
     """A kernel of attention within documents.
 
     Attributes:
-        name: its key in the table of ``hlat.model.document_mask``.
+        name: its key in the table of ``hlat.model.document_attention``.
         title: name of the kernel in messages.
         is_compiled: True if it can only run compiled.
     """
@@ -177,7 +177,7 @@ class Backend:
     scales_in_adamw: bool = False
     """True if that kernel scales the gradients to clip them, which rounds otherwise than a pass before it."""
     rounding_kernel: str = "torch"
-    """Key of the AdamW kernel for bf16 weights, in the table of ``hlat.optim.adamw_bf16``; torch runs everywhere."""
+    """Key of the AdamW kernel for bf16 weights, in the table of ``hlat.optim.adamw``; torch runs everywhere."""
     rounds_in_hardware: bool = False
     """True if the device can round every conversion to fewer bits stochastically."""
     materialises_masks: bool = False
@@ -213,7 +213,7 @@ class Backend:
     has_graphs: bool = False
     """True if the device repeats recorded work at the cost of one launch (``record``)."""
     packs_weights: bool = False
-    """True if products by packed weights are faster for few rows (``hlat.evaluation.packed_weights``)."""
+    """True if products by packed weights are faster for few rows (``hlat.evaluation.fast_decoding``)."""
 
     def __init__(self, device_type: str) -> None:
         """Describe a device type.

@@ -1,7 +1,8 @@
 """The device of a process: chosen and configured once, queries that need the device only, and its matrix products.
 
-run.device --find_device_type--> device type --configure_numerics--> settings of torch
-                                             --select_device(local rank)--> device of this process
+    run.device --find_device_type--> device type --configure_numerics--> settings of torch
+                                                 --select_device(local rank)--> device of this process
+    a caller that is not hlat --restored_settings--> its own settings and environment again, at the end of the block
 
 ``Backend.product_libraries`` says which libraries multiply matrices on a device; ``hlat.model`` chooses one for each
 product in training, and the peak of a device is measured with all of them, so that utilization is a share of the best.
@@ -9,17 +10,18 @@ product in training, and the peak of a device is measured with all of them, so t
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
 from hlat.runtime.backend.base import ONEDNN, TORCH
-from hlat.runtime.backend.faults.device_faults import find_fault
+from hlat.runtime.backend.faults import find_fault
 from hlat.runtime.backend.table import backend_of
 from hlat.runtime.errors import HlatError, LaunchError, causes
-from hlat.runtime.rank_env import RankInfo
+from hlat.runtime.process import RankInfo
 from hlat.runtime.storage.run_folder import EARLIER_ATTEMPT_ENV
-from hlat.runtime.terminal_text import plural
+from hlat.runtime.terminal import plural
 
 _HOST = "cpu"
 _SHOWN = 300  # characters of a message of a device's software
@@ -183,3 +185,33 @@ PRODUCTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     ONEDNN: linear_by_onednn,
 }
 """Functions of x (rows, in) and weight (out, in) that compute ``x @ weight.T``, by library."""
+
+
+_REDUCTIONS = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
+
+
+@contextmanager
+def restored_settings() -> Iterator[None]:
+    """Restore environment variables and settings of torch at the end of the block: those that ``join_run`` changes.
+
+    One setting stays: on Linux, malloc keeps freed memory from the first run on.
+    """
+    environment = dict(os.environ)
+    mode = torch.get_deterministic_debug_mode()
+    fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    matmul = torch.backends.cuda.matmul
+    reductions = {name: getattr(matmul, name) for name in _REDUCTIONS}
+    compiler = sys.modules.get(_COMPILER_SETTINGS)
+    deterministic = getattr(compiler, "deterministic", None)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        os.environ.update(environment)
+        torch.set_deterministic_debug_mode(mode)
+        torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+        for name, value in reductions.items():
+            setattr(matmul, name, value)
+        if (compiler := sys.modules.get(_COMPILER_SETTINGS)) is not None:
+            compiler.deterministic = bool(deterministic)  # type: ignore[attr-defined]

@@ -37,9 +37,9 @@ import torch.distributed as dist
 
 from hlat.runtime.backend.device import accelerator_in_use
 from hlat.runtime.backend.table import is_device_file
-from hlat.runtime.process.lossy_output import let_output_be_lost, lossy_stream
-from hlat.runtime.process.progress import ProgressRecord, begin_progress
-from hlat.runtime.terminal_text import EscapingStream
+from hlat.runtime.process import let_output_be_lost, lossy_stream
+from hlat.runtime.progress import ProgressRecord, begin_progress
+from hlat.runtime.terminal import EscapingStream
 
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _NICENESS = 10  # a tenth of a busy core, so that training is not slowed down

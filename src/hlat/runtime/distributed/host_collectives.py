@@ -5,25 +5,107 @@
     some ranks:  tensors --exchange-> some ranks
     rank 0:      action --run_on_rank0--> its result, or its error, on every rank
     every rank:  action --run_on_all----> its own result, or an error on every rank
+    every rank:  number --AsyncMax: all-reduce while the step is computed--> maximum
 
-Values are encoded by ``wire_format.py``, without pickle, which could run code in the reader. While a rank waits for the
-others it still handles signals. With a single process each collective is trivial and does not use torch.distributed.
+    a blocking C++ call            --call_interruptibly, on a thread of its own--> its result, or its error
+    a collective in the background --wait_for_work, in slices of a second-------> done, or its error
+
+Values are encoded by ``wire_format.py``, without pickle, which could run code in the reader. With a single process each
+collective is trivial and does not use torch.distributed.
+
+While a rank waits for the others it still handles signals, within a second. Python runs signal handlers between two
+bytecode instructions of the main thread. A main thread that waits inside a library runs none until the library returns,
+which may take ten minutes, or forever.
+
+A signal may reach only some ranks, or reach them in different steps. A rank that stopped alone would leave the others
+waiting in the next collective. With the maximum of their signal numbers all ranks stop after the same step.
 """
 
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from datetime import timedelta
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from hlat.runtime.distributed.sendable_types import sendable
-from hlat.runtime.distributed.waiting import call_interruptibly, wait_for_work
 from hlat.runtime.distributed.wire_format import MalformedMessage, decode, encode
 from hlat.runtime.errors import HlatError, LaunchError
 
 T = TypeVar("T")
+
+WAIT_SLICE = timedelta(seconds=1)
+"""Interval at which a waiting process handles signals."""
+
+
+class _Outcome(Generic[T]):
+    """Result or error of a call on another thread."""
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call = call
+        self._value: list[T] = []
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._value.append(self._call())
+        except BaseException as error:
+            self._error = error
+
+    def get(self) -> T:
+        if self._error is not None:
+            raise self._error
+        return self._value[0]
+
+
+def call_interruptibly(call: Callable[[], T], timeout: timedelta | None = None) -> T:
+    """Run a call that may block for long, and handle signals meanwhile; return its result.
+
+    The call runs on a daemon thread. If a signal handler raises, as that of Ctrl-C does, or the time is over, the
+    thread stays blocked until the process ends, which does not wait for it.
+
+    Args:
+        call: the call.
+        timeout: time after which it is given up; None to wait for ever.
+
+    Raises:
+        TimeoutError: the call took longer.
+        Exception: the error of the call.
+    """
+    if timeout is None and threading.current_thread() is not threading.main_thread():
+        return call()  # signal handlers run on the main thread only
+    outcome = _Outcome(call)
+    thread = threading.Thread(target=outcome.run, name="waiting", daemon=True)
+    thread.start()
+    begin = time.monotonic()
+    while thread.is_alive():
+        thread.join(WAIT_SLICE.total_seconds())
+        if timeout is not None and thread.is_alive() and time.monotonic() - begin > timeout.total_seconds():
+            raise TimeoutError(f"no answer within {timeout.total_seconds():g} s")
+    return outcome.get()
+
+
+def wait_for_work(work: dist.Work | None) -> None:
+    """Wait for an asynchronous gloo collective, in slices.
+
+    This does not work for messages between two ranks: gloo aborts those at the end of the first slice.
+
+    Raises:
+        RuntimeError: the collective failed, for example because a peer has died.
+    """
+    assert work is not None, "this process is a member of the group"
+    while True:
+        try:
+            work.wait(WAIT_SLICE)
+        except RuntimeError:
+            if not work.is_completed():  # only the slice has timed out
+                continue
+            work.wait()
+        return
 
 
 _HEAD = 1024  # bytes of the first message; short values need no second one
@@ -280,3 +362,30 @@ def format_ranks(ranks: list[int]) -> str:
             spans.append([rank, rank])
     text = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
     return f"rank{'s' if len(ranks) > 1 else ''} {text}"
+
+
+class AsyncMax:
+    """A sequence of asynchronous max all-reduces, one at a time."""
+
+    def __init__(self, ranks: HostGroup) -> None:
+        self._group = ranks.group
+        self._value = torch.zeros(1, dtype=torch.int64)
+        self._work: dist.Work | None = None
+        self._started = False
+
+    def start(self, value: int) -> None:
+        """Start the all-reduce with this rank's value (0: nothing requested). Returns at once."""
+        assert not self._started, "the result of the previous all-reduce has not been read"
+        self._started = True
+        self._value.fill_(value)
+        if self._group is not None:
+            self._work = dist.all_reduce(self._value, dist.ReduceOp.MAX, group=self._group, async_op=True)
+
+    def result(self) -> int:
+        """Wait for all ranks, and return the maximum of their values: the same on all of them."""
+        assert self._started, "no all-reduce has been started"
+        if self._work is not None:
+            wait_for_work(self._work)
+            self._work = None
+        self._started = False
+        return int(self._value.item())

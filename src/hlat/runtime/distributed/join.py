@@ -1,35 +1,51 @@
-"""Join the other processes of a run, and leave them.
+"""Join the other processes of a run, check that all are about to do the same, and leave them; or simulate one rank.
 
-RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
-    --> rendezvous: a store where every process announces itself
-    --> the default process group: collectives on the device
-    --> the control group: small values on the CPU (``HostGroup``)
+    RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+        --> rendezvous: a store where every process announces itself
+        --> the default process group: collectives on the device
+        --> the control group: small values on the CPU (``HostGroup``)  --> Runtime
+
+    facts (recipe, code, data: field -> value) --8-byte hash--> all-gather --equal?--> continue
+                                               --differ: one rank per hash sends its values--> error everywhere
+
+    rank, world --fake_rank: torch's FakeTensorMode, torch's process group "fake"--> Runtime, without the other ranks
 
 A single process skips all of this. Otherwise the cost per process grows linearly with the number of processes: three
 store operations, and one connection per peer and group (``benchmarks/startup.py``).
+
+Processes that disagree do not fail by themselves: they deadlock, or train something that nobody asked for.
+
+The program of a simulated rank is the real one: every tensor has its shape, dtype, strides and storage, but no data,
+and collectives complete at once. It must not read values on the device. Values on the host, such as the tokens of a
+batch, are created and read within ``host_values``.
 """
 
-from collections.abc import Iterator, Sequence
+import hashlib
+import json
+import platform
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
+from torch.distributed import ProcessGroup
 
-from hlat.runtime.backend.compile_cache import damaged_code_error, use_compile_cache
+from hlat.runtime.backend.code_folders import damaged_code_error, use_compile_cache
 from hlat.runtime.backend.device import configure_numerics, device_error, find_device_type, select_device
-from hlat.runtime.backend.faults.hang_limits import HangLimits
+from hlat.runtime.backend.faults import HangLimits
 from hlat.runtime.backend.table import backend_of, interface_variables
-from hlat.runtime.distributed.host_collectives import HostGroup
-from hlat.runtime.distributed.rendezvous import Rendezvous, rendezvous_helpers, rendezvous_ranks
-from hlat.runtime.distributed.signed_store import SignedStore
-from hlat.runtime.distributed.waiting import call_interruptibly
+from hlat.runtime.distributed.host_collectives import HostGroup, call_interruptibly, format_ranks
+from hlat.runtime.distributed.rendezvous import Rendezvous, SignedStore, rendezvous_helpers, rendezvous_ranks
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.rank_env import RankInfo, rank_info
+from hlat.runtime.process import RankInfo, rank_info
+from hlat.runtime.version import hlat_version
 
 # The control group waits while rank 0 alone prepares the data, and savers while the slowest of them writes its shard:
 # both may take hours. A dead peer is detected sooner: its connections close, and gloo reports that at once.
@@ -76,7 +92,7 @@ def join_run(
         deterministic: raise an error for kernels that are not deterministic.
         folder: folder that all processes share. During the rendezvous it holds the run's secret, if the launcher set
             none. Without either, every process that reaches the store may join.
-        compile_cache: folder of compiled code; None as for ``hlat.runtime.backend.compile_cache.compile_cache_folders``.
+        compile_cache: folder of compiled code; None as for ``hlat.runtime.backend.code_folders.compile_cache_folders``.
         limits: what the detection of hangs asks of collectives on devices.
 
     Raises:
@@ -240,3 +256,147 @@ def _connecting(here: RankInfo) -> Iterator[None]:
 def _first_line(error: Exception) -> str:
     """First line of a message: torch's C++ errors append a stack."""
     return str(error).strip().partition("\n")[0]
+
+
+Facts = Mapping[str, Mapping[str, Any]]
+"""Section (recipe, code, data) -> item -> JSON value."""
+
+_ABSENT = "not set"
+_MAX_SHOWN = 20  # maximum number of differing items in a message
+
+
+def check_consistent(ranks: HostGroup, facts: Facts) -> None:
+    """Compare facts about the run across ranks. Collective; exchanges 8 bytes per rank if all agree.
+
+    Args:
+        ranks: all processes of the run.
+        facts: values that must be equal on all ranks: section -> item -> JSON value.
+
+    Raises:
+        LaunchError: they differ. Every rank raises the same error, with each differing item and its values by rank.
+    """
+    if ranks.world == 1:
+        return
+    text = json.dumps(facts, sort_keys=True)
+    own = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    hashes = ranks.all_gather(own)
+    if len(set(hashes)) == 1:
+        return
+    senders = {found: hashes.index(found) for found in hashes}  # one rank per distinct hash sends its values
+    texts = ranks.all_gather(text if senders[own] == ranks.rank else None)
+    kinds = {rank: json.loads(texts[rank] or "{}") for rank in senders.values()}
+    members = {rank: [member for member, found in enumerate(hashes) if senders[found] == rank] for rank in kinds}
+    raise LaunchError(_disagreement(kinds, members))
+
+
+def _disagreement(kinds: dict[int, dict[str, dict[str, Any]]], members: dict[int, list[int]]) -> str:
+    items = {(section, item): None for kind in kinds.values() for section in kind for item in kind[section]}
+    lines = []
+    for section, item in items:
+        values: dict[str, list[int]] = {}
+        for rank, kind in kinds.items():
+            values.setdefault(_shown(kind.get(section, {}), item), []).extend(members[rank])
+        if len(values) > 1:
+            holders = ", ".join(f"{value} on {format_ranks(sorted(found))}" for value, found in values.items())
+            lines.append(f"  {section}: {item} is {holders}")
+    head = "the processes of this run were started differently:"
+    more = [f"  and {len(lines) - _MAX_SHOWN} more"] if len(lines) > _MAX_SHOWN else []
+    remedy = "Start all of them from the same recipe, overrides, data and installation."
+    return "\n".join([head, *lines[:_MAX_SHOWN], *more, remedy])
+
+
+def _shown(items: Mapping[str, Any], item: str) -> str:
+    return _ABSENT if item not in items else json.dumps(items[item], ensure_ascii=False)
+
+
+@cache
+def code_identity() -> dict[str, str]:
+    """Identify the code of this process: a hash of hlat's source files, and the versions of hlat, torch and Python."""
+    return {
+        "source": _source_hash(Path(__file__).parents[2]),
+        "hlat": hlat_version(),
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }
+
+
+def _source_hash(package: Path) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for file in sorted([*package.rglob("*.py"), *package.rglob("*.[ch]")]):
+        content = file.read_bytes()
+        digest.update(f"{file.relative_to(package).as_posix()} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+
+
+@contextmanager
+def fake_rank(rank: int, world: int) -> Iterator[Runtime]:
+    """Simulate one rank of a world within the block, without memory and without the other ranks.
+
+    Args:
+        rank: the rank to simulate, 0 <= rank < world.
+        world: world size.
+
+    Yields:
+        The runtime of the rank. Its tensors report a CPU as device.
+
+    Raises:
+        LaunchError: this process has already joined a run.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415  (real runs do not need it)
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415  (registers the backend)
+
+    if dist.is_initialized():
+        raise LaunchError("this process has already joined a run: a rehearsal needs a process of its own.")
+    if world > 1:
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), _keep_sent_tensors():
+            yield Runtime(torch.device("cpu"), rank, world)
+    finally:
+        if world > 1:
+            dist.destroy_process_group()
+            _forget_meshes()
+
+
+@contextmanager
+def _keep_sent_tensors() -> Iterator[None]:
+    """Keep sent tensors alive as long as the handle of the send, as real process groups do."""
+    send = ProcessGroup.send
+
+    def keeping(group: ProcessGroup, tensors: list[torch.Tensor], *args: Any) -> dist.Work:
+        work = send(group, tensors, *args)
+        weakref.finalize(work, list.clear, list(tensors)).atexit = False
+        return work
+
+    ProcessGroup.send = keeping  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        ProcessGroup.send = send  # type: ignore[method-assign]
+
+
+def _forget_meshes() -> None:
+    """Clear DTensor's cache: it remembers device meshes, and would return those of this world in the next."""
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache  # noqa: PLC0415
+
+    _clear_sharding_prop_cache()
+
+
+def in_fake_world() -> bool:
+    """Return True if new tensors are created without memory."""
+    return torch._C._get_dispatch_mode(_FAKE) is not None
+
+
+@contextmanager
+def host_values() -> Iterator[None]:
+    """Create tensors with memory within the block, also in a fake world, for code that reads values on the host."""
+    mode = torch._C._unset_dispatch_mode(_FAKE)
+    try:
+        yield
+    finally:
+        if mode is not None:
+            torch._C._set_dispatch_mode(mode)

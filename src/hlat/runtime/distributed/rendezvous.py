@@ -1,12 +1,19 @@
 """Rendezvous of the processes of a run: a store over TCP, and proof that each process belongs to the run.
 
     rank 0 listens on MASTER_ADDR:MASTER_PORT, unless the launcher does      the others wait until it does
-    under torchrun, whose store has keys of earlier attempts: all learn the round from rank 0 (``rounds.py``)
+    under torchrun, whose store has keys of earlier attempts:
+        rank r: "which round?" --> the store --> rank 0, while it waits for the others: the round that it has drawn
     each: "I am rank r" and a fresh nonce, signed --> the store --> rank 0: all nonces, signed
-    the secret and the nonces --> a key of this rendezvous only; it signs the addresses that gloo exchanges
+    the secret and the nonces --> a key of this rendezvous only
+    gloo of torch --set, get: addresses of peers--> SignedStore --signature by that key, value--> TCPStore
 
 TCPStore has no authentication: anybody who reaches the port can read and write the store. So values in it are trusted
 only with a valid signature; a forged value can at worst end the rendezvous with an error.
+
+torchrun keeps one store for all restarts, and the number of restarts that it tells each process cannot separate them:
+it is counted per host, and differs if one host's processes failed and another's were only told to restart. So each
+process asks, and only a rank 0 that is alive answers. Questions of processes that have ended are answered too, which
+does no harm.
 """
 
 import os
@@ -16,6 +23,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -27,14 +35,116 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from hlat.runtime.backend.table import interface_variables
 from hlat.runtime.distributed.addresses import interface_of, is_loopback, listen, wait_until_reachable
-from hlat.runtime.distributed.host_collectives import format_ranks
-from hlat.runtime.distributed.rounds import RoundAnswers, ask_for_round
+from hlat.runtime.distributed.host_collectives import WAIT_SLICE, call_interruptibly, format_ranks
 from hlat.runtime.distributed.run_secret import RUN_SECRET_ENV, Signer, run_signer
-from hlat.runtime.distributed.signed_store import SignedStore, put_bytes
-from hlat.runtime.distributed.waiting import WAIT_SLICE, call_interruptibly
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.process.process_status import LAUNCHER_ENV
-from hlat.runtime.rank_env import RankInfo
+from hlat.runtime.process import LAUNCHER_ENV, RankInfo
+
+
+def put_bytes(store: Store, key: str, value: bytes) -> None:
+    """Set a value of bytes."""
+    store.set(key, value)  # type: ignore[arg-type]  # torch takes both, and its stubs say str only
+
+
+class SignedStore(Store):
+    """A store whose values carry a signature; torch's gloo exchanges the addresses of peers through it.
+
+    Attributes:
+        plain: the underlying store, without signatures.
+    """
+
+    def __init__(self, plain: Store, signer: Signer) -> None:
+        super().__init__()
+        self.plain, self._signer = plain, signer
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Sign a value and store it."""
+        content = value.encode() if isinstance(value, str) else value
+        put_bytes(self.plain, key, self._signer.sign(key.encode(), content) + content)
+
+    def get(self, key: str) -> bytes:
+        """Return a value.
+
+        Raises:
+            LaunchError: its signature is not valid.
+        """
+        value = self.plain.get(key)
+        signature, content = value[: Signer.SIZE], value[Signer.SIZE :]
+        if not self._signer.is_valid(signature, key.encode(), content):
+            raise LaunchError(f"the store of the run contains a value at {key} that no process of the run has written.")
+        return content
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Return several values; errors as for ``get``."""
+        return [self.get(key) for key in keys]
+
+    def has_extended_api(self) -> bool:
+        """Return False: torch must not use operations that bypass the signatures."""
+        return False
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Wait until all keys exist."""
+        self.plain.wait(keys, *([] if timeout is None else [timeout]))
+
+    def check(self, keys: list[str]) -> bool:
+        """Return True if all keys exist."""
+        return self.plain.check(keys)
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter and return it. Counters are not signed, because the server adds them up."""
+        return self.plain.add(key, amount)
+
+    def delete_key(self, key: str) -> bool:
+        """Delete a key; return True if it existed."""
+        return self.plain.delete_key(key)
+
+    def num_keys(self) -> int:
+        """Return the number of keys in the store."""
+        return self.plain.num_keys()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the timeout of the underlying store."""
+        self.plain.set_timeout(timeout)
+
+
+_QUESTIONS, _ANSWERED = "questions", "answered"
+
+
+class RoundAnswers:
+    """Answers of rank 0.
+
+    Args:
+        server: the store.
+    """
+
+    def __init__(self, server: Store) -> None:
+        self._store = PrefixStore("hlat/rounds", server)
+        self.round = secrets.token_hex(8)
+
+    def answer(self) -> None:
+        """Answer the questions that nobody has answered yet."""
+        asked, done = self._store.add(_QUESTIONS, 0), self._store.add(_ANSWERED, 0)
+        for number in range(done + 1, asked + 1):
+            put_bytes(self._store, f"round/{number}", self.round.encode())
+        if asked > done:
+            self._store.add(_ANSWERED, asked - done)
+
+
+def ask_for_round(server: Store, seconds: float) -> str | None:
+    """Ask rank 0 for the round of this attempt; return None if it has not answered in time.
+
+    Args:
+        server: the store.
+        seconds: time to wait.
+    """
+    store = PrefixStore("hlat/rounds", server)
+    key, deadline = f"round/{store.add(_QUESTIONS, 1)}", time.monotonic() + seconds
+    while not store.check([key]):  # in short steps, so that signals are handled
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(0.05)
+    return store.get(key).decode("ascii", "replace")
+
 
 ARRIVAL_TIMEOUT = timedelta(minutes=10)
 """Time to wait for the other processes: a scheduler may start them minutes apart."""

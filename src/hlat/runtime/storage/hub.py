@@ -1,8 +1,9 @@
 """Models of the Hugging Face Hub by id: their files, downloaded once into the Hub's own cache, of one pinned commit.
 
-    "Qwen/Qwen3-8B"            -> commit of the branch main
-    "Qwen/Qwen3-8B@REVISION"   -> commit of a branch or tag, or the commit itself
+    "Qwen/Qwen3-8B"             -> commit of the branch main
+    "Qwen/Qwen3-8B@REVISION"    -> commit of a branch or tag, or the commit itself
     HubModel.snapshot(patterns) -> folder of the cache with these files of the commit
+    id of a data set where a path is expected --dataset_id_advice--> what to write instead
 
 The package huggingface_hub does it (tokenizers installs it), with its environment variables: HF_HOME for the cache,
 HF_TOKEN for models that need permission, HF_HUB_OFFLINE, HF_ENDPOINT for a mirror. Without network a commit that is in
@@ -17,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
+_MODEL_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
 _FILE_ENDINGS = (".json", ".model", ".yaml", ".yml", ".bin", ".safetensors")
 
 CONFIG_FILES = ("config.json", "generation_config.json")
@@ -51,7 +52,7 @@ class HubModel:
     @classmethod
     def parse(cls, text: str) -> "HubModel | None":
         """Read an id as recipes give it; None for anything else: a path, a URL, or the name of a file that exists."""
-        found = _ID.fullmatch(text)
+        found = _MODEL_ID.fullmatch(text)
         if found is None or text.endswith(_FILE_ENDINGS) or Path(text).exists():
             return None
         return cls(found[1], found[2])
@@ -140,3 +141,23 @@ def _progress_only_for(large: Sequence[str], patterns: Sequence[str]) -> Iterato
 
 def _endpoint() -> str:
     return os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+
+
+_DATASET_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+_DATA_ENDING = re.compile(r"\.(jsonl?|ndjson|parquet|pq|arrow|txt|csv|tsv|gz|zst|bin|idx|model|ya?ml)$", re.IGNORECASE)
+
+
+def dataset_id_advice(path: str) -> str:
+    """Return what to write instead of a path that does not exist but has the form of an id; empty if it has not.
+
+    Args:
+        path: the path, as in ``HuggingFaceFW/fineweb``.
+    """
+    if _DATASET_ID.fullmatch(path) is None or _DATA_ENDING.search(path):
+        return ""
+    folder = path.partition("/")[2]
+    return (
+        f"If it is a data set of the Hugging Face Hub, name its files, as in hf://datasets/{path}/**/*.parquet; or "
+        f"download them with `hf download {path} --repo-type dataset --local-dir {folder}`, and give "
+        f"'{folder}/**/*.parquet'."
+    )

@@ -3,6 +3,7 @@
     first attempt     create the folder --> take .lock --> write .run-id, a random number
     before each save  is .lock in the folder the file that is open here?  --no--> StateLostError, nothing is written
     next attempt      does .run-id equal the id of the previous attempt?  --no--> StateLostError
+    once in a run     name --OnceMarkers.claim--> an empty file, durable before the event --> False ever after
 
 An unmounted file system leaves its mount point behind, an empty folder of the same name; a removed folder may be
 created again by another program. Files written there would not belong to the run, and a restarted run would not find
@@ -18,8 +19,8 @@ from pathlib import Path
 from typing import Self
 
 from hlat.runtime.errors import StateLostError, StorageError
-from hlat.runtime.process.progress import blocking_call
-from hlat.runtime.storage.file_content import broken_link
+from hlat.runtime.progress import blocking_call
+from hlat.runtime.storage.local_files import broken_link, sync_to_disk
 
 LOCK_NAME = ".lock"
 RECIPE_NAME = "recipe.yaml"
@@ -194,3 +195,37 @@ def _lost(path: Path, run_id: str | None) -> StorageError:
         "back to this path, then run the same command: it resumes from the newest checkpoint. To begin a new run, set "
         "another run.dir."
     )
+
+
+class OnceMarkers:
+    """Claimed names, stored as empty files of a folder.
+
+    Args:
+        folder: folder of the markers. It is created at the first claim; its parent must exist.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def claimed(self) -> set[str]:
+        """Return the names that were claimed."""
+        try:
+            return {path.name for path in self._folder.iterdir()}
+        except FileNotFoundError:
+            return set()
+
+    def claim(self, name: str) -> bool:
+        """Claim a name; return True the first time, and False ever after, even if this process is killed next.
+
+        Raises:
+            StorageError: the folder cannot be written.
+        """
+        try:
+            self._folder.mkdir(exist_ok=True)
+            os.close(os.open(self._folder / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+            sync_to_disk(self._folder)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise StorageError(f"{self._folder}: cannot be written: {error.strerror}. Give another run.dir.") from error
+        return True

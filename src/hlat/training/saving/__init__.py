@@ -1,1 +1,1 @@
-"""Saving the state of a run: checkpoints, snapshots and exports, the corruption check before them, rollback to them."""
+"""Saving: when to save, rollback to what was saved, the check of replicas, and exports while training."""

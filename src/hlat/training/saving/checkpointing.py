@@ -1,4 +1,4 @@
-"""Checkpointer: saves the state of a run when the recipe says so, in the background if there is a saver process.
+"""Checkpointer: saves the state of a run when the recipe says so. And rollback: return to an earlier state in place.
 
     checkpoint due --> state --copied to shared memory--> saver process writes it during the next steps --> result is
                                                                                           received after a later step
@@ -6,7 +6,14 @@
     snapshot due ----> state --> the same way, as a snapshot
     end of the run --> state --> as a checkpoint, and waited for
 
+    roll_back: newest valid checkpoint, or the initial state
+        -> weights, optimizer state, RNG, data cursors, anomaly policy
+        -> components, prefetcher and metrics continue from there, without the samples that spoiled the step
+
 A failed save is an event, not the end of the run, until ``checkpoint.failures`` saves in a row have failed.
+
+After a rollback, steps that are repeated read the same samples and give the same bits, so the result does not depend on
+the checkpoint from which they start. Processes, process groups and compiled code stay.
 """
 
 import time
@@ -26,25 +33,29 @@ from hlat.checkpoint import (
     SnapshotResult,
     TierEvent,
     TierSettings,
+    load_weights,
     run_saver,
     save_with_retries,
 )
 from hlat.config import CheckpointConfig, Recipe
-from hlat.resilience import open_saver_progress, record_durable_step, record_saver
+from hlat.model import initialise
+from hlat.resilience import open_saver_progress, record_durable_step, record_saver, reset_durable_step
 from hlat.runtime.distributed.helper_process import HelperProcess, start_helper
 from hlat.runtime.errors import StorageError
-from hlat.runtime.process.phase import enter_phase
-from hlat.runtime.process.progress import ProgressRecord
-from hlat.runtime.rank_env import RankInfo
+from hlat.runtime.process import RankInfo
+from hlat.runtime.progress import ProgressRecord, enter_phase
+from hlat.runtime.randomness import seed_generators
+from hlat.runtime.storage.run_folder import EarlierAttempt
 from hlat.tracking import OtherRankTracker, Tracker
-from hlat.training.components.base import StepEnd, TrainingComponent
-from hlat.training.divergence import check_finite
+from hlat.training.batches import BatchPrefetcher
+from hlat.training.components import StepEnd, TrainingComponent, load_state
 from hlat.training.faulty_disk import checkpoint_disk
-from hlat.training.newest_saved import SavedCheckpoint
-from hlat.training.process.snapshot_clock import SnapshotClock, report_tier_notes
-from hlat.training.run_state import RunState
+from hlat.training.interruptions import SnapshotClock, report_tier_notes
+from hlat.training.run_state import RunState, SavedCheckpoint, check_nothing_lost
 from hlat.training.saving.corruption_check import CorruptionCheck
+from hlat.training.start import report_damaged
 from hlat.training.step import StepResult
+from hlat.training.step_metrics import check_finite
 
 
 @contextmanager
@@ -318,3 +329,52 @@ def _periods(config: CheckpointConfig) -> list[int]:
     """Return the checkpoint periods in steps: of every_steps, keep_every_steps and exports."""
     exports = config.export.every_steps if config.export is not None else None
     return [every for every in (config.every_steps, config.keep_every_steps, exports) if every is not None]
+
+
+def roll_back(state: RunState, prefetcher: BatchPrefetcher, tracker: Tracker | OtherRankTracker) -> None:
+    """Undo the steps since the newest checkpoint, including the anomalous one. Collective.
+
+    Raises:
+        CheckpointError: there are checkpoints, but none is valid.
+        StateLostError: the newest checkpoint, or the run's folder, is gone.
+        StorageError: the storage cannot be read.
+    """
+    enter_phase("checkpoint")
+    undone, damaged_before = state.step, len(state.damaged)
+    prefetcher.discard()
+    state.check_folder()  # a missing folder would look like a run without checkpoints
+    checkpoint = state.store.newest()
+    report_damaged(state.damaged[damaged_before:], tracker)
+    found, expected = checkpoint.step if checkpoint is not None else None, state.saved
+    durable = EarlierAttempt(expected.step, "") if expected is not None else None
+    check_nothing_lost(state.runtime.ranks, state.recipe.run_dir, found, durable, state.damaged[damaged_before:])
+    if expected is not None and (found or 0) < expected.step:
+        reset_durable_step(found)
+    if checkpoint is None:
+        _reset_to_start(state)
+    else:
+        assert checkpoint.step < undone, "a step is saved only after its anomaly check"
+        state.runtime.ranks.run_on_all(
+            lambda: load_state(checkpoint, state.recipe, state.model, state.optimizer, state.components)
+        )
+    state.training_data.restore(checkpoint)
+    state.anomalies.roll_back(checkpoint.meta.get("anomalies") if checkpoint is not None else None)
+    state.step = checkpoint.step if checkpoint is not None else 0
+    state.saved = SavedCheckpoint(checkpoint.step, checkpoint.path) if checkpoint is not None else None
+    prefetcher.restart(state.training_data.reader(state.model, state.samples))
+    tracker.rewind(state.step)
+    tracker.event("rollback", step=state.step, undone=undone, path=str(checkpoint.path) if checkpoint else None)
+    enter_phase("between")
+
+
+def _reset_to_start(state: RunState) -> None:
+    """Restore the state before the first step."""
+    recipe = state.recipe
+    seed_generators(recipe.training.seed)
+    if recipe.checkpoint.init_from is None:
+        initialise(state.model.local_parameters, recipe.model, recipe.training.seed)
+    else:
+        parameters, expected = state.model.local_parameters, state.initial_weights
+        load_weights(recipe.checkpoint.init_from, recipe.model, parameters, state.runtime.ranks, expected)
+    state.optimizer.state.clear()
+    state.components.reset()

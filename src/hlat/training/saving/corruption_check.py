@@ -18,11 +18,11 @@ from typing import Any, NoReturn
 from hlat.checkpoint import software_versions
 from hlat.resilience import CorruptionIncident, Mismatch, ReplicaCheck
 from hlat.runtime.errors import CorruptionError, PersistentCorruptionError, StorageError
-from hlat.runtime.process.phase import enter_phase
-from hlat.runtime.storage.fsync import sync_to_disk
-from hlat.runtime.terminal_text import plural
+from hlat.runtime.progress import enter_phase
+from hlat.runtime.storage.local_files import sync_to_disk
+from hlat.runtime.terminal import plural
 from hlat.tracking import OtherRankTracker, Tracker
-from hlat.training.components.base import StepEnd, TrainingComponent
+from hlat.training.components import StepEnd, TrainingComponent
 from hlat.training.run_state import RunState
 
 _LISTED = 20  # tensors in an event, at most; integrity.json has all

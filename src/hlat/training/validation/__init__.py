@@ -1,1 +1,1 @@
-"""Evaluation of weights while training: loss on fixed sequences, and scores of tasks, in any parallel layout."""
+"""Validation while training: losses of held-out sets, scores of tasks, continued prompts."""

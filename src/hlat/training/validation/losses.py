@@ -1,4 +1,10 @@
-"""Loss on a fixed set of sequences, and bits per byte, which is comparable across tokenizers."""
+"""Loss on a fixed set of sequences, and bits per byte, which is comparable across tokenizers. Forward only.
+
+    ValidationData --validate: equal batches for every data-parallel rank--> LossEvaluator --> losses of rows
+        --summed over ranks, and by source--> ValidationResult
+
+A LossEvaluator is the model of a run, in any parallel layout, or a ``SingleProcessModel``.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +17,13 @@ import torch.nn.functional as F
 from hlat.data import Batch, ValidationData
 from hlat.model import IGNORED, Decoder, Reduction, row_losses
 from hlat.parallel import MicroBatch, sum_on_host
-from hlat.training.validation.batching import split_batches
+
+
+def split_batches(members: Sequence[int], size: int, ranks: int, rank: int) -> list[list[int]]:
+    """Split rows into batches, and return those of a data-parallel rank; every rank has the same number of them."""
+    rounds = -(-len(members) // (size * ranks))
+    starts = [(number * ranks + rank) * size for number in range(rounds)]
+    return [list(members[start : start + size]) for start in starts]
 
 
 @dataclass(frozen=True)

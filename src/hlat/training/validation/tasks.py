@@ -1,18 +1,196 @@
-"""Scores of evaluation tasks: log-likelihoods of rendered requests in any parallel layout, forward only.
+"""Evaluation tasks and prompts while training: rows of tokens, scored or continued in any layout, forward only.
 
-TokenRows --sorted by length, equal batches for every data-parallel rank--> losses of rows, summed over ranks
-    --> TaskScore by task: accuracy, length-normalised accuracy, bits per byte of the gold answers
+    FILE.jsonl --read_requests--> TaskRequest --encode_requests--> TokenRow: input tokens, and how many are asked for
+    rows --row_lengths--> groups of one padded length --split_batches--> this rank's batches --pad_rows--> MicroBatch
+    TokenRows --score_requests--> losses of rows, summed over ranks
+        --task_scores--> TaskScore by task: accuracy, length-normalised accuracy, bits per byte of the gold answers
+    prompts --continue_rows: the most likely token, one forward pass each--> tokens --> texts --> samples.jsonl
+
+Requests are rendered before training: continuations whose likelihood is asked for. A line of the file is an object with
+the keys of ``TaskRequest``. Requests of one group belong to one example: the choices of a question, or the gold answer
+alone. ``hlat evaluate --render`` makes them of tasks of lm-eval.
+
+Rows are padded to one of a few lengths, so that short rows cost less than complete sequences. Padding comes last, where
+causal attention does not look at it.
+
+There is no cache of keys and values, which layouts with pipeline or context parallelism could not keep: a token of a
+sample costs a forward pass over its row. Samples are meant to be few and short.
 """
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, NamedTuple
 
-from hlat.training.validation.batching import split_batches
-from hlat.training.validation.losses import LossEvaluator
-from hlat.training.validation.requests import TaskRequest, TokenRow
-from hlat.training.validation.rows import pad_rows, row_lengths
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hlat.data import Tokenizer, write_atomic
+from hlat.model import IGNORED, next_tokens
+from hlat.parallel import MicroBatch
+from hlat.runtime.errors import DataError, StorageError
+from hlat.training.validation.losses import LossEvaluator, split_batches
+
+_SHOWN_PROBLEMS = 10  # problems of a file that an error lists
+
+
+class TaskRequest(BaseModel):
+    """A line of a file of requests.
+
+    Attributes:
+        task: name of the task.
+        group: example of the task that the request belongs to.
+        context: text before the continuation.
+        continuation: text whose likelihood is asked for; begins with the space between it and the context, if any.
+        is_gold: True for a right answer.
+        characters: characters by which the log-likelihood is divided for ``acc_norm``; those of the continuation
+            without white space at its ends if not given.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    task: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    group: int
+    context: str
+    continuation: Annotated[str, Field(min_length=1)]
+    is_gold: bool
+    characters: Annotated[int, Field(gt=0)] | None = None
+
+    @property
+    def normalization(self) -> int:
+        """Number of characters that the log-likelihood is divided by."""
+        return self.characters or max(1, len(self.continuation.strip()))
+
+
+class TokenRow(NamedTuple):
+    """Tokens of a request: the last ``asked`` ones are the continuation."""
+
+    tokens: tuple[int, ...]
+    asked: int
+
+
+def read_requests(files: Sequence[str | Path]) -> list[TaskRequest]:
+    """Read files of requests.
+
+    Raises:
+        DataError: a file cannot be read, has lines that are no requests, or examples without a gold answer; lists them.
+    """
+    requests: list[TaskRequest] = []
+    problems: list[str] = []
+    for file in files:
+        found, wrong = _read_request_file(Path(file))
+        requests += found
+        problems += wrong
+    golds = {(request.task, request.group): False for request in requests}
+    for request in requests:
+        golds[request.task, request.group] |= request.is_gold
+    problems += [f"task {task}, group {group}: no answer is gold" for (task, group), gold in golds.items() if not gold]
+    if problems:
+        more = [f"and {len(problems) - _SHOWN_PROBLEMS} more"] if len(problems) > _SHOWN_PROBLEMS else []
+        raise DataError("\n".join(["evaluation.tasks:", *problems[:_SHOWN_PROBLEMS], *more]))
+    return requests
+
+
+def _read_request_file(file: Path) -> tuple[list[TaskRequest], list[str]]:
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n")  # not splitlines: JSON may hold U+2028
+    except (OSError, UnicodeDecodeError) as error:
+        return [], [f"{file} cannot be read: {error}"]
+    requests, problems = [], []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            requests.append(TaskRequest.model_validate_json(line))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            problems.append(f"{file}, line {number}: {where + ': ' if where else ''}{first['msg']}")
+    if not requests and not problems:
+        problems.append(f"{file} has no requests")
+    return requests, problems
+
+
+def write_requests(file: Path, requests: Sequence[TaskRequest]) -> None:
+    """Write a file of requests, one JSON object per line.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    lines = [json.dumps(request.model_dump(exclude_none=True), ensure_ascii=False) for request in requests]
+    try:
+        write_atomic(file, "".join(f"{line}\n" for line in lines).encode())
+    except OSError as error:
+        raise StorageError(f"{file} cannot be written: {error}") from error
+
+
+def encode_requests(requests: Sequence[TaskRequest], tokenizer: Tokenizer, longest: int) -> list[TokenRow]:
+    """Encode requests to the tokens of rows.
+
+    White space at the end of a context moves to its continuation, and the tokens of the continuation are those that
+    the whole text has after the context's, as in lm-eval: a tokenizer may not cut a text at the same place. A text
+    that is too long loses tokens at its beginning.
+
+    Args:
+        requests: requests.
+        tokenizer: encodes texts as in training, with a BOS token if it adds one.
+        longest: most input tokens of a row.
+
+    Raises:
+        DataError: a continuation has more tokens than a row, or there is nothing to predict it from; lists them.
+    """
+    rows, problems = [], []
+    for request in requests:
+        row, problem = _encode_request(request, tokenizer, longest)
+        rows.append(row)
+        problems += [f"task {request.task}, group {request.group}: {problem}"] if problem else []
+    if problems:
+        more = [f"and {len(problems) - _SHOWN_PROBLEMS} more"] if len(problems) > _SHOWN_PROBLEMS else []
+        raise DataError("\n".join(["evaluation.tasks:", *problems[:_SHOWN_PROBLEMS], *more]))
+    return rows
+
+
+def _encode_request(request: TaskRequest, tokenizer: Tokenizer, longest: int) -> tuple[TokenRow, str]:
+    context = request.context.rstrip()
+    continuation = request.context[len(context) :] + request.continuation
+    if context:
+        before = tokenizer.encode_prompt(context)
+        after = tokenizer.encode_prompt(context + continuation)[len(before) :]
+    else:
+        begin = tokenizer.bos_id if tokenizer.bos_id is not None else tokenizer.eos_id
+        before, after = [] if begin is None else [begin], tokenizer.encode(continuation)
+    row = TokenRow(tuple([*before, *after][-(longest + 1) :]), len(after))
+    if not before:
+        return row, "the context is empty, and the tokenizer has no token that begins a text. Give it a context."
+    if not after or len(after) > longest:
+        return row, f"the continuation has {len(after)} tokens, and a row has {longest} (data.sequence_length)."
+    return row, ""
+
+
+_SHORTEST_ROW = 128  # tokens: shorter rows are not faster
+
+
+def row_lengths(longest: int, multiple: int) -> list[int]:
+    """Return the lengths that rows are padded to, ascending: halves of the longest that are multiples of a number."""
+    lengths = [longest]
+    while lengths[-1] // 2 >= _SHORTEST_ROW and lengths[-1] % (2 * multiple) == 0:
+        lengths.append(lengths[-1] // 2)
+    return lengths[::-1]
+
+
+def pad_rows(rows: Sequence[TokenRow], size: int, length: int, isolate: bool) -> MicroBatch:
+    """Pad rows to a batch of ``size`` rows of ``length`` tokens; only tokens of continuations are labels."""
+    inputs_BS = torch.zeros(size, length, dtype=torch.int64)
+    labels_BS = torch.full((size, length), IGNORED, dtype=torch.int64)
+    for index, row in enumerate(rows):
+        tokens, last = torch.tensor(row.tokens), len(row.tokens) - 1
+        inputs_BS[index, :last] = tokens[:-1]
+        labels_BS[index, last - row.asked : last] = tokens[-row.asked :]
+    positions_BS = torch.arange(length).expand(size, -1).contiguous() if isolate else None
+    return MicroBatch(inputs_BS, labels_BS, positions_BS)
 
 
 @dataclass(frozen=True)
@@ -66,10 +244,10 @@ def task_scores(requests: Sequence[TaskRequest], likelihoods: Sequence[float]) -
     examples: dict[str, dict[int, list[tuple[TaskRequest, float]]]] = defaultdict(lambda: defaultdict(list))
     for request, likelihood in zip(requests, likelihoods, strict=True):
         examples[request.task][request.group].append((request, likelihood))
-    return {task: _score(list(groups.values())) for task, groups in examples.items()}
+    return {task: _task_score(list(groups.values())) for task, groups in examples.items()}
 
 
-def _score(examples: Sequence[Sequence[tuple[TaskRequest, float]]]) -> TaskScore:
+def _task_score(examples: Sequence[Sequence[tuple[TaskRequest, float]]]) -> TaskScore:
     count = len(examples)
     bits = [_gold_bits_per_byte(choices) for choices in examples]
     if all(request.is_gold for choices in examples for request, _ in choices):
@@ -91,3 +269,107 @@ def _gold_bits_per_byte(choices: Sequence[tuple[TaskRequest, float]]) -> float:
     return min(
         -value / (math.log(2) * len(request.continuation.encode())) for request, value in choices if request.is_gold
     )
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Prompts to continue.
+
+    Attributes:
+        texts: the prompts.
+        tokens: their token ids, with a BOS token if the tokenizer adds one.
+        tokenizer: decodes the new tokens; its end-of-sequence token ends a text.
+        most: tokens by which each is continued at most.
+    """
+
+    texts: Sequence[str]
+    tokens: Sequence[Sequence[int]]
+    tokenizer: Tokenizer
+    most: int
+
+    def continue_all(self, model: LossEvaluator, longest: int, batch_size: int) -> tuple[tuple[str, str], ...]:
+        """Continue the prompts; return each with its new text, the same on every rank. Collective.
+
+        Args:
+            model: model that continues them.
+            longest: length of the longest rows, S.
+            batch_size: rows of that length in a batch.
+        """
+        found = continue_rows(model, self.tokens, self.most, self.tokenizer.eos_id, longest, batch_size)
+        return tuple((text, self.tokenizer.decode(new)) for text, new in zip(self.texts, found, strict=True))
+
+
+def encode_prompts(texts: Sequence[str], tokenizer: Tokenizer, most: int, longest: int) -> PromptSet:
+    """Encode the prompts of ``evaluation.prompts``.
+
+    Args:
+        texts: the prompts.
+        tokenizer: encodes them as in training.
+        most: tokens by which each is continued at most.
+        longest: length of the longest rows.
+
+    Raises:
+        DataError: prompts have no tokens, or more than a row; lists them.
+    """
+    tokens = [tokenizer.encode_prompt(text) for text in texts]
+    problems = [
+        f"{text!r} has {len(ids)} tokens: a prompt has 1 to {longest} (data.sequence_length)"
+        for text, ids in zip(texts, tokens, strict=True)
+        if not 1 <= len(ids) <= longest
+    ]
+    if problems:
+        raise DataError("\n".join(["evaluation.prompts:", *problems]))
+    return PromptSet(texts, tokens, tokenizer, most)
+
+
+def continue_rows(
+    model: LossEvaluator,
+    prompts: Sequence[Sequence[int]],
+    most: int,
+    end: int | None,
+    longest: int,
+    batch_size: int,
+) -> list[list[int]]:
+    """Continue rows of tokens by the most likely ones; return the new tokens, the same on every rank. Collective.
+
+    A row ends with the end token, which is not returned, after ``most`` new tokens, or when it is full.
+
+    Args:
+        model: model that continues them.
+        prompts: token ids, 1 to ``longest`` each.
+        most: new tokens at most.
+        end: id of the token that ends a text; None for no such token.
+        longest: length of the longest rows, S.
+        batch_size: rows of that length in a batch; a batch of shorter rows has more, up to as many tokens.
+    """
+    rows, open_rows = [list(prompt) for prompt in prompts], list(range(len(prompts)))
+    for _ in range(most):
+        open_rows = [index for index in open_rows if len(rows[index]) <= longest]
+        if not open_rows:
+            break
+        chosen = _choose_next_tokens(model, [rows[index] for index in open_rows], longest, batch_size)
+        going = [(index, token) for index, token in zip(open_rows, chosen, strict=True) if token != end]
+        for index, token in going:
+            rows[index].append(token)
+        open_rows = [index for index, _ in going]
+    return [row[len(prompt) :] for row, prompt in zip(rows, prompts, strict=True)]
+
+
+def _choose_next_tokens(
+    model: LossEvaluator, rows: Sequence[Sequence[int]], longest: int, batch_size: int
+) -> list[int]:
+    """Return the most likely next token of each row. Collective.
+
+    Ids are summed over the ranks as float64, which is exact.
+    """
+    lengths = row_lengths(longest, model.row_multiple)
+    length = next(length for length in lengths if length >= max(len(row) for row in rows))
+    size = min(batch_size * longest // length, -(-len(rows) // model.data_ranks))
+    mine = split_batches(range(len(rows)), size, model.data_ranks, model.data_index)
+    asked = [TokenRow((*row, 0), 1) for row in rows]  # the last one is only the place of the label
+    batches = [pad_rows([asked[index] for index in batch], size, length, model.isolates) for batch in mine]
+    ids = model.evaluate_rows(batches, next_tokens)
+    found = ids.new_zeros(len(rows))
+    for number, batch in enumerate(mine):
+        found[batch] = ids[number * size : number * size + len(batch)]
+    return [int(value) for value in model.sum_over_world(found).tolist()]

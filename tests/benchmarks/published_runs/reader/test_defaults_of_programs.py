@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hlat.hardware import load_catalog
+from hlat.planner.cost.calibration import load_constants
 from hlat.planner.cost.comm_time import comm_times
-from hlat.planner.cost.constants import load_constants
 from hlat.planner.problem.workload import FLASH_ATTENTION_2, FLASH_ATTENTION_3, WorkloadColumns
 from published_runs.program import RUN_PROGRAM, run_steps
 from published_runs.reader import UnreadableError, find_framework, read_chip

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from hlat.hardware import load_catalog
+from hlat.planner.cost.calibration import load_constants
 from hlat.planner.cost.compute_time import compute_times
-from hlat.planner.cost.constants import load_constants
 from hlat.planner.problem.workload import FUSED_LOSS_BYTES, WorkloadColumns
 from published_runs.program import COMPOSED_LOSS_BYTES, run_steps
 from published_runs.reader import (

@@ -14,16 +14,14 @@ from hlat.activation_checkpointing.recomputation import LastRecomputed, Recomput
 from hlat.config.sections.model import ModelConfig
 from hlat.config.sections.parallel import ParallelConfig
 from hlat.model import CrossEntropy, head_loss
-from hlat.model.kernels.choice import are_used_on, attention_is_used_on
+from hlat.model.kernels.operations import are_used_on, attention_is_used_on
 from hlat.model.layers import DecoderBlock
-from hlat.model.rope import Rope
-from hlat.parallel.stages.eager_kernels import EagerKernels
-from hlat.parallel.stages.memory.model_ends import EndTensors, loss_peak
-from hlat.parallel.stages.memory.saved_activations import block_bytes, saved_bytes
-from hlat.parallel.stages.step_shape import StepShape
+from hlat.model.pointwise import Rope
+from hlat.parallel.layout import StepShape
+from hlat.parallel.stages.backward_memory import EndTensors, loss_peak
+from hlat.parallel.stages.transient_sizes import EagerKernels, block_bytes, saved_bytes
 from hlat.precision import MODES
-from hlat.rehearsal.memory import MemoryTracker
-from hlat.rehearsal.operations import OperationObserver
+from hlat.rehearsal.observers import MemoryTracker, OperationObserver
 from tests.support.bf16 import bf16_instructions
 
 ROWS, LENGTH = 2, 64

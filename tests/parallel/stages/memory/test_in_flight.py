@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from hlat.config.sections.parallel import Schedule
-from hlat.parallel.stages.memory.in_flight import _numbers, _replay, peak_instants
+from hlat.parallel.stages.in_flight import _numbers, _replay, peak_instants
 
 CASES: tuple[tuple[Schedule, int], ...] = (
     ("gpipe", 1),

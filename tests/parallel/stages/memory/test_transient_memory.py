@@ -5,12 +5,11 @@ from dataclasses import replace
 import pytest
 from torch.distributed.pipelining.schedules import _Action, _add_send_recv
 
-from hlat.parallel.stages.memory.in_flight import PENDING_SENDS, peak_instants
-from hlat.parallel.stages.memory.posted_receives import posted_receives
-from hlat.parallel.stages.memory.transient_memory import transient_bytes
-from hlat.parallel.stages.pipeline_order import pass_order
-from hlat.planner.memory.rank_memory import estimate_rank_memory, rank_memory
-from hlat.planner.problem.layout_text import parse_layout
+from hlat.parallel.passes import pass_order
+from hlat.parallel.stages.in_flight import PENDING_SENDS, peak_instants, posted_receives
+from hlat.parallel.stages.transient_memory import transient_bytes
+from hlat.planner.memory import estimate_rank_memory, rank_memory
+from hlat.planner.problem.layouts import parse_layout
 from tests.support.planner.requests import request_for
 
 

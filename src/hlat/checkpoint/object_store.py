@@ -1,0 +1,258 @@
+"""Client for the objects below one prefix of an object store: put, create, read, list and remove, with retries.
+
+    local file --read, hashed--> object          completed only if the hash equals that of the manifest
+    object --read, hashed--> local file          the caller compares the hash
+    bytes --create--> object                     unless there is an object of that name
+
+A request that fails for a transient reason is retried after 1, 2, 4, ... seconds. Other errors, and the last failed
+retry, become a StorageError.
+
+``create`` is one conditional request on S3, GCS and Azure. A store without conditional requests gets a lookup followed
+by a put. If two writers do this at the same time, the later one wins, and the other one sees it when it reads the
+object back.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hlat.checkpoint.format.filesystem import READ_REMEDY, RUN_REMEDY, Disk, FileRecord, HashedFile, storage_error
+from hlat.runtime.errors import CheckpointError, HlatError, StorageError
+from hlat.runtime.progress import advance, blocking_call
+from hlat.runtime.storage.object_stores import FailureKind, classify_error, explain_failure, open_filesystem
+from hlat.runtime.storage.run_folder import EarlierAttempt
+from hlat.runtime.terminal import plural
+
+_PART_BYTES = 1 << 24  # bytes per request: transfer time exceeds latency; S3 allows 10,000 of them per object
+_FIRST, _LONGEST = 1.0, 60.0  # backoff between attempts, in seconds
+
+T = TypeVar("T")
+
+
+class _StoreError(Exception):
+    """Error of the object store, wrapped to tell it from errors of the local disk."""
+
+
+class ObjectStoreClient:
+    """Client for the objects below a prefix. Object names are relative to the prefix, with '/' as separator.
+
+    The first request connects to the store, and raises CheckpointError if the URL cannot be used or its backend is not
+    installed.
+
+    Args:
+        url: the prefix.
+        retries: maximum number of retries of a request.
+        sleep: waits for a number of seconds.
+    """
+
+    def __init__(self, url: str, retries: int = 3, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.url = url.rstrip("/")
+        self._retries, self._sleep = retries, sleep
+        self._backend: tuple[Any, str] | None = None
+        self._has_answered = EarlierAttempt.read() is not None  # a run that goes on has reached it before
+
+    def list_names(self, folder: str = "") -> list[str]:
+        """List the names directly below a folder of the prefix; empty if there is no such folder.
+
+        Raises:
+            StorageError: the store does not answer, or denies the request.
+        """
+
+        def request() -> list[str]:
+            fs, root = self._connect()
+            at = f"{root}/{folder}".rstrip("/")
+            fs.invalidate_cache()
+            try:
+                found = fs.ls(at, detail=False)
+            except FileNotFoundError:
+                return []
+            return [name for path in found if (name := str(path).rstrip("/").removeprefix(at).strip("/"))]
+
+        return self._with_retries(f"listing {self.url_of(folder)}", folder, request)
+
+    def read(self, name: str) -> bytes | None:
+        """Read a small object; None if it does not exist. Raises StorageError as ``list_names`` does."""
+
+        def request() -> bytes | None:
+            fs, root = self._connect()
+            try:
+                return bytes(fs.cat_file(f"{root}/{name}"))
+            except FileNotFoundError:
+                return None
+
+        return self._with_retries(f"reading {self.url_of(name)}", name, request)
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write a small object. Raises StorageError as ``list_names`` does."""
+
+        def request() -> None:
+            fs, root = self._connect()
+            fs.pipe_file(f"{root}/{name}", data)
+
+        self._with_retries(f"writing {self.url_of(name)}", name, request)
+
+    def create(self, name: str, data: bytes) -> bytes:
+        """Write a small object unless one of that name exists. Raises StorageError as ``list_names`` does.
+
+        Returns:
+            The content of the object now: ``data``, or its earlier content.
+        """
+
+        def request() -> bytes:
+            fs, root = self._connect()
+            with suppress(FileExistsError):
+                fs.pipe_file(f"{root}/{name}", data, mode="create")
+            return bytes(
+                fs.cat_file(f"{root}/{name}")
+            )  # read back, also because the response to the write may have been lost
+
+        return self._with_retries(f"writing {self.url_of(name)}", name, request)
+
+    def remove(self, name: str) -> None:
+        """Remove an object, or all objects below a name, if any. Raises StorageError as ``list_names`` does."""
+
+        def request() -> None:
+            fs, root = self._connect()
+            fs.invalidate_cache()
+            with suppress(FileNotFoundError):
+                fs.rm(f"{root}/{name}", recursive=True)
+
+        self._with_retries(f"removing {self.url_of(name)}", name, request)
+
+    def upload(self, source: Path, name: str, record: FileRecord) -> None:
+        """Upload a file to an object, and complete the object only if the file matches its record.
+
+        Raises:
+            CheckpointError: the file does not match the record. Parts of an incomplete upload may be left.
+            StorageError: the file cannot be read, or the store fails as in ``list_names``.
+        """
+        self._with_retries(f"writing {self.url_of(name)}", name, lambda: self._send(source, name, record))
+
+    def download(self, name: str, disk: Disk, target: Path) -> FileRecord | None:
+        """Download an object to a new file and fsync it.
+
+        Returns:
+            Size and hash of the file; None if the object does not exist.
+
+        Raises:
+            StorageError: the local disk failed, or the store failed as in ``list_names``.
+        """
+        return self._with_retries(f"reading {self.url_of(name)}", name, lambda: self._receive(name, disk, target))
+
+    def hash_object(self, name: str) -> FileRecord | None:
+        """Size and hash of an object, which is read completely; None if it does not exist.
+
+        Raises:
+            StorageError: the store failed as in ``list_names``.
+        """
+
+        def request() -> FileRecord:
+            size, digest = 0, hashlib.sha256()
+            for block in self._read_blocks(name):
+                size += len(block)
+                digest.update(block)
+            return FileRecord(size, digest.hexdigest())
+
+        return self._with_retries(f"reading {self.url_of(name)}", name, lambda: _none_if_missing(request))
+
+    def url_of(self, name: str) -> str:
+        """URL of an object or folder."""
+        return f"{self.url}/{name}".rstrip("/")
+
+    def _connect(self) -> tuple[Any, str]:
+        if self._backend is None:
+            self._backend = open_filesystem(self.url, CheckpointError)
+        return self._backend
+
+    def _send(self, source: Path, name: str, record: FileRecord) -> None:
+        fs, root = self._connect()
+        out = fs.open(f"{root}/{name}", "wb", block_size=_PART_BYTES)
+        try:
+            digest = hashlib.sha256()
+            for block in _read_file(source):
+                digest.update(block)
+                out.write(block)
+                advance()
+            if digest.hexdigest() != record.sha256:
+                raise CheckpointError(f"{source}: does not match its checksum any more and is not uploaded.")
+            out.close()
+        except BaseException:
+            with suppress(Exception):  # the first error is the one to raise
+                out.discard()
+            out.closed = True  # else the garbage collector closes it, which would complete the object
+            raise
+
+    def _receive(self, name: str, disk: Disk, target: Path) -> FileRecord | None:
+        def request() -> FileRecord:
+            try:
+                if target.exists():  # left by an interrupted attempt
+                    disk.remove_file(target)
+                with HashedFile(disk, target) as file:
+                    for block in self._read_blocks(name):
+                        file.write(block)
+                        file.check()
+            except OSError as exc:
+                failure = f"cannot write a local copy of {self.url_of(name)}"
+                raise storage_error(exc, failure, target.parent, remedy=RUN_REMEDY) from exc
+            return file.record
+
+        return _none_if_missing(request)
+
+    def _read_blocks(self, name: str) -> Iterator[bytes]:
+        fs, root = self._connect()
+        try:
+            with fs.open(f"{root}/{name}", "rb", block_size=_PART_BYTES, cache_type="none") as remote:
+                while block := remote.read(_PART_BYTES):
+                    advance()
+                    yield block
+        except Exception as error:
+            raise _StoreError from error
+
+    def _with_retries(self, request_name: str, name: str, action: Callable[[], T]) -> T:
+        """Run an action, retrying it with backoff after transient errors; return its result."""
+        for attempt in range(self._retries + 1):
+            try:
+                with blocking_call():
+                    result = action()
+                self._has_answered = True
+                return result
+            except HlatError:
+                raise
+            except Exception as error:
+                failure = classify_error(error)
+                # A name that does not resolve is an outage only of a store that has been there before.
+                is_outage = failure.kind is FailureKind.NO_HOST and self._has_answered
+                if failure.kind is not FailureKind.TRANSIENT and not is_outage:
+                    raise StorageError(
+                        explain_failure(self.url_of(name), failure, "read, write, list and remove")
+                    ) from error
+                if attempt == self._retries:
+                    attempts = plural(attempt + 1, "attempt")
+                    raise StorageError(
+                        f"{request_name}: {failure.reason}, after {attempts}. Check that {self.url} can be reached "
+                        "from this machine."
+                    ) from error
+            with blocking_call():
+                self._sleep(min(_FIRST * 2**attempt, _LONGEST))
+        raise AssertionError("the last attempt returns or raises")
+
+
+def _none_if_missing(request: Callable[[], FileRecord]) -> FileRecord | None:
+    try:
+        return request()
+    except _StoreError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise
+
+
+def _read_file(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            while block := file.read(_PART_BYTES):
+                yield block
+    except OSError as exc:
+        raise storage_error(exc, f"cannot read {path.name}", path.parent, remedy=READ_REMEDY) from exc

@@ -1,0 +1,104 @@
+"""The id of a run: a random number drawn when the run begins, so that files of another run are never taken for its own.
+
+<run.dir>/.run-id  --> id --with the run folder's path--> folder name of its snapshots on a machine
+                          --with the run's name---------> run.json of its prefix in an object store
+"""
+
+import hashlib
+import json
+import secrets
+from pathlib import Path
+
+from hlat.checkpoint.format.filesystem import Disk, storage_error, write_file
+from hlat.checkpoint.object_store import ObjectStoreClient
+from hlat.runtime.errors import CheckpointError
+from hlat.runtime.storage.run_folder import ID_NAME
+
+RUN_NAME = "run.json"
+
+
+class RunId:
+    """The id of a run, stored in the run folder.
+
+    Args:
+        run_dir: the run folder, which exists.
+        name: ``run.name`` of the recipe.
+        disk: file-system operations.
+    """
+
+    def __init__(self, run_dir: Path, name: str, disk: Disk | None = None) -> None:
+        self.run_dir, self.name = run_dir, name
+        self._disk = disk or Disk()
+
+    def stored(self) -> str | None:
+        """Read the id of the run; None if it has none yet.
+
+        Raises:
+            StorageError: the file exists but cannot be read.
+            CheckpointError: the file is damaged.
+        """
+        path = self.run_dir / ID_NAME
+        try:
+            return path.read_text().strip() or None
+        except FileNotFoundError:
+            return None
+        except UnicodeDecodeError as exc:
+            raise CheckpointError(
+                f"{path}: is damaged. It is the id by which the run finds its snapshots and its prefix in an object "
+                "store. Without these, delete the file, and the run resumes from its checkpoints; otherwise restore it."
+            ) from exc
+        except OSError as exc:
+            raise storage_error(exc, f"cannot read {ID_NAME}", self.run_dir) from exc
+
+    def ensure(self, adopted: str | None = None) -> str:
+        """Read the id of the run; if it has none, store ``adopted``, or a new random id.
+
+        Raises:
+            StorageError: the run folder cannot be read or written.
+        """
+        known = self.stored()
+        if known is not None:
+            return known
+        run_id = adopted or secrets.token_hex(16)
+        temporary = self.run_dir / f"{ID_NAME}.tmp"
+        try:
+            self._disk.remove_tree(temporary)
+            write_file(self._disk, temporary, run_id.encode())
+            self._disk.rename(temporary, self.run_dir / ID_NAME)
+            self._disk.sync_folder(self.run_dir)
+        except OSError as exc:
+            raise storage_error(exc, "cannot store the id of the run", self.run_dir) from exc
+        return run_id
+
+    def snapshot_key(self) -> str:
+        """Folder name of this run's snapshots on a machine: 16 hexadecimal digits."""
+        return hashlib.sha256(f"{self.run_dir.resolve()}\0{self.ensure()}".encode()).hexdigest()[:16]
+
+
+def claim(client: ObjectStoreClient, run_id: RunId) -> None:
+    """Check that a prefix belongs to a run, and claim it if it belongs to none.
+
+    A run without an id takes that of the prefix: its run folder was lost, and it resumes on a new machine.
+
+    Raises:
+        CheckpointError: the prefix belongs to another run.
+        StorageError: the store does not answer, or the run folder cannot be written.
+    """
+    local_id = run_id.stored()
+    found = client.read(RUN_NAME)
+    if found is None:
+        found = client.create(RUN_NAME, json.dumps({"run": run_id.ensure(), "name": run_id.name}).encode())
+    try:
+        content = json.loads(found)
+        remote_id, name = str(content["run"]), str(content["name"])
+    except (ValueError, KeyError, TypeError) as exc:
+        where = client.url_of(RUN_NAME)
+        raise CheckpointError(f"{where}: does not name a run. Use another checkpoint.remote.") from exc
+    if name != run_id.name or (local_id is not None and local_id != remote_id):
+        which = f"the run {name}" if name != run_id.name else f"another run with the same name, {name}"
+        raise CheckpointError(
+            f"{client.url}: contains the checkpoints of {which}. Give this run its own checkpoint.remote; to resume "
+            "that run, use its run.name and a new run.dir."
+        )
+    if run_id.ensure(adopted=remote_id) != remote_id:
+        raise CheckpointError(f"{client.url}: two runs start with this prefix at the same time. Give each its own.")

@@ -1,0 +1,290 @@
+"""The run that a checkpoint was saved by: its recipe, its software and its tokenizer, compared with those of a run now.
+
+    recipe in the checkpoint, recipe now --field by field--> refused changes (one error), allowed changes (recorded)
+    checkpoint/tokenizer/ --read_tokenizer--> Tokenizer
+                          --sha256, check_same_tokenizer--> the prepared data has the token ids of the weights, or error
+
+A field marked ``fixed`` in its section defines the model, the order of the data or the training trajectory: a run
+with another value is another run. Data is compared by the content of the prepared data, not by its path. Both recipes
+have the resolved precision mode, never ``auto``.
+"""
+
+import platform
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from hlat.checkpoint.format.filesystem import FileRecord
+from hlat.checkpoint.inventory import open_unverified
+from hlat.checkpoint.protocol.reader import Checkpoint, read_meta
+from hlat.config import ARCHITECTURES, PrecisionConfig, Recipe
+from hlat.data import PreparedData, Tokenizer, load_tokenizer
+from hlat.runtime import version
+from hlat.runtime.errors import CheckpointError, DataError, HlatError
+
+_MODE = "precision.mode"
+_OTHER_MODE = (
+    "Each mode computes different numbers from the same state, and has extra state that other modes would drop (wider "
+    "weights or moments, compensation). Use checkpoint.init_from to start a new run with these weights in any mode."
+)
+
+
+@dataclass(frozen=True)
+class RecipeChange:
+    """A field whose value differs between the checkpoint and the recipe; JSON values, None for a missing one."""
+
+    path: str
+    old: Any
+    new: Any
+
+
+def software_versions() -> dict[str, str]:
+    """Versions of hlat, torch and Python, to be saved with the state that they computed."""
+    return {"hlat": version.hlat_version(), "torch": version_of("torch"), "python": platform.python_version()}
+
+
+def read_saved_run(checkpoint: Checkpoint) -> tuple[Mapping[str, Any], str]:
+    """Read the recipe of a run's checkpoint, as JSON values, and the fingerprint of its data.
+
+    Raises:
+        CheckpointError: it is not the checkpoint of a run.
+    """
+    meta = checkpoint.meta
+    if missing := [name for name in ("recipe", "data_fingerprint") if not meta.get(name)]:
+        raise CheckpointError(
+            f"{checkpoint.path}: is not the checkpoint of a run: its meta.json has no {' and no '.join(missing)}. To "
+            "start a run with its weights, move it out of the run folder and set checkpoint.init_from to it."
+        )
+    return meta["recipe"], meta["data_fingerprint"]
+
+
+def find_saved_recipe(run_dir: Path) -> Mapping[str, Any] | None:
+    """Return the recipe in the newest checkpoint of a run folder, as JSON values; None without a readable one."""
+    with suppress(HlatError, OSError):
+        return read_saved_run(open_unverified(run_dir))[0]
+    return None
+
+
+def check_resume(
+    saved_recipe: Mapping[str, Any], saved_data_fingerprint: str, recipe: Recipe, data_fingerprint: str
+) -> list[RecipeChange]:
+    """Compare the recipe of a checkpoint with the one that a run is to resume with.
+
+    Args:
+        saved_recipe: ``recipe`` in the checkpoint's meta, JSON values.
+        saved_data_fingerprint: fingerprint of the data that the checkpoint was trained on.
+        recipe: the present recipe.
+        data_fingerprint: fingerprint of the present prepared data.
+
+    Returns:
+        The allowed changes, to be recorded.
+
+    Raises:
+        CheckpointError: some changes are not allowed; lists all of them.
+    """
+    refused, allowed = _compare(saved_recipe, recipe)
+    if saved_data_fingerprint != data_fingerprint:
+        refused.append(RecipeChange("data (content of the prepared tokens)", saved_data_fingerprint, data_fingerprint))
+    if refused:
+        raise CheckpointError(_refusal_message(refused))
+    return allowed
+
+
+def _refusal_message(refused: list[RecipeChange]) -> str:
+    head = "the run cannot resume with this recipe: the model, the data or the training trajectory would differ"
+    lines = [f"{change.path}: saved with {change.old!r}, now {change.new!r}" for change in refused]
+    remedy = "Set the saved values again, or use another run.dir (run.name) for a new run."
+    if any(change.path == _MODE for change in refused):
+        remedy += f"\n{_OTHER_MODE}"
+    return "\n  ".join([head, *lines]) + "\n" + remedy
+
+
+def saved_precision_mode(saved_recipe: Mapping[str, Any]) -> str:
+    """Precision mode of the run that a checkpoint belongs to, from ``recipe`` in its metadata."""
+    section = _saved_value(saved_recipe, "precision", Recipe.model_fields["precision"])
+    return str(_saved_value(section if isinstance(section, dict) else {}, "mode", PrecisionConfig.model_fields["mode"]))
+
+
+def saved_determinism(saved_recipe: Mapping[str, Any]) -> bool:
+    """``run.deterministic`` of the run that a checkpoint belongs to, from ``recipe`` in its metadata."""
+    section = saved_recipe.get("run")
+    return not isinstance(section, dict) or section.get("deterministic") is not False
+
+
+def _compare(saved: Mapping[str, Any], recipe: Recipe) -> tuple[list[RecipeChange], list[RecipeChange]]:
+    refused: list[RecipeChange] = []
+    allowed: list[RecipeChange] = []
+    _walk("", dict(saved), recipe, False, refused, allowed)
+    return refused, allowed
+
+
+def _walk(
+    path: str,
+    saved: Mapping[str, Any],
+    section: BaseModel,
+    fixed: bool,
+    refused: list[RecipeChange],
+    allowed: list[RecipeChange],
+) -> None:
+    current = section.model_dump(mode="json")
+    fields = type(section).model_fields
+    for name in [*fields, *(key for key in saved if key not in fields)]:
+        here = f"{path}.{name}" if path else name
+        field = fields.get(name)
+        is_fixed = fixed or (field is not None and _is_fixed(field))
+        old = _saved_value(saved, name, field)
+        new = current.get(name)
+        value = getattr(section, name, None)
+        if isinstance(value, BaseModel) and isinstance(old, dict):
+            _walk(here, old, value, is_fixed, refused, allowed)
+        elif isinstance(value, tuple) and isinstance(old, list) and _pairs(value, old):
+            for index, (saved_inner, inner) in enumerate(_pairs(value, old)):
+                _walk(f"{here}.{index}", saved_inner, inner, is_fixed, refused, allowed)
+        elif _effective_value(name, old, saved) != _effective_value(name, new, current):
+            (refused if is_fixed or _has_fixed(value, old, field) else allowed).append(RecipeChange(here, old, new))
+
+
+def _pairs(sections: tuple[Any, ...], saved: list[Any]) -> list[tuple[Any, BaseModel]]:
+    """Pair saved sections with present ones; empty if their numbers differ or they are not sections."""
+    pairs = list(zip(saved, sections, strict=False))
+    matching = len(saved) == len(sections) and all(isinstance(section, BaseModel) for section in sections)
+    return pairs if matching and all(isinstance(fields, dict) for fields in saved) else []
+
+
+def _has_fixed(value: Any, old: Any, field: FieldInfo | None) -> bool:
+    """True if sections were added to a list or removed from it, and any section sets a fixed field."""
+    if field is None or not isinstance(value, tuple):
+        return False
+    kinds = [kind for kind in get_args(field.annotation) if isinstance(kind, type) and issubclass(kind, BaseModel)]
+    names = {name: inner for kind in kinds for name, inner in kind.model_fields.items() if _is_fixed(inner)}
+    if not names:
+        return False
+    sections = [section.model_dump(mode="json") for section in value] + (old if isinstance(old, list) else [])
+    return any(
+        not isinstance(section, dict) or section.get(name, inner.get_default()) != inner.get_default()
+        for section in sections
+        for name, inner in names.items()
+    )
+
+
+def _is_fixed(field: FieldInfo) -> bool:
+    extra = field.json_schema_extra
+    return isinstance(extra, dict) and extra.get("resume") == "fixed"
+
+
+def _saved_value(saved: Mapping[str, Any], name: str, field: FieldInfo | None) -> Any:
+    """Saved value of a field. A field that is newer than the checkpoint had its default, or its ``formerly`` value."""
+    if name in saved or field is None or field.is_required():
+        return saved.get(name)
+    if isinstance(field.json_schema_extra, dict) and "formerly" in field.json_schema_extra:
+        return field.json_schema_extra["formerly"]
+    default = field.get_default(call_default_factory=True)
+    if not isinstance(default, BaseModel):
+        return list(default) if isinstance(default, tuple) else default  # as JSON has it
+    return {inner: _saved_value({}, inner, field) for inner, field in type(default).model_fields.items()}
+
+
+def _effective_value(name: str, value: Any, values: Mapping[str, Any]) -> Any:
+    """Replace null by the value it stands for, so that writing out a default is no change."""
+    heads, width = values.get("heads"), values.get("hidden_size")
+    if name == "architecture" and value in ARCHITECTURES:
+        return ARCHITECTURES[value].computes_as  # its options are fields of their own
+    if value is None and name == "kv_heads":
+        return heads
+    if value is None and name == "head_dim" and isinstance(heads, int) and isinstance(width, int) and heads:
+        return width // heads
+    return value
+
+
+TOKENIZER = "tokenizer"  # folder of the tokenizer's files in a checkpoint
+
+_TOKENIZER_JSON, _SENTENCEPIECE_MODEL = "tokenizer.json", "tokenizer.model"
+
+
+def tokenizer_files(source: Path) -> dict[str, Path]:
+    """Map the files of a tokenizer folder for ``CheckpointStore.save``: path in the checkpoint -> file."""
+    return {f"{TOKENIZER}/{file.name}": file for file in sorted(source.iterdir())}
+
+
+def stored_tokenizer_files(folder: Path) -> dict[str, Path]:
+    """Map the tokenizer's files of a checkpoint, as ``tokenizer_files`` does; empty if it has none."""
+    return tokenizer_files(folder / TOKENIZER) if (folder / TOKENIZER).is_dir() else {}
+
+
+def differing_tokenizers(files: Mapping[str, FileRecord], others: Mapping[str, FileRecord]) -> bool:
+    """True if two checkpoints, given by the files in their manifests, both have a vocabulary, and not the same one."""
+    names = [f"{TOKENIZER}/{name}" for name in (_TOKENIZER_JSON, _SENTENCEPIECE_MODEL)]
+    return any(name in files and name in others and files[name].sha256 != others[name].sha256 for name in names)
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """True if a checkpoint has a tokenizer that hlat can read."""
+    return any((folder / TOKENIZER / name).is_file() for name in (_TOKENIZER_JSON, _SENTENCEPIECE_MODEL))
+
+
+def read_tokenizer(folder: Path, eos_token: str | None = "auto") -> Tokenizer:
+    """Load the tokenizer of a checkpoint.
+
+    Args:
+        folder: folder of the checkpoint.
+        eos_token: end-of-sequence token, as for ``load_tokenizer``.
+
+    Raises:
+        CheckpointError: the checkpoint has no tokenizer.
+        DataError: the tokenizer is unreadable, or has no such end-of-sequence token.
+    """
+    if not has_tokenizer(folder):
+        raise CheckpointError(
+            f"{folder}: has no tokenizer, so text cannot be converted to tokens: the model it was imported from had "
+            f"neither {_TOKENIZER_JSON} nor {_SENTENCEPIECE_MODEL}. "
+            "Put one of them next to its config.json and run hlat import again."
+        )
+    return load_tokenizer(_tokenizer_file(folder), eos_token, is_saved=True)
+
+
+def check_same_tokenizer(folder: Path, prepared: PreparedData) -> None:
+    """Check that prepared data has the token ids that weights were trained on; weights without tokenizer pass.
+
+    The end-of-document token is a setting of the data and is not compared. A checkpoint may have both a SentencePiece
+    model and its conversion to tokenizer.json; the data may have been prepared with either.
+
+    Args:
+        folder: the checkpoint or Hugging Face folder, as returned by ``find_weights``.
+        prepared: the prepared data.
+
+    Raises:
+        DataError: the data was prepared with another tokenizer.
+    """
+    place = folder / TOKENIZER if (folder / TOKENIZER).is_dir() else folder  # a Hugging Face folder holds it itself
+    files = [place / name for name in (_TOKENIZER_JSON, _SENTENCEPIECE_MODEL) if (place / name).is_file()]
+    if files and not any(_prepared_with(prepared, file) for file in files):
+        raise DataError(
+            f"{prepared.dir}: was prepared with another tokenizer than the weights in {folder} were trained with, so "
+            f"its token ids mean other text. Prepare the text with "
+            f"data.tokenizer.path={place} into another data.prepared_dir."
+        )
+
+
+def _prepared_with(prepared: PreparedData, file: Path) -> bool:
+    try:
+        stored = load_tokenizer(file, prepared.tokenizer.eos_token, is_saved=True)
+        return stored.sha256 == prepared.manifest.tokenizer_sha256
+    except DataError:  # it lacks the end-of-sequence token
+        return False
+
+
+def _tokenizer_file(folder: Path) -> Path:
+    """Tokenizer file of a checkpoint: the one that a run's data was prepared with, or that transformers would load."""
+    first, second = (
+        (_SENTENCEPIECE_MODEL, _TOKENIZER_JSON)
+        if "recipe" in read_meta(folder)
+        else (_TOKENIZER_JSON, _SENTENCEPIECE_MODEL)
+    )
+    file = folder / TOKENIZER / first
+    return file if file.is_file() else file.with_name(second)

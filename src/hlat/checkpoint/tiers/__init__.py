@@ -1,1 +1,0 @@
-"""Further copies of a run's state: snapshots on local disks, and checkpoints in an object store."""

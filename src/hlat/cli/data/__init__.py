@@ -1,1 +1,0 @@
-"""Verbs about text and prepared data: ``hlat data``."""

@@ -1,0 +1,255 @@
+"""``hlat launch``: a run on several hosts.
+
+slurm, status, logs, cancel -> a job of Slurm
+kubernetes                  -> a Job, a JobSet, or a TrainJob
+local                       -> hosts that are started from here, without a scheduler
+"""
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hlat.cli.options import (
+    DryRunOption,
+    EnvOption,
+    GraceOption,
+    HardwareOption,
+    InstanceOption,
+    LeastOption,
+    NameOption,
+    NodesOption,
+    NprocOption,
+)
+from hlat.cli.terminal import OverridesArgument, RecipeArgument, complain, ready, say
+
+RunArgument = Annotated[Path, typer.Argument(help="Run folder.", show_default=False)]
+
+
+def slurm_command(
+    recipe: RecipeArgument,
+    nodes: NodesOption,
+    overrides: OverridesArgument = None,
+    nproc: NprocOption = None,
+    least: LeastOption = None,
+    instance: InstanceOption = None,
+    hardware: HardwareOption = None,
+    env: EnvOption = None,
+    name: NameOption = None,
+    grace: GraceOption = 120,
+    program: Annotated[
+        str | None,
+        typer.Option(help='Command that runs hlat on the machines, as in "apptainer exec --nv image.sif hlat".'),
+    ] = None,
+    time: Annotated[str | None, typer.Option(help="Time limit of a job, as sbatch takes it.")] = None,
+    chain: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Up to N jobs, one after the other, instead of one that is queued again."),
+    ] = None,
+    partition: Annotated[str | None, typer.Option(help="Partition.")] = None,
+    account: Annotated[str | None, typer.Option(help="Account to charge.")] = None,
+    qos: Annotated[str | None, typer.Option(help="Quality of service.")] = None,
+    exclude: Annotated[str | None, typer.Option(help="Nodes not to use, in Slurm's notation.")] = None,
+    cpus_per_task: Annotated[int | None, typer.Option(help="CPU cores of each process.")] = None,
+    output: Annotated[str, typer.Option(help="File for the output.")] = "%x-%j.log",
+    sbatch: Annotated[list[str] | None, typer.Option(help="Further option of sbatch. Repeat for several.")] = None,
+    srun: Annotated[list[str] | None, typer.Option(help="Further option of srun. Repeat for several.")] = None,
+    setup: Annotated[
+        list[str] | None, typer.Option(help="Shell command that the script runs first. Repeat for several.")
+    ] = None,
+    doctor: Annotated[
+        bool, typer.Option("--doctor", help="Examine the nodes before the training, and leave bad ones out.")
+    ] = False,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Submit a run to Slurm, with this folder as its working folder."""
+    from hlat.api import submit_slurm
+    from hlat.launch import SlurmOptions
+
+    ready(works=not dry_run)
+    options = SlurmOptions(
+        time,
+        chain,
+        partition,
+        account,
+        qos,
+        exclude,
+        cpus_per_task,
+        output,
+        tuple(sbatch or ()),
+        tuple(srun or ()),
+        tuple(setup or ()),
+        doctor,
+    )
+    done = submit_slurm(
+        recipe,
+        overrides or (),
+        nodes=nodes,
+        nproc=nproc,
+        least=least,
+        instance=instance,
+        hardware=hardware,
+        environment=env or (),
+        name=name,
+        grace=grace,
+        program=program,
+        options=options,
+        dry_run=dry_run,
+    )
+    if done.job is None:
+        say(done.script.rstrip("\n"))
+        if done.missing:
+            folders = shlex.join(map(str, done.missing))
+            complain(
+                f"warning: Slurm makes no folders, and fails a job that lacks that of its output: mkdir -p {folders}"
+            )
+    else:
+        say(f"job {done.job}; follow it with `hlat launch status {done.run_dir}` and `hlat launch logs {done.run_dir}`")
+
+
+def status_command(run: RunArgument) -> None:
+    """Show the newest Slurm job of a run."""
+    from hlat.launch import job_state
+
+    ready()
+    for found in job_state(run):
+        say(f"job {found.job}: {found.state} ({found.reason}), exit code {found.exit_code}, restarts {found.restarts}")
+        say(f"  nodes {found.nodes or 'none yet'}; end {found.end}; output {found.output}")
+
+
+def logs_command(
+    run: RunArgument, lines: Annotated[int, typer.Option(min=1, help="Number of lines to show.")] = 50
+) -> None:
+    """Show the end of the output of a run's newest Slurm job."""
+    from hlat.launch import job_log
+
+    ready()
+    say(job_log(run, lines))
+
+
+def cancel_command(run: RunArgument) -> None:
+    """Cancel the newest Slurm job of a run: it saves and stops, if the cluster gives it the time."""
+    from hlat.launch import cancel_job
+
+    ready(works=True)
+    say(f"cancelled job {cancel_job(run)}")
+
+
+def kubernetes_command(
+    recipe: RecipeArgument,
+    nodes: NodesOption,
+    image: Annotated[str, typer.Option(help="Container image with hlat.", show_default=False)],
+    overrides: OverridesArgument = None,
+    nproc: NprocOption = None,
+    least: LeastOption = None,
+    instance: InstanceOption = None,
+    hardware: HardwareOption = None,
+    env: EnvOption = None,
+    name: NameOption = None,
+    grace: GraceOption = 120,
+    program: Annotated[str | None, typer.Option(help="Command that runs hlat in the image; default: hlat.")] = None,
+    kind: Annotated[
+        str, typer.Option(help="job (plain Kubernetes), jobset, or trainjob (Kubeflow Trainer v2).")
+    ] = "job",
+    namespace: Annotated[str | None, typer.Option(help="Namespace; default: kubectl's present one.")] = None,
+    volume: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CLAIM:/PATH", help="Persistent volume claim; one holds the run's folder."),
+    ] = None,
+    resource: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=COUNT", help="Resource of a pod; replaces the catalog's.")
+    ] = None,
+    node_selector: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Label of the nodes; replaces the catalog's.")
+    ] = None,
+    no_probes: Annotated[
+        bool, typer.Option("--no-probes", help="Leave out probes, and tracking.prometheus, which answers them.")
+    ] = False,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Submit a run to Kubernetes with kubectl: a Job, a JobSet, or a TrainJob of Kubeflow Trainer."""
+    from hlat.api import submit_kubernetes
+    from hlat.launch import KubernetesOptions
+
+    ready(works=not dry_run)
+    text = submit_kubernetes(
+        recipe,
+        overrides or (),
+        nodes=nodes,
+        options=KubernetesOptions(
+            image,
+            kind,
+            namespace,
+            tuple(volume or ()),
+            tuple(resource or ()),
+            tuple(node_selector or ()),
+            probes=not no_probes,
+        ),
+        nproc=nproc,
+        instance=instance,
+        hardware=hardware,
+        environment=env or (),
+        name=name,
+        grace=grace,
+        program=program,
+        least=least,
+        dry_run=dry_run,
+    )
+    say(text.rstrip("\n") if dry_run else "submitted; follow it with kubectl")
+
+
+def local_command(
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option(help="Number of hosts; without --hosts, so many supervisors on this machine, to rehearse."),
+    ] = None,
+    hosts: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,...", help="Hosts to reach over ssh, or NAME=ADDRESS; they share this folder."),
+    ] = None,
+    least: Annotated[
+        int | None, typer.Option(metavar="N", help="Go on with as few hosts as this if others are lost; default: all.")
+    ] = None,
+    nproc: Annotated[int, typer.Option(help="Processes per host.")] = 1,
+    ssh: Annotated[
+        str, typer.Option(help="Command that runs another on a host, given its name and that command.")
+    ] = "ssh -tt -o BatchMode=yes",
+    program: Annotated[str | None, typer.Option(help="Command that runs hlat on the hosts.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command of each host.")] = False,
+) -> None:
+    """Train on several hosts, started from here and in this folder."""
+    from hlat.api import launch_local
+
+    ready(works=not dry_run)
+    names = tuple(hosts.split(",")) if hosts else ()
+    done = launch_local(
+        recipe,
+        overrides or (),
+        nodes=nodes,
+        hosts=names,
+        least=least,
+        nproc=nproc,
+        ssh=ssh,
+        program=program,
+        dry_run=dry_run,
+        show=say,
+        folder=Path.cwd(),
+    )
+    if dry_run:
+        for command in done.commands:
+            say(command)
+    raise typer.Exit(done.exit_code)
+
+
+launch_app = typer.Typer(
+    help="Submit a run to Slurm or Kubernetes, or start it on hosts without a scheduler.", no_args_is_help=True
+)
+launch_app.command("slurm")(slurm_command)
+launch_app.command("kubernetes")(kubernetes_command)
+launch_app.command("local")(local_command)
+launch_app.command("status")(status_command)
+launch_app.command("logs")(logs_command)
+launch_app.command("cancel")(cancel_command)

@@ -1,0 +1,273 @@
+"""Options of verbs beyond typer: those of all schedulers, checks before anything is computed, hints for wrong ones.
+
+hlat launch slurm, kubernetes -> NodesOption, NprocOption, ...
+hlat plan -> check_question, parse_amount;  verbs that write files -> check_outputs
+error of the parser --hinted--> its message with what would work: verbs and options of other programs, and what
+they are here; words of libraries are left out
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+NodesOption = Annotated[int, typer.Option(help="Number of machines.", show_default=False)]
+LeastOption = Annotated[
+    int | None, typer.Option(metavar="N", help="Go on with as few machines as this if others are lost; default: all.")
+]
+NprocOption = Annotated[
+    int | None, typer.Option(help="Processes per machine; default: one per accelerator of the instance, or one.")
+]
+InstanceOption = Annotated[
+    str | None,
+    typer.Option(help="Kind of machine in the catalog (hlat hardware list): sets variables, accelerators, --nproc."),
+]
+HardwareOption = Annotated[
+    Path | None, typer.Option(help="Your own catalog, on top of the one that ships with hlat.", metavar="FILE")
+]
+EnvOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="Variable of the processes; replaces the catalog's. Repeat for several."),
+]
+NameOption = Annotated[str | None, typer.Option(help="Name of the job; default: the run's.")]
+GraceOption = Annotated[int, typer.Option(help="Seconds before the end at which the run is told to save.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted.")]
+
+
+def parse_amount(text: str | None, option: str = "--tokens") -> int | None:
+    """A large number, of tokens or FLOPs: 300000000000, 3e11, 300B.
+
+    Raises:
+        PlanError: not a number.
+    """
+    from hlat.runtime.errors import PlanError
+    from hlat.runtime.quantities import QuantityError, parse_whole
+
+    if text is None:
+        return None
+    try:
+        found = parse_whole(text)
+    except QuantityError as error:
+        raise PlanError(f"{option} {text}: {error}") from None
+    if found is None or found <= 0:
+        raise PlanError(f"{option} {text}: must be a positive number, as in 300B, 3e11 or 300_000_000_000")
+    return found
+
+
+def check_question(
+    model: str | None,
+    cluster: Sequence[str] | None,
+    chips: str | None,
+    goals: Mapping[str, str | None],
+    sizes: Mapping[str, str | None],
+    of_clusters: Sequence[object],
+    tokens: str | None,
+) -> None:
+    """Check that a plan is asked for on clusters, for a number of chips, or for the size of a model.
+
+    Args:
+        model: value of --model.
+        cluster: values of --cluster.
+        chips: value of --chips.
+        goals: values of --deadline and --budget.
+        sizes: values of options that only the size of a model takes.
+        of_clusters: values of options that a choice of the number does not take.
+        tokens: value of --tokens.
+
+    Raises:
+        PlanError: it is none of them, or several, or an option belongs to another.
+    """
+    from hlat.runtime.errors import PlanError
+
+    problems: list[str] = []
+    sized = any(value is not None for value in (goals["--budget"], *sizes.values()))
+    if model is None and chips and sized:
+        problems += _size_problems(goals["--budget"], sizes["--flops"], tokens)
+    elif model is None or not (cluster or chips):
+        problems.append(_lacking(model, bool(cluster or chips)))
+    elif cluster and chips:
+        problems.append("--cluster plans for a number of instances, --chips chooses it: give one of them")
+    if chips and any(of_clusters):
+        others = "--per, --rank-by, --layout, --against, --html, --trace and --fragment"
+        problems.append(f"{others} go with --cluster: choose the number with --chips first, then plan on that cluster")
+    if any(goals.values()) and not chips:
+        problems.append("--deadline and --budget go with --chips, as in --chips any --deadline 14d")
+    if model is not None and any(sizes.values()):
+        problems.append("--flops and --inference-tokens choose the size of a model: leave --model out")
+    if problems:
+        raise PlanError("\n".join(problems))
+
+
+def _lacking(model: str | None, has_place: bool) -> str:
+    """Say which of the two main options lack, with an example."""
+    if model is not None:
+        return (
+            "--cluster is missing: on what to train, as in --cluster p5.48xlarge:4. Or give --chips any with "
+            "--deadline 14d or --budget 50k, and the number is chosen"
+        )
+    example = "--model is missing: a preset, config.json or recipe, as in --model llama-3.1-8b"
+    if has_place:
+        return f"{example}. With --chips, --budget 50k or --flops 1e22 chooses the size of the model instead"
+    return f"{example}; and --cluster, as in --cluster p5.48xlarge:4, or --chips any to choose the cluster"
+
+
+def _size_problems(budget: str | None, flops: str | None, tokens: str | None) -> Iterator[str]:
+    """Yield what is wrong with a question for the size of a model."""
+    if (budget is None) == (flops is None):
+        yield "without --model, the size of a model follows from --budget or --flops: give one of them"
+    if tokens is not None:
+        yield "--tokens needs --model: without one, size and tokens are chosen together"
+
+
+def check_outputs(paths: Sequence[Path | None]) -> None:
+    """Raises: StorageError: a file could not be written where it is asked for."""
+    from hlat.runtime.errors import StorageError
+
+    problems = list(_unwritable(path for path in paths if path is not None))
+    if problems:
+        raise StorageError("\n".join(problems))
+
+
+def _unwritable(paths: Iterator[Path]) -> Iterator[str]:
+    for path in paths:
+        if path.is_dir():
+            yield f"{path} is a folder; name a file"
+        elif not path.absolute().parent.is_dir():
+            yield f"{path} cannot be written: there is no folder {path.absolute().parent}"
+
+
+_VERBS = {
+    "resume": "`hlat train RECIPE` resumes an interrupted run: give the same command again",
+    "continue": "`hlat train RECIPE` resumes an interrupted run: give the same command again",
+    "restart": "`hlat train RECIPE` resumes an interrupted run: give the same command again",
+    "run": "It is `hlat train RECIPE`",
+    "start": "It is `hlat train RECIPE`",
+    "fit": "It is `hlat train RECIPE`",
+    "pretrain": "It is `hlat train RECIPE`",
+    "eval": "It is `hlat evaluate RUN`",
+    "test": "It is `hlat check RECIPE`, or `hlat evaluate RUN`",
+    "validate": "It is `hlat check RECIPE`, or `hlat evaluate RUN`",
+    "sample": "It is `hlat generate RUN --prompt TEXT`",
+    "chat": "It is `hlat generate RUN --prompt TEXT`",
+    "infer": "It is `hlat generate RUN --prompt TEXT`",
+    "tokenize": "It is `hlat data prepare RECIPE`",
+    "preprocess": "It is `hlat data prepare RECIPE`",
+    "prepare": "It is `hlat data prepare RECIPE`",
+    "convert": "It is `hlat import` for other programs' models, `hlat export` for Hugging Face's",
+    "list": "It is `hlat runs`",
+    "ls": "It is `hlat runs`",
+    "status": "It is `hlat runs`, or `hlat show RUN`",
+    "new": "It is `hlat init TEXTS`",
+    "create": "It is `hlat init TEXTS`",
+    "help": "It is `hlat --help`, and `hlat VERB --help`",
+    "version": "It is `hlat --version`",
+}
+_RESUMES = "`hlat train` resumes by itself: give the same command again, without it"
+_OPTIONS = {
+    "resume": _RESUMES,
+    "continue": _RESUMES,
+    "resume-from": _RESUMES,
+    "from-checkpoint": "Write the field checkpoint.init_from=CHECKPOINT",
+    "config": "The recipe is an argument, without an option",
+    "recipe": "The recipe is an argument, without an option",
+    "checkpoint": "The run or checkpoint is an argument, without an option",
+    "n": "The number of processes is --nproc N",
+    "output": "Where a file or folder is written, that is --to",
+    "out": "Where a file or folder is written, that is --to",
+    "format": "Models are exported as Hugging Face's safetensors, and formats of text are known by their endings",
+}
+_PROCESS_OPTIONS = ("--nproc", "--nodes", "--world", "--world-size")
+_FIELD = re.compile(r"[\w.]+(=\w+)?")
+_DTYPES = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32", "float": "float32"}
+
+
+def hinted(error: Any) -> str:
+    """Return the message of an error of the command line's parser, with what would work where that is known.
+
+    Args:
+        error: exception of typer; ``possibilities`` of it that are worse than a hint are removed.
+    """
+    message = str(error.message or "")
+    message = message.replace("Value error, ", "").replace("Input should be ", "must be ")
+    if (option := getattr(error, "option_name", None)) and (
+        hint := _option_hint(option, getattr(getattr(error, "ctx", None), "command", None))
+    ):
+        if getattr(error, "possibilities", None):
+            error.possibilities = None
+        return f"{message}. {hint}"
+    if (option and not getattr(error, "possibilities", None)) or message.startswith("Got unexpected extra argument"):
+        return message + _of_verb(error, message)
+    if found := re.match(r"No such command '([^']+)'", message):
+        hint = _VERBS.get(found[1], "")
+        return f"No such command '{found[1]}'. {hint}." if hint and _is_top(error) else message + _verbs_below(error)
+    if (refused := re.match(r"'([^']+)' is not one of ", message)) and f"'{_DTYPES.get(refused[1])}'" in message:
+        return f"{message} Here it is '{_DTYPES[refused[1]]}'."
+    of_missing = getattr(getattr(error, "param", None), "help", None) if not message else None
+    return message or str((type(error).__name__ == "MissingParameter" and of_missing) or "")
+
+
+def _is_top(error: Any) -> bool:
+    """Return True unless the unknown command stands below a verb, as in ``hlat launch mine.yaml``."""
+    return getattr(getattr(error, "ctx", None), "parent", None) is None
+
+
+def _verbs_below(error: Any) -> str:
+    """Return the verbs that there are below one whose command is unknown, with an example."""
+    context: Any = getattr(error, "ctx", None)
+    names = list(getattr(getattr(context, "command", None), "commands", {}))
+    if _is_top(error) or not names:
+        return ""
+    return f" There are: {', '.join(names)}; as in `hlat {context.info_name} {names[0]}`, and -h shows their arguments."
+
+
+def _of_verb(error: Any, message: str) -> str:
+    """Return what the verb of an unknown option or argument has instead; empty if it is not known."""
+    context = getattr(error, "ctx", None)
+    if getattr(error, "option_name", None):
+        parameters = getattr(getattr(context, "command", None), "params", ())
+        options = [names[0] for each in parameters if (names := [name for name in each.opts if name.startswith("--")])]
+        return f". There are: {', '.join(options)}" if options else ""
+    extra = re.search(r"argument\S* \((\S+?)[\s)]", message)
+    is_plan = getattr(context, "info_name", "") == "plan"
+    return f". Here a model or recipe is an option: --model {extra[1]}" if extra and is_plan else ""
+
+
+def process_options(command: Any) -> list[str]:
+    """Return the options of a verb, or of those below it, that say how many processes there are."""
+    below = [command, *getattr(command, "commands", {}).values()]
+    options = {name for each in below for parameter in getattr(each, "params", ()) for name in parameter.opts}
+    return [name for name in _PROCESS_OPTIONS if name in options]
+
+
+def _option_hint(option: str, command: Any) -> str:
+    """Name what an unknown option is here; empty if nothing is known, and the parser's own suggestion is left."""
+    name = option.lstrip("-").partition("=")[0]
+    if "." in name:
+        return f"Overrides take no dashes: {name}=VALUE"
+    if name in _OPTIONS:
+        return _OPTIONS[name]
+    from hlat.config import field_called
+
+    if (meant := field_called(name.replace("-", "_"))) is None:
+        return ""
+    if meant.startswith("--"):
+        return _process_hint(meant, process_options(command))
+    if not _FIELD.fullmatch(meant):  # a field that means something else, with a note
+        return f"Here it is {meant}"
+    written = meant if "=" in meant else f"{meant}=VALUE"
+    return f"It is a field of the recipe, and its override takes no dashes: {written}"
+
+
+def _process_hint(meant: str, own: list[str]) -> str:
+    """Name the options of a verb for a number of processes or hosts; empty if it has none.
+
+    Args:
+        meant: the option of ``hlat train``, with a note after a colon where needed.
+        own: the options of the verb that say how many processes there are.
+    """
+    option, note = meant.split(maxsplit=1)[0], meant.partition(": ")[2]
+    others = [each for each in own if each != "--nodes"] if option == "--nproc" else []
+    options = [option] if option in own else others
+    return f"Here it is {' or '.join(options)}{': ' if note else ''}{note}" if options else ""

@@ -1,0 +1,244 @@
+"""``hlat report``, ``hlat runs``, ``hlat show`` and ``hlat compare``: verbs that look at runs.
+
+report -> what happened in runs, as an HTML page     runs -> a list
+show, compare -> one run, or several, as text
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import hlat
+from hlat.cli.hardware import HardwareOption
+from hlat.cli.terminal import ready, say
+from hlat.runtime.errors import LaunchError
+from hlat.runtime.terminal import escape_name, plural
+
+if TYPE_CHECKING:
+    from hlat.reporting import LossesAt, RunComparison, RunOverview, RunSummary
+
+
+_MOST_LETTERS = 60
+_SI = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_COLUMNS = ("run", "state", "step", "loss", "validation", "tokens", "tokens/s", "size", "updated, UTC")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs of this module."""
+    app.command()(report)
+    app.command("runs")(runs_command)
+    app.command()(show)
+    app.command()(compare)
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; several are compared.")],
+    to: Annotated[
+        Path | None, typer.Option("-o", "--to", help="HTML file to write; default: report.html in the first run.")
+    ] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Show the page on http://127.0.0.1, refreshed while the run goes on.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port for --serve; 0 takes a free one.")] = 0,
+    cluster: Annotated[
+        str | None, typer.Option(help="Machines of the run, INSTANCE:N: shows its plan and dollars beside actual.")
+    ] = None,
+    price: Annotated[str | None, typer.Option(help="Kind of price, as for hlat plan.")] = None,
+    hardware: HardwareOption = None,
+) -> None:
+    """Write what happened in a run, finished or not, as one HTML page that needs no network."""
+    from hlat.reporting import Machines, ReportServer
+
+    ready(works=True)
+    if not serve:
+        say(f"report: {hlat.report(runs, to, cluster=cluster, price=price, hardware=hardware)}")
+        return
+    if to is not None:
+        raise LaunchError("--serve writes no file: give either --serve or -o FILE.")
+    machines = None if cluster is None else Machines(cluster, price, None if hardware is None else str(hardware))
+    server = ReportServer(runs, machines, port)
+    say(f"report: {server.url} (Ctrl-C ends)")
+    server.serve()
+
+
+def runs_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of runs.")] = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """List the runs below a folder: state, step, loss, speed."""
+    ready()
+    found = hlat.runs(folder)
+    if as_json:
+        say(json.dumps([_plain(run) for run in found], indent=2))
+        return
+    if not found:
+        say(f"{folder}: no runs")
+        return
+    rows = [
+        ("run", "state", "step", "loss", "validation", "tokens", "tokens/s", "size", "updated, UTC"),
+        *map(_cells, found),
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _cells(run: "RunSummary") -> tuple[str, ...]:
+    name = escape_name(str(run.path))
+    total = "" if run.total_steps is None else f"/{run.total_steps:,}"
+    return (
+        name if len(name) <= _MOST_LETTERS else f"...{name[-_MOST_LETTERS:]}",
+        run.state,
+        "-" if run.step is None else f"{run.step:,}{total}",
+        "-" if run.loss is None else f"{run.loss:.4f}",
+        "-" if run.validation_loss is None else f"{run.validation_loss:.4f}",
+        "-" if run.tokens is None else _short(run.tokens),
+        "-" if run.tokens_per_second is None else f"{run.tokens_per_second:,.0f}",
+        "-" if run.parameters is None else _short(run.parameters),
+        "-" if run.updated is None else f"{run.updated:%Y-%m-%d %H:%M:%S}",
+    )
+
+
+def _short(count: float) -> str:
+    return next((f"{count / unit:.1f}{prefix}" for unit, prefix in _SI if count >= unit), f"{count:.0f}")
+
+
+def _plain(run: "RunSummary") -> dict[str, object]:
+    from hlat.tracking import to_json_value
+
+    plain = {**asdict(run), "path": str(run.path), "updated": None if run.updated is None else run.updated.isoformat()}
+    return dict(to_json_value(plain))
+
+
+_WIDTH = 60  # columns of a curve
+_MOST_CHECKPOINTS = 8
+_FORMATS = {
+    "step": "{:,.0f}",
+    "tokens": "{:,.0f}",
+    "loss": "{:.4f}",
+    "val_loss": "{:.4f}",
+    "val_bits_per_byte": "{:.4f}",
+    "tokens_per_second": "{:,.0f}",
+    "mfu": "{:.1%}",
+    "memory_bytes": "{:,.0f}",
+}
+JsonOption = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
+
+
+def show(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Show a run: state, attempts, recipe, curve, last numbers, checkpoints."""
+    ready()
+    found = hlat.show_run(run)
+    if as_json:
+        say(_json(found.to_dict()))
+        return
+    for line in _overview(found):
+        say(line)
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of two runs or more.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Compare runs: fields in which their recipes differ, losses at the same tokens, last numbers."""
+    ready()
+    if len(runs) < 2:
+        raise LaunchError("hlat compare takes the folders of two runs or more; hlat show RUN shows one.")
+    found = hlat.compare_runs(runs)
+    if as_json:
+        say(_json(found.to_dict()))
+        return
+    for line in _comparison(found):
+        say(line)
+
+
+def _json(value: dict[str, Any]) -> str:
+    from hlat.tracking import to_json_value
+
+    return json.dumps(to_json_value(value), indent=2, default=str)
+
+
+def _overview(run: "RunOverview") -> Iterator[str]:
+    from hlat.reporting import flat_settings, sparkline
+
+    state = f"{run.status.state} ({run.status.reason})" if run.status.reason else run.status.state
+    size = "" if run.parameters is None else f", {run.parameters:,} parameters"
+    yield f"{escape_name(run.name)}: {state}{size}; {escape_name(str(run.folder))}"
+    if run.damaged_lines:
+        yield f"left out: {plural(run.damaged_lines, 'damaged line')} of its files"
+    for number, attempt in enumerate(run.attempts, 1):
+        yield from _attempt(number, attempt)
+    losses = run.loss.losses
+    if losses:
+        yield f"loss {losses[0]:.4f} {sparkline(losses, _WIDTH)} {losses[-1]:.4f}, by logged steps"
+    for name, value in run.numbers.items():
+        yield f"  {name:<20}{_FORMATS[name].format(value)}"
+    yield from (f"  {f'{name} loss':<20}{value:.4f}" for name, value in run.validation.items() if name != "validation")
+    if run.checkpoints:
+        shown = ", ".join(f"{step:,}" for step in run.checkpoints[-_MOST_CHECKPOINTS:])
+        more = len(run.checkpoints) - _MOST_CHECKPOINTS
+        yield f"checkpoints of steps {shown}" + (f" and {more} earlier ones" if more > 0 else "")
+    yield "recipe:" if run.settings else "recipe: unknown"
+    for field, text in flat_settings(run.settings).items():
+        if text != "null":
+            yield f"  {field} = {escape_name(text)}"
+
+
+def _attempt(number: int, attempt: Mapping[str, Any]) -> Iterator[str]:
+    """Describe a start of a run; records of other versions may lack any field."""
+    git, found = attempt.get("git"), attempt.get("versions")
+    versions = found if isinstance(found, dict) else {}
+    overrides, changes = (each if isinstance(each := attempt.get(n), list) else [] for n in ("overrides", "changes"))
+    made = ", ".join(f"{n} {versions[n]}" for n in ("hlat", "torch", "python") if n in versions)
+    commit = ""
+    if isinstance(git, dict):
+        commit = f"; git {str(git.get('commit'))[:12]}{' with changes' if git.get('dirty') else ''}"
+    when = str(attempt.get("time", ""))[:19].replace("T", " ")
+    where = f"{attempt.get('processes', '?')} x {attempt.get('device', '?')} on {attempt.get('host', '?')}"
+    yield escape_name(f"attempt {number}, {when} UTC: {where}; {made}{commit}")
+    yield escape_name(f"  recipe {attempt.get('recipe')} {' '.join(map(str, overrides))}".rstrip())
+    for change in changes:
+        if isinstance(change, dict):
+            yield escape_name(f"  changed: {change.get('path')}: {change.get('old')!r} -> {change.get('new')!r}")
+
+
+def _comparison(found: "RunComparison") -> Iterator[str]:
+    names = [escape_name(str(run.folder)) for run in found.runs]
+    rows = [[field, *("-" if value is None else escape_name(value) for value in values)]
+            for field, values in found.recipe.items()]  # fmt: skip
+    yield from _table([["recipe", *names], *(rows or [["(equal)", *("" for _ in names)]])])
+    yield ""
+    if found.curve:
+        yield from _table([["loss at tokens", *names], *(_losses(row) for row in found.curve)])
+        if any(flag for row in found.curve for flag in row.interpolated):
+            yield "~ between two logged steps of that run: they have logged no loss at the same tokens"
+        yield ""
+    last = [["last", *names], ["state", *(run.status.state for run in found.runs)]]
+    for name, form in _FORMATS.items():
+        values = [run.numbers.get(name, math.nan) for run in found.runs]
+        if not all(math.isnan(value) for value in values):
+            last.append([name, *("-" if math.isnan(value) else form.format(value) for value in values)])
+    sets = dict.fromkeys(name for run in found.runs for name in run.validation if name != "validation")
+    for name in sets:
+        texts = (f"{run.validation[name]:.4f}" if name in run.validation else "-" for run in found.runs)
+        last.append([f"{escape_name(name)} loss", *texts])
+    yield from _table(last)
+
+
+def _losses(row: "LossesAt") -> list[str]:
+    marked = zip(row.losses, row.interpolated, strict=True)
+    return [f"{row.tokens:,.0f}", *(f"{'~' if flag else ''}{loss:.4f}" for loss, flag in marked)]
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

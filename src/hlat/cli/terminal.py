@@ -1,0 +1,202 @@
+"""Shared parts of all verbs: their common arguments, the start of handling Ctrl-C, and everything that is printed.
+
+verb -> opening_line (a line on the terminal, before anything slow is imported)
+-> ready (from here on Ctrl-C interrupts) -> its room, imported now -> data_progress
+-> say, complain, show_notes, show_event: standard output and error, or JSON lines
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from hlat.runtime.backend.torch_private import untested_torch_warning
+from hlat.runtime.logs import json_line, prints_json
+from hlat.runtime.process import LAUNCHER_ENV, end_at_sigterm, let_output_be_lost, raise_interrupts
+from hlat.runtime.terminal import BottomLine, StageLine, draws_lines, erase_rest_of, escape_controls
+
+if TYPE_CHECKING:
+    from hlat.config import SettingNote
+    from hlat.data import ProgressCallback
+
+
+RecipeArgument = Annotated[
+    str, typer.Argument(help="Recipe file, or the name of a shipped recipe.", show_default=False)
+]
+OverridesArgument = Annotated[
+    list[str] | None, typer.Argument(help="Overrides, as in training.steps=100 data.path=corpus.txt")
+]
+CheckpointArgument = Annotated[
+    str, typer.Argument(help="Run folder, its checkpoints folder, or one checkpoint.", show_default=False)
+]
+WeightsOption = Annotated[
+    Literal["model", "ema"], typer.Option(help="The weights, or their average (of a run with training.ema).")
+]
+
+LOG_ENV = "HLAT_LOG"
+"""Environment variable that asks for JSON lines: json, or text."""
+
+QuietOption = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="Print warnings and the end only, as tracking.console=warnings."),
+]
+VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Say what was measured and decided, too.")]
+
+
+def whole_number(least: int) -> Callable[[str | int], int]:
+    """Return a parser of options that takes numbers as recipes do: 2000, 2K, 1Ki, 1e3.
+
+    Args:
+        least: smallest number that the option takes.
+    """
+
+    def number(text: str | int) -> int:
+        from hlat.runtime.quantities import QuantityError, parse_whole
+
+        try:
+            found = parse_whole(text) if isinstance(text, str) else text
+        except QuantityError as error:
+            raise typer.BadParameter(str(error)) from None
+        if found is None or found < least:
+            raise typer.BadParameter(f"{text} is no whole number of at least {least}, as in 2000 or 2K")
+        return found
+
+    return number
+
+
+def ready(*, hears_sigterm: bool = False, works: bool = False) -> None:
+    """Let Ctrl-C interrupt from here on, and warn of a release of PyTorch that hlat was not tested with.
+
+    Args:
+        hears_sigterm: leave SIGTERM to a handler of its own; else it ends the process from here on without a message.
+        works: the verb is there for its work, not for what it prints: it goes on if nobody reads that or the disk is
+            full, and succeeds without it.
+
+    A verb calls this before it starts anything. It imports its room only when it runs, so that each verb starts as fast
+    as it can: torch takes a second, its distributed parts two more.
+    """
+    if works:
+        let_output_be_lost()
+    raise_interrupts()
+    if not hears_sigterm:
+        end_at_sigterm()
+    logger = logging.getLogger("hlat")
+    if logging.lastResort is not None and logging.lastResort not in logger.handlers:
+        logger.addHandler(logging.lastResort)  # warnings go to standard error; as a library hlat is quiet
+    # Only one process warns: not those that hlat starts itself, and of others only rank 0.
+    if LAUNCHER_ENV not in os.environ and os.environ.get("RANK", "0") == "0" and (line := untested_torch_warning()):
+        typer.echo(line, err=True)
+
+
+def say(text: str = "") -> None:
+    """Print text to standard output: everything that verbs print goes through here.
+
+    Control characters are printed as escapes (``visible``).
+    """
+    typer.echo(json_line("message", text) if prints_json() else escape_controls(text))
+
+
+def complain(message: str, level: str = "warning") -> None:
+    """Print a message to standard error, after flushing standard output.
+
+    Args:
+        message: the text.
+        level: level of the line where output is JSON lines: "warning" or "error".
+    """
+    sys.stdout.flush()
+    typer.echo(json_line("message", message, level=level) if prints_json() else escape_controls(message), err=True)
+
+
+def show_notes(notes: "Iterable[SettingNote]") -> None:
+    """Print warnings about odd settings, a line each: all that verbs print of them goes through here."""
+    for note in notes:
+        say(f"warning: {note}")
+
+
+def say_above(text: str) -> None:
+    """Print text to standard output where another process may be drawing a line on the same terminal."""
+    erase_rest_of(sys.stdout)
+    say(text)
+
+
+def complain_above(message: str) -> None:
+    """Print a message to standard error where another process may be drawing a line on the same terminal."""
+    erase_rest_of(sys.stderr)
+    complain(message)
+
+
+def show_event(kind: str, fields: Mapping[str, Any]) -> None:
+    """Print an event of the supervisor where output is JSON lines."""
+    from hlat.tracking import event_line
+
+    if prints_json():
+        typer.echo(event_line(kind, fields, rank=None))
+
+
+@contextmanager
+def data_progress() -> Iterator["ProgressCallback"]:
+    """Show the progress of data preparation: a bar on a terminal, a line every few seconds otherwise."""
+    from hlat.tracking import show_data_progress
+
+    with show_data_progress(sys.stdout, say) as progress:
+        yield progress
+
+
+class OpeningLine:
+    """Line on a terminal about what a command is doing, while nothing else shows it; elsewhere it does nothing.
+
+    Args:
+        draws: False to show nothing on a terminal either.
+    """
+
+    def __init__(self, *, draws: bool = True) -> None:
+        self._draws = draws and sys.stdout.isatty() and draws_lines() and os.environ.get("RANK", "0") == "0"
+        self._line: BottomLine | None = None
+        self._was_left = False
+
+    def show(self, what: str) -> Callable[[], None]:
+        """Show what is being done from now on; return the function that leaves the line to another process."""
+        if self._draws:
+            if self._line is None:
+                self._line = BottomLine(sys.stdout, StageLine(what))
+            else:
+                self._line.show(StageLine(what))
+        return self.leave
+
+    def leave(self) -> None:
+        """Draw no more until the next ``show``, and erase nothing: another process draws its line there."""
+        if self._line is not None:
+            self._line.close(leave=True)
+            self._line, self._was_left = None, True
+
+    def end(self) -> None:
+        """Erase the line for good."""
+        self._draws = False
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+        elif self._was_left:
+            erase_rest_of(sys.stdout)
+
+
+@contextmanager
+def opening_line(what: str, *, draws: bool = True) -> Iterator[OpeningLine]:
+    """Show on a terminal, within the block, that a command has begun, before anything slow is imported.
+
+    A process that a supervisor has started begins without the line: the supervisor shows one.
+
+    Args:
+        what: what is being done.
+        draws: False to show nothing on a terminal either.
+    """
+    line = OpeningLine(draws=draws)
+    if LAUNCHER_ENV not in os.environ:
+        line.show(what)
+    try:
+        yield line
+    finally:
+        line.end()

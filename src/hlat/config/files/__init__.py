@@ -1,1 +1,0 @@
-"""Recipe files and Hugging Face config.json files, read into plain values."""

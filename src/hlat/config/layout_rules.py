@@ -1,0 +1,375 @@
+"""Validation of ``parallel``: the field to report for a failed check, and the nearest values that would pass.
+
+    check -> wrong? -> the field, candidates for it and for the fields it depends on
+        -> each tried with every check --refusal--> Problem with the nearest fixes, and a sentence that names them
+
+A fix is never derived from one rule alone: each candidate is put into the recipe and all checks run, so that a named
+value really works. If other checks fail too, the candidates that leave the fewest failing win. A rule that depends on a
+failed check is skipped, because its report would only repeat that problem.
+
+``ROUNDING_RULES`` are those of stochastic rounding in hardware: where it is right, and in which layouts copies of a
+weight would drift apart.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from hlat.config.errors import Fix, Problem
+from hlat.config.layout_checks import (
+    CHECKS,
+    STAGE_CHECKS,
+    Check,
+    Rule,
+    Unavailable,
+    Values,
+    context_chunks,
+    data_degree,
+    data_parallel_batch,
+    divisors,
+    full_pipeline,
+    holds,
+    micro_batch_counts,
+    micro_batches,
+    model_ranks,
+    passes,
+    pipeline_layers,
+    replicas_of_data,
+    replicas_of_something,
+    sequence_shards,
+    split,
+    stage_reasons,
+    stages_per_rank,
+    tensor_degree,
+    virtual_stages,
+    whole_rounds,
+    world_of_models,
+    zero_stage,
+)
+from hlat.config.sections.parallel import Schedule, default_virtual_stages
+
+_NAMED_FIXES = 2  # values per field that a remedy names
+_MOST_TRIED = 256  # candidates per field that are tried, nearest first
+
+
+def refusal(
+    v: Values, path: str, check: Check, candidates: Mapping[str, Iterable[Any]], given: tuple[Check, ...] = ()
+) -> list[Problem]:
+    """Report a field that fails a check, with all reasons and what would work; an empty list if it passes.
+
+    Args:
+        v: the recipe.
+        path: field to report; its own fixes come first.
+        check: check that the field must pass.
+        candidates: values that may work, by field; numbers in any order, other values in the order of preference.
+        given: checks that this one depends on.
+
+    Raises:
+        Unavailable: a check that this one depends on fails, so that this report would only repeat it.
+    """
+    if not all(holds(other, v) for other in given):
+        raise Unavailable(path)
+    reasons = list(check(v))
+    if not reasons:
+        return []
+    fixes = _nearest_fixes(v, candidates, check, given)
+    return [Problem(path, _sentence(reasons), _remedy(path, fixes), v(path), True, fixes)]
+
+
+def _nearest_fixes(
+    v: Values, candidates: Mapping[str, Iterable[Any]], check: Check, given: tuple[Check, ...]
+) -> tuple[Fix, ...]:
+    """The nearest candidates of each field with which these checks hold and the fewest others fail."""
+    found: list[tuple[int, Fix]] = []
+    for path, values in candidates.items():
+        for value in _by_distance(v(path), values):
+            changed = v.having(path, value)
+            if value != v(path) and _applies_and_passes(check, changed) and all(holds(one, changed) for one in given):
+                found.append((sum(not holds(other, changed) for other in CHECKS), Fix(path, value)))
+    least = min((failing for failing, _ in found), default=0)
+    fixes: list[Fix] = []
+    for path in candidates:
+        best = [fix for failing, fix in found if fix.path == path and failing == least][:_NAMED_FIXES]
+        fixes += sorted(best, key=lambda fix: fix.value) if _are_numbers(fix.value for fix in best) else best
+    return tuple(fixes)
+
+
+def _applies_and_passes(check: Check, v: Values) -> bool:
+    try:
+        return passes(check, v)
+    except Unavailable:
+        return False
+
+
+def _are_numbers(values: Iterable[Any]) -> bool:
+    return all(isinstance(value, int) and not isinstance(value, bool) for value in values)
+
+
+def _by_distance(now: Any, values: Iterable[Any]) -> list[Any]:
+    ordered = list(dict.fromkeys(values))
+    if _are_numbers([*ordered, now]):
+        ordered.sort(key=lambda value: (abs(value - now), value))
+    return ordered[:_MOST_TRIED]
+
+
+def _sentence(reasons: list[str]) -> str:
+    """Reasons as one text: of several, each but the last loses its full stop."""
+    return "; ".join([*(reason.removesuffix(".") for reason in reasons[:-1]), reasons[-1]])
+
+
+def _remedy(path: str, fixes: tuple[Fix, ...]) -> str:
+    """``Try 2 or 4, or parallel.sequence=false.``: the problem's own field first, without its name."""
+    by_path: dict[str, list[str]] = {}
+    for fix in sorted(fixes, key=lambda fix: fix.path != path):
+        by_path.setdefault(fix.path, []).append(_written(fix.value))
+    options = [_option(field, " or ".join(values), field == path) for field, values in by_path.items()]
+    return f"Try {', or '.join(options)}." if options else ""
+
+
+def _option(field: str, values: str, own: bool) -> str:
+    if field == "world":
+        return f"{values} process{'' if values == '1' else 'es'}"  # the option is named by the verb, which has one
+    if own:
+        return values
+    return f"{field}={values}"
+
+
+def _written(value: Any) -> str:
+    """As it is written in a recipe or an override."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+_STAGES = (virtual_stages, pipeline_layers)
+_DEGREES = (tensor_degree, context_chunks, sequence_shards, *_STAGES)
+_WINDOW = 32  # candidates on either side if any number is possible
+
+# In order of preference: 1f1b demands least of model and batch, gpipe needs the most memory.
+_SCHEDULES: tuple[Schedule, ...] = ("1f1b", "interleaved-1f1b", "gpipe", "interleaved-zero-bubble", "zbv")
+
+Candidates = dict[str, Iterable[Any]]
+
+
+def _multiples(unit: int, near: int) -> list[int]:
+    """Multiples of ``unit`` around ``near``."""
+    below = near // unit
+    return [unit * count for count in range(max(1, below - _WINDOW), below + _WINDOW + 2)]
+
+
+def _divided(whole: int, by: int) -> list[int]:
+    """Divisors of whole / by; none if the quotient is no integer."""
+    return [] if whole < by or whole % by else divisors(whole // by)
+
+
+def _worlds(v: Values) -> list[int]:
+    """Numbers of processes that hold complete models: the nearest ones, and those that divide the batch."""
+    ranks = model_ranks(v)
+    shares = _divided(v("batch.global_batch"), v("batch.micro_batch"))
+    return [*_multiples(ranks, v("world")), *(ranks * share for share in shares)]
+
+
+def _degrees(v: Values, *others: str) -> list[int]:
+    """Degrees of an axis that, together with the other degrees, divide the world size; none if that is not given."""
+    return _divided(v("world"), math.prod(v(f"parallel.{name}") for name in others)) if "world" in v else []
+
+
+def _pipelines(v: Values, most: int) -> list[int]:
+    """Candidate pipeline-parallel degrees, at most ``most``."""
+    return [1, *range(max(1, most - _WINDOW), most + 1), *_degrees(v, "tensor", "context")]
+
+
+def _micro_batch_sizes(v: Values) -> list[int]:
+    """Candidate micro-batch sizes: divisors of a data-parallel rank's share of the batch."""
+    return _divided(v("batch.global_batch"), data_degree(v) if "world" in v else 1)
+
+
+def _tensor(v: Values) -> Iterator[Problem]:
+    path = "parallel.tensor"
+    yield from refusal(v, path, tensor_degree, {path: divisors(v("model.heads"))})
+
+
+def _context(v: Values) -> Iterator[Problem]:
+    path = "parallel.context"
+    yield from refusal(v, path, context_chunks, {path: [1, *_divided(v("data.sequence_length"), 2)]})
+
+
+def _sequence(v: Values) -> Iterator[Problem]:
+    path = "parallel.tensor"
+    candidates: Candidates = {path: divisors(v("model.heads")), "parallel.sequence": [False]}
+    yield from refusal(v, path, sequence_shards, candidates, (tensor_degree, context_chunks))
+
+
+def _virtual_stages(v: Values) -> Iterator[Problem]:
+    path, pipeline = "parallel.virtual_stages", v("parallel.pipeline")
+    fewest = default_virtual_stages(v("parallel.schedule")) if pipeline > 1 else 1
+    yield from refusal(v, path, virtual_stages, {path: [fewest], "parallel.schedule": _SCHEDULES})
+
+
+def _pipeline(v: Values) -> Iterator[Problem]:
+    path, layers, each = "parallel.pipeline", v("model.layers"), stages_per_rank(v)
+    candidates: Candidates = {path: _pipelines(v, layers // each), "parallel.schedule": _SCHEDULES}
+    if v("parallel.virtual_stages") is not None:
+        candidates["parallel.virtual_stages"] = range(1, min(each, _WINDOW) + 1)
+    if layers < 2 * each:  # only one pipeline rank could have that many stages
+        candidates["model.layers"] = [v(path) * each]
+    yield from refusal(v, path, pipeline_layers, candidates, (virtual_stages,))
+
+
+def _split(v: Values) -> Iterator[Problem]:
+    path, counts = "parallel.split", v("parallel.split")
+    if counts is None:
+        return
+    pipeline, each = v("parallel.pipeline"), stages_per_rank(v)
+    splits = [None, *_even_splits(v("model.layers"), pipeline * each)]
+    candidates: Candidates = {path: splits, "parallel.pipeline": [max(1, len(counts) // each)]}
+    yield from refusal(v, path, split, candidates, _STAGES)
+
+
+def _even_splits(layers: int, stages: int) -> list[tuple[int, ...]]:
+    """Layers divided over stages, the remainder on the first ones; none if there are fewer layers than stages."""
+    count, rest = divmod(layers, stages)
+    return [(count + 1,) * rest + (count,) * (stages - rest)] if count else []
+
+
+def _zero(v: Values) -> Iterator[Problem]:
+    path = "parallel.zero"
+    yield from refusal(v, path, zero_stage, {path: (1, 3), "parallel.schedule": _SCHEDULES})
+
+
+def _replicas_of_something(v: Values) -> Iterator[Problem]:
+    path = "parallel.replicas"
+    yield from refusal(v, path, replicas_of_something, {path: [1], "parallel.zero": (1, 2, 3)})
+
+
+def _world(v: Values) -> Iterator[Problem]:
+    candidates: Candidates = {
+        "world": _worlds(v),
+        "parallel.tensor": _degrees(v, "pipeline", "context"),
+        "parallel.pipeline": _degrees(v, "tensor", "context"),
+        "parallel.context": _degrees(v, "tensor", "pipeline"),
+    }
+    yield from refusal(v, "world", world_of_models, candidates, _DEGREES)
+
+
+def _replicas_of_data(v: Values) -> Iterator[Problem]:
+    path = "parallel.replicas"
+    candidates: Candidates = {path: divisors(data_degree(v))}
+    given = (*_DEGREES, replicas_of_something)
+    yield from refusal(v, path, replicas_of_data, candidates, given)
+
+
+def _micro_batches(v: Values) -> Iterator[Problem]:
+    path = "batch.micro_batch"
+    yield from refusal(v, path, micro_batches, {path: divisors(v("batch.global_batch"))})
+
+
+def _data_parallel_batch(v: Values) -> Iterator[Problem]:
+    whole, micro, degree = v("batch.global_batch"), v("batch.micro_batch"), data_degree(v)
+    path = "batch.global_batch" if whole % degree else "batch.micro_batch"
+    candidates: Candidates = {
+        "batch.micro_batch": _micro_batch_sizes(v),
+        "batch.global_batch": _multiples(micro * degree, whole),
+        "world": _worlds(v),
+    }
+    yield from refusal(v, path, data_parallel_batch, candidates, (*_DEGREES, micro_batches))
+
+
+def _full_pipeline(v: Values) -> Iterator[Problem]:
+    path, count = "parallel.pipeline", max(micro_batch_counts(v))
+    candidates: Candidates = {
+        path: _pipelines(v, count),
+        "batch.micro_batch": _micro_batch_sizes(v),
+        "parallel.schedule": ["gpipe"],
+        "batch.global_batch": [v("batch.global_batch") // count * v(path)],  # just enough of them
+        **({"world": _worlds(v)} if "world" in v else {}),
+    }
+    yield from refusal(v, path, full_pipeline, candidates, _STAGES)
+
+
+def _whole_rounds(v: Values) -> Iterator[Problem]:
+    path, whole = "parallel.schedule", v("batch.global_batch")
+    candidates: Candidates = {
+        path: _SCHEDULES,
+        "batch.micro_batch": _micro_batch_sizes(v),
+        "batch.global_batch": _multiples(whole // max(micro_batch_counts(v)), whole),
+    }
+    yield from refusal(v, path, whole_rounds, candidates, _STAGES)
+
+
+def _ramp(v: Values) -> Iterator[Problem]:
+    """Check the batch of each stage as if it were the global batch; the stages have to grow up to it."""
+    sizes = [stage.global_batch for stage in v("batch.ramp")]
+    for number, (before, size, following) in enumerate(
+        zip([0, *sizes], sizes, [*sizes[1:], v("batch.global_batch")], strict=False)
+    ):
+        path, at_stage = f"batch.ramp.{number}.global_batch", v.having("batch.global_batch", size)
+        if size >= following:
+            last = number == len(sizes) - 1
+            reason = f"{'batch.global_batch' if last else 'the batch of the next stage'} is {following}; a ramp grows."
+            yield Problem(path, reason, f"Use less than {following}, or remove the stage.", size, True)
+        failing = [check for check in STAGE_CHECKS if holds(check, v) and not holds(check, at_stage)]
+        for check in failing[:1]:
+            unit = v("batch.micro_batch") * (data_degree(v) if "world" in v else 1)
+            candidates = [each for each in _multiples(unit, size) if before < each < following]
+            for found in refusal(at_stage, "batch.global_batch", check, {"batch.global_batch": candidates}):
+                (reason,) = stage_reasons(check, at_stage)
+                fixes = tuple(Fix(path, fix.value) for fix in found.fixes)
+                yield replace(found, path=path, reason=reason, remedy=found.remedy or "Remove the stage.", fixes=fixes)
+
+
+LAYOUT_RULES: tuple[Rule, ...] = (
+    _tensor,
+    _sequence,
+    _context,
+    _virtual_stages,
+    _pipeline,
+    _split,
+    _zero,
+    _replicas_of_something,
+    _world,
+    _replicas_of_data,
+    _micro_batches,
+    _data_parallel_batch,
+    _full_pipeline,
+    _whole_rounds,
+    _ramp,
+)
+
+
+def _rounding(v: Values) -> Iterator[Problem]:
+    """Check that hardware may round: one mode, no promise of equal bits, and no element on two ranks.
+
+    Devices round with random numbers of their own. Two ranks that store the same element and update it separately
+    would store different values after the first step, and more so after every further one.
+    """
+    if v("precision.rounding") != "hardware":
+        return
+    path, mode = "precision.rounding", v("precision.mode")
+    if mode != "bf16-sr":
+        yield Problem(
+            path, f"precision.mode={mode} rounds nothing stochastically.", "Use precision.mode=bf16-sr.", v(path), True
+        )
+    if v("run.deterministic"):
+        reason = "the state of a device's random numbers is in no checkpoint, so a resumed run has other bits."
+        yield Problem(path, reason, "Accept that with run.deterministic=false, or use software.", v(path), True)
+    for field, stored, remedy in _copies(v):
+        reason = f"precision.rounding=hardware rounds copies apart: {stored}."
+        yield Problem(field, reason, f"{remedy}, or precision.rounding=software.", v(field), True)
+
+
+def _copies(v: Values) -> Iterator[tuple[str, str, str]]:
+    """Yield fields that make several ranks store the same elements: field, what they store, remedy."""
+    if v("parallel.tensor") > 1:
+        yield "parallel.tensor", "every tensor-parallel rank stores the norm weights", "Use parallel.tensor=1"
+    if v("parallel.replicas") > 1:
+        yield "parallel.replicas", "every replica stores all weights", "Use parallel.replicas=1"
+    ranks = v("parallel.context") * (data_degree(v) if "world" in v else 1)
+    if v("parallel.zero") == 0 and ranks > 1:
+        yield "parallel.zero", "every data- and context-parallel rank stores all weights", "Use parallel.zero=1"
+    if v("parallel.pipeline") > 1 and v("model.tie_embeddings"):
+        stored = "first and last stage store the tied embedding"
+        yield "parallel.pipeline", stored, "Use parallel.pipeline=1, model.tie_embeddings=false"
+
+
+ROUNDING_RULES: tuple[Rule, ...] = (_rounding,)

@@ -1,0 +1,343 @@
+"""Models in files: the config.json of Hugging Face, and folders of weights, as fields of the model section.
+
+    config.json (transformers 4 or 5) -> settings that hlat does not compute -> RecipeError that lists all of them
+                                      -> fields of ModelConfig
+    checkpoint of hlat (meta.json) or Hugging Face folder (config.json) -> ModelFolder: the numbers, and the tokenizer
+
+``ARCHITECTURES`` (``config/sections/model.py``) lists the families and what differs between them. A setting that would
+change the result and is not supported is refused; settings that concern only transformers are ignored.
+
+No weights are read. The folder of a run is refused, since its newest checkpoint is another one tomorrow, and the same
+recipe would then describe another start.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hlat.config.errors import Problem, RecipeError, size_problem
+from hlat.config.sections.model import ARCHITECTURES, MOST_LAYERS, MOST_TOKENS, WIDEST, ArchitectureEntry
+from hlat.runtime.storage.local_files import read_small_file
+from hlat.runtime.terminal import plural
+
+
+def read_config_json(path: Path) -> dict[str, Any]:
+    """Read the JSON object in a config.json.
+
+    Args:
+        path: the file, or the folder that holds it.
+
+    Raises:
+        ValueError: says why it cannot be read, as the end of a sentence.
+    """
+    try:
+        content = json.loads(read_small_file(path / "config.json" if path.is_dir() else path))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"line {error.lineno}, column {error.colno} is not JSON: {error.msg}") from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except OSError as error:
+        raise ValueError(error.strerror or str(error)) from error
+    if not isinstance(content, dict):
+        raise ValueError("it is not a JSON object")
+    if (too_large := size_problem(content)) is not None:
+        raise ValueError(too_large.rstrip("."))
+    return content
+
+
+_DTYPES = ("float32", "float16", "bfloat16", "float64")
+_MOST_BY_SETTING = {
+    "vocab_size": MOST_TOKENS,
+    "num_hidden_layers": MOST_LAYERS,
+    "max_position_embeddings": MOST_TOKENS,
+    "original_max_position_embeddings": MOST_TOKENS,
+}
+_SIZES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+}
+_OPTIONAL_SIZES = {"head_dim": "head_dim", "max_position_embeddings": "max_sequence_length"}
+_FULL_ATTENTION, _SLIDING_ATTENTION = "full_attention", "sliding_attention"
+_ATTENTION_KINDS = {
+    "attention": _FULL_ATTENTION,
+    _FULL_ATTENTION: _FULL_ATTENTION,
+    _SLIDING_ATTENTION: _SLIDING_ATTENTION,
+}  # attention is the name in older files
+_UNKNOWN_ARCHITECTURE = ArchitectureEntry("")  # so that the other fields of an unknown family are checked too
+
+
+def hf_to_model(config: Any) -> dict[str, Any]:
+    """Convert the content of a config.json (any JSON value) to fields of ``ModelConfig``.
+
+    Such a file says nothing of ``coalesce`` or of the initial weights but their standard deviation.
+
+    Raises:
+        RecipeError: lists everything missing or unsupported, by its name in config.json.
+    """
+    if not isinstance(config, Mapping):
+        raise RecipeError([Problem("config.json", "must be a JSON object.", "", config, True)], "config.json")
+    reader = _Reader(config)
+    name = reader.model_type()
+    family = ARCHITECTURES.get(name, _UNKNOWN_ARCHITECTURE)
+    fields: dict[str, Any] = {ours: reader.positive(theirs) for theirs, ours in _SIZES.items()}
+    fields["architecture"] = name
+    fields["kv_heads"] = reader.kv_heads(family, fields["heads"])
+    for theirs, ours in _OPTIONAL_SIZES.items():
+        value = _given(config, theirs, family.implied.get(theirs))
+        if value is not None:
+            fields[ours] = reader.positive(theirs, value)
+    fields["norm_eps"] = reader.number("rms_norm_eps", family.implied.get("rms_norm_eps", 1e-6))
+    fields["init_std"] = reader.number("initializer_range", 0.02)
+    fields["tie_embeddings"] = reader.flag("tie_word_embeddings")
+    options = {"qkv_bias": False, "qk_norm": False, **family.fixed}
+    if "qkv_bias" in family.free:
+        options["qkv_bias"] = reader.flag("attention_bias")
+    window = reader.window(family, fields["layers"])
+    if "sliding_window" in family.free:
+        options["sliding_window"] = window
+    fields |= options
+    fields["rope"] = reader.rope()
+    reader.refuse_unsupported(family)
+    if reader.problems:
+        raise RecipeError(reader.problems, "config.json")
+    return fields
+
+
+def _given(config: Mapping[str, Any], name: str, otherwise: Any) -> Any:
+    """Return the value of a field, or another one if it is absent or null."""
+    value = config.get(name)
+    return otherwise if value is None else value
+
+
+class _Reader:
+    """Typed reads that collect problems; a field with a problem reads as its default."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.config = config
+        self.problems: list[Problem] = []
+
+    def refuse(self, name: str, reason: str, remedy: str = "", value: Any = None) -> None:
+        self.problems.append(Problem(name, reason, remedy, value, value is not None))
+
+    def model_type(self) -> str:
+        value = self.config.get("model_type")
+        if not isinstance(value, str) or value not in ARCHITECTURES:
+            self.refuse(
+                "model_type", "not a family that hlat computes.", f"It reads {', '.join(ARCHITECTURES)}.", value
+            )
+        return str(value)
+
+    def positive(self, name: str, value: Any = None) -> int:
+        value = self.config.get(name) if value is None else value
+        if value is None:
+            self.refuse(name, "is required.")
+        elif isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+            self.refuse(name, "must be a positive whole number.", value=value)
+        elif value > (most := _MOST_BY_SETTING.get(name, WIDEST)):
+            self.refuse(name, f"is more than {most:,}, the most that hlat reads.", value=value)
+        else:
+            return value
+        return 1
+
+    def number(self, name: str, default: float | None, source: Mapping[str, Any] | None = None) -> float:
+        # An absent number has a default. Null is none: transformers refuses it, and other programs differ.
+        value = (self.config if source is None else source).get(name, default)
+        if value is None:
+            self.refuse(name, "is required here.")
+        elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
+            self.refuse(name, "must be a positive number.", value=value)
+        else:
+            return float(value)
+        return 1.0
+
+    def flag(self, name: str) -> bool:
+        value = self.config.get(name)
+        if value is not None and not isinstance(value, bool):
+            self.refuse(name, "must be true or false.", value=value)
+        return value is True
+
+    def kv_heads(self, family: ArchitectureEntry, heads: int) -> int:
+        """Key and value heads: null means one per query head; without the field, families differ."""
+        if self.config.get("num_key_value_heads") is None and (
+            family.kv_heads_are_heads or "num_key_value_heads" in self.config
+        ):
+            return heads
+        return self.positive("num_key_value_heads")
+
+    def window(self, family: ArchitectureEntry, layers: int) -> int | None:
+        """Sliding window of attention; None if no layer has one that is shorter than the context.
+
+        Families that always use their window have a default for an absent one, and null for none.
+        """
+        always = "sliding_window" in family.free
+        kinds = self.layer_types(layers)
+        value = self.config.get("sliding_window", family.implied.get("sliding_window"))
+        if value is None or not (always or self.config.get("use_sliding_window")):
+            if _SLIDING_ATTENTION in kinds:
+                self.refuse(
+                    "layer_types",
+                    f"{_SLIDING_ATTENTION} without a sliding_window that is in use.",
+                    value=_SLIDING_ATTENTION,
+                )
+            return None
+        context = self.config.get("max_position_embeddings")
+        if isinstance(value, int) and isinstance(context, int) and value >= context:
+            return None
+        first = 0 if always else _given(self.config, "max_window_layers", family.implied.get("max_window_layers", 0))
+        if not kinds and isinstance(first, int):
+            full = min(max(first, 0), layers)
+            kinds = [_FULL_ATTENTION] * full + [_SLIDING_ATTENTION] * (layers - full)
+        if kinds and _SLIDING_ATTENTION not in kinds:
+            return None
+        if _FULL_ATTENTION in kinds:
+            reason = "layers with and without a window are mixed."
+            self.refuse("sliding_window", reason, "All layers have the same attention here.", value)
+        elif not always:
+            self.refuse("sliding_window", "only models of the family mistral have a window here.", value=value)
+        return self.positive("sliding_window", value)
+
+    def rope(self) -> dict[str, Any]:
+        """Theta and scaling, as transformers reads them.
+
+        ``rope_parameters`` (transformers 5) are replaced as a whole by ``rope_scaling`` (4) where that is given, too.
+        """
+        new, old = self.config.get("rope_parameters"), self.config.get("rope_scaling")
+        place, words = ("rope_parameters", new) if old in (None, {}) else ("rope_scaling", old)
+        words = {} if words is None else words
+        if not isinstance(words, Mapping):
+            self.refuse(place, "must be a mapping.", value=words)
+            return {}
+        if any(isinstance(value, Mapping) for value in words.values()):
+            self.refuse(place, "has RoPE settings for each kind of layer.", "All layers have the same here.")
+        is_null = self.config.get("rope_theta", 0) is None and words.get("rope_theta") is not None  # of words is used
+        theta = self.number("rope_theta", None if is_null else self.number("rope_theta", 10000.0), words)
+        if words is not new and isinstance(new, Mapping) and new.get("rope_theta", theta) != theta:
+            reason = f"replaces rope_parameters, whose rope_theta is {new['rope_theta']} and not {theta}."
+            self.refuse(place, reason, "Write one of the two, with the rope_theta that is meant.")
+        if words.get("partial_rotary_factor", _given(self.config, "partial_rotary_factor", 1.0)) != 1.0:
+            self.refuse("partial_rotary_factor", "hlat rotates whole heads.")
+        # A factor without a type says that a scaling is meant, but not which.
+        kind = words.get("rope_type", words.get("type", None if "factor" in words else "default"))
+        scaling: dict[str, Any] | None = None
+        if kind == "linear":
+            scaling = {"kind": kind, "factor": self.number("factor", None, words)}
+        elif kind == "llama3":
+            scaling = {"kind": kind}
+            for name in ("factor", "low_freq_factor", "high_freq_factor"):
+                scaling[name] = self.number(name, None, words)
+            name = "original_max_position_embeddings"
+            scaling["original_max_position"] = self.positive(name, _given(self.config, name, words.get(name)))
+        elif kind != "default":
+            remedy = "It knows default, linear and llama3."
+            self.refuse(f"{place}.rope_type", "a RoPE scaling that hlat does not compute.", remedy, kind)
+        return {"theta": theta, "scaling": scaling}
+
+    def layer_types(self, layers: int) -> list[str]:
+        """Kind of attention of each layer; empty if the file does not say."""
+        value = self.config.get("layer_types")
+        if value is None:
+            return []
+        if not isinstance(value, list) or len(value) != layers:
+            self.refuse("layer_types", f"must be a list of {plural(layers, 'layer')}.", value=value)
+            return []
+        unknown = [kind for kind in value if not isinstance(kind, str) or kind not in _ATTENTION_KINDS]
+        if unknown:
+            reason = "a kind of attention that hlat does not compute."
+            self.refuse("layer_types", reason, "It computes full_attention.", unknown[0])
+            return []
+        return [_ATTENTION_KINDS[kind] for kind in value]
+
+    def refuse_unsupported(self, family: ArchitectureEntry) -> None:
+        """Refuse settings that change the result and that hlat does not compute."""
+        config = self.config
+        act = config.get("hidden_act", "silu")
+        if act not in ("silu", "swish"):
+            self.refuse("hidden_act", "the feed-forward layer is SwiGLU.", "Only silu is computed.", act)
+        if config.get("mlp_bias"):
+            self.refuse("mlp_bias", "feed-forward layers have no biases here.", value=True)
+        if config.get("attention_dropout"):
+            reason = "attention is trained without dropout."
+            self.refuse("attention_dropout", reason, "Set it to 0 if that is meant.", config["attention_dropout"])
+        if config.get("quantization_config") is not None:
+            remedy = "Save the model in bfloat16 or float32 with transformers first."
+            self.refuse("quantization_config", "quantized weights cannot be trained.", remedy)
+        for name, reason in family.refused.items():
+            if config.get(name):
+                self.refuse(name, reason, value=config[name])
+        if not config.get("is_causal", True):
+            self.refuse("is_causal", "attention never looks at later tokens here.", value=config["is_causal"])
+        if config.get("transformers_weights") is not None:
+            remedy = "Rename that file to model.safetensors, and remove the field."
+            self.refuse(
+                "transformers_weights", "names another file of weights.", remedy, config["transformers_weights"]
+            )
+        dtype = config.get("dtype", config.get("torch_dtype"))
+        if dtype is not None and str(dtype).removeprefix("torch.") not in _DTYPES:
+            self.refuse("dtype", "not a dtype hlat reads.", f"It reads {', '.join(_DTYPES)}.", dtype)
+
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
+_LARGEST_META = 1 << 26  # bytes of a meta.json, which may hold the last metrics of a run
+_CHOSEN_ELSEWHERE = ("preset", "hf_config")  # how the run that saved the checkpoint had found its numbers
+
+
+class ModelFolder(NamedTuple):
+    """The model of a folder of weights.
+
+    Attributes:
+        fields: fields of the model section.
+        tokenizer: folder of its tokenizer, as ``data.tokenizer.path`` takes it; None if it has none.
+    """
+
+    fields: dict[str, Any]
+    tokenizer: str | None
+
+
+def read_model_folder(folder: Path) -> ModelFolder:
+    """Read the model that a folder of weights holds.
+
+    Args:
+        folder: a checkpoint of hlat, or a Hugging Face folder.
+
+    Raises:
+        ValueError: it is neither, or unreadable; says why as the end of a sentence, with what would work.
+        RecipeError: hlat does not support the model of the config.json; lists every reason.
+    """
+    if (folder / "meta.json").is_file():
+        return ModelFolder(_saved_model(folder), _with_tokenizer(folder / "tokenizer"))
+    if (folder / "config.json").is_file():
+        return ModelFolder(hf_to_model(read_config_json(folder)), _with_tokenizer(folder))
+    if not folder.is_dir():
+        raise ValueError("there is no such folder")
+    saved = sorted(file.parent for file in (*folder.glob("*/meta.json"), *folder.glob("checkpoints/*/meta.json")))
+    if saved:
+        raise ValueError(f"it has several checkpoints, and their number changes; name one, such as {saved[-1]}")
+    raise ValueError("it has neither meta.json, as checkpoints of hlat do, nor config.json, as Hugging Face models do")
+
+
+def _saved_model(folder: Path) -> dict[str, Any]:
+    try:
+        meta = json.loads(read_small_file(folder / "meta.json", _LARGEST_META))
+    except OSError as error:
+        raise ValueError(f"meta.json: {error.strerror or error}") from error
+    except (ValueError, RecursionError):
+        raise ValueError("its meta.json is damaged; hlat checkpoint verify says more") from None
+    recipe = meta.get("recipe") if isinstance(meta, dict) else None
+    recipe = recipe if isinstance(recipe, dict) else {}
+    model = (meta.get("model") if isinstance(meta, dict) else None) or recipe.get("model")
+    if not isinstance(model, dict):
+        raise ValueError("its meta.json describes no model")
+    fields = {name: value for name, value in model.items() if name not in _CHOSEN_ELSEWHERE}
+    data = recipe.get("data")
+    if fields.get("max_sequence_length") is None and isinstance(data, dict) and "sequence_length" in data:
+        fields["max_sequence_length"] = data["sequence_length"]
+    return fields
+
+
+def _with_tokenizer(folder: Path) -> str | None:
+    return str(folder) if any((folder / name).is_file() for name in _TOKENIZER_FILES) else None

@@ -1,1 +1,0 @@
-"""Recipes from the YAML configurations of NxDT (NeuronX Distributed Training)."""

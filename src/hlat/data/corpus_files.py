@@ -1,0 +1,372 @@
+"""List, check and hash the files of a corpus.
+
+    data.sources[] --source_listing--> files --companions joined, checked--> sorted files with their formats
+                   --hash--> files with fingerprints
+    data.sources[].text_column, else data.text_column --> kind and name of the column
+
+    a.bin  a.idx  b.bin --> a.bin (a.idx), b.bin (b.idx, searched next to it)
+
+The fingerprint of a file is its size and the sha256 of its content. It does not depend on the location of the file,
+local or remote.
+
+Refused before hashing, which may take hours, are: a folder that mixes text files with record files, a source that mixes
+tokens with text, and tokens without a tokenizer. A format whose files consist of two has the second as the first one's
+``index``.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hlat.config import DataConfig
+from hlat.data.formats.base import Companion, FileFormat
+from hlat.data.formats.registry import folder_format, format_of
+from hlat.data.formats.rows import COLUMN_KINDS, ColumnKind
+from hlat.data.source_file import SourceFile, Stamp, sha256_of
+from hlat.data.source_listing import (
+    FileFinding,
+    ListedFile,
+    Listing,
+    SourceNotFoundError,
+    find_file,
+    list_source,
+    refuse,
+)
+from hlat.data.stores.cache import Cache
+from hlat.data.stores.fetching import CachedStore, prefetch_in_order
+from hlat.data.stores.remote import Store, StoreAccessError, local_path, url_file_name
+from hlat.runtime.errors import DataError
+from hlat.runtime.terminal import plural
+from hlat.runtime.urls import is_url
+
+
+class SourceColumn(NamedTuple):
+    """A column that holds the documents of a source."""
+
+    kind: ColumnKind
+    name: str
+
+
+def source_columns(config: DataConfig) -> list[SourceColumn]:
+    """Return the column of data.path, if there is one, and of each of data.sources."""
+    own = [] if config.path is None else [default_column(config)]
+    return [*own, *(_first_named(source, config) for source in config.sources)]
+
+
+def default_column(config: DataConfig) -> SourceColumn:
+    """Return the column of data.path, data.validation.path, and of sources that name none."""
+    return _first_named(config)
+
+
+def _first_named(*sections: Any) -> SourceColumn:
+    """Return the column that the first of the sections names that names any."""
+    named = ((kind, getattr(section, kind.field)) for section in sections for kind in COLUMN_KINDS)
+    return next(SourceColumn(kind, name) for kind, name in named if name is not None)
+
+
+def join_companions(
+    files: Sequence[SourceFile], find: Callable[[SourceFile, str], SourceFile | None]
+) -> list[SourceFile]:
+    """Return the files of a source in their order, with each companion attached to its file.
+
+    Args:
+        files: the listed files.
+        find: finds the companion of a file that is not listed, by its path; returns None if it does not exist.
+
+    Raises:
+        DataError: a file has no companion, or a companion has no file.
+    """
+    listed = {file.path: (file, file.format.companion) for file in files}
+    found = {path: file for path, (file, pair) in listed.items() if pair is not None and _ends(path, pair.ending)}
+    joined = []
+    for file, pair in listed.values():
+        if pair is None:
+            joined.append(file)
+        elif _ends(file.path, pair.main):
+            path = _companion_path(file.path, pair)
+            companion = found.pop(path, None) or find(file, path)
+            if companion is None:
+                raise DataError(f"{file.path}: {path} is missing. {pair.rule}; hlat reads no other {pair.main} files.")
+            joined.append(replace(file, index=companion))
+    for path, file in found.items():
+        pair = file.format.companion
+        assert pair is not None, "only files of such formats were collected"
+        raise DataError(
+            f"{path}: its {pair.main}, which contains the tokens, is not in the source. {pair.rule}: name the "
+            f"{pair.main}."
+        )
+    return joined
+
+
+def _ends(path: str, ending: str) -> bool:
+    name = url_file_name(path) if is_url(path) else path
+    return name.lower().endswith(ending)
+
+
+def _companion_path(main: str, pair: Companion) -> str:
+    """Return the path or URL of the companion of a file; the query of a web URL is kept."""
+    name = url_file_name(main) if is_url(main) else main
+    head, _, tail = main.rpartition(name)
+    return head + pair.path(name) + tail
+
+
+def path_format(path: str, column: ColumnKind) -> FileFormat:
+    """Return the format of a local or remote file; errors name the full URL, as several files may have the same name.
+
+    Args:
+        path: its path or URL.
+        column: kind of the column that its source names.
+
+    Raises:
+        DataError: hlat does not read files of this type.
+    """
+    if not is_url(path):
+        return format_of(Path(path), column)
+    name = Path(url_file_name(path))
+    try:
+        return format_of(name, column)
+    except DataError as error:
+        raise DataError(str(error).replace(str(name), path, 1)) from error
+
+
+def check_folder(path: str, files: Sequence[SourceFile]) -> None:
+    """Check that a folder does not mix text files with record files.
+
+    Raises:
+        DataError: it does, so it is not clear which files are the corpus.
+    """
+    texts = [file for file in files if file.format.is_one_document]
+    if texts and len(texts) < len(files):
+        record = next(file for file in files if not file.format.is_one_document)
+        text, other = (Path(url_file_name(file.path)) for file in (texts[0], record))
+        raise DataError(
+            f"{path}: the folder mixes text files ({text}) with {record.format.kind} files ({other}), so it "
+            f"is not clear which are the corpus. Name them with a glob such as {path.rstrip('/')}/**/*{other.suffix}"
+        )
+
+
+def check_source(path: str, files: Sequence[SourceFile]) -> None:
+    """Check that a source does not mix tokens with text, whose lengths cannot be added.
+
+    Raises:
+        DataError: it does.
+    """
+    tokens = [file for file in files if file.format.holds_tokens]
+    if tokens and len(tokens) < len(files):
+        other = next(file for file in files if not file.format.holds_tokens)
+        raise DataError(
+            f"{path}: tokens ({tokens[0].path}) and {other.format.kind} files ({other.path}) in one source. Make them "
+            "two entries of data.sources, each with a glob."
+        )
+
+
+def check_tokenizer_given(tokens: str, tokenizer: str | None) -> None:
+    """Check that a recipe with a file of tokens names their tokenizer.
+
+    Args:
+        tokens: path of the file of tokens.
+        tokenizer: data.tokenizer.path.
+
+    Raises:
+        DataError: it does not.
+    """
+    if tokenizer is None:
+        raise DataError(
+            f"{tokens}: its documents are tokens, but data.tokenizer.path is not set. A tokenizer trained by hlat "
+            "would give the ids other meanings. Set data.tokenizer.path to the tokenizer that the dataset was written "
+            "with: a tokenizer.json, a SentencePiece .model, or the folder of one."
+        )
+
+
+CACHE_FOLDER = "cache"
+"""Subfolder of the prepared data with the cache of remote files, unless data.cache_dir names another folder."""
+
+
+def list_files(config: DataConfig, folder: Path) -> list[SourceFile]:
+    """List the files of a data section in the order of their documents; they are not hashed yet.
+
+    Args:
+        config: the data section.
+        folder: folder of the prepared data; it contains the cache of remote files unless ``data.cache_dir`` is set.
+
+    Raises:
+        SourceNotFoundError: a path or glob has no files, or some that cannot be listed or are of no format.
+        DataError: there is no source, files that cannot be one source, a
+            .bin or .idx without the other, tokens without a tokenizer, or a URL that cannot be used.
+    """
+    cache = Cache(*cache_location(config, folder))
+    files = [file for source in numbered_sources(config) for file in files_of_source(source, cache)]
+    for file in files:
+        if file.format.holds_tokens:
+            check_tokenizer_given(file.path, config.tokenizer.path)
+    return files
+
+
+class NumberedSource(NamedTuple):
+    """A source of a data section: its number, which is -1 for data.validation.path, its path and its column."""
+
+    number: int
+    path: str
+    column: SourceColumn
+
+
+def numbered_sources(config: DataConfig) -> list[NumberedSource]:
+    """Return the sources of a data section in the order of their documents, and its validation text.
+
+    Raises:
+        DataError: there is no source.
+    """
+    paths = [*([] if config.path is None else [config.path]), *(source.path for source in config.sources)]
+    if not paths:
+        raise DataError(
+            "data: no corpus. Set data.path to a file, folder or glob, for example data.path=corpus/**/*.txt"
+        )
+    numbered = [NumberedSource(*each) for each in zip(range(len(paths)), paths, source_columns(config), strict=True)]
+    if config.validation.path is not None:
+        numbered.append(NumberedSource(-1, config.validation.path, default_column(config)))
+    return numbered
+
+
+def cache_location(config: DataConfig, folder: Path) -> tuple[Path, int]:
+    """Return the folder of the cache of remote files, and its maximum size in bytes."""
+    return Path(config.cache_dir or folder / CACHE_FOLDER), int(config.cache_gib * 2**30)
+
+
+def open_cached_store(path: str, cache: Cache) -> CachedStore | None:
+    """Open the store of a URL together with the cache; return None for a local path."""
+    return CachedStore(Store(path), cache) if is_url(path) else None
+
+
+def files_of_source(source: NumberedSource, cache: Cache) -> list[SourceFile]:
+    """List the files of one source, each with its companion.
+
+    Raises:
+        SourceNotFoundError: the path or glob has no files, or some that cannot be listed or are of no format.
+        DataError: as ``list_files``.
+    """
+    number, path, column = source
+
+    def source_file(file: ListedFile, file_format: FileFormat) -> SourceFile:
+        identity = file.size, file.mtime_ns
+        return SourceFile(
+            file.path, file_format, column.name, number, *identity, etag=file.etag, cached_store=file.cached_store
+        )
+
+    def find_companion(file: SourceFile, companion: str) -> SourceFile | None:
+        try:
+            found = find_file(companion, cache)
+        except StoreAccessError as error:
+            assert file.format.companion is not None, "only such files have companions"
+            raise DataError(f"{error} {file.format.companion.rule}.") from error
+        return None if found is None else source_file(found, file.format)
+
+    listing = list_source(path, cache)
+    refuse(path, listing.findings, SourceNotFoundError)
+    if listing.names is not None and (known := _known_folder(path, listing, column)) is not None:
+        return [source_file(file, known[0]) for file in known[1]]
+    files, findings = list[SourceFile](), list[FileFinding]()
+    for listed in listing.files:
+        try:
+            files.append(source_file(listed, path_format(listed.path, column.kind)))
+        except DataError as error:
+            findings.append(FileFinding.of_error(listed.path, error))
+    refuse(path, findings, SourceNotFoundError)
+    if listing.names is not None:
+        check_folder(path, files)
+    check_source(path, files)  # before hashing, which may take hours
+    return join_companions(files, find_companion)
+
+
+def _known_folder(path: str, listing: Listing, column: SourceColumn) -> tuple[FileFormat, list[ListedFile]] | None:
+    """Return the format and the files of a folder that is one data set; None for an ordinary folder."""
+    assert listing.names is not None, "the source is a folder"
+    try:
+        found = folder_format(listing.names, listing.read, column.kind)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+    if found is None:
+        return None
+    files = dict(zip(listing.names, listing.files, strict=True))
+    return found[0], [files[name] for name in found[1]]
+
+
+def without_linked_folders(config: DataConfig, files: list[SourceFile]) -> list[SourceFile]:
+    """Return the files that are not behind a link below a folder: earlier versions of hlat followed no such links."""
+    roots = {source.number: Path(local_path(source.path)) for source in numbered_sources(config)}
+
+    def is_linked(file: SourceFile) -> bool:
+        parents = Path(file.path).parents if file.cached_store is None else ()
+        return any(folder.is_symlink() for folder in parents if roots[file.source] in folder.parents)
+
+    return [file for file in files if not is_linked(file)]
+
+
+def hash_files(
+    files: list[SourceFile], known: dict[Stamp, str], progress: Callable[[int, int], None]
+) -> list[SourceFile]:
+    """Compute the sha256 of each file; remote files are fetched for this unless they were fetched before.
+
+    Args:
+        files: result of ``list_files``.
+        known: sha256 of files that were hashed before; these are not read again.
+        progress: called with the bytes done and the total bytes.
+
+    Returns:
+        The files with their sha256.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    hashes = _iter_hashes([file for source_file in files for file in source_file.files], known, progress)
+    hashed = []
+    for file in files:
+        own = replace(file, sha256=next(hashes))
+        hashed.append(own if own.index is None else replace(own, index=replace(own.index, sha256=next(hashes))))
+    return hashed
+
+
+def _iter_hashes(
+    files: list[SourceFile], known: dict[Stamp, str], progress: Callable[[int, int], None]
+) -> Iterator[str]:
+    total = sum(file.size for file in files)
+    done = 0
+    hashes = [known.get(file.stamp) or file.cached_sha256 for file in files]
+    unknown = [file for file, sha256 in zip(files, hashes, strict=True) if sha256 is None]
+    with closing(prefetch_in_order(unknown)) as opened:
+        for file, sha256 in zip(files, hashes, strict=True):
+            found = sha256 or _hash_next(opened)
+            done += file.size
+            progress(done, total)
+            yield found
+
+
+def _hash_next(opened: Iterator[tuple[SourceFile, Path]]) -> str:
+    file, local = next(opened)
+    return file.cached_sha256 or sha256_of(local)
+
+
+def describe_corpus_changes(before: list[tuple[str, list[str | int]]], now: list[SourceFile]) -> list[str]:
+    """Describe in one sentence how a corpus has changed in content or order; empty if it was only moved.
+
+    Args:
+        before: path and ``SourceFile.content`` of each earlier file, in order.
+        now: the current files, hashed.
+    """
+    if [content for _, content in before] == [file.content for file in now]:
+        return []
+    old, new = dict(before), {file.path: file.content for file in now}
+    size_and_hash = slice(3, None)
+    changes = {
+        "changed since": [path for path in new if path in old and new[path][size_and_hash] != old[path][size_and_hash]],
+        "new": [path for path in new if path not in old],
+        "gone": [path for path in old if path not in new],
+    }
+    phrases = [f"{paths[0]}{_more(len(paths) - 1)} {change}" for change, paths in changes.items() if paths]
+    counts = f"from {plural(len(before), 'file')}, now {len(now)}: " if len(before) != len(now) else ""
+    return [f"the corpus: {counts}{', '.join(phrases) or 'the same files in another order, source or text column'}"]
+
+
+def _more(count: int) -> str:
+    return f" and {count} more" if count else ""

@@ -1,0 +1,163 @@
+"""Streams of bytes: decompressed while they are read, and split into lines with bounded memory.
+
+    file (.gz, .zst or plain) --open_decompressed--> bytes, in chunks --iter_lines--> lines
+
+A few compressed bytes can expand to gigabytes. So data is decompressed only when it is read, in chunks of bounded size;
+the readers of lines and texts bound how much of one is kept in memory.
+
+Lines end at line feeds only. At most ``MAX_LINE_BYTES`` + 1 bytes of a line are kept. The rest of a longer line is
+skipped when the next line is requested, so that a caller that stops at it does not wait for it to be decompressed.
+"""
+
+import gzip
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+_GZIP, _ZSTD = (".gz", ".gzip"), (".zst", ".zstd")
+COMPRESSED_ENDINGS = (*_GZIP, *_ZSTD)
+_CHUNK = 1 << 18
+
+Stream = io.BufferedReader | gzip.GzipFile
+"""A stream of bytes that is read once, from the beginning, and can be peeked into."""
+
+
+class DamagedStream(Exception):
+    """Compressed data is damaged or truncated."""
+
+
+class LongWindowError(Exception):
+    """Compressed data is whole, but the library refuses the memory that decompressing it takes."""
+
+
+def is_compressed(file: Path) -> bool:
+    """Return True if the suffix of a file says that it is compressed."""
+    return file.suffix.lower() in COMPRESSED_ENDINGS
+
+
+def is_other_content(file: Path, head: bytes) -> bool:
+    """Return True if the first bytes of a file show that it is not compressed as its suffix says."""
+    if file.suffix.lower() in _GZIP:
+        return not head.startswith(b"\x1f\x8b")
+    return not (head.startswith(b"\x28\xb5\x2f\xfd") or head[1:4] == b"\x2a\x4d\x18")  # a frame, or one to skip
+
+
+def open_decompressed(file: Path, raw: io.BufferedReader) -> Stream:
+    """Return a stream of the decompressed content of an open file; the file's suffix selects the format.
+
+    Reading from the stream raises EOFError, zlib.error, gzip.BadGzipFile or DamagedStream if the data is damaged or
+    truncated, and LongWindowError.
+    """
+    ending = file.suffix.lower()
+    if ending in _GZIP:
+        return gzip.GzipFile(fileobj=raw)
+    return io.BufferedReader(_Zstandard(raw), _CHUNK) if ending in _ZSTD else raw
+
+
+def describe_expansion(raw: io.BufferedReader, decompressed: int) -> str:
+    """Describe how many compressed bytes have been read, how many bytes they gave, and the ratio, for messages."""
+    read = max(raw.tell(), 1)
+    return f"{read:,} compressed bytes gave {decompressed:,}, {decompressed / read:,.0f} times as many"
+
+
+class _Zstandard(io.RawIOBase):
+    """Raw stream of the decompressed bytes of concatenated zstd frames."""
+
+    def __init__(self, raw: io.BufferedReader) -> None:
+        self._stream = pa.CompressedInputStream(raw, "zstd")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            return int(self._stream.readinto(buffer))
+        except OSError as error:
+            if error.errno is not None:  # an error of the file, not of the decompressor
+                raise
+            # The library's limit is a window of 2**27 bytes, and it gives no number or class to the error.
+            raise (LongWindowError if "too much memory" in str(error) else DamagedStream)(str(error)) from error
+
+
+MAX_LINE_BYTES = 1 << 28
+"""Maximum bytes of a line with its newline; 100 MB of Chinese text take 200 MB if JSON spells it as \\uXXXX."""
+BOM = b"\xef\xbb\xbf"
+"""Byte order mark of UTF-8, which some programs write at the beginning of a file: no part of its text."""
+_READ_BYTES = 1 << 16
+
+
+class TextLine(NamedTuple):
+    """A line that is not blank.
+
+    Attributes:
+        number: line number from 1; blank lines count.
+        offset: byte of the stream at which the line begins.
+        content: bytes of the line with its newline; of a longer line the first ``MAX_LINE_BYTES`` + 1 bytes.
+    """
+
+    number: int
+    offset: int
+    content: bytes
+
+    @property
+    def end(self) -> int:
+        """Offset in the stream of the byte after ``content``."""
+        return self.offset + len(self.content)
+
+    @property
+    def is_too_long(self) -> bool:
+        """True if the line is longer than ``MAX_LINE_BYTES``; ``content`` is then only its beginning."""
+        return len(self.content) > MAX_LINE_BYTES
+
+
+def iter_lines(stream: Stream, number: int = 0, offset: int = 0) -> Iterator[TextLine]:
+    """Yield the lines of a stream that are not blank.
+
+    Args:
+        stream: the stream, read from its current position.
+        number: lines before this position.
+        offset: bytes before this position.
+    """
+    while content := stream.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if content.isspace() and len(content) <= MAX_LINE_BYTES:
+            blank, skipped = skip_blank(stream)
+            number, offset = number + blank, offset + len(content) + skipped
+            continue
+        yield TextLine(number, offset, content)
+        offset += len(content)
+        rest = len(content) > MAX_LINE_BYTES and not content.endswith(b"\n")
+        del content  # frees memory before more is read
+        if rest:
+            offset += skip_line(stream)
+
+
+def skip_line(stream: Stream) -> int:
+    """Read to the end of the current line; return the number of bytes read."""
+    skipped = 0
+    while chunk := stream.readline(_READ_BYTES):
+        skipped += len(chunk)
+        if chunk.endswith(b"\n"):
+            break
+    return skipped
+
+
+def skip_blank(stream: Stream, characters: bytes | None = None) -> tuple[int, int]:
+    """Skip blank lines, many at a time; return the number of lines and their bytes.
+
+    Args:
+        stream: the stream, at the beginning of a line.
+        characters: bytes of which a blank line consists; None for all white space.
+    """
+    lines = skipped = 0
+    while peeked := stream.peek(_READ_BYTES):
+        blank = peeked[: len(peeked) - len(peeked.lstrip(characters))]
+        end = blank.rfind(b"\n") + 1
+        if not end:
+            break
+        stream.read(end)
+        lines, skipped = lines + blank.count(b"\n"), skipped + end
+    return lines, skipped

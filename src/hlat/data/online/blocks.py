@@ -1,0 +1,354 @@
+"""Blocks of the source files, and the documents in them, for tokenizing while the model trains.
+
+    files --split_file--> blocks: ranges of a file that can be read without what precedes them
+    block of a partition --formula--> position in the source's order --> block --> rows --> training documents
+                                                                           |
+          bytes of it --> pages --ContentRecord--> the same as before, or a DataError with the file
+          files --a thread of low priority--> all pages recorded, or compared if the stamp of the file has changed
+
+Each format divides its files as it can: into rows, documents or bytes, or not at all. Blocks are assigned to streams,
+so they are small if the corpus is small: every stream should get some. The reader of each format is kept, because it
+may keep what it had to decode or to open for other blocks of a file.
+
+The part of a file that has a block is not known in Arrow, Megatron and compressed files: only the thread compares them,
+so that the first batch does not wait until a large file has been read, by each process that reads blocks of it.
+Files of object stores are compared as they are read only: their version is compared whenever they are fetched.
+
+Rows that cannot be read are reported and counted: each tokenizing process counts the rows it has read, as often as it
+reads them. If data.unreadable_rows is 0, the first bad row is an error; otherwise the fraction is checked from the
+hundredth bad row on, since it means little before.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from hlat.data.documents import SplitRule, Vocabulary, content_bytes
+from hlat.data.formats.base import WHOLE, FileRange, RangeReader
+from hlat.data.formats.rows import InputFile, Row, convert_file_errors
+from hlat.data.online.streams import StreamDocument
+from hlat.data.online.worker_protocol import WorkerPlan
+from hlat.data.prepared.bad_rows import MIN_BAD_ROWS, too_many_bad_rows
+from hlat.data.samples.order import EpochOrder
+from hlat.data.source_file import SourceFile
+from hlat.data.stores.local_files import ContentRecord
+from hlat.runtime.errors import DataError
+
+_MIN_BYTES, _MAX_BYTES = 1 << 12, 1 << 22  # size of a block
+_BLOCKS_PER_STREAM = 2
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class FileBlock:
+    """A range of a file.
+
+    Attributes:
+        file: index of the file.
+        start: first row, document or byte, as the file's format counts.
+        stop: end of the range, exclusive; ``WHOLE`` (-1) for the complete file.
+    """
+
+    file: int
+    start: int
+    stop: int
+
+    @property
+    def part(self) -> FileRange:
+        """The range."""
+        return FileRange(self.start, self.stop)
+
+
+def choose_block_bytes(total: int, streams: int) -> int:
+    """Return the block size for a corpus of ``total`` bytes and ``streams`` streams."""
+    return min(max(total // (_BLOCKS_PER_STREAM * streams), _MIN_BYTES), _MAX_BYTES)
+
+
+def split_file(index: int, file: SourceFile, size: int) -> list[FileBlock]:
+    """Return the blocks of a file, in order; a remote file is not fetched.
+
+    Args:
+        index: index of the file.
+        file: the file.
+        size: approximate bytes per block.
+
+    Raises:
+        DataError: the file cannot be read, or is damaged.
+    """
+    with convert_file_errors(Path(file.path), file.format.kind):
+        return [FileBlock(index, part.start, part.stop) for part in _ranges(file, size)]
+
+
+def _ranges(file: SourceFile, size: int) -> Iterator[FileRange]:
+    if file.cached_store is not None:
+        yield from file.format.remote_ranges(Path(file.path), file.size, size)
+        return
+    with file.open_local() as local, file.as_input(local, None) as opened:
+        yield from file.format.ranges(opened, size)
+
+
+def blocks_to_array(blocks: list[FileBlock]) -> Int64s:
+    """Return blocks as an int64 array of shape (blocks, 3)."""
+    return np.array([(block.file, block.start, block.stop) for block in blocks], dtype=np.int64).reshape(-1, 3)
+
+
+CONTENT_FILE = "corpus.content"
+_CONTENT_PAGE = 1 << 20
+_CONTENT_REMEDY = "Restore the file, or start a new run with another run.dir and data.prepared_dir."
+
+
+class CorpusContent:
+    """Content of the files of a corpus.
+
+    Args:
+        files: the files.
+        folders: folders with a record each; what one of them knows is compared with.
+        fingerprint: that of the prepared data.
+    """
+
+    def __init__(self, files: Sequence[SourceFile], folders: Iterable[Path], fingerprint: str) -> None:
+        self._files = files
+        self._parts = parts = [part for file in files for part in file.files]
+        self._numbers = {id(part): number for number, part in enumerate(parts)}
+        places = [folder / CONTENT_FILE for folder in folders]
+        self._record = ContentRecord(
+            places, [(part.path, part.size) for part in parts], _CONTENT_PAGE, fingerprint, _CONTENT_REMEDY
+        )
+
+    def check(self, file: SourceFile, opened: InputFile, part: FileRange, end: int = 0) -> int:
+        """Compare or record what a range of a file is read from.
+
+        Args:
+            file: the file.
+            opened: the same, opened.
+            part: the range.
+            end: byte after the last row that begins in it; 0 if it is not known yet.
+
+        Returns:
+            The end of the bytes that were compared.
+
+        Raises:
+            DataError: the content differs from that of an earlier reading.
+        """
+        number, found = self._number(file), file.format.bytes_of(opened, part)
+        if found is None:  # left to ``complete``
+            return file.size
+        start, stop = found[0], max(end, file.size if found[1] is None else found[1])
+        for first, last in ((start, stop), (0, 1), (file.size - 1, file.size)):  # the ends say how the rest is read
+            self._record.check(number, opened.path, max(first, 0), last)
+        return stop
+
+    def complete(self, worker: int = 0, workers: int = 1, budget: float = float("inf")) -> None:
+        """Compare or record all of the local files, or as many as ``budget`` bytes allow.
+
+        Those that were recorded come first: they may be another text by now. A file is not read if its stamp is the
+        same as when it was recorded or compared last.
+
+        Args:
+            worker: number of the process; each one takes other files.
+            workers: number of processes.
+            budget: bytes.
+
+        Raises:
+            DataError: the content of a file differs, or it cannot be read.
+        """
+        own = [part for file in self._files[worker::workers] for part in file.files if part.cached_store is None]
+        numbers = sorted(map(self._number, own), key=lambda number: not self._record.is_complete(number))
+        for number in numbers:
+            if (budget := budget - self._parts[number].size - (_CONTENT_PAGE >> 4)) >= 0:
+                self._record.complete(number, Path(self._parts[number].path))
+
+    def incomplete(self) -> list[SourceFile]:
+        """Return the local files of which not all has been recorded."""
+        local = (part for part in self._parts if part.cached_store is None)
+        return [part for part in local if not self._record.is_complete(self._number(part))]
+
+    def close(self) -> None:
+        """Close the record."""
+        self._record.close()
+
+    def _number(self, file: SourceFile) -> int:
+        return self._numbers[id(file)]
+
+
+class BlockReader:
+    """Reads blocks.
+
+    Args:
+        vocabulary: vocabulary of the tokenizer.
+        content: what is known of the content of the files; None to compare nothing.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, content: CorpusContent | None = None) -> None:
+        self._vocabulary, self._content = vocabulary, content
+        self._readers: dict[str, RangeReader] = {}
+
+    def rows(self, file: SourceFile, block: FileBlock, row: int) -> Iterator[Row]:
+        """Yield the rows of a block from its ``row``-th on, counted from the beginning of the block.
+
+        The content of the block is compared before it is read, and, if the file's stamp has changed meanwhile, again at
+        its end. Changes of the file are also looked for before a row or the file is reported as damaged.
+
+        Raises:
+            DataError: as the format's ``documents``; or the file has changed since it was listed or first read.
+        """
+        with file.open_local() as local:
+            file.check_unchanged()
+            with file.as_input(local, self._vocabulary) as opened:
+                end = self._compare(file, opened, block)
+                try:
+                    for found_row in self._read_rows(file, opened, block, row):
+                        if found_row.error is not None:
+                            file.check_unchanged()
+                        end = max(end, found_row.position)
+                        yield found_row
+                except DataError:
+                    file.check_unchanged()
+                    raise
+                file.check_unchanged()  # first: if it was written a moment ago, this tells what happened
+                self._compare(file, opened, block, end)
+
+    def _compare(self, file: SourceFile, opened: InputFile, block: FileBlock, end: int = 0) -> int:
+        """Compare the content of a block, and of rows that go on to byte ``end``; return the end of the block."""
+        return 0 if self._content is None else self._content.check(file, opened, block.part, end)
+
+    def _read_rows(self, file: SourceFile, opened: InputFile, block: FileBlock, row: int) -> Iterator[Row]:
+        if block.stop == WHOLE:
+            return file.format.documents(opened, row)
+        if file.format.name not in self._readers:
+            self._readers[file.format.name] = file.format.range_reader()
+        return self._readers[file.format.name].rows(opened, block.part, row)
+
+
+_REPORTED_ROWS = 20  # bad rows reported one by one, and remembered, so that none is reported again an epoch later
+
+
+class BadRowMonitor:
+    """Counts the rows and bad rows of one process, and reports bad rows.
+
+    Args:
+        share: the largest fraction of rows that may be unreadable.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share, self._rows, self._unreadable = share, 0, 0
+        self._reported: set[str] = set()
+        self._notes: list[str] = []
+
+    def count(self, file: SourceFile, block: FileBlock, row: Row) -> None:
+        """Count a row.
+
+        Raises:
+            DataError: the row cannot be read, and the limit is exceeded.
+        """
+        self._rows += 1
+        if row.error is None:
+            return
+        self._unreadable += 1
+        where, error = _describe_row(file, block, row), row.error
+        if self._share == 0:
+            raise DataError(
+                f"{where}: {error.reason}. {error.remedy} Or set data.unreadable_rows to the share of the rows that "
+                "may be left out for being unreadable."
+            )
+        if self._unreadable >= MIN_BAD_ROWS and too_many_bad_rows(self._unreadable, self._rows, self._share):
+            raise DataError(
+                f"{self._unreadable:,} of {self._rows:,} rows cannot be read; data.unreadable_rows allows a share of "
+                f"{self._share:g}. The last of them: {where}: {error.reason}. {error.remedy}"
+            )
+        self._report(where, error.reason)
+
+    def _report(self, where: str, reason: str) -> None:
+        if where in self._reported:
+            return
+        if len(self._reported) < _REPORTED_ROWS:
+            self._reported.add(where)
+            rest = "; from now on only every hundredth is reported" if len(self._reported) == _REPORTED_ROWS else ""
+            self._notes.append(f"{where}: {reason}: left out{rest}")
+        elif self._unreadable % MIN_BAD_ROWS == 0:
+            self._notes.append(f"{where}: {reason}: left out; unreadable row number {self._unreadable:,}")
+
+    def notes(self) -> list[str]:
+        """Return the notes since the last call."""
+        notes, self._notes = self._notes, []
+        return notes
+
+
+def _describe_row(file: SourceFile, block: FileBlock, row: Row) -> str:
+    """Return file and line or row of a bad row, for messages."""
+    line = None if row.error is None else row.error.line
+    return f"{file.path}{file.format.address(block.start + row.row, line, row.position)}"
+
+
+class DocumentReader:
+    """Reads documents from blocks, following a worker's plan.
+
+    Attributes:
+        content: what is known of the content of the files.
+    """
+
+    def __init__(self, plan: WorkerPlan) -> None:
+        self._plan = plan
+        self._blocks = np.load(plan.block_file, mmap_mode="r", allow_pickle=False)
+        self._orders = [source.epoch_order(plan.shuffle) for source in plan.sources]
+        self._split_rule = SplitRule(below=plan.validation_below)
+        self._files = plan.source_files()
+        self.content = CorpusContent(self._files, map(Path, plan.records), plan.fingerprint)
+        self._block_reader = BlockReader(plan.vocabulary, self.content)
+        self._bad_rows = BadRowMonitor(plan.unreadable_share)
+
+    def notes(self) -> list[str]:
+        """Return the notes for the user since the last call."""
+        return self._bad_rows.notes()
+
+    def documents(self, source: int, partition: int, partitions: int) -> Callable[[int, int], Iterator[StreamDocument]]:
+        """Return a function (block, row) -> the documents of a block partition from there on, without end.
+
+        Args:
+            source: index of the source.
+            partition: index of the block partition.
+            partitions: number of block partitions of the source.
+        """
+
+        def documents(block_number: int, row: int) -> Iterator[StreamDocument]:
+            empty_blocks = 0
+            while True:
+                # The partition's offset rotates, so that a block of only validation text cannot starve one stream.
+                block = self._block(
+                    source, self._orders[source], block_number * partitions + (partition + block_number) % partitions
+                )
+                empty_blocks += 1
+                for document in self._training_documents(block, block_number, row):
+                    empty_blocks = 0
+                    yield document
+                block_number, row = block_number + 1, 0
+                self._refuse_empty_source(source, empty_blocks, self._orders[source].epoch_length)
+
+        return documents
+
+    def _block(self, source: int, order: EpochOrder, position: int) -> FileBlock:
+        """Return the block at a position of a source's order."""
+        number = self._plan.sources[source].first_block + int(order.items([position])[0])
+        return FileBlock(*self._blocks[number].tolist())
+
+    def _training_documents(self, block: FileBlock, block_number: int, row: int) -> Iterator[StreamDocument]:
+        """Yield the documents of a block that are neither null nor empty nor validation text, from ``row`` on."""
+        file = self._files[block.file]
+        for found_row in self._block_reader.rows(file, block, row):
+            self._bad_rows.count(file, block, found_row)
+            content = found_row.content
+            if content is not None and len(content) and self._split_rule.split_of(content_bytes(content)) == "train":
+                yield StreamDocument(block_number, found_row.row, content)
+
+    def _refuse_empty_source(self, source: int, empty_blocks: int, epoch_length: int) -> None:
+        """Raise DataError after about 32 epochs of blocks without a training document.
+
+        If one of N blocks had any, the probability of missing it that often would be e^-32.
+        """
+        if empty_blocks > 32 * epoch_length:
+            name = self._plan.sources[source].name
+            raise DataError(f"{name}: no text for training: every document is null, empty, or validation text.")

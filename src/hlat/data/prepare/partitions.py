@@ -1,0 +1,496 @@
+"""Prepare a corpus on several machines, which need no shared disk, and merge what they made.
+
+    files, in order --by their bytes--> N ranges of complete files
+    range I --work units, as for a whole corpus--> <dir>-part-I-of-N/partial/ --rename--> <dir>-part-I-of-N/part/
+    partition 1, partition 2, ... --units, in order--> shards, document boundaries, manifest
+
+A machine reads and hashes only the files of its own partition, except with data.validation.by=tail: then it counts the
+characters of all files. A finished partition holds part.json, the units and the tokenizer; it takes as much disk space
+as its tokens, and 40 bytes per document.
+
+The result is byte for byte what one machine would have made. Duplicates are found and left out when partitions are
+merged, and the limit on unreadable rows is checked for the whole corpus. The partitions are only read, so the disk must
+hold the result in addition to them. After an interruption, a second run resumes after the last full shard.
+"""
+
+import glob
+import hashlib
+import logging
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from hlat.config import DataConfig
+from hlat.data.corpus_files import CACHE_FOLDER, describe_corpus_changes, hash_files, list_files, numbered_sources
+from hlat.data.prepare.corpus import (
+    Corpus,
+    ProgressCallback,
+    SplitPlan,
+    make_tokenizer,
+    plan_split,
+    refuse_empty_split,
+    vocabulary_of_given_tokenizer,
+)
+from hlat.data.prepare.preparation import folder_lock, ignore_progress, resolve_output_folder, tokenize_units
+from hlat.data.prepare.staging import PARTIAL, StagingFolder, UnitMerger, complete_staging, load_hashes, publish
+from hlat.data.prepare.work_units import index_file, read_index
+from hlat.data.prepared.manifest import (
+    FORMAT_VERSION,
+    MANIFEST_FILE,
+    TOKENIZER_FOLDER,
+    SourceRecord,
+    StrictRecord,
+    UnknownFormatError,
+    read_data_manifest,
+    read_record,
+    validation_summary,
+    write_record,
+)
+from hlat.data.prepared.prepared_folder import PreparedData, check_settings, open_prepared
+from hlat.data.prepared.settings import content_settings, setting_differences
+from hlat.data.prepared.shards import token_dtype
+from hlat.data.source_file import SourceFile
+from hlat.data.source_listing import SourceNotFoundError, check_first_bytes
+from hlat.data.stores.local_files import convert_disk_errors, sync_folder
+from hlat.data.stores.remote import local_path
+from hlat.data.tokenizers.base import Tokenizer
+from hlat.runtime.errors import DataError
+from hlat.runtime.terminal import plural
+from hlat.runtime.urls import is_url
+
+FINISHED = "part"
+_PARTITION_FILE = "part.json"
+_LOG = logging.getLogger(__name__)  # a warning is a line on stderr
+_WILDCARD = re.compile(r"[*?\[]")
+
+
+class PartitionRecord(StrictRecord):
+    """Contents of part.json, the record of a finished partition.
+
+    Attributes:
+        format_version: version of the data format.
+        part: number of this partition, from 1.
+        parts: number of partitions.
+        settings: the settings that decide the content.
+        files: all files of the corpus; those of other partitions have no sha256.
+        first: index of the partition's first file.
+        stop: index after the partition's last file.
+        tails: for each source, the character at which its validation tail begins; None if not split by tail.
+        units: number of units.
+        indexes_sha256: hash of all unit indexes, in order; each index holds the hashes of its token files.
+    """
+
+    format_version: int
+    part: int
+    parts: int
+    settings: dict[str, object]
+    files: list[SourceRecord]
+    first: int
+    stop: int
+    tails: dict[int, int] | None
+    units: int
+    indexes_sha256: str
+
+
+def partition_folder(prepared_dir: Path, part: int, parts: int) -> Path:
+    """Return the folder of a partition, next to the folder of the merged data."""
+    return prepared_dir.with_name(f"{prepared_dir.name}-part-{part}-of-{parts}")
+
+
+def split_files(sizes: list[int], parts: int) -> list[range]:
+    """Divide files into contiguous partitions of about equal bytes; return the range of file indexes of each.
+
+    A file belongs to the partition that contains the middle of the file on the line of all bytes.
+    """
+    total = max(sum(sizes), 1)
+    before, counts = 0, [0] * parts
+    for size in sizes:
+        counts[min((2 * before + size) * parts // (2 * total), parts - 1)] += 1
+        before += size
+    ends = [sum(counts[: number + 1]) for number in range(parts)]
+    return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
+
+
+def prepare_partition(
+    config: DataConfig,
+    out_dir: str | Path,
+    part: int,
+    parts: int,
+    *,
+    workers: int | None = None,
+    progress: ProgressCallback | None = None,
+) -> PartitionRecord:
+    """Tokenize one partition of a corpus; return at once if that is done already, even if the corpus is gone.
+
+    Args:
+        config: the data section; it must give a tokenizer.
+        out_dir: the folder of the partition.
+        part: number of the partition, from 1.
+        parts: number of partitions.
+        workers: number of tokenizing processes; None uses data.workers, or one per core if that is None too.
+        progress: called with progress reports, see ProgressCallback.
+
+    Raises:
+        DataError: as ``prepare``, or the recipe gives no tokenizer.
+        StorageError: a file cannot be read or written.
+    """
+    if config.tokenizer.path is None:
+        raise DataError(
+            "data.tokenizer.path: parts prepared separately need the same tokenizer. Train it first, on a machine that "
+            "can read the whole corpus, with hlat data tokenizer RECIPE --to FOLDER; then set "
+            "data.tokenizer.path=FOLDER on every machine."
+        )
+    folder, report = resolve_output_folder(out_dir), progress or ignore_progress
+    settings = content_settings(config)
+    key = _staging_key(settings, part, parts)
+    try:
+        files = list_files(config, folder)
+    except SourceNotFoundError as error:
+        if not (folder / FINISHED).exists():
+            raise
+        return _finished_without_corpus(config, folder, key, error)
+    file_range = split_files([file.size for file in files], parts)[part - 1]
+    with convert_disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with folder_lock(folder, wait=(folder / FINISHED).exists()):
+            done = read_partition_record(folder) if (folder / FINISHED).exists() else None
+            if done is None:
+                check_first_bytes(files[file_range.start : file_range.stop], config.unreadable_rows)
+            known = load_hashes(folder / (PARTIAL if done is None else FINISHED))
+            files[file_range.start : file_range.stop] = hash_files(
+                files[file_range.start : file_range.stop], known, partial(report, "hash")
+            )
+            if done is not None:
+                _refuse_other_partition(folder, done, key, files)
+                return done
+            staging = StagingFolder(folder)
+            staging.claim(key, files)
+            corpus = Corpus(files, file_range, config.unreadable_rows, vocabulary_of_given_tokenizer(config))
+            record = _build_partition(
+                config, corpus, settings, (part, parts), staging, workers or config.workers, report
+            )
+            staging.root.rename(folder / FINISHED)
+            sync_folder(folder)
+            shutil.rmtree(folder / CACHE_FOLDER, ignore_errors=True)
+            return record
+
+
+def _finished_without_corpus(
+    config: DataConfig, folder: Path, key: dict[str, object], error: SourceNotFoundError
+) -> PartitionRecord:
+    """Return the finished partition although its corpus can no longer be listed, as ``prepare`` does.
+
+    Raises:
+        SourceNotFoundError: other settings, or paths where the prepared files were not.
+    """
+    done = read_partition_record(folder)
+    paths = (source.path for source in numbered_sources(config))
+    begins = (_WILDCARD.split(local_path(path))[0] for path in paths)
+    places = tuple(begin if is_url(begin) else str(Path(begin)) for begin in begins)
+    if _staging_key(done.settings, done.part, done.parts) != key or not all(
+        file.path.startswith(places) for file in done.files
+    ):
+        raise error
+    _LOG.warning("%s So the corpus was not compared: the finished part in %s is used without it.", error, folder)
+    return done
+
+
+def read_partition_record(folder: Path) -> PartitionRecord:
+    """Read the record of the finished partition in a folder.
+
+    Raises:
+        DataError: the record is missing, damaged or of another format version; the message begins with the folder.
+    """
+    path = folder / FINISHED / _PARTITION_FILE
+    try:
+        return PartitionRecord.model_validate(read_record(path))
+    except UnknownFormatError as error:
+        raise DataError(f"{folder}: a part of {error}") from error
+    except FileNotFoundError as error:
+        started = (folder / PARTIAL).exists()
+        reason = (
+            "the part is not finished: run its hlat data prepare --part again" if started else "no part of a corpus"
+        )
+        raise DataError(f"{folder}: {reason if folder.is_dir() else 'no such folder'}") from error
+    except (OSError, ValueError) as error:
+        reason = validation_summary(error) if isinstance(error, ValidationError) else str(error)
+        raise DataError(f"{folder}: {FINISHED}/{_PARTITION_FILE} is damaged: {reason}") from error
+
+
+def indexes_sha256(units: Path, count: int) -> str:
+    """Hash the indexes of the first ``count`` units, in order.
+
+    Raises:
+        OSError: an index is missing or cannot be read.
+    """
+    digest = hashlib.sha256()
+    for number in range(count):
+        digest.update(index_file(units, number).read_bytes())
+    return digest.hexdigest()
+
+
+def train_tokenizer(config: DataConfig, folder: str | Path, progress: ProgressCallback | None = None) -> Tokenizer:
+    """Train the tokenizer that ``prepare`` would train, and write it to a folder, for machines that prepare partitions.
+
+    Raises:
+        DataError: the recipe gives a tokenizer, the folder exists, or the corpus cannot be used.
+        StorageError: a file cannot be read or written.
+    """
+    target, report = resolve_output_folder(folder, "--to"), progress or ignore_progress
+    if config.tokenizer.path is not None:
+        raise DataError(f"data.tokenizer.path {config.tokenizer.path}: the recipe gives a tokenizer. Use that one.")
+    if target.exists():
+        raise DataError(f"{target}: exists already. Name a new folder, or use the tokenizer in this one.")
+    work = target.with_name(f"{target.name}.work")
+    with convert_disk_errors(target, "--to"):
+        work.mkdir(parents=True, exist_ok=True)
+        (work / "characters.json").unlink(missing_ok=True)  # left by a run that was killed, perhaps on another corpus
+        files = list_files(config, work)
+        check_first_bytes(files, config.unreadable_rows)
+        corpus = Corpus(files, range(len(files)), config.unreadable_rows)
+        plan = plan_split(config, corpus, work / "characters.json", report)
+        tokenizer, _ = make_tokenizer(config, corpus, plan, target, report)
+        sync_folder(target.parent)
+        shutil.rmtree(work, ignore_errors=True)
+    return tokenizer
+
+
+def _staging_key(settings: dict[str, object], part: int, parts: int) -> dict[str, object]:
+    """Return the settings that identify the staging folder of a partition."""
+    return {"--part": f"{part}/{parts}", **settings}
+
+
+def _refuse_other_partition(
+    folder: Path, done: PartitionRecord, key: dict[str, object], files: list[SourceFile]
+) -> None:
+    """Raise DataError if a finished partition was prepared with other settings or from other files."""
+    before = [(record.path, record.content) for record in done.files]
+    found = setting_differences(_staging_key(done.settings, done.part, done.parts), key) + describe_corpus_changes(
+        before, files
+    )
+    if found:
+        listed = "".join(f"\n  {reason}" for reason in found)
+        raise DataError(
+            f"{folder}: holds a part prepared with other settings or files:{listed}\nUse another folder, or delete "
+            "this one to prepare again, or restore those settings and files."
+        )
+
+
+def _build_partition(
+    config: DataConfig,
+    corpus: Corpus,
+    settings: dict[str, object],
+    numbers: tuple[int, int],
+    staging: StagingFolder,
+    workers: int | None,
+    progress: ProgressCallback,
+) -> PartitionRecord:
+    """Tokenize all units of a partition, and write its record, in the staging folder."""
+    plan = plan_split(config, corpus, staging.characters, progress)
+    tokenizer, _ = make_tokenizer(config, corpus, plan, staging.out / TOKENIZER_FOLDER, progress)
+    finished = _FinishedUnits(staging.units)
+    tokenize_units(corpus, plan, staging, token_dtype(tokenizer.vocab_size), workers, progress, finished.update)
+    record = PartitionRecord(
+        format_version=FORMAT_VERSION,
+        part=numbers[0],
+        parts=numbers[1],
+        settings=settings,
+        files=[SourceRecord.from_file(file) for file in corpus.files],
+        first=corpus.file_range.start,
+        stop=corpus.file_range.stop,
+        tails=plan.tails,
+        units=finished.units,
+        indexes_sha256=indexes_sha256(staging.units, finished.units),
+    )
+    write_record(staging.root / _PARTITION_FILE, record)
+    for written in (staging.out, staging.units, staging.root):
+        sync_folder(written)
+    return record
+
+
+class _FinishedUnits:
+    """A counter of finished units, from the first on without a gap."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.units = self._position = 0
+
+    def update(self) -> int:
+        """Count units finished since the last call; return the bytes of the partition they cover."""
+        while (unit := read_index(self._folder, self.units)) is not None:
+            self.units += 1
+            self._position = unit.span.position
+        return self._position
+
+
+@dataclass(frozen=True)
+class FinishedPartition:
+    """A finished partition: its folder and its record."""
+
+    folder: Path
+    record: PartitionRecord
+
+    @property
+    def units(self) -> Path:
+        """Folder of its units."""
+        return self.folder / FINISHED / "units"
+
+    @property
+    def file_range(self) -> range:
+        """Indexes of the corpus files that it was made from."""
+        return range(self.record.first, self.record.stop)
+
+
+def merge_partition_folders(
+    config: DataConfig, out_dir: str | Path, folders: Iterable[str | Path], progress: ProgressCallback | None = None
+) -> PreparedData:
+    """Make prepared data from all partitions of a corpus; return at once if that is done already.
+
+    Args:
+        config: the data section that the partitions were prepared with.
+        out_dir: the output folder.
+        folders: the folders of the partitions, in any order.
+        progress: called with "merge", the bytes of the corpus done, and the bytes in total.
+
+    Raises:
+        DataError: partitions are missing, given twice, unfinished, damaged, or of another corpus or other settings (the
+            message lists all problems); or the whole corpus has more unreadable rows than data.unreadable_rows allows.
+        StorageError: a file cannot be read or written.
+    """
+    folder, report = resolve_output_folder(out_dir), progress or ignore_progress
+    settings = content_settings(config)
+    partitions = _load_partitions([Path(local_path(path)) for path in folders], settings)
+    files = [partition.record.files[index].to_file() for partition in partitions for index in partition.file_range]
+    with convert_disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with folder_lock(folder, wait=False):
+            manifest = read_data_manifest(folder)
+            if manifest is not None:
+                before = [(record.path, record.content) for record in manifest.sources]
+                check_settings(folder, manifest, config, describe_corpus_changes(before, files))
+                return open_prepared(folder)
+            staging = StagingFolder(folder)
+            staging.claim(settings, files)
+            if not (staging.out / MANIFEST_FILE).exists():
+                _merge_partitions(config, partitions, files, settings, staging, report)
+            publish(staging)
+    return open_prepared(folder, config)
+
+
+def find_partition_folders(prepared_dir: Path) -> list[Path]:
+    """Return the existing partition folders next to a folder of merged data, as ``prepare_partition`` names them."""
+    pattern = f"{glob.escape(prepared_dir.name)}-part-*-of-*"
+    return sorted(path for path in prepared_dir.parent.glob(pattern) if path.is_dir())
+
+
+def _load_partitions(folders: list[Path], settings: dict[str, object]) -> list[FinishedPartition]:
+    """Read the partitions' records and check them; return the partitions in their order.
+
+    Raises:
+        DataError: lists every problem of every partition.
+    """
+    partitions: list[FinishedPartition] = []
+    problems: list[str] = []
+    for folder in dict.fromkeys(folders):
+        try:
+            partitions.append(FinishedPartition(folder, read_partition_record(folder)))
+        except DataError as error:
+            problems.append(str(error))
+    partitions.sort(key=lambda partition: partition.record.part)
+    for partition in partitions:
+        problems += _partition_problems(partition, partitions[0], settings)
+    problems += _numbering_problems(partitions)
+    if problems or not partitions:
+        none = (
+            "no parts were named, and none are beside the folder of the data; hlat data prepare --part I/N makes them"
+        )
+        listed = "".join(f"\n  {problem}" for problem in problems or [none])
+        raise DataError(f"the parts cannot be merged:{listed}")
+    return partitions
+
+
+def _partition_problems(
+    partition: FinishedPartition, first: FinishedPartition, settings: dict[str, object]
+) -> Iterator[str]:
+    """Yield the problems of one partition, compared with the recipe's settings and with the first partition."""
+    record, reference = partition.record, first.record
+    for difference in setting_differences(record.settings, settings):
+        yield f"{partition.folder}: {difference}"
+    outline, expected = _file_outline(record), _file_outline(reference)
+    if outline != expected:
+        difference = _outline_difference(outline, expected)
+        yield f"{partition.folder}: its corpus differs from that of {first.folder}: {difference}"
+    elif record.tails != reference.tails:
+        yield f"{partition.folder}: its corpus has other characters than that of {first.folder}: a file has changed"
+    try:
+        damaged = indexes_sha256(partition.units, record.units) != record.indexes_sha256
+    except OSError as error:
+        yield f"{partition.folder}: {error.filename}: {error.strerror}. Copy or prepare the part again"
+        return
+    if damaged:
+        yield f"{partition.folder}: its units have changed since it was finished. Copy or prepare the part again"
+
+
+def _numbering_problems(partitions: list[FinishedPartition]) -> Iterator[str]:
+    """Yield a problem for each partition that is missing or given twice, and if the numbers of partitions differ."""
+    if not partitions:
+        return
+    counts = {partition.record.parts for partition in partitions}
+    for count in sorted(counts):
+        folders: dict[int, list[str]] = {number: [] for number in range(1, count + 1)}
+        for partition in partitions:
+            if partition.record.parts == count:
+                folders[partition.record.part].append(str(partition.folder))
+        for number, same in folders.items():
+            if len(same) > 1:
+                yield f"part {number} of {count} was given {len(same)} times: {', '.join(same)}"
+            if not same:
+                yield f"part {number} of {count} is missing"
+    if len(counts) > 1:
+        listed = ", ".join(f"{partition.folder} is one of {partition.record.parts}" for partition in partitions)
+        yield f"the parts are of different divisions of the corpus: {listed}"
+
+
+def _file_outline(record: PartitionRecord) -> list[list[str | int]]:
+    """Return source, column, type and size of every file of the corpus; every partition knows these."""
+    return [file.content[:4] for file in record.files]
+
+
+def _outline_difference(outline: list[list[str | int]], expected: list[list[str | int]]) -> str:
+    if len(outline) != len(expected):
+        return f"{plural(len(outline), 'file')}, not {len(expected)}"
+    number = next(index for index, pair in enumerate(zip(outline, expected, strict=True)) if pair[0] != pair[1])
+    size, expected_size = outline[number][-1], expected[number][-1]
+    return f"file {number} of {len(outline)} has {size} bytes, not {expected_size}, or is of another type"
+
+
+def _merge_partitions(
+    config: DataConfig,
+    partitions: list[FinishedPartition],
+    files: list[SourceFile],
+    settings: dict[str, object],
+    staging: StagingFolder,
+    progress: ProgressCallback,
+) -> None:
+    """Merge the units of all partitions and write the complete result into the staging folder."""
+    corpus = Corpus(files, range(len(files)), config.unreadable_rows)
+    tokenizer, notes = make_tokenizer(config, corpus, SplitPlan(0.0), staging.out / TOKENIZER_FOLDER, progress)
+    bad_rows, done = corpus.new_bad_row_counter(), 0
+    with UnitMerger(config, files, staging.out, token_dtype(tokenizer.vocab_size), consume=False) as merger:
+        for partition in partitions:
+            for number in range(partition.record.units):
+                unit = read_index(partition.units, number)
+                assert unit is not None, "all indexes existed when they were hashed"
+                bad_rows.add(unit.span.rows, unit.span.unreadable)
+                merger.add_unit(unit, partition.units)
+                progress("merge", done + unit.span.position, corpus.bytes)
+            done += sum(files[index].size for index in partition.file_range)
+        bad_rows.finish()
+        progress("merge", corpus.bytes, corpus.bytes)
+        refuse_empty_split(config, corpus, merger.document_counts(), undo=", and prepare all parts again")
+        complete_staging(staging, config, settings, files, tokenizer, merger, notes)

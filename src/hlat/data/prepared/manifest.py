@@ -1,0 +1,453 @@
+"""Manifest of prepared data: its content by file and by source, the settings, the source files; and its JSON file.
+
+    DataManifest --fields--> RecordFormat.write --> JSON object with format_version and checksum --> manifest.json
+    manifest.json --RecordFormat.read--> fields | ValueError: it is damaged --types, ranges, names--> DataManifest
+
+This module checks the checksum, types, ranges and file names; hlat.data.prepared.consistency checks the counts against
+one another and against the files. Other JSON records of prepared data are written and read in the same way
+(``write_record``, ``read_record``).
+
+To add a version of the records, add its reader to ``RECORD_FORMATS``. From then on records are written in it; those of
+all other versions in the table stay readable.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from hlat.data.documents import SPLITS, Split
+from hlat.data.formats.base import FileFormat
+from hlat.data.formats.registry import format_named
+from hlat.data.prepared.settings import paths_by_source
+from hlat.data.source_file import SourceFile
+from hlat.data.stores.local_files import CHECKSUM_KEY, checksum_matches, with_checksum, write_atomic
+from hlat.runtime.distributed.sendable_types import sendable
+from hlat.runtime.errors import DataError
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RecordFormat:
+    """One version of the records.
+
+    Attributes:
+        version: ``format_version`` in the record.
+        write: adds what is stored besides the fields.
+        read: removes it again; raises ValueError if the record is damaged.
+        has_checksum: True if the record has a checksum of its own content.
+    """
+
+    version: int
+    write: Callable[[Record], Record]
+    read: Callable[[Record], Record]
+    has_checksum: bool
+
+
+def _unchanged(record: Record) -> Record:
+    return record
+
+
+def _checked(stored: Record) -> Record:
+    if not checksum_matches(stored):
+        raise ValueError("its content does not match the checksum in it")
+    return {key: value for key, value in stored.items() if key != CHECKSUM_KEY}
+
+
+RECORD_FORMATS: dict[int, RecordFormat] = {
+    3: RecordFormat(3, _unchanged, _unchanged, has_checksum=False),
+    4: RecordFormat(4, with_checksum, _checked, has_checksum=True),
+}
+"""Formats by version."""
+
+FORMAT_VERSION = max(RECORD_FORMATS)
+"""Version that is written."""
+
+
+WORK_VERSION = 3
+"""Format version of unfinished work, and of partitions of a corpus."""
+MANIFEST_FILE = "manifest.json"
+TOKENIZER_FOLDER = "tokenizer"
+QUARANTINE_FILE = "quarantine.jsonl"
+BLOCKS_FILE = "blocks.npy"
+
+Count = Annotated[int, Field(strict=True, ge=0, le=1 << 62)]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+SourceIndex = Annotated[int, Field(strict=True, ge=-1, le=1 << 31)]
+
+
+def shard_file(split: Split, index: int) -> str:
+    """Return the file name of a shard."""
+    return f"{split}-{index:05d}.bin"
+
+
+def documents_file(split: Split) -> str:
+    """Return the name of the file with the document boundaries of a split."""
+    return f"{split}-documents.bin"
+
+
+class StrictRecord(BaseModel):
+    """Base of all records that are written next to data; unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ShardRecord(StrictRecord):
+    """A shard file."""
+
+    file: str
+    tokens: Count
+    bytes: Count
+    sha256: Sha256
+
+
+class SourceTokens(StrictRecord):
+    """Documents, tokens and UTF-8 bytes of one source in a split; the tokens of a source are contiguous."""
+
+    source: SourceIndex
+    documents: Count
+    tokens: Count
+    text_bytes: Count | None = None  # earlier versions counted them for the split only
+
+
+class SplitRecord(StrictRecord):
+    """A split: its counts and files. ``text_bytes`` counts UTF-8 bytes."""
+
+    documents: Count
+    tokens: Count
+    text_bytes: Count
+    sources: list[SourceTokens]
+    shards: list[ShardRecord]
+    documents_file: str
+    documents_sha256: Sha256
+
+
+class SourceRows(StrictRecord):
+    """Counts of the rows of one source; each row is null, empty, unreadable, or a document.
+
+    Attributes:
+        source: index of the source; -1 for data.validation.path.
+        name: its name in the recipe, if it has one.
+        rows: all rows.
+        null_rows: rows without text, left out.
+        empty_documents: rows with an empty text, left out.
+        unreadable_rows: bad rows, left out.
+        documents: all other rows. A document inside which a validation tail begins is in both splits.
+        copies: documents that are exact copies of earlier ones, dropped or not.
+        copied_tokens: tokens of these copies, end-of-sequence tokens included.
+    """
+
+    source: SourceIndex
+    name: str | None
+    rows: Count
+    null_rows: Count
+    empty_documents: Count
+    unreadable_rows: Count
+    documents: Count
+    copies: Count
+    copied_tokens: Count
+
+
+class QuarantineRecord(StrictRecord):
+    """The file that lists the bad rows."""
+
+    file: str
+    rows: Count
+    sha256: Sha256
+
+
+@sendable
+class SourceRecord(StrictRecord):
+    """A source file that the data was made from; ``index`` is its companion, such as the .idx of a .bin."""
+
+    path: str
+    use: Literal["split", "validation"]
+    content: Annotated[list[str | int], Field(min_length=3)]
+    bytes: Count
+    mtime_ns: Annotated[int, Field(strict=True)]
+    sha256: str
+    etag: str = ""
+    index: "SourceRecord | None" = None
+
+    @model_validator(mode="after")
+    def _check_content(self) -> Self:
+        """Check that ``content`` begins with the index of a source."""
+        if not isinstance(self.content[0], int) or self.content[0] < -1:
+            raise ValueError(f"content: begins with {self.content[0]!r}, which is not the index of a source")
+        return self
+
+    @property
+    def column(self) -> str:
+        """Column or key of its documents."""
+        return str(self.content[1])
+
+    @property
+    def format(self) -> FileFormat:
+        """Its format.
+
+        Raises:
+            DataError: this version of hlat does not know it.
+        """
+        return format_named(str(self.content[2]))
+
+    @property
+    def files(self) -> "list[SourceRecord]":
+        """The file, and its companion if it has one."""
+        return [self] if self.index is None else [self, self.index]
+
+    @classmethod
+    def from_file(cls, file: SourceFile) -> "SourceRecord":
+        """Make the record of a file of the corpus."""
+        return cls(
+            path=file.path,
+            use="validation" if file.is_validation else "split",
+            content=file.content,
+            bytes=file.size,
+            mtime_ns=file.mtime_ns,
+            sha256=file.sha256,
+            etag=file.etag,
+            index=None if file.index is None else cls.from_file(file.index),
+        )
+
+    def to_file(self) -> SourceFile:
+        """Return the file of the corpus that this record describes."""
+        identity = self.bytes, self.mtime_ns, self.sha256, self.etag
+        index = None if self.index is None else self.index.to_file()
+        return SourceFile(self.path, self.format, self.column, int(self.content[0]), *identity, index)
+
+
+class BlocksRecord(StrictRecord):
+    """Blocks of text that streams read, for data that is tokenized while training (data.mode "online").
+
+    Attributes:
+        file: name of the block index file, an int64 array of shape (blocks, 3).
+        sha256: hash of that file.
+        bytes: size of that file.
+        counts: number of blocks of each source, in the order of the sources.
+        below: documents whose hash lies below this are validation documents.
+    """
+
+    file: str
+    sha256: Sha256
+    bytes: Count
+    counts: list[Count]
+    below: Annotated[int, Field(strict=True, ge=0, le=1 << 64)]
+
+
+class DataManifest(StrictRecord):
+    """Content of prepared data, and the settings and source files that it was made from.
+
+    Attributes:
+        format_version: version of the record, one of ``RECORD_FORMATS``.
+        fingerprint: see ``content_fingerprint``.
+        dtype: dtype of the tokens in the shards.
+        vocab_size: number of token ids of the tokenizer.
+        eos_id: end-of-sequence token; None for none.
+        bos_id: begin-of-sequence token of the tokenizer, which is not in the data; None if unknown.
+        tokenizer_sha256: see ``Tokenizer.sha256``.
+        splits: counts and files by split.
+        rows: counts of the rows by source.
+        quarantine: the list of bad rows; None if there are none.
+        notes: sentences for the user about this preparation.
+        settings: see ``content_settings``.
+        places: see ``recipe_locations``.
+        sources: the source files.
+        blocks: the blocks of text; None unless the text is tokenized while training.
+    """
+
+    format_version: int
+    fingerprint: str
+    dtype: Literal["uint16", "uint32"]
+    vocab_size: Count
+    eos_id: Count | None
+    bos_id: Count | None
+    tokenizer_sha256: Sha256
+    splits: dict[Split, SplitRecord]
+    rows: list[SourceRows]
+    quarantine: QuarantineRecord | None
+    notes: list[str]
+    settings: dict[str, Any]
+    places: dict[Literal["corpus", "tokenizer"], list[str]]
+    sources: list[SourceRecord]
+    blocks: BlocksRecord | None = None
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        """Check that all file names are those that hlat writes, so that no file outside the folder is ever opened."""
+        if set(self.splits) != set(SPLITS):
+            raise ValueError(f"splits: has {sorted(self.splits)}, expected {sorted(SPLITS)}")
+        if set(self.places) != {"corpus", "tokenizer"}:
+            raise ValueError("places: must have exactly the keys corpus and tokenizer")
+        for field, name, expected in _file_names(self):
+            if name != expected:
+                raise ValueError(f"{field}: file name is {name!r}, expected {expected!r}")
+        return self
+
+    @property
+    def has_checksum(self) -> bool:
+        """True if the manifest was written with a checksum of its own content."""
+        return RECORD_FORMATS[self.format_version].has_checksum
+
+    @property
+    def source_names(self) -> dict[int, str]:
+        """Name or path of each source, by its index."""
+        paths = paths_by_source(self.places["corpus"])
+        return {row.source: row.name or paths.get(row.source, f"source {row.source}") for row in self.rows}
+
+    @property
+    def all_rows(self) -> int:
+        """Number of rows of all sources."""
+        return sum(source.rows for source in self.rows)
+
+    @property
+    def null_rows(self) -> int:
+        """Number of rows without text."""
+        return sum(source.null_rows for source in self.rows)
+
+    @property
+    def empty_documents(self) -> int:
+        """Number of rows with an empty text."""
+        return sum(source.empty_documents for source in self.rows)
+
+    @property
+    def unreadable_rows(self) -> int:
+        """Number of bad rows, which could not be read."""
+        return sum(source.unreadable_rows for source in self.rows)
+
+    @property
+    def documents(self) -> int:
+        """Number of documents of all sources, copies included."""
+        return sum(source.documents for source in self.rows)
+
+    @property
+    def copies(self) -> int:
+        """Number of documents that are exact copies of earlier ones."""
+        return sum(source.copies for source in self.rows)
+
+    @property
+    def copies_dropped(self) -> bool:
+        """True if copies were left out."""
+        return bool(self.settings.get("data.duplicates") == "drop")
+
+
+def content_fingerprint(
+    tokenizer_sha256: str,
+    dtype: str,
+    splits: dict[Split, SplitRecord],
+    sources: list[SourceRecord] | None = None,
+    blocks: BlocksRecord | None = None,
+) -> str:
+    """Compute the fingerprint of prepared data: a hash of its tokenizer and shards.
+
+    Args:
+        tokenizer_sha256: see ``Tokenizer.sha256``.
+        dtype: dtype of the tokens.
+        splits: shards by split.
+        sources: source files; used only together with ``blocks``.
+        blocks: if the text is tokenized while training, its blocks.
+    """
+    shards = [[shard.sha256 for shard in splits[split].shards] for split in SPLITS]
+    content: list[Any] = [tokenizer_sha256, dtype, shards]
+    if blocks is not None:
+        content += [[source.content for source in sources or []], blocks.model_dump()]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def _file_names(manifest: DataManifest) -> Iterator[tuple[str, str, str]]:
+    """Yield the field, the name, and the expected name of every file in a manifest."""
+    for split, record in manifest.splits.items():
+        yield f"splits.{split}.documents_file", record.documents_file, documents_file(split)
+        for index, shard in enumerate(record.shards):
+            yield f"splits.{split}.shards.{index}.file", shard.file, shard_file(split, index)
+    if manifest.quarantine is not None:
+        yield "quarantine.file", manifest.quarantine.file, QUARANTINE_FILE
+    if manifest.blocks is not None:
+        yield "blocks.file", manifest.blocks.file, BLOCKS_FILE
+
+
+_MAX_PROBLEMS = 5  # problems of one record that a message lists
+
+
+class UnknownFormatError(Exception):
+    """A record has a format version that this version of hlat does not read; the message names both."""
+
+
+def write_data_manifest(folder: Path, manifest: DataManifest) -> None:
+    """Write the manifest of a folder.
+
+    Raises:
+        OSError: the disk refused the write.
+    """
+    write_record(folder / MANIFEST_FILE, manifest.model_copy(update={"format_version": FORMAT_VERSION}))
+
+
+def read_data_manifest(folder: Path) -> DataManifest | None:
+    """Read the manifest of a folder; return None if it has none.
+
+    Raises:
+        DataError: the manifest is damaged, or has another format.
+    """
+    path = folder / MANIFEST_FILE
+    try:
+        return DataManifest.model_validate(read_record(path))
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError as error:
+        remedy = "`hlat data prepare RECIPE` makes such a folder of texts."
+        raise DataError(f"{folder}: is a file, and the folder of prepared data is expected. {remedy}") from error
+    except UnknownFormatError as error:
+        raise DataError(
+            f"{path}: {error}. Prepare the data again in another data.prepared_dir, or use the version of hlat that "
+            "wrote it."
+        ) from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        problem = validation_summary(error) if isinstance(error, ValidationError) else str(error)
+        raise DataError(
+            f"{path}: damaged: {problem}. Restore the file, or delete {folder} and prepare again: the same corpus and "
+            "settings give the same data, and runs can resume with it."
+        ) from error
+
+
+def write_record(path: Path, record: StrictRecord) -> None:
+    """Write a record, which is of format ``FORMAT_VERSION``.
+
+    Raises:
+        OSError: the disk refused the write.
+    """
+    content = RECORD_FORMATS[FORMAT_VERSION].write(json.loads(record.model_dump_json()))
+    write_atomic(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Read the fields of a record that ``write_record`` or an earlier version wrote.
+
+    Raises:
+        OSError: the file does not exist or cannot be read.
+        ValueError: it is damaged; the message says how.
+        UnknownFormatError: its format version is not read.
+    """
+    try:
+        stored = json.loads(path.read_bytes())
+    except RecursionError as error:
+        raise ValueError("its JSON is nested too deeply") from error
+    if not isinstance(stored, dict):
+        raise ValueError(f"a JSON {type(stored).__name__}, not an object")
+    version = stored.get("format_version")
+    if type(version) is not int or version not in RECORD_FORMATS:
+        *others, newest = map(str, sorted(RECORD_FORMATS))
+        raise UnknownFormatError(f"data format {version!r}; this version reads {', '.join(others)} and {newest}")
+    return RECORD_FORMATS[version].read(stored)
+
+
+def validation_summary(error: ValidationError) -> str:
+    """Summarize the problems of a record in one line."""
+    problems = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}".removeprefix(": ") for item in error.errors()]
+    more = f"; and {len(problems) - _MAX_PROBLEMS} more" if len(problems) > _MAX_PROBLEMS else ""
+    return "; ".join(problems[:_MAX_PROBLEMS]) + more

@@ -1,0 +1,193 @@
+"""One file of the corpus: its identity, and access to its content, local or in a remote store.
+
+SourceFile --open--> InputFile, local or in the cache --format--> rows
+files --a few, evenly spread--> first rows, or first bytes of a file that is one document --> texts
+(read_beginnings)
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from hlat.data.documents import Vocabulary
+from hlat.data.formats.base import FileFormat
+from hlat.data.formats.rows import InputFile, convert_file_errors
+from hlat.data.formats.streams import open_decompressed
+from hlat.data.stores.fetching import CachedStore
+from hlat.data.stores.remote import RemoteFile
+from hlat.runtime.errors import DataError
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of the corpus.
+
+    Attributes:
+        path: path or URL for messages and records; read the content through ``open_local``.
+        format: its format.
+        column: column or key of its documents.
+        source: index of its source; -1 for data.validation.path.
+        size: in bytes.
+        mtime_ns: time of last modification in ns; 0 if unknown.
+        sha256: hash of its content; empty before ``hash_files``.
+        etag: version identifier of a remote store; empty if there is none. A file whose path, size, mtime_ns and etag
+            are the same is taken as unchanged.
+        index: its companion, such as the .idx of a .bin; None for formats of one file.
+        cached_store: store and cache of a remote file; None for a local file.
+    """
+
+    path: str
+    format: FileFormat
+    column: str
+    source: int
+    size: int
+    mtime_ns: int
+    sha256: str = ""
+    etag: str = ""
+    index: "SourceFile | None" = None
+    cached_store: CachedStore | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def is_validation(self) -> bool:
+        """True if the complete file is validation text."""
+        return self.source < 0
+
+    @property
+    def content(self) -> list[str | int]:
+        """Everything about the file that decides the prepared tokens; the path does not."""
+        own: list[str | int] = [self.source, self.column, self.format.name, self.size, self.sha256]
+        return own if self.index is None else [*own, self.index.size, self.index.sha256]
+
+    @property
+    def files(self) -> "list[SourceFile]":
+        """The file, and its companion if it has one."""
+        return [self] if self.index is None else [self, self.index]
+
+    @property
+    def stamp(self) -> "Stamp":
+        """Identity of the file, known without reading it."""
+        return self.path, self.size, self.mtime_ns, self.etag
+
+    @property
+    def cache_limit(self) -> int | None:
+        """Size limit in bytes of the cache that the file is fetched into; None for a local file."""
+        return None if self.cached_store is None else self.cached_store.cache.limit
+
+    @property
+    def cached_sha256(self) -> str | None:
+        """The sha256 of a remote file that was fetched before, from the cache; None if unknown."""
+        return None if self.cached_store is None else self.cached_store.cache.known_sha256(self._remote)
+
+    @contextmanager
+    def open_local(self, still_needed: Callable[[], bool] = lambda: True) -> Iterator[Path]:
+        """Yield a local path of the file, valid until the context ends; a remote file is fetched completely.
+
+        Args:
+            still_needed: polled while fetching; the fetch is cancelled once it returns False.
+
+        Raises:
+            DataError: a remote file cannot be fetched, or has changed since it was hashed.
+            StorageError: the disk of the cache refused the write.
+        """
+        if self.cached_store is None:
+            yield Path(self.path)
+            return
+        with self.cached_store.acquire(self._remote, still_needed) as local:
+            if self.sha256 and (self.cached_sha256 or sha256_of(local)) != self.sha256:
+                raise DataError(f"{self.path}: {_CHANGED}")
+            yield local
+
+    @contextmanager
+    def as_input(self, local: Path, vocabulary: Vocabulary | None) -> Iterator[InputFile]:
+        """Yield the file for its format to read, with its companion; errors name the files as the recipe does.
+
+        Args:
+            local: its local path, from ``open_local``.
+            vocabulary: vocabulary of the given tokenizer; None if the tokenizer is trained.
+
+        Raises:
+            DataError: as ``open_local`` for the companion.
+        """
+        stays = self.cached_store is None
+        with self.relabel_errors(local):
+            if self.index is None:
+                yield InputFile(local, self.column, vocabulary, None, stays)
+                return
+            with self.index.open_local() as companion, self.index.relabel_errors(companion):
+                yield InputFile(local, self.column, vocabulary, companion, stays)
+
+    @contextmanager
+    def relabel_errors(self, local: Path) -> Iterator[None]:
+        """Replace the local path by the file's path or URL in a DataError."""
+        try:
+            yield
+        except DataError as error:
+            if self.cached_store is None:
+                raise
+            raise DataError(str(error).replace(str(local), self.path)) from error
+
+    def check_unchanged(self) -> None:
+        """Check that a local file has not changed since it was hashed; a fetched one was checked by its hash.
+
+        Raises:
+            DataError: it has changed.
+        """
+        for file in self.files:
+            if file.cached_store is None and stat_of(Path(file.path)) != (file.size, file.mtime_ns):
+                raise DataError(f"{file.path}: {_CHANGED}")
+
+    @property
+    def _remote(self) -> RemoteFile:
+        return RemoteFile(self.path, self.size, self.etag, self.mtime_ns)
+
+
+Stamp = tuple[str, int, int, str]
+"""(path, size, mtime_ns, etag) of a file."""
+
+_CHANGED = "the file changed while it was being read. Run again once it is complete."
+
+
+def sha256_of(path: Path) -> str:
+    """Compute the sha256 of a file; raise DataError if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def stat_of(path: Path) -> tuple[int, int]:
+    """Return the size in bytes and the modification time in ns of a file; raise DataError if stat fails."""
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    return stat.st_size, stat.st_mtime_ns
+
+
+_FILES, _ROWS, _CHARS = 8, 8, 1 << 14
+
+
+def read_beginnings(files: Sequence[SourceFile]) -> list[str]:
+    """Return texts of a corpus; nothing of files in object stores, of token ids, or that cannot be read."""
+    local = [file for file in files if file.cached_store is None and not file.format.holds_tokens]
+    texts: list[str] = []
+    for file in local[:: max(1, -(-len(local) // _FILES))]:
+        with suppress(DataError):  # whoever prepares the file reports it
+            texts += islice(_first_texts(file), _ROWS)
+    return texts
+
+
+def _first_texts(file: SourceFile) -> Iterator[str]:
+    path = Path(file.path)
+    if file.format.is_one_document:
+        with convert_file_errors(path, file.format.kind), path.open("rb") as raw:
+            yield open_decompressed(path, raw).read(_CHARS).decode(errors="ignore")
+        return
+    with file.as_input(path, None) as opened:
+        for row in file.format.documents(opened):
+            if isinstance(row.content, str) and row.content:
+                yield row.content[:_CHARS]

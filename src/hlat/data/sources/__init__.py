@@ -1,1 +1,0 @@
-"""Sources of a corpus: paths, globs and URLs resolve to a sorted list of files with fingerprints."""

@@ -1,0 +1,210 @@
+"""Facts that a recipe is drafted from: the corpus and the machine at hand.
+
+    path -> files -> a sample of documents -> bytes of text -> Texts: column, size, bytes that a token stands for
+    torch -> device type, number, peak, memory -> Machine: FLOP/s that training is assumed to reach
+
+Of the corpus nothing is read but the sample, a few megabytes spread over the files.
+"""
+
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import torch
+
+from hlat.config import DataConfig
+from hlat.data import WHOLE_FILE, InputFile, Row, SourceFile, Tokenizer, list_files, train_bpe
+from hlat.hardware import peak_flops
+from hlat.runtime.backend.device import choose_device, has_fast_bf16
+from hlat.runtime.backend.table import backend_of
+from hlat.runtime.errors import DataError
+from hlat.runtime.process import RankInfo
+
+_COLUMNS = ("text", "content", "body", "document", "article", "raw_content", "code")
+_FILES = 16  # that are sampled
+_BYTES = 1 << 20  # of text that are sampled
+_PART_BYTES = 1 << 15  # of a part of a file, of which several are read
+
+_Item = TypeVar("_Item")
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A corpus, seen from a sample.
+
+    Attributes:
+        path: the corpus, as ``data.path`` takes it.
+        files: number of its files.
+        kinds: the words for its kinds of files, sorted.
+        column: column of the text; None for formats without columns.
+        text_bytes: estimated bytes of UTF-8 of all text.
+        sample: documents of the sample.
+    """
+
+    path: str
+    files: int
+    kinds: tuple[str, ...]
+    column: str | None
+    text_bytes: int
+    sample: tuple[str, ...]
+
+    def tokens(self, vocab_size: int, tokenizer: Tokenizer | None) -> int:
+        """Estimate the tokens of the corpus.
+
+        Args:
+            vocab_size: vocabulary of the tokenizer that would be trained.
+            tokenizer: the tokenizer, if it exists; None trains one on the sample, which it fits a little too well.
+        """
+        tokenizer = tokenizer or train_bpe(self.sample, vocab_size)
+        sampled = sum(len(text.encode()) for text in self.sample)
+        return round(self.text_bytes / sampled * sum(len(tokenizer.encode(text)) for text in self.sample))
+
+
+def look_at_texts(path: str, column: str | None = None) -> Texts:
+    """Look at a corpus.
+
+    Args:
+        path: file, folder or glob.
+        column: column or key of the text; None tries the usual names.
+
+    Raises:
+        DataError: there are no files, files of a type that hlat does not read, no such column, or no text.
+    """
+    with tempfile.TemporaryDirectory() as folder:  # for the cache of remote files
+        files = list_files(DataConfig(path=path, text_column=column or _COLUMNS[0]), Path(folder))
+        chosen = _evenly(files, _FILES)
+        has_columns = not all(file.format.is_one_document for file in files)
+        found = (column or _find_column(chosen[0])) if has_columns else None
+        samples = [_sample(file, found or "", _BYTES // len(chosen)) for file in chosen]
+    documents = [text for sample in samples for text in sample.documents]
+    if not any(documents):
+        raise DataError(f"{path}: the first documents of its files are empty, so there is nothing to train on.")
+    size = sum(file.size for file in files)
+    text = round(size * sum(sample.text_bytes for sample in samples) / sum(file.size for file in chosen))
+    kinds = tuple(sorted({file.format.kind for file in files}))
+    return Texts(path, len(files), kinds, found, text, tuple(documents))
+
+
+def _find_column(file: SourceFile) -> str:
+    """Return the first of the usual columns that a file has."""
+    first: DataError | None = None
+    for column in _COLUMNS:
+        try:
+            _sample(file, column, 1)
+        except DataError as error:
+            first = first or error
+        else:
+            return column
+    assert first is not None, "there are columns to be tried"
+    raise DataError(f"{first} Name the column of the text with --column.") from first
+
+
+class _Sample(NamedTuple):
+    """Documents of a file, and its estimated bytes of text."""
+
+    documents: list[str]
+    text_bytes: int
+
+
+def _sample(file: SourceFile, column: str, limit: int) -> _Sample:
+    """Read about ``limit`` bytes of a file: from parts all over it, if its format has parts, else from its beginning.
+
+    Raises:
+        DataError: the file cannot be read, or its first row.
+    """
+    with file.open_local() as local:
+        content = InputFile(local, column)
+        parts = list(file.format.ranges(content, _PART_BYTES)) if not file.format.is_one_document else [WHOLE_FILE]
+        if parts in ([], [WHOLE_FILE]):
+            return _beginning(file, content, limit)
+        chosen = _evenly(parts, max(1, limit // _PART_BYTES))
+        reader = file.format.range_reader()
+        documents = [text for part in chosen for text in _texts(file, reader.rows(content, part, 0))]
+    text_bytes = sum(len(text.encode()) for text in documents) * len(parts) / len(chosen)
+    return _Sample(documents, round(text_bytes))
+
+
+def _beginning(file: SourceFile, content: InputFile, limit: int) -> _Sample:
+    """Read documents from the beginning of a file, the last one cut."""
+    documents: list[str] = []
+    size, read, rows = 0, 1, 0
+    for row in file.format.documents(content):
+        text = "".join(_texts(file, [row]))
+        whole, rows, read = len(text.encode()), rows + 1, max(row.position, 1)
+        kept = text[: max(1, len(text) * max(limit - size, 0) // whole)] if size + whole > limit else text
+        documents.append(kept)
+        size += whole
+        if size > limit:
+            return _Sample(documents, size if file.format.is_one_document else round(size * file.size / read))
+    return _Sample(documents, size)
+
+
+def _texts(file: SourceFile, rows: Iterable[Row]) -> Iterator[str]:
+    """Texts of rows; a bad row at the beginning means that this is no text to train on."""
+    for number, row in enumerate(rows):
+        if row.error is not None and number == 0:
+            raise DataError(f"{file.path}: {row.error.reason}. {row.error.remedy}")
+        if isinstance(row.content, str):
+            yield row.content
+
+
+def _evenly(items: Sequence[_Item], count: int) -> list[_Item]:
+    """At most ``count`` items, spread evenly."""
+    count = min(count, len(items))
+    return [items[number * len(items) // count] for number in range(count)]
+
+
+REACHED = 0.35
+"""Assumed share of the peak that a step reaches: of measured products on a CPU, of the published peak elsewhere.
+
+Published runs of dense models on accelerators reach 0.3 to 0.55 (docs/planning.md); hlat's own step on CPUs reached 0.3
+to 0.7 of measured products (docs/notebook/results.md).
+"""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Devices of this machine.
+
+    Attributes:
+        kind: device type, as ``run.device`` takes it.
+        name: name of a device, for people.
+        devices: number of processes that a run starts here: 1 on a CPU.
+        peak: FLOP/s of one device in the dtype of ``precision.mode: auto``.
+        memory_bytes: memory of one device.
+        bf16: True if ``auto`` computes in bf16.
+        is_host: True for the CPU, whose memory holds everything else too.
+    """
+
+    kind: str
+    name: str
+    devices: int
+    peak: float
+    memory_bytes: int
+    bf16: bool
+    is_host: bool
+
+    @property
+    def rate(self) -> float:
+        """FLOP/s that training is assumed to reach on all devices together."""
+        return REACHED * self.peak * self.devices
+
+
+def look_at_machine(device: str = "auto") -> Machine:
+    """Look at this machine; on a CPU its products are measured for less than a second.
+
+    Args:
+        device: as for ``run.device``.
+
+    Raises:
+        LaunchError: there is no such device.
+    """
+    chosen = choose_device(device, RankInfo())
+    backend = backend_of(chosen)
+    bf16 = has_fast_bf16(chosen)
+    peak = peak_flops(chosen, torch.bfloat16 if bf16 else torch.float32)
+    devices = 1 if backend.is_shared else backend.device_count()
+    memory = backend.memory_bytes(chosen)
+    return Machine(chosen.type, backend.describe(chosen), devices, peak.value, memory, bf16, backend.is_shared)

@@ -1,1 +1,0 @@
-"""Generation of many texts: common prefixes computed once, several texts in one forward pass."""

@@ -1,1 +1,0 @@
-"""Scoring: log-probabilities of continuations after contexts, with shared prefixes computed once."""

@@ -1,1 +1,0 @@
-"""Evaluation jobs: tasks to run on a model, in one process or in several that are started once."""

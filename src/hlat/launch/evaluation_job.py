@@ -1,0 +1,162 @@
+"""An evaluation job: tasks to run on a model, in this process or in processes that this one starts.
+
+    EvaluationJob --evaluate_here--> hlat.evaluation.harness in this process --> SuiteReport
+                  --arguments------> the command ``hlat evaluate`` with the same options, in each process
+
+``hlat evaluate --tasks`` and ``hlat.evaluate_tasks`` both are this.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from hlat.runtime.errors import LaunchError
+
+if TYPE_CHECKING:
+    from hlat.evaluation import Suite, SuiteReport
+
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class EvaluationJob:
+    """Tasks to run on a model. Each field is an option of ``hlat evaluate``, under the same name.
+
+    Attributes:
+        checkpoint: a checkpoint, a checkpoints folder or a run folder; or a Hugging Face folder.
+        tasks: names of tasks of lm-eval, separated by commas; None for a suite.
+        suite: name or file of a suite; None for tasks.
+        out: folder of the results; None for ``evaluation/NAME``, after the name of the checkpoint.
+        files: folder of the suite's data files.
+        include: folder with further tasks.
+        shots: solved examples in front of each question, for ``tasks``; None for the tasks' own number.
+        limit: most samples of each task; None for all.
+        seed: seed of the choice of examples, and of sampled texts.
+        max_length: most tokens of context and continuation; None for the model's maximum.
+        max_new_tokens: most tokens of a generated text; None for what the tasks say.
+        allow_code_execution: execute code that the model writes, in a sandbox; "unsafe": without one.
+        weights: ``model``, or ``ema`` for the average of the weights.
+        dtype: one of ``DTYPES``; auto is that of the stored weights.
+        tensor: tensor-parallel degree; the other processes are data-parallel replicas.
+        batch_tokens: most tokens of a forward pass.
+        batch_rows: most texts that are generated together.
+    """
+
+    checkpoint: str
+    tasks: str | None = None
+    suite: str | None = None
+    out: str | None = None
+    files: str | None = None
+    include: str | None = None
+    shots: int | None = None
+    limit: int | None = None
+    seed: int = 1234
+    max_length: int | None = None
+    max_new_tokens: int | None = None
+    allow_code_execution: bool | Literal["unsafe"] = False
+    weights: str = "model"
+    dtype: str = "auto"
+    tensor: int = 1
+    batch_tokens: int = 2048
+    batch_rows: int = 64
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the results."""
+        return Path(self.out) if self.out is not None else Path("evaluation") / Path(self.checkpoint).resolve().name
+
+    def arguments(self) -> list[str]:
+        """Arguments of the command that runs this job as one process."""
+        words = ["evaluate", self.checkpoint]
+        for each in fields(self)[1:]:
+            value = getattr(self, each.name)
+            if value is True:
+                words.append(f"--{each.name.replace('_', '-')}")
+            elif value != each.default:
+                words.append(f"--{each.name.replace('_', '-')}={value}")
+        return words
+
+    def load_suite(self) -> "Suite":
+        """Load the suite, or make one of the tasks.
+
+        Raises:
+            LaunchError: both or neither are named, or another option does not fit.
+            DataError: there is no such suite, or its file has mistakes.
+        """
+        from hlat.evaluation import load_suite, suite_of_tasks  # noqa: PLC0415  (the launcher stays small)
+
+        if (self.tasks is None) == (self.suite is None):
+            raise LaunchError("name tasks or a suite: --tasks a,b or --suite hlat.")
+        if self.dtype not in DTYPES:
+            raise LaunchError(f"--dtype {self.dtype}: expected one of {', '.join(DTYPES)}.")
+        if self.allow_code_execution not in (False, True, "unsafe"):
+            raise LaunchError(f"--allow-code-execution={self.allow_code_execution}: the only value is unsafe.")
+        if self.suite is not None and self.shots is not None:
+            raise LaunchError(f"--shots: suite {self.suite} says how many each of its tasks has. Use --tasks instead.")
+        if self.suite is not None:
+            return load_suite(self.suite)
+        names = [name.strip() for name in (self.tasks or "").split(",") if name.strip()]
+        if not names:
+            raise LaunchError("--tasks is empty: name tasks of lm-eval, separated by commas.")
+        return suite_of_tasks(list(dict.fromkeys(names)), self.shots)
+
+    def render(self, to: Path) -> int:
+        """Write the requests of the tasks to a file for ``evaluation.tasks``; return their number.
+
+        Raises:
+            LaunchError: both or neither of tasks and suite are named, or another option does not fit.
+            DataError: tasks, data files or downloads are missing, or a task cannot be rendered.
+            StorageError: the file cannot be written.
+        """
+        from hlat.evaluation import render_suite  # noqa: PLC0415
+        from hlat.training import write_requests  # noqa: PLC0415
+
+        files = None if self.files is None else Path(self.files)
+        include = () if self.include is None else (Path(self.include),)
+        requests = render_suite(self.load_suite(), files, include, self.limit, self.seed)
+        write_requests(to, requests)
+        return len(requests)
+
+    def evaluate_here(self, suite: "Suite", progress: Callable[[str, int, int], None]) -> "SuiteReport | None":
+        """Evaluate in this process, which may be one of several of a run.
+
+        Args:
+            suite: the suite of this job.
+            progress: called on rank 0 with what is done, how much of it, and how much there is.
+
+        Returns:
+            The report on rank 0, None on other ranks.
+        """
+        import torch  # noqa: PLC0415
+
+        from hlat.evaluation import (  # noqa: PLC0415
+            BatchLimits,
+            GenerationLimits,
+            ServingOptions,
+            SuiteOptions,
+            run_suite,
+        )
+        from hlat.runtime.distributed.join import joined_run  # noqa: PLC0415
+
+        serving = ServingOptions(
+            self.weights,
+            None if self.dtype == "auto" else getattr(torch, self.dtype),
+            self.tensor,
+            BatchLimits(tokens=self.batch_tokens, cached=16 * self.batch_tokens),
+            GenerationLimits(rows=self.batch_rows, cached=1024 * self.batch_rows),
+        )
+        options = SuiteOptions(
+            self.folder,
+            None if self.files is None else Path(self.files),
+            () if self.include is None else (Path(self.include),),
+            self.limit,
+            self.seed,
+            self.max_length,
+            self.max_new_tokens,
+            self.allow_code_execution,
+            serving,
+        )
+        with joined_run() as runtime:
+            return run_suite(self.checkpoint, suite, options, runtime, progress)

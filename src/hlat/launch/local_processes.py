@@ -1,0 +1,268 @@
+"""Processes of this machine: what every launcher gives, what they print, and the launch of one process by a fork.
+
+    launcher --> ProcessSet (pids, poll, error_file) --send_signal, kill_ranks--> ranks
+                                                     --end_leftovers------------> what ranks left behind
+    files --read every tenth of a second by a thread, follow_output--> lines --> show
+    supervisor, about 40 MB --fork, launch_forked--> worker in its own session --work--> exit code, error report
+
+The protocol ``ProcessSet`` is the same for every launcher. A rank leads its own session, so that processes which it
+started (the saver of checkpoints, tokenizer workers) can be found and ended after the rank has exited.
+
+The fork is made before the supervisor has imported torch: a restart costs no more than a new start, and the supervisor
+uses little memory during the run. Several processes are launched by ``multiprocess_launcher``, which imports torch.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO, Protocol, TextIO
+
+from hlat.runtime.process import INTERRUPTED_MESSAGE, LAUNCHER_ENV, STOP_SIGNALS, session_is_alive, stop_exit_code
+from hlat.runtime.terminal import erase_line
+
+_POLL = 0.05
+
+
+@dataclass(frozen=True)
+class RankPlaces:
+    """Ranks of one machine in a run, and where they meet.
+
+    Attributes:
+        first: its first rank.
+        nproc: number of its ranks.
+        world: number of all ranks.
+        node: number of the machine.
+        address: address of the store.
+        port: port of the store.
+    """
+
+    first: int
+    nproc: int
+    world: int
+    node: int
+    address: str
+    port: int
+
+
+class ProcessSet(Protocol):
+    """The processes of one run, by rank."""
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Process ids by rank."""
+
+    def poll(self, rank: int) -> int | None:
+        """Exit code of a rank, or minus the signal that ended it; None while it runs."""
+
+    def error_file(self, rank: int) -> Path:
+        """Path of a rank's error report."""
+
+
+def send_signal(
+    workers: ProcessSet, ranks: Sequence[int], number: int, send: Callable[[int, int], None] = os.kill
+) -> None:
+    """Send a signal to ranks that are not known to have ended; their child processes do not get it.
+
+    Args:
+        workers: the processes.
+        ranks: those that get the signal.
+        number: the signal.
+        send: sends a signal to a process id: to the process, or ``signal_main_thread`` to its main thread.
+    """
+    for rank in ranks:
+        with suppress(ProcessLookupError):
+            send(workers.pids[rank], number)
+
+
+def kill_ranks(workers: ProcessSet, ranks: Sequence[int]) -> None:
+    """Kill ranks, including stopped ones, and wait until they have ended."""
+    send_signal(workers, ranks, signal.SIGKILL)
+    for rank in ranks:
+        while workers.poll(rank) is None:
+            time.sleep(_POLL)
+
+
+def end_leftovers(
+    workers: ProcessSet, savers: set[int], silence: Callable[[], float], grace: float, hurries: Callable[[], bool]
+) -> None:
+    """End processes that ranks left behind after they ended.
+
+    Args:
+        workers: the ranks, all of them polled as ended.
+        savers: process ids of checkpoint savers, which lead their own sessions.
+        silence: returns the seconds since the last sign of life of a saver.
+        grace: seconds that a running save may be without progress.
+        hurries: polled meanwhile; once it returns True, nothing is waited for.
+    """
+    leaders = {*workers.pids.values(), *savers}
+    for leader in leaders:  # a process that was stopped with its rank must continue to finish
+        _signal_group(leader, signal.SIGCONT)
+    begin = time.monotonic()
+    while not hurries() and min(silence(), time.monotonic() - begin) < grace and session_is_alive(leaders):
+        time.sleep(_POLL)
+    for leader in leaders:
+        _signal_group(leader, signal.SIGKILL)
+
+
+def _signal_group(leader: int, number: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, number)
+
+
+_READ_EVERY = 0.1  # seconds
+
+
+@contextmanager
+def follow_output(files: Sequence[Path], show: Callable[[str], None] | None) -> Iterator[None]:
+    """Show the lines that are appended to files within the block, those of its end included.
+
+    Args:
+        files: existing files.
+        show: called on a thread with each line; None does nothing.
+    """
+    if show is None:
+        yield
+        return
+    ended = threading.Event()
+    thread = threading.Thread(target=_follow_files, args=(files, show, ended), name="hlat-output", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _follow_files(files: Sequence[Path], show: Callable[[str], None], ended: threading.Event) -> None:
+    streams: dict[Path, TextIO] = {}
+    rests = dict.fromkeys(files, "")
+    last = False
+    while True:
+        for path in files:
+            with suppress(OSError):  # not there yet, or removed with the folder of the attempt
+                stream = streams.get(path) or streams.setdefault(path, path.open(encoding="utf-8", errors="replace"))
+                *lines, rests[path] = (rests[path] + stream.read()).split("\n")
+                for line in lines:
+                    show(line)
+        if last:
+            break
+        last = ended.wait(_READ_EVERY)
+    for path, rest in rests.items():
+        if rest:
+            show(rest)
+        if path in streams:
+            streams[path].close()
+
+
+def copy_lines(stream: IO[bytes], head: str, show: Callable[[str], None]) -> None:
+    """Show each line of a stream until it ends.
+
+    Args:
+        stream: output of a process.
+        head: text in front of each line.
+        show: called with each line.
+    """
+    for line in stream:
+        show(head + line.decode("utf-8", "replace").rstrip("\r\n"))
+
+
+class ForkedWorker:
+    """A forked worker process as a set of one process.
+
+    Args:
+        work: function that the worker runs; it returns the exit code.
+        environment: variables to set in the worker.
+        folder: folder of its error report.
+    """
+
+    def __init__(self, work: Callable[[], int], environment: Mapping[str, str], folder: Path) -> None:
+        self._error_file = folder / "error-0.json"
+        own = {**environment, "TORCHELASTIC_ERROR_FILE": str(self._error_file), LAUNCHER_ENV: str(os.getpid())}
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()  # or both processes would write the buffered text
+        context = multiprocessing.get_context("fork")
+        self._process = context.Process(target=_run_worker, args=(work, own), name="hlat")
+        with _signals_blocked():
+            self._process.start()
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Process ids by rank; this launcher has rank 0 only."""
+        assert self._process.pid is not None, "it was started"
+        return {0: self._process.pid}
+
+    def poll(self, rank: int) -> int | None:
+        """Exit code of the worker; None while it runs."""
+        assert rank == 0
+        return self._process.exitcode
+
+    def error_file(self, rank: int) -> Path:
+        """Path of the worker's error report."""
+        assert rank == 0
+        return self._error_file
+
+    def end(self) -> None:
+        """Kill the worker if it is still running."""
+        if self._process.exitcode is None:
+            self._process.kill()
+            self._process.join()
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Block signals within the block: one between the fork and the child's own handlers would be lost in the child."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _run_worker(work: Callable[[], int], environment: Mapping[str, str]) -> None:
+    os.setsid()  # a terminal's Ctrl-C reaches the supervisor only, which forwards it once
+    os.environ.update(environment)
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupted_early if number == signal.SIGINT else signal.SIG_DFL)
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        code = work()
+    except KeyboardInterrupt:
+        print(INTERRUPTED_MESSAGE, file=sys.stderr, flush=True)  # noqa: T201  (output of the command)
+        code = stop_exit_code(signal.SIGINT)
+    sys.exit(code)
+
+
+def _interrupted_early(number: int, frame: FrameType | None) -> None:
+    """Handle Ctrl-C during imports, before the work handles it itself."""
+    erase_line()
+    with suppress(OSError):
+        os.write(2, f"{INTERRUPTED_MESSAGE}\n".encode())
+    os._exit(stop_exit_code(number))
+
+
+@contextmanager
+def launch_forked(work: Callable[[], int], environment: Mapping[str, str], folder: Path) -> Iterator[ForkedWorker]:
+    """Run ``work`` in a forked process; kill the process at the end of the block if it is still running.
+
+    Args:
+        work: function that the worker runs; it returns the exit code.
+        environment: variables to set in the worker.
+        folder: folder of its error report.
+
+    Yields:
+        The worker.
+    """
+    process = ForkedWorker(work, environment, folder)
+    try:
+        yield process
+    finally:
+        process.end()  # needed after a bug in hlat

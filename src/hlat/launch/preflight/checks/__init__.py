@@ -1,1 +1,0 @@
-"""Checks of the preflight: one file per group, listed in ``table.py``."""

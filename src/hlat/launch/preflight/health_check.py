@@ -1,0 +1,190 @@
+"""A check: its number, its measurement, its judgement and its remedy; and the evidence that it judges.
+
+    measure(place) on a host or a rank --Facts (JSON)--> Evidence of all places --judge--> Symptoms, by host
+
+Measuring and judging are separate: facts travel from every host to host 0, which compares them. A check that needs
+torch names its measurement in ``rank_measurements``, because this process does not import torch.
+
+    host_checks          this host and its network
+    run_folder_checks    the folder of the run, and what earlier runs left in it
+    rank_checks          devices, software, matrix products and collectives of the processes
+    here                 the examination itself: hosts that do not report, processes that die, collectives that hang
+
+The checks of the examination itself measure nothing: their facts come from ``examination``.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from hlat.launch.preflight.request import HostView
+
+Facts = dict[str, Any]
+"""JSON values that a check measured in one place."""
+
+Stage = Literal["meeting", "host", "peers", "rank", "together"]
+"""Part of the examination in which a check measures: before hosts meet, between hosts, per process, in collectives."""
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """A sign that something is wrong on a host.
+
+    Attributes:
+        node: index of the host.
+        message: one sentence, without a full stop.
+        rank: rank that shows it; None for the host.
+        is_warning: True if the host can take part in a run all the same.
+    """
+
+    node: int
+    message: str
+    rank: int | None = None
+    is_warning: bool = False
+
+
+@dataclass(frozen=True)
+class Case:
+    """Facts from one place.
+
+    Attributes:
+        node: index of the host.
+        rank: rank of the process; None for facts about a host.
+        facts: measured values.
+    """
+
+    node: int
+    rank: int | None
+    facts: Facts
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that a check judges.
+
+    Attributes:
+        cases: its facts, from every place that measured.
+        hosts: name of each host, by index.
+        nproc: processes per host.
+        plan: needs of the recipe, as ``recipe_needs`` counts them; empty without a recipe.
+        links: published rates between devices, in bytes per second: ``device`` and ``host``; empty if unknown.
+    """
+
+    cases: tuple[Case, ...]
+    hosts: Mapping[int, str]
+    nproc: int = 1
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    links: Mapping[str, float] = field(default_factory=dict)
+
+    def of_host(self, node: int) -> list[Case]:
+        """Return the cases of one host."""
+        return [case for case in self.cases if case.node == node]
+
+
+def _no_symptoms(evidence: Evidence) -> Iterator[Symptom]:
+    """Find nothing: only an error while measuring is a symptom."""
+    yield from ()
+
+
+def _no_summary(evidence: Evidence) -> str:
+    """Report nothing."""
+    return ""
+
+
+def _measure_nothing(place: HostView) -> Facts:
+    """Measure nothing: the facts come from the examination itself."""
+    return {}
+
+
+@dataclass(frozen=True)
+class HealthCheck:
+    """One check of the preflight.
+
+    Attributes:
+        id: stable number, such as HD03; never given to another check.
+        name: stable name in a few words with dashes.
+        stage: part of the examination in which it measures.
+        remedy: advice for the user if it finds something.
+        measure: measures on a host (stages host and peers).
+        module: key in ``rank_measurements.MEASUREMENTS`` of what each process measures (stages rank and together).
+        judge: finds symptoms in the facts of all places that could measure.
+        summary: describes what was measured in a few words, for a healthy report; may be empty.
+        after: names of checks that must have found nothing, else this one is not judged.
+        is_quick: True if it is part of the examination before a restart.
+    """
+
+    id: str
+    name: str
+    stage: Stage
+    remedy: str
+    measure: Callable[[HostView], Facts] = _measure_nothing
+    module: str = ""
+    judge: Callable[[Evidence], Iterator[Symptom]] = _no_symptoms
+    summary: Callable[[Evidence], str] = _no_summary
+    after: tuple[str, ...] = ()
+    is_quick: bool = False
+
+
+def megabytes(rate: float) -> str:
+    """Format bytes per second."""
+    return f"{rate / 1e9:.1f} GB/s" if rate >= 1e9 else f"{rate / 1e6:.3g} MB/s"
+
+
+def gibibytes(count: float) -> str:
+    """Format a number of bytes."""
+    return f"{count / (1 << 30):.3g} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.3g} MiB"
+
+
+def culprits(pairs: Mapping[tuple[int, int], bool]) -> list[int]:
+    """Return the fewest hosts that explain all failed pairs, by repeatedly taking the one with most failures.
+
+    Args:
+        pairs: (from, to) -> True if the pair failed. Where both are as likely, the receiving host is taken, which has
+            the firewall, and then the one with the higher index: host 0 is needed to report.
+    """
+    failed = {pair for pair, bad in pairs.items() if bad}
+    found = []
+    while failed:
+        weights: dict[int, float] = {}
+        for source, target in failed:
+            weights[source] = weights.get(source, 0.0) + 1.0
+            weights[target] = weights.get(target, 0.0) + 1.01
+        worst = max(weights, key=lambda node: (round(weights[node], 6), node))
+        found.append(worst)
+        failed = {pair for pair in failed if worst not in pair}
+    return sorted(found)
+
+
+def _judge_trouble(evidence: Evidence) -> Iterator[Symptom]:
+    for case in evidence.cases:
+        yield Symptom(case.node, case.facts["trouble"], case.rank)
+
+
+PRESENCE_CHECKS = (
+    HealthCheck(
+        "HD01",
+        "sign-of-life",
+        "meeting",
+        "Start the same command on that host, with its own --node; look there for its error message; check that "
+        "run.dir is on a file system that all hosts share. --wait gives hosts more time.",
+        judge=_judge_trouble,
+    ),
+    HealthCheck(
+        "HD02",
+        "rank-processes",
+        "meeting",
+        "Run the command on that host alone (--nodes 1) and read the process's message; a process that was killed may "
+        "have been out of memory.",
+        judge=_judge_trouble,
+        after=("sign-of-life", "host-memory"),
+    ),
+    HealthCheck(
+        "HD13",
+        "collectives-finish",
+        "meeting",
+        "Check the network between the hosts: the interface named by GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, and "
+        "firewalls, which have to leave all ports between the hosts open.",
+        judge=_judge_trouble,
+        after=("sign-of-life", "rank-processes", "connections", "device-visible", "host-memory"),
+    ),
+)

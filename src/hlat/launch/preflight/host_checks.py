@@ -1,0 +1,304 @@
+"""Checks of a host and of the network between hosts.
+
+one host:        memory, open files, faults that its devices have reported since it was started
+between hosts:   own address, names of the others, connections to them, rate of links; clocks against host 0, as NTP
+"""
+
+import resource
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from hlat.launch.preflight.health_check import Evidence, Facts, HealthCheck, Symptom, culprits, gibibytes, megabytes
+from hlat.launch.preflight.meeting import ask_time, connect, measure_rate
+from hlat.launch.preflight.request import HostView, Peer
+from hlat.runtime.terminal import plural
+
+_PROCESS_BYTES = 512 << 20
+"""Memory of a process apart from its model: Python and torch take 0.3 GiB, buffers of data and saving the rest."""
+_OPEN_FILES = 256
+"""Open files of a process apart from connections: libraries, shards of data, parts of a checkpoint, logs."""
+_OPEN_FILES_PER_RANK = 8
+"""Connections to each other process: the default group, its control group, and one per axis of the layout."""
+
+
+def _measure_memory(place: HostView) -> Facts:
+    return {"free": place.tools.available_memory()}
+
+
+def _judge_memory(evidence: Evidence) -> Iterator[Symptom]:
+    needed = evidence.nproc * (_PROCESS_BYTES + evidence.plan.get("host_bytes", 0.0))
+    need = f"{plural(evidence.nproc, 'process')} {'needs' if evidence.nproc == 1 else 'need'}"
+    for case in evidence.cases:
+        if case.facts["free"] < needed:
+            text = f"{gibibytes(case.facts['free'])} of memory are free, and {need} "
+            yield Symptom(case.node, text + gibibytes(needed))
+
+
+def _summary_of_memory(evidence: Evidence) -> str:
+    return f"{gibibytes(min(case.facts['free'] for case in evidence.cases))} of memory free" if evidence.cases else ""
+
+
+def _measure_files(place: HostView) -> Facts:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _OPEN_FILES + _OPEN_FILES_PER_RANK * place.request.world
+    return {"limit": soft, "most": hard, "needed": needed, "unlimited": soft == resource.RLIM_INFINITY}
+
+
+def _judge_files(evidence: Evidence) -> Iterator[Symptom]:
+    for case in evidence.cases:
+        facts = case.facts
+        if not facts["unlimited"] and facts["limit"] < facts["needed"]:
+            text = f"a process may open {facts['limit']} files, and a run of this size needs {facts['needed']}"
+            yield Symptom(case.node, text)
+
+
+HOST_CHECKS = (
+    HealthCheck(
+        "HD07",
+        "host-memory",
+        "host",
+        "End other programs, raise the limit of the job (control group, ulimit -v), or use fewer processes.",
+        measure=_measure_memory,
+        judge=_judge_memory,
+        summary=_summary_of_memory,
+        is_quick=True,
+    ),
+    HealthCheck(
+        "HD21",
+        "open-files",
+        "host",
+        "Raise the limit: ulimit -n in the job script, LimitNOFILE= of the service that starts jobs.",
+        measure=_measure_files,
+        judge=_judge_files,
+    ),
+)
+
+
+_SHOWN_FAULTS = 3
+
+
+def _measure_device_faults(place: HostView) -> Facts:
+    return {"found": place.tools.device_reports()}
+
+
+def _judge_device_faults(evidence: Evidence) -> Iterator[Symptom]:
+    for case in evidence.cases:
+        for message in case.facts["found"][-_SHOWN_FAULTS:]:
+            yield Symptom(case.node, message)
+
+
+DEVICE_FAULT_CHECKS = (
+    HealthCheck(
+        "HD30",
+        "device-faults",
+        "host",
+        "Replace the host or reboot it, as the finding says; messages of the kernel from before its last start are "
+        "gone.",
+        _measure_device_faults,
+        judge=_judge_device_faults,
+    ),
+)
+
+
+_CONNECTING_THREADS = 16
+_SLOWEST_LINK = 40e6
+"""Bytes per second below which a link is slow: a third of gigabit Ethernet, the slowest network in use. The usual cause
+is a link that was negotiated down to 100 Mbit/s, 12 MB/s."""
+
+
+def _measure_listening(place: HostView) -> Facts:
+    return {"wrong": place.listen_error}
+
+
+def _judge_listening(evidence: Evidence) -> Iterator[Symptom]:
+    yield from (Symptom(case.node, case.facts["wrong"]) for case in evidence.cases if case.facts["wrong"])
+
+
+def _measure_names(place: HostView) -> Facts:
+    """Resolve the name of every other host."""
+    wrong, unknown = [], []
+    for peer in place.others().values():
+        if peer.hostname == socket.gethostname():
+            continue  # simulated hosts of one machine
+        try:
+            found = place.tools.resolve(peer.hostname)
+        except OSError:
+            unknown.append(peer.hostname)
+            continue
+        if not set(found) & {*peer.addresses, peer.address}:
+            wrong.append(f"{peer.hostname} resolves to {', '.join(found)}, and its address is {peer.address}")
+    return {"wrong": wrong, "unknown": unknown}
+
+
+def _judge_names(evidence: Evidence) -> Iterator[Symptom]:
+    for case in evidence.cases:
+        for text in case.facts["wrong"]:
+            yield Symptom(case.node, text)
+        if unknown := case.facts["unknown"]:
+            more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+            text = f"the names of other hosts cannot be resolved: {', '.join(unknown[:3])}{more}"
+            yield Symptom(case.node, text, is_warning=True)
+
+
+def _measure_connections(place: HostView) -> Facts:
+    """Connect to the link server of every other host."""
+    others = {node: peer for node, peer in place.others().items() if peer.port}
+
+    def attempt(peer: Peer) -> str:
+        try:
+            connect(peer).close()
+        except OSError as error:
+            return str(error.strerror or error) or type(error).__name__
+        return ""
+
+    with ThreadPoolExecutor(_CONNECTING_THREADS) as pool:
+        outcomes = list(pool.map(attempt, others.values()))
+    return {"failed": [[node, why] for node, why in zip(others, outcomes, strict=True) if why]}
+
+
+def _judge_connections(evidence: Evidence) -> Iterator[Symptom]:
+    failed = {(case.node, node): why for case in evidence.cases for node, why in case.facts["failed"]}
+    blamed = culprits(dict.fromkeys(failed, True))
+    for node in blamed:
+        sources = [source for source, target in failed if target == node]
+        targets = [target for source, target in failed if source == node]
+        why = next(why for pair, why in failed.items() if node in pair)
+        parts = [f"{_host_names(evidence, sources)} cannot connect to it"] if sources else []
+        parts += [f"it cannot connect to {_host_names(evidence, targets)}"] if targets else []
+        yield Symptom(node, f"{', and '.join(parts)} ({why})")
+
+
+def _host_names(evidence: Evidence, nodes: list[int]) -> str:
+    names = [evidence.hosts.get(node, f"host {node}") for node in nodes]
+    return ", ".join(names) if len(names) <= 3 else f"{', '.join(names[:3])} and {plural(len(names) - 3, 'other host')}"
+
+
+def _measure_links(place: HostView) -> Facts:
+    """Send data to the next two hosts: every host sends twice and receives twice, however many there are."""
+    request, rates = place.request, []
+    nodes = sorted(place.peers)
+    here = nodes.index(request.node) if request.node in nodes else 0
+    targets = {nodes[(here + step) % len(nodes)] for step in (1, 2)} - {request.node} if nodes else set()
+    for node in sorted(targets):
+        if place.peers[node].port:
+            try:
+                rates.append([node, measure_rate(place.peers[node])])
+            except OSError:
+                continue  # HD23 reports that
+    return {"rates": rates}
+
+
+def _judge_links(evidence: Evidence) -> Iterator[Symptom]:
+    rates = {(case.node, node): rate for case in evidence.cases for node, rate in case.facts["rates"]}
+    slow = {pair: rate < _SLOWEST_LINK for pair, rate in rates.items()}
+    for node in culprits(slow):
+        names = evidence.hosts
+        links = [
+            f"{names.get(source, source)} to {names.get(target, target)} {megabytes(rates[source, target])}"
+            for (source, target), bad in slow.items()
+            if bad and node in (source, target)
+        ]
+        doubt = "; with two hosts either may be the cause" if len(evidence.hosts) == 2 else ""
+        yield Symptom(
+            node, f"its links are slow: {', '.join(links)}, expected {megabytes(_SLOWEST_LINK)} or more{doubt}"
+        )
+
+
+def _summary_of_links(evidence: Evidence) -> str:
+    rates = [rate for case in evidence.cases for _, rate in case.facts["rates"]]
+    return f"links {megabytes(min(rates))} or more" if rates else ""
+
+
+NETWORK_CHECKS = (
+    HealthCheck(
+        "HD22",
+        "listen",
+        "host",
+        "Give an address of this host (--address; `ip address` lists them), or set GLOO_SOCKET_IFNAME to its "
+        "interface; choose a port that no other program uses (--port).",
+        measure=_measure_listening,
+        judge=_judge_listening,
+    ),
+    HealthCheck(
+        "HD23",
+        "connections",
+        "peers",
+        "Open the ports between the hosts in firewalls and security groups, and check that the network is up.",
+        measure=_measure_connections,
+        judge=_judge_connections,
+        after=("listen", "sign-of-life"),
+    ),
+    HealthCheck(
+        "HD20",
+        "host-names",
+        "peers",
+        "Correct the names in DNS or /etc/hosts.",
+        measure=_measure_names,
+        judge=_judge_names,
+    ),
+    HealthCheck(
+        "HD24",
+        "link-rate",
+        "peers",
+        "Check cables and the negotiated speed (ethtool), and that the address is in the fast network.",
+        measure=_measure_links,
+        judge=_judge_links,
+        summary=_summary_of_links,
+        after=("connections",),
+    ),
+)
+
+
+_LARGEST_OFFSET = 1.0
+"""Seconds by which clocks may differ. With NTP they agree within milliseconds, so that a second means that it does not
+run. Runs do not depend on clocks; times in logs of several hosts, job deadlines and signatures of object stores do."""
+
+
+def _measure_clock(place: HostView) -> Facts:
+    first = place.peers.get(0)
+    if first is None or not first.port or place.request.node == 0:
+        return {"offset": 0.0, "error_bound": 0.0}
+    try:
+        offset, bound = ask_time(first, place.tools.clock)
+    except OSError:  # HD23 reports that
+        return {"offset": 0.0, "error_bound": 0.0}
+    return {"offset": offset, "error_bound": bound}
+
+
+def _judge_clocks(evidence: Evidence) -> Iterator[Symptom]:
+    offsets = {case.node: case.facts["offset"] for case in evidence.cases}
+    if not offsets:
+        return
+    near = {
+        node: sum(abs(offset - other) <= _LARGEST_OFFSET for other in offsets.values())
+        for node, offset in offsets.items()
+    }
+    usual = offsets[max(near, key=lambda node: (near[node], -node))]
+    for case in evidence.cases:
+        difference = case.facts["offset"] - usual
+        if abs(difference) - case.facts["error_bound"] > _LARGEST_OFFSET:
+            direction = "ahead of" if difference > 0 else "behind"
+            yield Symptom(case.node, f"its clock is {abs(difference):.1f} s {direction} those of the other hosts")
+
+
+def _summary_of_clocks(evidence: Evidence) -> str:
+    if len(evidence.cases) < 2:
+        return ""
+    offsets = [case.facts["offset"] for case in evidence.cases]
+    bound = max(case.facts["error_bound"] for case in evidence.cases)
+    return f"clocks within {max(offsets) - min(offsets) + bound:.2g} s"
+
+
+CLOCK_CHECKS = (
+    HealthCheck(
+        "HD19",
+        "clock-skew",
+        "peers",
+        "Start the time service of that host (chronyd, systemd-timesyncd, ntpd).",
+        measure=_measure_clock,
+        judge=_judge_clocks,
+        summary=_summary_of_clocks,
+        after=("connections",),
+    ),
+)

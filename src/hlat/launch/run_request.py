@@ -1,0 +1,204 @@
+"""A run to submit to a scheduler: recipe, number of nodes and processes, kind of machine, environment variables.
+
+    RunRequest, problems of the scheduler's options --prepare--> PreparedRun, or one error with every problem
+    PreparedRun --> slurm: batch script    kubernetes: manifests
+
+Recipe and options are checked where the command is given, long before a node is allocated.
+"""
+
+import logging
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hlat.config import Recipe, RecipeError, load_recipe
+from hlat.hardware import LaunchSettings, load_catalog, parse_cluster
+from hlat.runtime.errors import HardwareError, LaunchError
+from hlat.runtime.terminal import escape_controls, line_problems, plural
+from hlat.runtime.urls import find_secret
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OWN_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "SLURM_JOB_END_TIME",
+    "HLAT_POD_ADDRESS",
+)
+
+
+_logger = logging.getLogger(__name__)
+
+
+def _warn_of_devices(instance: str, per_node: int, nproc: int) -> None:
+    """Warn of accelerators that are reserved and idle, or shared by processes: the job takes all of a machine's."""
+    devices = f"the job reserves the {plural(per_node, 'device')} of each {instance}"
+    if nproc < per_node:
+        _logger.warning(
+            "warning: %s, and --nproc %d uses %d of them. Use --nproc %d, which is the default; or, to share machines, "
+            "leave out --instance and ask the scheduler for %d.",
+            *(devices, nproc, nproc, per_node, nproc),
+        )
+    else:
+        _logger.warning(
+            "warning: %s, and --nproc %d starts more processes than that. Use --nproc %d, which is the default.",
+            *(devices, nproc, per_node),
+        )
+
+
+def _no_problems(recipe: Recipe) -> list[str]:
+    """Accept every recipe."""
+    return []
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """A run to submit.
+
+    Attributes:
+        recipe: recipe file, or the name of a shipped recipe.
+        overrides: changes of the recipe, ``a.b=c`` each.
+        nodes: number of machines.
+        nproc: processes per machine; None for one per accelerator of the instance, or one.
+        instance: name of the machines in the hardware catalog; None sets nothing that depends on the hardware.
+        hardware: file with a catalog on top of the one that ships with hlat.
+        environment: variables for the processes, ``NAME=VALUE`` each; they replace those of the catalog.
+        name: name of the job; None for the run's.
+        grace: seconds before the end at which the run is told to save.
+        program: words of the command that runs hlat on the machines; None for the scheduler's default.
+        least: smallest number of machines with which the run goes on if others are lost; None for all.
+    """
+
+    recipe: str
+    overrides: tuple[str, ...] = ()
+    nodes: int = 1
+    nproc: int | None = None
+    instance: str | None = None
+    hardware: str | None = None
+    environment: tuple[str, ...] = ()
+    name: str | None = None
+    grace: int = 120
+    program: str | None = None
+    least: int | None = None
+
+    def prepare(
+        self, problems: Sequence[str] = (), check: Callable[[Recipe], list[str]] = _no_problems
+    ) -> "PreparedRun":
+        """Check the request, and fill in what follows from the recipe and the instance.
+
+        Args:
+            problems: problems of the scheduler's options, which are reported together with those found here.
+            check: returns the problems of the scheduler's options with the recipe.
+
+        Raises:
+            LaunchError: an option is wrong; every problem of options and recipe is listed.
+            RecipeError: only the recipe is wrong; every problem is listed.
+        """
+        found = [*problems, *self._count_problems()]
+        settings, per_node = self._machine(found)
+        variables = self._variables(found)
+        words = self._program_words(found)
+        nproc = self.nproc if self.nproc is not None else per_node
+        recipe = self._load(nproc, found)
+        found += check(recipe) if recipe is not None else []
+        if found or recipe is None:
+            raise problems_error(found)
+        if self.instance is not None and nproc != per_node:
+            _warn_of_devices(self.instance, per_node, nproc)
+        return PreparedRun(self, recipe, nproc, settings, {**settings.environment, **variables}, words)
+
+    def _count_problems(self) -> list[str]:
+        counts = [("--nodes", self.nodes), ("--nproc", self.nproc), ("--grace", self.grace)]
+        wrong = [f"{name} {value}: expected 1 or more." for name, value in counts if value is not None and value < 1]
+        if self.least is not None and not 1 <= self.least <= max(1, self.nodes):
+            wrong.append(f"--least {self.least}: expected a number between 1 and {max(1, self.nodes)}.")
+        if self.name == "":
+            wrong.append("--name: expected a name.")
+        given = {"recipe": (self.recipe,), "override": self.overrides, "--name": (self.name or "",)}
+        return [
+            *wrong,
+            *(found for what, texts in given.items() for text in texts for found in line_problems(what, text)),
+        ]
+
+    def _machine(self, problems: list[str]) -> tuple[LaunchSettings, int]:
+        """Settings of the instance, and its number of torch devices."""
+        if self.instance is None:
+            return LaunchSettings(), 1
+        try:
+            cluster = parse_cluster(f"{self.instance}:{max(1, self.nodes)}", load_catalog(self.hardware))
+        except HardwareError as error:
+            problems.append(f"--instance {escape_controls(self.instance)}: {error}")
+            return LaunchSettings(), 1
+        return cluster.instance.launch, cluster.devices_per_instance
+
+    def _variables(self, problems: list[str]) -> dict[str, str]:
+        variables: dict[str, str] = {}
+        for text in self.environment:
+            name, equals, value = text.partition("=")
+            if not equals or not _VARIABLE.fullmatch(name):
+                problems.append(f"--env {escape_controls(name)}: expected NAME=VALUE.")
+            elif name in _OWN_VARIABLES:
+                problems.append(f"--env {name}: hlat sets this variable itself, in each process.")
+            elif unfit := line_problems(f"--env {name}", value):
+                problems += unfit
+            elif find_secret(value) is not None:
+                problems.append(f"--env {name}: the value contains a secret, and scripts and manifests are not secret.")
+            else:
+                variables[name] = value
+        return variables
+
+    def _program_words(self, problems: list[str]) -> list[str]:
+        try:
+            words = shlex.split(self.program or "")
+        except ValueError as error:
+            problems.append(f"--program {escape_controls(self.program or '')}: {error}.")
+            return []
+        if self.program is not None and not words:
+            problems.append("--program: expected the words of a command.")
+        problems += line_problems("--program", self.program or "")
+        return words
+
+    def _load(self, nproc: int, problems: list[str]) -> Recipe | None:
+        """Load the recipe for the number of processes; append its problems to other problems if there are any."""
+        try:
+            return load_recipe(self.recipe, list(self.overrides), world=max(1, self.nodes) * max(1, nproc))
+        except RecipeError as error:
+            if not problems:
+                raise
+            problems.append(str(error))
+            return None
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A request that has been checked.
+
+    Attributes:
+        request: the request.
+        recipe: its recipe, with all defaults filled in.
+        nproc: processes per machine.
+        settings: settings of the instance, from the catalog.
+        environment: variables for the processes: those of the catalog, and the request's on top.
+        program: words of the command that runs hlat, if the request names one.
+    """
+
+    request: RunRequest
+    recipe: Recipe
+    nproc: int
+    settings: LaunchSettings
+    environment: dict[str, str]
+    program: list[str]
+
+    @property
+    def name(self) -> str:
+        """Name of the job."""
+        return self.request.name or self.recipe.run.name
+
+
+def problems_error(problems: Sequence[str]) -> LaunchError:
+    """Make one error of all problems."""
+    head = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}:"
+    return LaunchError("\n".join([head, *(f"  {problem}" for problem in problems)]))

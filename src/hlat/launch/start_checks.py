@@ -1,0 +1,439 @@
+"""Checks of a start: what would stop a run minutes after its command, or is odd, before anything has started.
+
+    valid sections of a recipe, Here (this machine) --> StartPlace --CHECKS, in the order of the table-->
+        files     written folders, corpus, sequence length, weights to start from, tasks   --> Problem
+        machine   device, precision, schedule, memory, disk                                --> Problem, SettingNote
+        odd       short text, many passes, validation, tokenizer, files, cores             --> SettingNote
+
+A problem stops the run; a note is a warning. ``start_examination`` runs the checks. To add one, write a function of a
+``StartPlace`` and add its line to ``CHECKS``.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hlat.config import ZERO_BUBBLE, DataConfig, Problem, Recipe, RunConfig, SettingNote, model_differences
+from hlat.launch.preflight.request import available_memory, memory_limit
+from hlat.model import count_parameters
+from hlat.runtime.backend import torch_private
+from hlat.runtime.backend.table import absent_device, expects_accelerator
+from hlat.runtime.storage.hub import CONFIG_FILES, HubError, HubModel
+from hlat.runtime.storage.local_files import broken_link
+from hlat.runtime.storage.run_folder import RECIPE_NAME, is_foreign_recipe
+from hlat.runtime.terminal import plural
+from hlat.runtime.urls import is_url
+
+if TYPE_CHECKING:
+    from hlat.data import InputReport
+
+
+@dataclass(frozen=True)
+class Here:
+    """The machine of a start.
+
+    Attributes:
+        processes: processes of the run on this machine; None if it is not said that the run is to start here.
+        world: processes of the run on all machines; None if unknown.
+        stores: ask object stores for the files that URLs name.
+    """
+
+    processes: int | None = 1
+    world: int | None = 1
+    stores: bool = True
+
+
+class StartPlace:
+    """A recipe and a machine, for checks.
+
+    Args:
+        sections: the sections of the recipe that are valid on their own, by name.
+        recipe: the recipe, if all of it is valid.
+        here: the machine.
+    """
+
+    def __init__(self, sections: Mapping[str, Any], recipe: Recipe | None, here: Here) -> None:
+        self.sections, self.recipe, self.here = sections, recipe, here
+
+    @property
+    def run_dir(self) -> Path | None:
+        """Folder of the run; None if the section is not valid."""
+        run: RunConfig | None = self.sections.get("run")
+        return None if run is None else Path(run.dir or f"runs/{run.name}")
+
+    @cached_property
+    def inputs(self) -> "InputReport":
+        """Report on files and tokenizer; an empty one if the section ``data`` is not valid."""
+        from hlat.data import InputReport, check_inputs  # noqa: PLC0415 - libraries of file formats
+
+        data, model, evaluation = (self.sections.get(name) for name in ("data", "model", "evaluation"))
+        if data is None:
+            return InputReport()
+        assert isinstance(data, DataConfig), "sections have their names"
+        prepared = Path(data.prepared_dir or (self.run_dir or Path("runs/run")) / "data")
+        sets = {} if evaluation is None else evaluation.sets
+        rows = None if model is None else model.vocab_size
+        return check_inputs(data, prepared, rows, sets, stores=self.here.stores)
+
+
+def absence(path: str) -> str:
+    """Return why a file or folder of the user cannot be used, without a full stop; empty if it is there."""
+    try:
+        Path(path).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return f"there is nothing (looked in {Path.cwd()})"
+    except OSError as error:
+        return f"it cannot be accessed: {error.strerror}"
+    return ""
+
+
+def nearest_folder(path: Path) -> Path:
+    """Return the path itself or the nearest parent that exists.
+
+    Raises:
+        PermissionError: a parent may not be entered.
+    """
+    path = path.absolute()
+    for each in (path, *path.parents):
+        try:
+            each.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        return each
+    return Path("/")
+
+
+def check_inputs_given(place: StartPlace) -> Iterator[Problem]:
+    """Yield the problems of files and tokenizer."""
+    for each in place.inputs.problems:
+        yield Problem(each.field, each.message, "", each.value, True)
+
+
+def check_weights(place: StartPlace) -> Iterator[Problem]:
+    """Yield a checkpoint to start from that does not exist, or a model that the Hub does not give."""
+    checkpoint = place.sections.get("checkpoint")
+    path = None if checkpoint is None else checkpoint.init_from
+    if path is None or is_url(path):
+        return
+    if not (reason := absence(path)):
+        if Path(path).is_file():
+            reason = "this is a file, and a run starts from the folder of a checkpoint, of a run, or of a model."
+            remedy = (
+                "`hlat import FOLDER` reads Hugging Face, NxDT and torchtitan (DCP); files of torch.save are not read: "
+                "save the weights as Hugging Face's safetensors in the program that wrote them."
+            )
+            yield Problem("checkpoint.init_from", reason, remedy, path, True)
+            return
+        yield from _other_model(place, path)
+        return
+    if (hub := HubModel.parse(path)) is None:
+        remedy = "Name a checkpoint, a run folder, or a Hugging Face folder."
+        yield Problem("checkpoint.init_from", f"{reason}.", remedy, path, True)
+        return
+    try:
+        hub.snapshot(CONFIG_FILES)  # the weights follow when training starts
+    except HubError as error:
+        yield Problem("checkpoint.init_from", f"{error}.", "", path, True)
+
+
+def _other_model(place: StartPlace, path: str) -> Iterator[Problem]:
+    """Yield weights of a model of other shapes; a run that has begun does not read them."""
+    model, run_dir = place.sections.get("model"), place.run_dir
+    if model is None or (run_dir is not None and any(run_dir.glob("checkpoints/step-*"))):
+        return
+    differences = model_differences(model, Path(path))
+    if differences:
+        named = ", ".join(f"{name} {there} (here {here})" for name, (there, here) in differences.items())
+        remedy = f"Give the model these numbers, or write model: {{from: {path}}}, which takes them from there."
+        yield Problem("checkpoint.init_from", f"these are weights of another model: {named}.", remedy, path, True)
+
+
+def check_task_files(place: StartPlace) -> Iterator[Problem]:
+    """Yield the files of tasks that do not exist."""
+    evaluation = place.sections.get("evaluation")
+    for index, path in enumerate(() if evaluation is None else evaluation.tasks):
+        if reason := absence(path):
+            remedy = "`hlat evaluate --render` writes such files."
+            yield Problem(f"evaluation.tasks.{index}", f"{reason}.", remedy, path, True)
+
+
+def check_written_folders(place: StartPlace) -> Iterator[Problem]:
+    """Yield the folders of the run and of its prepared data, if they cannot be made or written."""
+    run, data = place.sections.get("run"), place.sections.get("data")
+    if run is not None and place.run_dir is not None:
+        yield from _unwritable("run.dir", run.dir or str(place.run_dir))
+        yield from _own_recipe(place.run_dir)
+    if data is not None and data.prepared_dir is not None and not place.inputs.is_prepared:
+        yield from _unwritable("data.prepared_dir", data.prepared_dir)
+
+
+def _own_recipe(run_dir: Path) -> Iterator[Problem]:
+    """Yield a recipe of the user's where the run writes its own."""
+    if is_foreign_recipe(run_dir):
+        reason = f"{run_dir / RECIPE_NAME} was not written by a run, and the run's own recipe would replace it."
+        remedy = "Rename that file, or choose another run.dir."
+        yield Problem("run.dir", reason, remedy, str(run_dir), True)
+
+
+def _unwritable(field: str, folder: str) -> Iterator[Problem]:
+    other = f"Choose another {field}."
+    remedy = f"Choose another {field}, or ask for the permission."
+    try:
+        nearest = nearest_folder(Path(folder))
+        if link := broken_link(Path(folder)):
+            reason, remedy = f"{link}.", f"Make that folder, mount its disk, or choose another {field}."
+        elif not nearest.is_dir():
+            reason, remedy = f"{nearest} is a file, so no folder can be there.", other
+        elif os.statvfs(nearest).f_flag & os.ST_RDONLY:
+            reason, remedy = f"{nearest} is in a file system that is mounted read-only.", other
+        elif not os.access(nearest, os.W_OK | os.X_OK):
+            reason = f"permission denied: {nearest} cannot be written by this user."
+        elif shutil.disk_usage(nearest).total == 0:
+            reason, remedy = f"{nearest} is in a file system without a disk, which holds no files.", other
+        else:
+            return
+    except OSError as error:
+        reason = f"{error.filename or folder} cannot be accessed: {error.strerror}."
+    yield Problem(field, reason, remedy, folder, True)
+
+
+def check_sequence_length(place: StartPlace) -> Iterator[Problem]:
+    """Yield a sequence length for which the corpus has too few training tokens, whatever the tokenizer."""
+    data, most = place.sections.get("data"), place.inputs.most_tokens
+    if data is None or most is None or place.inputs.is_prepared or data.packing != "concat":
+        return
+    if most > data.sequence_length:
+        return
+    keeps_aside = data.validation.path is None and data.validation.fraction > 0
+    kept = " without its validation text" if keeps_aside else ""
+    reason = (
+        f"the corpus of {plural(place.inputs.text_bytes, 'byte')} has at most {plural(most, 'token')}{kept}: too few "
+        f"for one sample of {data.sequence_length:,} tokens and the one that follows it."
+    )
+    less = ", or a smaller data.validation.fraction" if keeps_aside else ""
+    remedy = f"Give more text, or shorter sequences{less}."
+    yield Problem("data.sequence_length", reason, remedy, data.sequence_length, True)
+
+
+_LEAST_STATE = 8  # bytes per parameter: weights, gradients and two moments in bf16, the smallest of all modes
+_SURELY_STATE = 24  # bytes per parameter: no mode and no optimizer keeps as many (fp32 weights, gradients, two moments)
+_SURELY_ACTIVATIONS = 64  # elements of 4 bytes per token, layer and element of the widest of its activations
+_FREE_SHARE = 0.5  # of the free memory: what surely fits into it needs no exact plan, which imports torch
+_MODE_STATE = 12  # bytes per parameter of a checkpoint in fp32: weights and two moments; half of that in bf16
+_TOKEN_BYTES = 4
+
+
+def check_device(place: StartPlace) -> Iterator[Problem]:
+    """Yield a device that this machine does not have."""
+    run = place.sections.get("run")
+    if run is None or place.here.processes is None:
+        return
+    if reason := absent_device(run.device):
+        remedy = "Use run.device=auto, or start the run where there is one; `hlat check --no-files` checks the rest."
+        yield Problem("run.device", reason, remedy, run.device, True)
+
+
+def check_precision(place: StartPlace) -> Iterator[Problem]:
+    """Yield fp8 on a CPU; whether an accelerator has it is known when it is opened."""
+    run, section = place.sections.get("run"), place.sections.get("precision")
+    if run is None or section is None or place.here.processes is None or section.mode != "fp8":
+        return
+    if not expects_accelerator(run.device) and not absent_device(run.device):
+        remedy = "Use precision.mode=mixed, or bf16-sr for half the memory."
+        yield Problem("precision.mode", "torch has no fp8 products on a CPU.", remedy, section.mode, True)
+
+
+def check_schedule(place: StartPlace) -> Iterator[Problem]:
+    """Yield a schedule of pipelines that the installed release of PyTorch computes wrongly."""
+    parallel = place.sections.get("parallel")
+    if parallel is None or place.here.processes is None or parallel.pipeline == 1:
+        return
+    if parallel.schedule in ZERO_BUBBLE and (reason := torch_private.split_backward_problem()):
+        remedy = "Use parallel.schedule=interleaved-1f1b or 1f1b, or PyTorch 2.13 or 2.14."
+        yield Problem("parallel.schedule", reason, remedy, parallel.schedule, True)
+
+
+def check_memory(place: StartPlace) -> Iterator[Problem | SettingNote]:
+    """Yield a run that needs more memory than this machine, or its container, has; a note if others use it now.
+
+    Only runs on CPUs are judged: the memory of an accelerator is not known without torch.
+    """
+    recipe, processes, world = place.recipe, place.here.processes, place.here.world
+    if recipe is None or processes is None or world is None or expects_accelerator(recipe.run.device):
+        return
+    free, total = available_memory(), memory_limit()
+    if _surely_less(recipe) * processes < _FREE_SHARE * free:
+        return
+    least = _least_memory(recipe)  # sharded or not: all processes are here
+    if least > total:
+        yield _too_much(recipe, f"over {_gib(least)} of memory for weights, gradients and optimizer alone", total)
+        return
+    import torch  # noqa: PLC0415 - only where memory may be short
+
+    from hlat.launch.preflight.recipe_needs import plan_needs  # noqa: PLC0415
+
+    each = plan_needs(recipe, world, torch.device("cpu"))["host_bytes"]
+    needed = f"{processes} x {_gib(each)}" if processes > 1 else _gib(each)
+    if each * processes > total:
+        yield _too_much(recipe, f"{needed} of memory at its peak", total)
+    elif each * processes > free:
+        text = f"memory: the run needs {needed} at its peak, and {_gib(free)} are free now."
+        yield SettingNote("free-memory", text, "End other programs, or use a smaller batch.micro_batch.")
+
+
+def _too_much(recipe: Recipe, needed: str, total: int) -> Problem:
+    reason = f"the run needs {needed}, and this machine (or container) has {_gib(total)}."
+    remedy = (
+        "Use a smaller batch.micro_batch or model, memory.activation_checkpointing, or a larger machine; `hlat plan` "
+        "shows what the memory is for."
+    )
+    return Problem("batch.micro_batch", reason, remedy, recipe.batch.micro_batch, True)
+
+
+def check_disk(place: StartPlace) -> Iterator[Problem]:
+    """Yield a disk without room for the checkpoints that are kept, and the prepared data."""
+    recipe, folder = place.recipe, place.run_dir
+    if recipe is None or folder is None or place.here.processes is None:
+        return
+    try:
+        total, _, free = shutil.disk_usage(nearest_folder(folder))
+        had = sum(file.stat().st_size for file in (folder / "checkpoints").rglob("*") if file.is_file())
+    except OSError:
+        return  # ``check_written_folders`` reports that
+    if total == 0:
+        return  # so does it a file system without a disk
+    saved = _checkpoint_bytes(recipe) * (recipe.checkpoint.keep_last + 1)
+    prepared = 0.0
+    if recipe.data.mode == "prepared" and recipe.data.prepared_dir is None and not place.inputs.is_prepared:
+        prepared = (place.inputs.training_tokens or 0.0) * _TOKEN_BYTES
+    if saved + prepared - had <= free:
+        return
+    text = f", and the prepared data about {_gib(prepared)}" if prepared else ""
+    kept = recipe.checkpoint.keep_last
+    reason = (
+        f"{kept} checkpoints and the next one take {_gib(saved)}{text}, and {_gib(free)} are free where {folder} is."
+    )
+    remedy = "Keep fewer (checkpoint.keep_last), free space, or choose another run.dir."
+    yield Problem("checkpoint.keep_last", reason, remedy, kept, True)
+
+
+def _least_memory(recipe: Recipe) -> float:
+    return count_parameters(recipe.model).total * _LEAST_STATE
+
+
+def _surely_less(recipe: Recipe) -> float:
+    """Return bytes that a process certainly does not exceed, from the sizes of the model alone."""
+    model, tokens = recipe.model, recipe.batch.micro_batch * recipe.data.sequence_length
+    heads = model.heads * (model.head_dim or model.hidden_size // model.heads)
+    widest = max(model.hidden_size, model.intermediate_size, heads)
+    activations = tokens * 4.0 * (model.layers * widest * _SURELY_ACTIVATIONS + 4 * model.vocab_size)
+    return count_parameters(model).total * (_SURELY_STATE + recipe.component_bytes) + activations
+
+
+def _checkpoint_bytes(recipe: Recipe) -> float:
+    """Return the bytes of a checkpoint: weights and two moments, in fp32 or bf16."""
+    halved = 0.5 if recipe.precision.mode.startswith("bf16") else 1.0
+    return count_parameters(recipe.model).total * (_MODE_STATE * halved + recipe.component_bytes)
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.0f} MiB"
+
+
+VALIDATION_NOTE, TOKENIZER_NOTE = "validation", "tokenizer"
+"""Rules of the notes about little validation text, and about text that is lost in tokens."""
+_PASSES = 16.0
+"""Passes over the text from which more of them teach next to nothing: Muennighoff et al. 2023, arXiv 2305.16264, by
+whose law repeated tokens are worth little after 16 epochs, and nearly as much as new ones up to 4."""
+
+
+def note_passes(place: StartPlace) -> Iterator[SettingNote]:
+    """Yield a note if the run sees its text again and again."""
+    recipe, tokens = place.recipe, place.inputs.training_tokens
+    if recipe is None or not tokens or recipe.data.phases or any(s.weight is not None for s in recipe.data.sources):
+        return
+    count = recipe.total_tokens / tokens
+    if count > _PASSES:
+        about = "" if place.inputs.is_prepared else "about "
+        text = (
+            f"{recipe.total_tokens:,} tokens are {about}{count:,.0f} passes over the text, which has {about}"
+            f"{tokens:,.0f} training tokens: the model learns it by heart, and the validation loss rises again."
+        )
+        yield SettingNote("passes", text, "Usual are 1 to 4; give more text, or fewer training.steps.")
+
+
+def note_short_text(place: StartPlace) -> Iterator[SettingNote]:
+    """Yield a note if the text seems to be shorter than one sample, or than one batch."""
+    recipe, tokens = place.recipe, place.inputs.training_tokens
+    if recipe is None or not tokens or recipe.data.phases or any(s.weight is not None for s in recipe.data.sources):
+        return
+    length, batch = recipe.data.sequence_length, recipe.batch.global_batch
+    about = "" if place.inputs.is_prepared else "about "
+    has = f"the text has {about}{tokens:,.0f} training tokens"
+    if tokens <= length and not place.inputs.is_prepared and recipe.data.packing == "concat":
+        text = f"data.sequence_length={length}: {has}, and with fewer than {length + 1:,} the run stops."
+        yield SettingNote("short-text", text, "Give more text, or shorter sequences.")
+    elif tokens < batch * length:
+        text = f"batch.global_batch={batch}: a step takes {batch * length:,} tokens, and {has}: it repeats them."
+        yield SettingNote("short-text", text, "Usual are many steps per pass; give more text, or a smaller batch.")
+
+
+def note_validation(place: StartPlace) -> Iterator[SettingNote]:
+    """Yield a note if little text of a source is for validation."""
+    if place.inputs.scarce_validation is not None:
+        text, remedy = place.inputs.scarce_validation
+        yield SettingNote(VALIDATION_NOTE, text, remedy)
+
+
+def note_tokenizer(place: StartPlace) -> Iterator[SettingNote]:
+    """Yield a note if the given tokenizer loses text, or is not used as its files say."""
+    if place.inputs.lossy_tokenizer is not None:
+        text, remedy = place.inputs.lossy_tokenizer
+        yield SettingNote(TOKENIZER_NOTE, text, remedy)
+
+
+def note_files(place: StartPlace) -> Iterator[SettingNote]:
+    """Yield a note if files of the corpus seem to be absent, or are there twice."""
+    if place.inputs.doubts:
+        yield SettingNote("files", " ".join(place.inputs.doubts), "Fetch what is missing; name each file once.")
+
+
+def note_cores(place: StartPlace) -> Iterator[SettingNote]:
+    """Yield a note if processes on CPUs share cores."""
+    processes, run = place.here.processes, place.sections.get("run")
+    have = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if processes is None or run is None or processes <= have or expects_accelerator(run.device):
+        return
+    text = (
+        f"--nproc {processes}: this machine has {plural(have, 'core')} for these processes, which take "
+        f"turns on them: the run is slower than with {have}."
+    )
+    yield SettingNote("cores", text, "Usual is 1, or a process per socket.")
+
+
+StartCheck = Callable[[StartPlace], Iterator[Problem | SettingNote]]
+"""Yields problems, which stop a run, and notes, which do not."""
+
+CHECKS: tuple[StartCheck, ...] = (
+    check_written_folders,
+    check_device,
+    check_precision,
+    check_schedule,
+    check_inputs_given,
+    check_sequence_length,
+    check_weights,
+    check_task_files,
+    check_memory,
+    check_disk,
+    note_short_text,
+    note_passes,
+    note_validation,
+    note_tokenizer,
+    note_files,
+    note_cores,
+)
+"""All checks. What is odd in a recipe alone, wherever it runs, is in the table of ``hlat.config.notes``."""

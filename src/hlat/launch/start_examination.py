@@ -1,0 +1,158 @@
+"""The examination of a start, before any process of a run: ``hlat check`` and ``hlat train`` both are this.
+
+    load the recipe --> its problems ------------------------+
+    CHECKS on its valid sections, in a forked process -------+--load_and_check--> one RecipeError, or StartReport:
+                                                                                  the recipe and warnings
+    packages of hosted trackers are found; a process of its own imports components of other packages
+        --check_extensions--> RecipeError or LaunchError with the package's name
+
+A supervisor stays small: it neither imports libraries of file formats nor torch, and forks the process that trains. So
+its checks run in processes of their own, which end at once.
+"""
+
+import json
+import multiprocessing
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from hlat.config import Fix, Problem, Recipe, RecipeError, SettingNote
+from hlat.launch.start_checks import TOKENIZER_NOTE, VALIDATION_NOTE, Here, StartPlace
+from hlat.runtime.errors import LaunchError
+from hlat.tracking import check_installed
+
+
+@dataclass(frozen=True)
+class StartReport:
+    """A start that can begin, and what is odd about it.
+
+    Attributes:
+        recipe: the recipe.
+        notes: warnings about this machine and the text, in addition to those about the recipe.
+    """
+
+    recipe: Recipe
+    notes: tuple[SettingNote, ...] = ()
+
+    @property
+    def before_training(self) -> tuple[SettingNote, ...]:
+        """Notes without those that the run gives itself, with exact numbers, once its text is prepared."""
+        exact = {TOKENIZER_NOTE} | ({VALIDATION_NOTE} if self.recipe.data.mode == "prepared" else set())
+        return tuple(note for note in self.notes if note.rule not in exact)
+
+
+def load_and_check(load: Callable[[], Recipe], here: Here, *, forked: bool = False) -> StartReport:
+    """Load a recipe, and check that it can start here.
+
+    Args:
+        load: loads the recipe.
+        here: the machine.
+        forked: check in a process of its own, if this one can be forked.
+
+    Raises:
+        RecipeError: with every problem of the recipe and of the start.
+    """
+    recipe, refused = None, None
+    try:
+        recipe = load()
+        sections: dict[str, Any] = {name: getattr(recipe, name) for name in type(recipe).model_fields}
+    except RecipeError as error:
+        if not error.sections:
+            raise
+        refused, sections = error, dict(error.sections)
+    place = StartPlace(sections, recipe, here)
+    can_fork = "torch" not in sys.modules and threading.active_count() == 1
+    problems, notes = _find_forked(place) if forked and can_fork else _find(place)
+    known = {problem.path for problem in refused.problems} if refused else set()
+    found = [problem for problem in problems if problem.path not in known]
+    if refused is not None:
+        raise RecipeError([*refused.problems, *found], refused.source, refused.sections) from refused
+    if found:
+        raise RecipeError(found, "the run cannot start here")
+    assert recipe is not None, "a recipe without problems has been loaded"
+    return StartReport(recipe, tuple(notes))
+
+
+def _find(place: StartPlace) -> tuple[list[Problem], list[SettingNote]]:
+    from hlat.launch.start_checks import CHECKS  # noqa: PLC0415 - they import libraries of file formats
+
+    found = [finding for check in CHECKS for finding in check(place)]
+    problems = [finding for finding in found if isinstance(finding, Problem)]
+    return problems, [finding for finding in found if isinstance(finding, SettingNote)]
+
+
+def _find_forked(place: StartPlace) -> tuple[list[Problem], list[SettingNote]]:
+    """Find in a forked process; if it ends without an answer, find here, where the error shows itself."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()  # or both processes would write the buffered text
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(place, sender), daemon=True)
+    process.start()
+    sender.close()
+    try:
+        answer = json.loads(receiver.recv_bytes())
+    except EOFError:
+        return _find(place)
+    finally:
+        process.join()
+    problems = [Problem(**{**each, "fixes": tuple(Fix(**fix) for fix in each["fixes"])}) for each in answer["problems"]]
+    return problems, [SettingNote(**each) for each in answer["notes"]]
+
+
+def _answer(place: StartPlace, sender: Connection) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)  # the process that waits says that it was ended
+    problems, notes = _find(place)
+    answer = {"problems": [asdict(each) for each in problems], "notes": [asdict(each) for each in notes]}
+    with suppress(BrokenPipeError):  # the process that waits was ended
+        sender.send_bytes(json.dumps(answer, default=str).encode())
+
+
+_SHOWN_ERROR = 1000  # last characters of what a failing import printed
+
+
+def check_extensions(recipe: Recipe) -> None:
+    """Check hosted trackers and components of other packages.
+
+    Raises:
+        LaunchError: the package of a hosted tracker is not installed, or importing a component ended the process.
+        RecipeError: components are not there, or cannot be imported, or their options are invalid; lists all of them.
+    """
+    check_installed(recipe.tracking)
+    if not recipe.training.components:
+        return
+    program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import import_components; import_components()"
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=recipe.model_dump_json(), capture_output=True, text=True, check=False
+    )
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        names = ", ".join(recipe.training.components)
+        raise LaunchError(
+            f"training.components: importing {names} ended its process with exit code {done.returncode}: "
+            f"{done.stderr[-_SHOWN_ERROR:].strip()}"
+        )
+    if problems := json.loads(lines[-1]):  # a package may print when it is imported
+        raise RecipeError([Problem(**problem) for problem in problems])
+
+
+def import_components() -> None:
+    """Import the components of the recipe on standard input; print their problems as a line of JSON."""
+    from hlat.training import installed_components  # noqa: PLC0415  (imports torch)
+
+    problems: list[dict[str, object]] = []
+    try:
+        installed_components(Recipe.model_validate_json(sys.stdin.read()))
+    except RecipeError as error:
+        for each in error.problems:
+            value = {"value": each.value, "has_value": True} if each.has_value else {}
+            problems.append({"path": each.path, "reason": each.reason, "remedy": each.remedy, **value})
+    print("\n" + json.dumps(problems))  # noqa: T201

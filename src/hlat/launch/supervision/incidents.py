@@ -1,0 +1,376 @@
+"""Incidents of a run: hangs and slow ranks are found, the root cause of a failure is found, all of it is recorded.
+
+    heartbeats --RunMonitor, a few times a second--> Watchdog --hang--> stacks of every rank, in <run.dir>/logs
+                                                     StragglerDetector --> slow rank
+    exit of each process --find_root_cause--> RunOutcome: the exit code that a single process would have given,
+                                              and the user's message
+    incident, restart, slow rank, goodput --RunEvents--> one line each in <run.dir>/events.jsonl
+
+One failure causes others: the other ranks lose their connections, or receive the error. The user should read the first
+failure that no other failure caused.
+
+Rank 0 writes to the same file of events; each line is appended in one write. The file is opened and closed for every
+event, so that the supervisor does not keep it open: the folder may be in use by another run until there is something to
+record.
+"""
+
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hlat.launch.supervision.running_ranks import ProcessExit, RunningRanks
+from hlat.resilience import (
+    Failure,
+    Hang,
+    HeartbeatReading,
+    RestartDecision,
+    Straggler,
+    StragglerDetector,
+    Watchdog,
+    main_thread_stack,
+)
+from hlat.runtime.backend.faults import DeviceFault, collect_dumps, find_fault
+from hlat.runtime.errors import StorageError
+from hlat.runtime.logs import log_path
+from hlat.runtime.process import stop_exit_code
+from hlat.tracking import EventLog
+
+_CHECK_EVERY = 0.25  # seconds
+
+
+@dataclass(frozen=True)
+class ObservedHang:
+    """A hang with its evidence.
+
+    Attributes:
+        hang: the hang that the watchdog found.
+        stack: stack of the main thread of the first hanging rank.
+        file: file with the stacks of all ranks; None if it cannot be written.
+    """
+
+    hang: Hang
+    stack: str
+    file: Path | None
+
+    def __str__(self) -> str:
+        """Describe the hang in one or two sentences."""
+        hang = self.hang
+        alone = len(hang.ranks) == 1
+        who = f"rank {hang.ranks[0]} hangs" if alone else f"ranks {', '.join(map(str, hang.ranks))} hang"
+        text = f"{who} in {hang.phase} of step {hang.step} for {hang.seconds:.0f} s: {hang.why}"
+        return text if self.file is None else f"{text}\nevery rank's stacks: {self.file}"
+
+
+@dataclass(frozen=True)
+class MonitorObservers:
+    """Functions that a monitor calls.
+
+    Attributes:
+        on_start: called, perhaps often, once rank 0 has a heartbeat: from then on it shows what it does.
+        on_slow: called with each slow rank.
+        folder_is_ours: returns True if the run's folder is still the folder of this run.
+    """
+
+    on_start: Callable[[], None]
+    on_slow: Callable[[Straggler], None]
+    folder_is_ours: Callable[[], bool]
+
+
+class RunMonitor:
+    """Monitor of one attempt.
+
+    Args:
+        workers: processes of the attempt.
+        run_dir: folder of the run, in whose logs the stacks are kept.
+        watchdog: finds hangs; it learns over all attempts.
+        slowness: finds slow ranks.
+        observers: functions that it calls.
+    """
+
+    def __init__(
+        self,
+        workers: RunningRanks,
+        run_dir: Path,
+        watchdog: Watchdog,
+        slowness: StragglerDetector,
+        observers: MonitorObservers,
+    ) -> None:
+        self._workers, self._run_dir = workers, run_dir
+        self._watchdog, self._slowness, self._observers = watchdog, slowness, observers
+        self._next = time.monotonic()
+        self.hang: ObservedHang | None = None
+        self._at_hang: list[HeartbeatReading] | None = None
+
+    def __call__(self) -> bool:
+        """Check the heartbeats if a check is due; return True if the run hangs."""
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + _CHECK_EVERY
+        beats = self.readings()
+        if any(beat.rank == 0 for beat in beats):
+            self._observers.on_start()
+        for slow in self._slowness.check(beats, now) if len(beats) == len(self._workers.ranks) else []:
+            self._observers.on_slow(slow)
+        late = self._watchdog.check(beats, now, self._workers.is_stopped)
+        hang = self._workers.outage() if late is None else self._workers.locate(late)
+        if hang is not None:
+            self._at_hang = beats
+            self.hang = self._describe(hang, beats)
+        return hang is not None
+
+    def readings(self) -> list[HeartbeatReading]:
+        """Heartbeats of the ranks that have one; after a hang, the heartbeats at the time it was found.
+
+        A stopped rank that is continued to write its stacks ends the phase that hung. A later heartbeat would then
+        count that phase as work.
+        """
+        if self._at_hang is not None:
+            return self._at_hang
+        return self._workers.readings()
+
+    def _describe(self, hang: Hang, beats: list[HeartbeatReading]) -> ObservedHang:
+        texts = self._workers.stacks()
+        file = log_path(self._run_dir, 0).with_name(f"hang-step-{hang.step:08d}.txt")
+        content = "\n\n".join(f"{_describe_heartbeat(beat)}\n{texts.get(beat.rank, '')}" for beat in beats) + "\n\n"
+        if not self._observers.folder_is_ours():
+            return ObservedHang(hang, main_thread_stack(texts.get(hang.ranks[0], "")), None)
+        try:
+            file.parent.mkdir(exist_ok=True)
+            with file.open("a", encoding="utf-8") as log:  # the same step may have hung in an earlier attempt
+                log.write(content)
+        except OSError:  # code that needs the disk will report its error
+            return ObservedHang(hang, main_thread_stack(texts.get(hang.ranks[0], "")), None)
+        return ObservedHang(hang, main_thread_stack(texts.get(hang.ranks[0], "")), file)
+
+
+def _describe_heartbeat(beat: HeartbeatReading) -> str:
+    """One line about a heartbeat, for the file of stacks."""
+    what = "waits for other ranks" if beat.waiting else "at work"
+    location = f", in {beat.location}" if beat.location else ""
+    return f"==== rank {beat.rank}, pid {beat.pid}: {beat.phase} of step {beat.current_step}, {what}{location}"
+
+
+_BUG = 1
+_LOG_TAIL_BYTES = 1 << 16  # bytes at the end of a log where a device's fault is searched for
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """Exit code and message of a run.
+
+    Attributes:
+        exit_code: exit code of the launcher.
+        message: message for the user; empty if the processes have printed everything.
+        cause: exit of the process that failed first; None if the run finished or was asked to stop.
+    """
+
+    exit_code: int
+    message: str = ""
+    cause: ProcessExit | None = None
+
+
+def find_root_cause(exits: Sequence[ProcessExit], forwarded_signals: Sequence[int], run_dir: Path) -> RunOutcome:
+    """Find the reason for the end of a run.
+
+    Args:
+        exits: exits of all processes, in rank order.
+        forwarded_signals: signals that asked the run to stop, in the order of arrival.
+        run_dir: folder of the run, with the ranks' logs.
+    """
+    faults = {end.rank: fault for end in exits if end.failed and (fault := _device_fault(end, run_dir)) is not None}
+    failures = sorted((end for end in exits if end.failed), key=lambda end: _cause_order(end, faults.get(end.rank)))
+    if forwarded_signals or any(end.stopped for end in exits):
+        # If one rank stops early, the others lose their connection to it: that is no failure of the run.
+        failures = [end for end in failures if not _is_consequence(end)]
+    if failures:
+        cause = failures[0]
+        return RunOutcome(_exit_code_of(cause), _cause_message(cause, exits, run_dir, faults.get(cause.rank)), cause)
+    stopped = [_stop_code_of(end) for end in exits if end.code != 0 and (end.stopped or end.was_signalled)]
+    if stopped:
+        return RunOutcome(stopped[0])
+    return RunOutcome(stop_exit_code(forwarded_signals[0]) if any(end.failed for end in exits) else 0)
+
+
+def _is_consequence(end: ProcessExit) -> bool:
+    """Return True if a failure was caused by another process, or by a signal that the launcher sent."""
+    return end.was_signalled or (end.report is not None and end.report.kind in ("forwarded", "connection"))
+
+
+def _device_fault(end: ProcessExit, run_dir: Path) -> DeviceFault | None:
+    """Return the fault of a device that the exception of a process names, or its log if it left no report."""
+    if end.was_signalled or (end.report is not None and not end.report.is_bug):
+        return None
+    return find_fault(end.report.message if end.report is not None else _log_tail(log_path(run_dir, end.rank)))
+
+
+def _log_tail(log: Path) -> str:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _LOG_TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except (OSError, ValueError):  # there is none, or it cannot be read: another error is being explained
+        return ""
+
+
+def _cause_order(end: ProcessExit, fault: DeviceFault | None) -> tuple[int, float, int]:
+    """Sort key: causes before their consequences, then by time, then by rank."""
+    time = end.report.time if end.report is not None else end.noticed
+    if end.was_signalled:
+        priority = 5
+    elif fault is not None:
+        # A device that waited in vain for another worker says nothing about itself.
+        priority = 4 if fault.is_consequence else 0
+    elif end.report is not None:
+        # A forwarded error repeats the cause; a lost connection says nothing about it.
+        priority = {"lost": 0, "own": 1, "forwarded": 2, "connection": 4}[end.report.kind]
+    elif end.code == -signal.SIGABRT:
+        priority = 3  # NCCL's watchdog aborts the process when a peer is lost
+    else:
+        priority = 0 if end.code < 0 else 3
+    return priority, time, end.rank
+
+
+def _exit_code_of(end: ProcessExit) -> int:
+    if end.report is not None:
+        return end.report.exit_code
+    return end.code if end.code > 0 else _BUG
+
+
+def _stop_code_of(end: ProcessExit) -> int:
+    return end.code if end.code > 0 else stop_exit_code(-end.code)
+
+
+def _cause_message(cause: ProcessExit, exits: Sequence[ProcessExit], run_dir: Path, fault: DeviceFault | None) -> str:
+    log = log_path(run_dir, cause.rank)
+    where = [f"each rank's log: {log.parent}/rank-*.log"] if _exists(log.parent) else []
+    explained = [] if fault is None else [str(fault)]
+    return "\n".join([_explanation(cause, exits, log), *explained, *where])
+
+
+def _explanation(cause: ProcessExit, exits: Sequence[ProcessExit], log: Path) -> str:
+    report = cause.report
+    who = f"rank {cause.rank}" if len(exits) > 1 else "the process of the run"
+    if report is not None and report.is_bug:
+        return f"{who} failed:\n{report.message}"
+    if report is not None:
+        together = all(end.report is not None and end.report.message == report.message for end in exits)
+        return f"error: {report.message}" if together else f"{who} failed: {report.message}"
+    see = f"; see {log}" if _exists(log) else ""
+    if cause.code < 0:
+        memory = ", which the system sends when memory runs out" if -cause.code == signal.SIGKILL else ""
+        return f"{who} was killed by {signal_name(-cause.code)}{memory}{see}"
+    return f"{who} ended with exit code {cause.code} without an error report{see}"
+
+
+def _exists(path: Path) -> bool:
+    """Return True if a path exists; False if it cannot be accessed, because another error is being explained."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # no permission for a folder, or an invalid file name
+        return False
+
+
+def signal_name(number: int) -> str:
+    """Name of a signal, such as ``SIGKILL``, or its number if it has none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+class RunEvents:
+    """Appends to the events of a run. Errors of the disk are ignored here; the run itself reports them.
+
+    Args:
+        path: file of the events.
+        is_there: returns True if the folder is still the run's; nothing is written to another folder.
+        show: called with each event, kind and fields.
+    """
+
+    def __init__(
+        self, path: Path, folder_is_ours: Callable[[], bool], show: Callable[[str, Mapping[str, Any]], None]
+    ) -> None:
+        self._path, self._folder_is_ours, self._show = path, folder_is_ours, show
+
+    def event(self, kind: str, /, **fields: Any) -> None:
+        """Record an event with the current time."""
+        self._show(kind, fields)
+        if not self._folder_is_ours():
+            return
+        with suppress(StorageError):
+            events = EventLog(self._path)
+            try:
+                events.append(kind, **fields)
+            finally:
+                events.close()
+
+    def incident(
+        self,
+        failure: Failure,
+        host: str,
+        outcome: RunOutcome,
+        beat: HeartbeatReading | None,
+        observed: ObservedHang | None,
+        decision: RestartDecision | None,
+    ) -> None:
+        """Record why an attempt ended, and the decision about a restart.
+
+        Args:
+            failure: classified failure.
+            host: name of the host of the rank that failed.
+            outcome: root cause and message.
+            beat: last heartbeat of the rank that failed.
+            observed: the hang, if it was one.
+            decision: decision about the restart; None if the run had been asked to stop.
+        """
+        if observed is not None:
+            hang = observed.hang
+            self.event(
+                "hang",
+                rank=hang.ranks[0],
+                ranks=hang.ranks,
+                phase=hang.phase,
+                step=hang.step,
+                seconds=hang.seconds,
+                why=hang.why,
+                stack=observed.stack,
+                stacks=None if observed.file is None else str(observed.file),
+            )
+        step, phase = (beat.current_step, beat.phase) if beat is not None else (None, None)
+        if observed is not None:
+            step, phase = observed.hang.step, observed.hang.phase
+        self.event(
+            "incident",
+            rank=failure.rank,
+            host=host,
+            step=step,
+            phase=phase,
+            kind=failure.kind,
+            cause=_short_cause(failure, outcome, observed),
+            detail=outcome.message,
+            restart=decision is not None and decision.restart,
+            decision="the run had been asked to stop" if decision is None else decision.reason,
+            seconds=0.0 if decision is None else decision.seconds,
+            **self._dumps(),
+        )
+
+    def _dumps(self) -> dict[str, str]:
+        """Collect what the ranks' libraries of collectives have written about the incident."""
+        folder = collect_dumps(log_path(self._path.parent, 0).parent) if self._folder_is_ours() else None
+        return {} if folder is None else {"dumps": str(folder)}
+
+
+def _short_cause(failure: Failure, outcome: RunOutcome, observed: ObservedHang | None) -> str:
+    """Cause in a few words: the signal, the last line of the exception, or the reason of the hang."""
+    cause = outcome.cause
+    assert cause is not None, "an incident has a cause"
+    if observed is not None:
+        return observed.hang.why
+    if cause.report is not None:
+        return cause.report.message.rpartition("\n")[2] if cause.report.is_bug else cause.report.message
+    return signal_name(-cause.code) if failure.kind == "signal" else f"exit code {cause.code}"

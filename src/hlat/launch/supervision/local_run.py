@@ -1,0 +1,270 @@
+"""Runs whose processes are all on this machine.
+
+ProcessSet (a launcher's) + folder of heartbeats --LocalRanks--> RunningRanks
+Start, WorldSizePolicy --LocalAttempts--> one attempt after the other, each with a folder of its own
+SupervisedRun --supervise--> Supervisor of LocalAttempts --> exit code
+arguments of ``hlat`` --run_processes--> the same processes, started once: no restarts, no checkpoints to wait for
+"""
+
+import math
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hlat.config import RecoveryConfig
+from hlat.launch.local_processes import ProcessSet, end_leftovers, kill_ranks, send_signal
+from hlat.launch.supervision.incidents import RunOutcome, find_root_cause
+from hlat.launch.supervision.running_ranks import RunningRanks, SignalForwarder, wait_for_processes
+from hlat.launch.supervision.supervisor import Supervision, Supervisor, show_no_start
+from hlat.launch.worker_process import ErrorReport, read_report
+from hlat.resilience import (
+    HEARTBEAT_FOLDER,
+    STACKS_SIGNAL,
+    Failure,
+    Hang,
+    HeartbeatReading,
+    WorldSizePolicy,
+    has_stacks,
+    heartbeat_root,
+    read_heartbeat,
+    read_heartbeat_run_id,
+    read_saver_silence,
+    read_stacks,
+)
+from hlat.runtime.backend.faults import request_dumps
+from hlat.runtime.process import host_name, is_stopped, signal_main_thread
+from hlat.runtime.terminal import plural
+
+Start = Callable[[int, Mapping[str, str], Path], AbstractContextManager[ProcessSet]]
+"""Launches this many processes with additional environment variables; their error reports go into the folder."""
+
+_DUMPING = 3.0  # seconds for libraries of collectives, which look for requests once a second
+_WRITING = 2.0  # seconds for ranks to write their stacks
+_POLL = 0.002  # seconds between two looks at them
+
+
+class LocalRanks:
+    """Processes of this machine as ``RunningRanks``.
+
+    Args:
+        workers: the processes.
+        beats: folder of their heartbeats.
+    """
+
+    def __init__(self, workers: ProcessSet, beats: Path) -> None:
+        self._workers, self._beats = workers, beats
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """Ranks of the attempt, in order."""
+        return sorted(self._workers.pids)
+
+    def poll(self, rank: int) -> int | None:
+        """Exit code of a rank, or minus the signal that ended it; None while it runs."""
+        return self._workers.poll(rank)
+
+    def report(self, rank: int) -> ErrorReport | None:
+        """Error report of a rank that has ended; None if it left none."""
+        return read_report(self._workers.error_file(rank))
+
+    def host(self, rank: int) -> str:
+        """Name of this machine."""
+        return host_name()
+
+    def send(self, ranks: Sequence[int], number: int) -> None:
+        """Send a signal to ranks that are not known to have ended."""
+        send_signal(self._workers, ranks, number)
+
+    def kill(self, ranks: Sequence[int]) -> None:
+        """Kill ranks, including stopped ones, and wait until they have ended."""
+        kill_ranks(self._workers, ranks)
+
+    def end_leftovers(self, grace: float, hurries: Callable[[], bool]) -> None:
+        """End processes that ranks left behind; savers of checkpoints lead sessions of their own."""
+        beats = [beat for beat in self.readings() if beat.saver is not None]
+        savers = {beat.saver for beat in beats if beat.saver is not None}
+
+        def silence() -> float:
+            return min((read_saver_silence(self._beats, beat) for beat in beats), default=math.inf)
+
+        end_leftovers(self._workers, savers, silence, grace, hurries)
+
+    def readings(self) -> list[HeartbeatReading]:
+        """Heartbeats of the ranks that have one."""
+        found = (read_heartbeat(self._beats, rank) for rank in self.ranks)
+        return [beat for beat in found if beat is not None]
+
+    def is_stopped(self, rank: int) -> bool:
+        """Return True if the process of a rank was stopped by a signal."""
+        return is_stopped(self._workers.pids[rank])
+
+    def stacks(self) -> dict[int, str]:
+        """Stacks of every rank that writes them in time; of a stopped one, where it was stopped."""
+        stopped = [rank for rank in self.ranks if self.is_stopped(rank)]
+        send_signal(self._workers, self.ranks, STACKS_SIGNAL, send=signal_main_thread)
+        self.send(stopped, signal.SIGCONT)
+        if request_dumps(self._beats):
+            time.sleep(_DUMPING)
+        self._wait_for_stacks(stopped)
+        return {rank: read_stacks(self._beats, rank) for rank in self.ranks}
+
+    def run_id(self) -> str | None:
+        """Id of the run in its folder, once a rank has reported it; else None."""
+        return read_heartbeat_run_id(self._beats)
+
+    def outage(self) -> Hang | None:
+        """Return None: processes of one machine need no network."""
+        return None
+
+    def locate(self, hang: Hang) -> Hang:
+        """Return the hang as it is."""
+        return hang
+
+    def _wait_for_stacks(self, stopped: Sequence[int]) -> None:
+        """Wait until ranks have written their stacks; stop those again that were, so that they do not do much else."""
+        deadline, waited_for = time.monotonic() + _WRITING, {rank for rank in self.ranks if self.poll(rank) is None}
+        while waited_for and time.monotonic() < deadline:
+            time.sleep(_POLL)
+            done = {rank for rank in waited_for if has_stacks(self._beats, rank)}
+            self.send([rank for rank in stopped if rank in done], signal.SIGSTOP)
+            waited_for -= done
+        self.send([rank for rank in stopped if rank in waited_for], signal.SIGSTOP)
+
+
+class LocalAttempts:
+    """Attempts on this machine.
+
+    Args:
+        start: launches processes.
+        sizes: numbers of processes to run with.
+        beats: folder for the heartbeats of all attempts.
+    """
+
+    def __init__(self, start: Start, sizes: WorldSizePolicy, beats: Path) -> None:
+        self._start, self._sizes, self._beats = start, sizes, beats
+        self._count = 0
+
+    @property
+    def world(self) -> int:
+        """Number of processes of the present attempt, or of the next one."""
+        return self._sizes.now
+
+    def prepare(self, is_stopped: Callable[[], bool]) -> None:
+        """Do nothing: this machine is there."""
+
+    @contextmanager
+    def start(self, environment: Mapping[str, str]) -> Iterator[RunningRanks]:
+        """Start the processes of the next attempt, with a folder for its heartbeats."""
+        beats = self._beats / f"attempt-{self._count}"
+        beats.mkdir()
+        self._count += 1
+        with (
+            tempfile.TemporaryDirectory(prefix="hlat-launch-") as folder,
+            self._start(self.world, {HEARTBEAT_FOLDER: str(beats), **environment}, Path(folder)) as workers,
+        ):
+            yield LocalRanks(workers, beats)
+
+    def adapt(self, failure: Failure) -> str | None:
+        """Go on with fewer processes if the same one was lost twice in a row."""
+        before = self.world
+        if not self._sizes.shrink_after(failure, failure.saved):
+            return None
+        return (
+            f"rank {failure.rank} of {before} was lost twice in a row: continuing with {plural(self.world, 'process')}"
+        )
+
+    def goes_on(self) -> bool:
+        """Return False: an attempt that saves and stops was asked to by the user."""
+        return False
+
+    def keep(self, state: Mapping[str, Any]) -> None:
+        """Do nothing: nobody takes over."""
+
+
+def _ignore(*arguments: object) -> None:
+    """Do nothing."""
+
+
+def _unobserved(beats: Path) -> AbstractContextManager[None]:
+    """Observe nothing."""
+    return nullcontext()
+
+
+@dataclass(frozen=True)
+class SupervisedRun:
+    """A run to supervise.
+
+    Attributes:
+        start: launches its processes.
+        sizes: numbers of processes to run with.
+        run_dir: its folder.
+        recovery: section ``recovery`` of its recipe.
+        complain: shows an error to the user.
+        say: shows other messages to the user.
+        failed: called with the reason if the run fails for good.
+        show_event: called with each event of the supervisor, kind and fields.
+        show_start: shows what is being started until the function that it returns is called.
+        observe: context of the run, with the folder of its heartbeats and of its account of goodput.
+    """
+
+    start: Start
+    sizes: WorldSizePolicy
+    run_dir: Path
+    recovery: RecoveryConfig
+    complain: Callable[[str], None]
+    say: Callable[[str], None]
+    failed: Callable[[RunOutcome], None] = _ignore
+    show_event: Callable[[str, Mapping[str, Any]], None] = _ignore
+    show_start: Callable[[str], Callable[[], None]] = show_no_start
+    observe: Callable[[Path], AbstractContextManager[None]] = _unobserved
+
+
+def supervise(run: SupervisedRun) -> int:
+    """Run until it succeeds or fails for good.
+
+    Signals that ask it to stop are forwarded, and the run saves and stops without a time limit. A second signal is
+    forwarded too, and ends it at once.
+
+    Returns:
+        The exit code of the same command in a single process without a supervisor.
+    """
+    with (
+        SignalForwarder() as stops,
+        tempfile.TemporaryDirectory(prefix="hlat-", dir=heartbeat_root()) as name,
+        run.observe(Path(name)),
+    ):
+        beats = Path(name)
+        settings = Supervision(
+            run.run_dir, run.recovery, run.complain, run.say, run.failed, run.show_event, run.show_start
+        )
+        return Supervisor(settings, LocalAttempts(run.start, run.sizes, beats), stops, beats).run()
+
+
+def run_processes(
+    arguments: Sequence[str], nproc: int, folder: Path, show: Callable[[str], None] | None = None
+) -> RunOutcome:
+    """Run ``hlat`` with the same arguments in several processes on this machine, and wait for their end.
+
+    Args:
+        arguments: arguments of the command.
+        nproc: number of processes.
+        folder: folder of their results, which may have logs.
+        show: receives the lines that they print; None prints them on the streams of this process.
+    """
+    from hlat.launch.multiprocess_launcher import hlat_command, launch_multiprocess  # noqa: PLC0415  (imports torch)
+
+    with (
+        SignalForwarder() as stops,
+        TemporaryDirectory(prefix="hlat-launch-") as reports,
+        launch_multiprocess(hlat_command(arguments), nproc, {}, Path(reports), show) as workers,
+    ):
+        ranks = LocalRanks(workers, Path(reports))
+        exits = wait_for_processes(ranks, stops)
+        ranks.end_leftovers(0.0, lambda: True)
+    return find_root_cause(exits, stops.received, folder)

@@ -1,1 +1,0 @@
-"""Processes of a run that no supervisor of hlat watches, as under torchrun and srun: they watch themselves."""

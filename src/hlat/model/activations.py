@@ -1,0 +1,215 @@
+"""Activation memory: bytes saved for backward, tensor by tensor, and which of these tensors can be recomputed.
+
+    model section, micro-batch, precision mode, rank workload, recomputed steps --activation_bytes--> ActivationBytes
+
+The numbers count this implementation; they are no formula from the literature. Pointwise functions save what
+``pointwise.py`` lists, fused attention saves its inputs, its output and one log-sum-exp per row, a linear layer saves
+its input, and the loss saves the gradients of its inputs. A tensor saved by two consumers is counted once. All have the
+dtype of the activations, except for norm statistics and log-sum-exp (fp32). If the weights are stored in another dtype,
+a cast copy of each stays alive until backward.
+
+With T tensor-parallel and C context-parallel ranks, a rank has 1 / C of the positions and 1 / T of the heads and
+intermediate columns. With sequence parallelism the tensors between blocks ("x", "residual" and the scales of their
+norms) are sharded over the T ranks too. The inputs of attention and feed-forward are unsharded all the same: they are
+saved as gathered. (Korthikanti et al. 2022, section 4.2.2, gather them again in backward; here that is to recompute
+them.)
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from hlat.config import ModelConfig
+from hlat.model.architectures import model_spec
+from hlat.model.spec import (
+    FULL_MODEL,
+    ModelShard,
+    ModelSpec,
+    SavedTensor,
+    axis_range,
+    local_elements,
+    shard_heads,
+    vocabulary_rows,
+)
+from hlat.precision import MODES
+
+_FP32 = 4
+_INT64 = 8
+
+
+@dataclass(frozen=True)
+class RankWorkload:
+    """A rank's shard of the model and of the tokens, and what else decides its activation memory.
+
+    Attributes:
+        shard: its layers, heads and columns.
+        sequence: True if tensors between blocks are sharded over the tensor-parallel ranks (sequence parallelism).
+        context: number of context-parallel ranks.
+        weight_copies: True if weights are cast from their stored dtype to that of the activations. False if FSDP2
+            gathers them in the dtype of the activations.
+        materialised_masks: True if attention to positions of other ranks builds a mask, as on CPUs.
+        isolated: True for intra-document attention: no mask is built, the two chunks of a rank are one call, and every
+            token has its own cos and sin. With a sliding window it is computed likewise, but for cos and sin.
+    """
+
+    shard: ModelShard = field(default=FULL_MODEL)
+    sequence: bool = False
+    context: int = 1
+    weight_copies: bool = True
+    materialised_masks: bool = False
+    isolated: bool = False
+
+
+@dataclass(frozen=True)
+class ActivationBytes:
+    """Bytes saved for backward by one micro-batch.
+
+    Attributes:
+        layer: bytes of one decoder block, by tensor. "x" is its input, "residual" the sum after attention.
+        ends: bytes outside of the blocks, by tensor: token ids, the final norm, and the gradients of the loss by the
+            head's input and weight.
+        layers: number of blocks.
+    """
+
+    layer: dict[str, int]
+    ends: dict[str, int]
+    layers: int
+
+    @property
+    def per_layer(self) -> int:
+        """Bytes of one block."""
+        return sum(self.layer.values())
+
+    @property
+    def total(self) -> int:
+        """Bytes of all blocks and the ends."""
+        return self.layers * self.per_layer + sum(self.ends.values())
+
+
+def activation_bytes(
+    config: ModelConfig,
+    batch: int,
+    sequence_length: int,
+    mode: str = "fp32",
+    recomputed: Collection[str] = (),
+    workload: RankWorkload = RankWorkload(),
+) -> ActivationBytes:
+    """Count the bytes that a rank saves in a forward pass over ``batch`` sequences, loss included.
+
+    Args:
+        config: the complete model.
+        batch: sequences of a micro-batch.
+        sequence_length: tokens of a sequence, over all context-parallel ranks.
+        mode: precision mode.
+        recomputed: names of ``RECOMPUTABLE`` that every block recomputes.
+        workload: the rank's shard of the model and of the tokens.
+    """
+    sizes = _Sizes.of(config, batch, sequence_length, mode, workload)
+    return ActivationBytes(sizes.layer(frozenset(recomputed)), sizes.ends(), len(workload.shard.layer_range(config)))
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Sizes on a rank that bytes are computed from.
+
+    Attributes:
+        config, workload, batch, length: as in ``activation_bytes``.
+        tokens: tokens of a micro-batch on the rank, inside of attention and feed-forward.
+        between: tokens of a micro-batch on the rank between blocks (fewer with sequence parallelism).
+        item: bytes of an activation element.
+        copied: bytes of an element of a cast weight copy; 0 if weights are not copied.
+        stored: bytes of a weight element as it reaches the module.
+    """
+
+    config: ModelConfig
+    workload: RankWorkload
+    batch: int
+    length: int
+    tokens: int
+    between: int
+    item: int
+    copied: int
+    stored: int
+
+    @classmethod
+    def of(cls, config: ModelConfig, batch: int, length: int, mode: str, workload: RankWorkload) -> "_Sizes":
+        item = MODES[mode].compute.itemsize
+        stored = MODES[mode].weights.itemsize if workload.weight_copies else item
+        tokens = batch * length // workload.context
+        between = tokens // workload.shard.tensor_count if workload.sequence else tokens
+        copied = item if item != stored else 0
+        return cls(config, workload, batch, length, tokens, between, item, copied, stored)
+
+    @property
+    def by_document(self) -> bool:
+        """True if attention is computed by the kernel for documents and sliding windows."""
+        return self.workload.isolated or self.config.window(self.length) is not None
+
+    def layer(self, recomputed: frozenset[str]) -> dict[str, int]:
+        """Bytes of the saved tensors of one block, by name."""
+        spec = model_spec(self.config)
+        saved = {tensor.name: self._bytes(tensor, recomputed) for tensor in spec.saved}
+        saved |= self._weight_copies(spec, recomputed)
+        if self.workload.context > 1:
+            saved |= self._context_tensors(recomputed)
+        return {name: size for name, size in saved.items() if size}
+
+    def _bytes(self, tensor: SavedTensor, recomputed: frozenset[str]) -> int:
+        """Bytes of a tensor of the description; 0 if it is not saved."""
+        sharded = self.workload.sequence
+        if recomputed.intersection(tensor.freed_by) or (tensor.gathers and not sharded):
+            return 0
+        if tensor.source_of and sharded and not recomputed.intersection(tensor.source_of):
+            return 0
+        ranges = [axis_range(self.config, self.workload.shard, axis).count for axis in tensor.axes]
+        elements = sum(ranges) if tensor.axes else 1
+        if tensor.statistics and tensor.axes:
+            elements //= self.config.n_head_dim
+        size = _FP32 if tensor.statistics else self.item
+        return (self.between if tensor.between else self.tokens) * size * elements
+
+    def _context_tensors(self, recomputed: frozenset[str]) -> dict[str, int]:
+        """Bytes of tensors that context parallelism adds or replaces, by name."""
+        config, here, ranks = self.config, shard_heads(self.config, self.workload.shard), self.workload.context
+        local = self.tokens * self.item * here.kvs * config.n_head_dim
+        # Local keys and values are saved only if they will be gathered again.
+        again = bool(recomputed & {"attention_log_sum", "attention_output"})
+        own = local * (again and "qkv" not in recomputed)
+        found = {"k": own, "v": own, "gathered_keys_values": 2 * ranks * local * (not again)}
+        if again or self.by_document:
+            return found
+        chunk = self.length // (2 * ranks)
+        return found | {
+            "attention_chunks": self.tokens * self.item * here.queries * config.n_head_dim,
+            # two chunks of queries attend to i + 1 and to 2 ranks - i chunks of keys
+            "attention_masks": self.item * chunk * chunk * (2 * ranks + 1) * self.workload.materialised_masks,
+        }
+
+    def _weight_copies(self, spec: ModelSpec, recomputed: frozenset[str]) -> dict[str, int]:
+        copies: dict[str, int] = {}
+        for parameter in spec.block:
+            for tensor in parameter.tensors:
+                if parameter.freed_by not in recomputed and not tensor.is_bias:  # no gradient depends on a bias
+                    name = f"{parameter.step}_weight_copy"
+                    size = self.copied * local_elements(self.config, self.workload.shard, tensor)
+                    copies[name] = copies.get(name, 0) + size
+        return copies
+
+    def ends(self) -> dict[str, int]:
+        """Bytes of the saved tensors outside of the blocks, by name."""
+        config, shard = self.config, self.workload.shard
+        width, ends = config.hidden_size, {}
+        if shard.embedding:
+            # With a sharded vocabulary: shifted ids (int64), and a mask of the ids of other ranks (1 byte).
+            ends["token_ids"] = self.tokens * (8 if shard.has_full_layers else 9)
+        if self.by_document:
+            ends["document_starts"] = self.tokens * _INT64
+        if self.workload.isolated:
+            ends["rotation_tables"] = self.tokens * config.n_head_dim * _FP32
+        elif self.workload.context > 1:
+            # The rank's positions are two ranges, so the tables are concatenated for this pass.
+            ends["rotation_tables"] = self.length // self.workload.context * config.n_head_dim * _FP32
+        if shard.head:
+            ends["final_norm"] = self.between * (self.item * width + _FP32) + self.copied * width
+            ends["loss_by_hidden"] = self.tokens * self.item * width
+            ends["loss_by_head"] = self.stored * len(vocabulary_rows(config, shard)) * width
+        return ends

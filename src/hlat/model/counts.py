@@ -1,0 +1,117 @@
+"""Parameter counts and FLOPs per token.
+
+    model section --spec--> parameters by component --> FLOPs per token, of a forward pass and of training
+
+Reported MFU, memory plans and time predictions all use these functions. Notation: L layers, D hidden size, I
+intermediate size, H query heads, K kv heads, E head width, V vocabulary, S sequence length.
+
+Training FLOPs per token, forward and backward (Kaplan et al. 2020; PaLM, Chowdhery et al. 2022, appendix B): every
+weight of a matrix product costs 2 FLOPs forward and 4 backward, and so does every product of attention:
+
+    full    6 N + 12 L H E S            each token attends to all S positions, as PaLM and most MFU figures count
+    causal  6 N + 12 L H E (S + 1) / 2  each token attends to itself and those before: the work that is necessary
+
+With a sliding window of W < S tokens, S is W in the first line, and (S + 1) / 2 is W - W (W - 1) / (2 S) in the second.
+
+N counts the weights of matrix products. It includes the head, also if tied, but not the embedding lookup.
+Recomputation is never counted: these are the FLOPs of the model, not of an implementation.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from hlat.config import ModelConfig
+from hlat.model.architectures import model_spec
+from hlat.model.spec import FULL_MODEL, Component, element_share, local_elements
+
+Convention = Literal["causal", "full"]
+
+
+@dataclass(frozen=True)
+class ParameterCount:
+    """Numbers of parameters by component."""
+
+    embedding: int
+    attention: int  # q, k, v and output projections with their biases
+    feed_forward: int
+    norms: int  # all norms, including q and k norms
+    head: int  # 0 if tied to the embedding
+    matmul: int  # weights of matrix products, including the head also if tied: the N of the FLOP formulas
+
+    @property
+    def total(self) -> int:
+        """Number of all parameters, each counted once."""
+        return self.embedding + self.attention + self.feed_forward + self.norms + self.head
+
+
+def count_parameters(config: ModelConfig) -> ParameterCount:
+    """Count the parameters of ``Decoder(config)``."""
+    spec, counts, matmul = model_spec(config), dict.fromkeys(Component, 0), 0
+    ends = [spec.embedding, spec.norm, *([] if spec.head is None else [spec.head])]
+    counted = [(tensor, config.layers) for tensor in spec.block_tensors]
+    counted += [(tensor, 1) for parameter in ends for tensor in parameter.tensors]
+    for tensor, times in counted:
+        elements = times * local_elements(config, FULL_MODEL, tensor)
+        counts[tensor.component] += elements
+        matmul += elements * tensor.is_product
+    if spec.head is None:
+        matmul += counts[Component.EMBEDDING]
+    return ParameterCount(
+        embedding=counts[Component.EMBEDDING],
+        attention=counts[Component.ATTENTION],
+        feed_forward=counts[Component.FEED_FORWARD],
+        norms=counts[Component.NORMS],
+        head=counts[Component.HEAD],
+        matmul=matmul,
+    )
+
+
+@lru_cache(maxsize=256)
+def block_share(config: ModelConfig, tensor_count: int) -> float:
+    """Count the parameters of one block per tensor rank, as a mean over the ranks."""
+    return sum(element_share(config, tensor, tensor_count) for tensor in model_spec(config).block_tensors)
+
+
+@lru_cache(maxsize=256)
+def hidden_share(config: ModelConfig, tensor_count: int) -> float:
+    """Count the elements of the hidden matrices of one block per tensor rank, as a mean over the ranks."""
+    tensors = (tensor for tensor in model_spec(config).block_tensors if tensor.is_hidden_matrix)
+    return sum(element_share(config, tensor, tensor_count) for tensor in tensors)
+
+
+def attended_positions(config: ModelConfig, sequence_length: int, convention: Convention = "causal") -> float:
+    """Return the number of positions that a token attends to, averaged over a sequence.
+
+    Raises:
+        ValueError: an unknown convention.
+    """
+    window = config.window(sequence_length)
+    if convention == "full":
+        return float(window or sequence_length)
+    if convention != "causal":
+        raise ValueError(f"unknown FLOP convention {convention!r}; use 'causal' or 'full'")
+    if window is None:
+        return (sequence_length + 1) / 2
+    # The first tokens attend to those before, the others to a complete window.
+    return window * (1 - (window - 1) / (2 * sequence_length))
+
+
+def forward_flops_per_token(config: ModelConfig, sequence_length: int, convention: Convention = "causal") -> float:
+    """Count the FLOPs of the forward pass per token, averaged over a sequence of ``sequence_length`` tokens.
+
+    Raises:
+        ValueError: an unknown convention.
+    """
+    attended = attended_positions(config, sequence_length, convention)
+    per_position = 4 * config.layers * config.heads * config.n_head_dim  # one row of Q K^T and one of P V
+    return 2 * count_parameters(config).matmul + per_position * attended
+
+
+def flops_per_token(config: ModelConfig, sequence_length: int, convention: Convention = "causal") -> float:
+    """Count the FLOPs of training per token, forward and backward; backward costs twice as much as forward.
+
+    Raises:
+        ValueError: an unknown convention.
+    """
+    return 3 * forward_flops_per_token(config, sequence_length, convention)

@@ -1,0 +1,394 @@
+"""Attention within documents and sliding windows: tokens attend to the last tokens of their own document only.
+
+    position of each token in its document, window
+        -> ``DocumentMask``: for each query, the row offset at which its document starts
+        -> flex, on accelerators: torch's flex attention with a block mask over 128 x 128 blocks of scores
+        -> varlen, on CPUs (``attend_within_documents``)
+             --compiled attention (``kernels``)--> each query's range of keys -> one output
+             --torch's fused kernel--> query runs -> the kernel on slices -> one output
+
+Either way the cost is the sum over documents and windows, and no mask of queries x keys is built. What depends on the
+documents is computed once per micro-batch and shared by all layers.
+
+A query run is a range of consecutive queries of one row, one document and, under context parallelism, one chunk. Its
+queries attend to all tokens of the document before the run, and causally to each other. If there are tokens before,
+that takes two kernel calls, combined by their log-sum-exp (Milakov and Gimelshein 2018). With a sliding window, queries
+that do not reach the start of their document any more form short runs of their own, each a single call with the keys of
+all their windows, and with a small mask that all such runs of one length share.
+
+Varlen attention is one torch operator, not an autograd function with a loop: ``torch.compile`` does not trace into it,
+whatever the documents. For backward it saves q, k, v, the output and the log-sum-exp, as the kernel on complete rows
+does. On a CPU without bf16 instructions the slices are widened to fp32, see ``matmul.py``.
+
+Tensor suffixes: B batch, s queries of a row, T keys of a row, N blocks of queries, M blocks of keys, H query heads, G
+kv heads, E head width.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from hlat.model.kernels.attention import attend_to_ranges, check_attention, check_gradient
+from hlat.model.kernels.operations import has_attention
+from hlat.model.matmul import needs_widening
+from hlat.model.pointwise import Spans, accumulation_dtype
+from hlat.runtime.backend.table import backend_of, is_simulated
+from hlat.runtime.errors import LaunchError
+
+_FLEX_BLOCK = 128  # queries, and keys, of a block of scores that flex attention computes or skips
+
+
+@dataclass(frozen=True)
+class DocumentMask:
+    """The keys that each token of a micro-batch attends to: those of its document, or the last of them, up to itself.
+
+    Attributes:
+        first_Bs: row offset of the first token of each query's document, int64.
+        spans: (start, stop) pairs of the row offsets of the queries, ascending.
+        blocks: the same as a block mask for flex attention; None if the kernel takes documents one by one.
+        window: number of keys that a query attends to at most, itself included; None for no limit.
+    """
+
+    first_Bs: torch.Tensor
+    spans: Spans
+    blocks: BlockMask | None
+    window: int | None = None
+
+    @classmethod
+    def from_rows(cls, batch: int, spans: Spans, device: torch.device, window: int) -> "DocumentMask":
+        """Build the mask of rows that are one document each; see ``from_positions``."""
+        return cls.from_positions(_offsets(spans, device).expand(batch, -1), spans, window)
+
+    @classmethod
+    def from_positions(cls, positions_Bs: torch.Tensor, spans: Spans, window: int | None = None) -> "DocumentMask":
+        """Build the mask from each query's position within its document.
+
+        Args:
+            positions_Bs: int64, on the device of attention. The first position of every row of the batch is 0.
+            spans: (start, stop) pairs of the row offsets of the queries, ascending.
+            window: number of keys that a query attends to at most, itself included; None for no limit.
+
+        Raises:
+            LaunchError: the device has no kernel for this.
+        """
+        offsets_s = _offsets(spans, positions_Bs.device)
+        first_Bs = offsets_s - positions_Bs
+        limited_Bs = first_Bs if window is None else first_Bs.maximum(offsets_s - window + 1)
+        kernel = backend_of(positions_Bs.device).document_kernel
+        if kernel is None:  # a run is refused earlier, an evaluation is not
+            device_type = positions_Bs.device.type
+            field = "data.isolate=true" if window is None else f"model.sliding_window={window}"
+            raise LaunchError(f"{field}: attention within documents cannot run on a {device_type} device.")
+        # Flex attention has to be compiled, which a rehearsal does not: the other kernel keeps the same tensors.
+        blocks = None if is_simulated() else _MASKS[kernel.name](limited_Bs, offsets_s, spans[-1][1])
+        return cls(first_Bs, spans, blocks, window)
+
+    def attend(self, q_BHsE: torch.Tensor, k_BGTE: torch.Tensor, v_BGTE: torch.Tensor) -> torch.Tensor:
+        """Softmax attention: queries (B, H, s, E), keys and values (B, G, T, E) of complete rows -> (B, H, s, E)."""
+        if self.blocks is None:
+            ends = [end for span in self.spans for end in span]
+            return attend_within_documents(q_BHsE, k_BGTE, v_BGTE, self.first_Bs, ends, self.window)
+        keys = self.spans[-1][1]  # no query attends to later keys
+        out: torch.Tensor = _flex()(
+            q_BHsE, k_BGTE[:, :, :keys], v_BGTE[:, :, :keys], block_mask=self.blocks, enable_gqa=True
+        )
+        return out
+
+
+def _offsets(spans: Spans, device: torch.device) -> torch.Tensor:
+    """Row offsets of all queries, (s,), int64."""
+    return torch.cat([torch.arange(start, stop, device=device) for start, stop in spans])
+
+
+def _flex() -> Any:
+    """Return compiled flex attention; in a compiled block the plain function. Uncompiled, it builds all scores."""
+    return flex_attention if torch.compiler.is_compiling() else _compiled()
+
+
+@cache
+def _compiled() -> Callable[..., Any]:
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def block_mask(first_Bs: torch.Tensor, offsets_s: torch.Tensor, keys: int) -> BlockMask:
+    """Build flex attention's block mask: query i of a row attends to keys ``first_Bs[row, i] <= j <= offsets_s[i]``.
+
+    It is computed from the minimum and maximum of these limits in every block of queries, so that no tensor is larger
+    than blocks x blocks. If a block has queries of two spans, it may include blocks of keys that none of them attends
+    to. The mask of each query is exact all the same.
+
+    Args:
+        first_Bs: row offset of the first key of each query, int64.
+        offsets_s: row offset of each query, int64.
+        keys: number of keys of a row, up to the last that a query attends to.
+    """
+    padding = -len(offsets_s) % _FLEX_BLOCK
+    # Padding queries attend to no key: they make no block full, and change no minimum of first or maximum of offsets.
+    first_BN = F.pad(first_Bs, (0, padding), value=keys).unflatten(1, (-1, _FLEX_BLOCK))
+    offsets_N = F.pad(offsets_s, (0, padding), value=-1).unflatten(0, (-1, _FLEX_BLOCK))
+    start_M = torch.arange(0, keys, _FLEX_BLOCK, device=first_Bs.device)
+    last_M = start_M + _FLEX_BLOCK - 1
+    some_BNM = (first_BN.amin(2)[:, :, None] <= last_M) & (offsets_N.amax(1)[:, None] >= start_M)
+    full_BNM = (first_BN.amax(2)[:, :, None] <= start_M) & (offsets_N.amin(1)[:, None] >= last_M)
+
+    def attends(row: torch.Tensor, _: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return (first_Bs[row, query] <= key) & (key <= offsets_s[query])
+
+    partial, full = _key_blocks(some_BNM & ~full_BNM), _key_blocks(full_BNM)
+    return BlockMask.from_kv_blocks(
+        *partial, *full, BLOCK_SIZE=_FLEX_BLOCK, mask_mod=attends, seq_lengths=(len(offsets_s), keys)
+    )
+
+
+_MASKS: dict[str, Callable[[torch.Tensor, torch.Tensor, int], BlockMask | None]] = {
+    # name of a backend's document kernel -> block mask that it needs
+    "varlen": lambda first_Bs, offsets_s, keys: None,
+    "flex": block_mask,
+}
+
+
+def _key_blocks(selected_BNM: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Count the selected key blocks of each query block, (B, 1, N), and list them first, (B, 1, N, M); int32."""
+    order_BNM = selected_BNM.int().argsort(dim=2, descending=True, stable=True)
+    return selected_BNM.sum(2).int()[:, None], order_BNM.int()[:, None]
+
+
+_SHORTEST_BLOCK, _LONGEST_BLOCK = 32, 256  # queries of a short run: as many as the window within these limits
+
+_kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_kernel_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+class _QueryRun(NamedTuple):
+    """Consecutive queries of a row, document and chunk.
+
+    Attributes:
+        row: index in the batch.
+        start, stop: range of the queries, as indices of the query tensor.
+        first: row offset of the first key of the document.
+        own: row offset of the first query. All queries attend to keys ``first <= j < own``, and to those from ``own``
+            on up to themselves.
+        window: number of keys that each query attends to; 0 if that is not limited within this run.
+    """
+
+    row: int
+    start: int
+    stop: int
+    first: int
+    own: int
+    window: int = 0
+
+    def blocks(self, window: int) -> Iterator["_QueryRun"]:
+        """Split into the queries that a window (0 for none) does not limit, and short runs of those that it limits."""
+        free = min(self.stop - self.start, max(0, self.first + window - self.own) if window else self.stop)
+        if free:
+            yield self._replace(stop=self.start + free)
+        size = min(_LONGEST_BLOCK, max(_SHORTEST_BLOCK, window))
+        for start in range(self.start + free, self.stop, size):
+            own = self.own + start - self.start
+            first = max(self.first, own - window + 1)
+            yield _QueryRun(self.row, start, min(start + size, self.stop), first, own, window)
+
+    def query_slice(self, x_BHsE: torch.Tensor) -> torch.Tensor:
+        """Slice a tensor of all queries: (1, H, queries of the run, ...)."""
+        return x_BHsE[self.row : self.row + 1, :, self.start : self.stop]
+
+    def mask(self, dtype: torch.dtype) -> torch.Tensor:
+        """Build the mask of a limited run, (queries, keys): 0 for keys that a query attends to, else -inf."""
+        queries, before = self.stop - self.start, self.own - self.first
+        seen = torch.ones(queries, before + queries, dtype=torch.bool).tril(before).triu(before - self.window + 1)
+        return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, -torch.inf)
+
+    def key_slices(self, x_BGTE: torch.Tensor) -> Iterator[tuple[torch.Tensor, bool]]:
+        """Slice a tensor of all keys: one or two of (1, G, keys, E), each with True if attention to it is causal."""
+        row_1GTE = x_BGTE[self.row : self.row + 1]
+        if self.window:
+            yield row_1GTE[:, :, self.first : self.own + self.stop - self.start], False
+            return
+        yield row_1GTE[:, :, self.own : self.own + self.stop - self.start], True
+        if self.first < self.own:
+            yield row_1GTE[:, :, self.first : self.own], False
+
+
+def _query_runs(first_Bs: torch.Tensor, spans: Sequence[int], window: int) -> Iterator[_QueryRun]:
+    """Iterate over all query runs, in the order of the queries; ``window`` is 0 for none."""
+    batch, count = first_Bs.shape
+    starts_run_Bs = torch.ones_like(first_Bs, dtype=torch.bool)
+    starts_run_Bs[:, 1:] = first_Bs[:, 1:] != first_Bs[:, :-1]
+    ranges, index = [], 0
+    for start, stop in zip(spans[::2], spans[1::2], strict=True):
+        starts_run_Bs[:, index] = True
+        ranges.append(torch.arange(start, stop))
+        index += stop - start
+    offsets_s = torch.cat(ranges)
+    starts = starts_run_Bs.flatten().nonzero().squeeze(1)
+    lengths = starts.diff(append=starts.new_tensor([batch * count]))
+    column = starts % count
+    table = (starts // count, column, column + lengths, first_Bs.flatten()[starts], offsets_s[column])
+    for run in torch.stack(table, dim=1).tolist():
+        yield from _QueryRun(*run).blocks(window)
+
+
+def _results(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: torch.Tensor, spans: Sequence[int], window: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Allocate output and log-sum-exp, uninitialised, with the kernel's memory layout (position by position)."""
+    check_attention(q, k, v, first, spans, window)  # torch's kernel trusts its callers
+    batch, heads, count, width = q.shape
+    out_BsHE = q.new_empty((batch, count, heads, width))
+    sums_BsH = q.new_empty((batch, count, heads), dtype=accumulation_dtype(q.dtype))
+    return out_BsHE.transpose(1, 2), sums_BsH.transpose(1, 2)
+
+
+def _gradients(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    sums: torch.Tensor,
+    first: torch.Tensor,
+    spans: Sequence[int],
+    window: int,
+) -> tuple[torch.Tensor, ...]:
+    """Allocate the gradients of q, k and v, uninitialised."""
+    check_attention(q, k, v, first, spans, window)
+    check_gradient(grad, q, out, sums, accumulation_dtype(q.dtype))
+    return tuple(torch.empty_like(x) for x in (q, k, v))
+
+
+def _operand(x: torch.Tensor) -> torch.Tensor:
+    x = x.float() if needs_widening(x) else x
+    return x if x.stride(-1) == 1 else x.contiguous()  # torch's kernel takes gaps within a row for numbers
+
+
+def _masks(dtype: torch.dtype) -> Callable[[_QueryRun], torch.Tensor | None]:
+    """Return a function that builds the mask of a run, or reuses it for runs with the same one; None for no mask."""
+    built: dict[tuple[int, int], torch.Tensor] = {}
+
+    def mask_of(run: _QueryRun) -> torch.Tensor | None:
+        key = run.stop - run.start, run.own - run.first
+        if run.window and key not in built:
+            built[key] = run.mask(dtype)
+        return built[key] if run.window else None
+
+    return mask_of
+
+
+def _attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: torch.Tensor, spans: Sequence[int], window: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    out, log_sums = _results(q, k, v, first, spans, window)
+    mask_of = _masks(torch.float32 if needs_widening(q) else q.dtype)
+    for run in _query_runs(first, spans, window):
+        query, mask = _operand(run.query_slice(q)), mask_of(run)
+        results = [
+            _kernel(query, _operand(keys), _operand(values), 0.0, causal, attn_mask=mask)
+            for (keys, causal), (values, _) in zip(run.key_slices(k), run.key_slices(v), strict=True)
+        ]
+        result, log_sum = results[0] if len(results) == 1 else _combine(*results)
+        run.query_slice(out).copy_(result)
+        run.query_slice(log_sums).copy_(log_sum)
+    return out, log_sums
+
+
+def _combine(
+    first: tuple[torch.Tensor, torch.Tensor], second: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Combine attention to two sets of keys, each given as output and log-sum-exp."""
+    log_sum = torch.logaddexp(first[1], second[1])
+    out, more = (result * (own_sum - log_sum).exp().unsqueeze(-1) for result, own_sum in (first, second))
+    return out + more, log_sum
+
+
+def _attend_backward(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    log_sums: torch.Tensor,
+    first: torch.Tensor,
+    spans: Sequence[int],
+    window: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Compute gradients of q, k and v. The log-sum-exp is over all keys of a run, so slices of keys add up exactly."""
+    results = _gradients(grad, q, k, v, out, log_sums, first, spans, window)
+    grad_q, grad_k, grad_v = (gradient.zero_() for gradient in results)
+    mask_of = _masks(torch.float32 if needs_widening(q) else q.dtype)
+    for run in _query_runs(first, spans, window):
+        mask = mask_of(run)
+        grad_out, query, result = (_operand(run.query_slice(x)) for x in (grad, q, out))
+        keys, values, grads_k, grads_v = (run.key_slices(x) for x in (k, v, grad_k, grad_v))
+        for (key, causal), (value, _), (sum_k, _), (sum_v, _) in zip(keys, values, grads_k, grads_v, strict=True):
+            operands = (query, _operand(key), _operand(value), result, run.query_slice(log_sums))
+            by_q, by_k, by_v = _kernel_backward(grad_out, *operands, 0.0, causal, attn_mask=mask)
+            run.query_slice(grad_q).add_(by_q)
+            sum_k.add_(by_k)
+            sum_v.add_(by_v)
+    return grad_q, grad_k, grad_v
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    q, k, v, first, ctx.spans, ctx.window = inputs
+    ctx.save_for_backward(q, k, v, *output, first)
+    ctx.set_materialize_grads(False)  # the log-sum-exp is never differentiated
+
+
+def _differentiate(ctx: Any, grad: torch.Tensor, _: None) -> tuple[torch.Tensor | None, ...]:
+    settings = ctx.spans, ctx.window
+    gradients = torch.ops.hlat.attend_within_documents_backward(grad, *ctx.saved_tensors, *settings)
+    return *gradients, None, None, None
+
+
+_library = torch.library.Library("hlat", "FRAGMENT")
+_library.define(
+    "attend_within_documents(Tensor q, Tensor k, Tensor v, Tensor first, int[] spans, int window) -> (Tensor, Tensor)"
+)
+_library.define(
+    "attend_within_documents_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor sums, "
+    "Tensor first, int[] spans, int window) -> (Tensor, Tensor, Tensor)"
+)
+_library.impl("attend_within_documents", _attend, "CPU")
+_library.impl("attend_within_documents_backward", _attend_backward, "CPU")
+torch.library.register_fake("hlat::attend_within_documents", _results, lib=_library)
+torch.library.register_fake("hlat::attend_within_documents_backward", _gradients, lib=_library)
+torch.library.register_autograd(
+    "hlat::attend_within_documents", _differentiate, setup_context=_save_for_backward, lib=_library
+)
+
+
+def attend_within_documents(
+    q_BHsE: torch.Tensor,
+    k_BGTE: torch.Tensor,
+    v_BGTE: torch.Tensor,
+    first_Bs: torch.Tensor,
+    spans: Sequence[int],
+    window: int | None = None,
+) -> torch.Tensor:
+    """Causal softmax attention of each query to its own document, or to the last keys of it.
+
+    Args:
+        q_BHsE: queries, on a CPU.
+        k_BGTE: keys of complete rows, H a multiple of G.
+        v_BGTE: values of complete rows.
+        first_Bs: row offset of the first token of each query's document, int64.
+        spans: start and stop of each range of row offsets of the queries, flattened, ascending.
+        window: number of keys that a query attends to at most, itself included; None for no limit.
+
+    Returns:
+        (B, H, s, E), in the dtype of the queries, stored position by position; softmax in fp32 or wider.
+    """
+    if has_attention(q_BHsE.device.type, q_BHsE.dtype, q_BHsE.shape[3]):
+        return attend_to_ranges(q_BHsE, k_BGTE, v_BGTE, first_Bs, spans, window)
+    out: torch.Tensor = torch.ops.hlat.attend_within_documents(q_BHsE, k_BGTE, v_BGTE, first_Bs, spans, window or 0)[0]
+    return out
+
+
+DOCUMENT_ATTENTION: Any = torch.ops.hlat.attend_within_documents.default
+"""The operator of attention document by document, as it appears in compiled graphs."""

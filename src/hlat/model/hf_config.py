@@ -1,0 +1,146 @@
+"""Hugging Face config.json of a model: the transformers class that computes the same, and its fields.
+
+    model section -> class of its family, fields of every family, fields of this family -> config.json
+
+``config/sections/model.py`` lists the families; the inverse is ``hlat.config.hf_to_model``. A model of the
+architecture llama with biases or norms of queries and keys is exported as Qwen2 or Qwen3. With both it is Qwen3 with
+attention_bias, whose output bias is exported as zeros.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hlat.config import ARCHITECTURES, Llama3Scaling, ModelConfig, Problem, RecipeError, exported_family, written_fields
+
+DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float64: "float64"}
+
+
+@dataclass(frozen=True)
+class HFClass:
+    """A model class of transformers."""
+
+    model_type: str
+    class_name: str
+    zero_output_bias: bool = False  # True if it has an o_proj.bias, which hlat's models do not
+
+
+TokenIds = int | list[int] | None
+"""A special token id, several with the same meaning (a chat model has several end-of-text tokens), or None."""
+
+
+@dataclass(frozen=True)
+class SpecialIds:
+    """Special token ids of config.json or generation_config.json."""
+
+    bos: TokenIds = None
+    eos: TokenIds = None
+    pad: TokenIds = None
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "SpecialIds":
+        """Read them from a file's content; a value that is not a token id counts as None."""
+        return cls(*(_token_ids(content.get(f"{name}_token_id")) for name in ("bos", "eos", "pad")))
+
+    @property
+    def as_json(self) -> dict[str, TokenIds]:
+        """Fields of the JSON file; a token that is None has no field."""
+        named = {"bos_token_id": self.bos, "eos_token_id": self.eos, "pad_token_id": self.pad}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+def _token_ids(value: Any) -> TokenIds:
+    items = value if isinstance(value, list) else [value]
+    return value if items and all(type(item) is int and item >= 0 for item in items) else None
+
+
+def hf_class(config: ModelConfig, family: str | None = None) -> HFClass:
+    """Return the transformers class that computes the same function as the model, of a family if one is given."""
+    name, options = family or exported_family(config.architecture, config.options), config.options
+    # attention_bias of transformers includes an output bias.
+    has_output_bias = written_fields(name, options).get("attention_bias", False)
+    return HFClass(name, ARCHITECTURES[name].class_name, zero_output_bias=has_output_bias)
+
+
+def config_json(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    eos_id: TokenIds,
+    bos_id: TokenIds,
+    pad_id: TokenIds = None,
+    family: str | None = None,
+) -> dict[str, Any]:
+    """Build the content of config.json.
+
+    RoPE is written in the fields of transformers 5 (``rope_parameters``) and of 4 (``rope_theta``, ``rope_scaling``),
+    so that both can read it.
+
+    Args:
+        config: the model.
+        dtype: dtype of the exported weights.
+        eos_id: end-of-text token, or several.
+        bos_id: beginning-of-text token.
+        pad_id: padding token.
+        family: architecture to write it as; None for its own.
+
+    Raises:
+        RecipeError: the model has no maximum sequence length, or config.json has no name for the dtype.
+    """
+    problems = []
+    if config.max_sequence_length is None:
+        reason = "config.json needs a maximum context length."
+        problems.append(Problem("model.max_sequence_length", reason, "Set it, for instance to data.sequence_length."))
+    if dtype not in DTYPE_NAMES:
+        remedy = f"Use {', '.join(DTYPE_NAMES.values())}."
+        problems.append(Problem("dtype", f"config.json has no name for {dtype}.", remedy))
+    if problems:
+        raise RecipeError(problems, "export to Hugging Face")
+    target = hf_class(config, family)
+    content: dict[str, Any] = {
+        "architectures": [target.class_name],
+        "model_type": target.model_type,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.n_kv_heads,
+        "head_dim": config.n_head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": config.max_sequence_length,
+        "initializer_range": config.init_std,
+        "rms_norm_eps": config.norm_eps,
+        "tie_word_embeddings": config.tie_embeddings,
+        "attention_dropout": 0.0,
+        "use_cache": True,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        **SpecialIds(bos_id, eos_id, pad_id).as_json,
+        "torch_dtype": DTYPE_NAMES[dtype],
+        **_rope(config),
+    }
+    return content | written_fields(target.model_type, config.options)
+
+
+def _rope(config: ModelConfig) -> dict[str, Any]:
+    scaling = config.rope.scaling
+    if scaling is None:
+        fields: dict[str, Any] = {"rope_type": "default"}
+    elif isinstance(scaling, Llama3Scaling):
+        fields = {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+            "original_max_position_embeddings": scaling.original_max_position,
+        }
+    else:
+        fields = {"rope_type": "linear", "factor": scaling.factor}
+    theta = config.rope.theta
+    return {
+        "rope_theta": theta,
+        "rope_scaling": fields if scaling is not None else None,
+        "rope_parameters": {"rope_theta": theta, **fields},
+    }

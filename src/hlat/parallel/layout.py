@@ -1,0 +1,285 @@
+"""Parallel layout of all ranks, and the shape of a training step. All rank arithmetic is in this file.
+
+    world, degrees -> rank = ((pp * data + dp) * context + cp) * tensor + tp -> coordinates, groups of ranks
+    recipe, world size | a candidate layout of the planner -> StepShape -> layers of stages, bytes of ranks
+
+The axes from outermost to innermost are pipeline, data, context, tensor. So the ranks of a tensor group, which
+communicate several times per layer, are neighbours on the fastest links, and pipeline stages, which communicate least,
+are farthest apart. The data axis is divided into replicas of neighbouring ranks; optimizer state (and more, depending
+on the ZeRO stage) is sharded within a replica.
+
+Nothing in a step shape is measured or depends on the device, so that every rank, a rehearsal and a plan of the same
+recipe compute the same stages.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Literal
+
+from hlat.config import AdamWConfig, ModelConfig, OptimizerConfig, ParallelConfig, Recipe
+
+Axis = Literal["pp", "dp", "cp", "tp"]
+AXES: tuple[Axis, ...] = ("pp", "dp", "cp", "tp")
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """Coordinates of a rank on the mesh: pipeline, data-parallel, context-parallel and tensor-parallel index."""
+
+    pp: int
+    dp: int
+    cp: int
+    tp: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The parallel section of a recipe on a given number of processes.
+
+    Attributes:
+        config: the parallel section, which has all degrees but one.
+        data: data-parallel degree, which follows from the number of processes.
+    """
+
+    config: ParallelConfig
+    data: int
+
+    @classmethod
+    def of(cls, config: ParallelConfig, world: int) -> "Layout":
+        """Build the layout of a validated recipe on ``world`` processes."""
+        data, rest = divmod(world, config.model_ranks)
+        assert rest == 0 and data > 0 and data % config.replicas == 0, "recipe validation checks this"
+        return cls(config, data)
+
+    @property
+    def pipeline(self) -> int:
+        """Pipeline-parallel degree."""
+        return self.config.pipeline
+
+    @property
+    def context(self) -> int:
+        """Context-parallel degree."""
+        return self.config.context
+
+    @property
+    def tensor(self) -> int:
+        """Tensor-parallel degree."""
+        return self.config.tensor
+
+    @property
+    def replicas(self) -> int:
+        """Number of replicas of the sharded state."""
+        return self.config.replicas
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Degrees in the order of ``AXES``."""
+        return (self.pipeline, self.data, self.context, self.tensor)
+
+    @property
+    def world(self) -> int:
+        """Number of processes."""
+        return self.pipeline * self.data * self.context * self.tensor
+
+    @property
+    def zero(self) -> int:
+        """The ZeRO stage."""
+        return self.config.zero
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """True if activations between blocks are sharded over the tensor group."""
+        return self.config.sequence and self.tensor > 1
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """Return the coordinates of a rank."""
+        coordinates = []
+        for size in reversed(self.sizes):
+            rank, index = divmod(rank, size)
+            coordinates.append(index)
+        return Coordinates(*reversed(coordinates))
+
+    def rank(self, coordinates: Coordinates) -> int:
+        """Return the rank at some coordinates."""
+        rank = 0
+        for axis, size in zip(AXES, self.sizes, strict=True):
+            rank = rank * size + getattr(coordinates, axis)
+        return rank
+
+    def group(self, rank: int, *axes: Axis) -> tuple[int, ...]:
+        """Return the ranks that differ from ``rank`` on these axes only, ascending."""
+        here = self.coordinates(rank)
+        ranges = [
+            range(size) if axis in axes else (getattr(here, axis),) for axis, size in zip(AXES, self.sizes, strict=True)
+        ]
+        return tuple(self.rank(Coordinates(*coordinates)) for coordinates in product(*ranges))
+
+    def state_shards(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks of one replica, over which the state of ``rank`` is sharded (ZeRO 1 to 3)."""
+        size = self.data // self.replicas
+        replica = self.coordinates(rank).dp // size
+        return tuple(r for r in self.group(rank, "dp", "cp") if self.coordinates(r).dp // size == replica)
+
+    def state_shard(self, rank: int) -> tuple[int, int]:
+        """Return the index of a rank in its ``state_shards``, and their number."""
+        here, size = self.coordinates(rank), self.data // self.replicas
+        return here.dp % size * self.context + here.cp, size * self.context
+
+    def state_replica(self, rank: int, sharded: bool) -> tuple[int, ...]:
+        """Identify the replica of a stage's state that a rank stores, or stores a shard of.
+
+        Args:
+            rank: the rank.
+            sharded: True if state is sharded over ``state_shards``; else every data and context index has a replica.
+        """
+        here = self.coordinates(rank)
+        return (here.dp // (self.data // self.replicas),) if sharded else (here.dp, here.cp)
+
+    def state_replicas(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks that store the same shard of the state as ``rank``, one per replica."""
+        size = self.data // self.replicas
+        index = self.coordinates(rank).dp % size
+        return tuple(r for r in self.group(rank, "dp") if self.coordinates(r).dp % size == index)
+
+    def tensor_subgroup(self, rank: int, count: int) -> tuple[int, ...]:
+        """Return the ``count`` neighbouring ranks of the tensor group that include ``rank``."""
+        group = self.group(rank, "tp")
+        first = self.coordinates(rank).tp // count * count
+        return group[first : first + count]
+
+    def stage_rank(self, stage: int) -> int:
+        """Return the pipeline rank that runs a stage: ranks in order, repeated; for zbv in order, then in reverse."""
+        round_, index = divmod(stage, self.pipeline)
+        return self.pipeline - 1 - index if self.config.schedule == "zbv" and round_ % 2 else index
+
+    def stages_of(self, pipeline_rank: int) -> list[int]:
+        """Return the stages that a pipeline rank runs, ascending."""
+        return [stage for stage in range(self.config.stages) if self.stage_rank(stage) == pipeline_rank]
+
+    def remote_neighbour_stages(self, pipeline_rank: int) -> list[tuple[int, list[int]]]:
+        """Return the stages of a pipeline rank, each with the stages on other ranks that it communicates with.
+
+        The two stages at the turning point of zbv's V are on the same rank and send each other no messages.
+        """
+        return [
+            (stage, [other for other in (stage - 1, stage + 1) if self._is_remote(other, pipeline_rank)])
+            for stage in self.stages_of(pipeline_rank)
+        ]
+
+    def _is_remote(self, stage: int, pipeline_rank: int) -> bool:
+        return 0 <= stage < self.config.stages and self.stage_rank(stage) != pipeline_rank
+
+    def embedding_ranks(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks of the first and last stage in the pipeline of ``rank``; one if they are the same."""
+        group = self.group(rank, "pp")
+        return tuple(sorted({group[0], group[self.stage_rank(self.config.stages - 1)]}))
+
+    def rows(self, rank: int, global_batch: int) -> range:
+        """Return the sequences of a global batch that a rank's data-parallel index computes."""
+        count = global_batch // self.data
+        first = self.coordinates(rank).dp * count
+        return range(first, first + count)
+
+    def spans(self, rank: int, length: int) -> tuple[tuple[int, int], ...]:
+        """Return the positions of a sequence that a rank computes, as (start, stop) pairs.
+
+        Context-parallel rank i has the i-th and the i-th last of 2 * context chunks: with a causal mask, every such
+        pair of chunks costs the same.
+        """
+        if self.context == 1:
+            return ((0, length),)
+        index, chunk = self.coordinates(rank).cp, length // (2 * self.context)
+        last = 2 * self.context - 1 - index
+        return ((index * chunk, (index + 1) * chunk), (last * chunk, (last + 1) * chunk))
+
+
+_ADAMW = AdamWConfig()
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """A training step of a model in a parallel layout.
+
+    Attributes:
+        model: model section of the recipe.
+        parallel: parallel section of the recipe.
+        world: number of processes.
+        sequence: tokens per sequence.
+        global_batch, micro_batch: sequences per step, and per forward pass.
+        mode: precision mode.
+        policy: activation checkpointing policy, as in the recipe.
+        budget: bytes that a rank may save for backward, if the policy is "budget".
+        isolated: True for attention within documents only.
+        component_bytes: bytes that training components keep for each stored parameter element.
+        optimizer: optimizer section of the recipe.
+    """
+
+    model: ModelConfig
+    parallel: ParallelConfig
+    world: int
+    sequence: int
+    global_batch: int
+    micro_batch: int = 1
+    mode: str = "fp32"
+    policy: str = "none"
+    budget: float | None = None
+    isolated: bool = False
+    component_bytes: int = 0
+    optimizer: OptimizerConfig = _ADAMW
+
+    @classmethod
+    def of(cls, recipe: Recipe, world: int) -> "StepShape":
+        """Take the step shape from a recipe that is valid for ``world`` processes."""
+        memory = recipe.memory
+        return cls(
+            recipe.model,
+            recipe.parallel,
+            world,
+            recipe.data.sequence_length,
+            recipe.batch.global_batch,
+            recipe.batch.micro_batch,
+            recipe.precision.mode,
+            memory.activation_checkpointing,
+            None if memory.budget_gib is None else memory.budget_gib * 2**30,
+            recipe.data.isolate,
+            recipe.component_bytes,
+            recipe.optimizer,
+        )
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Parallel layout of all ranks."""
+        return Layout.of(self.parallel, self.world)
+
+    @cached_property
+    def micro_batches(self) -> int:
+        """Number of micro-batches of a step on a data-parallel rank."""
+        return self.global_batch // (self.micro_batch * self.layout.data)
+
+    @cached_property
+    def shards(self) -> int:
+        """Number of ranks that state may be sharded over: those of a replica, context-parallel ranks included."""
+        return self.layout.data // self.layout.replicas * self.layout.context
+
+    @property
+    def sharded(self) -> bool:
+        """True if optimizer state (and more, depending on the ZeRO stage) is sharded."""
+        return self.layout.zero > 0 and self.shards > 1
+
+    @property
+    def gathers_ends_apart(self) -> bool:
+        """True if embedding and head are gathered each when it runs, and freed after it (ZeRO 3).
+
+        In a pipeline they are on different stages, and a tied matrix is needed from the start to the end of a pass.
+        """
+        return self.sharded and self.layout.zero == 3 and self.layout.pipeline == 1 and not self.model.tie_embeddings
+
+    @property
+    def virtual(self) -> int:
+        """Number of stages per pipeline rank."""
+        return self.parallel.stages_per_rank
+
+    def first_rank(self, pipeline_rank: int) -> int:
+        """Return the first rank with a pipeline rank; the others with it need no more memory."""
+        return pipeline_rank * (self.world // self.layout.pipeline)

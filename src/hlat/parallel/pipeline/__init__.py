@@ -1,1 +1,0 @@
-"""A stage of a pipeline, and the messages that it sends."""

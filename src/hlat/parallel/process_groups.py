@@ -1,0 +1,297 @@
+"""The process groups of a rank, the device mesh over them, and the collectives that they run.
+
+    layout, rank -> the groups this rank belongs to -> DeviceMesh (pp, dp, cp, tp)
+    tensors, group -> all-gather, reduce-scatter under one name in all torch versions | all-reduce in buckets
+    groups --try_groups, small collectives with known results--> nothing, or a LaunchError: group and operation
+
+A rank creates only the groups that it belongs to, and a group of the same ranks only once. So the number of groups of a
+rank does not grow with the world size, nor does the time to create them, apart from joining the world. (If every rank
+creates every group, the total is quadratic; HLAT had to patch that.)
+
+Releases of a library may differ in what a group of a device can do. A collective may also return without an error and
+have done nothing. So groups are tried before training, and every result is compared.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+
+from hlat.config import ModelConfig
+from hlat.model import kv_replication
+from hlat.parallel.layout import AXES, Layout
+from hlat.runtime.backend.table import backend_of
+from hlat.runtime.distributed.join import device_group
+from hlat.runtime.errors import LaunchError
+
+
+@dataclass(frozen=True)
+class ProcessGroups:
+    """Process groups of a rank; None for a group of one rank.
+
+    Attributes:
+        mesh: all ranks, on the axes pp, dp, cp, tp.
+        pipeline, tensor, context, data: this rank's group on each axis.
+        gradients: the ranks with the same parameters and other tokens (dp x cp).
+        shard_mesh: the mesh over which FSDP2 shards: (shards,) or, with several replicas, (replicas, shards).
+        kv: the tensor-parallel ranks with a copy of the same kv head.
+        embedding: the ranks of first and last stage, which share a tied embedding.
+        matrices: the ranks of this pipeline stage, if they exchange whole matrices for the optimizer.
+    """
+
+    mesh: DeviceMesh | None
+    pipeline: ProcessGroup | None
+    tensor: ProcessGroup | None
+    context: ProcessGroup | None
+    data: ProcessGroup | None
+    gradients: ProcessGroup | None
+    shard_mesh: DeviceMesh | None
+    kv: ProcessGroup | None
+    embedding: ProcessGroup | None
+    matrices: ProcessGroup | None = None
+
+
+SINGLE_PROCESS = ProcessGroups(None, None, None, None, None, None, None, None, None)
+
+
+class _GroupFactory:
+    """Create each process group once, by its ranks."""
+
+    def __init__(self, world: int) -> None:
+        assert dist.group.WORLD is not None, "the default process group was initialised before"
+        self._groups: dict[tuple[int, ...], ProcessGroup] = {tuple(range(world)): dist.group.WORLD}
+
+    def __call__(self, ranks: tuple[int, ...]) -> ProcessGroup:
+        if ranks not in self._groups:
+            self._groups[ranks] = device_group(ranks)
+        return self._groups[ranks]
+
+
+def rank_groups(
+    layout: Layout, rank: int, model: ModelConfig, whole_matrices: bool = False
+) -> dict[str, tuple[int, ...]]:
+    """Return the ranks of every process group that a rank belongs to, by purpose, in the order of their creation.
+
+    Args:
+        layout: layout of all ranks.
+        rank: the rank.
+        model: decides how many tensor-parallel ranks share a kv head, and if the embedding is tied.
+        whole_matrices: True if the optimizer updates matrices as a whole.
+    """
+    groups: dict[str, tuple[int, ...]] = {axis: layout.group(rank, axis) for axis in AXES}
+    groups["gradients"] = layout.group(rank, "dp", "cp")
+    if layout.zero and len(layout.state_shards(rank)) > 1:
+        groups |= {"replicas": layout.state_replicas(rank), "shards": layout.state_shards(rank)}
+    groups["kv"] = layout.tensor_subgroup(rank, kv_replication(model, layout.tensor))
+    if whole_matrices:
+        groups["matrices"] = layout.group(rank, "dp", "cp", "tp")
+    embedding = layout.embedding_ranks(rank)
+    if model.tie_embeddings and layout.pipeline > 1 and rank in embedding:
+        groups["embedding"] = embedding
+    return groups
+
+
+def group_problems(groups: Mapping[str, tuple[int, ...]], device: torch.device) -> list[str]:
+    """Return a sentence for each set of ranks that cannot form a process group on a device.
+
+    Args:
+        groups: result of ``rank_groups``.
+        device: the device.
+    """
+    refusals = dict.fromkeys(backend_of(device).group_refusal(ranks) for ranks in groups.values() if len(ranks) > 1)
+    return [
+        f"parallel: {refusal}. Use other degrees, or model.tie_embeddings=false." for refusal in refusals if refusal
+    ]
+
+
+def create_process_groups(
+    layout: Layout, rank: int, model: ModelConfig, device: torch.device, whole_matrices: bool = False
+) -> ProcessGroups:
+    """Create the process groups of this rank. All ranks have to call it together, before any other communication.
+
+    Args:
+        layout: layout of all ranks.
+        rank: this rank.
+        model: decides how many tensor-parallel ranks share a kv head, and if the embedding is tied.
+        device: decides the backend of the meshes.
+        whole_matrices: True if the optimizer updates matrices as a whole.
+
+    Raises:
+        LaunchError: the device cannot form such groups.
+    """
+    if layout.world == 1:
+        return SINGLE_PROCESS
+    ranks = rank_groups(layout, rank, model, whole_matrices)
+    if problems := group_problems(ranks, device):
+        raise LaunchError("\n".join(problems))
+    create = _GroupFactory(layout.world)
+
+    def unless_single(purpose: str) -> ProcessGroup | None:
+        return create(ranks[purpose]) if len(ranks.get(purpose, ())) > 1 else None
+
+    # All ranks create groups in the same order, since the members of a group wait for each other. And torch names a
+    # group by the number of groups its members created before, so a group of only some ranks (embedding) comes last.
+    axes = [create(ranks[axis]) for axis in AXES]
+    grid = torch.arange(layout.world).view(layout.sizes)
+    mesh = DeviceMesh.from_group(axes, device.type, mesh=grid, mesh_dim_names=AXES)
+    pipeline, data, context, tensor = (
+        mesh.get_group(axis) if size > 1 else None for axis, size in zip(AXES, layout.sizes, strict=True)
+    )
+    return ProcessGroups(
+        mesh=mesh,
+        pipeline=pipeline,
+        tensor=tensor,
+        context=context,
+        data=data,
+        gradients=unless_single("gradients"),
+        shard_mesh=_build_shard_mesh(layout, ranks, create, device) if "shards" in ranks else None,
+        kv=unless_single("kv"),
+        matrices=unless_single("matrices"),
+        embedding=unless_single("embedding"),
+    )
+
+
+def _build_shard_mesh(
+    layout: Layout, ranks: Mapping[str, tuple[int, ...]], create: _GroupFactory, device: torch.device
+) -> DeviceMesh:
+    shards, replicas = ranks["shards"], ranks["replicas"]
+    if len(replicas) == 1:
+        return DeviceMesh.from_group(create(shards), device.type, mesh_dim_names=("shards",))
+    grid = torch.tensor([layout.state_shards(replica) for replica in replicas])
+    return DeviceMesh.from_group(
+        [create(replicas), create(shards)], device.type, mesh=grid, mesh_dim_names=("replicas", "shards")
+    )
+
+
+BUCKET_BYTES = 64 << 20
+"""Largest size of a bucket of tensors that are sent together; a larger tensor is sent alone."""
+
+# called all_gather_into_tensor and reduce_scatter_tensor up to torch 2.12
+_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def all_gather(x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+    """All-gather (...) of every rank into (ranks, ...) on every rank."""
+    x = x.contiguous()
+    out_R = x.new_empty((group.size(), *x.shape))
+    _all_gather(out_R.view(-1), x.view(-1), group=group)
+    return out_R
+
+
+def reduce_scatter(terms_R: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+    """Sum (ranks, ...) over all ranks, and return entry i of the sum, (...), on rank i."""
+    terms_R = terms_R.contiguous()
+    out = torch.empty_like(terms_R[0])
+    _reduce_scatter(out.view(-1), terms_R.view(-1), group=group)
+    return out
+
+
+def all_reduce_together(tensors: Sequence[torch.Tensor], group: ProcessGroup) -> None:
+    """Sum each tensor over a group, in place; tensors are sent in buckets."""
+    for bucket in _buckets(tensors):
+        flat = torch.cat([tensor.flatten() for tensor in bucket])
+        dist.all_reduce(flat, group=group)
+        sums = flat.split([tensor.numel() for tensor in bucket])
+        torch._foreach_copy_(
+            bucket, [flat_sum.view(tensor.shape) for flat_sum, tensor in zip(sums, bucket, strict=True)]
+        )
+
+
+def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Split a list of tensors into buckets of about ``BUCKET_BYTES`` and a single dtype."""
+    bucket: list[torch.Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if bucket and (size + tensor.nbytes > BUCKET_BYTES or tensor.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += tensor.nbytes
+    if bucket:
+        yield bucket
+
+
+_TRIED_DTYPES = (torch.float32, torch.bfloat16, torch.int32)
+_ADVICE = "Use a layout without it, run.device=cpu, or another release of the library."
+
+
+def try_groups(groups: ProcessGroups, device: torch.device) -> None:
+    """Try all process groups of this rank. Collective; each group communicates a few bytes.
+
+    Args:
+        groups: process groups of this rank.
+        device: device of this rank.
+
+    Raises:
+        LaunchError: an operation that training needs failed, or its result is wrong.
+    """
+    for name, group in _named(groups):
+        for dtype in _TRIED_DTYPES:
+            _try_operation(name, f"all-reduce of {dtype}", group, partial(_try_all_reduce, group, dtype, device))
+        _try_operation(name, "all-gather", group, partial(_try_all_gather, group, device))
+        _try_operation(name, "reduce-scatter", group, partial(_try_reduce_scatter, group, device))
+    if groups.pipeline is not None:
+        _try_operation("pipeline", "send and receive", groups.pipeline, partial(_try_ring, groups.pipeline, device))
+
+
+def _named(groups: ProcessGroups) -> Iterator[tuple[str, ProcessGroup]]:
+    seen = set()
+    for name in ("pipeline", "data", "context", "tensor", "gradients", "kv", "embedding"):
+        group = getattr(groups, name)
+        if group is not None and id(group) not in seen:
+            seen.add(id(group))
+            yield name, group
+
+
+def _try_operation(
+    name: str, operation: str, group: ProcessGroup, trial: Callable[[], tuple[list[float], list[float]]]
+) -> None:
+    ranks = ", ".join(map(str, dist.get_process_group_ranks(group)))
+    try:
+        found, expected = trial()
+    except (RuntimeError, NotImplementedError, ValueError, AssertionError) as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise LaunchError(
+            f"{operation} does not work in the {name} group of ranks {ranks}: {reason}. {_ADVICE}"
+        ) from error
+    if found != expected:
+        message = (
+            f"{operation} gives a wrong result in the {name} group of ranks {ranks}: {found} instead of {expected}."
+        )
+        raise LaunchError(f"{message} {_ADVICE}")
+
+
+def _try_all_reduce(group: ProcessGroup, dtype: torch.dtype, device: torch.device) -> tuple[list[float], list[float]]:
+    values = torch.full((2,), group.rank() % 2 + 1, dtype=dtype, device=device)
+    dist.all_reduce(values, group=group)
+    return values.tolist(), [sum(rank % 2 + 1 for rank in range(group.size()))] * 2
+
+
+def _try_all_gather(group: ProcessGroup, device: torch.device) -> tuple[list[float], list[float]]:
+    gathered = all_gather(torch.full((2,), float(group.rank()), device=device), group)
+    return gathered.flatten().tolist(), [float(rank) for rank in range(group.size()) for _ in range(2)]
+
+
+def _try_reduce_scatter(group: ProcessGroup, device: torch.device) -> tuple[list[float], list[float]]:
+    terms = torch.arange(group.size(), dtype=torch.float32, device=device).unsqueeze(1).expand(-1, 2)
+    return reduce_scatter(terms, group).tolist(), [float(group.rank() * group.size())] * 2
+
+
+def _try_ring(group: ProcessGroup, device: torch.device) -> tuple[list[float], list[float]]:
+    """Send to the next rank and receive from the one before: even ranks send first, the others receive first."""
+    rank, size = group.rank(), group.size()
+    sent, received = (torch.full((2,), float(value), device=device) for value in (rank, -1))
+    before, after = (rank - 1) % size, (rank + 1) % size
+    steps: list[Callable[[], object]] = [
+        partial(dist.send, sent, group=group, group_dst=after),
+        partial(dist.recv, received, group=group, group_src=before),
+    ]
+    for step in steps if rank % 2 == 0 else reversed(steps):
+        step()
+    return received.tolist(), [float(before)] * 2

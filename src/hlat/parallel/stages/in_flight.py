@@ -1,0 +1,233 @@
+"""Passes in flight: replay a pipeline schedule and keep the instants at which memory can peak.
+
+    schedule, rank, ranks, micro-batches -> for each pass: number of forward passes alive, of backward passes whose
+        weight gradients are not computed yet, of messages in memory, of stages with gradients
+        -> the instants that no other instant of the same kind of pass exceeds in all of these numbers
+    order of the passes of all ranks -> each rank runs a pass when what it needs is there -> messages waiting per pass
+
+Messages in memory are those on their way to other ranks (``Outbox`` in ``parallel/pipeline_parallel.py``), and receive
+buffers of passes that have not begun. The received input of a pass that has begun is one of its saved activations.
+
+In torch's schedules with several stages per rank, or with split backward passes, a receive starts when the message is
+sent (``torch.distributed.pipelining.schedules._add_send_recv``), which is at times long before its pass: the first rank
+of interleaved 1F1B receives the outputs of the last rank while it still runs other micro-batches.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from hlat.config import Schedule
+from hlat.parallel.passes import pass_order
+
+PENDING_SENDS = 4
+"""Messages of a rank that may be on their way when its next pass begins, except in 1F1B, which waits for them.
+
+In a schedule that alternates forward and backward passes these are the messages of the last two of each.
+"""
+_ROUNDS = 4  # rounds of as many micro-batches as ranks to replay; later rounds repeat the last
+
+
+@dataclass(frozen=True)
+class Instant:
+    """Numbers that decide the memory of a rank at an instant of a step.
+
+    Passes and stages are weighted by the size of their stage; one of mean size counts 1.
+
+    Attributes:
+        forward: True in a forward pass, False in a backward pass.
+        stage: index of the pass's stage among those of the rank.
+        alive: forward passes whose weight gradients are not computed yet, over all stages.
+        waiting: those of ``alive`` whose input gradients are computed; none for the first stage, which has no inputs.
+        earlier: those of ``waiting`` except for the current pass.
+        messages: messages in memory that are no input of a pass in ``alive``.
+        stages: stages that have gradients from earlier passes.
+        waiting_received: those of ``waiting`` that began with a gradient from another stage; not weighted.
+        last: forward passes alive of the rank's last stage; not weighted.
+        last_waiting: those of ``last`` whose input gradients are computed.
+    """
+
+    forward: bool
+    stage: int
+    alive: float
+    waiting: float
+    earlier: float
+    messages: int
+    stages: float
+    waiting_received: int
+    last: int
+    last_waiting: int
+
+
+@lru_cache(maxsize=4096)
+def peak_instants(
+    schedule: Schedule,
+    rank: int,
+    ranks: int,
+    count: int,
+    sends: tuple[tuple[bool, bool], ...],
+    sizes: tuple[float, ...],
+) -> tuple[Instant, ...]:
+    """Find the instants of a step at which memory can peak.
+
+    Args:
+        schedule: pipeline schedule.
+        rank: pipeline rank.
+        ranks: number of pipeline ranks.
+        count: micro-batches of a step.
+        sends: for each stage of the rank, whether it sends activations, and gradients, to another rank.
+        sizes: layers of each stage of the rank, or any numbers in proportion.
+    """
+    return tuple(_pareto_front(_replay(schedule, rank, ranks, min(count, _ROUNDS * ranks), sends, sizes)))
+
+
+def _replay(
+    schedule: Schedule,
+    rank: int,
+    ranks: int,
+    count: int,
+    sends: tuple[tuple[bool, bool], ...],
+    sizes: tuple[float, ...],
+) -> Iterator[Instant]:
+    each, total = len(sizes), sum(sizes)
+    passes, waits, has_gradients = [0] * each, [0] * each, [0] * each
+    sent = _Sent(schedule == "1f1b", sends)
+    posted = posted_receives(schedule, ranks, count, each)[rank]
+    last_stage = each * ranks - 1
+
+    def weighted(numbers: list[int]) -> float:
+        return sum(number * size for number, size in zip(numbers, sizes, strict=True)) * each / total
+
+    for (kind, stage, _), received in zip(pass_order(schedule, rank, ranks, count, each), posted, strict=True):
+        index = stage // ranks
+        passes[index] += kind == "forward"
+        waits[index] += kind == "input" and stage > 0
+        waiting = weighted(waits)
+        yield Instant(
+            forward=kind == "forward",
+            stage=index,
+            alive=weighted(passes),
+            waiting=waiting,
+            earlier=waiting - (sizes[index] * each / total if waits[index] else 0.0),
+            # A backward pass refers to the gradient that it began with until it ends.
+            messages=sent.kept(kind == "forward") + received + (kind in ("backward", "input") and stage < last_stage),
+            stages=weighted(has_gradients),
+            waiting_received=sum(waits[:-1]) + waits[-1] * (_stage(schedule, rank, ranks, each - 1) < last_stage),
+            last=passes[-1],
+            last_waiting=waits[-1],
+        )
+        sent.add(kind, index)
+        if kind in ("backward", "weight"):
+            has_gradients[index] = 1
+            passes[index] -= 1
+            waits[index] -= kind == "weight" and stage > 0
+
+
+def _stage(schedule: Schedule, rank: int, ranks: int, index: int) -> int:
+    """Number of a rank's stage; in a V every second one counts backwards."""
+    return (index + 1) * ranks - 1 - rank if schedule == "zbv" and index % 2 else index * ranks + rank
+
+
+class _Sent:
+    """Messages that a rank has sent and that are still in memory.
+
+    Args:
+        together: True if torch's loop sends and receives in one operation (1F1B). It then refers to the last message of
+            each kind until the next, also to the last gradient received.
+        sends: for each stage of the rank, whether it sends activations, and gradients, to another rank.
+    """
+
+    def __init__(self, together: bool, sends: tuple[tuple[bool, bool], ...]) -> None:
+        self._together, self._sends = together, sends
+        self._count = 0
+        self._forward = self._backward = False
+
+    def add(self, kind: str, index: int) -> None:
+        """Count the messages of a pass that has ended."""
+        self._forward |= kind == "forward"
+        self._backward |= kind == "backward"
+        activations, gradients = self._sends[index]
+        self._count += activations if kind == "forward" else gradients and kind != "weight"
+
+    def kept(self, forward: bool) -> int:
+        """Number of messages in memory, beside those that a forward or a backward pass began with."""
+        if not self._together:
+            return min(self._count, PENDING_SENDS)
+        ((activations, gradients),) = self._sends
+        return activations * self._forward + (gradients + (forward and activations)) * self._backward
+
+
+def _pareto_front(instants: Iterable[Instant]) -> Iterator[Instant]:
+    """Select the instants that no other of a pass of the same kind and stage exceeds in all numbers."""
+    front: list[Instant] = []
+    for instant in sorted(set(instants), key=_numbers, reverse=True):
+        if not any(_kind(other) == _kind(instant) and _exceeds(other, instant) for other in front):
+            front.append(instant)
+    return iter(front)
+
+
+def _kind(instant: Instant) -> tuple[bool, int]:
+    return instant.forward, instant.stage
+
+
+def _numbers(instant: Instant) -> tuple[float, ...]:
+    """Numbers of an instant of which each needs memory."""
+    return (
+        instant.alive,
+        instant.waiting,
+        instant.earlier,
+        instant.messages,
+        instant.stages,
+        instant.waiting_received,
+        instant.last,
+        instant.last_waiting,
+    )
+
+
+def _exceeds(first: Instant, second: Instant) -> bool:
+    return all(a >= b for a, b in zip(_numbers(first), _numbers(second), strict=True))
+
+
+_AHEAD = ("interleaved-1f1b", "interleaved-zero-bubble", "zbv")
+
+
+@lru_cache(maxsize=1024)
+def posted_receives(schedule: Schedule, ranks: int, count: int, each: int) -> tuple[tuple[int, ...], ...]:
+    """Count the messages that wait for their pass.
+
+    Args:
+        schedule: pipeline schedule.
+        ranks: number of pipeline ranks.
+        count: micro-batches.
+        each: stages per rank.
+
+    Returns:
+        For each rank and each of its passes, in order, the messages received for later passes. What a stage hands to
+        another of the same rank counts as a message.
+    """
+    orders = [pass_order(schedule, rank, ranks, count, each) for rank in range(ranks)]
+    if schedule not in _AHEAD:
+        return tuple((0,) * len(order) for order in orders)
+    ranks_of_stages = {stage: rank for rank, order in enumerate(orders) for _, stage, _ in order}
+    last = ranks * each - 1
+    there: set[tuple[bool, int, int]] = set()  # (forward, stage, micro-batch) of messages
+    waiting, found = [0] * ranks, [list[int]() for _ in range(ranks)]
+    running = set(range(ranks))
+    while running:
+        before = sum(map(len, found))
+        for rank in sorted(running):
+            kind, stage, micro_batch = orders[rank][len(found[rank])]
+            forward = kind == "forward"
+            if kind != "weight" and stage != (0 if forward else last):
+                if (forward, stage, micro_batch) not in there:
+                    continue
+                waiting[rank] -= 1
+            found[rank].append(waiting[rank])
+            after = stage + 1 if forward else stage - 1
+            if kind != "weight" and 0 <= after <= last:
+                there.add((forward, after, micro_batch))
+                waiting[ranks_of_stages[after]] += 1
+            if len(found[rank]) == len(orders[rank]):
+                running.discard(rank)
+        assert sum(map(len, found)) > before, "a schedule has no circular dependencies"
+    return tuple(map(tuple, found))

@@ -1,0 +1,270 @@
+"""Memory of a rank, in bytes, and which layouts fit.
+
+    PlanRequest, Candidate, pipeline rank -> bytes counted by hlat.parallel.stages -> plus runtime and allocator
+        -> rank_memory: exact, from the shape of every parameter, with the program's split of layers into stages
+        -> estimate_rank_memory: fast, as if all divided evenly
+
+    estimates of the ranks that may need most -> fits | cannot fit | doubtful -> ExactChecks counts it exactly,
+                                                                                 as often as a search has time for
+
+The parts are state, activations kept for backward, transient buffers and the device's runtime. A test compares the
+counts with rehearsals and real runs.
+
+The program gives fewer layers to a rank that needs more memory (embedding, head, more micro-batches in flight). So a
+layout can fit whose estimate does not. It cannot if the mean of its ranks is over the limit, since what one rank gives
+up another one takes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+
+from hlat.hardware import Chip
+from hlat.model import are_used_on, attention_is_used_on, block_share, fuses_in_triton, hidden_share
+from hlat.optim import optimizer_spec
+from hlat.parallel import (
+    ACCELERATOR,
+    EagerKernels,
+    RankBytes,
+    has_embedding_and_head,
+    peak_rank_bytes,
+    rank_bytes,
+    rank_model_shards,
+    representative_ranks,
+    stage_layer_counts,
+    state_bytes_in_mode,
+    state_sizes,
+)
+from hlat.planner.problem.layouts import Candidate
+from hlat.planner.problem.request import PlanRequest
+from hlat.precision import MODES
+from hlat.runtime.backend.table import backend_of
+
+_GIB = 1 << 30
+_RUNTIME_BYTES = {"measured": 0.0, "trainium": 7.0 * _GIB}
+"""Memory of the device's runtime by chip family: context, code of kernels and graphs, buffers of the collectives.
+
+For Trainium none is published. It is inferred from two runs of AWS's library, whose pipelines had one stage per rank
+and kept no more messages than is counted here. HLAT reports that Llama-2-70B ran out of memory on 4 trn1.32xlarge;
+counted as here, it needs at least 9.04 GiB of the 15.36 GiB per core that can be used. AWS trains it on 8 with tensor
+8, pipeline 16 and full recomputation, which needs 7.49 GiB. So the runtime takes more than 6.32 GiB and less than 7.87;
+this is near the middle, further from both than the 3 % (0.3 GiB) by which a count may be wrong.
+"""
+_OTHER_RUNTIME_BYTES = 2.0 * _GIB
+# Rounding and fragmentation of the allocator, as a share of the transient memory.
+_ALLOCATOR_SHARE = 0.06
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Bytes of one rank at the moment of a step at which it needs most.
+
+    Attributes:
+        parameters: parameters, with the gathered copies.
+        gradients: gradients, as they are accumulated.
+        optimizer: optimizer state, and the state of training components (``training.ema``).
+        activations: activations kept for backward, of all micro-batches in flight.
+        recomputing: activations of a block while it is recomputed.
+        logits: logits and their gradients for one chunk of the loss; on the last stage only.
+        working: gradients of activations in the block that runs backward.
+        buffers: buffers of collectives and of messages between stages.
+        runtime: memory of the device's runtime.
+        slack: rounding and fragmentation of the allocator.
+    """
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+    recomputing: float
+    logits: float
+    working: float
+    buffers: float
+    runtime: float
+    slack: float
+
+    @property
+    def total(self) -> float:
+        """Sum of all components."""
+        return sum(self.components().values())
+
+    def components(self) -> dict[str, float]:
+        """Bytes by attribute name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def rank_memory(request: PlanRequest, candidate: Candidate, pipeline_rank: int) -> RankMemory:
+    """Memory of the first rank of a pipeline rank, counted exactly from the shapes of the model's parameters."""
+    step = candidate.step_shape(request)
+    rank = step.first_rank(pipeline_rank)
+    stages = rank_model_shards(step, rank)
+    sizes = tuple(len(stage.layer_range(request.model)) for stage in stages)
+    state = state_sizes(step, state_bytes_in_mode(step, rank, stages))
+    return _on_device(request, peak_rank_bytes(step, pipeline_rank, sizes, state, _eager_kernels(request)))
+
+
+def estimate_rank_memory(request: PlanRequest, candidate: Candidate, pipeline_rank: int) -> RankMemory:
+    """Estimate of ``rank_memory`` from numbers of parameters alone, as if all divided evenly; fast, for a search."""
+    model, mode, step = request.model, MODES[request.mode], candidate.step_shape(request)
+    first, last = has_embedding_and_head(step, pipeline_rank)
+    layers = -(-model.layers // candidate.pipeline)
+    if last and model.layers % candidate.pipeline:
+        layers -= 1
+    matrices = 1 if model.tie_embeddings and first and last else first + last
+    ends = matrices * model.vocab_size * model.hidden_size / candidate.tensor
+    elements = layers * block_share(model, candidate.tensor) + ends
+    sharded = candidate.zero > 0 and candidate.shards > 1
+    stored_elements = elements / candidate.shards if sharded else elements
+    gathered = 0.0
+    if sharded:
+        # A rank with more than three stages gathers three at a time (parallel/stages/rank_memory.py).
+        gathered = ends if candidate.zero == 3 else elements * min(1.0, 3 / candidate.virtual)
+    accumulates = candidate.zero == 1 and candidate.accumulation(request.global_batch) > 1
+    full_gradients = not sharded or candidate.pipeline > 1 or accumulates
+    state = (
+        stored_elements * mode.weights.itemsize + gathered * mode.compute.itemsize,
+        (elements if full_gradients else stored_elements) * mode.gradients.itemsize,
+        _state_bytes(request, candidate, layers, ends) * stored_elements / elements
+        + stored_elements * step.component_bytes,
+    )
+    sizes = (layers / candidate.virtual,) * candidate.virtual
+    return _on_device(request, peak_rank_bytes(step, pipeline_rank, sizes, state, _eager_kernels(request)))
+
+
+def _state_bytes(request: PlanRequest, candidate: Candidate, layers: float, ends: float) -> float:
+    """Bytes of optimizer state of a pipeline rank, unsharded.
+
+    Args:
+        request: the request.
+        candidate: the layout.
+        layers: layers of the rank.
+        ends: elements of its embedding and head.
+    """
+    spec = optimizer_spec(request.optimizer, request.mode)
+    block = block_share(request.model, candidate.tensor)
+    hidden = hidden_share(request.model, candidate.tensor)
+    return layers * hidden * spec.state_bytes(True) + (layers * (block - hidden) + ends) * spec.state_bytes(False)
+
+
+def ranks_of_interest(request: PlanRequest, candidate: Candidate) -> list[int]:
+    """Pipeline ranks to report: those of ``representative_ranks``, with the memory that the device adds."""
+    step = candidate.step_shape(request)
+    kernels = _eager_kernels(request)
+    counts = [rank_bytes(step, rank, sizes, kernels) for rank, sizes in enumerate(stage_layer_counts(step))]
+    needs = [_on_device(request, counted).total for counted in counts]
+    return representative_ranks(step, needs)
+
+
+def has_fused_kernels(chip: Chip) -> bool:
+    """Return True if hlat has kernels of its own for norms, RoPE, SwiGLU and loss on an accelerator."""
+    if chip.device is None:
+        return False
+    backend = backend_of(chip.device).of_chip(chip.vendor, chip.capability)
+    return fuses_in_triton(backend, torch.device("cpu"))  # where the answer is computed; that of a chip has no device
+
+
+def _eager_kernels(request: PlanRequest) -> EagerKernels:
+    """Eager kernels of the cluster's devices. Measured ones are CPUs, which are taken to have those of this machine."""
+    cpu = torch.device("cpu")
+    if request.cluster.chip.family != "measured":
+        return replace(ACCELERATOR, fused=has_fused_kernels(request.cluster.chip))
+    own = attention_is_used_on(cpu)
+    return EagerKernels(fused=are_used_on(cpu), masks=not own, head_sums=own, rounds=True)
+
+
+def _on_device(request: PlanRequest, counted: RankBytes) -> RankMemory:
+    """Add the memory of the device's runtime and allocator."""
+    transient = {
+        **dict.fromkeys(("gradients", "activations", "recomputing", "logits", "working", "buffers"), 0.0),
+        **counted.transient,
+    }
+    runtime, slack = device_overhead(request.cluster.chip.family, sum(transient.values()) - transient["gradients"])
+    return RankMemory(
+        parameters=counted.parameters, optimizer=counted.optimizer, **transient, runtime=runtime, slack=slack
+    )
+
+
+def device_overhead(chip_family: str | None, transient: float) -> tuple[float, float]:
+    """Memory that a device adds to the tensors of a rank, in bytes: its runtime, and the slack of its allocator.
+
+    Args:
+        chip_family: family of the chip in the hardware catalog; None if it has none.
+        transient: bytes of activations and buffers at the peak.
+    """
+    family = chip_family or "measured"
+    share = 0.0 if family == "measured" else _ALLOCATOR_SHARE
+    return _RUNTIME_BYTES.get(family, _OTHER_RUNTIME_BYTES), share * transient
+
+
+_MOST_CHECKS = 24  # of about 10 ms each
+_FURTHEST_ESTIMATE = 1.5  # times the limit; estimates of random layouts were at most 1.37 times the exact count
+
+
+def possible_peak_ranks(candidate: Candidate) -> list[int]:
+    """Pipeline ranks one of which needs most memory: the first, the last, and the second.
+
+    The second has message buffers on both sides and, of the ranks that do, the most micro-batches in flight.
+    """
+    return sorted({0, min(1, candidate.pipeline - 1), candidate.pipeline - 1})
+
+
+def estimated_ranks(request: PlanRequest, candidate: Candidate, most: float | None = None) -> list[float]:
+    """Estimate the bytes of the ranks that may need most, without counting every parameter.
+
+    Args:
+        request: the run.
+        candidate: the layout.
+        most: bytes; a rank that needs more ends the list.
+    """
+    found: list[float] = []
+    for rank in possible_peak_ranks(candidate):
+        found.append(estimate_rank_memory(request, candidate, rank).total)
+        if most is not None and found[-1] > most:
+            break
+    return found
+
+
+class ExactChecks:
+    """Check of which layouts fit; doubtful ones are counted exactly, no more than ``_MOST_CHECKS`` of them.
+
+    Args:
+        request: the run.
+        limit: bytes of a device.
+
+    Attributes:
+        found: number of layouts that fit though their estimate does not.
+    """
+
+    def __init__(self, request: PlanRequest, limit: float) -> None:
+        self._request, self._limit = request, limit
+        self._left = _MOST_CHECKS
+        self.furthest = _FURTHEST_ESTIMATE * limit
+        self.found = 0
+
+    def may_fit(self, layout: Candidate, estimates: Sequence[float]) -> bool:
+        """True if the layout fits by its estimate, or might with layers divided unevenly.
+
+        Args:
+            layout: the layout.
+            estimates: bytes of its ranks, by ``estimated_ranks``.
+        """
+        if max(estimates) <= self._limit:
+            return True
+        if layout.pipeline == 1 or max(estimates) > self.furthest:
+            return False
+        # Ranks between the second and the last need no more than the second.
+        mean = (sum(estimates) + (layout.pipeline - len(estimates)) * estimates[-2]) / layout.pipeline
+        return mean <= self._limit
+
+    def fits(self, layout: Candidate, estimates: Sequence[float]) -> bool:
+        """True if the layout fits: by its estimate, or by an exact count if there is one left."""
+        if max(estimates) <= self._limit:
+            return True
+        if not self._left or not self.may_fit(layout, estimates):
+            return False
+        self._left -= 1
+        ranks = ranks_of_interest(self._request, layout)
+        fits = max(rank_memory(self._request, layout, rank).total for rank in ranks) <= self._limit
+        self.found += fits
+        return fits

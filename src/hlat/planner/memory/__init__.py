@@ -1,1 +1,0 @@
-"""Bytes of memory that a rank needs in a candidate layout."""

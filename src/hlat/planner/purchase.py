@@ -1,0 +1,495 @@
+"""Purchases: a cluster for a run, the tokens that a budget affords, or the model that it can train.
+
+    model, kinds of instances, goal --choose_cluster--> Purchase: the best run of each kind, and sizes of the chosen one
+    model, budget, deadline or none --afford--> Purchase: the run of each kind with most tokens
+    budget or FLOPs --choose_model_size--> ModelSize: a model, its tokens and its run
+
+        budget --scaling law--> parameters, tokens --nearest shape--> model --planner--> FLOPs that the budget buys
+                     ^-----------------------------------------------------------------'  until they agree
+
+A run costs and takes as much per token with few tokens as with many. Without a deadline the number of instances is that
+of a plan without a goal (the bend of the cost), and the budget says how many tokens. With one, all instances for the
+whole time cost the budget: fewer would have too little time, more too little money. Such a number may be odd, and
+layouts divide better by powers of two: the two around it are compared too.
+
+What a dollar buys depends on the model, and so does the best cluster for it. So law and planner are asked in turn, and
+the planner chooses kind and number of instances anew for each size. The tokens are those that the budget affords there.
+
+The law is C = 6 N D FLOPs, L(N, D) = E + A / N^alpha + B / D^beta: Hoffmann et al. 2022 (arXiv 2203.15556), approach 3,
+with the constants that Besiroglu et al. 2024 (arXiv 2404.10102) fitted to the same runs: the published ones were
+rounded, and their fit had not converged. N counts all parameters. The runs had up to 16 billion parameters, and
+MassiveText as data: the loss of other data is another one, but the best size for an amount of compute changes little.
+With tokens to be generated: Sardana et al. 2023 (arXiv 2401.00448), equation 2, who also find that at high numbers of
+tokens per parameter further tokens help less than such a law says.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from math import ceil, floor, log
+
+from hlat.hardware import Catalog, Chip, Cluster, Instance, PriceKind, close_names
+from hlat.model import count_parameters
+from hlat.planner.offers import Goal, Kind, Offer, compute, explore, without_refusals
+from hlat.planner.problem.devices import why_not_runnable
+from hlat.planner.problem.request import PlanRequest, nearest_shape
+from hlat.runtime.errors import HardwareError, PlanError
+from hlat.runtime.quantities import short_count
+
+ANY = "any"
+"""Text for every kind of instance that has a price."""
+
+
+@dataclass(frozen=True)
+class Purchase:
+    """Answer to a buyer.
+
+    Attributes:
+        goal: limits of the run.
+        price: kind of all prices.
+        rows: the best offer of each kind of instance that meets the goal, the one to choose first.
+        sizes: offers of the chosen kind, by number of instances.
+        missed: reason, by kind without an offer.
+        affords: True if the number of tokens is what the budget affords, False if it was given.
+    """
+
+    goal: Goal
+    price: PriceKind | None
+    rows: tuple[Offer, ...]
+    sizes: tuple[Offer, ...]
+    missed: dict[str, str]
+    affords: bool = False
+
+    @property
+    def chosen(self) -> Offer:
+        """The offer to take."""
+        return self.rows[0]
+
+    @property
+    def range_goal(self) -> Goal:
+        """Limits for the whole range of a prediction: a budget that chose the tokens does not limit their cost."""
+        return Goal(self.goal.days, None if self.affords else self.goal.usd)
+
+    @property
+    def sure(self) -> tuple[Offer, ...]:
+        """Offers that meet the goal with the whole range in which 4 of 5 runs are expected, cheapest first.
+
+        Those that hlat cannot run are left out, unless it cannot run the chosen one either.
+        """
+        offers = {offer.cluster.name: offer for offer in (*self.rows, *self.sizes)}.values()
+        sure = [offer for offer in offers if self.range_goal.meets(offer.slow_end)]
+        if _runnable(self.chosen):
+            sure = [offer for offer in sure if _runnable(offer)]
+        return tuple(sorted(sure, key=lambda offer: (offer.usd or 0.0, offer.days)))
+
+
+def _runnable(offer: Offer) -> bool:
+    return not why_not_runnable(offer.cluster.chip, offer.request.mode)
+
+
+def choose_cluster(
+    chips: str,
+    goal: Goal,
+    request_on: Callable[[Cluster, PriceKind | None], PlanRequest],
+    catalog: Catalog,
+    price: PriceKind | None = None,
+) -> Purchase:
+    """Choose kind and number of instances for a run.
+
+    Args:
+        chips: instances or chips of the catalog, separated by commas, or ``any``.
+        goal: limits of the run.
+        request_on: the request on a cluster, with prices of a kind.
+        catalog: chips, instances and prices.
+        price: kind of price; None for the one that most of the instances have.
+
+    Raises:
+        HardwareError: an unknown instance or chip; names all of them.
+        PlanError: no cluster meets the goal; says how close each kind comes.
+    """
+    kinds, of, missed = kinds_of(chips, goal, request_on, catalog, price)
+    found, others = explore(goal, kinds)
+    missed |= others
+    if not found:
+        raise no_offer(f"no cluster meets the goal, {goal}", missed)
+    chosen, kind = found[0]
+    list(kind.doublings(chosen.cluster.count))
+    if not goal.meets(chosen.slow_end):
+        compute(goal.shrunk(chosen.prediction.interval.high), kind)  # numbers that leave room for the slow end, if any
+    return Purchase(goal, of, tuple(offer for offer, _ in found), tuple(kind.offers), missed)
+
+
+def no_offer(what: str, missed: dict[str, str]) -> PlanError:
+    """Return the error that says what no kind can do, and the reason by kind, which may have several lines."""
+    lines = (f"  {name}: {reason}".replace("\n", "\n    ") for name, reason in missed.items())
+    return PlanError("\n".join([f"{what}:", *lines]))
+
+
+def kinds_of(
+    chips: str,
+    goal: Goal,
+    request_on: Callable[[Cluster, PriceKind | None], PlanRequest],
+    catalog: Catalog,
+    price: PriceKind | None,
+) -> tuple[list[Kind], PriceKind | None, dict[str, str]]:
+    """Find the kinds of instances of a question, the kind of their prices, and reasons by kind that has none.
+
+    Args:
+        chips: instances or chips of the catalog, separated by commas, or ``any``.
+        goal: limits of the run. With a budget, an instance without a price stands for all of its chip.
+        request_on: the request on a cluster, with prices of a kind.
+        catalog: chips, instances and prices.
+        price: kind of price; None for the one that most of the instances have.
+
+    Raises:
+        HardwareError: an unknown instance or chip; names all of them.
+        PlanError: there is a budget, and none of the instances has a price.
+    """
+    instances = _instances(chips, catalog, priced=goal.usd is not None)
+    of = price or _commonest_price([instance for instance, _ in instances])
+    known = {instance.name for instance, _ in instances if of is None or of in instance.prices}
+    missed = {one.name: f"no {of} price is known" for one, _ in instances if one.name not in known}
+    if goal.usd is not None and of is None:
+        names = ", ".join(instance.name for instance, _ in instances)
+        raise PlanError(f"--budget: no price is known of {names}; give one, as in --price 2.10/h (of a chip)")
+
+    def request(cluster: Cluster) -> PlanRequest:
+        return request_on(cluster, of)
+
+    return [Kind(instance, chip, request) for instance, chip in instances if instance.name in known], of, missed
+
+
+def _instances(chips: str, catalog: Catalog, *, priced: bool) -> list[tuple[Instance, Chip]]:
+    """Return the named instances; those of a chip for the name of a chip.
+
+    Args:
+        chips: names, or ``any``.
+        catalog: chips and instances.
+        priced: True if prices are needed: an instance without one then stands for all with its chip that have one.
+    """
+    usable = [
+        (instance, chip)
+        for instance in catalog.instances
+        if (chip := catalog.chip(instance.chip)) is not None and chip.can_be_planned
+    ]
+    if chips.strip().lower() == ANY:
+        return [(instance, chip) for instance, chip in usable if instance.prices]
+    chosen: list[tuple[Instance, Chip]] = []
+    problems, is_close = [], True
+    for word in filter(None, (word.strip() for word in chips.split(","))):
+        named = catalog.instance(word)
+        of_chip = catalog.chip(word)
+        found = [pair for pair in usable if pair[0] is named] or [pair for pair in usable if pair[1] is of_chip]
+        if priced and found and not any(instance.prices for instance, _ in found):
+            found += [(one, chip) for one, chip in usable if chip is found[0][1] and one.prices]
+        chosen += [pair for pair in found if pair not in chosen]
+        if not found:
+            close = close_names(word, [name for one, chip in usable for name in (one.name, chip.name)])
+            hint = f"; did you mean {' or '.join(dict.fromkeys(close))}?" if close else ""
+            problems.append(f"--chips {word}: the catalog has no such instance or chip{hint}")
+            is_close = is_close and bool(close)
+    if not chosen and not problems:
+        problems, is_close = ["--chips names nothing"], False
+    if problems:
+        known = ", ".join(instance.name for instance, _ in usable)
+        listed = "`hlat hardware list` shows all" if is_close else f"Known instances: {known}"
+        raise HardwareError("\n".join([*problems, f"{listed}; or any, for all that have a price."]))
+    return chosen
+
+
+def _commonest_price(instances: Sequence[Instance]) -> PriceKind | None:
+    """Return the kind of price that most instances have, the first in the catalog's order among equals."""
+    counts: dict[PriceKind, int] = {}
+    for instance in instances:
+        for kind in instance.prices:
+            counts[kind] = counts.get(kind, 0) + 1
+    return max(counts, key=counts.__getitem__, default=None)
+
+
+_DOUBLINGS = 6  # of a number that is too small for the model, and halvings of one too large for its batch
+
+
+def afford(
+    chips: str,
+    goal: Goal,
+    request_on: Callable[[Cluster, PriceKind | None], PlanRequest],
+    catalog: Catalog,
+    price: PriceKind | None = None,
+) -> Purchase:
+    """Choose kind and number of instances that train on most tokens.
+
+    Args:
+        chips: instances or chips of the catalog, separated by commas, or ``any``.
+        goal: limits of the run; a budget is one of them.
+        request_on: the request on a cluster, with prices of a kind. Its number of tokens has no influence.
+        catalog: chips, instances and prices.
+        price: kind of price; None for the one that most of the instances have.
+
+    Raises:
+        HardwareError: an unknown instance or chip; names all of them.
+        PlanError: no price is known, or the model fits nowhere.
+    """
+    kinds, of, missed = kinds_of(chips, goal, request_on, catalog, price)
+    if goal.days is None:
+        found, others = explore(Goal(), kinds)
+        missed |= others
+        best = [(affordable(goal, offer), kind) for offer, kind in found]
+    else:
+        possible, others = without_refusals(kinds)
+        missed |= others
+        best = []
+        for kind in possible:
+            offers = [affordable(goal, offer) for offer in _for_all_the_time(goal, kind)]
+            if offers:
+                best.append((max(offers, key=lambda offer: offer.request.tokens), kind))
+            else:
+                missed[kind.instance.name] = "no layout of the model fits, on as many as the budget pays for"
+    if not best:
+        raise no_offer(f"no cluster can train the model, {goal}", missed)
+    best.sort(key=lambda pair: -pair[0].request.tokens)
+    sizes = [affordable(goal, offer) for offer in best[0][1].offers]
+    chosen = best[0][0]
+    sizes = [chosen if offer.cluster == chosen.cluster else offer for offer in sizes]
+    return Purchase(goal, of, tuple(offer for offer, _ in best), tuple(sizes), missed, affords=True)
+
+
+def affordable(goal: Goal, offer: Offer) -> Offer:
+    """Return the run with as many tokens as budget and deadline allow, at least one step."""
+    assert goal.usd is not None and offer.usd is not None, "a budget needs prices, which kinds_of looked for"
+    share = goal.usd / offer.usd
+    if goal.days is not None:
+        share = min(share, goal.days / offer.days)
+    return offer.with_tokens(max(int(share * offer.request.tokens), offer.request.tokens_per_step))
+
+
+def _for_all_the_time(goal: Goal, kind: Kind) -> Sequence[Offer]:
+    """Return offers of the numbers of instances that cost about the budget until the deadline, and of powers of two.
+
+    If none of them is possible, it is the offer of the nearest power of two above, else below, that is.
+    """
+    assert goal.days is not None and goal.usd is not None, "there are a deadline and a budget"
+    price = kind.cluster(1).price(kind.request_on(kind.cluster(1)).price)
+    assert price is not None, "a budget needs prices, which kinds_of looked for"
+    number = goal.usd / (price[1] * 24 * goal.days)
+    below, above = max(1, floor(number)), max(1, ceil(number))
+    power = 1 << (below.bit_length() - 1)
+    near = sorted({below, above, power, 2 * power})
+    offers = [offer for offer in map(kind.at, near) if offer is not None]
+    if offers:
+        return offers
+    far = [2 * power << more for more in range(1, _DOUBLINGS)] + [power >> less for less in range(1, _DOUBLINGS)]
+    return list(islice((offer for offer in map(kind.at, filter(None, far)) if offer is not None), 1))
+
+
+FLOPS_PER_PARAMETER = 6.0
+"""FLOPs of training per parameter and token (attention left out), as the law counts them; of generating, a third."""
+
+_LARGEST_SIZE = 1e14  # parameters; where the search for a size ends
+
+
+@dataclass(frozen=True)
+class ScalingLaw:
+    """Constants of L(N, D) = E + A / N^alpha + B / D^beta, in nats per token."""
+
+    irreducible: float
+    a: float
+    b: float
+    alpha: float
+    beta: float
+
+    def loss(self, parameters: float, tokens: float) -> float:
+        """Return the loss in nats per token."""
+        loss: float = self.irreducible + self.a / parameters**self.alpha + self.b / tokens**self.beta
+        return loss
+
+    def optimal_size(self, flops: float, generated: float = 0.0) -> tuple[float, float]:
+        """Return the parameters and training tokens that are best for some FLOPs of training.
+
+        Without tokens to be generated, they have the least loss. With them, no other size of that loss takes fewer
+        FLOPs for training and generating together. That is where alpha A / N^alpha = (1 + I / (3 D)) beta B / D^beta,
+        I being the generated tokens.
+
+        Args:
+            flops: FLOPs of the training, 6 N D.
+            generated: tokens to be generated over the model's life, prompts included.
+        """
+        low, high = 1.0, _LARGEST_SIZE
+        while high / low > 1 + 1e-12:
+            size = (low * high) ** 0.5
+            tokens = flops / FLOPS_PER_PARAMETER / size
+            by_size = self.alpha * self.a / size**self.alpha
+            by_tokens = (1 + generated / (3 * tokens)) * self.beta * self.b / tokens**self.beta
+            low, high = (size, high) if by_size > by_tokens else (low, size)
+        return low, flops / FLOPS_PER_PARAMETER / low
+
+
+CHINCHILLA = ScalingLaw(1.8172, 482.01, 2085.43, 0.3478, 0.3658)
+"""Besiroglu et al. 2024, table 1 (standard errors: A 125, B 1,293, alpha and beta 0.02)."""
+
+
+_FIRST_FLOPS = 1e21  # of the model that is asked for first; every later one gets a cluster of its own
+_MOST_SIZES = 10  # that are asked for; three are usual
+
+RequestOf = Callable[[str, int | None], Callable[[Cluster, PriceKind | None], PlanRequest]]
+"""The requests of a model with so many tokens (None for any), by cluster and kind of price."""
+
+
+@dataclass(frozen=True)
+class SizedRun:
+    """A model of a size, trained on so many tokens.
+
+    Attributes:
+        purpose: what its size is best for.
+        parameters: its parameters.
+        best: parameters and tokens that the law wants; the shape is the nearest one.
+        offer: its run.
+    """
+
+    purpose: str
+    parameters: int
+    best: tuple[float, float]
+    offer: Offer
+
+    @property
+    def tokens(self) -> int:
+        """Training tokens."""
+        return self.offer.request.tokens
+
+    @property
+    def loss(self) -> float:
+        """Loss by the law, in nats per token."""
+        return CHINCHILLA.loss(self.parameters, self.tokens)
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of the training as the law counts them."""
+        return FLOPS_PER_PARAMETER * self.parameters * self.tokens
+
+    def lifetime_flops(self, generated: float) -> float:
+        """FLOPs of the training and of generating so many tokens."""
+        return self.flops + FLOPS_PER_PARAMETER / 3 * self.parameters * generated
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """Answer to the question which model to train.
+
+    Attributes:
+        goal: limits of the run.
+        flops: FLOPs of the training, if they were given instead of a budget.
+        generated: tokens to be generated over the model's life; 0 if nothing was said.
+        price: kind of all prices.
+        runs: the run with the least loss; with tokens to be generated, the one that is best for them first.
+        missed: reason, by kind of instance without an offer.
+    """
+
+    goal: Goal
+    flops: float | None
+    generated: float
+    price: PriceKind | None
+    runs: tuple[SizedRun, ...]
+    missed: dict[str, str]
+
+
+def choose_model_size(
+    chips: str,
+    goal: Goal,
+    request_of: RequestOf,
+    catalog: Catalog,
+    price: PriceKind | None = None,
+    *,
+    flops: float | None = None,
+    generated: float = 0.0,
+) -> ModelSize:
+    """Choose the size of a model, its tokens and its cluster.
+
+    Args:
+        chips: instances or chips of the catalog, separated by commas, or ``any``.
+        goal: limits of the run; without ``flops``, a budget is one of them.
+        request_of: the requests of a model.
+        catalog: chips, instances and prices.
+        price: kind of price; None for the one that most of the instances have.
+        flops: FLOPs of the training, instead of what the budget buys.
+        generated: tokens to be generated over the model's life, prompts included.
+
+    Raises:
+        HardwareError: an unknown instance or chip; names all of them.
+        PlanError: no price is known, or nothing fits.
+    """
+    purposes = [("least loss", 0.0)]
+    if generated:
+        purposes.insert(0, (f"{short_count(generated)} generated", generated))
+    if flops is not None:
+        return _for_flops(chips, goal, request_of, catalog, price, flops, generated, purposes)
+    purchases: dict[str, Purchase] = {}
+
+    def purchase_of(name: str) -> Purchase:
+        if name not in purchases:
+            purchases[name] = afford(chips, goal, request_of(name, None), catalog, price)
+        return purchases[name]
+
+    begin, runs = CHINCHILLA.optimal_size(_FIRST_FLOPS)[0], []
+    for purpose, tokens in purposes:
+        runs.append(_agreed(purchase_of, begin, purpose, tokens))
+        begin = runs[-1].parameters
+    first = purchases[runs[0].offer.request.name]
+    return ModelSize(goal, None, generated, first.price, tuple(runs), first.missed)
+
+
+def _agreed(purchase_of: Callable[[str], Purchase], begin: float, purpose: str, generated: float) -> SizedRun:
+    """Return the run of the size that the law wants for the compute which the budget buys for that very size.
+
+    Each size gets the kind and number of instances that are best for it. Shapes are a few percent apart, and one may be
+    trained more efficiently than the next: if the law goes round among some, the answer is the one nearest to what it
+    wants for it.
+
+    Args:
+        purchase_of: the cluster to buy for a model, and the tokens that the budget affords there.
+        begin: parameters of the first model that is asked for.
+        purpose: what the size is best for.
+        generated: tokens to be generated over the model's life.
+    """
+    tried: dict[int, SizedRun] = {}
+    name, _, size = nearest_shape(begin)
+    while size not in tried and len(tried) < _MOST_SIZES:
+        offer = purchase_of(name).chosen
+        best = CHINCHILLA.optimal_size(FLOPS_PER_PARAMETER * size * offer.request.tokens, generated)
+        tried[size] = SizedRun(purpose, size, best, offer)
+        name, _, size = nearest_shape(best[0])
+    order = list(tried)
+    around = order[order.index(size) :] if size in tried else order
+    return min((tried[one] for one in around), key=lambda run: abs(log(run.best[0] / run.parameters)))
+
+
+def _for_flops(
+    chips: str,
+    goal: Goal,
+    request_of: RequestOf,
+    catalog: Catalog,
+    price: PriceKind | None,
+    flops: float,
+    generated: float,
+    purposes: list[tuple[str, float]],
+) -> ModelSize:
+    """Return the runs for an amount of compute: their sizes are known before anything is planned."""
+    runs, missed = [], {}
+    of = price
+    for purpose, tokens in purposes:
+        best = CHINCHILLA.optimal_size(flops, tokens)
+        name, _, size = nearest_shape(best[0])
+        found = choose_cluster(
+            chips, goal, request_of(name, max(1, round(flops / FLOPS_PER_PARAMETER / size))), catalog, price
+        )
+        of, missed = found.price, found.missed
+        runs.append(SizedRun(purpose, size, best, found.chosen))
+    return ModelSize(goal, flops, generated, of, tuple(runs), missed)
+
+
+def optimal_tokens(request: PlanRequest) -> tuple[int, float]:
+    """Return the parameters of a request's model, and the training tokens for which that size is the best one."""
+    size = count_parameters(request.model).total
+    low, high = 1e9, 1e32
+    while high / low > 1 + 1e-9:
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if CHINCHILLA.optimal_size(middle)[0] < size else (low, middle)
+    return size, CHINCHILLA.optimal_size(low)[1]

@@ -1,0 +1,229 @@
+"""A purchase as lines for a terminal, and as JSON values.
+
+    Purchase --purchase_lines--> kinds of instances, sizes of the chosen kind, its risk, kinds that miss the goal
+             --purchase_json---> the same under documented keys
+    ModelSize --model_size_lines, model_size_json--> the same for the question which model to train
+
+The risk: a run meets the goal as predicted, and may miss it within the range of its prediction.
+"""
+
+from collections.abc import Iterator, Sequence
+from math import floor, log10
+from typing import Any
+
+from hlat.planner.offers import Offer
+from hlat.planner.plan import format_number, layout_json
+from hlat.planner.problem.devices import comparison_note, why_not_runnable
+from hlat.planner.problem.layouts import layout_text
+from hlat.planner.purchase import CHINCHILLA, ModelSize, Purchase, SizedRun, optimal_tokens
+from hlat.planner.report.explanation import energy_sentence, energy_text, expectation, interval_text, storage_sentence
+from hlat.planner.report.terminal import table_lines, wrapped
+from hlat.runtime.quantities import rounded_text, short_count
+
+LAW = "law: Hoffmann 2022, approach 3, constants of Besiroglu 2024; D tokens, N parameters, all counted"
+
+
+def purchase_lines(purchase: Purchase, columns: int) -> Iterator[str]:
+    """Yield the table of kinds, that of numbers of the chosen kind, and the kinds that miss the goal."""
+    request = purchase.chosen.request
+    yield f"{request.name}, {_tokens(purchase)}, precision {request.mode}, {_prices(purchase.price)}"
+    yield f"goal: {purchase.goal}"
+    yield ""
+    yield from table_lines(list(_offer_rows(purchase.rows, purchase.chosen, purchase.affords)), columns)
+    if len(purchase.sizes) > 1:
+        yield ""
+        yield f"{purchase.chosen.cluster.instance.name} by number of instances:"
+        first = [purchase.chosen, *(offer for offer in purchase.sizes if offer is not purchase.chosen)]
+        yield from table_lines(list(_offer_rows(first, purchase.chosen, purchase.affords)), columns)
+    yield ""
+    risk = risk_sentence(purchase)
+    if risk:
+        yield from wrapped(f"! {risk}", columns, 2)
+    yield from _marks(purchase.rows, purchase.missed, columns)
+    if purchase.affords:
+        yield from wrapped(_beside_the_optimum(purchase.chosen), columns, 2)
+    yield from _assumed(purchase.chosen, columns)
+
+
+def model_size_lines(found: ModelSize, columns: int) -> Iterator[str]:
+    """Yield the table of sizes and what it rests on."""
+    chosen = found.runs[0]
+    what = f"{found.flops:.3g} FLOPs" if found.flops is not None else f"{found.goal.usd:,.0f} USD"
+    until = "" if found.goal.days is None else f", done in {found.goal.days:g} day{'' if found.goal.days == 1 else 's'}"
+    yield f"Which model for {what}{until}, {_prices(found.price)}"
+    yield ""
+    heads = ["", "size", "tokens", "D/N", "loss", "cluster", "days", "4 of 5", "USD", "best for"]
+    rows = [_size_row(run, run is chosen) for run in found.runs]
+    yield from table_lines([heads, *rows], columns)
+    yield ""
+    for run in found.runs:
+        yield from wrapped(_shape(run, found.generated), columns, 2)
+    yield from wrapped(LAW, columns, 2)
+    yield from _marks([chosen.offer], found.missed, columns)
+    yield from _assumed(chosen.offer, columns)
+
+
+def _size_row(run: SizedRun, chosen: bool) -> list[str]:
+    offer = run.offer
+    return [
+        "*" if chosen else "",
+        short_count(run.parameters),
+        short_count(run.tokens),
+        f"{run.tokens / run.parameters:,.0f}",
+        f"{run.loss:.3f}",
+        offer.cluster.name,
+        format_number(offer.days, 1),
+        interval_text(offer.prediction, offer.days),
+        "" if offer.usd is None else f"{offer.usd:,.0f}",
+        run.purpose,
+    ]
+
+
+def _shape(run: SizedRun, generated: float) -> str:
+    model = run.offer.request.model
+    life = f"; with generating, {run.lifetime_flops(generated):.3g} FLOPs" if generated else ""
+    return (
+        f"{run.offer.request.name}: {model.layers} layers of {model.hidden_size:,}, {model.heads} heads, "
+        f"{model.n_kv_heads} kv heads, {model.intermediate_size:,} wide, {model.vocab_size:,} words; "
+        f"{run.flops:.3g} FLOPs, for which the law wants {short_count(run.best[0])} parameters{life}"
+    )
+
+
+def _beside_the_optimum(offer: Offer) -> str:
+    """Return how the tokens of a run compare with those for which its model has the best size."""
+    request = offer.request
+    size, wanted = optimal_tokens(request)
+    flops = 6.0 * size * request.tokens
+    best = CHINCHILLA.optimal_size(flops)
+    share, loss, least = request.tokens / wanted, CHINCHILLA.loss(size, request.tokens), CHINCHILLA.loss(*best)
+    return (
+        f"{short_count(request.tokens)} tokens are {rounded_text(request.tokens / size)} per parameter, "
+        f"{rounded_text(share, 2)} times those for which this size is compute-optimal ({short_count(wanted)}). "
+        f"The same compute is best spent on {short_count(best[0])} parameters and {short_count(best[1])} tokens: "
+        f"loss {least:.3f} instead of {loss:.3f} ({LAW})."
+    )
+
+
+def _marks(offers: Sequence[Offer], missed: dict[str, str], columns: int) -> Iterator[str]:
+    for name, note in {offer.cluster.instance.name: comparison_note(offer.request) for offer in offers}.items():
+        if note:
+            yield from wrapped(f"! {name}: {note}", columns, 2)
+    for name, reason in missed.items():
+        yield from wrapped(f"not {name}: {reason}", columns, 4)
+
+
+def _assumed(offer: Offer, columns: int) -> Iterator[str]:
+    """Yield what the choice assumes."""
+    for one in offer.request.assumed:
+        if not (offer.request.tokens_assumed and "(--tokens)" in one):
+            yield from wrapped(f"assumed  {one}", columns, 9)
+    yield from wrapped(f"expect   {expectation(offer.prediction)}", columns, 9)
+    yield from wrapped(f"energy   {energy_sentence(offer.request, offer.prediction)}", columns, 9)
+    yield from wrapped(f"saves    {storage_sentence(offer.request, offer.prediction)}", columns, 9)
+
+
+def _tokens(purchase: Purchase) -> str:
+    tokens = short_count(purchase.chosen.request.tokens)
+    return "tokens as the budget affords" if purchase.affords else f"{tokens} tokens"
+
+
+def _prices(kind: str | None) -> str:
+    return "prices unknown" if kind is None else f"{kind} prices"
+
+
+def _offer_rows(offers: Sequence[Offer], chosen: Offer, affords: bool) -> Iterator[list[str]]:
+    yield ["", "cluster", "chips", *(["tokens"] * affords), "days", "4 of 5", "USD", "energy", "layout"]
+    for offer in offers:
+        yield [
+            "*" if offer is chosen else "",
+            offer.cluster.name,
+            f"{offer.cluster.chips:,}",
+            *([short_count(offer.request.tokens)] * affords),
+            format_number(offer.days, 1),
+            interval_text(offer.prediction, offer.days),
+            "" if offer.usd is None else f"{offer.usd:,.0f}",
+            energy_text(offer.prediction.kwh),
+            layout_text(offer.prediction.candidate),
+        ]
+
+
+def purchase_json(purchase: Purchase) -> dict[str, Any]:
+    """Return the purchase under its documented keys (docs/planning.md), as JSON values."""
+    return {
+        "model": purchase.chosen.request.name,
+        "tokens": purchase.chosen.request.tokens,
+        "tokens_affordable": purchase.affords,
+        "deadline_days": purchase.goal.days,
+        "budget_usd": purchase.goal.usd,
+        "price_kind": purchase.price,
+        "chosen": _offer_json(purchase.chosen),
+        "rows": [_offer_json(offer) for offer in purchase.rows],
+        "sure": [offer.cluster.name for offer in purchase.sure],
+        "sizes": [_offer_json(offer) for offer in purchase.sizes],
+        "missed": purchase.missed,
+    }
+
+
+def model_size_json(found: ModelSize) -> dict[str, Any]:
+    """Return the answer under its documented keys (docs/planning.md), as JSON values."""
+    return {
+        "deadline_days": found.goal.days,
+        "budget_usd": found.goal.usd,
+        "flops": found.flops,
+        "generated_tokens": found.generated,
+        "price_kind": found.price,
+        "runs": [
+            {
+                "best_for": run.purpose,
+                "model": run.offer.request.name,
+                "shape": run.offer.request.model.model_dump(mode="json", exclude_defaults=True),
+                "parameters": run.parameters,
+                "tokens": run.tokens,
+                "loss": run.loss,
+                "flops": run.flops,
+                "law_parameters": run.best[0],
+                "law_tokens": run.best[1],
+                "run": _offer_json(run.offer),
+            }
+            for run in found.runs
+        ],
+        "missed": found.missed,
+    }
+
+
+def _offer_json(offer: Offer) -> dict[str, Any]:
+    return {
+        "cluster": offer.cluster.name,
+        "instances": offer.cluster.count,
+        "chips": offer.cluster.chips,
+        "tokens": offer.request.tokens,
+        "for_comparison": why_not_runnable(offer.cluster.chip, offer.request.mode) or None,
+        **layout_json(offer.request, offer.prediction),
+    }
+
+
+def risk_sentence(purchase: Purchase) -> str:
+    """Say that the chosen run may miss the goal, and what would not; empty if its whole range is within the goal."""
+    chosen, goal = purchase.chosen, purchase.range_goal
+    late = goal.days is not None and chosen.slow_end.days > goal.days
+    dear = goal.usd is not None and (chosen.slow_end.usd or 0.0) > goal.usd
+    if not (late or dear):
+        return ""
+    limits = " and ".join(["deadline"] * late + ["budget"] * dear)
+    ranges = [f"{interval_text(chosen.prediction, chosen.days)} days"] * late
+    if dear and chosen.usd is not None:
+        ranges.append(f"{interval_text(chosen.prediction, chosen.usd)} USD")
+    may = f"{chosen.cluster.name} may miss the {limits}: {' and '.join(ranges)} in 4 of 5 runs. "
+    if purchase.sure:
+        names = ", ".join(offer.cluster.name for offer in purchase.sure)
+        return may + f"Within the goal over the whole range: {names}."
+    none = f"No number of {chosen.cluster.instance.name} that was tried is within the goal over its whole range"
+    if purchase.affords and goal.days is not None:  # with another number of tokens, any deadline can be met
+        return may + f"{none}; --deadline {_rounded_down(goal.days / chosen.prediction.interval.high)}d leaves room."
+    return may + f"{none}."
+
+
+def _rounded_down(value: float) -> str:
+    """Write a number with two significant digits, rounded down."""
+    unit = 10.0 ** (floor(log10(value)) - 1)
+    return f"{floor(value / unit + 1e-9) * unit:.12g}"

@@ -1,0 +1,309 @@
+"""A plan in sentences: what it is, what it assumes, what to expect, and why it is this layout.
+
+TrainingPlan --plan_words--> (sentence, indentation of its further lines), the most important first
+|-- explain          reasons of the layout, drawbacks of the next best, links that each axis uses
+|       '-- message_times: seconds of one message by axis, by the cost model: "0.41 ms (162 GB/s)"
+|-- comparison_with  another layout
+|-- expectation      range of days and cost in which 4 of 5 runs are expected
+|-- energy_sentence  "up to 12.4 MWh: ..."
+'-- storage_sentence "80 GB at 64 GB/s: a save is durable after ...; a restart takes ..."
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hlat.hardware import HOST_SHARE
+from hlat.planner.cost.calibration import load_constants
+from hlat.planner.cost.comm_time import comm_times
+from hlat.planner.cost.goodput import DETECTION_SECONDS, STORE_RATE_LIMIT, STORE_RATE_PER_INSTANCE, storage_rate
+from hlat.planner.cost.step_counts import exchanged_bytes
+from hlat.planner.plan import DeterminismCost, TrainingPlan, fits, format_number
+from hlat.planner.problem.layouts import Candidate
+from hlat.planner.problem.request import PlanRequest
+from hlat.planner.problem.workload import rank_weights
+from hlat.planner.search import TIE_TOLERANCE, LayoutPrediction, workload_columns
+from hlat.precision import MODES
+from hlat.runtime.quantities import rounded_text
+from hlat.runtime.terminal import plural
+
+_GIB = 1 << 30
+
+
+def plan_words(plan: TrainingPlan, explained: bool, other: LayoutPrediction | None) -> Iterator[tuple[str, int]]:
+    """Yield the sentences about a plan, each with the indentation of its further lines.
+
+    Args:
+        plan: the plan.
+        explained: True for the reasons of its layout.
+        other: a layout to compare with; None for none.
+    """
+    request, said = plan.request, plan.assumptions()
+    cluster, steps = request.cluster, plural(request.steps, "step")
+    machines = f"{cluster.count:,} instances of {plural(cluster.instance.chips, 'chip')}, " if cluster.count > 1 else ""
+    devices = f"{cluster.devices:,} device{'s' if cluster.devices > 1 else ''}"
+    yield f"{request.name} on {cluster.name}: {machines}{devices}, {steps}, precision {request.mode}", 2
+    for one in request.assumed:
+        yield f"  assumed    {one}", 13
+    yield f"  expect     {expectation(plan.chosen)}", 13
+    if plan.determinism is not None:
+        yield f"  attention  {_determinism_sentence(plan.determinism)}", 13
+    price = (
+        "not known"
+        if said["usd_per_hour"] is None
+        else f"{said['usd_per_hour']:,.2f} USD per hour, {said['price_kind']}"
+    )
+    yield f"  price      {price}", 13
+    yield f"  energy     {energy_sentence(request, plan.chosen)}", 13
+    yield (
+        f"  failures   one in {said['mean_hours_between_failures']:.1f} hours; save every "
+        f"{said['checkpoint_every_steps']:,} steps; goodput {plan.chosen.goodput:.1%} by Daly's formula, "
+        f"{plan.goodput_simulated[0]:.1%} simulated, {plan.goodput_simulated[1]:.1%} in the worst tenth of runs",
+        13,
+    )
+    yield f"  saves      {storage_sentence(request, plan.chosen)}", 13
+    if not fits(request, plan.chosen):
+        need = plan.chosen.peak_memory / _GIB
+        yield f"  memory     DOES NOT FIT: {need:.1f} GiB of {said['memory_gib_per_device']} GiB", 13
+    for line in explain(plan) if explained else []:
+        yield f"  {line}", 4
+    if other is not None:
+        yield f"  {comparison_with(plan, other)}", 4
+
+
+def _determinism_sentence(cost: DeterminismCost) -> str:
+    """Name the planned kernel of attention and the other one, with the step time of each."""
+    planned, other = (
+        f"{cost.kernels[value]}, {format_number(cost.seconds[value])} s per step with "
+        f"run.deterministic={str(value).lower()}"
+        for value in (cost.chosen, not cost.chosen)
+    )
+    return f"{planned}; {other}"
+
+
+_COMPONENT_NAMES = {
+    "products": "matrix products",
+    "attention": "attention",
+    "pointwise": "pointwise operations",
+    "gaps": "gaps between kernels",
+    "recomputed": "recomputation",
+    "host": "waiting for the host",
+    "tensor": "tensor-parallel communication",
+    "context": "context-parallel communication",
+    "head": "the LM head on the last stage",
+    "bubble": "the pipeline bubble",
+    "messages": "messages between stages",
+    "data": "data-parallel communication",
+    "optimizer": "the optimizer's step",
+    "stragglers": "waiting for the slowest device",
+}
+_MIN_REPORTED_SHARE = 0.005  # of a step
+
+
+def explain(plan: TrainingPlan) -> list[str]:
+    """Explain a plan in sentences, the most important first."""
+    request, chosen = plan.request, plan.chosen
+    lines = [f"Chosen: {chosen.candidate}.", _step_sentence(chosen), *_communication_sentences(request, chosen)]
+    if plan.ranked and plan.ranked[0] is not chosen:
+        fastest = plan.ranked[0]
+        behind = chosen.step_seconds / fastest.step_seconds - 1
+        lines.append(
+            f"The fastest predicted layout, {fastest.candidate}, is {behind:.1%} faster, less than the "
+            f"{TIE_TOLERANCE:.0%} that decide; the chosen layout recomputes less, or splits the "
+            f"model over fewer ranks."
+        )
+    runners_up = [other for other in plan.alternatives[:3] if other is not plan.ranked[0]]
+    lines += [f"Runner-up: {compare(chosen, other)}" for other in runners_up]
+    return lines
+
+
+def expectation(chosen: LayoutPrediction) -> str:
+    """The 80 % interval of the run's duration and cost, and the evidence that it rests on."""
+    low, high = map(_two_digits, chosen.interval.of(chosen.days))
+    money = ""
+    if chosen.cost_usd is not None:
+        money = " and {} to {} USD".format(*map(_two_digits, chosen.interval.of(chosen.cost_usd)))
+    sources, family = chosen.interval.sources, chosen.interval.family
+    evidence = f"{plural(sources, 'published source')} of {family} chips" if sources else "other chips only"
+    return f"{low} to {high} days{money} in 4 of 5 runs, by {evidence}"
+
+
+def interval_text(planned: LayoutPrediction, value: float) -> str:
+    """The 80 % interval of a predicted duration or cost."""
+    return "-".join(map(_two_digits, planned.interval.of(value)))
+
+
+def _two_digits(value: float) -> str:
+    """A number rounded to two significant digits, as 64,000."""
+    return f"{value:#.2g}" if 0.1 <= value < 9.95 else rounded_text(value, 2)  # 3.0 rather than 3
+
+
+def compare(chosen: LayoutPrediction, other: LayoutPrediction) -> str:
+    """Losses and gains of another layout against the chosen one, in one sentence."""
+    slower = other.step_seconds / chosen.step_seconds - 1
+    total = chosen.step_seconds
+    changes = sorted(
+        ((other.components[name] - chosen.components[name]) / total, name)
+        for name in chosen.components
+        if abs(other.components[name] - chosen.components[name]) > _MIN_REPORTED_SHARE * total
+    )
+    lost = [f"{_COMPONENT_NAMES[name]} +{share:.1%}" for share, name in reversed(changes) if share > 0]
+    gained = [f"{_COMPONENT_NAMES[name]} {share:.1%}" for share, name in changes if share < 0]
+    speed = f"{slower:.1%} slower" if slower >= 0 else f"{-slower:.1%} faster"
+    memory = f"{other.peak_memory / _GIB:.1f} GiB against {chosen.peak_memory / _GIB:.1f}"
+    why = "; ".join(filter(None, [", ".join(lost[:3]), ", ".join(gained[:3])])) or "no component stands out"
+    return f"{other.candidate}: {speed} ({why}), {memory}."
+
+
+def comparison_with(plan: TrainingPlan, other: LayoutPrediction) -> str:
+    """Sentences that compare the chosen layout with another one."""
+    ahead = other.step_seconds / plan.chosen.step_seconds - 1
+    fit = "" if fits(plan.request, other) else f" It does not fit: {other.peak_memory / _GIB:.1f} GiB."
+    conclusion = (
+        f"The chosen layout is predicted {ahead:.1%} faster" if ahead >= 0 else f"It is predicted {-ahead:.1%} faster"
+    )
+    return f"Against {compare(plan.chosen, other)} {conclusion}.{fit}"
+
+
+def _step_sentence(prediction: LayoutPrediction) -> str:
+    """The step time and its components, largest first."""
+    shares = sorted(
+        ((seconds / prediction.step_seconds, name) for name, seconds in prediction.components.items()), reverse=True
+    )
+    words = ", ".join(f"{_COMPONENT_NAMES[name]} {share:.0%}" for share, name in shares if share > 0.01)
+    return f"A step takes {format_number(prediction.step_seconds)} s: {words}."
+
+
+def _communication_sentences(request: PlanRequest, prediction: LayoutPrediction) -> list[str]:
+    """Volume and links of each parallel axis, one sentence each.
+
+    Seconds are those that the cost model has for a message before anything hides it, latencies and passages through
+    memory included; rates follow from them and the bytes of the message.
+    """
+    cluster, layout = request.cluster, prediction.candidate
+    times = message_times(request, layout)
+    sent = {axis: f"{size / _GIB:,.1f} GiB per step" for axis, size in exchanged_bytes(request, layout, 0).items()}
+    sentences = []
+    if layout.tensor > 1:
+        inside = layout.tensor <= cluster.domain
+        where = "on the fast links" if inside else "over the network, beyond the fast links"
+        sentences.append(
+            f"Tensor parallelism communicates four times per layer, {where}: {sent['tensor']} and device, "
+            f"{times['tensor']} per all-reduce."
+        )
+    if layout.context > 1:
+        sentences.append(
+            f"Context parallelism exchanges keys and values in every layer: {sent['context']} and device, "
+            f"{times['context']} per exchange forward."
+        )
+    if layout.pipeline > 1:
+        location = "span several instances" if cluster.devices > cluster.devices_per_instance else "share an instance"
+        sentences.append(
+            f"The {layout.pipeline} pipeline ranks communicate least, one message per pass, and {location}: "
+            f"{sent['pipeline']} and device, {times['stage']} per message."
+        )
+    if layout.data > 1:
+        crosses = layout.shards * layout.tensor > cluster.domain
+        where = "over the network, overlapped with passes" if crosses else "on the fast links"
+        per_micro_batch = layout.zero == 3 or (layout.zero == 2 and layout.pipeline == 1)
+        often = "for each micro-batch" if per_micro_batch else "once per step"
+        sentences.append(
+            f"Data parallelism over {layout.data} replicas communicates {often}, {where}: {sent['data']} and device, "
+            f"{times['gather']} for all weights of a device, {times['reduce']} for their gradients."
+        )
+    if layout.replicas > 1:
+        sentences.append(
+            f"Weights are sharded over {layout.shards} devices, in {layout.replicas} replicas: only sums of gradients "
+            f"go from replica to replica, once per step, {times['across']}."
+        )
+    return sentences
+
+
+@dataclass(frozen=True)
+class MessageTime:
+    """One message.
+
+    Attributes:
+        seconds: seconds of the cost model, before anything hides them.
+        bytes: bytes of the complete message, of each of the two halves of an all-reduce; 0 if they are not known here.
+    """
+
+    seconds: float
+    bytes: float
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second, all of the message over all of its time."""
+        return self.bytes / self.seconds
+
+    def __str__(self) -> str:
+        time = f"{self.seconds:.2f} s" if self.seconds >= 1 else f"{rounded_text(1000 * self.seconds)} ms"
+        return f"{time} ({rounded_text(self.rate / 1e9)} GB/s)" if self.bytes else time
+
+
+def message_times(request: PlanRequest, layout: Candidate) -> dict[str, MessageTime]:
+    """Return one message of each kind: tensor, context, stage, gather, reduce, across (fields of ``CommTimes``)."""
+    columns = workload_columns(request, [layout])
+    times = comm_times(columns, load_constants())
+    hidden, weights = float(2 * (columns.tokens * columns.hidden)[0]), float(rank_weights(columns)[0])
+    gradients = float(columns.gradient_bytes[0])
+    if (
+        MODES[request.mode].compute.itemsize != 2
+    ):  # the formulas count 16 bits and halve the rates: no bytes to be shown
+        hidden = weights = 0.0
+    sizes = {
+        "tensor": hidden,
+        "context": 0.0,
+        "stage": hidden / layout.tensor,
+        "gather": 2 * weights,
+        "reduce": gradients * weights,
+        "across": gradients * weights / layout.shards,
+    }
+    return {name: MessageTime(float(getattr(times, name)[0]), size) for name, size in sizes.items()}
+
+
+def energy_text(kwh: float | None) -> str:
+    """Return an amount of energy with its unit; empty if it is not known."""
+    if kwh is None:
+        return ""
+    return f"{rounded_text(kwh / 1000)} MWh" if kwh >= 1000 else f"{rounded_text(kwh)} kWh"
+
+
+def energy_sentence(request: PlanRequest, prediction: LayoutPrediction) -> str:
+    """Return what the energy of a run is, and what it assumes."""
+    chip, site = request.cluster.chip, request.site
+    if prediction.kwh is None or chip.power is None:
+        return f"not known: no power limit of {chip.name} is published"
+    building = f"PUE {site.pue:g}" + ("" if site.pue_given else ", Amazon's mean of 2025 (--pue)")
+    return (
+        f"at most about {energy_text(prediction.kwh)}: every chip at its limit of {chip.power.watts:,.0f} W all the "
+        f"time, {HOST_SHARE:.0%} more for hosts and network, {building}"
+    )
+
+
+_GB = 1e9
+
+
+def storage_text(request: PlanRequest) -> str:
+    """Return the rate of the file system, and where it comes from."""
+    rate = storage_rate(request.cluster, request.site.storage) / _GB
+    if request.site.storage is not None:
+        return f"{rounded_text(rate)} GB/s, by --storage {request.site.storage}"
+    return (
+        f"{rounded_text(rate)} GB/s, assumed: {STORE_RATE_PER_INSTANCE / _GB:g} GB/s for each instance, at most "
+        f"{STORE_RATE_LIMIT / _GB:,.0f} in all (--storage)"
+    )
+
+
+def storage_sentence(request: PlanRequest, prediction: LayoutPrediction) -> str:
+    """Return how long a save and a restart take, and what they lose."""
+    one = prediction.reliability
+    return (
+        f"{rounded_text(one.saved_bytes / _GB)} GB at {storage_text(request)}: a save is durable after "
+        f"{_seconds(one.writing)} and stalls {_seconds(one.stall)}; a restart takes {_seconds(one.restart)} "
+        f"({_seconds(DETECTION_SECONDS)} to be noticed, {_seconds(one.start_up)} to start, {_seconds(one.writing)} to "
+        f"load); goodput {prediction.goodput:.1%}"
+    )
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.0f} s" if value >= 10 else f"{rounded_text(value, 2)} s"

@@ -1,0 +1,212 @@
+"""Plans as tables for a terminal: the choice of each cluster first and marked, its alternatives below.
+
+    plans --plan_lines--> rows of texts, meaning of the marks
+    rows of texts, width --table_lines--> lines: columns as wide as their texts, long texts of the last one broken
+    sentence, width --wrapped--> lines; words of a command, width --command_lines--> lines
+
+Several clusters have a table of their choices first, a row each. A wide terminal shows each degree of a layout in a
+column of its own; a narrow one, 80 columns, the layout as ``--layout`` takes it.
+"""
+
+import re
+import shlex
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from hlat.planner.cost.calibration import undecided_ratio
+from hlat.planner.plan import TrainingPlan, format_number, layout_json
+from hlat.planner.problem.devices import comparison_note
+from hlat.planner.problem.layouts import layout_text
+from hlat.planner.report.comparison import pareto_front_of_plans
+from hlat.planner.report.explanation import energy_text, interval_text
+from hlat.planner.search import TIE_TOLERANCE, LayoutPrediction
+
+WIDE = 140
+"""Columns of a terminal from which on the wide table is printed."""
+
+_SCHEDULES = {
+    "gpipe": "gpipe",
+    "1f1b": "1f1b",
+    "interleaved-1f1b": "interleaved",
+    "interleaved-zero-bubble": "zero bubble",
+    "zbv": "zbv",
+}
+
+Cell = Callable[[LayoutPrediction, dict[str, Any]], str]
+
+
+def _value_of(key: str) -> Cell:
+    return lambda planned, said: str(said[key])
+
+
+_LAYOUT: dict[str, Cell] = {
+    "tp": _value_of("tensor"),
+    "pp": _value_of("pipeline"),
+    "dp": _value_of("data"),
+    "cp": _value_of("context"),
+    "v": _value_of("virtual_stages"),
+    "schedule": lambda planned, said: _SCHEDULES[said["schedule"]] if said["pipeline"] > 1 else "",
+    "zero": lambda planned, said: f"{said['zero']}" + (f" x{said['replicas']}" if said["replicas"] > 1 else ""),
+    "mbs": _value_of("micro_batch"),
+    "acc": _value_of("accumulation"),
+    "recompute": _value_of("activation_checkpointing"),
+}
+_GIB: dict[str, Cell] = {"GiB": lambda planned, said: f"{said['memory_gib']:.1f}"}
+_STEP: dict[str, Cell] = {"step s": lambda planned, said: format_number(planned.step_seconds)}
+_SPEED: dict[str, Cell] = {"tok/s/chip": lambda planned, said: f"{said['tokens_per_second_per_chip']:,.0f}"}
+_RUN: dict[str, Cell] = {
+    "MFU": lambda planned, said: f"{planned.mfu:.1%}",
+    "days": lambda planned, said: format_number(planned.days),
+    "USD": lambda planned, said: "" if planned.cost_usd is None else format_number(planned.cost_usd, 0),
+}
+_LIKELY: dict[str, Cell] = {"days, 4 of 5": lambda planned, said: interval_text(planned, planned.days)}
+_GOODPUT: dict[str, Cell] = {"goodput": lambda planned, said: f"{planned.goodput:.1%}"}
+_ENERGY: dict[str, Cell] = {"energy": lambda planned, said: energy_text(planned.kwh)}
+_SHORT: dict[str, Cell] = {"layout": lambda planned, said: layout_text(planned.candidate)}
+
+_WIDE = _LAYOUT | _GIB | _STEP | _SPEED | _RUN | _LIKELY | _GOODPUT
+_NARROW = _GIB | _STEP | _RUN | _SHORT
+_SUMMARY: dict[str, Cell] = {
+    "days": _RUN["days"],
+    "4 of 5": _LIKELY["days, 4 of 5"],
+    "USD": _RUN["USD"],
+    **_ENERGY,
+    **_SHORT,
+}
+
+
+def plan_lines(plans: Sequence[TrainingPlan], columns: int, *, layouts: bool = True) -> Iterator[str]:
+    """Yield the table of some plans, and the meaning of its marks.
+
+    Args:
+        plans: the plans.
+        columns: width of the terminal.
+        layouts: False for the table of clusters alone.
+    """
+    front = {id(planned) for _, planned in pareto_front_of_plans(list(plans))}
+    if len(plans) > 1:
+        yield from table_lines(list(_summary(plans)), columns)
+        yield from [""] if layouts else []
+    if not layouts:
+        for mark in _notes(plans):
+            yield from wrapped(mark, columns, 2)
+        return
+    if columns >= WIDE:
+        rows = [row for plan in plans for row in _rows(plan, _WIDE, front, named=True)]
+        yield from table_lines([["", "cluster", *_WIDE], *rows], columns)
+    else:
+        for plan in plans:
+            yield plan.request.cluster.name
+            yield from table_lines([["", *_NARROW], *_rows(plan, _NARROW, front, named=False)], columns)
+    yield ""
+    for mark in [*_notes(plans), *_marks(plans, len(front))]:
+        yield from wrapped(mark, columns, 2)
+
+
+def _summary(plans: Sequence[TrainingPlan]) -> Iterator[list[str]]:
+    """Yield the heads and a row for each cluster: its choice."""
+    yield ["cluster", "chips", *_SUMMARY]
+    for plan in plans:
+        planned, said = plan.chosen, layout_json(plan.request, plan.chosen)
+        cells = [cell(planned, said) for cell in _SUMMARY.values()]
+        yield [plan.request.cluster.name, f"{plan.request.cluster.chips:,}", *cells]
+
+
+def _rows(plan: TrainingPlan, cells: dict[str, Cell], front: set[int], *, named: bool) -> Iterator[list[str]]:
+    """Yield the rows of a plan; with the cluster's name in the second column of its first one if it is named."""
+    for planned in (plan.chosen, *plan.alternatives):
+        chosen = planned is plan.chosen
+        tied = len(plan.ranked) > 1 and plan.may_be_fastest(planned)
+        marks = f"{'>' if chosen else ' '}{'*' if id(planned) in front else ' '}{'~' if tied else ' '}"
+        name = [plan.request.cluster.name if chosen else ""] if named else []
+        said = layout_json(plan.request, planned)
+        yield [marks, *name, *(cell(planned, said) for cell in cells.values())]
+
+
+def _notes(plans: Sequence[TrainingPlan]) -> Iterator[str]:
+    for plan in plans:
+        if note := comparison_note(plan.request):
+            yield f"! {plan.request.cluster.name}: {note}"
+
+
+def _marks(plans: Sequence[TrainingPlan], front: int) -> Iterator[str]:
+    searched = [plan for plan in plans if plan.ranked]
+    tied = [plan for plan in searched if plan.chosen is not plan.ranked[0]]
+    if tied:
+        yield f"> the choice: the plainest layout that is within {TIE_TOLERANCE:.0%} of the fastest"
+    elif searched:
+        yield "> the choice: the fastest layout"
+    if searched:
+        apart = undecided_ratio() - 1
+        yield f"~ may be the fastest: below {apart:.0%}, the model often names the wrong one"
+    if front > 1:
+        yield "* no other row is better in time, cost and memory at once"
+
+
+LEFT = ("cluster", "schedule", "recompute", "layout", "model", "best for")
+"""Heads of columns of words, which are aligned to the left; numbers are to the right."""
+
+_NARROWEST = 10  # columns of the last cell, however narrow the terminal is
+
+
+def table_lines(rows: Sequence[Sequence[str]], columns: int) -> Iterator[str]:
+    """Yield the lines of a table.
+
+    Args:
+        rows: cells; the first row has the heads.
+        columns: width of the terminal. Texts of the last column that are too long are broken after commas and
+            spaces, and after hyphens if one of their words is too long.
+    """
+    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
+    before = sum(widths[:-1]) + len(widths) - 1
+    last = max(_NARROWEST, columns - before)
+    for row in rows:
+        cells = [
+            text.ljust(width) if head in LEFT else text.rjust(width)
+            for head, text, width in zip(rows[0][:-1], row[:-1], widths[:-1], strict=True)
+        ]
+        if rows[0][-1] not in LEFT:
+            yield " ".join([*cells, row[-1].rjust(widths[-1])]).rstrip()
+            continue
+        first, *more = _broken(row[-1], last)
+        yield " ".join([*cells, first]).rstrip()
+        yield from (" " * before + text for text in more)
+
+
+def _broken(text: str, width: int) -> list[str]:
+    """Break a text after commas and spaces into pieces of a width; after hyphens too if a word is wider."""
+    pieces = [""]
+    for word in re.findall(r"[^, -]*[, -]?" if _widest_word(text) > width else r"[^, ]*[, ]?", text):
+        if pieces[-1] and len(pieces[-1]) + len(word.rstrip()) > width:
+            pieces.append("")
+        pieces[-1] += word
+    return [piece.rstrip() for piece in pieces]
+
+
+def _widest_word(text: str) -> int:
+    return max(map(len, re.split("[, ]", text)))
+
+
+def command_lines(words: Sequence[str], columns: int) -> Iterator[str]:
+    """Yield a command in lines that a shell takes as one.
+
+    Args:
+        words: the words of the command.
+        columns: width of the terminal.
+    """
+    line = ""
+    for word in map(shlex.quote, words):
+        if line and len(line) + len(word) + 3 > columns:
+            yield f"{line} \\"
+            line = "    " + word
+        else:
+            line = f"{line} {word}" if line else word
+    yield line
+
+
+def wrapped(text: str, columns: int, indent: int = 0) -> list[str]:
+    """Break a sentence into lines of a width, all but the first indented."""
+    return textwrap.wrap(
+        text, columns, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    ) or [""]

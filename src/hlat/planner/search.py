@@ -1,0 +1,408 @@
+"""Search for the best layouts of a request.
+
+    candidates -> memory of the fullest ranks -> fits? -> step_times of those that do, as columns
+               -> finalists -> pipeline simulated, memory counted exactly -> LayoutPrediction -> ranked -> break_tie
+    best_layout: the winner alone, for many clusters of one question; fastest first, until enough of them fit
+
+The formulas of planner/cost/step_time.py rank all candidates. For the few best, the pipeline is simulated event by
+event and memory is counted from the shape of every parameter; these results decide.
+
+Differences below the model's own error decide nothing. Among the layouts within that error of the fastest, the plainest
+is taken: tensor parallelism on fast links, no pipeline, least recomputation, fewest gathers, smallest tensor degree,
+fewest stages and replicas, then the fastest. (In published sweeps, trading pipeline stages for a larger tensor degree
+lost.) One that another of them beats in both time and memory is not taken: nobody would want it.
+
+``search`` counts the memory of all, because it also reports layouts that need little of it. ``best_layout`` does not.
+Of the layouts that differ only in what they keep for backward, the one that recomputes everything needs least memory.
+It is counted first: where it does not fit, none of them does.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+import numpy as np
+
+from hlat.config import ZERO_BUBBLE
+from hlat.model import count_parameters, flops_per_token, hidden_share
+from hlat.optim import optimizer_spec
+from hlat.parallel import matrix_shapes, stage_layers
+from hlat.planner.cost.calibration import RatioInterval, shipped_interval
+from hlat.planner.cost.goodput import Reliability, predict_reliability
+from hlat.planner.cost.program import hlat_profile
+from hlat.planner.cost.step_time import STEP_COMPONENTS, StageTimes, StepTimes, Timeline, simulate_pipeline, step_times
+from hlat.planner.memory import ExactChecks, RankMemory, estimated_ranks, rank_memory, ranks_of_interest
+from hlat.planner.problem.devices import request_device
+from hlat.planner.problem.layouts import Candidate, candidates
+from hlat.planner.problem.request import PlanRequest
+from hlat.planner.problem.workload import RECOMPUTE_POLICIES, ModelShape, OptimizerCost, Workload, WorkloadColumns
+from hlat.precision import MODES
+
+USABLE_MEMORY_SHARE = 0.96  # of a device; the rest is reserved for allocations that a plan does not model
+_FINALISTS = 12
+_PER_DEGREES = 3  # finalists with the same degrees
+_MEMORY_FINALISTS = 6  # more finalists, each needing less memory than every faster layout
+_DAY = 86400.0
+_PASS_COMPONENTS = ("products", "attention", "pointwise", "gaps", "recomputed", "host", "tensor", "context", "head")
+_MAX_SIMULATED_PASSES = 40_000  # longer steps keep the result of the formula
+
+
+@dataclass(frozen=True)
+class LayoutPrediction:
+    """The prediction of a layout.
+
+    Attributes:
+        candidate: the layout.
+        step_seconds: seconds per step.
+        components: seconds of a step by component; they add up to ``step_seconds``.
+        memory: memory of the reported ranks, by pipeline rank.
+        tokens_per_second: throughput of the whole cluster, without saves and failures.
+        mfu: model FLOPs utilization: share of the cluster's peak, with causal attention.
+        reliability: failures, saves and restarts.
+        days: duration of the run, with saves and failures.
+        cost_usd: cost of the run, with saves and failures; None if no price is known.
+        stage_times: seconds of each kind of pass, by stage, and of a message.
+        interval: 80 % interval of the measured over the predicted step time.
+        kwh: upper estimate of the energy of the run; None if no power limit of the chips is published.
+    """
+
+    candidate: Candidate
+    step_seconds: float
+    components: dict[str, float]
+    memory: dict[int, RankMemory]
+    tokens_per_second: float
+    mfu: float
+    reliability: Reliability
+    days: float
+    cost_usd: float | None
+    stage_times: StageTimes
+    interval: RatioInterval
+    kwh: float | None
+
+    @property
+    def peak_memory(self) -> float:
+        """Bytes on the rank that needs most."""
+        return max(rank.total for rank in self.memory.values())
+
+    @property
+    def goodput(self) -> float:
+        """Share of time spent on steps that count."""
+        return self.reliability.goodput
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """Result of a search.
+
+    Attributes:
+        ranked: the best layouts, fastest first.
+        tried, fitting: number of candidates, and of those that fit into memory.
+        least_memory: the candidate that needs least memory, with its bytes; None without candidates.
+        seconds: duration of the search.
+    """
+
+    ranked: list[LayoutPrediction]
+    tried: int
+    fitting: int
+    least_memory: tuple[Candidate, float] | None
+    seconds: float
+
+
+def search(request: PlanRequest, *, clock: Callable[[], float] = time.perf_counter) -> SearchResult:
+    """Predict every candidate layout of the request and rank the best."""
+    begin = clock()
+    tried = list(candidates(request))
+    limit = USABLE_MEMORY_SHARE * request.cluster.memory_bytes
+    needs = [estimated_ranks(request, candidate) for candidate in tried]
+    peaks = [max(ranks) for ranks in needs]
+    least = min(zip(peaks, range(len(tried)), strict=True), default=None)
+    checks = ExactChecks(request, limit)
+    possible = [one for one in zip(tried, needs, strict=True) if checks.may_fit(*one)]
+    ranked = _best(request, possible, limit, checks)
+    fitting = sum(peak <= limit for peak in peaks) + checks.found
+    smallest = None if least is None else (tried[least[1]], least[0])
+    return SearchResult(ranked, len(tried), fitting, smallest, clock() - begin)
+
+
+def predict_layout(request: PlanRequest, candidate: Candidate) -> LayoutPrediction:
+    """Predict one layout, even if it does not fit."""
+    times = step_times(workload_columns(request, [candidate]))
+    return complete_prediction(request, candidate, times, 0)
+
+
+def estimated_peak(request: PlanRequest, candidate: Candidate) -> float:
+    """Estimate the memory of the rank that needs most, in bytes, without counting every parameter."""
+    return max(estimated_ranks(request, candidate))
+
+
+def _best(
+    request: PlanRequest, possible: list[tuple[Candidate, list[float]]], limit: float, checks: ExactChecks
+) -> list[LayoutPrediction]:
+    """Complete predictions of the finalists that fit by the exact count, fastest first.
+
+    Args:
+        request: the run.
+        possible: layouts that may fit, with the estimated memory of their ranks.
+        limit: bytes of a device.
+        checks: exact counts of those whose estimate does not fit, made in the order of time while finalists are wanted.
+    """
+    if not possible:
+        return []
+    layouts, needs = zip(*possible, strict=True)
+    peaks = [max(ranks) for ranks in needs]
+    columns = workload_columns(request, layouts)
+    times = step_times(columns)
+    order = [int(index) for index in np.argsort(times.step, kind="stable")]
+    fastest = finalists(layouts, (index for index in order if checks.fits(layouts[index], needs[index])))
+    sparing = _memory_finalists(peaks, [index for index in order if peaks[index] <= limit])
+    indices = {**dict.fromkeys(fastest), **dict.fromkeys(sparing)}
+    finished = [complete_prediction(request, layouts[index], times, index) for index in indices]
+    fitting_exactly = [prediction for prediction in finished if prediction.peak_memory <= limit]
+    return sorted(fitting_exactly, key=lambda prediction: prediction.step_seconds)
+
+
+def finalists(layouts: Sequence[Candidate], order: Iterable[int]) -> list[int]:
+    """Indices of the fastest candidates, at most three with the same degrees, so that alternatives differ."""
+    chosen: list[int] = []
+    chosen_by_degrees: Counter[tuple[int, ...]] = Counter()
+    for index in order:
+        candidate = layouts[index]
+        degrees = (candidate.tensor, candidate.pipeline, candidate.context)
+        if chosen_by_degrees[degrees] < _PER_DEGREES:
+            chosen_by_degrees[degrees] += 1
+            chosen.append(index)
+        if len(chosen) == _FINALISTS:
+            break
+    return chosen
+
+
+def _memory_finalists(peaks: Sequence[float], order: list[int]) -> list[int]:
+    """Indices of some candidates on the Pareto front of time and memory, the one with least memory included."""
+    front: list[int] = []
+    for index in order:
+        if not front or peaks[index] < peaks[front[-1]]:
+            front.append(index)
+    stride = max(1, -(-len(front) // _MEMORY_FINALISTS))
+    return front[::-1][::stride]
+
+
+def workload_columns(request: PlanRequest, layouts: Sequence[Candidate]) -> WorkloadColumns:
+    """Describe a step in each of some layouts, for the formulas."""
+    model, device = request.model, request_device(request)
+    shape = ModelShape(
+        model.layers,
+        model.hidden_size,
+        model.heads,
+        model.n_kv_heads,
+        model.n_head_dim,
+        model.intermediate_size,
+        model.vocab_size,
+        window=model.sliding_window or inf,
+    )
+    optimizer = _optimizer_cost(request)
+    return WorkloadColumns(
+        [
+            Workload(shape, candidate.step_layout(request), hlat_profile(request, candidate), device, optimizer)
+            for candidate in layouts
+        ]
+    )
+
+
+def _optimizer_cost(request: PlanRequest) -> OptimizerCost:
+    """Return the cost of the recipe's optimizer; whole matrices travel twice, to their owners and back."""
+    spec = optimizer_spec(request.optimizer, request.mode)
+    shapes = [shape for _, _, shape in matrix_shapes(request.model, 0)]
+    item = 0 if spec.matrix_dtype is None else spec.matrix_dtype.itemsize
+    return OptimizerCost(
+        spec.update_bytes,
+        float(sum(spec.matrix_flops(*shape) for shape in shapes)),
+        2.0 * item * sum(rows * columns for rows, columns in shapes),
+    )
+
+
+def complete_prediction(request: PlanRequest, candidate: Candidate, times: StepTimes, index: int) -> LayoutPrediction:
+    """Complete the prediction of a layout from row ``index`` of the step times: simulation, memory, cost."""
+    components, stage_times = _step_and_passes(request, candidate, times.row(index))
+    step = sum(components.values())
+    memory = {rank: rank_memory(request, candidate, rank) for rank in ranks_of_interest(request, candidate)}
+    speed = request.tokens_per_step / step
+    device = request_device(request)
+    flops = flops_per_token(request.model, request.sequence, "causal")
+    reliability = predict_reliability(request.cluster, _saved_bytes(request), request.site.storage)
+    days = (request.tokens / speed + _ramp_delay(request, candidate, speed)) / reliability.goodput / _DAY
+    price, watts = request.cluster.price(request.price), request.site.watts(request.cluster)
+    return LayoutPrediction(
+        candidate=candidate,
+        step_seconds=step,
+        components=components,
+        memory=memory,
+        tokens_per_second=speed,
+        mfu=speed * flops / (device.peak * request.cluster.devices),
+        reliability=reliability,
+        days=days,
+        cost_usd=None if price is None else days * 24 * price[1],
+        kwh=None if watts is None else days * 24 * watts / 1000,
+        stage_times=stage_times,
+        interval=shipped_interval(device.family, eight_bit=request.mode == "fp8"),
+    )
+
+
+def _ramp_delay(request: PlanRequest, candidate: Candidate, speed: float) -> float:
+    """Seconds that the smaller steps of the ramp take longer than as many tokens at the speed of the final batch."""
+    delay = 0.0
+    for count, size in request.batches.in_steps(request.steps)[: len(request.ramp)]:
+        at_stage = replace(request, global_batch=size, ramp=())
+        delay += count * (step_seconds(at_stage, candidate) - at_stage.tokens_per_step / speed)
+    return delay
+
+
+def step_seconds(request: PlanRequest, candidate: Candidate) -> float:
+    """Predict the time of a step of one layout alone."""
+    components, _ = _step_and_passes(request, candidate, step_times(workload_columns(request, [candidate])).row(0))
+    return sum(components.values())
+
+
+def _step_and_passes(
+    request: PlanRequest, candidate: Candidate, row: dict[str, float]
+) -> tuple[dict[str, float], StageTimes]:
+    """Seconds of a step by component, its pipeline simulated, and of the passes of each stage."""
+    stage_times = _stage_times(request, candidate, row)
+    components = {name: row[name] for name in STEP_COMPONENTS}
+    count = candidate.accumulation(request.global_batch)
+    if candidate.pipeline > 1 and count * candidate.pipeline * candidate.virtual <= _MAX_SIMULATED_PASSES:
+        simulated = timeline(candidate, count, stage_times)
+        busy = max(map(simulated.busy, range(candidate.pipeline)))
+        # The simulation gives bubble and messages as one number, and uses the actual split of layers over ranks.
+        scale = busy / sum(components[name] for name in _PASS_COMPONENTS)
+        components |= {name: scale * components[name] for name in _PASS_COMPONENTS}
+        components |= {"messages": 0.0, "bubble": simulated.seconds - busy}
+    return components, stage_times
+
+
+def timeline(candidate: Candidate, micro_batches: int, stage_times: StageTimes) -> Timeline:
+    """Simulate the pipeline of a layout."""
+    return simulate_pipeline(candidate.schedule, candidate.pipeline, micro_batches, stage_times)
+
+
+def _stage_times(request: PlanRequest, candidate: Candidate, row: dict[str, float]) -> StageTimes:
+    """Seconds of a pass by stage, for the layers that the model is split into.
+
+    A third each of the head's time is its forward pass, the gradient of its input and the gradient of its weights. The
+    embedding's is nearly all the gradient of its weights.
+    """
+    layers = list(map(len, stage_layers(candidate.step_shape(request))))
+
+    def by_stage(name: str, share: float) -> list[float]:
+        seconds = [count * row[name] for count in layers]
+        seconds[-1] += share * row["head_pass"]
+        return seconds
+
+    backward, weight = by_stage("backward", 2 / 3), by_stage("weight", 1 / 3)
+    backward[0] += row["embedding_pass"]
+    # The first stage sends no gradients: torch runs its backward pass unsplit, as the pass for gradients of weights.
+    backward[0] -= layers[0] * row["twice"]
+    weight[0] = backward[0]
+    return StageTimes(by_stage("forward", 1 / 3), backward, weight, row["message"])
+
+
+def _saved_bytes(request: PlanRequest) -> float:
+    """Bytes of a checkpoint: weights, state of the optimizer and of training components."""
+    spec, total = optimizer_spec(request.optimizer, request.mode), count_parameters(request.model).total
+    hidden = request.model.layers * hidden_share(request.model, 1)
+    state = hidden * spec.state_bytes(True) + (total - hidden) * spec.state_bytes(False)
+    components = request.recipe.component_bytes if request.recipe is not None else 0
+    return total * float(MODES[request.mode].weights.itemsize + components) + state
+
+
+TIE_TOLERANCE = 0.04
+"""Predicted times that differ by less than this share are a tie (error of the model: docs/notebook/planner.md)."""
+
+
+def break_tie(ranked: list[LayoutPrediction], domain: int) -> LayoutPrediction:
+    """The plainest layout among those tied with the fastest.
+
+    Args:
+        ranked: layouts that fit, fastest first.
+        domain: devices that share fast links.
+    """
+    fastest = ranked[0].step_seconds
+    tied = [prediction for prediction in ranked if prediction.step_seconds <= (1 + TIE_TOLERANCE) * fastest]
+
+    def plainness(prediction: LayoutPrediction) -> tuple[float, ...]:
+        layout = prediction.candidate
+        return (
+            layout.tensor > domain,
+            layout.pipeline > 1,
+            RECOMPUTE_POLICIES.index(layout.recompute),
+            layout.parallel.gathers_again,
+            layout.tensor,
+            layout.pipeline,
+            layout.context,
+            layout.schedule in ZERO_BUBBLE,
+            layout.virtual,
+            layout.replicas,
+            prediction.step_seconds,
+        )
+
+    def beaten(one: LayoutPrediction) -> bool:
+        return any(other.step_seconds < one.step_seconds and other.peak_memory < one.peak_memory for other in tied)
+
+    return min((prediction for prediction in tied if not beaten(prediction)), key=plainness)
+
+
+def best_layout(request: PlanRequest) -> LayoutPrediction | None:
+    """Return the layout that a plan of the request takes, with its prediction; None if none fits.
+
+    A plan may take another one, equally fast within the error of the model, if a layout that needs less memory is also
+    plainer.
+    """
+    ranked = fastest_layouts(request)
+    return break_tie(ranked, request.cluster.domain) if ranked else None
+
+
+def fastest_layouts(request: PlanRequest) -> list[LayoutPrediction]:
+    """Return the predictions of the finalists that fit, fastest first."""
+    tried = list(candidates(request))
+    if not tried:
+        return []
+    times = step_times(workload_columns(request, tried))
+    limit = USABLE_MEMORY_SHARE * request.cluster.memory_bytes
+    fastest_first = [int(index) for index in np.argsort(times.step, kind="stable")]
+    indices = finalists(tried, fitting_positions(request, tried, fastest_first, limit))
+    found = [complete_prediction(request, tried[index], times, index) for index in indices]
+    return sorted((one for one in found if one.peak_memory <= limit), key=lambda one: one.step_seconds)
+
+
+def fitting_positions(
+    request: PlanRequest, tried: Sequence[Candidate], order: Sequence[int], limit: float
+) -> Iterator[int]:
+    """Yield the positions of the layouts whose memory is within a limit: estimated, or counted where that is doubtful.
+
+    Args:
+        request: the run.
+        tried: layouts, with every choice of what is kept for backward.
+        order: positions in ``tried``, in the order in which they are wanted.
+        limit: bytes of a device.
+    """
+    smallest = {_but_for_recomputation(one): one for one in tried if one.recompute == RECOMPUTE_POLICIES[-1]}
+    possible: dict[Hashable, bool] = {}
+    checks = ExactChecks(request, limit)
+
+    def estimates(layout: Candidate) -> list[float]:
+        return estimated_ranks(request, layout, checks.furthest if layout.pipeline > 1 else limit)
+
+    for index in order:
+        key = _but_for_recomputation(tried[index])
+        if key not in possible:
+            possible[key] = checks.may_fit(smallest[key], estimates(smallest[key]))
+        if possible[key] and checks.fits(tried[index], estimates(tried[index])):
+            yield index
+
+
+def _but_for_recomputation(layout: Candidate) -> Hashable:
+    """Return what layouts have in common that differ only in what is kept for backward."""
+    parallel = layout.parallel
+    degrees = (parallel.tensor, parallel.pipeline, parallel.context, parallel.virtual_stages, parallel.schedule)
+    return (*degrees, parallel.zero, parallel.replicas, layout.micro_batch)

@@ -1,0 +1,208 @@
+"""The planner's view of a rehearsed step: its time and memory, and if the fullest rank fits on the device.
+
+recipe, cluster --> hlat.planner --> PlannedStep: the plan's numbers for the recipe's own layout, on all devices of
+the cluster; times of single operations
+reports, chip --> tensors + runtime + allocator, by the planner's rule --> FitVerdict, changes that would help
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from hlat.config import Recipe
+from hlat.hardware import Chip, Cluster
+from hlat.planner import (
+    RECOMPUTE_POLICIES,
+    USABLE_MEMORY_SHARE,
+    Candidate,
+    LayoutPrediction,
+    OperationTimes,
+    PlanRequest,
+    Timeline,
+    device_overhead,
+    fits,
+    layout_violations,
+    predict_layout,
+    recipe_step,
+    timeline,
+    workload_columns,
+)
+from hlat.rehearsal.rank import RankReport
+from hlat.runtime.errors import PlanError
+from hlat.runtime.terminal import plural
+
+PARTS = {
+    "compute": ("products", "attention", "pointwise", "gaps", "recomputed", "host", "head"),
+    "tensor": ("tensor",),
+    "context": ("context",),
+    "pipeline": ("bubble", "messages"),
+    "data": ("data",),
+    "optimizer": ("optimizer",),
+    "stragglers": ("stragglers",),
+}
+"""Parts of a step, each with the components of a plan that it contains. Those of axes are waits for their messages."""
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """A plan of the rehearsed step.
+
+    Attributes:
+        request: model, batch and cluster.
+        prediction: the plan's prediction of the layout.
+        operations: times of single operations.
+        pipeline: all passes of the step by the plan's simulation; None without a pipeline.
+    """
+
+    request: PlanRequest
+    prediction: LayoutPrediction
+    operations: OperationTimes
+    pipeline: Timeline | None
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Seconds of the step by ``PARTS``."""
+        found = self.prediction.components
+        return {part: sum(found[name] for name in names) for part, names in PARTS.items()}
+
+
+def plan_step(recipe: Recipe, cluster: Cluster, world: int) -> PlannedStep:
+    """Predict the steps of a recipe.
+
+    Args:
+        recipe: the recipe, with a resolved precision mode.
+        cluster: the cluster, all of whose devices it runs on.
+        world: number of processes.
+
+    Raises:
+        PlanError: there are more or fewer processes than devices, or the cost model does not cover the recipe.
+    """
+    if world != cluster.devices:
+        raise PlanError(f"the run has {plural(world, 'process')}, {cluster.name} {plural(cluster.devices, 'device')}")
+    request, candidate = recipe_step(recipe, cluster)
+    prediction = predict_layout(request, candidate)
+    passes = None
+    if candidate.pipeline > 1:
+        passes = timeline(candidate, candidate.accumulation(request.global_batch), prediction.stage_times)
+    operations = OperationTimes.of(workload_columns(request, [candidate]))
+    return PlannedStep(request, prediction, operations, passes)
+
+
+_TRANSIENT = ("activations", "loss", "communication", "temporaries")  # what an allocator allocates again and again
+_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class MemoryRemedy:
+    """A change of the recipe with which it fits, by the plan.
+
+    Attributes:
+        override: the change, as an override.
+        needed: bytes of the fullest rank.
+        step_seconds: seconds per step.
+    """
+
+    override: str
+    needed: float
+    step_seconds: float
+
+
+@dataclass(frozen=True)
+class FitVerdict:
+    """Memory of the rehearsed rank that needs most, on a device.
+
+    Attributes:
+        rank: the rank.
+        pipeline_rank: its pipeline rank.
+        tensors: bytes of its tensors at the peak, rehearsed.
+        runtime, slack: bytes that the device's runtime and the slack of its allocator add, as in plans.
+        memory: bytes of the device.
+        remedies: changes with which it fits, the fastest first; empty if it fits, or if nothing is planned.
+    """
+
+    rank: int
+    pipeline_rank: int
+    tensors: float
+    runtime: float
+    slack: float
+    memory: float
+    remedies: tuple[MemoryRemedy, ...] = ()
+
+    @property
+    def needed(self) -> float:
+        """Bytes in all."""
+        return self.tensors + self.runtime + self.slack
+
+    @property
+    def usable(self) -> float:
+        """Bytes of the device that a run may need; plans keep the rest free."""
+        return USABLE_MEMORY_SHARE * self.memory
+
+    @property
+    def fits(self) -> bool:
+        """True if the device has the memory."""
+        return self.needed <= self.usable
+
+
+def judge(
+    reports: Sequence[RankReport], chip: Chip, memory: float, plan: PlannedStep | None, can_send: bool
+) -> FitVerdict:
+    """Compare the fullest rehearsed rank with the memory of a device.
+
+    Args:
+        reports: the rehearsed ranks.
+        chip: chip of the device.
+        memory: bytes of the device.
+        plan: prediction of the step, to look for changes that help; None without one.
+        can_send: True if pipelines run on the device.
+    """
+    verdict = max((_of_rank(report, chip, memory) for report in reports), key=lambda each: each.needed)
+    if verdict.fits or plan is None:
+        return verdict
+    return replace(verdict, remedies=tuple(_remedies(plan, can_send))[:_SHOWN])
+
+
+def _of_rank(report: RankReport, chip: Chip, memory: float) -> FitVerdict:
+    runtime, slack = device_overhead(chip.family, sum(report.peak[name] for name in _TRANSIENT))
+    return FitVerdict(report.rank, report.coordinates.pp, report.peak_bytes, runtime, slack, memory)
+
+
+def _remedies(plan: PlannedStep, can_send: bool) -> list[MemoryRemedy]:
+    """Changes of one field with which the plan fits, the fastest first."""
+    found = []
+    for override, request, candidate in _changes(plan.request, plan.prediction.candidate, can_send):
+        if not layout_violations(request, candidate):
+            prediction = predict_layout(request, candidate)
+            if fits(request, prediction):
+                found.append(MemoryRemedy(override, prediction.peak_memory, prediction.step_seconds))
+    return sorted(found, key=lambda remedy: remedy.step_seconds)
+
+
+def _changes(
+    request: PlanRequest, candidate: Candidate, can_send: bool
+) -> Iterator[tuple[str, PlanRequest, Candidate]]:
+    """Yield changes of one field that lower the memory of a rank, each as an override, a request and a layout."""
+    stronger = RECOMPUTE_POLICIES[RECOMPUTE_POLICIES.index(candidate.recompute) + 1 :]
+    for policy in stronger:
+        yield f"memory.activation_checkpointing={policy}", request, replace(candidate, recompute=policy)
+    for size in (1, candidate.micro_batch // 2):
+        if 0 < size < candidate.micro_batch:
+            yield f"batch.micro_batch={size}", request, replace(candidate, micro_batch=size)
+    for name, value in _parallel_changes(request, candidate, can_send):
+        parallel = candidate.parallel.model_copy(update={name: value})
+        data, rest = divmod(request.cluster.devices, parallel.model_ranks)
+        if data and not rest and data % parallel.replicas == 0:
+            yield f"parallel.{name}={value}", request, replace(candidate, parallel=parallel, data=data)
+    if request.mode in ("mixed", "fp32"):
+        yield "precision.mode=bf16-sr", replace(request, mode="bf16-sr"), candidate
+
+
+def _parallel_changes(request: PlanRequest, candidate: Candidate, can_send: bool) -> Iterator[tuple[str, int | str]]:
+    for zero in (1, 3):
+        if zero > candidate.zero:
+            yield "zero", zero
+    if candidate.tensor > 1 and not candidate.parallel.gathers_again:
+        yield "gather_again", "auto"
+    if 2 * candidate.tensor <= request.cluster.domain:
+        yield "tensor", 2 * candidate.tensor
+    if can_send and candidate.parallel.split is None:
+        yield "pipeline", 2 * candidate.pipeline

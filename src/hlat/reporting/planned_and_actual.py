@@ -1,0 +1,267 @@
+"""Sections of a report that show what was planned beside what happened: plan and cost, and the data mixture.
+
+recipe, INSTANCE:N -> TrainingPlan of the run's own layout: memory, step time, days, dollars       (predicted)
+metrics, events    -> medians, time so far, tokens left                                            (actual)
+
+data section, samples consumed -> Mixture.counts -> tokens of each source, asked and delivered
+prepared data without weights  -> manifest       -> tokens of each source in an epoch
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from hlat.config import Recipe
+from hlat.data import Mixture, is_weighted, phase_weights, read_data_manifest
+from hlat.hardware import Cluster, load_catalog, parse_cluster
+from hlat.page import Html, bar_chart, duration, format_value, grid, paragraph, section, table
+from hlat.planner import LayoutPrediction, make_plan, price_kind, resolve_request
+from hlat.reporting.run_record import RunRecord, active_seconds
+from hlat.runtime.errors import DataError, HlatError
+
+_GIB = 1 << 30
+_DAY, _HOUR = 86400.0, 3600.0
+_UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Machines that a run was trained on, for its plan and its price.
+
+    Attributes:
+        cluster: INSTANCE:N.
+        price: kind of price; None for the first known one.
+        hardware: catalog on top of the one that ships with hlat.
+    """
+
+    cluster: str
+    price: str | None = None
+    hardware: str | None = None
+
+    def resolve(self) -> tuple[Cluster, tuple[str, float] | None]:
+        """Return the cluster, and its kind of price with USD per hour; None if no price is known.
+
+        Raises:
+            HardwareError: the cluster or its price is unknown, or the catalog is inconsistent.
+            PlanError: there is no such kind of price.
+        """
+        cluster = parse_cluster(self.cluster, load_catalog(self.hardware))
+        return cluster, cluster.price(price_kind(self.price, [cluster]))
+
+
+def plan_section(run: RunRecord, machines: Machines | None) -> Html:
+    """Show what the plan predicts for the run's layout beside what was measured.
+
+    Raises:
+        HardwareError: the cluster is unknown, or the catalog is inconsistent.
+        PlanError: there is no such kind of price.
+    """
+    contents = []
+    predicted, price = None, None
+    if machines is None:
+        contents.append(paragraph("Name the machines with --cluster INSTANCE:N to see the plan and dollars beside."))
+    else:
+        cluster, priced = machines.resolve()
+        price = None if priced is None else priced[1]
+        words = "no price is known" if priced is None else f"{format_value(priced[1])} USD per hour, {priced[0]}"
+        contents.append(paragraph(f"Machines: {cluster.name}, {words}."))
+        try:
+            predicted = _predict_run(run, machines)
+        except HlatError as error:
+            contents.append(paragraph(f"The plan cannot be made: {error}"))
+    rows = _plan_rows(run, predicted, price)
+    contents.append(table(("quantity", "plan", "actual"), rows, caption="Plan beside actual"))
+    return section("Plan beside actual, and cost", contents, level=3)
+
+
+def _predict_run(run: RunRecord, machines: Machines) -> LayoutPrediction | None:
+    """Predict the run's own layout; None if its recipe is unknown."""
+    if run.recipe is None:
+        return None
+    cluster, _ = machines.resolve()
+    with TemporaryDirectory(prefix="hlat-report-") as folder:
+        file = Path(folder) / "recipe.yaml"
+        file.write_text(json.dumps(run.recipe.model_dump(mode="json")), encoding="utf-8")
+        request = resolve_request(str(file), cluster, price=price_kind(machines.price, [cluster]))
+        return make_plan(request, _layout_words(run.recipe)).chosen
+
+
+def _layout_words(recipe: Recipe) -> str:
+    """Write the layout of a recipe as the planner reads it."""
+    parallel = recipe.parallel
+    values: dict[str, int | str] = {
+        "tp": parallel.tensor,
+        "pp": parallel.pipeline,
+        "cp": parallel.context,
+        "zero": parallel.zero,
+        "mbs": recipe.batch.micro_batch,
+        "recompute": recipe.memory.activation_checkpointing,
+    }
+    if parallel.pipeline > 1:
+        values["schedule"] = parallel.schedule
+        if parallel.virtual_stages is not None:
+            values["vpp"] = parallel.virtual_stages
+    return ",".join(f"{name}={value}" for name, value in values.items())
+
+
+def _plan_rows(run: RunRecord, predicted: LayoutPrediction | None, price: float | None) -> list[tuple[str, str, str]]:
+    progress = measure_progress(run)
+    step, memory, mfu = progress.step_seconds, run.last("memory_bytes"), _median(run, "mfu")
+    elapsed, whole = progress.elapsed, progress.whole
+    rows = [
+        ("time of a step", "" if predicted is None else duration(predicted.step_seconds), _time(step)),
+        (
+            "tokens per second",
+            "" if predicted is None else format_value(predicted.tokens_per_second),
+            _UNKNOWN if progress.rate is None else format_value(progress.rate),
+        ),
+        ("MFU", "" if predicted is None else f"{predicted.mfu:.1%}", _UNKNOWN if mfu is None else f"{mfu:.1%}"),
+        (
+            "peak memory of a device",
+            "" if predicted is None else f"{predicted.peak_memory / _GIB:.2f} GiB",
+            _UNKNOWN if memory is None else f"{memory / _GIB:.2f} GiB",
+        ),
+        ("time so far", "", duration(elapsed)),
+        ("time to the end", "", _time(progress.left)),
+        ("days of the whole run", "" if predicted is None else f"{predicted.days:.3g}", _days(whole)),
+    ]
+    if price is not None:
+        planned = "" if predicted is None or predicted.cost_usd is None else f"{predicted.cost_usd:,.2f}"
+        rows += [
+            ("USD so far", "", f"{elapsed / _HOUR * price:,.2f}"),
+            ("USD to the end", "", _UNKNOWN if progress.left is None else f"{progress.left / _HOUR * price:,.2f}"),
+            ("USD of the whole run", planned, _UNKNOWN if whole is None else f"{whole / _HOUR * price:,.2f}"),
+        ]
+    return rows
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Progress and pace of a run.
+
+    Attributes:
+        rate: median tokens per second; None without a timed step.
+        step_seconds: median seconds of a step, after a ramp; None if unknown.
+        elapsed: seconds that processes of the run were running.
+        left: expected seconds to the end, at the pace so far including saves and restarts; None if unknown.
+    """
+
+    rate: float | None
+    step_seconds: float | None
+    elapsed: float
+    left: float | None
+
+    @property
+    def whole(self) -> float | None:
+        """Seconds of the whole run; None if unknown."""
+        return None if self.left is None else self.elapsed + self.left
+
+
+def measure_progress(run: RunRecord) -> Progress:
+    """Measure the pace of a run, and extrapolate it to the end."""
+    rate, recipe, tokens = _median(run, "tokens_per_second"), run.recipe, run.last("tokens")
+    elapsed = active_seconds(run)
+    if recipe is None:
+        return Progress(rate, None, elapsed, None)
+    left = None
+    if tokens and elapsed:
+        left = max(0.0, recipe.total_tokens - tokens) / (tokens / elapsed)
+    return Progress(rate, recipe.tokens_per_step / rate if rate else None, elapsed, left)
+
+
+def _median(run: RunRecord, name: str) -> float | None:
+    values = run.metrics[name][1] if name in run.metrics else np.empty(0)
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if len(finite) else None
+
+
+def _time(seconds: float | None) -> str:
+    return _UNKNOWN if seconds is None else duration(seconds)
+
+
+def _days(seconds: float | None) -> str:
+    return _UNKNOWN if seconds is None else f"{seconds / _DAY:.3g}"
+
+
+def mixture_section(run: RunRecord) -> Html:
+    """Show sources with the share asked for and the tokens delivered."""
+    return section("Data mixture", _mixture_contents(run), level=3)
+
+
+def _mixture_contents(run: RunRecord) -> list[Html]:
+    if run.recipe is None:
+        return [paragraph("The recipe is unknown, and with it the data.")]
+    samples = int(run.last("samples") or 0)
+    if is_weighted(run.recipe.data):
+        try:
+            return _weighted_mixture(run.recipe, samples)
+        except (DataError, ValueError) as error:
+            return [paragraph(f"The mixture cannot be computed: {error}")]
+    return _mixture_by_size(run, run.recipe, samples)
+
+
+def _weighted_mixture(recipe: Recipe, samples: int) -> list[Html]:
+    """Compare what was asked until now with what was delivered; the order of samples is a formula."""
+    phases = phase_weights(recipe.data)
+    delivered = Mixture(phases).counts(samples)
+    asked, start = [0.0] * len(recipe.data.sources), 0
+    for phase in phases:
+        stop = samples if phase.stop is None else min(samples, phase.stop)
+        share = max(0, stop - start) / (phase.period or 1)
+        asked = [before + weight * share for before, weight in zip(asked, phase.weights, strict=True)]
+        start = max(start, stop)
+    length, total = recipe.data.sequence_length, samples or 1
+    names = _source_names(recipe)
+    rows = [
+        (name, f"{wanted / total:.3%}", f"{count / total:.3%}", f"{int(count) * length:,}")
+        for name, wanted, count in zip(names, asked, delivered, strict=True)
+    ]
+    tokens = {name: float(count) * length for name, count in zip(names, delivered, strict=True)}
+    columns = ("source", "asked until now", "delivered", "tokens delivered")
+    return [_token_bars("Tokens delivered", tokens), table(columns, rows, caption="Data mixture, asked and delivered")]
+
+
+def _mixture_by_size(run: RunRecord, recipe: Recipe, samples: int) -> list[Html]:
+    """Show the sources of one corpus: each supplies its share of the tokens in every epoch."""
+    tokens = samples * recipe.data.sequence_length
+    try:
+        manifest = read_data_manifest(recipe.prepared_dir if recipe.prepared_dir.is_dir() else run.folder / "data")
+    except (DataError, OSError):
+        manifest = None
+    if manifest is None or recipe.data.mode == "online":
+        return [paragraph(f"The sources have no weights: they are one corpus, of which {tokens:,} tokens were read.")]
+    names = manifest.source_names
+    sizes = _largest_sources([(names[each.source], each.tokens) for each in manifest.splits["train"].sources])
+    every = sum(size for _, size in sizes) or 1
+    note = (
+        f"The sources have no weights: they are one corpus, mixed by size. The run has read {tokens:,} tokens, "
+        f"{tokens / every:.3g} epochs of it."
+    )
+    rows = [(name, f"{size / every:.2%}", f"{size:,.0f}", f"{tokens * size / every:,.0f}") for name, size in sizes]
+    columns = ("source", "share", "tokens of an epoch", "tokens read, about")
+    return [
+        paragraph(note),
+        _token_bars("Tokens of an epoch", dict(sizes)),
+        table(columns, rows, caption="Data mixture"),
+    ]
+
+
+def _source_names(recipe: Recipe) -> list[str]:
+    """Return labels of the sources; equal ones are numbered."""
+    labels = [source.label for source in recipe.data.sources]
+    return [label if labels.count(label) == 1 else f"{label} ({index})" for index, label in enumerate(labels)]
+
+
+def _largest_sources(sizes: Sequence[tuple[str, int]], most: int = 24) -> list[tuple[str, float]]:
+    """Return the largest sources, and the rest as one."""
+    ordered = sorted(((name, float(size)) for name, size in sizes), key=lambda pair: -pair[1])
+    rest = ordered[most:]
+    return ordered[:most] + ([(f"{len(rest):,} others", sum(size for _, size in rest))] if rest else [])
+
+
+def _token_bars(title: str, tokens: dict[str, float]) -> Html:
+    return grid([bar_chart(title, tokens, lambda size: f"{size:,.0f} tokens", unit="million tokens", scale=1e6)])

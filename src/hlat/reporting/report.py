@@ -1,0 +1,267 @@
+"""The page of one run or of several: put together from top to bottom, written as one file, or served while runs train.
+
+    run folders -> RunRecord each -> summary, loss, training, then each run's history --report_page--> one HTML page
+                                                                                      --write_report--> report.html
+    ReportServer   GET /         -> the page; its script asks for /version every few seconds, and loads a new page again
+                   GET /version  -> version of the files: sizes and times of metrics, events and samples
+
+The server makes the page anew when files of its runs have changed. Only this machine can connect, and only under its
+loopback names: a web site that lets a name of its own point to 127.0.0.1 is refused.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from hashlib import sha256
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+from hlat.page import Html, format_value, page, paragraph, section, table
+from hlat.reporting.planned_and_actual import Machines, mixture_section, plan_section
+from hlat.reporting.report_sections import (
+    checkpoints_section,
+    incidents_section,
+    loss_section,
+    recipe_diff_section,
+    recipe_section,
+    samples_section,
+    time_section,
+    training_section,
+)
+from hlat.reporting.run_record import RunRecord, read_run
+from hlat.runtime.errors import DataError, HlatError, LaunchError, StorageError
+from hlat.runtime.storage.run_folder import LOCK_NAME
+from hlat.tracking import SAMPLES_NAME
+
+FILE_NAME = "report.html"
+"""Name of the report in the folder of a run, if no other file is asked for."""
+
+
+def report_page(folders: Sequence[Path], machines: Machines | None = None, *, version: str | None = None) -> Html:
+    """Make the report of some runs as one page.
+
+    Args:
+        folders: folders of runs, at least one; runs of several are compared.
+        machines: what they were trained on; None leaves plan and dollars out.
+        version: version of the contents, for a page that comes from a server.
+
+    Raises:
+        DataError: a folder is not that of a run, or a line of its metrics or events is damaged.
+        StorageError: a file cannot be read.
+        HardwareError: the cluster is unknown, or the catalog is inconsistent.
+        PlanError: there is no such kind of price.
+    """
+    if not folders:
+        raise DataError("hlat report: name at least one folder of a run.")
+    runs = _distinct([read_run(folder) for folder in folders])
+    title = f"{runs[0].name}: report" if len(runs) == 1 else f"{', '.join(run.name for run in runs)}: comparison"
+    contents = [
+        paragraph(f"Made {datetime.now(UTC):%Y-%m-%d %H:%M} UTC."),
+        _summary(runs),
+        *(paragraph(f"{run.name}: {note}" if len(runs) > 1 else note) for run in runs for note in run.notes),
+        recipe_diff_section(runs),
+        loss_section(runs),
+        training_section(runs),
+    ]
+    for run in runs:
+        contents.append(section("Run" if len(runs) == 1 else f"Run {run.name}", _run_sections(run, machines)))
+    return page(title, contents, version=version)
+
+
+def write_report(folders: Sequence[Path], to: Path | None = None, machines: Machines | None = None) -> Path:
+    """Write the report of some runs to a file, in one piece: a reader sees the old file or the new one.
+
+    Args:
+        folders: folders of runs; several are compared.
+        to: the file; None for ``report.html`` in the folder of the first run.
+        machines: what they were trained on.
+
+    Returns:
+        The file.
+
+    Raises:
+        DataError: a folder is not that of a run, or a line of its metrics or events is damaged.
+        StorageError: a file cannot be read or written.
+        HardwareError: the cluster is unknown, or the catalog is inconsistent.
+        PlanError: there is no such kind of price.
+    """
+    contents = report_page(folders, machines)
+    target = to if to is not None else folders[0] / FILE_NAME
+    new = target.with_name(f".{target.name}.{uuid4().hex[:8]}.new")
+    try:
+        new.write_text(contents, encoding="utf-8")
+        os.replace(new, target)  # noqa: PTH105  (the counterpart of unlink below, on one line of the story)
+    except OSError as error:
+        raise StorageError(
+            f"{target}: cannot be written: {error.strerror or error}. Name another file with -o FILE."
+        ) from error
+    finally:
+        new.unlink(missing_ok=True)
+    return target
+
+
+def _distinct(runs: list[RunRecord]) -> list[RunRecord]:
+    """Give runs of one name their folders as names."""
+    names = [run.name for run in runs]
+    if len(set(names)) == len(names):
+        return runs
+    return [read_run(run.folder, str(run.folder)) for run in runs]
+
+
+def _summary(runs: Sequence[RunRecord]) -> Html:
+    rows = []
+    for run in runs:
+        total = run.recipe.total_steps if run.recipe is not None else None
+        state = f"{run.status.state}: {run.status.reason}" if run.status.reason else run.status.state
+        begun = next((event for event in run.events if event.kind == "start"), None)
+        parameters = None if begun is None else begun.number("parameters")
+        rows.append(
+            (
+                run.name,
+                state,
+                f"{run.step:,}" if total is None else f"{run.step:,} of {total:,}",
+                _last_value(run, "tokens"),
+                _last_value(run, "loss"),
+                _last_value(run, "val_loss"),
+                _last_value(run, "tokens_per_second"),
+                "" if parameters is None else format_value(parameters),
+                "" if begun is None else begun.words("device"),
+                "" if begun is None else begun.words("processes"),
+            )
+        )
+    names = (
+        *("run", "state", "step", "tokens", "loss", "validation loss", "tokens/s"),
+        *("parameters", "device", "processes"),
+    )
+    return table(names, rows, caption="Runs" if len(runs) > 1 else "Run")
+
+
+def _last_value(run: RunRecord, name: str) -> str:
+    value = run.last(name)
+    return "" if value is None else format_value(value)
+
+
+def _run_sections(run: RunRecord, machines: Machines | None) -> list[Html]:
+    return [
+        time_section(run),
+        plan_section(run, machines),
+        incidents_section(run),
+        checkpoints_section(run),
+        mixture_section(run),
+        samples_section(run),
+        recipe_section(run),
+    ]
+
+
+_LOG = logging.getLogger("hlat")
+_HOST = "127.0.0.1"
+_LOOPBACK_NAMES = ("127.0.0.1", "localhost")
+_WATCHED_FILES = ("metrics.jsonl", "events.jsonl", SAMPLES_NAME, LOCK_NAME)
+_PROBLEM = "The runs cannot be read at the moment"
+
+
+class ReportServer:
+    """Server of one report, on the loopback address.
+
+    Args:
+        folders: folders of runs.
+        machines: what they were trained on.
+        port: port to listen on; 0 for any free one.
+
+    Attributes:
+        url: address of the page.
+
+    Raises:
+        LaunchError: the port is in use.
+        HlatError: the report cannot be made.
+    """
+
+    def __init__(self, folders: Sequence[Path], machines: Machines | None = None, port: int = 0) -> None:
+        self._folders, self._machines = list(folders), machines
+        self._lock, self._made = threading.Lock(), ("", "")
+        self._page()  # a mistake is reported before the server starts
+        try:
+            self._server = ThreadingHTTPServer((_HOST, port), _request_handler(self._answer))
+        except OSError as error:
+            raise LaunchError(
+                f"--port {port}: cannot be listened on: {error.strerror or error}. Give another one."
+            ) from error
+        self.url = f"http://{_HOST}:{self._server.server_port}/"
+
+    def serve(self) -> None:
+        """Serve until ``close`` is called from another thread, or Ctrl-C."""
+        try:
+            self._server.serve_forever(poll_interval=0.2)
+        finally:
+            self._server.server_close()
+
+    def close(self) -> None:
+        """End ``serve``."""
+        self._server.shutdown()
+
+    def _answer(self, path: str) -> tuple[HTTPStatus, str, str]:
+        if path == "/version":
+            return HTTPStatus.OK, "text/plain", self._version()
+        if path != "/":
+            return HTTPStatus.NOT_FOUND, "text/plain", "There is only one page: /"
+        try:
+            return HTTPStatus.OK, "text/html", self._page()
+        except HlatError as error:
+            shown = page(_PROBLEM, [paragraph(error)], version=self._version())
+            return HTTPStatus.INTERNAL_SERVER_ERROR, "text/html", shown
+
+    def _page(self) -> str:
+        """Make the page, unless that of the present version is there. One at a time: large runs take seconds."""
+        with self._lock:
+            version = self._version()
+            if self._made[0] != version:
+                self._made = (version, report_page(self._folders, self._machines, version=version))
+            return self._made[1]
+
+    def _version(self) -> str:
+        marks = []
+        for folder in self._folders:
+            for name in _WATCHED_FILES:
+                try:
+                    found = (folder / name).stat()
+                    marks.append(f"{name} {found.st_size} {found.st_mtime_ns}")
+                except OSError:
+                    marks.append(name)
+        return sha256("\n".join(marks).encode()).hexdigest()[:16]
+
+
+def _request_handler(answer: Callable[[str], tuple[HTTPStatus, str, str]]) -> type[BaseHTTPRequestHandler]:
+    """Make the class that answers requests with ``answer(path)``."""
+
+    class Handler(BaseHTTPRequestHandler):
+        """Answers GET requests that name a loopback address."""
+
+        def do_GET(self) -> None:
+            """Answer a request."""
+            host = urlsplit(f"//{self.headers.get('Host', '')}").hostname
+            if host not in _LOOPBACK_NAMES:
+                self._send(HTTPStatus.FORBIDDEN, "text/plain", "This page is for 127.0.0.1 and localhost only.")
+                return
+            self._send(*answer(urlsplit(self.path).path))
+
+        def _send(self, status: HTTPStatus, kind: str, body: str) -> None:
+            data = body.encode()
+            self.send_response(status)
+            self.send_header("Content-Type", f"{kind}; charset=utf-8")
+            self.send_header("Content-Length", str(len(data)))
+            self.send_header("Cache-Control", "no-store")
+            self.send_header("X-Content-Type-Options", "nosniff")
+            self.send_header("X-Frame-Options", "DENY")
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Log requests for debugging only."""
+            _LOG.debug("report: %s", format % args)
+
+    return Handler

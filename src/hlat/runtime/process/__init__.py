@@ -1,1 +1,0 @@
-"""This process: phase, clock, exit codes, log, output; and the status of other processes of the machine."""

@@ -1,1 +1,0 @@
-"""Random numbers addressed by (seed, purpose, element), and the state of stateful generators."""

@@ -1,0 +1,252 @@
+"""Train the runs of a sweep, here or by Slurm, and show what they have reached.
+
+run_sweep, one run after the other on this machine, each a process of its own (``hlat train``):
+already finished -> left alone
+subprocess -> exit code; a run that fails does not keep the others from running
+
+array_script, a job array of Slurm, one element for each run:
+sbatch SCRIPT -> elements 0 ... N-1, at most so many at once -> hlat sweep ... --only $SLURM_ARRAY_TASK_ID
+an element that fails may be given to Slurm again
+
+results, the best run first --sweep_lines--> a table, --sweep_json--> JSON
+"""
+
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from hlat.reporting import RunSummary, list_runs
+from hlat.runtime import slurm
+from hlat.runtime.backend.table import expects_accelerator
+from hlat.runtime.errors import LaunchError
+from hlat.runtime.terminal import line_problems
+from hlat.sweep.runs import Sweep, SweepRun
+
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """A run of a sweep as it stands.
+
+    Attributes:
+        run: the run.
+        summary: its state and last numbers; None if it has not begun.
+        exit_code: exit code of its process; None if it was not started this time.
+    """
+
+    run: SweepRun
+    summary: RunSummary | None
+    exit_code: int | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """True if nothing is left to be done."""
+        found = self.summary
+        return found is not None and found.state == "finished" and (found.step or 0) >= self.run.steps
+
+
+def sweep_results(sweep: Sweep) -> list[SweepResult]:
+    """Read how the runs of a sweep stand."""
+    return [_result(run) for run in sweep.runs]
+
+
+def run_sweep(
+    sweep: Sweep,
+    say: Callable[[str], None],
+    *,
+    only: int | None = None,
+    train_options: Sequence[str] = (),
+) -> list[SweepResult]:
+    """Train the runs that are not finished.
+
+    Args:
+        sweep: the sweep.
+        say: shows a message to the user.
+        only: number of the run to train, from 0; None trains all.
+        train_options: options of ``hlat train``, such as ("--nproc", "2").
+
+    Returns:
+        Every run as it stands then. Training ends with the run that a signal interrupted.
+    """
+    codes: dict[str, int] = {}
+    for number, run in enumerate(sweep.runs):
+        if only not in (None, number):
+            continue
+        head = f"run {number + 1} of {len(sweep.runs)}: {run.name}"
+        if _result(run).is_finished:
+            say(f"{head}: finished before")
+            continue
+        say(head)
+        codes[run.name], interrupted = _train_run(sweep.recipe, run, train_options)
+        if interrupted:
+            break
+    return [_result(run, codes.get(run.name)) for run in sweep.runs]
+
+
+def _result(run: SweepRun, exit_code: int | None = None) -> SweepResult:
+    found = list_runs(run.folder) if run.folder.is_dir() else []
+    return SweepResult(run, next((one for one in found if one.path == run.folder), None), exit_code)
+
+
+def _train_run(recipe: str, run: SweepRun, options: Sequence[str]) -> tuple[int, bool]:
+    """Train one run; signals are passed on to its process, which saves before it ends.
+
+    Returns:
+        The exit code of the process, and True if a signal came.
+    """
+    command = [sys.executable, "-P", "-m", "hlat", "train", *options, recipe, *run.overrides]
+    # A process group of its own: Ctrl-C at a terminal would reach it twice, and twice means at once.
+    process = subprocess.Popen(command, process_group=0)
+    with _passing_on(process) as passed:
+        return process.wait(), bool(passed)
+
+
+@contextmanager
+def _passing_on(process: "subprocess.Popen[bytes]") -> Iterator[list[int]]:
+    """Send the signals that end a program to another process instead, except those that this one ignores.
+
+    Yields:
+        The signals that have come.
+    """
+    passed: list[int] = []
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        passed.append(number)
+        process.send_signal(number)
+
+    heard = [number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN]
+    previous = {number: signal.signal(number, pass_on) for number in heard}
+    try:
+        yield passed
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def array_script(
+    sweep: Sweep, words: Sequence[str], options: Sequence[str], at_once: int | None
+) -> tuple[str, list[Path]]:
+    """Return the batch script of a sweep, and the folders of its output, which Slurm does not make.
+
+    Args:
+        sweep: the sweep.
+        words: arguments of ``hlat sweep`` after the recipe: axes, overrides and options, without --slurm.
+        options: options of sbatch, as in --time=2:00:00.
+        at_once: elements that may run at the same time; None for no limit.
+
+    Raises:
+        LaunchError: an option is wrong; every problem is listed.
+    """
+    limit = "" if at_once is None else f"%{at_once}"
+    folder, name = sweep.folder.absolute(), sweep.folder.name
+    output = f"--output={str(folder).replace('%', '%%')}/slurm-%a.out"
+    head = [f"--job-name={name}", f"--array=0-{len(sweep.runs) - 1}{limit}", output, *options]
+    command = [sys.executable, "-P", "-m", "hlat", "sweep", sweep.recipe, *words, "--to", str(sweep.folder)]
+    folders, unfit = slurm.output_folders(head, name, Path.cwd())
+    named = {"the working folder": str(Path.cwd()), "--to": str(folder), "recipe": sweep.recipe}
+    problems = [*slurm.option_problems("sbatch", options), *unfit]
+    problems += [found for what, text in named.items() for found in line_problems(what, text)]
+    problems += [found for word in words for found in line_problems("argument", word)]
+    if problems:
+        raise LaunchError("\n".join(problems))
+    text = "\n".join(
+        [
+            "#!/bin/bash",
+            *map(slurm.directive, head),
+            f"cd {shlex.quote(str(Path.cwd()))} || exit 1",
+            # srun is not used: each element is one task on one node
+            "unset SLURM_NTASKS SLURM_PROCID",
+            f'exec {shlex.join(command)} --only "$SLURM_ARRAY_TASK_ID"',
+            "",
+        ]
+    )
+    return text, folders
+
+
+def accelerator_warning(sweep: Sweep, options: Sequence[str], processes: int) -> str | None:
+    """Return a warning if elements of the array reserve no accelerators although a run may want one; else None.
+
+    Args:
+        sweep: the sweep.
+        options: options of sbatch.
+        processes: processes of each run.
+    """
+    # A login node, where this is asked, knows nothing of the devices that ``auto`` finds on a compute node.
+    wants = any(run.device == "auto" or expects_accelerator(run.device) for run in sweep.runs)
+    if not wants or slurm.asks_for_accelerators(options):
+        return None
+    return (
+        "warning: the job asks Slurm for no accelerators, and without any its runs train on the CPUs. Add "
+        f"--sbatch=--gpus-per-node={processes}, or say run.device=cpu; nothing is missing on a cluster whose nodes "
+        "give theirs to every job."
+    )
+
+
+_RESULT_HEADS = ("state", "step", "loss", "validation", "tokens/s")
+
+
+def ranked(results: Sequence[SweepResult]) -> list[SweepResult]:
+    """Order the runs by validation loss, or training loss if no run has one; runs without a number come last."""
+    by_validation = any(_validation(result) is not None for result in results)
+    score = _validation if by_validation else _loss
+    return sorted(results, key=lambda result: (score(result) is None, score(result) or 0.0))
+
+
+def sweep_lines(results: Sequence[SweepResult]) -> list[str]:
+    """Return the lines of a table: a column for each field that varies, then what the runs have reached."""
+    order = ranked(results)
+    fields = list(order[0].run.values)
+    rows = [(*fields, *_RESULT_HEADS), *(_cells(result, fields) for result in order)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def sweep_json(results: Sequence[SweepResult]) -> list[dict[str, Any]]:
+    """Return the results as JSON values, the best run first."""
+    return [
+        {
+            "name": result.run.name,
+            "values": result.run.values,
+            "folder": str(result.run.folder),
+            "state": _state(result),
+            "step": None if result.summary is None else result.summary.step,
+            "loss": _loss(result),
+            "validation_loss": _validation(result),
+            "tokens_per_second": None if result.summary is None else result.summary.tokens_per_second,
+            "exit_code": result.exit_code,
+        }
+        for result in ranked(results)
+    ]
+
+
+def _cells(result: SweepResult, fields: Sequence[str]) -> tuple[str, ...]:
+    summary = result.summary
+    speed = None if summary is None else summary.tokens_per_second
+    numbers = (
+        (None if summary is None else summary.step, "{:,}"),
+        (_loss(result), "{:.4f}"),
+        (_validation(result), "{:.4f}"),
+        (speed, "{:,.0f}"),
+    )
+    shown = ("-" if value is None else pattern.format(value) for value, pattern in numbers)
+    return (*(result.run.values[field] for field in fields), _state(result), *shown)
+
+
+def _state(result: SweepResult) -> str:
+    return "not begun" if result.summary is None else result.summary.state
+
+
+def _loss(result: SweepResult) -> float | None:
+    return None if result.summary is None else result.summary.loss
+
+
+def _validation(result: SweepResult) -> float | None:
+    return None if result.summary is None else result.summary.validation_loss

@@ -1,0 +1,438 @@
+"""Console output of a run, for terminals, log files and log collectors.
+
+metrics --named_values, duration, rate, size--> text for people
+metrics, eta -> one line per logged step           (plain: files, pipes, schedulers)
+-> one line at the bottom with the same values, a line per validation   (rich: terminals)
+fields, each with its rank --fit--> the columns of the terminal: the least important are left out
+-> one JSON object per step, message and event   (json: log collectors, docs/operators.md)
+"""
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Protocol, TextIO
+
+from rich.cells import cell_len, set_cell_size
+
+from hlat.config import TrackingConfig
+from hlat.runtime.logs import json_line, print_json_lines
+from hlat.runtime.progress import observe_stages
+from hlat.runtime.terminal import BottomLine, draws_lines, escape_controls, open_line, spinner, writes_unicode
+from hlat.tracking.jsonl import to_json_value
+from hlat.tracking.records import Metrics
+
+_SI = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_GIB, _MIB = 1 << 30, 1 << 20
+
+
+def progress(step: int, total_steps: int, eta_seconds: float | None) -> str:
+    """Format step, share of the run and time left."""
+    eta = "-" if eta_seconds is None else duration(eta_seconds)
+    return f"step {step}/{total_steps}  {step / total_steps:.1%}  eta {eta}"
+
+
+# In the order of interest: a terminal of 80 columns shows the bar up to mfu.
+_FORMATS: dict[str, Callable[[float], str]] = {
+    "tokens_per_second": lambda value: f"{rate(value)} tok/s",
+    "mfu": lambda value: f"mfu {value:.1%}",
+    "grad_norm": lambda value: f"gnorm {value:.2f}",
+    "lr": lambda value: f"lr {value:.2e}",
+    "memory_bytes": lambda value: f"mem {size(value)}",
+}
+
+
+def values(metrics: Metrics) -> str:
+    """Format the main metrics of a step, in a fixed order; missing ones are left out."""
+    return "  ".join(text for _, text in named_values(metrics))
+
+
+def named_values(metrics: Metrics) -> list[tuple[str, str]]:
+    """Return the main metrics of a step that there are, in a fixed order: name and text."""
+    found = [("loss", f"loss {metrics['loss']:.4f}")] if "loss" in metrics else []
+    if "val_loss" in metrics:
+        bits = f" (bpb {metrics['val_bits_per_byte']:.4f})" if "val_bits_per_byte" in metrics else ""
+        found.append(("val_loss", f"val {metrics['val_loss']:.4f}{bits}"))
+    for key, value in metrics.items():
+        if key.startswith("val/") and key.endswith("/loss") and key.count("/") == 2:  # not each source of the split
+            found.append((key, f"val {key.split('/')[1]} {value:.4f}"))
+        elif key.startswith("task/") and key.endswith("/acc"):
+            found.append((key, f"{key.split('/')[1]} {value:.1%}"))
+    return found + [(key, form(metrics[key])) for key, form in _FORMATS.items() if key in metrics]
+
+
+def duration(seconds: float) -> str:
+    """Format seconds as ``0:03:12``, or ``2d 04:00:00`` from a day on."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    return f"{days}d {hour:02}:{minute:02}:{second:02}" if days else f"{hour}:{minute:02}:{second:02}"
+
+
+def rate(value: float) -> str:
+    """Format a number with an SI prefix, as ``12.3k``; NaN and infinity by name."""
+    if not math.isfinite(value):
+        return str(value)
+    # Chosen after rounding, so that 999,960 is 1.0M and not 1000.0k.
+    return next((f"{value / unit:.1f}{prefix}" for unit, prefix in _SI if value >= 0.99995 * unit), f"{value:.0f}")
+
+
+def size(count: float) -> str:
+    """Format bytes as ``1.2G`` (GiB) or ``812M`` (MiB)."""
+    return f"{count / _GIB:.1f}G" if count >= _GIB else f"{count / _MIB:.0f}M"
+
+
+@dataclass(frozen=True)
+class Field:
+    """A part of a status line.
+
+    Attributes:
+        text: what is shown.
+        rank: place in the order of importance; 0 is the most important.
+        style: parameters of the terminal's colour sequence (SGR), such as "32"; empty for none.
+    """
+
+    text: str
+    rank: int
+    style: str = ""
+
+
+def fit(fields: Sequence[Field], width: int, *, colour: bool = False) -> str:
+    """Join fields by two spaces; leave out the least important until they fit, and cut the last one that is left."""
+    kept = [field for field in fields if field.text]
+    while len(kept) > 1 and _columns(kept) > width:
+        kept.remove(max(kept, key=lambda field: field.rank))
+    if _columns(kept) > width:
+        return set_cell_size(kept[0].text, width).rstrip()
+    return "  ".join(f"\x1b[{f.style}m{f.text}\x1b[0m" if colour and f.style else f.text for f in kept)
+
+
+def _columns(fields: Sequence[Field]) -> int:
+    return sum(cell_len(field.text) for field in fields) + 2 * max(0, len(fields) - 1)
+
+
+def bar(share: float, width: int, stream: TextIO | None = None) -> str:
+    """Return a bar of which a share is filled."""
+    full, empty = ("━", "─") if writes_unicode(stream) else ("#", "-")
+    filled = round(min(1.0, max(0.0, share)) * width)
+    return full * filled + empty * (width - filled)
+
+
+def has_colour() -> bool:
+    """Return True unless the environment says NO_COLOR (https://no-color.org)."""
+    return not os.environ.get("NO_COLOR")
+
+
+_LEVELS = {
+    **dict.fromkeys(("error", "incident", "hang", "corruption", "checkpoint_failed", "snapshot_failed"), "error"),
+    **dict.fromkeys(
+        (
+            "anomaly",
+            "checkpoint_damaged",
+            "checkpoint_prune_failed",
+            "checkpoint_retry",
+            "component_dropped",
+            "corruption_explained",
+            "evaluation_failed",
+            "export_failed",
+            "leader",
+            "metrics_damaged",
+            "output_lost",
+            "record_restored",
+            "resized",
+            "remote_failed",
+            "rollback",
+            "saver_lost",
+            "slow_rank",
+            "storage_slow",
+            "tensorboard_dropped",
+            "tracker_failed",
+            "tracker_lost",
+        ),
+        "warning",
+    ),
+}
+_LONG = ("recipe", "stack")  # fields of events.jsonl that are left out: thousands of characters
+
+
+def event_line(kind: str, fields: Mapping[str, Any], rank: int | None) -> str:
+    """Return the log line of an event.
+
+    Args:
+        kind: name of the event.
+        fields: its fields in events.jsonl; ``step`` and ``message`` have places of their own.
+        rank: rank that reports it; None for the supervisor, whose events name the rank that they are about.
+    """
+    rest = {name: value for name, value in fields.items() if name not in ("step", "message", *_LONG)}
+    about = rest.get("rank") if rank is None else rank
+    message = str(fields.get("message", fields.get("detail", kind.replace("_", " "))))
+    level, values_ = _LEVELS.get(kind, "info"), to_json_value(rest)
+    return json_line(kind, message, level=level, rank=about, step=fields.get("step"), values=values_)
+
+
+class JsonConsole:
+    """Console of rank 0 with one JSON object per line, flushed."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def log(self, metrics: Metrics, total_steps: int, eta_seconds: float | None) -> None:
+        """Print the line of a logged step."""
+        found = {**metrics, "total_steps": total_steps, "eta_seconds": eta_seconds}
+        text = f"{progress(metrics['step'], total_steps, eta_seconds)}  {values(metrics)}"
+        self._print(json_line("step", text, rank=0, step=found.pop("step"), values=to_json_value(found)))
+
+    def step(self, step: int, total_steps: int, eta_seconds: float | None) -> None:
+        """Print nothing: a logged step has a line."""
+
+    def message(self, text: str) -> None:
+        """Print the line of a message."""
+        self._print(json_line("message", text, rank=0))
+
+    def warning(self, text: str) -> None:
+        """Print the line of a warning."""
+        self._print(json_line("message", text, rank=0, level="warning"))
+
+    def event(self, kind: str, fields: Mapping[str, Any]) -> None:
+        """Print the line of an event."""
+        self._print(event_line(kind, fields, rank=0))
+
+    def close(self) -> None:
+        """Do nothing: the stream stays open."""
+
+    def _print(self, line: str) -> None:
+        self._stream.write(line + "\n")
+        self._stream.flush()
+
+
+_QUIET_SECONDS = 30.0
+"""Seconds without a line after which a console of lines says which step it is at."""
+
+
+class Console(Protocol):
+    """Display of a run."""
+
+    def log(self, metrics: Metrics, total_steps: int, eta_seconds: float | None) -> None:
+        """Show a logged step."""
+
+    def step(self, step: int, total_steps: int, eta_seconds: float | None) -> None:
+        """Show that a step is done, logged or not."""
+
+    def message(self, text: str) -> None:
+        """Show a line of text."""
+
+    def warning(self, text: str) -> None:
+        """Show a warning."""
+
+    def event(self, kind: str, fields: Mapping[str, Any]) -> None:
+        """Show an event, on a console for programs; people get messages."""
+
+    def close(self) -> None:
+        """Restore the terminal."""
+
+
+def prepare_streams(config: TrackingConfig) -> None:
+    """Prepare the streams of the command ``hlat train`` for the recipe's console, before it prints anything else."""
+    if config.console == "json":
+        print_json_lines()
+
+
+def console_kind(config: TrackingConfig, stream: TextIO) -> str:
+    """Return the kind of console that the recipe asks for; the line of a terminal needs a terminal that draws it."""
+    kind = config.console
+    if kind in ("auto", "rich"):
+        return "rich" if stream.isatty() and draws_lines() else "plain"
+    return kind
+
+
+def shows_a_line(config: TrackingConfig) -> bool:
+    """Return True if the recipe's console is a line at the bottom of the terminal of standard output."""
+    return console_kind(config, sys.stdout) == "rich"
+
+
+def shows_progress(config: TrackingConfig) -> bool:
+    """Return True unless the recipe's console is for warnings only, or for nothing."""
+    return config.console not in ("none", "warnings")
+
+
+def make_console(config: TrackingConfig, stream: TextIO | None, *, total_steps: int, start_step: int) -> Console:
+    """Return the recipe's console; ``auto`` and ``rich`` are the progress bar if the stream is a terminal."""
+    stream = stream or sys.stdout
+    kind = console_kind(config, stream)
+    if kind == "none":
+        return SilentConsole()
+    if kind == "warnings":
+        return WarningsConsole(stream)
+    if kind == "plain":
+        return PlainConsole(stream)
+    if kind == "json":
+        return JsonConsole(stream)
+    return ProgressBarConsole(stream, total_steps=total_steps, start_step=start_step)
+
+
+class SilentConsole:
+    """Console that shows nothing."""
+
+    def log(self, metrics: Metrics, total_steps: int, eta_seconds: float | None) -> None:
+        """Show nothing."""
+
+    def step(self, step: int, total_steps: int, eta_seconds: float | None) -> None:
+        """Show nothing."""
+
+    def message(self, text: str) -> None:
+        """Show nothing."""
+
+    def warning(self, text: str) -> None:
+        """Show nothing."""
+
+    def event(self, kind: str, fields: Mapping[str, Any]) -> None:
+        """Show nothing: people get messages."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class WarningsConsole(SilentConsole):
+    """Console that shows warnings only.
+
+    Args:
+        stream: receives them, a line each.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def warning(self, text: str) -> None:
+        """Print a warning."""
+        self._stream.write(escape_controls(f"warning: {text}") + "\n")
+        self._stream.flush()
+
+
+class PlainConsole:
+    """Console with one line per logged step, flushed, so that ``tail -f`` and schedulers show it at once.
+
+    Args:
+        stream: receives the lines.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._clock, self._said_at = stream, clock, clock()
+
+    def log(self, metrics: Metrics, total_steps: int, eta_seconds: float | None) -> None:
+        """Print the line of a logged step."""
+        self.message(f"{progress(metrics['step'], total_steps, eta_seconds)}  {values(metrics)}")
+
+    def step(self, step: int, total_steps: int, eta_seconds: float | None) -> None:
+        """Print which step it is, if nothing was printed for a while."""
+        if self._clock() - self._said_at >= _QUIET_SECONDS:
+            self.message(progress(step, total_steps, eta_seconds))
+
+    def message(self, text: str) -> None:
+        """Print a line of text."""
+        self._said_at = self._clock()
+        self._stream.write(escape_controls(text) + "\n")
+        self._stream.flush()
+
+    def warning(self, text: str) -> None:
+        """Print a warning."""
+        self.message(f"warning: {text}")
+
+    def event(self, kind: str, fields: Mapping[str, Any]) -> None:
+        """Show nothing: people get messages."""
+
+    def close(self) -> None:
+        """Do nothing: the stream stays open."""
+
+
+_RANKS = {"loss": 2, "tokens_per_second": 3, "mfu": 4, "grad_norm": 6, "lr": 8, "memory_bytes": 9}
+"""Places of metrics in the order of importance; others, such as scores of tasks, come before the last two."""
+_STEP, _ETA, _SHARE, _BAR, _OTHERS = 0, 1, 5, 7, 7
+_BAR_COLUMNS = 8
+_GREEN = "32"
+
+
+class ProgressBarConsole:
+    """Line at the bottom of a terminal with step, time left and the last logged values; messages scroll above it.
+
+    Args:
+        stream: the terminal.
+        total_steps: steps of the run.
+        start_step: steps done so far.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self, stream: TextIO, *, total_steps: int, start_step: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._stream, self._clock, self._begin = stream, clock, clock()
+        self._step, self._total = start_step, total_steps
+        self._eta: float | None = None
+        self._started = False
+        self._metrics: Metrics = {}
+        self._last_line = ""
+        self._stage, self._observing = "first step", ExitStack()
+        self._observing.enter_context(observe_stages(self._enter_stage))
+        line = open_line()
+        if line is None:
+            line = BottomLine(stream, self.render)
+        else:
+            line.show(self.render)  # that of the start goes on as that of the run
+        self._line = line
+
+    def log(self, metrics: Metrics, total_steps: int, eta_seconds: float | None) -> None:
+        """Show the values of a logged step; print a line above if the step validated."""
+        step = metrics["step"]
+        text, self._last_line = f"step {step}/{total_steps}  {values(metrics)}", ""
+        if any(key.startswith(("val", "task/")) for key in metrics):
+            self.message(text)
+        else:
+            self._last_line = text
+        self._metrics = metrics
+        self.step(step, total_steps, eta_seconds)
+
+    def step(self, step: int, total_steps: int, eta_seconds: float | None) -> None:
+        """Show that a step is done."""
+        self._step, self._total, self._eta, self._started = step, total_steps, eta_seconds, True
+
+    def render(self, width: int) -> str:
+        """Return the line for a width in columns."""
+        share = self._step / self._total
+        fields = [
+            Field(bar(share, _BAR_COLUMNS, self._stream), _BAR, _GREEN),
+            Field(f"{spinner(self._stream)} step {self._step}/{self._total}", _STEP),
+            Field(f"{share:.1%}", _SHARE),
+        ]
+        if self._started:
+            eta = "-" if self._eta is None else duration(self._eta)
+            fields.append(Field(f"eta {eta}", _ETA))
+        else:
+            fields.append(Field(f"{self._stage} {self._clock() - self._begin:.0f} s", _ETA))
+        fields += [Field(text, _RANKS.get(name, _OTHERS)) for name, text in named_values(self._metrics)]
+        return fit(fields, width, colour=has_colour())
+
+    def message(self, text: str) -> None:
+        """Print a line of text above the line."""
+        self._line.print(text)
+
+    def warning(self, text: str) -> None:
+        """Print a warning above the line."""
+        self.message(f"warning: {text}")
+
+    def event(self, kind: str, fields: Mapping[str, Any]) -> None:
+        """Show nothing: people get messages."""
+
+    def close(self) -> None:
+        """Print the values of the last logged step, unless they have been, and erase the line."""
+        if self._last_line:
+            self.message(self._last_line)
+            self._last_line = ""
+        self._observing.close()
+        self._line.close()
+
+    def _enter_stage(self, name: str) -> None:
+        if name:
+            self._stage, self._begin = name, self._clock()

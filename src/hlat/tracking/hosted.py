@@ -1,0 +1,400 @@
+"""Hosted trackers: services that get a run's metrics from a helper process, so that they cannot disturb the run.
+
+    field of the recipe's section ``tracking`` --HOSTED, the one place that lists them--> class of its client, package
+    HostedTracker.log --> bounded queue --socket, without blocking--> helper process (main) --> client --> service
+                             | full, or the process has ended: the record is dropped and counted
+    notes <---------------- replies, one line each: done (a record that is at the service), failed (once per kind of
+                            call), ended
+
+    helper process:  first line: HostedRun, client --> open (a new run, or the one of an earlier attempt)
+                     lines: step, values -----------> log
+                     end of the stream -------------> close
+
+Clients (a file each) run in the helper process, so they may block, raise, start threads or crash. Steps up to the last
+one that was logged by an earlier attempt are left out: they are repeated with the same values.
+
+At the end of a run that ended by itself, the records that are left may take ``flush_seconds``; then the helper process
+is killed. After an error nothing is waited for: the helper process has the same time on its own.
+"""
+
+import fcntl
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+from hlat.config import TrackingConfig
+from hlat.runtime.errors import LaunchError
+from hlat.tracking.records import Metrics, TrackerNote
+from hlat.tracking.tensorboard import scalars
+
+
+@dataclass(frozen=True)
+class HostedRun:
+    """The run that a client records.
+
+    Attributes:
+        name: name of the run.
+        run_dir: its folder; offline clients write below it.
+        recipe: resolved recipe as JSON values, without credentials.
+        settings: section of the recipe for this client, such as ``tracking.wandb``, as JSON values.
+    """
+
+    name: str
+    run_dir: Path
+    recipe: Mapping[str, Any]
+    settings: Mapping[str, Any]
+
+    @property
+    def is_offline(self) -> bool:
+        """True if the client must not use the network."""
+        return bool(self.settings["mode"] == "offline")
+
+    def folder(self, name: str) -> Path:
+        """Return a folder of the run for an offline client; it is created."""
+        folder = self.run_dir / name
+        folder.mkdir(exist_ok=True)
+        return folder
+
+
+class HostedClient(Protocol):
+    """Client of a tracking service. Methods are called one after another; any exception is reported."""
+
+    def open(self, run: HostedRun, saved_id: str | None) -> str:
+        """Begin a run at the service, or continue the one with ``saved_id``; return its id."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Record the values of a step, by tag (``train/loss``, ...); steps ascend."""
+
+    def close(self, failed: bool) -> None:
+        """Send what is left, and end the run; ``failed`` if it did not end by itself."""
+
+
+@dataclass(frozen=True)
+class HostedEntry:
+    """A hosted tracker.
+
+    Attributes:
+        client: "module:class" of its ``HostedClient``, imported in the helper process only.
+        package: module that has to be installed; the extra of hlat has the name of the field.
+    """
+
+    client: str
+    package: str
+
+
+HOSTED: dict[str, HostedEntry] = {
+    "wandb": HostedEntry("hlat.tracking.wandb_client:WandbClient", "wandb"),
+    "mlflow": HostedEntry("hlat.tracking.mlflow_client:MlflowClient", "mlflow"),
+    "trackio": HostedEntry("hlat.tracking.trackio_client:TrackioClient", "trackio"),
+}
+"""Hosted trackers by the name of their field in ``tracking``."""
+
+
+def wanted(config: TrackingConfig) -> dict[str, dict[str, Any]]:
+    """Return the sections of the hosted trackers that a recipe asks for, as JSON values, by name."""
+    sections = {name: getattr(config, name) for name in HOSTED}
+    return {name: section.model_dump(mode="json") for name, section in sections.items() if section is not None}
+
+
+def check_installed(config: TrackingConfig) -> None:
+    """Check that the packages of the hosted trackers of a recipe can be found; nothing is imported.
+
+    Raises:
+        LaunchError: some are not installed; names all of them, and the command that installs them.
+    """
+    missing = [name for name in wanted(config) if find_spec(HOSTED[name].package) is None]
+    if missing:
+        fields = " and ".join(f"tracking.{name}" for name in missing)
+        raise LaunchError(
+            f"{fields}: not installed here: {', '.join(HOSTED[name].package for name in missing)}. "
+            f"Install it with pip install 'hlat[{','.join(missing)}]', or set {fields} to null."
+        )
+
+
+_MOST_RECORDS = 10_000  # in the queue: a line of metrics is about 1 KB
+_RECEIVED = 1 << 16
+_REAP_SECONDS = 2.0
+
+
+class HostedTracker:
+    """Output of metrics to a tracking service.
+
+    Args:
+        name: name of the tracker in ``HOSTED``.
+        run: the run.
+        flush_seconds: time limit of ``close``.
+        most_records: size of the queue.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        run: HostedRun,
+        flush_seconds: float,
+        most_records: int = _MOST_RECORDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._name, self._flush_seconds, self._most, self._clock = name, flush_seconds, most_records, clock
+        self._queue: deque[bytes] = deque()
+        self._offset = 0  # bytes of the first record that have been sent
+        self._received = b""
+        self._notes: list[TrackerNote] = []
+        self._records = self._done = 0  # lines of metrics given to this tracker, and those that the service has
+        self._has_told = self._is_closed = self._has_ended = self._ended_in_order = False
+        ours, theirs = socket.socketpair()
+        program = f"import sys; sys.path[:] = {sys.path!r}; from {_WORKER} import main; main(int(sys.argv[1]))"
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", program, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # a library may print what no log should have; errors are reported
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        ours.setblocking(False)
+        self._socket = ours
+        start = {
+            "tracker": name,
+            "client": HOSTED[name].client,
+            "name": run.name,
+            "run_dir": str(run.run_dir),
+            "recipe": run.recipe,
+            "settings": run.settings,
+            "flush_seconds": flush_seconds,
+        }
+        self._queue.append(_line(start))
+        self._pump()
+
+    def log(self, metrics: Metrics) -> None:
+        """Queue the scalars of a step; returns at once."""
+        self._records += 1
+        if self._has_ended:
+            self._tell(_ENDED)
+        elif len(self._queue) >= self._most:
+            self._tell(f"it does not keep up: {self._most} lines of metrics are waiting")
+        else:
+            self._queue.append(_line({"step": metrics["step"], "values": scalars(metrics)}))
+        self._pump()
+
+    def rewind(self, step: int) -> None:
+        """Do nothing: a service does not forget. Steps that it has are not logged again."""
+
+    def notes(self) -> list[TrackerNote]:
+        """Return and clear what has to be reported."""
+        notes, self._notes = self._notes, []
+        return notes
+
+    def close(self, failed: bool = False) -> None:
+        """End the helper process; wait for it, for a limited time, unless the run has failed."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if failed:
+            self._pump()
+            self._socket.close()
+            return
+        self._flush()
+        if not self._has_ended:
+            self._kill()
+            self._tell(f"it had not ended {self._flush_seconds:g} s after the run")
+        self._socket.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_REAP_SECONDS)
+        if lost := self._records - self._done:
+            text = f"{self._name}: {lost} of {self._records} lines of metrics were not logged there"
+            fields = {"tracker": self._name, "lost": lost, "lines": self._records}
+            self._notes.append(TrackerNote("tracker_lost", text, fields))
+
+    def _flush(self) -> None:
+        """Send what is queued, and wait until the helper process has ended or the time is over."""
+        self._queue.append(_line({"end": True}))
+        deadline, all_sent = self._clock() + self._flush_seconds, False
+        while not self._has_ended and (left := deadline - self._clock()) > 0:
+            self._pump()
+            if not self._queue and not all_sent:
+                all_sent = True
+                with suppress(OSError):  # it has ended
+                    self._socket.shutdown(socket.SHUT_WR)
+            if not self._has_ended:
+                select.select([self._socket], [self._socket] if self._queue else [], [], left)
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _pump(self) -> None:
+        """Send and receive what is possible without waiting."""
+        with suppress(OSError):  # would wait, or it has ended: its last replies are read below
+            while self._queue:
+                self._offset += self._socket.send(memoryview(self._queue[0])[self._offset :])
+                if self._offset == len(self._queue[0]):
+                    self._queue.popleft()
+                    self._offset = 0
+        with suppress(BlockingIOError):
+            while not self._has_ended:
+                self._take(self._receive())
+
+    def _receive(self) -> bytes:
+        try:
+            return self._socket.recv(_RECEIVED)
+        except ConnectionError:
+            return b""
+
+    def _take(self, data: bytes) -> None:
+        """Handle complete lines of the helper process; no data: it has ended."""
+        *lines, self._received = (self._received + data).split(b"\n")
+        for reply in map(json.loads, lines):
+            if reply["kind"] == "failed":
+                self._tell(reply["message"])
+            elif reply["kind"] == "done":
+                self._done += 1
+            else:
+                self._ended_in_order = True
+        if not data:
+            self._has_ended = True
+            self._queue.clear()
+            if not self._ended_in_order:
+                self._tell(_ENDED)
+
+    def _tell(self, why: str) -> None:
+        """Report the first failure; the others would say the same."""
+        if not self._has_told:
+            self._has_told = True
+            text = f"{self._name}: {why}; the run continues, and metrics.jsonl has all values"
+            self._notes.append(TrackerNote("tracker_failed", text, {"tracker": self._name, "message": why}))
+
+
+_ENDED = "its helper process has ended"
+_WORKER = "hlat.tracking.hosted"
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    return json.dumps(record).encode("ascii") + b"\n"
+
+
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_NICENESS = 10  # training comes first
+_LONGEST = 2000  # characters of an error
+
+
+def main(descriptor: int) -> None:
+    """Serve the connection with this descriptor until it ends."""
+    for number in _IGNORED:  # those of a terminal or a scheduler are for the run, which then ends the connection
+        signal.signal(number, signal.SIG_IGN)
+    with suppress(OSError):
+        os.nice(_NICENESS)
+    connection = socket.socket(fileno=descriptor)
+    lines = _records(connection)
+    start = next(lines, None)
+    if start is None:
+        return
+    threading.Thread(target=_end_with_the_run, args=(descriptor, start["flush_seconds"]), daemon=True).start()
+    run = HostedRun(start["name"], Path(start["run_dir"]), start["recipe"], start["settings"])
+    _Service(start["tracker"], start["client"], run, connection).serve(lines)
+    os._exit(0)  # libraries may have threads and exit handlers that wait
+
+
+def _end_with_the_run(descriptor: int, seconds: float) -> None:
+    """Kill this process group if it has not ended some seconds after the run's process has, however that ended."""
+    poll = select.poll()
+    poll.register(descriptor, 0)  # a hang-up is always reported
+    poll.poll()
+    time.sleep(seconds)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _records(connection: socket.socket) -> Iterator[dict[str, Any]]:
+    """Iterate over the lines received until the connection ends; a half line of a killed process is left out."""
+    with suppress(ConnectionError):
+        for line in connection.makefile("rb"):
+            if line.endswith(b"\n"):
+                yield json.loads(line)
+
+
+class _Service:
+    def __init__(self, tracker: str, client: str, run: HostedRun, connection: socket.socket) -> None:
+        self._client_name, self._run, self._connection = client, run, connection
+        self._folder = run.run_dir / "trackers"
+        self._file = self._folder / f"{tracker}.json"
+        self._state: dict[str, Any] = {}
+        self._failed_calls: set[str] = set()
+
+    def serve(self, records: Iterator[dict[str, Any]]) -> None:
+        try:
+            with self._only_process():
+                client, has_ended = self._open(), False
+                for record in records:
+                    if "end" in record:
+                        has_ended = True
+                    elif self._log(client, record["step"], record["values"]):
+                        self._reply({"kind": "done"})
+                self._call("close", lambda: client.close(failed=not has_ended))
+        except Exception as error:
+            self._report("open", error)
+        self._reply({"kind": "ended"})
+
+    @contextmanager
+    def _only_process(self) -> Iterator[None]:
+        """Wait until the process of an earlier attempt has sent what it had."""
+        self._folder.mkdir(exist_ok=True)
+        with (self._folder / f"{self._file.stem}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _open(self) -> HostedClient:
+        with suppress(FileNotFoundError, ValueError):
+            self._state = dict(json.loads(self._file.read_bytes()))
+        module, _, name = self._client_name.partition(":")
+        client: HostedClient = getattr(importlib.import_module(module), name)()
+        self._state["id"] = client.open(self._run, self._state.get("id"))
+        self._save()
+        return client
+
+    def _log(self, client: HostedClient, step: int, values: dict[str, float]) -> bool:
+        """Log a record, unless that has been done; return True if the service has it."""
+        if step <= self._state.get("step", 0):
+            return True
+        if not self._call("log", lambda: client.log(step, values)):
+            return False
+        self._state["step"] = step
+        self._call("save", self._save)
+        return True
+
+    def _save(self) -> None:
+        new = self._file.with_suffix(".tmp")
+        new.write_text(json.dumps(self._state), encoding="utf-8")
+        new.replace(self._file)
+
+    def _call(self, name: str, action: Callable[[], None]) -> bool:
+        """Call the client; report the first failure of each kind of call."""
+        try:
+            action()
+        except Exception as error:
+            if name not in self._failed_calls:
+                self._failed_calls.add(name)
+                self._report(name, error)
+            return False
+        return True
+
+    def _report(self, call: str, error: Exception) -> None:
+        self._reply({"kind": "failed", "message": f"{call}: {type(error).__name__}: {error}"[:_LONGEST]})
+
+    def _reply(self, message: dict[str, Any]) -> None:
+        with suppress(OSError):  # the run has ended
+            self._connection.sendall(json.dumps(message).encode() + b"\n")

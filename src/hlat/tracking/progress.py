@@ -1,0 +1,192 @@
+"""Display of what comes before the steps, and of other work: stages of the start, and progress of data preparation.
+
+    enter_stage("building the model") --> terminal:  ⠹ building the model  3 s     (gone when the run's console begins)
+                                      --> otherwise: building the model ...
+                                                     building the model: 12 s      (at its end, if it took over 2 s)
+    progress(stage, done, total) --> terminal:  ⠹ tokenize  ━━━─────  38.2%  3.8 of 9.9 MB of files  2.1 MB/s  eta ...
+                                 --> otherwise: a line every few seconds
+
+Bytes are those of the files, of which a compressed one has fewer than its text: the share of the work is right either
+way. The speed is the mean since the stage began.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from hlat.config import TrackingConfig
+from hlat.runtime.progress import observe_stages
+from hlat.runtime.terminal import BottomLine, StageLine, draws_lines, open_line, spinner
+from hlat.tracking.console import Field, bar, console_kind, duration, fit, has_colour, shows_progress
+
+_WORTH_SAYING = 2.0  # seconds
+
+
+class StageLines:
+    """The stages as lines of text: each once, and its time if it took long.
+
+    Args:
+        say: prints a line.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._say, self._clock = say, clock
+        self._name, self._begin = "", 0.0
+
+    def __call__(self, name: str) -> None:
+        """Begin a stage; the empty name ends the last one."""
+        seconds = self._clock() - self._begin
+        if self._name and seconds > _WORTH_SAYING:
+            self._say(f"{self._name}: {seconds:.0f} s")
+        self._name, self._begin = name, self._clock()
+        if name:
+            self._say(f"{name} ...")
+
+
+@contextmanager
+def show_stages(config: TrackingConfig, say: Callable[[str], None]) -> Iterator[None]:
+    """Show the stages of the start within the block, as the recipe's console does.
+
+    On a terminal the line that is opened here becomes that of the run's console, and is closed with the block.
+
+    Args:
+        config: the section ``tracking``.
+        say: prints a line where there is no terminal.
+    """
+    if not shows_progress(config):
+        yield
+    elif console_kind(config, sys.stdout) != "rich":
+        with observe_stages(StageLines(say)):
+            yield
+    else:
+        with (
+            BottomLine(sys.stdout, StageLine("starting")) as line,
+            observe_stages(lambda name: _show_stage(line, name)),
+        ):
+            yield
+
+
+def _show_stage(line: BottomLine, name: str) -> None:
+    if name and isinstance(line.shown, StageLine):  # the console of a run shows its stages itself
+        line.show(StageLine(name))
+
+
+COUNTED = {"train tokenizer": "merges"}
+"""Stages that do not report bytes, and what they count."""
+_BATCHES = "micro-batches"
+
+_SECONDS_BETWEEN_LINES = 5.0
+_BAR_COLUMNS = 20
+_MB = 1e6
+
+Progress = Callable[[str, int, int], None]
+"""A ``ProgressCallback``: called with the stage, what is done of it, and the total; 0 for unknown."""
+
+
+class DataProgress:
+    """Present state of a preparation, or of other work; called with each report of it.
+
+    Args:
+        clock: seconds, monotonic.
+        counts: what all its stages count; None for bytes, and what ``COUNTED`` says.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, counts: str | None = None) -> None:
+        self._clock, self._counts = clock, counts
+        self._stage, self._done, self._total = "preparing data", 0, 0
+        self._first, self._begin = 0, clock()
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """Take note of a report."""
+        if stage != self._stage:
+            self._stage, self._first, self._begin = stage, done, self._clock()
+        self._done, self._total = done, total
+
+    def render(self, width: int) -> str:
+        """Return the line for a width in columns."""
+        share = self._done / self._total if self._total else 0.0
+        seconds = self._clock() - self._begin
+        if not self._total:
+            return fit([Field(f"{spinner()} {self._stage}", 0), Field(f"{seconds:.0f} s", 1)], width)
+        fields = [
+            Field(f"{spinner()} {self._stage}", 0),
+            Field(bar(share, _BAR_COLUMNS), 5, "32"),
+            Field(f"{share:.1%}", 1),
+            Field(self._amount(), 3),
+            Field(self._speed(seconds), 4),
+            Field(f"eta {self._left(seconds)}", 2),
+        ]
+        return fit(fields, width, colour=has_colour())
+
+    def text(self) -> str:
+        """Return the state as a line of text."""
+        prefix = "" if self._counts else "prepare: "
+        seconds = self._clock() - self._begin
+        if not self._total:
+            return f"{prefix}{self._stage}, {seconds:.0f} s so far"
+        share = self._done / self._total
+        return f"{prefix}{self._stage} {share:.0%}, {self._amount()}, eta {self._left(seconds)}"
+
+    def _amount(self) -> str:
+        if counted := self._counts or COUNTED.get(self._stage):
+            return f"{self._done:,} of {self._total:,} {counted}"
+        return f"{self._done / _MB:,.1f} of {self._total / _MB:,.1f} MB of files"
+
+    def _speed(self, seconds: float) -> str:
+        if self._counts or self._stage in COUNTED or self._done <= self._first or seconds <= 0:
+            return ""
+        return f"{(self._done - self._first) / seconds / _MB:,.1f} MB/s"
+
+    def _left(self, seconds: float) -> str:
+        if self._done <= self._first:
+            return "-"
+        return duration(seconds * (self._total - self._done) / (self._done - self._first))
+
+
+@contextmanager
+def show_data_progress(stream: TextIO, say: Callable[[str], None]) -> Iterator[Progress]:
+    """Show the progress of data preparation within the block.
+
+    Args:
+        stream: where a line can be drawn if it is a terminal; a line that is open already is used.
+        say: prints a line of text, where it is none.
+    """
+    progress, line = DataProgress(), open_line()
+    if line is not None:
+        line.show(progress.render)
+        yield progress
+        line.show(StageLine("checking data"))
+    elif stream.isatty() and draws_lines():
+        with BottomLine(stream, progress.render):
+            yield progress
+    else:
+        yield _printing(progress, say)
+
+
+@contextmanager
+def show_progress(stream: TextIO, say: Callable[[str], None]) -> Iterator[Progress]:
+    """Show the progress of an evaluation within the block, whose reports count micro-batches; see above."""
+    progress = DataProgress(counts=_BATCHES)
+    progress("starting", 0, 0)
+    if stream.isatty() and draws_lines():
+        with BottomLine(stream, progress.render):
+            yield progress
+    else:
+        yield _printing(progress, say)
+
+
+def _printing(progress: DataProgress, say: Callable[[str], None]) -> Progress:
+    """Return a function that takes note of reports, and prints one every few seconds."""
+    said_at = time.monotonic()
+
+    def report(stage: str, done: int, total: int) -> None:
+        nonlocal said_at
+        progress(stage, done, total)
+        if time.monotonic() - said_at >= _SECONDS_BETWEEN_LINES:
+            said_at = time.monotonic()
+            say(progress.text())
+
+    return report

@@ -1,0 +1,424 @@
+"""Records of a run in its folder: metrics, events and generated texts, written and read.
+
+    Tracker.log   -> MetricsFile.append -> metrics.jsonl  one line per logged step, with no step twice
+                     MetricsOutput                        further outputs: TensorBoard, hosted trackers
+    Tracker.event -> EventLog.append    -> events.jsonl   the history of a run, in order of time, never truncated
+                     append_samples     -> samples.jsonl  step, prompt and text of each text that the model generated
+    read_metrics, read_events, read_samples -> reports, tests, users
+    metrics.jsonl --superseded lines dropped--> some rows --> columns of numbers --metrics_table--> pyarrow.Table
+
+A run that resumes from step k first drops the lines of metrics of all later steps. So the file of an interrupted run
+equals that of an uninterrupted one, except for the times. Events have everything that happened, repeated steps
+included: start, resume (with the changes of the recipe), checkpoint, anomaly, rollback, corruption, error, end, ...
+
+Lines become columns as they are read: a million of them take 3 GB as objects of Python, and 0.2 GB as columns.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hlat.runtime.errors import DataError
+from hlat.runtime.terminal import escape_controls
+from hlat.runtime.urls import redact_json
+from hlat.tracking.jsonl import (
+    JsonLines,
+    as_storage_error,
+    decode,
+    filter_lines,
+    from_json_value,
+    iter_records,
+    read_records,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+_TAIL_BYTES = 1 << 18  # longer than any line
+Metrics = Mapping[str, Any]
+"""Metrics of a logged step. Values are numbers, except ``seconds``. A key whose value is unknown is left out.
+
+| key | unit and meaning |
+|-----|------------------|
+| ``step`` | optimizer steps done, this one included; required |
+| ``tokens`` | tokens of the steps done since the start of the run |
+| ``samples`` | sequences consumed since then, skipped ones included: the position in the data |
+| ``batch_crc32`` | CRC-32 of the token ids of this step's sequences, added up modulo 2^32 |
+| ``loss`` | nats per token over this step's batch |
+| ``val_loss``, ``val_bits_per_byte`` | validation: nats per token, bits per byte of text; only where a step validated |
+| ``val/NAME/loss``, ``val/NAME/bits_per_byte`` | the same for each set of ``evaluation.sets`` |
+| ``val/sources/NAME/loss``, ``.../bits_per_byte`` | the same for each source of the validation split, if several |
+| ``task/NAME/acc``, ``/acc_norm``, ``/bits_per_byte`` | scores of each task of ``evaluation.tasks`` |
+| ``grad_norm``, ``param_norm`` | global L2 norms: of the gradient before clipping, of the parameters after the step |
+| ``lr`` | learning rate of this step |
+| ``tokens_per_second`` | training rate since the line before, without validation and checkpoints |
+| ``mfu``, ``mfu_full`` | share of the peak FLOP/s, attention counted as causal, and counted in full |
+| ``memory_bytes`` | peak memory so far, of the rank that used most: tensors on an accelerator, the process on a CPU |
+| ``memory_reserved_bytes`` | peak of what torch's allocator has taken from the accelerator, gaps included |
+| ``memory_retries`` | times that it had to give memory back before it found room, of the rank with most |
+| ``seconds`` | by phase (``PHASES`` of hlat.runtime.process), since the line before: ``data``, ``forward``, ... |
+"""
+
+
+class MetricsFile:
+    """The metrics of a run, opened to continue after ``start_step``.
+
+    Raises:
+        StorageError: the file cannot be opened, cut back or written.
+    """
+
+    def __init__(self, path: Path, *, start_step: int) -> None:
+        with JsonLines(path):  # cuts off a half-written last line
+            pass
+        self.unreadable, self.last = _cut_back(path, start_step)
+        """Number of damaged lines that were dropped; last step in the file, 0 if it has none."""
+        self._file = JsonLines(path)
+
+    def rewind(self, step: int) -> None:
+        """Drop the lines of all steps after ``step``."""
+        self._file.follow()
+        self._file.close()
+        _cut_back(self._file.path, step)
+        self._file = JsonLines(self._file.path)
+
+    def append(self, metrics: Metrics) -> None:
+        """Append the line of one step; it survives the end of the process when this returns."""
+        assert isinstance(metrics.get("step"), int), "a line of metrics has its step"
+        self._file.append(dict(metrics))
+
+    def last_move(self) -> str:
+        """Return what was done if the file was renamed, removed or replaced since the last call."""
+        return self._file.last_move()
+
+    def sync(self) -> None:
+        """Sync the file, so that every line so far survives a power failure."""
+        self._file.sync()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _cut_back(path: Path, last: int) -> tuple[int, int]:
+    """Drop damaged lines and those of later steps; return the number of damaged ones, and the last step kept."""
+    with as_storage_error(path, "read"), path.open("rb") as lines:
+        steps = [_step_of(line) for line in lines]
+    if any(step is None or step > last for step in steps):
+        filter_lines(path, lambda line: (step := _step_of(line)) is not None and step <= last)
+    return steps.count(None), max((step for step in steps if step is not None and step <= last), default=0)
+
+
+def _step_of(line: bytes) -> int | None:
+    """Return the step of a line, or None if the line is damaged."""
+    record = decode(line)
+    step = record.get("step") if record is not None else None
+    return step if isinstance(step, int) else None
+
+
+def read_last_metrics(path: Path) -> dict[str, Any] | None:
+    """Return the metrics of the last complete line, without reading the lines before; None if there is none.
+
+    Raises:
+        StorageError: the file cannot be read.
+    """
+    with as_storage_error(path, "read"), path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - _TAIL_BYTES))
+        lines = file.read().splitlines()
+    for line in reversed(lines):
+        if (record := decode(line)) is not None:
+            return {key: from_json_value(value) for key, value in record.items()}
+    return None
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Return the metrics of every logged step, in order; floats have the logged bits, NaN and infinities included.
+
+    A half-written last line, of a run in progress or killed, is ignored.
+
+    Raises:
+        DataError: another line is not a JSON object; the message names it.
+        StorageError: the file cannot be read.
+    """
+    return [from_json_value(record) for record in read_records(path)]
+
+
+@dataclass(frozen=True)
+class TrackerNote:
+    """Something that went wrong with an output.
+
+    Attributes:
+        kind: kind of the event.
+        text: line for the user.
+        fields: fields of the event.
+    """
+
+    kind: str
+    text: str
+    fields: dict[str, Any]
+
+
+def moved_note(name: str, move: str) -> TrackerNote:
+    """Return the note about a file of the run that was moved while the run appended to it."""
+    kept = "nothing is lost"
+    if move == "another file":
+        kept = "what was written while a program made that other file may be only in the old one"
+    text = f"{name} was renamed, removed or replaced while the run writes to it: opened again, {kept}"
+    return TrackerNote("record_restored", text, {"file": name})
+
+
+class MetricsOutput(Protocol):
+    """Further output of the metrics, which a run can do without."""
+
+    def log(self, metrics: Metrics) -> None:
+        """Add the metrics of a step.
+
+        Raises:
+            StorageError: they cannot be written; the output is closed and dropped.
+        """
+
+    def rewind(self, step: int) -> None:
+        """Drop steps after ``step``, which will be repeated, if that is possible; may raise StorageError."""
+
+    def notes(self) -> list[TrackerNote]:
+        """Return and clear what went wrong, to be reported."""
+
+    def close(self, failed: bool = False) -> None:
+        """Close the output; ``failed`` if the run ends by an error. Closing it twice is harmless."""
+
+
+class EventLog:
+    """Append-only file of events. Each one is synced to disk when ``append`` returns; events are rare.
+
+    Args:
+        path: the file; created if it does not exist. Its folder must exist.
+        clock: seconds since 1970, UTC.
+
+    Raises:
+        StorageError: the file cannot be opened or written.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._file = JsonLines(path)
+
+    def append(self, kind: str, /, **fields: Any) -> None:
+        """Record that an event of this kind happened now. Fields must be JSON values.
+
+        Credentials in URLs are removed; a checkpoint of an earlier version or a library's error may contain them.
+        """
+        assert not fields.keys() & {"time", "event"}, "time and event are set here"
+        now = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
+        self._file.append({"time": now, "event": kind, **redact_json(fields)})
+        self._file.sync()
+
+    def last_move(self) -> str:
+        """Return what was done if the file was renamed, removed or replaced since the last call."""
+        return self._file.last_move()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Return every event, oldest first. A half-written last line is ignored.
+
+    Raises:
+        DataError: another line is not a JSON object; the message names it.
+        StorageError: the file cannot be read.
+    """
+    return read_records(path)
+
+
+SAMPLES_NAME = "samples.jsonl"
+"""Name of the file in the folder of a run."""
+
+
+@dataclass(frozen=True)
+class GeneratedText:
+    """Text that the model generated at a step."""
+
+    step: int
+    prompt: str
+    text: str
+
+
+def append_samples(folder: Path, step: int, samples: Iterable[tuple[str, str]]) -> None:
+    """Add generated texts to the file in a run's folder.
+
+    Args:
+        folder: folder of the run.
+        step: optimizer steps done.
+        samples: prompts, each with its new text.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    log = EventLog(folder / SAMPLES_NAME)
+    try:
+        for prompt, text in samples:
+            log.append("sample", step=step, prompt=prompt, text=text)
+    finally:
+        log.close()
+
+
+def read_samples(folder: Path) -> list[GeneratedText]:
+    """Return the generated texts of a run, by step; of a step that was repeated, the last ones.
+
+    Raises:
+        DataError: a line other than the last is damaged.
+        StorageError: the file cannot be read.
+    """
+    path = folder / SAMPLES_NAME
+    newest = {(sample.step, sample.prompt): sample for sample in _parse_samples(path)} if path.is_file() else {}
+    return sorted(newest.values(), key=lambda sample: sample.step)
+
+
+def _parse_samples(path: Path) -> Iterator[GeneratedText]:
+    for record in read_events(path):
+        step, prompt, text = (record.get(key) for key in ("step", "prompt", "text"))
+        if isinstance(step, int) and isinstance(prompt, str) and isinstance(text, str):
+            yield GeneratedText(step, prompt, text)
+
+
+_ROWS = 1 << 12  # rows that are converted together
+
+
+def metrics_table(run: Path) -> "pa.Table":
+    """Read the metrics of a run, which may be in progress.
+
+    A half-written last line is ignored. A run that resumes from an earlier step repeats steps: a line replaces all
+    lines before it whose step is not smaller, since they belong to weights that the run no longer has. hlat cuts such
+    lines off when it resumes; they are left in files that were concatenated or restored from a copy.
+
+    Args:
+        run: run folder, or its metrics.jsonl.
+
+    Returns:
+        One row per logged step, in ascending order. A column for each key of ``Metrics``; nested values such as
+        ``seconds`` have a column per key, as in ``seconds.data``. Values that a step does not have are null; NaN and
+        infinities are values.
+
+    Raises:
+        DataError: there is no such file, or a line other than the last is damaged.
+        StorageError: the file cannot be read.
+    """
+    path = run / "metrics.jsonl" if run.is_dir() else run
+    if not path.is_file():
+        raise DataError(
+            f"{run}: has no metrics. Give the folder of a run that has logged a step, or its metrics.jsonl."
+        )
+    table = _TableBuilder()
+    for number, line in enumerate(iter_records(path), start=1):
+        if type(step := line.get("step")) is not int:
+            raise DataError(f"{path}: record {number} has no step. Correct or delete that line.")
+        table.add(step, _flat(line))
+    return table.build()
+
+
+class _TableBuilder:
+    """Builder of a table, which keeps finished rows as columns."""
+
+    def __init__(self) -> None:
+        self._rows: list[dict[str, Any]] = []
+        self._parts: list[dict[str, pa.Array]] = []
+
+    def add(self, step: int, row: dict[str, Any]) -> None:
+        """Add a row in place of all rows whose step is not smaller."""
+        while self._rows and self._rows[-1]["step"] >= step:
+            self._rows.pop()
+        while not self._rows and self._parts and self._last_step() >= step:
+            self._rows = _rows_of(self._parts.pop())
+            while self._rows and self._rows[-1]["step"] >= step:
+                self._rows.pop()
+        self._rows.append(row)
+        if len(self._rows) == _ROWS:
+            self._finish_part()
+
+    def build(self) -> "pa.Table":
+        """Return the table."""
+        import pyarrow as pa  # noqa: PLC0415  (a supervisor needs no tables)
+
+        if self._rows or not self._parts:
+            self._finish_part()
+        names = dict.fromkeys(["step", *(name for part in self._parts for name in part)])
+        return pa.table({name: self._column(name) for name in names})
+
+    def _last_step(self) -> int:
+        return int(self._parts[-1]["step"][-1].as_py())
+
+    def _finish_part(self) -> None:
+        names = dict.fromkeys(["step", *(name for row in self._rows for name in row)])
+        self._parts.append({name: _column([row.get(name) for row in self._rows]) for name in names})
+        self._rows = []
+
+    def _column(self, name: str) -> "pa.ChunkedArray":
+        """Join a column of all parts, in the narrowest type that holds it."""
+        import pyarrow as pa  # noqa: PLC0415  (a supervisor needs no tables)
+
+        parts = [part.get(name) for part in self._parts]
+        known = {part.type for part in parts if part is not None and part.null_count < len(part)}
+        if known == {pa.int64(), pa.float64()}:
+            known = {pa.float64()}
+        wanted = pa.int64() if not known else known.pop() if len(known) == 1 else pa.string()
+        lengths = [len(part["step"]) for part in self._parts]
+        return pa.chunked_array(
+            [_cast(part, wanted, length) for part, length in zip(parts, lengths, strict=True)], wanted
+        )
+
+
+def _rows_of(part: "dict[str, pa.Array]") -> list[dict[str, Any]]:
+    """Return the rows of finished columns, without the nulls."""
+    columns = {name: column.to_pylist() for name, column in part.items()}
+    return [
+        {name: values[index] for name, values in columns.items() if values[index] is not None}
+        for index in range(len(columns["step"]))
+    ]
+
+
+def _cast(part: "pa.Array | None", wanted: "pa.DataType", length: int) -> "pa.Array":
+    import pyarrow as pa  # noqa: PLC0415  (a supervisor needs no tables)
+
+    if part is None or part.null_count == len(part):
+        return pa.nulls(length, wanted)
+    if pa.types.is_string(wanted) and not pa.types.is_string(part.type):
+        texts = [value if value is None or isinstance(value, str) else json.dumps(value) for value in part.to_pylist()]
+        return pa.array(texts, wanted)
+    return part.cast(wanted, safe=False)
+
+
+def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested objects: {"seconds": {"data": 1.0}} -> {"seconds.data": 1.0}."""
+    flat: dict[str, Any] = {}
+    for name, value in record.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            number = value if type(value) is float else from_json_value(value)
+            flat[sys.intern(prefix + name)] = number  # one text per column, not per line
+    return flat
+
+
+def _column(values: Sequence[Any]) -> "pa.Array":
+    import pyarrow as pa  # noqa: PLC0415  (a supervisor needs no tables)
+
+    kinds = set(map(type, values)) - {type(None)}
+    if kinds <= {int}:
+        with suppress(OverflowError):  # no step of hlat's: a damaged line, whose number is shown as it is
+            return pa.array(values, pa.int64())
+    if kinds <= {int, float}:
+        whole = int in kinds  # pyarrow refuses integers that a double cannot hold exactly
+        floats = [None if value is None else float(value) for value in values] if whole else values
+        return pa.array(floats, pa.float64())
+    if kinds == {bool}:
+        return pa.array(values, pa.bool_())
+    texts = [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
+    return pa.array([None if text is None else escape_controls(text) for text in texts], pa.string())

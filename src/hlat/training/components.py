@@ -1,0 +1,192 @@
+"""Training component: something that takes part in a run at fixed points of each step.
+
+    begin -> [ before_step -> the step -> after_step        ] -> at_end
+             [                         -> after_rollback    ]
+    state -> part of every checkpoint, loaded when the run resumes or rolls back
+
+The loop (``hlat.training.loop``) lists its components in order and calls each hook of all of them in that order.
+
+``load_state`` loads a checkpoint into model, optimizer and components:
+
+    checkpoint with state of a component    -> loaded in place
+    checkpoint without it                   -> TrainingComponent.reset; the component is named in ``StateChanges.begun``
+    state of a component that is not there  -> not loaded, and named in ``StateChanges.dropped``
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pydantic import BaseModel
+
+from hlat.checkpoint import Checkpoint, ExtraState, extra_names, restore
+from hlat.config import Recipe, Section
+from hlat.optim import Optimizer
+from hlat.parallel import ParallelModel
+from hlat.runtime.distributed.join import Runtime
+from hlat.tracking import OtherRankTracker, Tracker
+from hlat.training.step import StepResult
+
+
+@dataclass(frozen=True)
+class LoopStart:
+    """Everything that a component is given when the loop begins.
+
+    Attributes:
+        recipe: recipe of the run, with ``precision.mode`` resolved.
+        runtime: rank, device and processes of the run.
+        step: optimizer steps done so far.
+        tracker: receives metrics, events and messages; on ranks other than 0 messages go to the rank's log.
+        stack: context managers entered here are left when the loop ends, also by an error.
+    """
+
+    recipe: Recipe
+    runtime: Runtime
+    step: int
+    tracker: Tracker | OtherRankTracker
+    stack: ExitStack
+
+
+@dataclass(frozen=True)
+class StepEnd:
+    """The step just done.
+
+    Attributes:
+        step: its number, counted from 1.
+        result: loss, gradient norm, learning rate and verdict; tensors stay on the device.
+        is_last: True if this process does no further step.
+    """
+
+    step: int
+    result: StepResult
+    is_last: bool
+
+
+class TrainingComponent:
+    """Base of training components: every hook does nothing.
+
+    Every rank calls every hook, in the same order, so a hook may be collective. The state must be a function of the
+    steps done, or a run that resumes would differ from one that was never interrupted. A hook that raises ends the run.
+
+    Components of other packages are built by ``Kind(options, parameters)``: their validated options, and this rank's
+    parameters, whose values are not there yet.
+
+    Attributes:
+        Options: pydantic model of the options in ``training.components.NAME``; none by default.
+    """
+
+    Options: ClassVar[type[BaseModel]] = Section
+
+    def begin(self, start: LoopStart) -> None:
+        """Take part from here on: the state is that of the checkpoint that the run resumes from, if there is one."""
+
+    def before_step(self) -> None:
+        """Prepare for the next step."""
+
+    def after_step(self, end: StepEnd) -> None:
+        """Handle a step that is done; components that come before the checkpointer change what it saves."""
+
+    def after_rollback(self, step: int) -> None:
+        """Forget the steps after ``step``: the run has returned to it, and the state is that of then."""
+
+    def at_end(self, result: StepResult | None) -> None:
+        """Finish after the last step.
+
+        Args:
+            result: result of the last step; None if there was no step or it was rolled back.
+        """
+
+    def state(self) -> Sequence[ExtraState]:
+        """Return the tensors to be saved, always the same ones; a checkpoint is loaded into them in place."""
+        return ()
+
+    def reset(self) -> None:
+        """Set the state to that of a run that begins with the weights as they are.
+
+        Called when there is nothing to be loaded: at the first step of a run, when a run resumes from a checkpoint
+        without this component's state, and when it rolls back to such a state.
+        """
+
+
+class ComponentList(TrainingComponent):
+    """Several components as one: each hook calls that of all, in order."""
+
+    def __init__(self, components: Sequence[TrainingComponent]) -> None:
+        self._components = tuple(components)
+
+    def __iter__(self) -> Iterator[TrainingComponent]:
+        return iter(self._components)
+
+    def begin(self, start: LoopStart) -> None:
+        """Begin all."""
+        for component in self._components:
+            component.begin(start)
+
+    def before_step(self) -> None:
+        """Prepare all for the next step."""
+        for component in self._components:
+            component.before_step()
+
+    def after_step(self, end: StepEnd) -> None:
+        """Let all handle the step that is done."""
+        for component in self._components:
+            component.after_step(end)
+
+    def after_rollback(self, step: int) -> None:
+        """Let all return to ``step``."""
+        for component in self._components:
+            component.after_rollback(step)
+
+    def at_end(self, result: StepResult | None) -> None:
+        """Finish all."""
+        for component in self._components:
+            component.at_end(result)
+
+    def state(self) -> Sequence[ExtraState]:
+        """Return the tensors of all."""
+        return [state for component in self._components for state in component.state()]
+
+    def reset(self) -> None:
+        """Reset all."""
+        for component in self._components:
+            component.reset()
+
+
+@dataclass(frozen=True)
+class StateChanges:
+    """Differences between the components of a run and those of the checkpoint that it continues from.
+
+    Attributes:
+        begun: names of components that have no state in the checkpoint; they begin with the weights as they are.
+        dropped: names of states in the checkpoint that no component continues.
+    """
+
+    begun: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+
+
+def load_state(
+    checkpoint: Checkpoint,
+    recipe: Recipe,
+    model: ParallelModel,
+    optimizer: Optimizer,
+    components: ComponentList,
+) -> StateChanges:
+    """Load weights, optimizer, RNG and components from a checkpoint, in place.
+
+    Raises:
+        CheckpointError: tensors are missing or do not fit.
+    """
+    saved = extra_names(checkpoint)
+    wanted = {component: component.state() for component in components}
+    found = {component: all(one.name in saved for one in states) for component, states in wanted.items()}
+    extra = [one for component, states in wanted.items() if found[component] for one in states]
+    restore(checkpoint, recipe.model, model.local_parameters, optimizer, extra)
+    begun: list[str] = []
+    for component, states in wanted.items():
+        if not found[component]:
+            component.reset()
+            begun += [one.name for one in states]
+    names = {one.name for states in wanted.values() for one in states}
+    return StateChanges(tuple(begun), tuple(sorted(saved - names)))

@@ -1,0 +1,364 @@
+"""Interruptions of the steps: a stop that is requested, a deadline, a snapshot that is due, a device out of memory.
+
+    SIGINT, SIGTERM, SIGHUP, SIGUSR1, deadline --> stop request --vote of all ranks--> step after which all ranks stop
+    recovery.deadline_seconds, counted by the supervisor --HLAT_DEADLINE--> deadline
+    end of the Slurm job --SLURM_JOB_END_TIME, squeue--> deadline, minus the time that a save takes
+
+    before a step   rank 0's clock, busy savers --asynchronous vote--> after the step, on all ranks: snapshot due or not
+    TierEvent       --report_tier_notes--> events, and messages for the user
+
+    torch.OutOfMemoryError --> peaks of the allocator, bytes as plans count them, changes that fit --> DeviceMemoryError
+
+The first signal requests a stop after the current step, the second stops at once. A signal may reach a single rank, or
+each rank in a different step, and clocks differ. So all ranks vote in every step and stop after the same one.
+
+The deadline leaves time to save and stop before the scheduler ends the job. Time is counted on a monotonic clock, so
+setting the system clock during training changes nothing. The time of day is read once, to convert the end time that
+Slurm reports.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from itertools import combinations
+from types import FrameType, TracebackType
+
+import torch
+
+from hlat.checkpoint import TierEvent
+from hlat.config import Recipe, RecipeError, RecoveryConfig, parse_recipe
+from hlat.hardware import load_catalog
+from hlat.parallel import ACCELERATOR, StepShape, rank_bytes, stage_layer_counts
+from hlat.precision import resolve_mode
+from hlat.runtime import errors, slurm
+from hlat.runtime.backend.device import has_fast_bf16
+from hlat.runtime.backend.table import backend_of
+from hlat.runtime.distributed.host_collectives import AsyncMax, HostGroup
+from hlat.runtime.distributed.join import Runtime
+from hlat.runtime.errors import DeviceMemoryError, StorageError
+from hlat.runtime.process import DEADLINE_ENV, STOP_SIGNALS
+from hlat.runtime.progress import machine_clock
+from hlat.runtime.storage.run_folder import EARLIER_ATTEMPT_ENV
+from hlat.runtime.terminal import plural
+from hlat.tracking import OtherRankTracker, Tracker
+
+_DEADLINE_VOTE = 1 << 16  # value of the deadline in the vote; the other values are signal numbers
+
+# A scheduler signals every process of a job: a rank receives the signal itself, and again forwarded by its launcher.
+_SAME_REQUEST = 1.0  # seconds within which further signals count as the first one
+
+
+def _no_deadline() -> bool:
+    return False
+
+
+class StopRequest:
+    """Context manager in which stop signals set ``signal`` instead of ending the process; ignored signals stay ignored.
+
+    A second signal raises KeyboardInterrupt wherever the program is. Outside the main thread, to which Python delivers
+    no signals, nothing changes.
+
+    Args:
+        ranks: the processes of the run.
+        on_request: called with the name of the first signal.
+        is_over: returns True if the deadline has passed.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        ranks: HostGroup,
+        on_request: Callable[[str], None],
+        is_over: Callable[[], bool] = _no_deadline,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.signal: signal.Signals | None = None
+        self._is_over = is_over
+        self._on_request = on_request
+        self._alone = ranks.world == 1
+        self._clock, self._at = clock, 0.0
+        self._vote = AsyncMax(ranks)
+        self._previous: dict[signal.Signals, signal.Handlers | Callable[..., object] | int | None] = {}
+
+    def start_vote(self) -> None:
+        """Start the vote of all ranks on stopping, before a step. Does not wait."""
+        if not self._alone:
+            self._vote.start(self._request())
+
+    def vote_result(self) -> str | None:
+        """Return the result of the vote, after the step: a signal's name, ``deadline``, or None to continue.
+
+        The same on every rank. With several ranks, a signal that arrives during the step counts after the next one.
+        """
+        number = self._request() if self._alone else self._vote.result()
+        if number == _DEADLINE_VOTE:
+            return "deadline"
+        return signal.Signals(number).name if number else None
+
+    def _request(self) -> int:
+        if self.signal is not None:
+            return self.signal
+        return _DEADLINE_VOTE if self._is_over() else 0
+
+    def __enter__(self) -> "StopRequest":
+        if threading.current_thread() is threading.main_thread():
+            # Ignored signals stay ignored: nohup ignores SIGHUP, a shell's background job SIGINT.
+            handled = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+            self._previous = {number: signal.signal(number, self._receive) for number in handled}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None:
+            if self._clock() - self._at < _SAME_REQUEST:
+                return
+            raise KeyboardInterrupt
+        self._at = self._clock()
+        self.signal = signal.Signals(number)
+        self._on_request(self.signal.name)
+
+
+_MIN_MARGIN = 60.0  # seconds left for the last save, at least
+_SAVE_FACTOR = 2.0  # the margin as a multiple of the longest save so far
+
+
+class Deadline:
+    """Time to save and stop.
+
+    Args:
+        recovery: the recipe's ``recovery`` section.
+        longest_save: returns the seconds that the longest save so far took until it was durable.
+        environment: environment variables of this process.
+        clock: seconds on a monotonic clock that all processes of the machine share.
+        time_of_day: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        recovery: RecoveryConfig,
+        longest_save: Callable[[], float],
+        environment: Mapping[str, str] = os.environ,
+        clock: Callable[[], float] = machine_clock,
+        time_of_day: Callable[[], float] = time.time,
+    ) -> None:
+        self._longest_save, self._clock = longest_save, clock
+        self._deadline = _seconds_or_none(environment.get(DEADLINE_ENV))
+        if self._deadline is None and recovery.deadline_seconds is not None:  # no supervisor
+            self._deadline = clock() + recovery.deadline_seconds
+        end_of_job = slurm.job_end_time(environment)
+        self._end_of_job = None if end_of_job is None else clock() + (end_of_job - time_of_day())
+
+    @property
+    def has_passed(self) -> bool:
+        """True once it is time to save and stop."""
+        now = self._clock()
+        if self._deadline is not None and now >= self._deadline:
+            return True
+        if self._end_of_job is None:
+            return False
+        return now >= self._end_of_job - max(_MIN_MARGIN, _SAVE_FACTOR * self._longest_save())
+
+
+def _seconds_or_none(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None
+
+
+_SNAPSHOT_DUE, _SAVER_BUSY = 1, 2  # the vote is a maximum: a busy rank overrules
+
+
+class SnapshotClock:
+    """Timer of snapshots, with the same answer on all ranks.
+
+    Args:
+        every: seconds between two snapshots; None takes none.
+        ranks: the processes of the run; rank 0's clock decides.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, every: float | None, ranks: HostGroup, clock: Callable[[], float] = time.monotonic) -> None:
+        self._every, self._first, self._clock = every, ranks.is_first, clock
+        self._vote, self._vote_open = AsyncMax(ranks), False
+        self._last = clock()
+
+    def start_vote(self, busy: bool) -> None:
+        """Start the vote on a snapshot, before a step; ``busy`` is True if this rank's saver is. Does not wait."""
+        if self._every is None:
+            return
+        self.is_due()  # completes the vote of a step that was rolled back
+        due = self._first and self._clock() - self._last >= self._every
+        self._vote.start(_SAVER_BUSY if busy else _SNAPSHOT_DUE if due else 0)
+        self._vote_open = True
+
+    def is_due(self) -> bool:
+        """Return True, after the step, if a snapshot is due and no rank was busy. The same on every rank."""
+        is_open, self._vote_open = self._vote_open, False
+        return is_open and self._vote.result() == _SNAPSHOT_DUE
+
+    def restart(self) -> None:
+        """Count the seconds from now: the state has just been saved."""
+        self._last = self._clock()
+
+
+def report_tier_notes(notes: Iterable[TierEvent], tracker: Tracker | OtherRankTracker) -> None:
+    """Record snapshots and object-store uploads, and what went wrong with them."""
+    for note in notes:
+        with suppress(StorageError):  # a full disk must not end a run whose object store works
+            tracker.event(note.kind, step=note.step, message=note.message, seconds=note.seconds)
+        if note.kind == "remote_failed":
+            which = "" if note.step is None else f" of step {note.step}"
+            tracker.warn(f"no copy of the checkpoint{which} in the object store: {note.message}")
+        elif note.kind != "remote":
+            tracker.message(note.message)
+
+
+Changes = tuple[str, ...]
+"""Overrides of a recipe, such as ``("batch.micro_batch=1",)``."""
+
+_UNKNOWN_CHIP = "unknown"  # family of a chip that the catalog does not have
+
+
+@contextmanager
+def explained_out_of_memory(recipe: Recipe, runtime: Runtime, steps: Callable[[], int]) -> Iterator[None]:
+    """Replace torch's error about a full device within the block by one that says what the rank held and what fits.
+
+    Args:
+        recipe: recipe of the run.
+        runtime: device and rank of this process.
+        steps: returns the steps that this process has done. In the first one a restart would fail in the same way.
+
+    Raises:
+        DeviceMemoryError: the device has too little memory.
+    """
+    try:
+        yield
+    except Exception as raised:
+        error = next((each for each in errors.causes(raised) if isinstance(each, torch.OutOfMemoryError)), None)
+        if error is None:
+            raise
+        done = steps()
+        explained = DeviceMemoryError(
+            f"rank {runtime.rank} ran out of memory on {backend_of(runtime.device).describe(runtime.device)}"
+            f"{' after ' + plural(done, 'step') if done else ''}: {_memory_request(error)}. {_memory_held(runtime)} "
+            f"{_memory_advice(recipe, runtime)}"
+        )
+        # Processes of an earlier attempt may still hold memory.
+        explained.retryable = done > 0 or EARLIER_ATTEMPT_ENV in os.environ
+        raise explained from raised
+
+
+def _memory_request(error: torch.OutOfMemoryError) -> str:
+    """Return what was asked for, which torch says in the first two sentences, without its advice on the allocator."""
+    return ". ".join(str(error).partition("\n")[0].split(". ")[:2]).rstrip(".")
+
+
+def _memory_held(runtime: Runtime) -> str:
+    backend, device = backend_of(runtime.device), runtime.device
+    text = f"Its tensors took {_gib(backend.peak_memory_bytes(device))} at most"
+    use = backend.allocator_use(device)
+    if use is not None:
+        text += f"; the allocator had reserved {_gib(use.reserved)}, and gave memory back {use.retries} times"
+    return f"{text}; the device has {_gib(backend.memory_bytes(device))}."
+
+
+def _memory_advice(recipe: Recipe, runtime: Runtime) -> str:
+    """Say what plans count for the recipe, and the changes that fit by that count."""
+    from hlat.planner import USABLE_MEMORY_SHARE  # noqa: PLC0415 - only where memory is short
+
+    recipe = recipe.in_mode(resolve_mode(recipe.precision.mode, has_fast_bf16(runtime.device)))
+    needed = _memory_needed(recipe, runtime)
+    total, limit = sum(needed.values()), USABLE_MEMORY_SHARE * backend_of(runtime.device).memory_bytes(runtime.device)
+    parts = ", ".join(f"{name} {_gib(each)}" for name, each in needed.items() if each)
+    counted = f"Plans count {_gib(total)} for this rank: {parts}."
+    if total <= limit:
+        return f"{counted} That fits: look for other programs on the device, or for gaps between reserved and taken."
+    fitting = _fitting(recipe, runtime, limit)
+    if not fitting:
+        return (
+            f"{counted} Neither one sequence per micro-batch nor recomputation nor sharding is enough: use more "
+            "devices (hlat plan says how many), or precision.mode=bf16-sr."
+        )
+    words = "; or ".join(f"{' '.join(changes)} ({_gib(need)})" for changes, need in fitting)
+    return f"{counted} By the same count these fit: {words}."
+
+
+def _memory_needed(recipe: Recipe, runtime: Runtime) -> dict[str, float]:
+    """Count bytes by purpose of the stage that this rank has, with what the device's runtime and allocator add."""
+    from hlat.planner import device_overhead, has_fused_kernels  # noqa: PLC0415
+
+    step = StepShape.of(recipe, runtime.world)
+    pipeline_rank = runtime.rank // (runtime.world // step.layout.pipeline)
+    name = backend_of(runtime.device).chip_name(runtime.device)
+    chip = None if name is None else load_catalog().chip_by_torch_name(name)
+    kernels = replace(ACCELERATOR, fused=chip is not None and has_fused_kernels(chip))
+    counted = rank_bytes(step, pipeline_rank, stage_layer_counts(step)[pipeline_rank], kernels)
+    temporary = {"gradients": 0.0, "activations": 0.0, **counted.transient}
+    gradients, activations = temporary.pop("gradients"), temporary.pop("activations")
+    others = sum(temporary.values())
+    added = device_overhead(_UNKNOWN_CHIP if chip is None else chip.family, activations + others)
+    return {
+        "parameters": counted.parameters,
+        "optimizer": counted.optimizer,
+        "gradients": gradients,
+        "activations": activations,
+        "temporary tensors": others,
+        "the device's runtime and allocator": sum(added),
+    }
+
+
+def _fitting(recipe: Recipe, runtime: Runtime, limit: float) -> list[tuple[Changes, float]]:
+    """Find the mildest change of each kind that fits, with the bytes it needs; if none does, one of several fields."""
+    kinds = [kind for kind in (_smaller_batches(recipe), _stronger_policies(recipe), _shardings(recipe)) if kind]
+    found = [first for kind in kinds if (first := _first_fitting(kind, recipe, runtime, limit)) is not None]
+    if found:
+        return found
+    strongest = [kind[-1] for kind in kinds]
+    several = [sum(some, ()) for count in (2, 3) for some in combinations(strongest, count)]
+    together = _first_fitting(several, recipe, runtime, limit)
+    return [] if together is None else [together]
+
+
+def _smaller_batches(recipe: Recipe) -> list[Changes]:
+    size = recipe.batch.micro_batch
+    return [(f"batch.micro_batch={size >> halvings}",) for halvings in range(1, size.bit_length())]
+
+
+def _stronger_policies(recipe: Recipe) -> list[Changes]:
+    from hlat.planner import RECOMPUTE_POLICIES  # noqa: PLC0415
+
+    policy = recipe.memory.activation_checkpointing
+    at = RECOMPUTE_POLICIES.index(policy) + 1 if policy in RECOMPUTE_POLICIES else len(RECOMPUTE_POLICIES)
+    return [(f"memory.activation_checkpointing={stronger}",) for stronger in RECOMPUTE_POLICIES[at:]]
+
+
+def _shardings(recipe: Recipe) -> list[Changes]:
+    stages = [(f"parallel.zero={stage}",) for stage in (1, 3) if stage > recipe.parallel.zero]
+    return [(f"parallel.tensor={2 * recipe.parallel.tensor}",), *stages]
+
+
+def _first_fitting(
+    kind: Sequence[Changes], recipe: Recipe, runtime: Runtime, limit: float
+) -> tuple[Changes, float] | None:
+    """Return the first changes with which the recipe is valid and this rank fits, and the bytes that it needs."""
+    for changes in kind:
+        with suppress(RecipeError):
+            changed = parse_recipe(recipe.model_dump(mode="json"), overrides=changes, world=runtime.world)
+            needed = sum(_memory_needed(changed, runtime).values())
+            if needed <= limit:
+                return changes, needed
+    return None
+
+
+def _gib(count: float) -> str:
+    return f"{count / 2**30:.2f} GiB"

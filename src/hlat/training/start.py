@@ -1,0 +1,488 @@
+"""Start of a run: its folder is locked, the attempt is recorded, and the run is announced when its steps begin.
+
+    run_lock -> record_attempt -> (the run is built: ``run_state.py``) -> announce -> the first step
+
+    lock               two writers would interleave metrics and delete each other's checkpoints
+    recipe.yaml        resolved recipe; ``hlat train RUN/recipe.yaml`` is the same run
+    attempts.jsonl     a line per start: source text and overrides, changed fields, versions, git, host, device, command
+    console            model and parameters; data, steps and their tokens; device, precision, layout, folder; then what
+                       is unusual; with -v also what was decided. And the event "start" or "resume" with the recipe
+
+What was started is recorded before data is prepared, so that a run that dies early leaves its recipe. Once a run has
+begun, a start is recorded when it has been accepted: one that is refused changes nothing. Credentials in URLs are
+removed, and no environment variable is recorded.
+
+The commit is read from git's files; the program ``git`` is not started:
+
+    folder --upwards--> .git, a folder or a file that names one --HEAD--> commit, or a branch
+                                                                branch --its file, packed-refs--> commit
+
+Git runs programs that a project's configuration names: filters, hooks, monitors of the file system. A run may be
+started in a folder from a stranger, and reading HEAD must execute nothing that lies there. Without filters nobody can
+say if a file differs from its commit, so the record has the commit only.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hlat.checkpoint import software_versions
+from hlat.config import Recipe, recipe_notes
+from hlat.data import write_atomic
+from hlat.hardware import device_chip, load_catalog
+from hlat.model import count_parameters, deterministic_by_default
+from hlat.parallel import decide_compilation
+from hlat.runtime.backend.table import backend_of
+from hlat.runtime.distributed.join import Runtime
+from hlat.runtime.errors import DataError, HlatError, LaunchError, StorageError
+from hlat.runtime.process import LAUNCHER_ENV, host_name, is_running, is_verbose
+from hlat.runtime.storage.local_files import read_small_file
+from hlat.runtime.storage.run_folder import (
+    ATTEMPT_ENV,
+    ATTEMPTS_NAME,
+    LOCK_NAME,
+    RECIPE_HEAD,
+    RECIPE_NAME,
+    is_foreign_recipe,
+)
+from hlat.runtime.terminal import plural
+from hlat.runtime.urls import redact, redact_json, redact_value
+from hlat.tracking import EventLog, OtherRankTracker, Tracker, read_valid_records
+from hlat.training.interruptions import report_tier_notes
+from hlat.training.run_state import DamagedCheckpoint, RunState
+
+_LOCK_PATIENCE = 900.0  # seconds
+_OTHER_HOST = 120.0  # seconds: file servers release the lock of a host that is gone within 90
+_EARLIER_ATTEMPT = 15.0  # seconds for the process of an earlier attempt to end
+_POLL_EVERY = 0.1  # seconds
+
+
+def _say_nothing(text: str) -> None:
+    """Show nothing."""
+
+
+@contextmanager
+def run_lock(
+    run_dir: Path, say: Callable[[str], None] = _say_nothing, patience: float = _LOCK_PATIENCE
+) -> Iterator[int]:
+    """Hold the lock of the run directory. The system releases it when the process ends, however it ends.
+
+    If the present holder is about to end, wait for it: a process whose supervisor was killed saves and stops, and a
+    process that was killed may have left a saver that finishes writing a checkpoint. A holder on another host is waited
+    for a shorter time, because it cannot be looked at. The holder may also belong to an earlier attempt of this launch
+    on several hosts, and never end because its host is stopped: then the lock file is replaced. Whoever holds the old
+    one is found out before it writes (``RunFolder.check``).
+
+    Args:
+        run_dir: an existing folder.
+        say: called once with a message if another process is waited for.
+        patience: seconds to wait at most.
+
+    Yields:
+        A file descriptor that holds the lock; a process that inherits it holds the lock until it closes it.
+
+    Raises:
+        LaunchError: another process holds the lock.
+        StorageError: the lock file cannot be written.
+    """
+    file = _open_lock(run_dir)
+    try:
+        if not _take_lock(file) and not _wait_for_lock(file, run_dir, say, patience):
+            file.close()
+            file = _replace_lock(run_dir)
+        file.truncate(0)
+        launcher, attempt = os.environ.get(LAUNCHER_ENV, "none"), os.environ.get(ATTEMPT_ENV, "none")
+        file.write(f"pid {os.getpid()} on {socket.gethostname()}, launcher {launcher}, attempt {attempt}")
+        file.flush()
+        yield file.fileno()
+    finally:
+        file.close()
+
+
+def _open_lock(run_dir: Path) -> TextIOWrapper:
+    try:
+        return (run_dir / LOCK_NAME).open("a+")
+    except OSError as error:
+        raise StorageError(f"run.dir {run_dir}: cannot be written: {error.strerror}. Give another run.dir.") from error
+
+
+def _replace_lock(run_dir: Path) -> TextIOWrapper:
+    """Put a new lock file, which this process holds, in the place of the present one."""
+    path = run_dir / f"{LOCK_NAME}.{os.getpid()}"
+    file = path.open("a+")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    path.replace(run_dir / LOCK_NAME)
+    return file
+
+
+def _take_lock(file: TextIOWrapper) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _wait_for_lock(file: TextIOWrapper, run_dir: Path, say: Callable[[str], None], patience: float) -> bool:
+    """Wait for the lock; return False if it has to be replaced, because its holder is of an earlier attempt."""
+    begin, reported = time.monotonic(), False
+    while not _take_lock(file):
+        file.seek(0)
+        holder = file.read().strip()
+        waited = time.monotonic() - begin
+        if _is_of_earlier_attempt(holder):
+            if waited > _EARLIER_ATTEMPT:
+                return False
+        elif waited > min(patience, _lock_patience(holder, patience)):
+            message = f"run.dir {run_dir}: another process ({holder}) is training in it."
+            raise LaunchError(f"{message} Wait for it, or give another run.name or run.dir.")
+        if not reported:
+            say(f"run.dir {run_dir}: waiting for the previous run ({holder}) to save and end")
+            reported = True
+        time.sleep(_POLL_EVERY)
+    return True
+
+
+def _lock_patience(holder: str, longest: float) -> float:
+    """Seconds to wait for a holder."""
+    if not holder:  # it has the lock and is about to write its process id
+        return longest
+    fields = _lock_fields(holder)
+    if fields.get("on") != socket.gethostname():
+        return _OTHER_HOST if fields else 0.0
+    numbers = (fields.get("pid", ""), fields.get("launcher", ""))
+    is_ending = any(number.isdigit() and not is_running(int(number)) for number in numbers)
+    return longest if is_ending else 0.0
+
+
+def _is_of_earlier_attempt(holder: str) -> bool:
+    """Return True if the holder belongs to an earlier attempt of the launch that this process belongs to."""
+    launch, _, number = os.environ.get(ATTEMPT_ENV, "").partition("/")
+    its_launch, _, its_number = _lock_fields(holder).get("attempt", "").partition("/")
+    return bool(launch) and launch == its_launch and its_number.isdigit() and int(its_number) < int(number)
+
+
+def _lock_fields(holder: str) -> dict[str, str]:
+    """Fields of the text of a lock file; none if it is not such a text."""
+    words = holder.replace(",", "").split()
+    return dict(zip(words[::2], words[1::2], strict=True)) if len(words) % 2 == 0 and words[:1] == ["pid"] else {}
+
+
+_PACKAGES = ("numpy", "pyarrow", "safetensors", "tokenizers", "transformers", "triton")
+
+
+@dataclass(frozen=True)
+class RunOrigin:
+    """Origin of a recipe.
+
+    Attributes:
+        source: recipe file, or the name of a shipped recipe.
+        text: its text; empty if it could not be read.
+        overrides: ``a.b=c`` each.
+    """
+
+    source: str
+    text: str
+    overrides: tuple[str, ...] = ()
+
+
+def has_begun(run_dir: Path) -> bool:
+    """Return True if an attempt of the run has begun its steps: a start that is refused after that is no attempt."""
+    events, _ = read_valid_records(run_dir / "events.jsonl")  # a damaged line is no reason to refuse the run
+    return any(event.get("event") != "error" for event in events)
+
+
+def record_attempt(recipe: Recipe, runtime: Runtime, origin: RunOrigin | None) -> None:
+    """Write the resolved recipe to the run's folder, and append this attempt. For rank 0, in an existing folder.
+
+    Args:
+        recipe: the recipe as it was loaded; ``precision.mode`` may still be auto.
+        runtime: processes and device.
+        origin: file and overrides; None for a recipe that a program has made.
+
+    Raises:
+        StorageError: a file cannot be written, or would replace a recipe of the user's.
+    """
+    settings = redact_json(recipe.model_dump(mode="json"))
+    file = recipe.run_dir / RECIPE_NAME
+    if is_foreign_recipe(recipe.run_dir):
+        raise StorageError(
+            f"run.dir {recipe.run_dir}: {RECIPE_NAME} there was not written by a run, and the run's own recipe would "
+            "replace it. Rename that file, or choose another run.dir."
+        )
+    changes = _changed_fields(_earlier_recipe(file), settings)
+    text = f"{RECIPE_HEAD} The same run: hlat train {recipe.run_dir}/{RECIPE_NAME}\n"
+    try:
+        write_atomic(file, (text + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)).encode())
+    except OSError as error:
+        raise StorageError(f"{file}: cannot write: {error.strerror or error}.") from error
+    log = EventLog(recipe.run_dir / ATTEMPTS_NAME)
+    try:
+        log.append(
+            "attempt",
+            recipe=None if origin is None else redact_value(origin.source),
+            text="" if origin is None else redact(origin.text),
+            overrides=[] if origin is None else [redact_value(word) for word in origin.overrides],
+            changes=changes,
+            command=[redact_value(word) for word in sys.argv],
+            folder=str(Path.cwd()),
+            host=host_name(),
+            pid=os.getpid(),
+            processes=runtime.world,
+            device=backend_of(runtime.device).describe(runtime.device),
+            versions=software_versions() | _package_versions(),
+            git=_git_record(),
+        )
+    finally:
+        log.close()
+
+
+def record_early_failure(recipe: Recipe, error: HlatError) -> None:
+    """Record why a run could not begin, after earlier attempts' reasons; a run that has begun keeps its events."""
+    with suppress(StorageError, DataError):  # the error may be about this very disk
+        if not has_begun(recipe.run_dir):
+            log = EventLog(recipe.run_dir / "events.jsonl")
+            try:
+                log.append("error", step=0, message=str(error), recipe=redact_json(recipe.model_dump(mode="json")))
+            finally:
+                log.close()
+
+
+def _earlier_recipe(file: Path) -> dict[str, Any] | None:
+    """Return the recipe of the attempt before; None if there is none that can be read."""
+    try:
+        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _changed_fields(before: dict[str, Any] | None, now: dict[str, Any], prefix: str = "") -> list[dict[str, Any]]:
+    """List the fields in which two recipes differ, by dotted path."""
+    if before is None:
+        return []
+    found: list[dict[str, Any]] = []
+    for name in dict.fromkeys([*before, *now]):
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found += _changed_fields(old, new, f"{prefix}{name}.")
+        elif json.dumps(old, default=str) != json.dumps(new, default=str):
+            found.append({"path": f"{prefix}{name}", "old": old, "new": new})
+    return found
+
+
+def _package_versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _git_record() -> dict[str, str] | None:
+    """Return the commit of the git project of the working folder; None if it is in none."""
+    commit = git_commit(Path.cwd())
+    return None if commit is None else {"commit": commit}
+
+
+_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_BRANCH = re.compile(r"ref: *(refs/\S+)")
+_MOST_GIT_LINKS = 5  # symbolic refs that git follows, too
+_LARGEST_PACKED_REFS = 64 << 20  # bytes of packed-refs; a line for each of 800,000 branches and tags
+
+
+def git_commit(folder: Path) -> str | None:
+    """Return the commit of the project that a folder belongs to; None outside of one, or if its files do not say."""
+    try:
+        own = next((found for above in (folder, *folder.parents) if (found := _git_folder(above / ".git"))), None)
+        return None if own is None else _resolve_git_name(own, _shared_git_folder(own), "HEAD", _MOST_GIT_LINKS)
+    except (OSError, ValueError):  # unreadable, too large, no text
+        return None
+
+
+def _git_folder(path: Path) -> Path | None:
+    """Folder of git's files: ``path``, or the one that it names, as in linked work trees and submodules."""
+    if path.is_file():
+        name = read_small_file(path).strip().removeprefix("gitdir:").strip()
+        return path.parent / name
+    return path if (path / "HEAD").is_file() else None
+
+
+def _shared_git_folder(own: Path) -> Path:
+    """Folder with the branches: that of the main work tree if ``own`` belongs to a linked one."""
+    link = own / "commondir"
+    return own / read_small_file(link).strip() if link.is_file() else own
+
+
+def _resolve_git_name(own: Path, shared: Path, name: str, links: int) -> str | None:
+    """Return the commit of HEAD or a branch."""
+    text = _git_name_content(own, shared, name)
+    branch = _BRANCH.fullmatch(text)
+    if branch is None:
+        return text if _COMMIT.fullmatch(text) else None  # nothing else of these files comes into the record
+    if links == 0 or ".." in Path(branch[1]).parts:
+        return None
+    return _resolve_git_name(own, shared, branch[1], links - 1)
+
+
+def _git_name_content(own: Path, shared: Path, name: str) -> str:
+    """Content of the file of HEAD or a branch; its packed commit if there is no file; empty if there is none."""
+    for folder in (own, shared):
+        if (folder / name).is_file():
+            return read_small_file(folder / name).strip()
+    packed = shared / "packed-refs"
+    for line in read_small_file(packed, _LARGEST_PACKED_REFS).splitlines() if packed.is_file() else ():
+        commit, _, branch = line.partition(" ")
+        if branch == name:
+            return commit
+    return ""
+
+
+_LOG = logging.getLogger(__name__)
+
+
+def announce(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
+    """Log model, data, device and plan of the run, and record its start or resume as an event."""
+    recipe = state.recipe
+    parameters = count_parameters(recipe.model).total
+    device = backend_of(state.runtime.device).describe(state.runtime.device)
+    for line in (*_header(state, parameters, device), *(_decisions(state) if is_verbose() else ())):
+        tracker.message(line)
+    _report_notes(state, tracker)
+    recipe_changes = [{"path": c.path, "old": c.old, "new": c.new} for c in state.recipe_changes]
+    begins = recipe.checkpoint.init_from is not None and state.saved is None
+    loaded = {"init_from": recipe.checkpoint.init_from, "init_sha256": state.initial_weights} if begins else {}
+    tracker.event(
+        "resume" if state.step else "start",
+        step=state.step,
+        parameters=parameters,
+        processes=state.runtime.world,
+        device=device,
+        **state.arithmetic.names(),
+        changes=recipe_changes,
+        recipe=recipe.model_dump(mode="json"),  # reports need it before there is a checkpoint
+        **loaded,
+    )
+
+
+def _header(state: RunState, parameters: int, device: str) -> list[str]:
+    """Return the lines that every run begins with, narrower than 80 columns where names allow it."""
+    recipe, prepared, model = state.recipe, state.prepared, state.recipe.model
+    layout = recipe.parallel.describe(state.model.layout.data) if state.runtime.world > 1 else "1 process"
+    training = "" if recipe.data.mode == "online" else f"{prepared.train_tokens:,} tokens, "
+    lines = [
+        f"{recipe.run.name}: {parameters:,} parameters, {plural(model.layers, 'layer')}, "
+        f"vocabulary {model.vocab_size:,}",
+        f"data: {training}{prepared.validation_tokens:,} for validation; {recipe.steps_and_tokens}",
+        f"run: {recipe.precision.mode} on {device}, {layout}; in {recipe.run_dir}",
+    ]
+    if recipe.checkpoint.init_from is not None and state.saved is None:
+        lines.append(f"weights: loaded from {recipe.checkpoint.init_from}")
+    return lines
+
+
+def _decisions(state: RunState) -> list[str]:
+    """Return what was measured and decided, for those who ask (-v)."""
+    recipe, device = state.recipe, state.runtime.device
+    new_choice = state.saved is None and state.mode_was_chosen
+    chosen = [state.precision_note] if state.precision_note is not None and new_choice else []
+    return [
+        *chosen,
+        f"peak: {state.peak.value / 1e9:,.0f} GFLOP/s ({state.peak.source})",
+        "; ".join(f"{subject}: {name}" for subject, name in state.arithmetic.by_subject().items()),
+        f"blocks: {decide_compilation(recipe, device, state.runtime.world)}",
+        *state.prepared.advice,
+    ]
+
+
+def _report_notes(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
+    """Say what is unusual about this run, and what has changed since its checkpoint."""
+    recipe, prepared = state.recipe, state.prepared
+    if state.precision_note is not None and (state.saved is not None or not state.mode_was_chosen):
+        tracker.message(state.precision_note)
+    if (cost := _determinism_cost(state)) is not None:
+        tracker.message(cost)
+    if recipe.precision.mode == "bf16":
+        tracker.warn(
+            "precision.mode=bf16 rounds small updates away: training stalls as the learning rate falls. "
+            "It is here for comparison; bf16-sr costs the same memory."
+        )
+    if recipe.precision.in_hardware:
+        tracker.message(
+            "precision.rounding=hardware: the device rounds every conversion to bf16 stochastically, with random "
+            "numbers that no checkpoint has: a resumed run is not bitwise the one that was not interrupted"
+        )
+    for warning in recipe_notes(recipe):
+        tracker.warn(str(warning))
+    for note in state.training_data.notes:
+        tracker.message(note)
+    late = [note for data in (prepared, *state.sets.values()) for note in data.training_notes]
+    for note in [*prepared.notes, *late]:
+        tracker.message(f"data: {note}")
+    report_damaged(state.damaged, tracker)
+    report_tier_notes(state.tiers.events, tracker)
+    if state.tiers.warning:
+        tracker.warn(state.tiers.warning)
+    if state.step > recipe.total_steps:
+        tracker.message(
+            f"at step {state.step} already, past the {plural(recipe.total_steps, 'step')} of the recipe; to go on, "
+            "give a larger training.steps"
+        )
+    elif state.step:
+        tracker.message(f"resumed at step {state.step} of {recipe.total_steps}")
+    for note in state.arithmetic.differences(state.saved_arithmetic) if state.saved_arithmetic is not None else ():
+        tracker.message(note)
+    for change in state.recipe_changes:
+        tracker.message(f"changed since the checkpoint: {change.path}: {change.old!r} -> {change.new!r}")
+    report_component_changes(state, tracker)
+
+
+def _determinism_cost(state: RunState) -> str | None:
+    """Say what ``run.deterministic`` changes on this device, and what that costs; None where it changes no kernel."""
+    recipe, device = state.recipe, state.runtime.device
+    if deterministic_by_default(recipe, device):
+        return None
+    from hlat.planner import run_determinism_cost  # noqa: PLC0415 - most runs start without the planner
+
+    # The estimate is for the kernels that such a chip usually gets: none if torch has chosen another one here.
+    try:
+        cost = run_determinism_cost(recipe, device_chip(device, load_catalog()), state.runtime.world)
+    except Exception:  # no defect of an estimate may end a run
+        _LOG.debug("no estimate of what run.deterministic costs", exc_info=True)
+        return None
+    return None if cost is None or cost.kernels[cost.chosen].name != state.arithmetic.attention else str(cost)
+
+
+def report_component_changes(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
+    """Record components that begin without saved state, and saved state that is not continued."""
+    for name in state.component_changes.begun:
+        tracker.event("component_begun", step=state.step, name=name)
+        tracker.message(f"{name}: the checkpoint has no state of it; it begins with the weights of step {state.step}")
+    for name in state.component_changes.dropped:
+        tracker.event("component_dropped", step=state.step, name=name)
+        tracker.message(
+            f"{name}: the checkpoint has its state, but the recipe does not ask for it: later checkpoints lack it"
+        )
+
+
+def report_damaged(damaged: Sequence[DamagedCheckpoint], tracker: Tracker | OtherRankTracker) -> None:
+    """Record checkpoints that were found damaged and set aside."""
+    for checkpoint in damaged:
+        tracker.event("checkpoint_damaged", path=str(checkpoint.path), problems=checkpoint.problems)
+        tracker.warn(f"damaged checkpoint set aside: {checkpoint.path}: {'; '.join(checkpoint.problems)}")
