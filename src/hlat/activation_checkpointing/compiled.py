@@ -40,13 +40,7 @@ Contexts = Callable[[], Any]
 
 @cache
 def contexts(recomputed: frozenset[str], coalesced: bool, reduced: bool) -> Contexts:
-    """Build the ``context_fn`` of ``torch.utils.checkpoint.checkpoint``; cached, so that equal choices share a graph.
-
-    Args:
-        recomputed: names of ``hlat.model.spec.RECOMPUTABLE``.
-        coalesced: True if q, k, v are one matrix product, and gate, up another.
-        reduced: True if the output of attention is summed over ranks.
-    """
+    """Build the ``context_fn`` of ``torch.utils.checkpoint``; cached, so that equal choices share a graph."""
 
     def new_contexts() -> Any:
         return create_selective_checkpoint_contexts(_policy(recomputed, coalesced, reduced))
@@ -55,12 +49,14 @@ def contexts(recomputed: frozenset[str], coalesced: bool, reduced: bool) -> Cont
 
 
 def _policy(recomputed: frozenset[str], coalesced: bool, reduced: bool) -> Callable[..., CheckpointPolicy]:
+    # Forward and recomputation each run all products of the block, in the same order.
     products = {is_recompute: _product_names(coalesced) for is_recompute in (False, True)}
     unreduced: dict[bool, str] = {}  # name of a product whose sum over ranks is to follow
 
     def policy(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:
         if operation in _PRODUCTS:
             name = next(products[context.is_recompute])
+            # The product is only this rank's term: what is saved is the sum over ranks that follows.
             if reduced and name == "residual":
                 unreduced[context.is_recompute], name = name, ""
         elif operation is _WAIT and context.is_recompute in unreduced:
@@ -68,6 +64,7 @@ def _policy(recomputed: frozenset[str], coalesced: bool, reduced: bool) -> Calla
         elif operation in _ATTENTION:
             name = "attention_output"
         else:
+            # Pointwise operations are fused with their neighbours: recomputing them is nearly free.
             return CheckpointPolicy.PREFER_RECOMPUTE
         saved = name and name not in recomputed
         return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE

@@ -38,9 +38,10 @@ from hlat.precision import MODES
 
 
 def passes_in_flight(parallel: ParallelConfig, pipeline_rank: int, micro_batches: int) -> int:
-    """Return the maximum number of passes of a rank in flight; a split backward pass ends with its weight gradients."""
+    """Return the maximum number of a rank's passes in flight; a split backward ends with its weight gradients."""
     ranks, stages = parallel.pipeline, parallel.stages_per_rank
     total = micro_batches * stages
+    # Without a pipeline, each backward pass follows its forward pass.
     if ranks == 1:
         return 1
     if parallel.schedule == "gpipe":
@@ -49,6 +50,7 @@ def passes_in_flight(parallel: ParallelConfig, pipeline_rank: int, micro_batches
         return min(total, ranks - pipeline_rank)  # Narayanan et al. 2021, section 2.2
     if parallel.schedule == "zbv":
         return min(total, 2 * ranks)  # Qi et al. 2024: the memory of 1f1b; each stage has half of a rank's layers
+    # Interleaved schedules run micro-batches in rounds, one stage of the rank after the other.
     per_round = micro_batches // max(1, micro_batches // ranks)
     earlier = (stages - 1) * per_round
     if parallel.schedule == "interleaved-1f1b":
@@ -108,7 +110,7 @@ class RecomputeCosts:
         return 2.0 * self._tokens * width * rows + self._cast(width * rows)
 
     def _cast(self, elements: int) -> float:
-        """Cost of casting weights to the dtype of the activations; 0 if they are stored in it."""
+        # Weights are cast to the dtype of the activations, unless they are stored in it.
         mode = MODES[self.mode]
         if mode.weights == mode.compute or not self.workload.weight_copies:
             return 0.0
@@ -123,32 +125,18 @@ class RecomputeCosts:
 
 @dataclass(frozen=True)
 class BlockPolicy:
-    """A candidate activation checkpointing policy of a block.
+    """A candidate activation checkpointing policy of a block."""
 
-    Attributes:
-        recomputed: names of ``hlat.model.spec.RECOMPUTABLE``.
-        saved: bytes of activations saved by the block.
-        cost: cost of the recomputation; 0 for none.
-    """
-
-    recomputed: frozenset[str]
-    saved: int
+    recomputed: frozenset[str]  # names of ``hlat.model.spec.RECOMPUTABLE``
+    saved: int  # bytes of activations saved by the block
     cost: float
 
 
 def cheapest(policies: Sequence[BlockPolicy], blocks: int, budget: int) -> list[BlockPolicy] | None:
-    """Choose a policy for each block, those that save least first: they recompute when later blocks are freed already.
+    """Choose a policy for each block within a budget of bytes, those that save least first; None if nothing fits.
 
     The cost exceeds the minimum by less than the difference of two neighbouring policies on the hull; with one block it
     is the minimum.
-
-    Args:
-        policies: candidate policies, at least one.
-        blocks: number of blocks, at least one.
-        budget: bytes for all blocks together.
-
-    Returns:
-        One policy per block; None if nothing fits.
     """
     hull = _lower_hull(policies)
     smaller = max(
@@ -165,6 +153,7 @@ def cheapest(policies: Sequence[BlockPolicy], blocks: int, budget: int) -> list[
     between = min(
         (policy for policy in policies if policy.saved <= remaining), key=lambda policy: (policy.cost, policy.saved)
     )
+    # Blocks that save least come first: they recompute when later blocks are freed already.
     return sorted([smaller] * (blocks - many - 1) + [between] + [larger] * many, key=lambda policy: policy.saved)
 
 
@@ -181,7 +170,6 @@ def _lower_hull(policies: Sequence[BlockPolicy]) -> list[BlockPolicy]:
 
 
 def _above(left: BlockPolicy, middle: BlockPolicy, right: BlockPolicy) -> bool:
-    """Return True if a point lies on or above the line between its neighbours."""
     by_middle = (middle.cost - left.cost) * (right.saved - left.saved)
     return by_middle >= (right.cost - left.cost) * (middle.saved - left.saved)
 
@@ -206,35 +194,21 @@ _GATHERS = frozenset({"attention_input", "feed_forward_input"})
 
 
 def recomputed_steps(policy: str, parallel: ParallelConfig) -> frozenset[str]:
-    """Return the steps that each block recomputes, in a layout that may gather inputs again.
-
-    Args:
-        policy: a name of ``POLICIES``.
-        parallel: the layout.
-    """
+    """Return the steps of a policy in ``POLICIES`` that each block recomputes, in a layout that may gather again."""
     return POLICIES[policy] | (_GATHERS if parallel.gathers_again else frozenset())
 
 
 @dataclass(frozen=True)
 class ActivationPlan:
-    """Activations that a rank saves and recomputes in one model shard.
-
-    Attributes:
-        policy: policy of the recipe.
-        recomputed: names of the recomputed steps of each block, in order.
-        saved: bytes saved per micro-batch, including embedding, head and loss.
-        in_flight: maximum number of passes waiting for their backward pass.
-        recomputation: maximum of additional bytes while a block is recomputed.
-    """
+    """Activations that a rank saves and recomputes in one model shard."""
 
     policy: str
-    recomputed: tuple[frozenset[str], ...]
-    saved: int
-    in_flight: int
-    recomputation: int
+    recomputed: tuple[frozenset[str], ...]  # names of the recomputed steps of each block, in order
+    saved: int  # bytes saved per micro-batch, including embedding, head and loss
+    in_flight: int  # maximum number of passes waiting for their backward pass
+    recomputation: int  # maximum of additional bytes while a block is recomputed
 
     def __str__(self) -> str:
-        """Summarise the plan in one line."""
         flight = f"{self.in_flight} in flight x {_size(self.saved)} = " if self.in_flight > 1 else ""
         total = f"{flight}{_size(self.saved * self.in_flight)}"
         recomputation = (
@@ -264,18 +238,7 @@ def _size(count: int) -> str:
 def plan_activations(
     recipe: Recipe, shard: ModelShard, world: int, pipeline_rank: int, device_type: str
 ) -> ActivationPlan:
-    """Decide what every block of a model shard recomputes. The result is the same for all ranks with these layers.
-
-    Args:
-        recipe: a recipe validated for ``world`` processes.
-        shard: model shard that the rank builds.
-        world: number of processes.
-        pipeline_rank: index on the pipeline axis.
-        device_type: device type, such as "cpu".
-
-    Raises:
-        RecipeError: the budget is too small even with full recomputation; suggests a budget that fits.
-    """
+    """Decide what each block recomputes; raises RecipeError, with a budget that fits, if the budget is too small."""
     return _Planner(recipe, shard, world, pipeline_rank, device_type).plan()
 
 
@@ -314,7 +277,6 @@ class _Planner:
                 yield BlockPolicy(names, self._layer(names), sum(price[name] for name in names))
 
     def _room(self, micro_batch: int) -> int:
-        """Bytes available for all blocks in one micro-batch of this size."""
         assert self.recipe.memory.budget_gib is not None, "recipe validation checks this"
         return int(self.recipe.memory.budget_gib * _GIB) // self._in_flight(micro_batch) - self._ends_of(micro_batch)
 
@@ -336,14 +298,13 @@ class _Planner:
         return Problem(path, reason, remedy, self.recipe.memory.budget_gib, True, tuple(fixes))
 
     def _smaller_micro_batches(self) -> list[Fix]:
-        """Suggest the largest micro-batch that fits; empty if none does."""
+        # The largest micro-batch that fits, and divides the present one so that the global batch stays.
         for size in range(self._micro_batch - 1, 0, -1):
             if self._micro_batch % size == 0 and self._least(size) <= self._room(size):
                 return [Fix("batch.micro_batch", size)]
         return []
 
     def _least(self, micro_batch: int) -> int:
-        """Bytes of all blocks with full recomputation."""
         return self._layer(POLICIES["full"], micro_batch) * len(self._layers)
 
     def _layer(self, recomputed: frozenset[str], micro_batch: int | None = None) -> int:
@@ -360,14 +321,13 @@ class _Planner:
         )
 
     def _in_flight(self, micro_batch: int | None = None) -> int:
-        """The maximum over the stages of a batch ramp: with fewer micro-batches the rounds may be longer."""
+        # The maximum over the stages of a batch ramp: with fewer micro-batches the rounds may be longer.
         per_micro_batch = (micro_batch or self._micro_batch) * self.recipe.data_parallel(self.world)
         counts = (size // per_micro_batch for size in self.recipe.batches.sizes)
         return max(passes_in_flight(self.recipe.parallel, self.pipeline_rank, count) for count in counts)
 
     @property
     def workload(self) -> RankWorkload:
-        """The rank's shard of the model and of the tokens."""
         parallel = self.recipe.parallel
         shards = self.recipe.data_parallel(self.world) // parallel.replicas * parallel.context
         return RankWorkload(

@@ -50,19 +50,15 @@ class _StopEarly(Exception):
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    """Return the identity of a tensor's storage. Its address would not do: fake tensors of a rehearsal have none."""
+    # Not the address of the data: fake tensors of a rehearsal have none.
     return int(tensor.untyped_storage()._cdata)
 
 
 class _Step:
     """A recomputed step of one forward pass.
 
-    Args:
-        passes: state of the backward passes over the block, shared by its steps.
-        function: the step.
-        inputs: for each argument its source (a tensor, or a step and the index of its result), and True if it requires
-            a gradient.
-        results: True if the results are recomputed; False if only the tensors saved for the step's own backward are.
+    Each input is a source (a tensor, or a step and the index of its result), and True if it requires a gradient.
+    ``results`` is False if only the tensors saved for the step's own backward are recomputed.
     """
 
     def __init__(
@@ -80,7 +76,6 @@ class _Step:
         self._recomputed: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None
 
     def take(self, internal: bool, index: int) -> torch.Tensor:
-        """Return the tensor of a placeholder, recomputed if necessary."""
         tensor = self._recompute()[internal][index]
         self._pending -= 1
         if self._pending <= 0 and not self._passes.several:
@@ -88,11 +83,10 @@ class _Step:
         return tensor
 
     def free(self) -> None:
-        """Free the recomputed tensors."""
         self._recomputed = None
 
     def _recompute(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Return the step's results and the tensors saved for its own backward; run it again if necessary."""
+        # All results stay until the last placeholder is unpacked, so that a step runs once in a backward pass.
         if self._recomputed is not None:
             return self._recomputed
         self._passes.begin(second=self._runs > 0)
@@ -155,7 +149,6 @@ class _Placeholder:
         step.placeholders += 1
 
     def tensor(self) -> torch.Tensor:
-        """Return the saved tensor, recomputed."""
         return self._step.take(self._internal, self._index).as_strided(*self._geometry)
 
 
@@ -164,26 +157,25 @@ def _unpack(saved: "torch.Tensor | _Placeholder") -> torch.Tensor:
 
 
 class LastRecomputed:
-    """The block of a model that recomputed last."""
+    """Reference to the block that recomputed last, shared by the blocks of a model."""
 
     def __init__(self) -> None:
         self.passes: ref[_Passes] | None = None
 
 
 class _Passes:
-    """State of the backward passes over one forward pass of a block, shared by its steps.
-
-    In a single backward pass, recomputed tensors are freed when all placeholders are unpacked. A split backward pass
-    returns for the weight gradients, in another order: then recomputed tensors stay until another block recomputes.
-    """
+    """State of the backward passes over one forward pass of a block, shared by its steps."""
 
     def __init__(self, block: DecoderBlock, last: LastRecomputed) -> None:
         self._block, self._last = block, last
+        # Weak: saved tensors keep the steps alive, and end them with the graph.
         self.steps: list[ref[_Step]] = []
+        # A split backward pass returns for the weight gradients, in another order: then recomputed tensors stay until
+        # another block recomputes. In a single pass they are freed when all placeholders are unpacked.
         self.several = False
 
     def parameters(self) -> set[int]:
-        """Return the current storages of the parameters; those of sharded parameters change."""
+        # Computed anew each time: the storages of sharded parameters change.
         return {_storage(parameter) for parameter in self._block.parameters()}
 
     def begin(self, second: bool) -> None:
@@ -196,7 +188,6 @@ class _Passes:
             self._last.passes = ref(self)
 
     def free(self) -> None:
-        """Free all recomputed tensors of the block."""
         for reference in self.steps:
             step = reference()
             if step is not None:
@@ -236,7 +227,7 @@ class _Forward:
         return self._results.get(_storage(tensor), tensor.detach())
 
     def pack(self, tensor: torch.Tensor) -> "torch.Tensor | _Placeholder":
-        """Return what autograd stores in place of a tensor: itself or a placeholder."""
+        # Autograd stores a placeholder in place of what a recomputed step makes, and any other tensor itself.
         storage = _storage(tensor)
         if storage in self._results:
             step, index = self._results[storage]
@@ -248,7 +239,7 @@ class _Forward:
         return _Placeholder(inside, True, inside.internals - 1, tensor)
 
     def forget_all_but(self, *tensors: torch.Tensor) -> None:
-        """Forget all tracked storages but those of ``tensors``: others may be freed and their identities reused."""
+        # Tensors that are freed may give their identities to others.
         storages = {_storage(tensor) for tensor in tensors}
         self._results = {key: result for key, result in self._results.items() if key in storages}
 
@@ -256,11 +247,8 @@ class _Forward:
 class RecomputingForward:
     """A block's forward pass with recomputation, to replace ``block.forward``.
 
-    Args:
-        block: the block. All hooks of its modules are called, except for forward hooks of ``attention`` and
-            ``feed_forward`` themselves, which are not supported.
-        recomputed: names of ``hlat.model.spec.RECOMPUTABLE``.
-        last: shared by all blocks of a model.
+    All hooks of the block's modules are called, except for forward hooks of ``attention`` and ``feed_forward``
+    themselves, which are not supported.
     """
 
     def __init__(self, block: DecoderBlock, recomputed: frozenset[str], last: LastRecomputed) -> None:
@@ -340,19 +328,12 @@ def _run_pre_hooks(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def checkpoint_activations(model: Decoder, plan: ActivationPlan, compile_backend: str = "inductor") -> None:
-    """Make the blocks of a model or pipeline stage recompute what the plan says.
-
-    The forward method is wrapped, not the module: hooks around a block (gathering sharded weights) run once, those
-    inside (collectives of tensor parallelism) run again with the step that they belong to. No parameter name changes.
-
-    Args:
-        model: model or pipeline stage.
-        plan: what its blocks recompute.
-        compile_backend: compiler of blocks that are compiled.
-    """
+    """Make the blocks of a model or pipeline stage recompute what the plan says. No parameter name changes."""
     last = LastRecomputed()
     for block, recomputed in zip(model.blocks(), plan.recomputed, strict=True):
         if recomputed:
+            # The method is wrapped, not the module: hooks around a block (gathering sharded weights) run once, those
+            # inside (collectives of tensor parallelism) run again with the step that they belong to.
             forward = _recomputing_forward(block, recomputed, last, compile_backend)
             block.forward = forward  # type: ignore[method-assign]
 

@@ -111,6 +111,7 @@ def evaluate_tasks(
     """
     job = EvaluationJob(
         checkpoint=str(checkpoint),
+        # As on the command line, since other processes get the job as its arguments.
         tasks=",".join(tasks) or None,
         suite=None if suite is None else str(suite),
         out=None if out is None else str(out),
@@ -138,7 +139,9 @@ def evaluate_tasks(
             refuse_worker(nproc)
             outcome = run_processes(job.arguments(), nproc, job.folder, _LOG.info)
             if outcome.exit_code:
+                # The class of error that the failing process had, as if it had been raised here.
                 raise outcome_error(outcome)
+        # From disk: rank 0 may have been another process.
         return read_report(job.folder)
 
 
@@ -192,11 +195,10 @@ def generate(
     seed: int = 0,
     weights: str = "model",
 ) -> str:
-    """Continue a text.
+    """Continue a text; return the continuation, without the prompt.
 
-    If ``max_tokens`` allows 24 new tokens or more, a CPU multiplies by packed weights, for speed, and rounds
-    differently. So where two tokens are almost equally likely, the same greedy text may go on differently for another
-    ``max_tokens``.
+    From 24 new tokens on, a CPU multiplies by packed weights, which rounds differently. So where two tokens are almost
+    equally likely, a greedy text may depend on ``max_tokens``.
 
     Args:
         checkpoint: a checkpoint, a checkpoints folder or a run folder.
@@ -207,9 +209,6 @@ def generate(
         top_p: sample from the smallest set of tokens with total probability p.
         seed: seed of the sampling.
         weights: "model", or "ema" for the average of the weights, if the run keeps one.
-
-    Returns:
-        The continuation, without the prompt.
 
     Raises:
         CheckpointError: there is no valid checkpoint, or it has no tokenizer.
@@ -291,16 +290,13 @@ def average(
 def import_model(
     source: str | Path, to: str | Path, *, model: str | Path | None = None, tokenizer: str | Path | None = None
 ) -> Path:
-    """Convert a model of another program to a checkpoint of its weights, without changing data types.
+    """Convert a model of another program to a checkpoint of its weights, in their data types; return its folder.
 
     Args:
         source: folder of the model: Hugging Face's, shards of HLAT or NxDT, or DCP files of torchtitan.
         to: checkpoint to be written; it must not exist, or be an empty folder.
         model: preset or config.json of the model, for formats that do not describe it.
         tokenizer: tokenizer.json, a SentencePiece model, or a folder with one of them; None for the source's own.
-
-    Returns:
-        The folder of the checkpoint, for ``checkpoint.init_from``, ``load_model``, ``export`` and ``generate``.
 
     Raises:
         RecipeError: hlat does not support this model, or there is no such preset.
@@ -316,16 +312,13 @@ def import_model(
 def export(
     checkpoint: str | Path, to: str | Path, *, dtype: "torch.dtype | str | None" = None, weights: str = "model"
 ) -> Path:
-    """Write a checkpoint as a Hugging Face model, with its tokenizer, that transformers loads.
+    """Write a checkpoint as a Hugging Face model, with its tokenizer, that transformers loads; return the folder.
 
     Args:
         checkpoint: a checkpoint, a checkpoints folder or a run folder.
         to: folder to be written; it must not exist, or be empty.
         dtype: data type of the files, as torch.bfloat16 or "bfloat16"; None for the stored one.
         weights: "model", or "ema" for the average of the weights, if the run keeps one.
-
-    Returns:
-        The folder.
 
     Raises:
         CheckpointError: there is no valid checkpoint, or no such weights, or ``to`` exists and is not empty.

@@ -55,12 +55,14 @@ def doctor(
     options = options or PreflightOptions()
     words = override_words(overrides)
     if hosts:
+        # A recipe in memory cannot be sent: each host reads the same file or name.
         if isinstance(recipe, Recipe):
             raise LaunchError("hosts load the recipe themselves: give the path of its file.")
         report = examine_by_ssh(hosts, None if recipe is None else str(recipe), words, options, ssh)
     else:
         source = str(recipe) if isinstance(recipe, Path) else recipe
         report = run_preflight(make_request(source, words, options))
+    # All hosts have the same report, and may share the file.
     if exclude_bad is not None and report.node == 0:
         _write_names(Path(exclude_bad), report.bad_hosts)
     return report
@@ -80,15 +82,10 @@ _LOG = logging.getLogger("hlat")
 
 @dataclass(frozen=True)
 class LocalLaunch:
-    """Result of ``launch_local``.
+    """Commands of the hosts of ``launch_local``, and how the run ended."""
 
-    Attributes:
-        commands: command of each host, as for a shell.
-        exit_code: exit code of the run; 0 for a dry run.
-    """
-
-    commands: tuple[str, ...]
-    exit_code: int
+    commands: tuple[str, ...]  # command of each host, as for a shell
+    exit_code: int  # exit code of the run; 0 for a dry run
 
 
 @checks_arguments
@@ -130,6 +127,7 @@ def launch_local(
     words = tuple(override_words(overrides))
     request = LocalRequest(str(recipe), words, nodes, least, nproc, tuple(hosts), ssh, program)
     commands = request.commands(Path(folder).resolve())
+    # Before any host is reached: a mistake in the recipe is reported once and at once.
     load_recipe(str(recipe), list(words), world=len(commands) * nproc)
     code = 0 if dry_run else run_local(commands, show)
     return LocalLaunch(tuple(map(str, commands)), code)
@@ -198,6 +196,7 @@ def submit_slurm(
         least,
     )
     script = batch_script(request, SlurmOptions() if options is None else options, Path.cwd())
+    # Found before submission, which makes them.
     missing = tuple(folder for folder in script.folders if not folder.is_dir())
     return SlurmSubmission(script.text, None if dry_run else submit_script(script), script.run_dir, missing)
 
@@ -262,7 +261,6 @@ def submit_kubernetes(
 
 
 def _assignments(variables: Variables) -> tuple[str, ...]:
-    """Variables as the command line has them."""
     if isinstance(variables, Mapping):
         return tuple(f"{name}={value}" for name, value in variables.items())
     return tuple(variables)

@@ -309,14 +309,11 @@ def _question(
 
 
 def _says_no_tokens(model: str, catalog: "Catalog") -> bool:
-    """Return True if a model comes without a number of tokens, since it is not a recipe.
-
-    That is the same on every cluster and for all other options, so any cluster can be asked, in a precision that every
-    chip has.
-    """
     from hlat.hardware import Cluster
     from hlat.planner import resolve_request
 
+    # A model that is no recipe comes without a number of tokens, on every cluster and for all other options: any
+    # cluster can be asked, in a precision that every chip has.
     usable = ((one, catalog.chip(one.chip)) for one in catalog.instances)
     instance, chip = next((one, chip) for one, chip in usable if chip is not None and chip.can_be_planned)
     return resolve_request(model, Cluster(instance, chip, 1), mode="mixed").tokens_assumed

@@ -38,11 +38,13 @@ def checks_arguments(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
+            # Only to find wrong arguments: a TypeError of the function itself is a defect, and is not caught.
             signature.bind(*args, **kwargs)
         except TypeError:
             message = describe_wrong_call(function.__name__, signature, args, kwargs)
         else:
             return function(*args, **kwargs)
+        # Outside of except: the TypeError of bind would only repeat it.
         raise LaunchError(message)
 
     return checked
@@ -51,14 +53,7 @@ def checks_arguments(function: Callable[P, R]) -> Callable[P, R]:
 def describe_wrong_call(
     name: str, signature: inspect.Signature, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> str:
-    """Say what is wrong with the arguments of a call, and what the function takes.
-
-    Args:
-        name: name of the function.
-        signature: its parameters.
-        args: arguments given by position.
-        kwargs: arguments given by name.
-    """
+    """Say what is wrong with the arguments of a call, and what the function takes."""
     problems = list(_call_problems(signature, args, kwargs))
     fields = _meant_fields(signature, kwargs)
     if fields:
@@ -72,7 +67,6 @@ def describe_wrong_call(
 def _call_problems(
     signature: inspect.Signature, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> Iterator[str]:
-    """Yield a sentence for each thing wrong with a call."""
     parameters = signature.parameters
     by_position = [each.name for each in parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
     unknown = [each for each in kwargs if each not in parameters]
@@ -107,14 +101,14 @@ def _meant(unknown: list[str], parameters: Mapping[str, inspect.Parameter]) -> I
 
 
 def _named_like_a_field(meant: str, parameters: Mapping[str, inspect.Parameter]) -> str | None:
-    """Return the argument that has the name of a field; None for a function that takes the fields themselves."""
+    # Functions that load a recipe take its fields as overrides, not as arguments.
     if _OF_THE_RECIPE in parameters:
         return None
     return next((name for name in re.findall(r"\w\.(\w+)", meant) if name in parameters), None)
 
 
 def _is_field(meant: str) -> bool:
-    """Return True for the path of a field; an option, or a field that means something else, has a note behind it."""
+    # An option, or a field that means something else, has a note behind it.
     return meant.replace(".", "_").isidentifier()
 
 
@@ -127,7 +121,6 @@ def _meant_fields(signature: inspect.Signature, kwargs: Mapping[str, object]) ->
 
 
 def _example(name: str, signature: inspect.Signature, overrides: str) -> str:
-    """Write a call with the arguments that are required and overrides, as in ``hlat.train(RECIPE, {...})``."""
     required = [each for each in signature.parameters.values() if each.default is each.empty]
     places = [each.name.upper() for each in required if each.kind is each.POSITIONAL_OR_KEYWORD] or ["RECIPE"]
     names = [f"{each.name}=..." for each in required if each.kind is each.KEYWORD_ONLY]
@@ -162,7 +155,6 @@ def load_recipe(
 
 
 def _check_kind(recipe: object) -> None:
-    """Raise RecipeError unless this can be a recipe at all."""
     if not isinstance(recipe, str | Path | Mapping | Recipe):
         reason = f"a {type(recipe).__name__} is no recipe."
         remedy = "Give the path of a recipe file, the name of a shipped recipe, or its sections as a mapping."
@@ -170,8 +162,8 @@ def _check_kind(recipe: object) -> None:
 
 
 def _plain_values(sections: Mapping[str, object]) -> dict[str, Any]:
-    """Turn sections into what YAML would have given: lists for tuples, and texts for paths."""
     try:
+        # What YAML would have given: lists for tuples, and texts for paths.
         plain: dict[str, Any] = json.loads(json.dumps(dict(sections), default=str))
     except (TypeError, ValueError, RecursionError) as error:  # keys that are no texts, cycles
         raise RecipeError([Problem("the recipe", f"has values that no recipe file can hold: {error}.")]) from error
@@ -234,12 +226,13 @@ def recipe_job(
         raise LaunchError("overrides change a recipe file while it is loaded: give them to hlat.load_recipe.")
     with TemporaryDirectory(prefix="hlat-") as folder:
         file = Path(folder) / f"{recipe.run.name}.yaml"
+        # JSON is YAML: processes load it as any other recipe file.
         file.write_text(json.dumps(recipe.model_dump(mode="json")), encoding="utf-8")
         yield TrainingJob(str(file), (), *options)
 
 
 def override_words(overrides: Overrides) -> list[str]:
-    """Overrides as the command line has them."""
+    """Return overrides as the command line has them; RecipeError if they are none."""
     if isinstance(overrides, str):
         return [overrides]
     if isinstance(overrides, Sequence) and all(isinstance(word, str) for word in overrides):
@@ -252,8 +245,8 @@ def override_words(overrides: Overrides) -> list[str]:
 
 
 def _yaml(value: object) -> str:
-    """Write a value as YAML on one line; floats always have a point, without which YAML takes 1e-3 for a text."""
     if isinstance(value, float):
+        # With a point, without which YAML takes 1e-3 for a text.
         text = repr(value)
         mantissa, mark, exponent = text.partition("e")
         return f"{mantissa}.0e{exponent}" if mark and "." not in mantissa else text

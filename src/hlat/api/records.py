@@ -44,7 +44,7 @@ def report(
     price: str | None = None,
     hardware: str | Path | None = None,
 ) -> Path:
-    """Write the report of a run, which may be in progress, as one HTML page without references to other files.
+    """Write the report of a run, finished or not, as one HTML page without other files; return its path.
 
     Args:
         runs: run folder, or several to compare.
@@ -52,9 +52,6 @@ def report(
         cluster: machines that the runs were trained on, INSTANCE:N, for the plan beside actual and for dollars.
         price: kind of price: "on-demand", "capacity-block", "reserved", "spot" or "own"; None for the first known one.
         hardware: file with a catalog of chips and instances, on top of the one that ships with hlat.
-
-    Returns:
-        The file.
 
     Raises:
         DataError: a folder is not that of a run, or a line of its metrics or events is damaged.

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def restored() -> Iterator[None]:
-    """Restore the settings of the process and its random generators at the end of the block."""
+    """Put back settings of the process and its random generators at the end of the block."""
     python_state = random.getstate()  # first: modules that are imported now may draw a number
     from hlat.runtime.backend.device import restored_settings
     from hlat.runtime.randomness import rng_state, set_rng_state
@@ -136,6 +136,7 @@ def train(
     least, most = parse_nproc(nproc)
     with recipe_job(recipe, overrides, profile, allow_faults, require_step) as job:
         if nodes is not None or most > 1:
+            # A process of torchrun or Slurm that started others would start too many.
             refuse_worker(nproc)
             hosts = None if nodes is None else HostOptions(nodes, node, address)
             return _train_supervised(job, least, most, hosts)
@@ -236,6 +237,7 @@ def _supervise(job: TrainingJob, least: int, most: int, hosts: HostOptions | Non
     from hlat.tracking import read_valid_records
 
     events, _ = read_valid_records(recipe.run_dir / "events.jsonl")
+    # The run's own record: its processes are gone.
     ends = [event for event in events if event.get("event") == "end"]
     if not ends:
         raise LaunchError("the run was stopped before its first step. The same call begins again.")
@@ -245,10 +247,10 @@ def _supervise(job: TrainingJob, least: int, most: int, hosts: HostOptions | Non
 
 
 def _result(recipe: Recipe, step: int, reason: str, checkpoint: Path | None) -> TrainingResult:
-    """Make the result of a run from its last line of metrics."""
     rows: list[dict[str, Any]] = []
     if (recipe.run_dir / "metrics.jsonl").is_file():
         rows = metrics(recipe.run_dir).to_pylist()
+    # The last line may be of an earlier step than the last one, which then did not validate.
     last = rows[-1] if rows else {}
     validated = last if last.get("step") == step else {}
     return TrainingResult(

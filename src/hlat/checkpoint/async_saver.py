@@ -53,25 +53,15 @@ class SaverSettings:
     """Settings of the saver process, sent with an open descriptor of the run folder; on rank 0, of the run's lock.
 
     The saver keeps the descriptor open as long as it lives.
-
-    Attributes:
-        rendezvous: rendezvous of the savers' process group.
-        root: checkpoints folder.
-        keep_last: number of newest checkpoints to keep.
-        keep_every_steps: checkpoints at multiples of this step are kept for ever; None for no such rule.
-        retries: maximum number of attempts after a failed one.
-        tiers: settings of snapshots and object store; None for neither.
-        run_dir: run folder; None outside a run.
-        run_id: id of the run; None outside a run.
     """
 
-    rendezvous: Rendezvous
-    root: Path
+    rendezvous: Rendezvous  # of the savers' process group
+    root: Path  # checkpoints folder
     keep_last: int
-    keep_every_steps: int | None
-    retries: int
-    tiers: TierSettings | None = None
-    run_dir: Path | None = None
+    keep_every_steps: int | None  # checkpoints at its multiples are kept for ever
+    retries: int  # attempts after a failed one, at most
+    tiers: TierSettings | None = None  # None for neither snapshots nor object store
+    run_dir: Path | None = None  # None outside a run
     run_id: str | None = None
 
 
@@ -109,21 +99,16 @@ class SaverFailed:
 
 
 def _open_run_folder(settings: SaverSettings, descriptors: list[int]) -> RunFolder | None:
-    """Run folder behind the descriptor that training sent; None outside a run."""
     if settings.run_dir is None:
         return None
+    # Identified by the open descriptor, so that a folder put in its place is noticed.
     return RunFolder(settings.run_dir, descriptors[0], settings.run_id)
 
 
 def run_saver(channel: Channel, rank_info: RankInfo, make_disk: Callable[[], Disk]) -> None:
-    """Write what training requests until it closes the channel.
-
-    Args:
-        channel: channel to the training process.
-        rank_info: rank information of the training process.
-        make_disk: creates the file-system operations.
-    """
+    """Write what training requests until it closes the channel; the entry of the saver process."""
     torch.set_num_threads(1)  # the CPU cores are for training
+    # Training has closed the channel: nobody is left to report to.
     with suppress(EOFError):
         try:
             _Saver(channel, rank_info, make_disk).run()
@@ -140,6 +125,7 @@ class _Saver:
         self._joined = False  # nothing is requested before
 
     def run(self) -> None:
+        # Before joining: the saver must not outlive training while it waits for the other savers.
         self._channel.on_peer_exit(lambda: os._exit(1), self._linger_seconds)
         settings, run_descriptors = self._next()  # keeping them open holds the run's lock
         with blocking_call():  # other savers may start later
@@ -178,7 +164,7 @@ class _Saver:
         return _LINGER_SECONDS - ProgressRecord.silence_here() if self._finishes or requested else 0.0
 
     def _upload(self, tiers: Tiers) -> None:
-        """Upload what the object store lacks. If training ends meanwhile, the next run does the rest."""
+        # If training ends meanwhile, the next run uploads the rest.
         self._finishes = False
         for event in tiers.upload():
             self._report(event)
@@ -203,15 +189,16 @@ class _Saver:
             gone = False
         except EOFError:
             gone = True
+        # All savers stop together: a save is collective.
         return not any(ranks.all_gather(gone))
 
 
-_REPORT_SECONDS = 0.5  # seconds: how long a rank waits for its own saver before it exchanges with the other ranks
+_REPORT_SECONDS = 0.5  # seconds that a rank waits for its own saver before it exchanges with the others
 
 
 @dataclass(frozen=True)
 class SlowStorage:
-    """Observation that a saver has been waiting for its storage for long; it goes on when that answers."""
+    """Observation that a saver has waited for its storage for long; it goes on when that answers."""
 
     rank: int
     seconds: float
@@ -223,17 +210,11 @@ SaverReport = FailedAttempt | SaveResult | SnapshotResult | TierEvent | SlowStor
 
 @dataclass(frozen=True)
 class SaveOutcome:
-    """Outcome of a save; ``result`` and ``lost`` are the same on all ranks.
+    """Outcome of a save; ``result`` and ``lost`` are the same on all ranks."""
 
-    Attributes:
-        result: result of the last save; None if there was none, or if no rank knows it.
-        lost: rank -> why its saver cannot continue. If any is lost, the caller kills all savers.
-        pending: content that this rank submitted, if no rank knows the result of the save; its chunks are views of the
-            staging buffer.
-    """
-
-    result: SaveResult | SnapshotResult | None
-    lost: dict[int, str]
+    result: SaveResult | SnapshotResult | None  # of the last save; None if there was none, or if no rank knows it
+    lost: dict[int, str]  # rank -> why its saver cannot continue; if any is lost, the caller kills all savers
+    # content that this rank submitted, if no rank knows the result; its chunks are views of the staging buffer
     pending: CheckpointContent | None
 
 
@@ -243,12 +224,10 @@ class AsyncSaver:
     Args:
         process: helper process that runs ``run_saver``.
         runtime: process group and device of this rank.
-        store: store that gets the checkpoints. The saver keeps the run folder open while it may write; on rank 0 that
-            includes the run's lock.
+        store: gets the checkpoints; the saver keeps its run folder open, and on rank 0 the run's lock.
         retries: maximum number of attempts after a failed one.
         tiers: settings of snapshots and object store; None for neither.
-        hang_seconds: seconds without a sign of life, while ranks wait for it, after which a saver is killed; None to
-            wait for ever.
+        hang_seconds: a saver without a sign of life for so long, while ranks wait for it, is killed; None: never.
     """
 
     def __init__(
@@ -289,26 +268,17 @@ class AsyncSaver:
             self._send(BufferMessage(), [self._buffer.descriptor])
 
     def submit(self, content: CheckpointContent, snapshot: bool = False) -> None:
-        """Copy a state to the staging buffer and have it written. Returns after the copy. Collective.
-
-        Call ``agree_on_outcome`` before.
-
-        Args:
-            content: the state of this rank.
-            snapshot: write a snapshot instead of a checkpoint.
-        """
+        """Copy a state to the staging buffer and have it written; returns after the copy. Collective."""
+        # The caller has called ``agree_on_outcome``.
         assert self._pending is None and self._buffer is not None, "the buffer is allocated and free"
         slots = self._buffer.fill(self._chunks_to_write(content.chunks))
         self._pending = replace(content, chunks=self._buffer.chunks(slots))
+        # After the copy: its seconds are not silence of the saver.
         self._requested_at = time.monotonic()
         self._send(SaveRequest(content.step, slots, content.meta, content.files, snapshot))
 
     def reports(self, wait: bool) -> Iterator[SaverReport]:
-        """Yield the saver's new reports.
-
-        Args:
-            wait: wait for the result of the last save on all ranks. Collective, and to be read to its end.
-        """
+        """Yield the saver's new reports; ``wait``: until all ranks have the result (collective; read to the end)."""
         if wait and self._pending is not None:
             return self._wait_for_all(lambda: self._result is not None)
         return self._receive(lambda: 0.0)
@@ -318,12 +288,7 @@ class AsyncSaver:
         return self._wait_for_all(lambda: not self._uploading)
 
     def _wait_for_all(self, is_done: Callable[[], bool], until_lost: bool = False) -> Iterator[SaverReport]:
-        """Yield reports until every rank's saver is done or lost. Collective.
-
-        Args:
-            is_done: returns True if this rank's saver is done.
-            until_lost: end once any saver is lost.
-        """
+        """Yield reports until each rank's saver is done or lost; ``until_lost``: or any is lost. Collective."""
         ranks, told = self._runtime.ranks, False
         while True:
             yield from self._receive(lambda: 0.0 if is_done() else _REPORT_SECONDS)
@@ -343,14 +308,8 @@ class AsyncSaver:
                 yield SlowStorage(rank, longest)
 
     def _judge(self, silence: float | None, shortest: float) -> None:
-        """Kill this rank's saver if it hangs; otherwise tell the watchdog that the wait is for living savers.
-
-        A saver may be silent because it waits for another one. It hangs if it is stopped, or if all are silent.
-
-        Args:
-            silence: seconds without a sign of life of this rank's saver; None if it is done or lost.
-            shortest: seconds without a sign of life of the least silent saver.
-        """
+        # A saver may be silent because it waits for another one. So it hangs if it is stopped, or if all are silent:
+        # ``shortest`` is the silence of the least silent saver. While one lives, the watchdog is told of progress.
         limit = self._hang_seconds
         assert limit is not None, "without a limit nothing is judged"
         if silence is not None and silence > limit and (shortest > limit or is_stopped(self._process.pid)):
@@ -411,7 +370,7 @@ class AsyncSaver:
         self._process.kill()
 
     def _chunks_to_write(self, chunks: Sequence[TensorChunk]) -> list[TensorChunk]:
-        """Filter the chunks that this rank's saver writes."""
+        # Every rank has the replicated chunks; rank 0 writes them.
         return [chunk for chunk in chunks if self._runtime.ranks.is_first or not chunk.replicated]
 
     def _send(self, message: object, descriptors: Sequence[int] = ()) -> None:

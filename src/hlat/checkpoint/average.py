@@ -32,25 +32,19 @@ from hlat.config import ARCHITECTURES, ModelConfig
 from hlat.runtime.errors import CheckpointError
 
 _CHUNK_ELEMENTS = 1 << 20  # 8 MiB in float64; each thread that writes needs a few times that
+# Fields of the model section that do not change what given weights compute.
 _NOT_COMPUTED_WITH = {"preset", "hf_config", "coalesce", "init_std", "init_scaled_outputs", "max_sequence_length"}
 
 
 @dataclass(frozen=True)
 class _Parent:
-    """A checkpoint to be averaged.
+    """A checkpoint to be averaged."""
 
-    Attributes:
-        checkpoint: the checkpoint, verified.
-        prefix: prefix of the names of its weights.
-        coefficient: its factor, before all are divided by their sum.
-    """
-
-    checkpoint: Checkpoint
-    prefix: str
-    coefficient: float
+    checkpoint: Checkpoint  # verified
+    prefix: str  # of the names of its weights
+    coefficient: float  # before all are divided by their sum
 
     def record(self, share: float) -> dict[str, Any]:
-        """Describe the parent in the metadata of the average."""
         meta = self.checkpoint.meta
         return {
             "path": str(self.checkpoint.path.resolve()),
@@ -74,7 +68,8 @@ def average_checkpoints(
     """Write the average of several checkpoints as a checkpoint of weights.
 
     The sum is accumulated in float64, in the order of the parents, and rounded once, to nearest, to the stored data
-    type; if the parents differ in it, to the one that theirs promote to.
+    type; if the parents differ in it, to the one that theirs promote to. The metadata has the parents' paths, steps,
+    hashes and shares under ``average``.
 
     Args:
         paths: a checkpoint, checkpoints folder or run folder each, oldest first; of a folder the newest valid one.
@@ -84,12 +79,9 @@ def average_checkpoints(
         decay: exponential average: each parent's factor is ``decay`` times that of the next newer one.
         weights: ``model``, or ``ema`` for the parents' moving averages.
 
-    Returns:
-        The folder of the average. Its metadata has the parents' paths, steps, hashes and shares under ``average``.
-
     Raises:
-        CheckpointError: there is no valid checkpoint at a path, or they differ in model or tokenizer, or the arguments
-            are wrong, or ``out_dir`` exists and is not empty.
+        CheckpointError: no valid checkpoint at a path, parents differ in model or tokenizer, wrong arguments, or
+            ``out_dir`` is not empty.
         StorageError: a file-system operation failed; nothing is left behind.
     """
     target = Path(out_dir).absolute()
@@ -101,6 +93,7 @@ def average_checkpoints(
         for checkpoint, factor in zip(checkpoints, factors, strict=True)
     ]
     config = _common_model(checkpoints)
+    # The step, the recipe and the tokenizer are those of the newest parent.
     newest, total = checkpoints[-1], math.fsum(factors)
     meta = {
         "step": newest.step,
@@ -116,11 +109,7 @@ def average_checkpoints(
 
 
 def _parents(paths: Sequence[str | Path], last: int | None) -> list[Path]:
-    """Find and verify the checkpoints to be averaged, oldest first.
-
-    Raises:
-        CheckpointError: a path has no valid checkpoint, or there are fewer than ``last``, or fewer than two.
-    """
+    """Find and verify the checkpoints to be averaged, oldest first; CheckpointError if fewer than two."""
     if last is None:
         found = [resolve(Path(path)) for path in paths]
     elif len(paths) != 1:
@@ -145,11 +134,6 @@ def _newest(run: Path, count: int) -> list[Path]:
 def _factors(
     checkpoints: Sequence[Checkpoint], coefficients: Sequence[float] | None, decay: float | None
 ) -> list[float]:
-    """Return the factor of each parent.
-
-    Raises:
-        CheckpointError: the arguments are wrong.
-    """
     count = len(checkpoints)
     if coefficients is not None and decay is not None:
         raise CheckpointError("give either coefficients or a decay: each of them decides the factors of all parents.")
@@ -170,11 +154,7 @@ def _factors(
 
 
 def _common_model(checkpoints: Sequence[Checkpoint]) -> ModelConfig:
-    """Return the model section of the newest parent.
-
-    Raises:
-        CheckpointError: parents compute different functions of their weights, or have different tokenizers.
-    """
+    """Model section of the newest parent; CheckpointError if parents compute differently or tokenize differently."""
     newest, config = checkpoints[-1], model_config(checkpoints[-1])
     problems = []
     for checkpoint in checkpoints[:-1]:
@@ -199,7 +179,6 @@ def _computed_with(config: ModelConfig) -> dict[str, Any]:
 
 
 def _chunks(parents: Sequence[_Parent]) -> Iterator[ComputedChunk]:
-    """Yield the chunks of the average."""
     prefix = parents[-1].prefix
     for stored_name, stored in parents[-1].checkpoint.index.items():
         if not stored_name.startswith(prefix):
@@ -214,7 +193,7 @@ def _chunks(parents: Sequence[_Parent]) -> Iterator[ComputedChunk]:
 
 
 def _row_ranges(shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Divide a tensor into ranges of rows of at most ``_CHUNK_ELEMENTS`` (but one row at least): offsets and sizes."""
+    """Divide a tensor into ranges of at most ``_CHUNK_ELEMENTS`` (one row at least): offsets and sizes."""
     count, columns = shape[0], shape[1:]
     step = max(1, _CHUNK_ELEMENTS // max(1, math.prod(columns)))
     for start in range(0, count, step):
@@ -232,15 +211,13 @@ def _mean(
 
 
 def round_once(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Round float64 values to the nearest value of a data type, ties to even.
-
-    torch converts float64 to 16 bits by way of float32 and so rounds twice: a value just above a tie first becomes the
-    tie. Here the first of the two roundings is to odd (toward zero, and then the last bit is set if the result is
-    inexact), after which the second one gives the nearest value, since float32 has more than two bits more than any
-    16-bit type (Boldo and Melquiond 2008, theorem 3).
-    """
+    """Round float64 values to the nearest value of a data type, ties to even."""
     if dtype.itemsize >= 4:
         return values.to(dtype)
+    # torch converts float64 to 16 bits by way of float32 and so rounds twice: a value just above a tie first becomes
+    # the tie. Here the first rounding is to odd (toward zero, then the last bit is set if the result is inexact).
+    # Then the second one gives the nearest value, since float32 has more than two bits more than any 16-bit type
+    # (Boldo and Melquiond 2008, theorem 3).
     narrow = values.float()
     too_large = narrow.double().abs() > values.abs()
     truncated = torch.where(too_large, torch.nextafter(narrow, torch.zeros_like(narrow)), narrow)

@@ -48,57 +48,36 @@ _NAMED = 10  # checkpoints that a message names
 
 @dataclass(frozen=True)
 class CheckpointEntry:
-    """A checkpoint, or the remains of one, in a checkpoints folder or an object store.
+    """A checkpoint, or the remains of one, in a checkpoints folder or an object store."""
 
-    Attributes:
-        location: the folder, or its URL.
-        step: optimizer steps done.
-        state: ``committed``; ``damaged`` if a small file does not match its checksum (all: ``verify_checkpoint``);
-            ``set aside`` if it was damaged and renamed; ``unfinished`` if a save or a removal was interrupted, or is
-            still in progress; ``newer format`` if this version of hlat cannot read it.
-        bytes: size of its files, from the manifest; 0 without a manifest.
-        saved: time of the commit in UTC; None if not committed, or in an object store.
-        tokens: tokens consumed so far; None if unknown.
-        problem: why it is damaged or cannot be read.
-    """
-
-    location: str
+    location: str  # the folder, or its URL
     step: int
+    # ``damaged``: a small file differs from its checksum (for all files: ``verify_checkpoint``). ``set aside``: it
+    # was damaged and renamed. ``unfinished``: a save or a removal was interrupted, or is in progress. ``newer
+    # format``: this version of hlat cannot read it.
     state: CheckpointState
-    bytes: int = 0
-    saved: datetime | None = None
-    tokens: int | None = None
-    problem: str = ""
+    bytes: int = 0  # of its files, from the manifest; 0 without one
+    saved: datetime | None = None  # time of the commit in UTC; None if not committed, or in an object store
+    tokens: int | None = None  # consumed so far; None if unknown
+    problem: str = ""  # why it is damaged or cannot be read
 
     @property
     def name(self) -> str:
-        """Name of the folder."""
         return self.location.rpartition("/")[2]
 
 
 @dataclass(frozen=True)
 class TensorGroup:
-    """Tensors of a checkpoint with a common prefix: those of the model, or one kind of optimizer state.
+    """Tensors of a checkpoint with a common prefix: those of the model, or one kind of optimizer state."""
 
-    Attributes:
-        name: the prefix.
-        tensors: number of tensors.
-        elements: total number of elements.
-        dtypes: names of their data types.
-    """
-
-    name: str
-    tensors: int
-    elements: int
+    name: str  # the prefix
+    tensors: int  # their number
+    elements: int  # of all tensors
     dtypes: tuple[str, ...]
 
 
 def find_checkpoints_folder(path: Path) -> Path:
-    """Find the checkpoints folder from a run folder, or from the checkpoints folder itself; resolve symbolic links.
-
-    Raises:
-        CheckpointError: there is none.
-    """
+    """Find the checkpoints folder from a run folder or itself, links resolved; CheckpointError if there is none."""
     folder = path.resolve()
     if (folder / "checkpoints").is_dir():
         folder = (folder / "checkpoints").resolve()
@@ -125,11 +104,7 @@ def list_checkpoints(folder: Path) -> list[CheckpointEntry]:
 
 
 def open_unverified(path: Path) -> Checkpoint:
-    """Open a checkpoint, or the newest of a run, comparing only its small files with their checksums.
-
-    Raises:
-        CheckpointError: there is none, or its manifest, metadata or index is damaged.
-    """
+    """Open a checkpoint, or the newest of a run, comparing only its small files; CheckpointError if damaged."""
     if is_checkpoint(path):
         _verify_small_files(path)
         return open_checkpoint(path)
@@ -141,11 +116,7 @@ def open_unverified(path: Path) -> Checkpoint:
 
 
 def _verify_small_files(path: Path) -> CheckpointManifest:
-    """Compare metadata and index with the manifest, and return the manifest.
-
-    Raises:
-        CheckpointError: a file is missing or does not match its checksum.
-    """
+    """Compare metadata and index with the manifest, and return it; CheckpointError if one differs."""
     manifest = read_manifest(path)
     for name in manifest.format.small_files:
         try:
@@ -174,6 +145,7 @@ def _read_entry(path: Path) -> CheckpointEntry | None:
         saved = datetime.fromtimestamp((path / MARKER_NAME).stat().st_mtime, UTC)
     except (CheckpointError, FileNotFoundError) as error:
         state: CheckpointState = "newer format" if isinstance(error, CheckpointFormatError) else "damaged"
+        # None: a run that is training has removed it meanwhile.
         return CheckpointEntry(str(path), step, state, problem=str(error)) if path.exists() else None
     return CheckpointEntry(str(path), step, "committed", sum(manifest.file_bytes.values()), saved, tokens)
 
@@ -192,11 +164,10 @@ def group_tensors(checkpoint: Checkpoint) -> list[TensorGroup]:
     return found
 
 
+# Name that the marker of a damaged checkpoint gets: folders of an object store cannot be renamed.
 BAD_MARKER_NAME = f"{MARKER_NAME}.bad"
-"""Name that the marker of a damaged checkpoint gets; folders of an object store cannot be renamed."""
 
-TRANSFERS = 4
-"""Number of files that a process uploads or downloads concurrently."""
+TRANSFERS = 4  # files that a process uploads or downloads at the same time
 
 
 @sendable
@@ -210,40 +181,31 @@ class RemoteManifest:
 
 
 def list_remote_folders(client: ObjectStoreClient) -> dict[int, set[str]]:
-    """List the names directly below the folder of each step, by step in ascending order.
-
-    Raises:
-        StorageError: the store does not answer, or denies the request.
-    """
+    """Names directly below the folder of each step, by ascending step; StorageError if the store fails."""
     steps = sorted(int(match[1]) for entry in client.list_names() if (match := STEP_FOLDER.fullmatch(entry)))
     return {step: set(client.list_names(step_folder_name(step))) for step in steps}
 
 
 def committed_steps(client: ObjectStoreClient) -> list[int]:
-    """Steps with a committed checkpoint in the store, ascending. Raises StorageError as ``list_remote_folders``."""
+    """Steps with a committed checkpoint in the store, ascending; StorageError if the store fails."""
     return [step for step, names in list_remote_folders(client).items() if MARKER_NAME in names]
 
 
 def read_remote_manifest(client: ObjectStoreClient, step: int) -> RemoteManifest:
-    """Read the manifest of a checkpoint.
-
-    Raises:
-        CheckpointError: it is missing, invalid, of another step, or does not match the marker.
-        CheckpointFormatError: a newer version of hlat wrote it.
-        StorageError: the store does not answer, or denies the request.
-    """
+    """Read and check a manifest; CheckpointError if damaged, CheckpointFormatError if newer, StorageError."""
     read = {name: _remote_content(client, step, name) for name in (MARKER_NAME, MANIFEST_NAME)}
     try:
         manifest = check_manifest(read[MARKER_NAME], read[MANIFEST_NAME])
     except CheckpointFormatError as error:
         raise CheckpointFormatError(f"{client.url_of(step_folder_name(step))}: {error}") from error
+    # A folder that was copied to the name of another step.
     if manifest.step != step:
         raise CheckpointError(f"its content is of step {manifest.step}")
     return RemoteManifest(read[MARKER_NAME], read[MANIFEST_NAME], manifest)
 
 
 def verify_remote(client: ObjectStoreClient, step: int) -> list[str]:
-    """List everything that is wrong with a checkpoint; every byte of it is read. Raises StorageError as above."""
+    """List everything that is wrong with a checkpoint; every byte of it is read. StorageError if the store fails."""
     try:
         manifest = read_remote_manifest(client, step).manifest
     except CheckpointError as error:
@@ -256,7 +218,6 @@ def verify_remote(client: ObjectStoreClient, step: int) -> list[str]:
 
 
 def _remote_content_problems(client: ObjectStoreClient, manifest: CheckpointManifest) -> list[str]:
-    """List problems of meta.json and the index, for a checkpoint whose checksums match."""
     return manifest.content_problems(lambda name: _remote_content(client, manifest.step, name))
 
 
@@ -284,10 +245,8 @@ def find_differences(manifest: CheckpointManifest, found: Mapping[str, FileRecor
 class RemotePrefix:
     """The checkpoints below a URL, or the single checkpoint at a URL.
 
-    The methods raise CheckpointError if the URL cannot be used or its backend is not installed.
-
-    Args:
-        url: ``checkpoint.remote`` of a run, or the URL of a checkpoint below it.
+    ``url`` is ``checkpoint.remote`` of a run, or the URL of a checkpoint below it. Methods raise CheckpointError if it
+    cannot be used or its backend is not installed, and StorageError if the store fails.
     """
 
     def __init__(self, url: str) -> None:
@@ -297,31 +256,23 @@ class RemotePrefix:
         self._client = ObjectStoreClient(parent if match else url)
 
     def entries(self) -> list[CheckpointEntry]:
-        """List committed, damaged, set-aside and unfinished checkpoints, by step.
-
-        Raises:
-            StorageError: the store does not answer, or denies a request.
-        """
+        """List committed, damaged, set-aside and unfinished checkpoints, by step."""
         folders = list_remote_folders(self._client)
         steps = folders if self._step is None else {self._step} & folders.keys()
         return [self._read_entry(step, folders[step]) for step in sorted(steps)]
 
     def problems(self, step: int) -> list[str]:
-        """List everything that is wrong with a checkpoint; every byte of it is read. Raises StorageError as above."""
+        """List everything that is wrong with a checkpoint; every byte of it is read."""
         return verify_remote(self._client, step)
 
     def newest(self) -> tuple[str, Mapping[str, Any], list[TensorGroup]]:
-        """Read the newest readable checkpoint: its URL, its metadata, and its tensors by kind.
-
-        Raises:
-            CheckpointError: there is none.
-            StorageError: the store does not answer, or denies a request.
-        """
+        """URL, metadata and tensors by kind of the newest readable checkpoint; CheckpointError without one."""
         entries = [entry for entry in self.entries() if entry.state == "committed"]
         if not entries:
             raise CheckpointError(f"{self._client.url}: no readable checkpoint there.")
         step = entries[-1].step
         remote = read_remote_manifest(self._client, step)
+        # Its small files make a folder that is read like a local checkpoint; tensors are not downloaded.
         with TemporaryDirectory() as folder:
             local = Path(folder)
             (local / MARKER_NAME).write_bytes(remote.marker)

@@ -40,12 +40,7 @@ class ObjectStoreClient:
     """Client for the objects below a prefix. Object names are relative to the prefix, with '/' as separator.
 
     The first request connects to the store, and raises CheckpointError if the URL cannot be used or its backend is not
-    installed.
-
-    Args:
-        url: the prefix.
-        retries: maximum number of retries of a request.
-        sleep: waits for a number of seconds.
+    installed. A request that fails after at most ``retries`` retries, or is denied, raises StorageError.
     """
 
     def __init__(self, url: str, retries: int = 3, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -55,15 +50,12 @@ class ObjectStoreClient:
         self._has_answered = EarlierAttempt.read() is not None  # a run that goes on has reached it before
 
     def list_names(self, folder: str = "") -> list[str]:
-        """List the names directly below a folder of the prefix; empty if there is no such folder.
-
-        Raises:
-            StorageError: the store does not answer, or denies the request.
-        """
+        """List the names directly below a folder of the prefix; empty if there is no such folder."""
 
         def request() -> list[str]:
             fs, root = self._connect()
             at = f"{root}/{folder}".rstrip("/")
+            # fsspec caches listings, and other processes write to the store.
             fs.invalidate_cache()
             try:
                 found = fs.ls(at, detail=False)
@@ -74,11 +66,12 @@ class ObjectStoreClient:
         return self._with_retries(f"listing {self.url_of(folder)}", folder, request)
 
     def read(self, name: str) -> bytes | None:
-        """Read a small object; None if it does not exist. Raises StorageError as ``list_names`` does."""
+        """Read a small object; None if it does not exist."""
 
         def request() -> bytes | None:
             fs, root = self._connect()
             try:
+                # Read back, also because the response to the write may have been lost.
                 return bytes(fs.cat_file(f"{root}/{name}"))
             except FileNotFoundError:
                 return None
@@ -86,8 +79,6 @@ class ObjectStoreClient:
         return self._with_retries(f"reading {self.url_of(name)}", name, request)
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a small object. Raises StorageError as ``list_names`` does."""
-
         def request() -> None:
             fs, root = self._connect()
             fs.pipe_file(f"{root}/{name}", data)
@@ -95,11 +86,7 @@ class ObjectStoreClient:
         self._with_retries(f"writing {self.url_of(name)}", name, request)
 
     def create(self, name: str, data: bytes) -> bytes:
-        """Write a small object unless one of that name exists. Raises StorageError as ``list_names`` does.
-
-        Returns:
-            The content of the object now: ``data``, or its earlier content.
-        """
+        """Write a small object unless one of that name exists; return its content now: ``data``, or an earlier one."""
 
         def request() -> bytes:
             fs, root = self._connect()
@@ -112,7 +99,7 @@ class ObjectStoreClient:
         return self._with_retries(f"writing {self.url_of(name)}", name, request)
 
     def remove(self, name: str) -> None:
-        """Remove an object, or all objects below a name, if any. Raises StorageError as ``list_names`` does."""
+        """Remove an object, or all objects below a name, if any."""
 
         def request() -> None:
             fs, root = self._connect()
@@ -123,31 +110,15 @@ class ObjectStoreClient:
         self._with_retries(f"removing {self.url_of(name)}", name, request)
 
     def upload(self, source: Path, name: str, record: FileRecord) -> None:
-        """Upload a file to an object, and complete the object only if the file matches its record.
-
-        Raises:
-            CheckpointError: the file does not match the record. Parts of an incomplete upload may be left.
-            StorageError: the file cannot be read, or the store fails as in ``list_names``.
-        """
+        """Upload a file, and complete the object only if it matches its record; CheckpointError if it does not."""
         self._with_retries(f"writing {self.url_of(name)}", name, lambda: self._send(source, name, record))
 
     def download(self, name: str, disk: Disk, target: Path) -> FileRecord | None:
-        """Download an object to a new file and fsync it.
-
-        Returns:
-            Size and hash of the file; None if the object does not exist.
-
-        Raises:
-            StorageError: the local disk failed, or the store failed as in ``list_names``.
-        """
+        """Download an object to a new file and fsync it; None if the object does not exist."""
         return self._with_retries(f"reading {self.url_of(name)}", name, lambda: self._receive(name, disk, target))
 
     def hash_object(self, name: str) -> FileRecord | None:
-        """Size and hash of an object, which is read completely; None if it does not exist.
-
-        Raises:
-            StorageError: the store failed as in ``list_names``.
-        """
+        """Size and hash of an object, which is read completely; None if it does not exist."""
 
         def request() -> FileRecord:
             size, digest = 0, hashlib.sha256()
@@ -159,7 +130,6 @@ class ObjectStoreClient:
         return self._with_retries(f"reading {self.url_of(name)}", name, lambda: _none_if_missing(request))
 
     def url_of(self, name: str) -> str:
-        """URL of an object or folder."""
         return f"{self.url}/{name}".rstrip("/")
 
     def _connect(self) -> tuple[Any, str]:
@@ -204,6 +174,7 @@ class ObjectStoreClient:
     def _read_blocks(self, name: str) -> Iterator[bytes]:
         fs, root = self._connect()
         try:
+            # No cache: the object is read once, from its beginning to its end.
             with fs.open(f"{root}/{name}", "rb", block_size=_PART_BYTES, cache_type="none") as remote:
                 while block := remote.read(_PART_BYTES):
                     advance()
@@ -212,13 +183,13 @@ class ObjectStoreClient:
             raise _StoreError from error
 
     def _with_retries(self, request_name: str, name: str, action: Callable[[], T]) -> T:
-        """Run an action, retrying it with backoff after transient errors; return its result."""
         for attempt in range(self._retries + 1):
             try:
                 with blocking_call():
                     result = action()
                 self._has_answered = True
                 return result
+            # Of the local disk, or damage: another request would not help.
             except HlatError:
                 raise
             except Exception as error:

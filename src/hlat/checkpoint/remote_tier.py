@@ -49,17 +49,7 @@ T = TypeVar("T")
 
 
 class RemoteTier:
-    """The checkpoints of one run below a URL, for its processes. All methods except ``url_of`` are collective.
-
-    Args:
-        client: client for the URL.
-        ranks: processes of the run.
-        run_id: id of the run; only rank 0's is used.
-        keep_last: number of newest checkpoints to keep, as for ``CheckpointStore``.
-        keep_every_steps: checkpoints at multiples of this step are kept for ever, as for ``CheckpointStore``.
-        on_damage: called on rank 0 for each damaged checkpoint, with what is wrong with it.
-        disk: operations of the local file system.
-    """
+    """The checkpoints of one run below a URL, for its processes. All methods except ``url_of`` are collective."""
 
     def __init__(
         self,
@@ -84,62 +74,35 @@ class RemoteTier:
         self._ranks.run_on_rank0(self._claim)
 
     def url_of(self, name: str) -> str:
-        """URL of an object or folder of the store; not collective."""
         return self._client.url_of(name)
 
     def upload(self, folder: Path) -> str:
-        """Copy a committed checkpoint of the run to the store, unless the store has it.
+        """Copy a committed checkpoint of the run to the store, unless the store has it, and return its URL.
 
-        Returns:
-            URL of the checkpoint.
-
-        Raises:
-            StorageError: the store does not answer, or denies a request. The store does not have the checkpoint.
-            CheckpointError: the prefix belongs to another run, the store has a different checkpoint of that step, or
-                the local one is damaged.
+        StorageError if the store fails; it does not have the checkpoint then. CheckpointError if the prefix belongs to
+        another run, the store has a different checkpoint of that step, or the local one is damaged.
         """
         name = folder.name
         manifest = self._ranks.run_on_rank0(lambda: self._manifest_to_upload(folder))
         if manifest is not None:
             names = self._files_of_this_rank(manifest)
             self._ranks.run_on_all(lambda: self._send(folder, {file: manifest.files[file] for file in names}))
+            # After all files of all ranks: the marker is the commit point.
             self._ranks.run_on_rank0(lambda: self._commit(folder, manifest))
         return self._client.url_of(name)
 
     def missing(self, root: Path) -> list[Path]:
-        """List local checkpoints that the retention rule keeps and the store lacks or has differently, oldest first.
-
-        Raises:
-            StorageError: the store does not answer, or denies a request.
-        """
+        """Local checkpoints that the retention rule keeps and the store lacks or has differently, oldest first."""
         return self._ranks.run_on_rank0(lambda: self._missing(root))
 
     def prune(self) -> list[int]:
-        """Remove the checkpoints that the retention rule does not keep, and interrupted uploads.
-
-        Returns:
-            The steps removed.
-
-        Raises:
-            StorageError: the store failed; the checkpoints that are left are complete.
-        """
+        """Remove interrupted uploads and what the retention rule does not keep; return the steps removed."""
         return self._ranks.run_on_rank0(self._prune)
 
     def fetch_newest(self, root: Path, newer_than: int | None) -> int | None:
-        """Download the newest valid checkpoint into a local folder, if it is newer than the local ones.
+        """Download the newest valid checkpoint, if newer than step ``newer_than``, to a folder that all ranks share.
 
-        Damaged newer ones lose their marker and are reported.
-
-        Args:
-            root: the checkpoints folder that all ranks share.
-            newer_than: step of the newest local checkpoint; None if there is none.
-
-        Returns:
-            Step of the downloaded checkpoint; None if none was downloaded.
-
-        Raises:
-            CheckpointError: the prefix belongs to another run.
-            StorageError: the store does not answer, or the local disk failed.
+        Return its step, or None. Damaged newer ones lose their marker and are reported.
         """
         steps = self._ranks.run_on_rank0(
             lambda: [step for step in self._committed() if newer_than is None or step > newer_than]
@@ -171,7 +134,7 @@ class RemoteTier:
             )
 
     def _files_of_this_rank(self, manifest: CheckpointManifest) -> list[str]:
-        """Files that this rank transfers: those whose names have its rank; rank 0 has the rest."""
+        # Files with this rank in their names; rank 0 has the rest.
         return [name for name in manifest.files if _writer(name) % self._ranks.world == self._ranks.rank]
 
     def _send(self, folder: Path, files: Mapping[str, FileRecord]) -> None:
@@ -256,6 +219,7 @@ class RemoteTier:
         with ThreadPoolExecutor(TRANSFERS) as pool:
             tasks = [pool.submit(self._client.download, f"{name}/{file}", self._disk, staging / file) for file in mine]
             found = {file: task.result() for file, task in zip(mine, tasks, strict=True)}
+        # Every rank syncs the folders that it wrote to; rank 0 renames afterwards.
         self._with_storage_error(lambda: self._sync({(staging / file).parent for file in mine}))
         return find_differences(manifest, found)
 
@@ -293,8 +257,10 @@ class RemoteTier:
         committed = [step for step, names in folders.items() if MARKER_NAME in names]
         removed = prunable_steps(committed, self._keep_last, self._keep_every_steps, self._is_valid)
         unmarked = [step for step, names in folders.items() if not {MARKER_NAME, BAD_MARKER_NAME} & names]
+        # An unmarked folder after the newest checkpoint may be an upload in progress.
         interrupted = [step for step in unmarked if step < max(committed, default=0)]
         for step in [*removed, *interrupted]:
+            # The marker first: an interrupted removal leaves no checkpoint that lacks files.
             self._client.remove(f"{step_folder_name(step)}/{MARKER_NAME}")
             self._client.remove(step_folder_name(step))
         return removed
@@ -308,6 +274,7 @@ class RemoteTier:
         name = step_folder_name(step)
         marker = self._client.read(f"{name}/{MARKER_NAME}")
         if marker is not None:
+            # Put before remove: without either marker it would be an interrupted upload, and be removed.
             self._client.put(f"{name}/{BAD_MARKER_NAME}", marker)
             self._client.remove(f"{name}/{MARKER_NAME}")
 

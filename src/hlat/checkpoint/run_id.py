@@ -18,25 +18,14 @@ RUN_NAME = "run.json"
 
 
 class RunId:
-    """The id of a run, stored in the run folder.
-
-    Args:
-        run_dir: the run folder, which exists.
-        name: ``run.name`` of the recipe.
-        disk: file-system operations.
-    """
+    """The id of a run, stored in the run folder, which exists; ``name`` is ``run.name`` of the recipe."""
 
     def __init__(self, run_dir: Path, name: str, disk: Disk | None = None) -> None:
         self.run_dir, self.name = run_dir, name
         self._disk = disk or Disk()
 
     def stored(self) -> str | None:
-        """Read the id of the run; None if it has none yet.
-
-        Raises:
-            StorageError: the file exists but cannot be read.
-            CheckpointError: the file is damaged.
-        """
+        """Read the id; None without one. CheckpointError if the file is damaged, StorageError if unreadable."""
         path = self.run_dir / ID_NAME
         try:
             return path.read_text().strip() or None
@@ -51,20 +40,18 @@ class RunId:
             raise storage_error(exc, f"cannot read {ID_NAME}", self.run_dir) from exc
 
     def ensure(self, adopted: str | None = None) -> str:
-        """Read the id of the run; if it has none, store ``adopted``, or a new random id.
-
-        Raises:
-            StorageError: the run folder cannot be read or written.
-        """
+        """Read the id; if there is none, store ``adopted``, or a new random one. StorageError if the disk fails."""
         known = self.stored()
         if known is not None:
             return known
         run_id = adopted or secrets.token_hex(16)
         temporary = self.run_dir / f"{ID_NAME}.tmp"
         try:
+            # Left by an interrupted attempt; ``write_file`` creates new files only.
             self._disk.remove_tree(temporary)
             write_file(self._disk, temporary, run_id.encode())
             self._disk.rename(temporary, self.run_dir / ID_NAME)
+            # Durable before anything is stored under this id elsewhere.
             self._disk.sync_folder(self.run_dir)
         except OSError as exc:
             raise storage_error(exc, "cannot store the id of the run", self.run_dir) from exc
@@ -72,6 +59,7 @@ class RunId:
 
     def snapshot_key(self) -> str:
         """Folder name of this run's snapshots on a machine: 16 hexadecimal digits."""
+        # With the path: a copied run folder has the same id and is another run.
         return hashlib.sha256(f"{self.run_dir.resolve()}\0{self.ensure()}".encode()).hexdigest()[:16]
 
 
@@ -79,10 +67,7 @@ def claim(client: ObjectStoreClient, run_id: RunId) -> None:
     """Check that a prefix belongs to a run, and claim it if it belongs to none.
 
     A run without an id takes that of the prefix: its run folder was lost, and it resumes on a new machine.
-
-    Raises:
-        CheckpointError: the prefix belongs to another run.
-        StorageError: the store does not answer, or the run folder cannot be written.
+    CheckpointError if the prefix belongs to another run; StorageError if the store or the run folder fails.
     """
     local_id = run_id.stored()
     found = client.read(RUN_NAME)

@@ -50,11 +50,7 @@ def software_versions() -> dict[str, str]:
 
 
 def read_saved_run(checkpoint: Checkpoint) -> tuple[Mapping[str, Any], str]:
-    """Read the recipe of a run's checkpoint, as JSON values, and the fingerprint of its data.
-
-    Raises:
-        CheckpointError: it is not the checkpoint of a run.
-    """
+    """Recipe of a run's checkpoint, as JSON values, and fingerprint of its data; CheckpointError if not of a run."""
     meta = checkpoint.meta
     if missing := [name for name in ("recipe", "data_fingerprint") if not meta.get(name)]:
         raise CheckpointError(
@@ -74,21 +70,12 @@ def find_saved_recipe(run_dir: Path) -> Mapping[str, Any] | None:
 def check_resume(
     saved_recipe: Mapping[str, Any], saved_data_fingerprint: str, recipe: Recipe, data_fingerprint: str
 ) -> list[RecipeChange]:
-    """Compare the recipe of a checkpoint with the one that a run is to resume with.
+    """Compare the recipe of a checkpoint, as JSON values, with the one that a run is to resume with.
 
-    Args:
-        saved_recipe: ``recipe`` in the checkpoint's meta, JSON values.
-        saved_data_fingerprint: fingerprint of the data that the checkpoint was trained on.
-        recipe: the present recipe.
-        data_fingerprint: fingerprint of the present prepared data.
-
-    Returns:
-        The allowed changes, to be recorded.
-
-    Raises:
-        CheckpointError: some changes are not allowed; lists all of them.
+    Returns the allowed changes, to be recorded; CheckpointError lists all changes that are not allowed.
     """
     refused, allowed = _compare(saved_recipe, recipe)
+    # The content, not the path: prepared data may be moved.
     if saved_data_fingerprint != data_fingerprint:
         refused.append(RecipeChange("data (content of the prepared tokens)", saved_data_fingerprint, data_fingerprint))
     if refused:
@@ -134,6 +121,7 @@ def _walk(
 ) -> None:
     current = section.model_dump(mode="json")
     fields = type(section).model_fields
+    # Fields that this version no longer has are changes too.
     for name in [*fields, *(key for key in saved if key not in fields)]:
         here = f"{path}.{name}" if path else name
         field = fields.get(name)
@@ -179,7 +167,7 @@ def _is_fixed(field: FieldInfo) -> bool:
 
 
 def _saved_value(saved: Mapping[str, Any], name: str, field: FieldInfo | None) -> Any:
-    """Saved value of a field. A field that is newer than the checkpoint had its default, or its ``formerly`` value."""
+    """Saved value of a field. One that is newer than the checkpoint had its default, or its ``formerly`` value."""
     if name in saved or field is None or field.is_required():
         return saved.get(name)
     if isinstance(field.json_schema_extra, dict) and "formerly" in field.json_schema_extra:
@@ -218,7 +206,7 @@ def stored_tokenizer_files(folder: Path) -> dict[str, Path]:
 
 
 def differing_tokenizers(files: Mapping[str, FileRecord], others: Mapping[str, FileRecord]) -> bool:
-    """True if two checkpoints, given by the files in their manifests, both have a vocabulary, and not the same one."""
+    """True if two checkpoints, by the files in their manifests, both have a vocabulary, and not the same one."""
     names = [f"{TOKENIZER}/{name}" for name in (_TOKENIZER_JSON, _SENTENCEPIECE_MODEL)]
     return any(name in files and name in others and files[name].sha256 != others[name].sha256 for name in names)
 
@@ -229,15 +217,9 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def read_tokenizer(folder: Path, eos_token: str | None = "auto") -> Tokenizer:
-    """Load the tokenizer of a checkpoint.
+    """Load the tokenizer of a checkpoint, with an end-of-sequence token as for ``load_tokenizer``.
 
-    Args:
-        folder: folder of the checkpoint.
-        eos_token: end-of-sequence token, as for ``load_tokenizer``.
-
-    Raises:
-        CheckpointError: the checkpoint has no tokenizer.
-        DataError: the tokenizer is unreadable, or has no such end-of-sequence token.
+    CheckpointError if it has no tokenizer; DataError if that is unreadable, or has no such token.
     """
     if not has_tokenizer(folder):
         raise CheckpointError(
@@ -251,18 +233,12 @@ def read_tokenizer(folder: Path, eos_token: str | None = "auto") -> Tokenizer:
 def check_same_tokenizer(folder: Path, prepared: PreparedData) -> None:
     """Check that prepared data has the token ids that weights were trained on; weights without tokenizer pass.
 
-    The end-of-document token is a setting of the data and is not compared. A checkpoint may have both a SentencePiece
-    model and its conversion to tokenizer.json; the data may have been prepared with either.
-
-    Args:
-        folder: the checkpoint or Hugging Face folder, as returned by ``find_weights``.
-        prepared: the prepared data.
-
-    Raises:
-        DataError: the data was prepared with another tokenizer.
+    ``folder`` is a checkpoint or a Hugging Face folder. DataError if the data was prepared with another tokenizer.
     """
     place = folder / TOKENIZER if (folder / TOKENIZER).is_dir() else folder  # a Hugging Face folder holds it itself
     files = [place / name for name in (_TOKENIZER_JSON, _SENTENCEPIECE_MODEL) if (place / name).is_file()]
+    # A checkpoint may have a SentencePiece model and its conversion to tokenizer.json; the data may have been
+    # prepared with either.
     if files and not any(_prepared_with(prepared, file) for file in files):
         raise DataError(
             f"{prepared.dir}: was prepared with another tokenizer than the weights in {folder} were trained with, so "
@@ -273,6 +249,7 @@ def check_same_tokenizer(folder: Path, prepared: PreparedData) -> None:
 
 def _prepared_with(prepared: PreparedData, file: Path) -> bool:
     try:
+        # With the end-of-document token of the data, which is a setting and is not compared.
         stored = load_tokenizer(file, prepared.tokenizer.eos_token, is_saved=True)
         return stored.sha256 == prepared.manifest.tokenizer_sha256
     except DataError:  # it lacks the end-of-sequence token
@@ -280,7 +257,7 @@ def _prepared_with(prepared: PreparedData, file: Path) -> bool:
 
 
 def _tokenizer_file(folder: Path) -> Path:
-    """Tokenizer file of a checkpoint: the one that a run's data was prepared with, or that transformers would load."""
+    # Of a run, the one that its data was prepared with; of an import, the one that transformers would load.
     first, second = (
         (_SENTENCEPIECE_MODEL, _TOKENIZER_JSON)
         if "recipe" in read_meta(folder)

@@ -45,6 +45,7 @@ from hlat.runtime.errors import CheckpointError, LaunchError
 _SNAPSHOT = re.compile(r"step-\d{8,}\.[0-9a-f]{16}")
 _PART = re.compile(r"rank-\d{5,}")
 _PEER, _MACHINE = "peer", ".machine-"
+# The remedies of checkpoints name run.dir, which does not help here.
 _LOCAL_REMEDY = Remedy("set checkpoint.local.dir to another folder", less=", or leave checkpoint.local out")
 
 T = TypeVar("T")
@@ -64,26 +65,23 @@ class _FoundPart:
         """Read the manifest of a part's folder; problems are stored in the result."""
         try:
             part = read_part(folder)
+            # A folder copied by hand to another name would be taken for another state.
             if (f"{step_folder_name(part.step)}.{part.token}", part_folder_name(part.rank)) != (
                 folder.parent.name,
                 folder.name,
             ):
                 raise CheckpointError(f"its content is of step {part.step}, rank {part.rank}")
         except CheckpointError as error:
+            # A placeholder: nothing of a damaged part is used but its folder.
             return cls(folder.parent.name, folder, RankPart("", 0, 0, 0, {}, [], None), (str(error),))
         return cls(folder.parent.name, folder, part)
 
     def verified(self) -> "_FoundPart":
-        """Verify every byte; return a copy that lists the problems found."""
         return replace(self, problems=tuple(verify_part(self.folder, self.part)))
 
 
 class SnapshotTier:
-    """The snapshots of one run, for its processes. All methods are collective.
-
-    Attributes:
-        warning: warning for the user if copies were requested and there is no other machine; else empty.
-    """
+    """The snapshots of one run, for its processes. All methods are collective."""
 
     def __init__(
         self,
@@ -98,27 +96,19 @@ class SnapshotTier:
     ) -> None:
         """Open the tier, and remove what an interrupted write left behind.
 
-        Args:
-            folder: folder on each machine; {node} in it is replaced by the machine's number.
-            ranks: processes of the run.
-            run_id: id of the run; only rank 0's is used.
-            node: number of this machine.
-            copies: if True, another machine stores a copy of each part.
-            on_damage: called on rank 0 for each damaged part, with its new location and what is wrong with it.
-            disk: file-system operations.
-
-        Raises:
-            StorageError: the folder cannot be created or cleaned.
-            LaunchError: several machines share it.
+        ``{node}`` in ``folder`` becomes the number of the machine. ``copies``: another machine stores a copy of each
+        part. ``on_damage`` is called on rank 0 for each damaged part. StorageError if the folder cannot be created or
+        cleaned, LaunchError if several machines share it.
         """
         self._ranks, self._disk, self._on_damage = ranks, disk or Disk(), on_damage
         self._home = Path(folder.replace("{node}", str(node))) / ranks.run_on_rank0(run_id.snapshot_key)
         nodes = ranks.all_gather(node)
         self._here = [rank for rank, other in enumerate(nodes) if other == node]
-        self._leads = self._here[0] == ranks.rank
+        self._leads = self._here[0] == ranks.rank  # cleans up for all ranks of its machine
         self._keepers = next_in_ring(nodes) if copies and len(set(nodes)) > 1 else []
         self._complete: list[str] = []  # names of complete snapshots, oldest first
         no_keepers = copies and not self._keepers
+        # For the user: copies were asked for, and there is no other machine.
         self.warning = (
             "snapshots are stored on this machine only: the run has no other machine for copies" if no_keepers else ""
         )
@@ -129,15 +119,9 @@ class SnapshotTier:
     def write(
         self, step: int, chunks: Sequence[TensorChunk], meta: Mapping[str, Any], files: Mapping[str, Path] | None = None
     ) -> str:
-        """Write a snapshot; see ``CheckpointStore.save`` for the arguments.
-
-        Returns:
-            Name of the snapshot.
-
-        Raises:
-            StorageError: a disk failed on some rank. The last complete snapshot is unchanged.
-        """
+        """Write a snapshot and return its name; after a StorageError the last complete one is unchanged."""
         first, rank = self._ranks.is_first, self._ranks.rank
+        # A new one for each attempt: parts of two attempts at a step must not be combined.
         token = self._ranks.run_on_rank0(lambda: secrets.token_hex(8))
         name = f"{step_folder_name(step)}.{token}"
         part = RankPart(token, step, rank, self._ranks.world, {}, [], meta if first else None)
@@ -152,6 +136,7 @@ class SnapshotTier:
                         self._disk, self._ranks, self._keepers, (own, part, text), self._copy_folder(name)
                     )
                 )
+        # Also on Ctrl-C: half a snapshot would take the space of the next one.
         except BaseException:
             self._discard(name)
             raise
@@ -159,19 +144,9 @@ class SnapshotTier:
         return name
 
     def promote(self, store: CheckpointStore, newer_than: int | None) -> int | None:
-        """Convert the newest valid snapshot to a checkpoint, if it is newer than the checkpoints.
+        """Convert the newest valid snapshot to a checkpoint, if newer than step ``newer_than``; return its step.
 
-        Damaged parts are renamed to ``<name>.bad`` and reported.
-
-        Args:
-            store: store that gets the checkpoint.
-            newer_than: step of the newest checkpoint; None if there is none.
-
-        Returns:
-            Step of the snapshot; None if there is no valid one that is newer.
-
-        Raises:
-            StorageError: a file-system operation failed.
+        None if there is no such snapshot. Damaged parts are renamed to ``<name>.bad`` and reported.
         """
         found = self._without_damage(self._each(self._find))
         keys = [
@@ -181,6 +156,7 @@ class SnapshotTier:
         parts: dict[tuple[str, int, int], set[int]] = {}
         for name, step, world, rank in (key for of_rank in gathered for key in of_rank):
             parts.setdefault((name, step, world), set()).add(rank)
+        # Only snapshots with every part on some machine; their bytes are verified in _promote.
         complete = sorted((step, name) for (name, step, world), ranks in parts.items() if ranks == set(range(world)))
         self._complete = [name for _, name in complete[-2:]]
         for step, name in reversed(complete):
@@ -202,7 +178,7 @@ class SnapshotTier:
         return lambda rank: self._home / _PEER / name / part_folder_name(rank)
 
     def _discard(self, name: str) -> None:
-        """Remove what this rank wrote of a failed snapshot, as far as possible."""
+        # As far as possible: the disk may be the reason of the failure.
         sources = [rank for rank, keeper in enumerate(self._keepers) if keeper == self._ranks.rank]
         parts = [
             self._home / name / part_folder_name(self._ranks.rank),
@@ -215,12 +191,12 @@ class SnapshotTier:
                     remove_checkpoint(self._disk, part)
 
     def _remove_all_except(self, kept: Iterable[str]) -> None:
-        """Remove the other snapshots of this machine; failures are ignored and tried again the next time."""
         if not self._leads:
             return
         for folder in (self._home, self._home / _PEER):
             for path in _list_folder(folder):
                 if _SNAPSHOT.fullmatch(path.name) and path.name not in kept:
+                    # Failures are ignored: it is tried again at the next snapshot.
                     with suppress(OSError):
                         remove_checkpoint(self._disk, path)
 
@@ -259,6 +235,7 @@ class SnapshotTier:
         holders: dict[int, int] = {}
         for holder, ranks in enumerate(self._ranks.all_gather([found_part.part.rank for found_part in valid])):
             for rank in ranks:
+                # A part and its copy may both be valid: the first rank that has one writes it.
                 holders.setdefault(rank, holder)
         mine = {
             found_part.part.rank: found_part
@@ -293,11 +270,7 @@ class SnapshotTier:
                             self._disk.remove_tree(part)
 
     def _check_not_shared(self, nodes: Sequence[int]) -> None:
-        """Check that machines do not share the folder: each would remove the others' parts.
-
-        Raises:
-            LaunchError: several machines share it.
-        """
+        # Each machine would remove the parts of the others. So each leaves a mark of its own, and looks for theirs.
         token = secrets.token_hex(8) if self._leads else ""
         mark = self._home / f"{_MACHINE}{token}"
         self._each(lambda: self._disk.make_folder(mark) if token else None)

@@ -48,7 +48,7 @@ def assign_slots(chunks: Sequence[TensorChunk]) -> list[Slot]:
 
 
 def buffer_bytes(chunks: Sequence[TensorChunk]) -> int:
-    """Size in bytes of a buffer for copies of the chunks."""
+    """Size in bytes of a buffer for copies of the chunks; never zero, which cannot be mapped."""
     return max(_ALIGNMENT, sum(_aligned(chunk.nbytes) for chunk in chunks))
 
 
@@ -67,6 +67,7 @@ def chunks_in(memory: mmap.mmap, slots: Sequence[Slot]) -> list[TensorChunk]:
 def _view(memory: mmap.mmap, slot: Slot) -> torch.Tensor:
     count = math.prod(slot.sizes)
     if not count:
+        # torch.frombuffer refuses a count of zero.
         return torch.empty(slot.sizes, dtype=slot.dtype)
     return torch.frombuffer(memory, dtype=slot.dtype, count=count, offset=slot.begin).view(slot.sizes)
 
@@ -80,17 +81,10 @@ def attach_buffer(descriptor: int) -> mmap.mmap:
 
 
 class StagingBuffer:
-    """The staging buffer, in the process that fills it.
+    """The staging buffer, in the process that fills it; it is pinned if that speeds up copies from the device.
 
     A thread allocates its pages from the start: the first write to a page takes many times as long as later ones, and
-    would otherwise slow down the first save.
-
-    Args:
-        size: size in bytes.
-        device: device that the chunks are copied from; the buffer is pinned if that speeds up copies.
-
-    Raises:
-        OSError: there is too little memory.
+    would otherwise slow down the first save. ``size`` is in bytes; OSError if there is too little memory.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -115,11 +109,7 @@ class StagingBuffer:
         self._is_pinned = backend_of(self._device).pin_memory(self._bytes, self._device)
 
     def wait(self) -> None:
-        """Wait until the buffer is allocated.
-
-        Raises:
-            OSError: there is too little memory.
-        """
+        """Wait until the buffer is allocated; OSError if there is too little memory."""
         self._allocation.join()
         if self._error is not None:
             raise self._error
@@ -130,19 +120,20 @@ class StagingBuffer:
         slots = assign_slots(chunks)
         for slot, chunk in zip(slots, chunks, strict=True):
             _copy(chunk, _view(self._memory, slot))
+        # The copies are asynchronous: the next step must not change the tensors before they end.
         synchronize(self._device)
         return slots
 
     def chunks(self, slots: Sequence[Slot]) -> list[TensorChunk]:
-        """Return the copied chunks, as views of the buffer."""
         return chunks_in(self._memory, slots)
 
     def close(self) -> None:
-        """Close the buffer, which is freed with the last view of it."""
+        # The thread writes to the memory and pins it.
         self._allocation.join()
         if self._is_pinned:
             backend_of(self._device).unpin_memory(self._bytes, self._device)
             self._is_pinned = False
+        # The memory is freed with the last view of it.
         os.close(self.descriptor)
 
 
@@ -157,7 +148,7 @@ def _copy(chunk: TensorChunk, target: torch.Tensor) -> None:
 
 
 def _anonymous_file(size: int) -> int:
-    """Create an unnamed file: in memory if the system supports it, since /dev/shm is small in many containers."""
+    # /dev/shm is small in many containers; macOS has no memfd.
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("hlat")
     else:

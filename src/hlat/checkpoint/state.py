@@ -31,22 +31,18 @@ STEP = OPTIMIZER + "step"
 RNG = "rng."
 _OWN_NAMES = ("model", "optimizer", "rng", "data")
 
-_READ_BYTES = 1 << 30
+_READ_BYTES = 1 << 30  # held in memory while they are copied
 
 
 @dataclass(frozen=True)
 class ExtraState:
-    """State of a run besides weights, optimizer and RNG, such as an average of the weights.
+    """State of a run besides weights, optimizer and RNG, such as an average of the weights."""
 
-    Attributes:
-        name: first part of the tensors' names in the checkpoint.
-        by_parameter: for each local parameter, in order, a tensor of the shape of its local rows, in any dtype; stored
-            as ``<name>.<canonical name>`` and loaded in any layout. Empty if there are none.
-        replicated: tensors that are the same on every rank, by name; stored as ``<name>.<name of the tensor>``.
-    """
-
-    name: str
+    name: str  # first part of the tensors' names in the checkpoint
+    # For each local parameter, in order, a tensor of the shape of its local rows, in any dtype; stored as
+    # ``<name>.<canonical name>`` and loaded in any layout. Empty if there are none.
     by_parameter: Sequence[torch.Tensor] = ()
+    # Tensors that are the same on every rank; stored as ``<name>.<name of the tensor>``.
     replicated: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
@@ -58,17 +54,9 @@ def collect(
 ) -> list[TensorChunk]:
     """Collect the state that this process saves: weights, optimizer state, RNG states and extra states.
 
-    The chunks are views of the live tensors and must be used before the next step.
-
-    Args:
-        config: the full model.
-        parameters: local parameters of this process.
-        optimizer: optimizer of ``parameters``; None for the weights only.
-        extra: further state to save; only with an optimizer.
-
-    Returns:
-        The chunks that this process owns, and the replicated ones. The chunks of all processes together cover every
-        tensor exactly once.
+    The chunks are views of the live tensors and must be used before the next step. Those of all processes together
+    cover every tensor exactly once. ``optimizer`` None collects the weights only; ``extra`` is saved only with an
+    optimizer.
     """
     shapes = canonical_shapes(config)
     local_tensors = _local_tensors(parameters, optimizer, extra)
@@ -102,18 +90,11 @@ def restore(
 ) -> None:
     """Load a saved state in place, bit for bit; the inverse of ``collect``.
 
-    Only the rows stored on this rank are read, a few parameters at a time. This takes about 2 GiB of memory in addition
-    to the state.
-
-    Args:
-        checkpoint: the checkpoint.
-        config: the full model.
-        parameters: local parameters of this process.
-        optimizer: optimizer of ``parameters``; None to load the weights only.
-        extra: further state to load; all of it has to be in the checkpoint (see ``extra_names``).
+    Only the rows stored on this rank are read, a few parameters at a time, in about 2 GiB of additional memory. All of
+    ``extra`` has to be in the checkpoint (see ``extra_names``).
 
     Raises:
-        CheckpointError: tensors are missing, or differ in shape or dtype; lists all of them. Nothing has been changed.
+        CheckpointError: tensors are missing, or differ in shape or dtype; lists them. Nothing has been changed.
     """
     local_tensors = _local_tensors(parameters, optimizer, extra)
     expected = _full_tensors(config, local_tensors)
@@ -121,6 +102,7 @@ def restore(
         expected[STEP] = torch.empty((), dtype=torch.int64, device="meta")
     replicated = {f"{state.name}.{name}": tensor for state in extra for name, tensor in state.replicated.items()}
     expected |= replicated
+    # Before the first change, so that a checkpoint that does not fit changes nothing.
     checkpoint.check(expected)
     _read(checkpoint, local_tensors)
     if optimizer is not None:
@@ -140,20 +122,11 @@ def extra_names(checkpoint: Checkpoint) -> set[str]:
 def fill(
     checkpoint: Checkpoint, config: ModelConfig, parameters: Sequence[LocalParameter], prefix: str = MODEL
 ) -> None:
-    """Load the weights of an open checkpoint into local parameters, converted to their dtype.
-
-    Args:
-        checkpoint: the checkpoint.
-        config: the full model.
-        parameters: local parameters of this process; filled in place.
-        prefix: prefix of the tensors to load, one for each canonical name.
-
-    Raises:
-        CheckpointError: the weights do not fit the model.
-    """
+    """Load weights (tensors with ``prefix``) into local parameters, in place, converted to their dtype."""
     local_tensors, saved = _weights(parameters, prefix), checkpoint.tensors
     checkpoint.check(
         {
+            # Any dtype fits: it is converted while it is copied.
             name: torch.empty_like(tensor, dtype=saved[name].dtype) if name in saved else tensor
             for name, tensor in _full_tensors(config, local_tensors).items()
         }
@@ -176,7 +149,6 @@ class _LocalTensor:
 def _local_tensors(
     parameters: Sequence[LocalParameter], optimizer: Optimizer | None, extra: Sequence[ExtraState]
 ) -> list[_LocalTensor]:
-    """Weights; with an optimizer also its state and the extra states."""
     if optimizer is None:
         return _weights(parameters)
     kept = [
@@ -209,7 +181,6 @@ def _step(parameters: Sequence[LocalParameter], optimizer: Optimizer) -> float:
 
 
 def _offsets(parameter: LocalParameter, row_block: RowBlock) -> tuple[int, ...]:
-    """Offsets of a row block in its canonical tensor."""
     return (
         (row_block.canonical_start, parameter.layout.first_column)
         if parameter.layout.columns

@@ -57,62 +57,44 @@ from hlat.runtime.distributed.join import check_consistent
 from hlat.runtime.errors import CheckpointError
 from hlat.runtime.storage.hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, HubError, HubModel
 
-_HASHED_TOGETHER = 8  # files; 0.9 to 2 s per GB and processor
+# Files: hashing is bound by the processor, and takes it 0.9 to 2 s per GB.
+_HASHED_TOGETHER = 8
 
 
 class ModelSource(ABC):
-    """A stored model.
-
-    Attributes:
-        path: its folder.
-        config: the complete model.
-        dtype: dtype of the stored weights; if there are several, the one they promote to.
-    """
+    """A stored model: a folder with the complete configuration and the weights."""
 
     path: Path
     config: ModelConfig
-    dtype: torch.dtype
+    dtype: torch.dtype  # of the stored weights; if there are several, the one they promote to
 
     @property
     @abstractmethod
     def end_ids(self) -> frozenset[int]:
-        """Tokens that end a text.
-
-        Raises:
-            DataError: they are the tokenizer's, and it is unreadable.
-        """
+        """Tokens that end a text; DataError if they are the tokenizer's, and it is unreadable."""
 
     @abstractmethod
     def fill(self, parameters: Sequence[LocalParameter]) -> None:
         """Load the weights into the parameters of this process, converted to their dtype."""
 
     def load(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Decoder:
-        """Build the complete model and load its weights; the dtype is the stored one if None."""
+        """Build the complete model on a device and load its weights; ``dtype`` None is the stored one."""
+        # No seed: all weights are overwritten.
         model = build(self.config, device=device, seed=None, dtype=dtype or self.dtype)
         self.fill(collect_local_parameters(model))
         return model
 
     @abstractmethod
     def tokenizer(self) -> Tokenizer:
-        """Load its tokenizer.
-
-        Raises:
-            CheckpointError: it has none.
-            DataError: the tokenizer is unreadable.
-        """
+        """Load its tokenizer; CheckpointError if it has none, DataError if it is unreadable."""
 
     @abstractmethod
     def sha256(self) -> str:
-        """Compute the identity of the weights: a hash of everything stored with them."""
+        """Compute the identity of the weights: a hash of everything stored with them, in hexadecimal."""
 
 
 class CheckpointModel(ModelSource):
-    """The model of a checkpoint of hlat.
-
-    Args:
-        folder: the checkpoint, verified.
-        weights: ``model``, or ``ema`` for the average of the weights.
-    """
+    """The model of a verified checkpoint of hlat; ``weights`` is ``model``, or ``ema`` for their average."""
 
     def __init__(self, folder: Path, weights: str) -> None:
         self._checkpoint: Checkpoint = open_checkpoint(folder)
@@ -122,57 +104,44 @@ class CheckpointModel(ModelSource):
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """Tokens that end a text; see ``ModelSource.end_ids``."""
         return frozenset(end_token_ids(self._checkpoint))
 
     def fill(self, parameters: Sequence[LocalParameter]) -> None:
-        """Load the weights; see ``ModelSource.fill``."""
         fill(self._checkpoint, self.config, parameters, self._prefix)
 
     def tokenizer(self) -> Tokenizer:
-        """Load its tokenizer; see ``ModelSource.tokenizer``."""
         return read_tokenizer(self.path, eos_token=None)
 
     def sha256(self) -> str:
-        """Compute the identity of the weights; the manifest has the hash of every file."""
+        # The manifest has the hash of every file, so no tensor is read again.
         manifest = (self.path / MANIFEST_NAME).read_bytes()
         return hashlib.sha256(manifest + self._prefix.encode()).hexdigest()
 
 
 class HFModel(ModelSource):
-    """The model of a Hugging Face folder.
-
-    Args:
-        folder: folder with config.json and safetensors files.
-
-    Attributes:
-        tensors: the weights by canonical name, read one at a time.
-    """
+    """The model of a Hugging Face folder, with config.json and safetensors files."""
 
     def __init__(self, folder: Path) -> None:
-        fields, self.tensors = read_hf(folder)
+        fields, self.tensors = read_hf(folder)  # weights by canonical name, read one at a time
         self.path, self.config = folder, ModelConfig.model_validate(fields)
         self.dtype = self.tensors.dtype
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """Tokens that end a text; see ``ModelSource.end_ids``."""
+        # Those of generation_config.json, as for an imported checkpoint.
         ends = read_special_ids(self.path)[1].eos
         return frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
 
     def fill(self, parameters: Sequence[LocalParameter]) -> None:
-        """Load the weights; see ``ModelSource.fill``."""
         for parameter in parameters:
             fill_from_tensors(parameter, self.tensors)
 
     def tokenizer(self) -> Tokenizer:
-        """Load its tokenizer; see ``ModelSource.tokenizer``."""
         if not any((self.path / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
             raise CheckpointError(f"{self.path}: has neither tokenizer.json nor tokenizer.model. Add one of them.")
         return load_tokenizer(self.path, eos_token=None)
 
     def sha256(self) -> str:
-        """Compute the identity of the weights; every weight file is read once."""
         digest = hashlib.sha256()
         files = sorted([self.path / "config.json", *self.path.glob("*.safetensors")])
         with ThreadPoolExecutor(_HASHED_TOGETHER) as pool:
@@ -199,16 +168,10 @@ def fill_from_tensors(parameter: LocalParameter, tensors: Mapping[str, torch.Ten
 
 
 def open_model(path: str | Path, weights: str = "model", *, verify: bool = True) -> ModelSource:
-    """Find the model that a path refers to; a checkpoint is verified.
+    """Find the model that a path refers to: a checkpoint, which is verified, or a Hugging Face folder.
 
-    Args:
-        path: a checkpoint, a checkpoints folder or a run folder; or a Hugging Face folder, such as an export.
-        weights: ``model``, or ``ema`` for the average of the weights of a run that keeps one.
-        verify: False for the folder of a checkpoint that another process has just verified.
-
-    Raises:
-        CheckpointError: there is no valid checkpoint, it has no such weights, or files are missing or damaged.
-        RecipeError: hlat does not have the architecture of the Hugging Face folder.
+    ``weights`` is ``model``, or ``ema`` for their average. ``verify=False`` is for the folder of a checkpoint that
+    another process has just verified. CheckpointError if there is none; RecipeError for another architecture.
     """
     folder = Path(path)
     if is_hf_folder(folder):
@@ -221,18 +184,8 @@ def open_model(path: str | Path, weights: str = "model", *, verify: bool = True)
 def find_weights(path: str, config: ModelConfig) -> Path:
     """Find the folder of weights to start from, and check it, without loading them.
 
-    Args:
-        path: a checkpoint, a checkpoints folder or a run folder, which stand for the newest checkpoint; a Hugging Face
-            folder; or the id of a model of the Hub, which is downloaded once.
-        config: model of the run, which the weights of a Hugging Face folder have to fit.
-
-    Returns:
-        The checkpoint, or the Hugging Face folder.
-
-    Raises:
-        CheckpointError: there is no valid checkpoint; or the files of the Hugging Face folder are missing or damaged,
-            or do not fit the model.
-        RecipeError: hlat does not have the architecture of the Hugging Face folder.
+    ``path`` is as for ``open_model``, or a model's id on the Hub, which is downloaded once. CheckpointError if files
+    are missing, damaged or do not fit ``config``; RecipeError for another architecture.
     """
     folder = _local_folder(path)
     if not is_hf_folder(folder):
@@ -248,17 +201,10 @@ def load_weights(
     ranks: HostGroup | None = None,
     expected: str | None = None,
 ) -> str:
-    """Load weights into local parameters, converted to their dtype; bf16 to fp32 is exact. Collective.
+    """Load weights into local parameters, in place, converted to their dtype; bf16 to fp32 is exact. Collective.
 
-    Args:
-        path: as for ``find_weights``, which rank 0 calls.
-        config: the full model.
-        parameters: local parameters of this process; filled in place.
-        ranks: processes that load together; None for this process alone.
-        expected: identity of the weights that the run began with before; None if it did not.
-
-    Returns:
-        The identity of the weights: a hash of everything stored with them.
+    ``path`` is as for ``find_weights``. ``expected`` is the identity of the weights that the run began with before, or
+    None. Returns the identity of the weights: a hash of everything stored with them.
 
     Raises:
         CheckpointError: there are no valid weights, they do not fit the model, or they are not the expected ones.
@@ -266,6 +212,7 @@ def load_weights(
     """
     ranks = ranks or HostGroup()
     folder = ranks.run_on_rank0(lambda: find_weights(str(path), config))
+    # Before anything is loaded: a resumed run must not go on from other weights.
     identity = ranks.run_on_rank0(lambda: _identify_weights(folder, expected))
     if not ranks.run_on_rank0(lambda: is_hf_folder(folder)):
         checkpoint = open_on_all_ranks(folder, ranks)
@@ -274,6 +221,7 @@ def load_weights(
     # Other hosts have a cache of their own; rank 0 has found the model, so theirs can be filled.
     folder = ranks.run_on_all(lambda: _local_folder(str(path)))
     model = ranks.run_on_all(lambda: HFModel(folder))
+    # Sizes only: a hash on every host would take 0.9 to 2 s per GB.
     check_consistent(ranks, {f"the Hugging Face model {path}": _hf_file_sizes(folder)})
     ranks.run_on_all(lambda: _fill_from_hf(model, config, parameters))
     return identity
@@ -314,26 +262,16 @@ def _check_hf_fits(model: HFModel, config: ModelConfig) -> None:
 
 
 def _hf_file_sizes(folder: Path) -> dict[str, int]:
-    """Sizes in bytes of the files that hold the model, by name: what every host has to see alike."""
     return {file.name: file.stat().st_size for file in sorted([folder / "config.json", *folder.glob("*.safetensors")])}
 
 
 def load_model(
     path: str | Path, device: torch.device | str, dtype: torch.dtype | None = None, weights: str = "model"
 ) -> tuple[Decoder, dict[str, Any]]:
-    """Load the model of a checkpoint.
+    """Load the model of a checkpoint, and return it with the checkpoint's metadata.
 
-    Args:
-        path: a checkpoint, a checkpoints folder or a run folder.
-        device: device of the weights.
-        dtype: data type of the weights; None for the saved one (if there are several, the one they promote to).
-        weights: ``model``, or ``ema`` for the average of the weights (``training.ema``).
-
-    Returns:
-        The model, and the metadata of the checkpoint.
-
-    Raises:
-        CheckpointError: there is no valid checkpoint, or it has no model, or no such weights.
+    ``dtype`` None is the saved one; if there are several, the one they promote to. CheckpointError if there is no valid
+    checkpoint, no model in it, or no such ``weights`` (``model``, or ``ema`` for their average).
     """
     checkpoint = open_checkpoint(resolve(Path(path)))
     config, prefix = model_config(checkpoint), weights_prefix(checkpoint, weights)
@@ -343,15 +281,12 @@ def load_model(
 
 
 def model_config(checkpoint: Checkpoint) -> ModelConfig:
-    """Read the model section of a checkpoint; a missing ``max_sequence_length`` is filled in.
-
-    Raises:
-        CheckpointError: there is no model section, this version does not support it, or the weights do not fit it.
-    """
+    """Read and check the model section of a checkpoint; CheckpointError if the weights do not fit it."""
     recipe = checkpoint.meta.get("recipe", {})
     fields = checkpoint.meta.get("model") or recipe.get("model")
     if not isinstance(fields, dict):  # other sections of a recipe may be lists
         raise CheckpointError(f"{checkpoint.path}: has no model section")
+    # A recipe may leave it to the data, whose sequence length the model was trained with.
     if fields.get("max_sequence_length") is None:
         fields = fields | {"max_sequence_length": _sequence_length(recipe)}
     try:
@@ -370,10 +305,10 @@ def _sequence_length(recipe: Mapping[str, Any]) -> Any:
 
 
 def _check_weights(checkpoint: Checkpoint, config: ModelConfig) -> None:
-    """Check that the weights fit the model section, before memory for the model is allocated."""
     found = {name.removeprefix(MODEL): tensor for name, tensor in checkpoint.tensors.items() if name.startswith(MODEL)}
     if not found:
         raise CheckpointError(f"{checkpoint.path}: has no weights")
+    # Before memory for the model is allocated, and before the names of all layers are listed.
     check_layers(config, len(found), str(checkpoint.path))
     check_canonical(canonical_shapes(config), found, str(checkpoint.path))
 
@@ -381,7 +316,7 @@ def _check_weights(checkpoint: Checkpoint, config: ModelConfig) -> None:
 def export_hf(
     path: str | Path, out_dir: str | Path, *, dtype: torch.dtype | str | None = None, weights: str = "model"
 ) -> Path:
-    """Write the model of a checkpoint, with its tokenizer, to a folder that transformers can load.
+    """Write the model of a checkpoint, with its tokenizer, to a folder that transformers can load, and return it.
 
     Tensors are read one after another; at most one shard of the export is in memory.
 
@@ -391,12 +326,8 @@ def export_hf(
         dtype: data type of the files, as torch.bfloat16 or "bfloat16"; None for the saved one.
         weights: ``model``, or ``ema`` for the average of the weights (``training.ema``).
 
-    Returns:
-        The folder.
-
     Raises:
-        CheckpointError: there is no valid checkpoint, or no such weights, or the folder exists and is not empty, or
-            has the name of a file.
+        CheckpointError: no valid checkpoint, no such weights, or the folder is not empty or has the name of a file.
         DataError: the tokenizer of the checkpoint cannot be exported.
         StorageError: a file-system operation failed; nothing is left behind.
     """
@@ -421,14 +352,14 @@ def export_hf(
 
 @contextmanager
 def _exported_tokenizer(checkpoint: Checkpoint) -> Iterator[Path]:
-    """Yield the folder of the tokenizer's files: as imported, or as this version saves it for the ids of training.
-
-    Earlier versions stored files with which transformers gives other ids, such as a SentencePiece model alone.
-    """
+    """Yield the folder of the tokenizer's files: as imported, or as this version saves it for the ids of training."""
+    # Without a recipe the model was imported, and its files are those that came with it.
     if "recipe" not in checkpoint.meta or not has_tokenizer(checkpoint.path):
         yield checkpoint.path / TOKENIZER
         return
     with TemporaryDirectory(prefix="hlat-tokenizer-") as folder:
+        # Saved anew: earlier versions stored files with which transformers gives other ids, such as a SentencePiece
+        # model alone.
         tokenizer = read_tokenizer(checkpoint.path)
         check_export(tokenizer, vocabulary_texts(tokenizer))
         tokenizer.save(Path(folder))
@@ -436,18 +367,15 @@ def _exported_tokenizer(checkpoint: Checkpoint) -> Iterator[Path]:
 
 
 def _family(config: ModelConfig, tokenizer: Path) -> str | None:
-    """Return llama, with biases, for a model of Qwen2 with a tokenizer that transformers would change for that type."""
+    # For type qwen2 alone, transformers 5 makes a tokenizer of Qwen2 of any tokenizer's vocabulary. A LLaMA with biases
+    # is the same model.
     if hf_class(config).model_type != "qwen2" or not tokenizer.is_file() or is_like_qwen2(tokenizer.read_bytes()):
         return None
     return "llama"
 
 
 def weights_prefix(checkpoint: Checkpoint, weights: str) -> str:
-    """Return the prefix of the names of the weights: of ``model``, or of ``ema`` for their average.
-
-    Raises:
-        CheckpointError: the checkpoint has none of that name.
-    """
+    """Return the prefix of the names of ``model`` or ``ema`` weights; CheckpointError if the checkpoint has none."""
     if not any(name.startswith(f"{weights}.") for name in checkpoint.tensors):
         raise CheckpointError(
             f"{checkpoint.path}: has no {weights} weights. A run keeps an average of its weights (ema) if its "
@@ -462,7 +390,7 @@ def _canonical(checkpoint: Checkpoint, config: ModelConfig, prefix: str) -> Iter
 
 
 def saved_dtype(checkpoint: Checkpoint, prefix: str) -> torch.dtype:
-    """Return the data type of the saved weights; if there are several, the one they promote to."""
+    """Data type of the saved weights; if there are several, the one they promote to."""
     dtypes = [tensor.dtype for name, tensor in checkpoint.tensors.items() if name.startswith(prefix)]
     return functools.reduce(torch.promote_types, dtypes)
 
@@ -475,7 +403,7 @@ def end_token_ids(checkpoint: Checkpoint) -> set[int]:
 
 
 def _special_ids(checkpoint: Checkpoint) -> tuple[SpecialIds, SpecialIds]:
-    """Special token ids of the model and for generation: those imported with the model, else the tokenizer's."""
+    """Special token ids of the model, and for generation: those imported with it, else the tokenizer's."""
     meta = checkpoint.meta
     if "special_ids" in meta:
         return _saved_ids(checkpoint, "special_ids"), _saved_ids(checkpoint, "generation_ids")

@@ -26,25 +26,18 @@ from hlat.runtime.errors import CheckpointError, StorageError
 
 @dataclass(frozen=True)
 class TierEvent:
-    """An upload, download or promotion of a state, or the failure of one.
+    """An upload, download or promotion of a state, or the failure of one."""
 
-    Attributes:
-        kind: ``remote``, ``remote_failed``, ``fetched`` or ``promoted``; also the kind of the event in events.jsonl.
-        step: step of the state; None if the event is not about a single state.
-        message: text for the user; the URL for ``remote``.
-        seconds: duration.
-    """
-
-    kind: str
-    step: int | None
-    message: str
+    kind: str  # ``remote``, ``remote_failed``, ``fetched`` or ``promoted``; also the kind of the event in events.jsonl
+    step: int | None  # None if the event is not about a single state
+    message: str  # for the user; the URL for ``remote``
     seconds: float = 0.0
 
 
 @sendable
 @dataclass(frozen=True)
 class SnapshotResult:
-    """Outcome of writing a snapshot."""
+    """Outcome of writing a snapshot, which is not retried."""
 
     step: int
     name: str | None  # None if it failed
@@ -61,25 +54,14 @@ class TierSettings:
     name: str
 
     def open(self, store: "CheckpointStore", node: int, ranks: HostGroup, disk: Disk) -> "Tiers":
-        """Open the tiers in a process that writes to them and does not read; see ``Tiers`` for arguments and errors."""
+        """Open the tiers in a process that writes to them and does not read; errors as ``Tiers``."""
         return Tiers(self.config, store, RunId(self.run_dir, self.name), node, ranks, disk=disk)
 
 
 class Tiers:
     """The tiers of one run, for its processes. All methods are collective.
 
-    Attributes:
-        events: uploads, downloads, promotions and failures so far.
-
-    Args:
-        config: section ``checkpoint`` of the recipe, which names the tiers.
-        store: checkpoints folder of the run.
-        run_id: id of the run.
-        node: number of this machine.
-        ranks: processes of the run.
-        on_damage: called on rank 0 with each damaged checkpoint or rank part.
-        disk: operations of the local file system.
-        make_client: creates the object store's client from URL and number of retries.
+    ``on_damage`` is called on rank 0 with each damaged checkpoint or rank part.
 
     Raises:
         CheckpointError: the object store has the checkpoints of another run.
@@ -101,7 +83,7 @@ class Tiers:
         make_client: Callable[[str, int], ObjectStoreClient] = ObjectStoreClient,
     ) -> None:
         self._store, self._run_id, self._ranks = store, run_id, ranks
-        self.events: list[TierEvent] = []
+        self.events: list[TierEvent] = []  # uploads, downloads, promotions and failures so far
         self._remote: RemoteTier | None = None
         self._snapshots: SnapshotTier | None = None
         if config.remote is not None:
@@ -117,22 +99,14 @@ class Tiers:
 
     @property
     def warning(self) -> str:
-        """Warning about the tiers for the user; empty if there is none."""
         return self._snapshots.warning if self._snapshots is not None else ""
 
     def newest(self, require_step: int | None = None) -> Checkpoint | None:
         """Open the newest valid state of all tiers, as a checkpoint in the run's folder; None if there never was one.
 
-        ``events`` gets the tier that it came from. An object store that does not answer is skipped if another tier has
-        a state.
-
-        Args:
-            require_step: as for ``CheckpointStore.newest``. If the folder has a checkpoint of this step or a later one,
-                the other tiers are not read.
-
-        Raises:
-            CheckpointError: there were checkpoints, but none is valid; or the newest is not of the required step.
-            StorageError: a disk failed, or the object store did and no other tier has a state.
+        ``events`` gets the tier that it came from. If the folder has step ``require_step`` or a later one, no other
+        tier is read. CheckpointError as ``CheckpointStore.newest``; StorageError if a disk failed, or the object store
+        did and no other tier has a state.
         """
         if require_step is None:
             step = local = self._store.newest_step()
@@ -141,6 +115,7 @@ class Tiers:
             if step is not None and step >= require_step:
                 return self._store.newest(require_step)
         if self._snapshots is not None:
+            # Before the object store: a newer local state saves the download.
             promoted = self._snapshots.promote(self._store, step)
             if promoted is not None:
                 step = promoted
@@ -152,13 +127,10 @@ class Tiers:
         return self._store.newest(require_step)
 
     def upload(self) -> list[TierEvent]:
-        """Upload what the object store lacks, and prune it; what fails is tried again at the next call.
-
-        Returns:
-            One event per upload, successful or not, and for a failure to list or prune.
-        """
+        """Upload what the object store lacks, and prune it; return an event per upload or failure."""
         if self._remote is None:
             return []
+        # Failures are events, not errors: they are tried again at the next call.
         events: list[TierEvent] = []
         step = None
         try:
@@ -183,7 +155,6 @@ class Tiers:
         return SnapshotResult(content.step, name, time.monotonic() - begin, message)
 
     def clear_snapshots(self) -> None:
-        """Remove all snapshots, after the checkpoint of the last step is durable."""
         if self._snapshots is not None:
             self._snapshots.clear()
 
@@ -191,6 +162,7 @@ class Tiers:
         try:
             remote.claim()
         except StorageError as error:
+            # The id has to come from the store then: with a new one this would be another run.
             if self._ranks.run_on_rank0(self._run_id.stored) is None:
                 raise
             self._add_event("remote_failed", None, str(error))
@@ -200,6 +172,7 @@ class Tiers:
         try:
             step = remote.fetch_newest(self._store.root, newer_than)
         except StorageError as error:
+            # No other tier has a state: starting over would hide the loss.
             if newer_than is None:
                 raise
             self._add_event(

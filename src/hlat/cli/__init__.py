@@ -53,6 +53,7 @@ class _Verbs(TyperGroup):
             complain(f"error: {error}{self._process_options(ctx, error)}", "error")
             raise typer.Exit(error.exit_code) from error
         except PermissionError as error:
+            # Without a name of a file nobody could do anything: a defect, whose traceback is wanted.
             if error.filename is None:
                 raise
             complain(
@@ -64,27 +65,24 @@ class _Verbs(TyperGroup):
             raise typer.Exit(_INTERRUPTED) from interrupt
 
     def _process_options(self, ctx: Any, error: HlatError) -> str:
-        """Name the options of the verb that say how many processes there are, if the error suggests another number."""
+        # A problem may be solved by another number of processes, which each verb sets by other options.
         if not any(fix.path == "world" for problem in getattr(error, "problems", ()) for fix in problem.fixes):
             return ""
         options = process_options(super().get_command(ctx, ctx.invoked_subcommand or ""))
         shown = " or ".join(options)
+        # Under torchrun, torchrun starts the processes.
         if options and "TORCHELASTIC_RUN_ID" in os.environ:
             shown = "torchrun's --nproc-per-node and --nnodes"
         return f"\n  The number of processes is set by {shown}." if shown else ""
 
 
 def _complete(option: str, shell: str | None) -> None:
-    """Print or install completion for a shell, and end; typer alone takes no name, and fails where it sees no shell.
-
-    Args:
-        option: one of ``_COMPLETION``.
-        shell: its name; None for the shell that has started this process.
-    """
+    """Print or install completion for a shell, by default that which has started this process, and end."""
     from shellingham import ShellDetectionFailure, detect_shell  # type: ignore[import-untyped]
     from typer._completion_shared import get_completion_script, install
 
     try:
+        # typer alone takes no name, and fails where it sees no shell.
         name = shell or str(detect_shell()[0])
     except ShellDetectionFailure:  # cron, CI, a container's first process
         raise typer.BadParameter(f"no shell has started this command. Name one: hlat {option} bash") from None
@@ -96,7 +94,6 @@ def _complete(option: str, shell: str | None) -> None:
 
 
 def _name_flags_plainly(command: Any, ctx: Any) -> None:
-    """Show options that take no value without a type in help, of a verb and of all below it."""
     _show_without_type(command.get_params(ctx))
     for below in getattr(command, "commands", {}).values():
         _name_flags_plainly(below, ctx)
@@ -110,11 +107,11 @@ def _show_without_type(parameters: Any) -> None:
 
 @contextmanager
 def _visible_usage() -> Iterator[None]:
-    """Make usage errors safe to print: they repeat arguments, which may hold secrets or control characters."""
     try:
         yield
     except Exception as error:
         if isinstance(getattr(error, "message", None), str) and hasattr(error, "format_message"):
+            # Usage errors repeat arguments, which may hold secrets or control characters.
             error.message = escape_controls(redact_value(hinted(error)))  # type: ignore[attr-defined]
         raise
 
@@ -137,7 +134,6 @@ def _show_version(wanted: bool) -> None:
 
 
 def _versions() -> str:
-    """Versions, devices and the place of the documentation; torch is not imported, no device is opened."""
     import platform
     from importlib.metadata import PackageNotFoundError, version
     from pathlib import Path
@@ -146,6 +142,7 @@ def _versions() -> str:
     from hlat.runtime.backend.table import driver_versions
 
     try:
+        # torch is not imported, which takes a second, and no device is opened.
         torch = version("torch")
     except PackageNotFoundError:
         torch = "not installed"
@@ -173,12 +170,14 @@ def _options(
 ) -> None:
     """Pre-train LLaMA-class language models on the hardware you have, from one recipe file."""
     if log_json:
+        # In the environment, so that processes that this one starts do the same.
         os.environ[LOG_ENV] = "json"
     elif (asked := os.environ.get(LOG_ENV, "")) not in ("", "json", "text"):
         complain(f"warning: {LOG_ENV}={asked} has no effect; it takes json or text.")
     if (asked := os.environ.get(VERBOSE_ENV, "")) not in ("", "0", "1"):
         complain(f"warning: {VERBOSE_ENV}={asked} is taken for 1; it takes 0 or 1.")
     for name in sorted(set(os.environ) - {LOG_ENV, VERBOSE_ENV}):
+        # hlat sets others for its own processes: only misspelt ones are reported.
         if name.startswith("HLAT_") and (close := get_close_matches(name, (LOG_ENV, VERBOSE_ENV), n=1, cutoff=0.8)):
             complain(f"warning: {name} has no effect. Did you mean {close[0]}?")
     if os.environ.get(LOG_ENV) == "json":

@@ -64,6 +64,7 @@ def show_command(checkpoint: CheckpointsArgument, as_json: JsonOption = False) -
         place, meta, groups = str(found.path), found.meta, group_tensors(found)
     if as_json:
         tensors = {group.name: asdict(group) for group in groups}
+        # Checkpoints of earlier versions may hold credentials in URLs.
         say(json.dumps(redact_json({"path": place, **meta, "tensors": tensors}), indent=2))
         return
     say(place)
@@ -89,7 +90,6 @@ def verify_command(checkpoint: CheckpointsArgument) -> None:
 
 
 def _verify_folder(path: Path) -> list[bool]:
-    """Verify each checkpoint of a folder: True if it is complete, or was removed by the run meanwhile."""
     from hlat.checkpoint import (
         find_checkpoints_folder,
         is_checkpoint,
@@ -109,6 +109,7 @@ def _verify_folder(path: Path) -> list[bool]:
         _refuse_newer_format(folder)
         problems = verify_checkpoint(folder)
         if problems and not folder.exists():
+            # The run goes on and prunes its checkpoints: that is no damage.
             say(f"{folder} was removed meanwhile")
             checked.append(True)
             continue
@@ -129,7 +130,6 @@ def _refuse_newer_format(folder: Path) -> None:
 
 
 def _verify_remote(url: str) -> list[bool]:
-    """Verify each checkpoint below a URL: True if it is complete."""
     from hlat.checkpoint import RemotePrefix
 
     prefix = RemotePrefix(url)
@@ -142,7 +142,6 @@ def _verify_remote(url: str) -> list[bool]:
 
 
 def _report(place: str, problems: list[str], size: int, begin: float) -> bool:
-    """Print the result for a checkpoint; return True if it has no problems."""
     if problems:
         say(f"{place} is damaged: {'; '.join(problems)}")
     else:
@@ -175,10 +174,12 @@ def prune_command(
     folder = find_checkpoints_folder(Path(run))
     if dry_run:
         there = {entry.step: Path(entry.location) for entry in list_checkpoints(folder) if entry.state in _CHECKPOINTS}
+        # The newest complete checkpoint stays, so damaged ones are not counted.
         steps = prunable_steps(list(there), keep_last, keep_every, lambda step: not verify_checkpoint(there[step]))
         say(f"would remove: {_listed(steps)}")
         return
     try:
+        # With the lock no run can write or prune meanwhile.
         with run_lock(Path(run).resolve() if (Path(run) / "checkpoints").is_dir() else folder.parent, say):
             removed = CheckpointStore(folder, keep_last, keep_every).prune()
     except LaunchError as error:

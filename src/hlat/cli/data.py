@@ -82,15 +82,11 @@ def verify_command(source: DataArgument, overrides: OverridesArgument = None) ->
 
 
 def _find(source: str, overrides: list[str] | None) -> "tuple[Path, DataConfig | None]":
-    """Return the folder of prepared data, and the data section if a recipe was named.
-
-    Raises:
-        DataError: a file was named that is no recipe.
-        RecipeError: the recipe has problems.
-    """
+    """Return the folder of prepared data, and the data section if a recipe was named."""
     folder = Path(source)
     if folder.is_dir() and not overrides:
         below = folder / "data"
+        # A run folder holds its prepared data there.
         return (below if (below / "manifest.json").exists() else folder), None
     from hlat.config import RECIPE_ENDINGS, RecipeError
 
@@ -161,6 +157,7 @@ def _histogram(lengths: "LengthStatistics") -> "Table":
     most = max(bucket.documents for bucket in lengths.buckets)
     total = max(sum(bucket.tokens for bucket in lengths.buckets), 1)
     for bucket in lengths.buckets:
+        # A single document must be seen beside a bar of millions.
         bar = "█" * round(_BAR * bucket.documents / most) or ("▏" if bucket.documents else "")
         share = f"{bucket.tokens / total:.1%}"
         table.add_row(f"{bucket.at_least:,} to {bucket.at_most:,}", f"{bucket.documents:,}", share, bar)
@@ -240,6 +237,7 @@ def prepare_command(
     from hlat.data import check_tokenizer, check_vocabulary, prepare_recipe_data, verify_and_seal
 
     ready(works=True)
+    # Before text is read, which may take long.
     check_tokenizer(resolved.data, resolved.model.vocab_size)
     with data_progress() as progress:
         prepared = prepare_recipe_data(resolved, workers=workers, progress=progress)
@@ -288,6 +286,7 @@ def merge_command(
 
     The parts are only read, and may be deleted afterwards. If interrupted, it continues where it stopped.
     """
+    # Folders and overrides share one argument; only overrides begin with a dotted name and an equals sign.
     overrides = [word for word in words or [] if re.match(r"[a-z_]\w*(\.\w+)*=", word)]
     folders = [Path(word) for word in words or [] if word not in overrides]
     resolved = hlat.load_recipe(recipe, overrides)

@@ -84,12 +84,13 @@ def doctor(
         exclude_bad=exclude_bad,
     )
     _show(report, as_json, verbose)
+    # With a list of bad hosts the run can start on the others.
     is_enough = exclude_bad is not None and (report.node != 0 or len(report.bad_hosts) < len(report.hosts))
     raise typer.Exit(0 if report.ok or is_enough else 1)
 
 
 def _show(report: "PreflightReport", as_json: bool, verbose: bool) -> None:
-    """Print a report on host 0; on another one only if it could not meet host 0, to standard error."""
+    # All hosts have the same report: host 0 prints it. Another one does only if it could not meet host 0.
     if report.node != 0 and not report.is_partial:
         return
     show = say if report.node == 0 else complain

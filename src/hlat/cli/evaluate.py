@@ -132,6 +132,7 @@ def evaluate(
     _refuse_others(context, alone, {"checkpoint", "data", "weights", "as_json", "quiet"})
     from hlat.tracking import show_progress
 
+    # Standard output is for the JSON alone.
     with show_progress(sys.stderr if as_json else sys.stdout, complain if as_json else say) as progress:
         result = hlat.evaluate(checkpoint, data, weights=weights, on_progress=None if quiet else progress)
     if as_json:
@@ -148,11 +149,8 @@ def evaluate(
 
 
 def _refuse_others(context: typer.Context, what: str, allowed: Collection[str]) -> None:
-    """Refuse options that take no part in what is to be done.
-
-    Raises:
-        LaunchError: lists them.
-    """
+    """Raise LaunchError for options of the command line that take no part in what is to be done."""
+    # Only what the user has typed: defaults are no mistake.
     sources = {name: context.get_parameter_source(name) for name in context.params}
     given = sorted(name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE")
     shown = {"checkpoint": "CHECKPOINT", "as_json": "--json"}
@@ -163,7 +161,6 @@ def _refuse_others(context: typer.Context, what: str, allowed: Collection[str]) 
 
 
 def _run_tasks(job: "EvaluationJob", nproc: int | None, quiet: bool) -> int:
-    """Run tasks in this process, or in several; return the exit code."""
     from hlat.launch import join_slurm_job, refuse_worker, run_processes, worker_context
 
     join_slurm_job(nproc)

@@ -37,11 +37,7 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print what would 
 
 
 def parse_amount(text: str | None, option: str = "--tokens") -> int | None:
-    """A large number, of tokens or FLOPs: 300000000000, 3e11, 300B.
-
-    Raises:
-        PlanError: not a number.
-    """
+    """Parse a large number, of tokens or FLOPs, as in 3e11 or 300B; raises PlanError."""
     from hlat.runtime.errors import PlanError
     from hlat.runtime.quantities import QuantityError, parse_whole
 
@@ -65,20 +61,7 @@ def check_question(
     of_clusters: Sequence[object],
     tokens: str | None,
 ) -> None:
-    """Check that a plan is asked for on clusters, for a number of chips, or for the size of a model.
-
-    Args:
-        model: value of --model.
-        cluster: values of --cluster.
-        chips: value of --chips.
-        goals: values of --deadline and --budget.
-        sizes: values of options that only the size of a model takes.
-        of_clusters: values of options that a choice of the number does not take.
-        tokens: value of --tokens.
-
-    Raises:
-        PlanError: it is none of them, or several, or an option belongs to another.
-    """
+    """Raise PlanError unless one plan is asked for: on clusters, for a number of chips, or for a model's size."""
     from hlat.runtime.errors import PlanError
 
     problems: list[str] = []
@@ -101,7 +84,6 @@ def check_question(
 
 
 def _lacking(model: str | None, has_place: bool) -> str:
-    """Say which of the two main options lack, with an example."""
     if model is not None:
         return (
             "--cluster is missing: on what to train, as in --cluster p5.48xlarge:4. Or give --chips any with "
@@ -114,7 +96,6 @@ def _lacking(model: str | None, has_place: bool) -> str:
 
 
 def _size_problems(budget: str | None, flops: str | None, tokens: str | None) -> Iterator[str]:
-    """Yield what is wrong with a question for the size of a model."""
     if (budget is None) == (flops is None):
         yield "without --model, the size of a model follows from --budget or --flops: give one of them"
     if tokens is not None:
@@ -122,7 +103,7 @@ def _size_problems(budget: str | None, flops: str | None, tokens: str | None) ->
 
 
 def check_outputs(paths: Sequence[Path | None]) -> None:
-    """Raises: StorageError: a file could not be written where it is asked for."""
+    """Raise StorageError if a file could not be written where it is asked for."""
     from hlat.runtime.errors import StorageError
 
     problems = list(_unwritable(path for path in paths if path is not None))
@@ -184,17 +165,14 @@ _DTYPES = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "fl
 
 
 def hinted(error: Any) -> str:
-    """Return the message of an error of the command line's parser, with what would work where that is known.
-
-    Args:
-        error: exception of typer; ``possibilities`` of it that are worse than a hint are removed.
-    """
+    """Return the message of an error of typer, with what would work where that is known."""
     message = str(error.message or "")
     message = message.replace("Value error, ", "").replace("Input should be ", "must be ")
     if (option := getattr(error, "option_name", None)) and (
         hint := _option_hint(option, getattr(getattr(error, "ctx", None), "command", None))
     ):
         if getattr(error, "possibilities", None):
+            # The parser's guesses by spelling are worse than a hint.
             error.possibilities = None
         return f"{message}. {hint}"
     if (option and not getattr(error, "possibilities", None)) or message.startswith("Got unexpected extra argument"):
@@ -209,12 +187,11 @@ def hinted(error: Any) -> str:
 
 
 def _is_top(error: Any) -> bool:
-    """Return True unless the unknown command stands below a verb, as in ``hlat launch mine.yaml``."""
+    # Below a verb, as in hlat launch mine.yaml, the hints for verbs do not apply.
     return getattr(getattr(error, "ctx", None), "parent", None) is None
 
 
 def _verbs_below(error: Any) -> str:
-    """Return the verbs that there are below one whose command is unknown, with an example."""
     context: Any = getattr(error, "ctx", None)
     names = list(getattr(getattr(context, "command", None), "commands", {}))
     if _is_top(error) or not names:
@@ -223,7 +200,6 @@ def _verbs_below(error: Any) -> str:
 
 
 def _of_verb(error: Any, message: str) -> str:
-    """Return what the verb of an unknown option or argument has instead; empty if it is not known."""
     context = getattr(error, "ctx", None)
     if getattr(error, "option_name", None):
         parameters = getattr(getattr(context, "command", None), "params", ())
@@ -235,14 +211,14 @@ def _of_verb(error: Any, message: str) -> str:
 
 
 def process_options(command: Any) -> list[str]:
-    """Return the options of a verb, or of those below it, that say how many processes there are."""
+    """List the options of a verb, or of those below it, that say how many processes there are."""
     below = [command, *getattr(command, "commands", {}).values()]
     options = {name for each in below for parameter in getattr(each, "params", ()) for name in parameter.opts}
     return [name for name in _PROCESS_OPTIONS if name in options]
 
 
 def _option_hint(option: str, command: Any) -> str:
-    """Name what an unknown option is here; empty if nothing is known, and the parser's own suggestion is left."""
+    """Name what an unknown option is here; empty if nothing is known."""
     name = option.lstrip("-").partition("=")[0]
     if "." in name:
         return f"Overrides take no dashes: {name}=VALUE"
@@ -261,13 +237,9 @@ def _option_hint(option: str, command: Any) -> str:
 
 
 def _process_hint(meant: str, own: list[str]) -> str:
-    """Name the options of a verb for a number of processes or hosts; empty if it has none.
-
-    Args:
-        meant: the option of ``hlat train``, with a note after a colon where needed.
-        own: the options of the verb that say how many processes there are.
-    """
+    """Name the options of a verb for a number of processes or hosts; empty if it has none."""
     option, note = meant.split(maxsplit=1)[0], meant.partition(": ")[2]
+    # A verb without --nproc may have another option for the same number, but --nodes counts hosts.
     others = [each for each in own if each != "--nodes"] if option == "--nproc" else []
     options = [option] if option in own else others
     return f"Here it is {' or '.join(options)}{': ' if note else ''}{note}" if options else ""

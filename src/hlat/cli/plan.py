@@ -145,6 +145,7 @@ def plan_command(
         say_purchase(found, {"--model": model, "--tokens": tokens, **asked}, as_json=as_json)
         return
     assert model is not None, "checked"
+    # Before anything is computed: no plan is lost to a mistyped path.
     check_outputs((html, trace, fragment))
     compared = hlat.compare_plans(
         model,
@@ -171,13 +172,7 @@ def plan_command(
 
 
 def say_purchase(found: "Purchase", asked: "Mapping[str, object]", *, as_json: bool) -> None:
-    """Print the choice of a cluster.
-
-    Args:
-        found: the choice.
-        asked: options that the question had, by name; None for those it had not.
-        as_json: True for JSON.
-    """
+    """Print the choice of a cluster, and the command that plans its run from the options ``asked``."""
     from hlat.planner import purchase_json, purchase_lines
 
     if as_json:
@@ -189,13 +184,7 @@ def say_purchase(found: "Purchase", asked: "Mapping[str, object]", *, as_json: b
 
 
 def say_model_size(found: "ModelSize", asked: "Mapping[str, object]", *, as_json: bool) -> None:
-    """Print the choice of a model's size.
-
-    Args:
-        found: the choice.
-        asked: options that the question had, by name; None for those it had not.
-        as_json: True for JSON.
-    """
+    """Print the choice of a model's size, and the command that plans its run from the options ``asked``."""
     from hlat.planner import model_size_json, model_size_lines
 
     if as_json:
@@ -208,12 +197,11 @@ def say_model_size(found: "ModelSize", asked: "Mapping[str, object]", *, as_json
 
 
 def _tokens_of(found: "Purchase") -> int | None:
-    """The tokens that a budget affords, if the question had none."""
+    # If the question had no tokens, they are those that a budget affords.
     return found.chosen.request.tokens if found.affords else None
 
 
 def _say_command(offer: "Offer", asked: "Mapping[str, object]", price: "PriceKind | None") -> None:
-    """Print the command that plans the run of an offer."""
     from hlat.planner import command_lines
 
     given = {**asked, "--price": asked["--price"] or price}
@@ -225,9 +213,9 @@ def _say_command(offer: "Offer", asked: "Mapping[str, object]", price: "PriceKin
 
 
 def _columns() -> int:
-    """Width of the terminal, or of COLUMNS; that of a wide one where the output is not a terminal."""
     from hlat.planner import WIDE
 
+    # Of the terminal, or of COLUMNS; wide where the output is not a terminal, so that programs find whole lines.
     return shutil.get_terminal_size((WIDE, 24)).columns
 
 
@@ -333,6 +321,7 @@ def rehearse(
 ) -> None:
     """Run a training step of some ranks without devices: memory, communication, FLOPs, decisions, and errors."""
     check_outputs((trace,))
+    # Before the slow imports: a wrong recipe is refused at once.
     asked = hlat.load_recipe(recipe, overrides or [])
     from hlat.rehearsal import RankReport, report_lines
 
@@ -365,7 +354,6 @@ def rehearse(
 
 
 def _say_all(found: "Rehearsal", asked_mode: str, width: int) -> None:
-    """Print what concerns all ranks: decisions of the device, notes, time, and the verdict on memory."""
     from hlat.rehearsal import decision_lines, note_lines, time_lines, verdict_lines
 
     notes = note_lines(found, asked_mode, width)
@@ -374,9 +362,9 @@ def _say_all(found: "Rehearsal", asked_mode: str, width: int) -> None:
 
 
 def _write_trace(path: Path, content: str) -> None:
-    """Write a file completely or not at all."""
     from hlat.runtime.errors import StorageError
 
+    # Completely or not at all: half a trace is no JSON.
     part = path.with_name(f"{path.name}.part")
     try:
         part.write_text(content, encoding="utf-8")

@@ -69,8 +69,6 @@ def check(
 def _checked(
     recipe: str, overrides: list[str], world: int | None, nproc: int | None, no_files: bool
 ) -> "tuple[Recipe, Sequence[SettingNote]]":
-    """Load and check a recipe. With a world of other machines, the device, memory and disk here say nothing."""
-
     def load() -> "Recipe":
         return hlat.load_recipe(recipe, overrides, world=nproc if world is None else world)
 
@@ -78,6 +76,7 @@ def _checked(
         return load(), ()
     from hlat.launch import Here, load_and_check
 
+    # With a world of other machines, the device, memory and disk here say nothing.
     elsewhere = nproc is None and world is not None
     report = load_and_check(load, Here(None if elsewhere else nproc or 1, world or nproc or 1))
     return report.recipe, report.notes
@@ -89,7 +88,6 @@ def _precision(recipe: "Recipe") -> str:
 
 
 def _determinism(recipe: "Recipe", world: int) -> Iterator[str]:
-    """Yield what run.deterministic costs on the GPUs of this machine; nothing where it costs nothing."""
     from hlat.runtime.backend.table import expects_accelerator
 
     if not expects_accelerator(recipe.run.device):
@@ -101,6 +99,7 @@ def _determinism(recipe: "Recipe", world: int) -> Iterator[str]:
     from hlat.checkpoint import find_saved_recipe, saved_determinism
     from hlat.planner import run_determinism_cost
 
+    # A run keeps what its auto was resolved to.
     begun = find_saved_recipe(recipe.run_dir) if recipe.run.determinism is None else None
     if begun is not None:
         recipe = recipe.with_determinism(saved_determinism(begun))

@@ -193,7 +193,7 @@ def _overview(run: "RunOverview") -> Iterator[str]:
 
 
 def _attempt(number: int, attempt: Mapping[str, Any]) -> Iterator[str]:
-    """Describe a start of a run; records of other versions may lack any field."""
+    # Records of other versions may lack any field.
     git, found = attempt.get("git"), attempt.get("versions")
     versions = found if isinstance(found, dict) else {}
     overrides, changes = (each if isinstance(each := attempt.get(n), list) else [] for n in ("overrides", "changes"))

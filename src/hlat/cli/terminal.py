@@ -48,11 +48,7 @@ VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Say what w
 
 
 def whole_number(least: int) -> Callable[[str | int], int]:
-    """Return a parser of options that takes numbers as recipes do: 2000, 2K, 1Ki, 1e3.
-
-    Args:
-        least: smallest number that the option takes.
-    """
+    """Return a parser of options that takes numbers from ``least`` on as recipes do: 2000, 2K, 1Ki, 1e3."""
 
     def number(text: str | int) -> int:
         from hlat.runtime.quantities import QuantityError, parse_whole
@@ -71,18 +67,15 @@ def whole_number(least: int) -> Callable[[str | int], int]:
 def ready(*, hears_sigterm: bool = False, works: bool = False) -> None:
     """Let Ctrl-C interrupt from here on, and warn of a release of PyTorch that hlat was not tested with.
 
-    Args:
-        hears_sigterm: leave SIGTERM to a handler of its own; else it ends the process from here on without a message.
-        works: the verb is there for its work, not for what it prints: it goes on if nobody reads that or the disk is
-            full, and succeeds without it.
-
     A verb calls this before it starts anything. It imports its room only when it runs, so that each verb starts as fast
     as it can: torch takes a second, its distributed parts two more.
     """
     if works:
+        # The verb is there for its work, not for what it prints: it goes on if nobody reads that or the disk is full.
         let_output_be_lost()
     raise_interrupts()
     if not hears_sigterm:
+        # Without a message. Verbs that train have a handler of their own, which saves.
         end_at_sigterm()
     logger = logging.getLogger("hlat")
     if logging.lastResort is not None and logging.lastResort not in logger.handlers:
@@ -93,38 +86,31 @@ def ready(*, hears_sigterm: bool = False, works: bool = False) -> None:
 
 
 def say(text: str = "") -> None:
-    """Print text to standard output: everything that verbs print goes through here.
-
-    Control characters are printed as escapes (``visible``).
-    """
+    """Print text to standard output, control characters as escapes: everything that verbs print goes through here."""
     typer.echo(json_line("message", text) if prints_json() else escape_controls(text))
 
 
 def complain(message: str, level: str = "warning") -> None:
-    """Print a message to standard error, after flushing standard output.
-
-    Args:
-        message: the text.
-        level: level of the line where output is JSON lines: "warning" or "error".
-    """
+    """Print a message to standard error; ``level`` (warning, error) is that of a JSON line."""
+    # First what was printed before, so that both streams read in order.
     sys.stdout.flush()
     typer.echo(json_line("message", message, level=level) if prints_json() else escape_controls(message), err=True)
 
 
 def show_notes(notes: "Iterable[SettingNote]") -> None:
-    """Print warnings about odd settings, a line each: all that verbs print of them goes through here."""
+    """Print warnings about odd settings, a line each."""
     for note in notes:
         say(f"warning: {note}")
 
 
 def say_above(text: str) -> None:
-    """Print text to standard output where another process may be drawing a line on the same terminal."""
+    """Print text where another process may be drawing a line on the same terminal."""
     erase_rest_of(sys.stdout)
     say(text)
 
 
 def complain_above(message: str) -> None:
-    """Print a message to standard error where another process may be drawing a line on the same terminal."""
+    """Print a message where another process may be drawing a line on the same terminal."""
     erase_rest_of(sys.stderr)
     complain(message)
 
@@ -147,19 +133,16 @@ def data_progress() -> Iterator["ProgressCallback"]:
 
 
 class OpeningLine:
-    """Line on a terminal about what a command is doing, while nothing else shows it; elsewhere it does nothing.
-
-    Args:
-        draws: False to show nothing on a terminal either.
-    """
+    """Line on a terminal about what a command is doing, while nothing else shows it; elsewhere it does nothing."""
 
     def __init__(self, *, draws: bool = True) -> None:
+        # Ranks of torchrun share the terminal: one of them draws.
         self._draws = draws and sys.stdout.isatty() and draws_lines() and os.environ.get("RANK", "0") == "0"
         self._line: BottomLine | None = None
         self._was_left = False
 
     def show(self, what: str) -> Callable[[], None]:
-        """Show what is being done from now on; return the function that leaves the line to another process."""
+        """Show what is being done; return the function that leaves the line to another process."""
         if self._draws:
             if self._line is None:
                 self._line = BottomLine(sys.stdout, StageLine(what))
@@ -168,13 +151,12 @@ class OpeningLine:
         return self.leave
 
     def leave(self) -> None:
-        """Draw no more until the next ``show``, and erase nothing: another process draws its line there."""
         if self._line is not None:
+            # Nothing is erased: another process draws its line there.
             self._line.close(leave=True)
             self._line, self._was_left = None, True
 
     def end(self) -> None:
-        """Erase the line for good."""
         self._draws = False
         if self._line is not None:
             self._line.close()
@@ -185,15 +167,9 @@ class OpeningLine:
 
 @contextmanager
 def opening_line(what: str, *, draws: bool = True) -> Iterator[OpeningLine]:
-    """Show on a terminal, within the block, that a command has begun, before anything slow is imported.
-
-    A process that a supervisor has started begins without the line: the supervisor shows one.
-
-    Args:
-        what: what is being done.
-        draws: False to show nothing on a terminal either.
-    """
+    """Show on a terminal, within the block, that a command has begun, before anything slow is imported."""
     line = OpeningLine(draws=draws)
+    # Of a process that a supervisor has started, the supervisor shows the line.
     if LAUNCHER_ENV not in os.environ:
         line.show(what)
     try:

@@ -110,6 +110,7 @@ def train(
         def begin(accepted: "Recipe") -> None:
             _begin(accepted, line)
 
+        # As overrides, so that all processes of the run get them with the recipe.
         console = ["tracking.console=json"] if os.environ.get(LOG_ENV) == "json" else []
         given = [*(overrides or ()), *(["tracking.console=warnings"] if quiet else console)]
         job = TrainingJob(recipe, tuple(given), profile, allow_faults, require_step)
@@ -137,9 +138,9 @@ def train(
 
 
 def _begin(recipe: "Recipe", line: OpeningLine) -> None:
-    """Get ready to print and to be interrupted, once the recipe has been accepted."""
     from hlat.tracking import prepare_streams, shows_a_line
 
+    # Only now it is known which console the recipe asks for.
     if shows_a_line(recipe.tracking):
         line.show("starting")
     else:
@@ -149,7 +150,6 @@ def _begin(recipe: "Recipe", line: OpeningLine) -> None:
 
 
 def _work(job: "TrainingJob", line: OpeningLine) -> int:
-    """Train in this process; return the exit code."""
     from hlat.launch import worker_context
 
     with worker_context():
@@ -178,7 +178,7 @@ def _work(job: "TrainingJob", line: OpeningLine) -> int:
 
 
 def _checked(job: "TrainingJob", world: int) -> "Recipe":
-    """Load the recipe, and check the start unless a supervisor has; of several processes, each would be alone in it."""
+    # A supervisor has checked the start; of several processes, each would be alone in it.
     if world > 1 or LAUNCHER_ENV in os.environ:
         return job.load(world)
     from hlat.launch import Here, load_and_check
@@ -201,7 +201,7 @@ def summary(outcome: "Outcome") -> str:
 
 
 def exit_code(outcome: "Outcome") -> int:
-    """Exit code of a run: 0 if it finished or reached stop_after, else that of the signal or deadline."""
+    """Return 0 for a run that finished or reached stop_after, else the code of the signal or deadline."""
     if outcome.reason == "deadline":
         return REQUEUE_CODE
     return stop_exit_code(signal.Signals[outcome.reason]) if outcome.reason in signal.Signals.__members__ else 0
@@ -259,7 +259,6 @@ def _fill_cache(job: "CompileJob", nproc: int, out: Path | None) -> int:
 
 
 def _compile_here(job: "CompileJob") -> None:
-    """Compile in this process."""
     from hlat.launch import worker_context
 
     with worker_context():

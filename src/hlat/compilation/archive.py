@@ -11,9 +11,6 @@
 Reading takes nothing on trust: a path outside of the cache, a file that is not listed, another size or hash, a link or
 a device refuse the whole archive. Nothing in it is executed here, but the compilers of a run load code from their
 cache: an archive is as trustworthy as whoever made it.
-
-Files are copied into a folder beside their place and renamed: a compiler that runs at the same time never sees a part
-of one. Names are hashes of what was compiled, so that files of several recipes lie beside each other.
 """
 
 import hashlib
@@ -42,7 +39,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 class PackedFile(NamedTuple):
-    """A file of a cache: hash (SHA-256) and size of its content."""
+    """Hash (SHA-256) and size of a file's content."""
 
     sha256: str
     size: int
@@ -50,27 +47,16 @@ class PackedFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Manifest:
-    """Table of contents of an archive, and the devices and versions that it is for.
+    """Table of contents of an archive, and the devices and versions that it is for."""
 
-    Attributes:
-        device_type: type of the devices that the code is for.
-        versions: everything that the code depends on, by name (``Backend.compiler_versions``).
-        world: processes of the run.
-        files: files by path within the cache, such as ``rank-0/neff/...``.
-    """
-
-    device_type: str
-    versions: Mapping[str, str]
-    world: int
-    files: Mapping[str, PackedFile]
+    device_type: str  # of the devices that the code is for
+    versions: Mapping[str, str]  # all that the code depends on (Backend.compiler_versions)
+    world: int  # processes of the run
+    files: Mapping[str, PackedFile]  # by path within the cache, as rank-0/neff/NAME
 
 
 def check_archive_path(path: Path) -> None:
-    """Check that an archive can be written, before hours of compilation.
-
-    Raises:
-        StorageError: its folder does not exist or cannot be written, or the path is a folder.
-    """
+    """Check that an archive can be written, before hours of compilation; StorageError if not."""
     if path.is_dir():
         raise StorageError(f"{path}: this is a folder; name a file, such as {path / 'compiled.tar'}.")
     if not path.absolute().parent.is_dir():
@@ -80,17 +66,9 @@ def check_archive_path(path: Path) -> None:
 
 
 def pack(path: Path, device_type: str, versions: Mapping[str, str], world: int, files: Mapping[str, Path]) -> Manifest:
-    """Write an archive. The file has its name only when it is complete.
+    """Write an archive of files by their path within the cache; one that exists is replaced.
 
-    Args:
-        path: file to write; one that exists is replaced.
-        device_type: as in ``Manifest``, like the next two.
-        versions: see there.
-        world: see there.
-        files: files to pack, by their path within the cache.
-
-    Raises:
-        StorageError: the archive cannot be written.
+    The file has its name only when it is complete. StorageError: the archive cannot be written.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -100,6 +78,7 @@ def pack(path: Path, device_type: str, versions: Mapping[str, str], world: int, 
             with partial.open("wb") as file:
                 _write(file, manifest, {packed[name].sha256: source for name, source in files.items()})
                 file.flush()
+                # Before the rename, or a crash may leave a complete name with missing content.
                 os.fsync(file.fileno())
             partial.replace(path)
         finally:
@@ -120,6 +99,7 @@ def _write(file: IO[bytes], manifest: Manifest, contents: Mapping[str, Path]) ->
     text = json.dumps(head, indent=1).encode()
     with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as archive:
         archive.addfile(_member(_MANIFEST, len(text)), io.BytesIO(text))
+        # By hash: equal files of several ranks are stored once.
         for sha256, source in sorted(contents.items()):
             with source.open("rb") as content:
                 archive.addfile(_member(_CONTENT + sha256, source.stat().st_size), content)
@@ -139,19 +119,14 @@ def _describe(file: Path) -> PackedFile:
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[Manifest, tarfile.TarFile]]:
-    """Open an archive and read its manifest.
-
-    Args:
-        path: the archive.
-
-    Yields:
-        The manifest, and the archive for ``extract``.
+    """Open an archive for ``extract`` and read its manifest.
 
     Raises:
         LaunchError: this is no such archive, or it is damaged.
         StorageError: it cannot be read.
     """
     try:
+        # "r:" takes no compression: pack writes none, and a small file cannot unpack to a large one.
         with tarfile.open(path, mode="r:") as archive:
             yield _read_manifest(path, archive), archive
     except (tarfile.TarError, EOFError) as error:
@@ -163,6 +138,7 @@ def opened(path: Path) -> Iterator[tuple[Manifest, tarfile.TarFile]]:
 
 def _read_manifest(path: Path, archive: tarfile.TarFile) -> Manifest:
     member = archive.next()
+    # The manifest comes first, and is read before anything else is trusted.
     if member is None or member.name != _MANIFEST or not member.isreg() or member.size > _LARGEST_MANIFEST:
         raise LaunchError(f"{path}: no archive of compiled code. `hlat compile RECIPE --out FILE` writes one.")
     content = archive.extractfile(member)
@@ -189,7 +165,7 @@ def _manifest_of(head: Any) -> Manifest:
 
 
 def _is_inside(name: str) -> bool:
-    """Return True if a path stays within the folder that it is relative to."""
+    """True if a path stays within the folder that it is relative to."""
     path = PurePosixPath(name)
     return (
         not path.is_absolute() and len(path.parts) > 1 and not {"..", "."} & set(name.split("/")) and "\0" not in name
@@ -197,16 +173,9 @@ def _is_inside(name: str) -> bool:
 
 
 def extract(path: Path, manifest: Manifest, archive: tarfile.TarFile, folder: Path) -> dict[str, Path]:
-    """Write the contents of an archive to a folder and check each of them.
+    """Write the contents of an archive to an empty folder and check each of them; return a file for each hash.
 
-    Args:
-        path: the archive, for messages.
-        manifest: what it has to contain.
-        archive: the open archive, behind its manifest.
-        folder: an empty folder.
-
-    Returns:
-        A file in the folder for each hash of the manifest.
+    ``archive`` is open behind its manifest; ``path`` is for messages.
 
     Raises:
         LaunchError: something is missing, damaged, or not listed.
@@ -220,6 +189,7 @@ def extract(path: Path, manifest: Manifest, archive: tarfile.TarFile, folder: Pa
             raise LaunchError(f"{path}: {escape_name(member.name)} is not what its manifest lists. Make it again.")
         content = archive.extractfile(member)
         assert content is not None, "a regular file"
+        # No name of the archive becomes a path.
         target = folder / str(len(found))
         if _copy(content, target) != packed.sha256:
             raise LaunchError(f"{path}: {escape_name(member.name)} is damaged. Copy the archive again.")
@@ -250,43 +220,30 @@ _LOCK_SUFFIX = ".lock"
 
 @dataclass(frozen=True)
 class CompiledCache:
-    """Compiled code of a run.
+    """Compiled code of a run, counted."""
 
-    Attributes:
-        device_type: type of the devices that it is for.
-        versions: versions of compilers and the device that it is for, by name.
-        world: processes of the run.
-        files: number of files.
-        size: their bytes.
-        archive: the archive that has them; None if there is none.
-    """
-
-    device_type: str
-    versions: Mapping[str, str]
-    world: int
-    files: int
-    size: int
-    archive: Path | None
+    device_type: str  # of the devices that it is for
+    versions: Mapping[str, str]  # of compilers and the device, by name
+    world: int  # processes of the run
+    files: int  # number
+    size: int  # bytes
+    archive: Path | None  # the one that has them, if any
 
 
 def compiled_files(folder: Path) -> dict[str, Path]:
-    """List the files of a cache in a folder by their path within it, without locks."""
+    """Files of a cache in a folder by their path within it, without locks."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink())
     return {path.relative_to(folder).as_posix(): path for path in files if path.suffix != _LOCK_SUFFIX}
 
 
 def place(files: Mapping[str, Path], device_type: str, base: str | None) -> None:
-    """Copy files into the cache of a run on this machine.
-
-    Args:
-        files: files by their path within a cache.
-        device_type: type of the run's devices.
-        base: ``run.compile_cache`` of its recipe.
+    """Copy files into the cache of a run; ``base`` is ``run.compile_cache`` of its recipe.
 
     Raises:
         LaunchError: a path belongs to no compiler of these devices.
         StorageError: the cache cannot be written.
     """
+    # All are checked before the first is copied.
     targets = {name: _place_of(name, device_type, base) for name in files}
     try:
         with working_folder(device_type, base) as folder:
@@ -294,6 +251,8 @@ def place(files: Mapping[str, Path], device_type: str, base: str | None) -> None
             for name, source in files.items():
                 targets[name].parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, copied)
+                # A compiler that runs at the same time never sees a part of a file. Names are hashes of what was
+                # compiled, so files of several recipes lie beside each other.
                 copied.replace(targets[name])
     except OSError as error:
         raise StorageError(f"{error.filename}: the cache cannot be written: {error.strerror or error}.") from error
@@ -303,19 +262,13 @@ def place(files: Mapping[str, Path], device_type: str, base: str | None) -> None
 def working_folder(device_type: str, base: str | None) -> Iterator[Path]:
     """Make a folder on the file system of a run's cache, and remove it at the end of the block.
 
-    Args:
-        device_type: type of the run's devices.
-        base: ``run.compile_cache`` of its recipe.
-
-    Yields:
-        The folder.
-
     Raises:
         LaunchError: others can write to the cache.
         StorageError: the cache cannot be written.
     """
     root = next(iter(open_compile_cache(device_type, base, 0).values()))
     try:
+        # On the cache's own file system: renames within one are atomic.
         folder = Path(tempfile.mkdtemp(prefix=".hlat-", dir=root))
     except OSError as error:
         raise StorageError(f"{root}: the cache of compiled code cannot be written: {error.strerror}.") from error
@@ -326,13 +279,9 @@ def working_folder(device_type: str, base: str | None) -> Iterator[Path]:
 
 
 def unpack(archive: Path, device_type: str, versions: Mapping[str, str], base: str | None) -> CompiledCache:
-    """Fill the cache of a run on this machine from an archive. All of it is checked before any file is placed.
+    """Fill the cache of a run from an archive. All of it is checked before any file is placed.
 
-    Args:
-        archive: the archive.
-        device_type: type of the run's devices.
-        versions: versions of compilers and the device here (``Backend.compiler_versions``).
-        base: ``run.compile_cache`` of the recipe.
+    ``versions`` are those here (``Backend.compiler_versions``); ``base`` is ``run.compile_cache`` of the recipe.
 
     Raises:
         LaunchError: the archive is damaged, or for other devices or versions.
@@ -340,6 +289,7 @@ def unpack(archive: Path, device_type: str, versions: Mapping[str, str], base: s
     """
     with opened(archive) as (manifest, content), working_folder(device_type, base) as folder:
         _check_versions(archive, manifest, device_type, versions)
+        # Refuse a path of no compiler before anything is extracted.
         for name in manifest.files:
             _place_of(name, device_type, base)
         extracted = extract(archive, manifest, content, folder)
@@ -349,7 +299,6 @@ def unpack(archive: Path, device_type: str, versions: Mapping[str, str], base: s
 
 
 def _check_versions(archive: Path, manifest: Manifest, device_type: str, here: Mapping[str, str]) -> None:
-    """Refuse an archive of another device type, or of other versions of anything that compiled code depends on."""
     theirs = {"device type": manifest.device_type, **manifest.versions}
     ours = {"device type": device_type, **here}
     names = [name for name in ours | theirs if ours.get(name) != theirs.get(name)]
@@ -365,11 +314,7 @@ def _check_versions(archive: Path, manifest: Manifest, device_type: str, here: M
 
 
 def _place_of(name: str, device_type: str, base: str | None) -> Path:
-    """Place of a file in the cache of this machine.
-
-    Raises:
-        LaunchError: no compiler of these devices has such files.
-    """
+    """Place of a file in the cache here; LaunchError if no compiler of these devices has such files."""
     backend = backend_of(device_type)
     parts = PurePosixPath(name).parts
     rank = _RANK_FOLDER.fullmatch(parts[0]) if backend.compile_cache_per_rank else None

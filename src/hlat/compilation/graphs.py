@@ -3,10 +3,9 @@
     recipe, rank -> model without weights of its own, optimizer -> a step on dummy tokens -> what a save and a line of
         metrics compute -> forward passes of an evaluation
 
-Nothing is written but the compilers' cache. Of the run's folder only the recipe in the newest checkpoint is read, whose
-precision mode and determinism a resumed run keeps. It is the program of training, not an imitation, so that the
-compilers see the same code, shapes and process groups. Blocks are compiled in one forward and backward pass and in
-one forward pass; on devices that compile single operations too, these are those of a whole step.
+Nothing is written but the compilers' cache. It is the program of training, not an imitation, so that the compilers see
+the same code, shapes and process groups. Blocks are compiled in one forward and backward pass and in one forward pass;
+on devices that compile single operations too, these are those of a whole step.
 """
 
 import numpy as np
@@ -36,13 +35,9 @@ _MICRO_BATCHES = 2  # the first gradient of a step is stored, every later one is
 def compile_graphs(recipe: Recipe, runtime: Runtime) -> None:
     """Compile everything that the processes of a run compile. Collective.
 
-    Args:
-        recipe: recipe, validated for this number of processes.
-        runtime: rank, device and world of this process.
-
-    Raises:
-        LaunchError: the run compiles nothing, or cannot run here.
+    LaunchError: the run compiles nothing, or cannot run here.
     """
+    # A resumed run keeps precision mode and determinism of its newest checkpoint.
     saved_recipe = runtime.ranks.run_on_rank0(lambda: find_saved_recipe(recipe.run_dir))
     resolved, _ = resolve_precision(recipe, runtime, saved_recipe)
     recipe = resolve_determinism(resolved, runtime, saved_recipe)
@@ -55,13 +50,13 @@ def compile_graphs(recipe: Recipe, runtime: Runtime) -> None:
     model = build_parallel(recipe, runtime, seed=None)
     with torch.no_grad():
         for parameter in model.stored_parameters():
+            # Memory that nobody has written may hold NaN.
             parameter.zero_()
     _train_once(recipe, model)
     _evaluate_once(recipe, model)
 
 
 def _train_once(recipe: Recipe, model: ParallelModel) -> None:
-    """Compute a step, and what follows it."""
     optimizer = build_optimizer(
         model.local_parameters,
         recipe.optimizer,
@@ -75,6 +70,7 @@ def _train_once(recipe: Recipe, model: ParallelModel) -> None:
     loss = accumulate_gradients(model, _training_batch(recipe, model))
     result = update(model, optimizer, recipe, 1, loss, lambda loss, norm: APPLY)
     components.after_step(StepEnd(1, result, is_last=False))
+    # As for a line of metrics.
     model.parameter_norm()
     for chunk in collect(recipe.model, model.local_parameters, optimizer, components.state()):
         for rows in chunk.rows:  # as they are staged
@@ -82,19 +78,20 @@ def _train_once(recipe: Recipe, model: ParallelModel) -> None:
 
 
 def _evaluate_once(recipe: Recipe, model: ParallelModel) -> None:
-    """Compute the forward passes of an evaluation of the run."""
     batch = _micro_batch(recipe, recipe.batch.micro_batch)
     model.evaluate([batch])
     if recipe.evaluation.tasks:
         model.evaluate_rows([batch], row_losses)
     if recipe.evaluation.prompts:
+        # As many prompts as fall on a data rank: the shape is part of the compiled code.
         rows = min(recipe.batch.micro_batch, -(-len(recipe.evaluation.prompts) // model.data_ranks))
         model.evaluate_rows([_micro_batch(recipe, rows)], next_tokens)
 
 
 def _training_batch(recipe: Recipe, model: ParallelModel) -> Batch:
-    """This rank's sequences of a step: all of them in a pipeline, whose schedule depends on their number."""
+    """This rank's sequences of a step, of token 0."""
     rows = len(model.rows(recipe.batch.global_batch))
+    # The schedule of a pipeline depends on the number of sequences: all of them there.
     if model.groups.pipeline is None:
         rows = min(rows, _MICRO_BATCHES * recipe.batch.micro_batch)
     batch = _micro_batch(recipe, rows)

@@ -87,7 +87,7 @@ def _shortened(text: str, limit: int) -> str:
 _MOST_VALUES = 100_000
 _DEEPEST_VALUE = 32
 _LONGEST_TEXT = 10_000  # characters of a text; paths of file systems end at 4,096 bytes
-_MOST_BITS = 63
+_MOST_BITS = 63  # more do not fit into the signed integers of torch and numpy
 _PATHS_WITH_HOME = (
     # Paths of which ~ is filled in here. Those of texts and tokenizers are recorded as they are written.
     *("run.dir", "run.compile_cache", "data.prepared_dir", "data.cache_dir", "checkpoint.local.dir"),
@@ -101,11 +101,9 @@ NO_SECRETS = (
 
 
 def size_problem(value: Any) -> str | None:
-    """The reason why a value is too large or too deep for a recipe; None if it is neither.
-
-    A few lines of YAML can name a list a thousand times, and that list another: the count is of the values written out.
-    Call this before anything else walks over a value.
-    """
+    """Return the reason why a value is too large or too deep for a recipe; None if it is neither."""
+    # A few lines of YAML can name a list a thousand times, and that list another: the count is of the values written
+    # out, level by level, before anything else walks over them.
     count, level = 0, [value]
     for _ in range(_DEEPEST_VALUE):
         inner: list[Any] = []
@@ -123,11 +121,7 @@ def size_problem(value: Any) -> str | None:
 
 
 def plain_content(content: dict[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-    """Replace every value that no field may hold; return the sections and the problems.
-
-    Args:
-        content: sections of bounded size (see ``size_problem``).
-    """
+    """Replace every value that no field may hold, in sections of bounded size; return them and the problems."""
     problems: list[Problem] = []
     plain = _plain(content, "", problems)
     assert isinstance(plain, dict), "a mapping remains one"
@@ -139,6 +133,7 @@ def _plain(value: Any, path: str, problems: list[Problem]) -> Any:
         plain = {}
         for key, inner in value.items():
             below = f"{path}.{key}" if path else str(key)
+            # Keys too: names of sources and components are the user's.
             plain[_plain_text(str(key), below, problems)] = _plain(inner, below, problems)
         return plain
     if isinstance(value, list | tuple):
@@ -178,7 +173,7 @@ def _plain_text(text: str, path: str, problems: list[Problem]) -> str:
 
 
 def _fill_home(text: str, path: str, problems: list[Problem]) -> str:
-    """Replace ~: a shell leaves it in within a.b=~/c, and a file has no shell."""
+    # A shell leaves ~ in within a.b=~/c, and a file has no shell.
     filled = os.path.expanduser(text)  # noqa: PTH111 - pathlib raises if there is no such user
     if filled == text:
         remedy = "Write the path out; a file of that name is named with its folder."

@@ -220,11 +220,7 @@ _LONGEST_NAME = 100  # characters; a longer name is no misspelling of a field
 
 
 def explain(detail: ErrorDetails) -> Problem:
-    """Turn an error that pydantic found in a recipe into a problem.
-
-    Args:
-        detail: one of ``ValidationError.errors()`` of ``Recipe``.
-    """
+    """Turn an error of ``ValidationError.errors()`` of ``Recipe`` into a problem."""
     path = dotted_path(detail["loc"])
     if detail["type"] in ("kind", "union_tag_invalid", "union_tag_not_found"):
         return _wrong_kind(path, detail)
@@ -240,7 +236,6 @@ def explain(detail: ErrorDetails) -> Problem:
 
 
 def _wrong_kind(path: str, detail: ErrorDetails) -> Problem:
-    """Explain a section whose ``kind`` chooses no section that there is."""
     union = _sections_at((*detail["loc"],))
     kinds = [kind for each in union for kind in typing.get_args(each.model_fields["kind"].annotation)]
     section = detail["input"]
@@ -252,7 +247,8 @@ def _wrong_kind(path: str, detail: ErrorDetails) -> Problem:
 
 
 def suggestion(name: str, known: typing.Iterable[str]) -> str:
-    """``Did you mean 'name'? `` if a known name is close to it, else an empty string."""
+    """Return ``Did you mean 'name'? `` if a known name is close, else an empty string."""
+    # difflib takes quadratic time, so long names are not compared.
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6) if len(name) <= _LONGEST_NAME else []
     return f"Did you mean {close[0]!r}? " if close else ""
 
@@ -277,11 +273,8 @@ def _where_meant(location: tuple[int | str, ...]) -> str:
 
 
 def field_called(name: str) -> str | None:
-    """Return the dotted field or the option of ``hlat train`` that a name stands for, here or in another program.
-
-    Args:
-        name: with underscores, as in ``learning_rate`` or ``steps``.
-    """
+    """Return the dotted field or the option of ``hlat train`` that a name stands for, here or in another program."""
+    # Of several sections with such a field, the outermost is meant: the name was given without a section.
     own = [path for path in _PATHS if path.rpartition(".")[2] == name]
     return min(own, key=lambda path: path.count(".")) if own else FIELDS.get(name)
 
@@ -289,13 +282,14 @@ def field_called(name: str) -> str | None:
 def _field_paths(section: type[Section], prefix: str = "") -> Iterator[str]:
     for name, field in section.model_fields.items():
         yield f"{prefix}{name}"
+        # Below a list or mapping, a path has an index or a name that the user chooses.
         if typing.get_origin(field.annotation) not in (tuple, dict):
             for kind in _section_classes(field.annotation):
                 yield from _field_paths(kind, f"{prefix}{name}.")
 
 
 def _how_to_write(path: str, kind: str, value: Any) -> str:
-    """Say how to write what seems to be meant, as a sentence with a space after it; empty if nothing is recognised."""
+    """Say how to write what seems to be meant, as a sentence with a space after it; empty if unknown."""
     hint = ""
     if kind in ("model_type", "model_attributes_type"):
         hint = _as_section(path, value)
@@ -313,7 +307,6 @@ def _how_to_write(path: str, kind: str, value: Any) -> str:
 
 
 def _as_section(path: str, value: Any) -> str:
-    """Say how to write a value as the section that belongs there."""
     if value is None:
         return SECTIONS_OFF.get(path, "Indent its fields below it.")
     if path not in MAIN_FIELDS or not isinstance(value, str | int | float):
@@ -329,22 +322,11 @@ def _as_section(path: str, value: Any) -> str:
 
 
 def explain_none(content: Any) -> Iterator[Problem]:
-    """Yield a problem for each field that holds the text ``None``: Python's word, for which YAML has null.
-
-    Args:
-        content: the recipe.
-    """
+    """Yield a problem for each field that holds the text ``None``: Python's word, for which YAML has null."""
     yield from _explain_none(content, (), content)
 
 
 def _explain_none(content: Any, location: tuple[str | int, ...], recipe: Any) -> Iterator[Problem]:
-    """Yield a problem for each text ``None`` below a location of a recipe.
-
-    Args:
-        content: what the recipe has at the location.
-        location: names of the sections above, and of the field.
-        recipe: the complete recipe.
-    """
     if isinstance(content, dict | list | tuple):
         entries = content.items() if isinstance(content, dict) else enumerate(content)
         for name, value in entries:
@@ -355,7 +337,6 @@ def _explain_none(content: Any, location: tuple[str | int, ...], recipe: Any) ->
 
 
 def _unset(path: str, location: tuple[str | int, ...], recipe: Any) -> str:
-    """Say what to write in place of the text ``None``, or how the field is left without a value."""
     if path in SECTIONS_OFF:
         return SECTIONS_OFF[path]
     if path in INSTEAD and not _holds_value(recipe, INSTEAD[path]):
@@ -374,14 +355,12 @@ def _unset(path: str, location: tuple[str | int, ...], recipe: Any) -> str:
 
 
 def _holds_value(recipe: Any, path: str) -> bool:
-    """Return True if a recipe gives a field of a section, and not as nothing."""
     section, _, name = path.partition(".")
     fields = recipe.get(section)
     return isinstance(fields, dict) and fields.get(name) not in (None, "None", [], ())
 
 
 def _nearest(path: str, detail: ErrorDetails) -> str:
-    """Suggest the allowed value that a refused one stands for, or is close to."""
     value, allowed = detail["input"], _QUOTED.findall(str(detail.get("ctx", {}).get("expected", "")))
     if (meant := VALUES.get((path, str(value).lower()))) in allowed:
         return f"Here it is {meant!r}. "
@@ -392,28 +371,27 @@ def _reason(detail: ErrorDetails) -> str:
     known = _REASONS.get(detail["type"])
     if known is not None:
         return known
+    # pydantic puts these words in front of a validator's own.
     message = detail["msg"].removeprefix("Value error, ").replace("True, False or", "true, false or")  # as in YAML
     return (message[:1].lower() + message[1:]).replace("input should be", "must be").replace("input should", "must")
 
 
 def _section_classes(annotation: Any) -> list[type[Section]]:
-    """The section classes in an annotation such as ``RopeConfig``, ``tuple[SourceConfig, ...]`` or a union."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return [annotation]
     return [section for inner in typing.get_args(annotation) for section in _section_classes(inner)]
 
 
 def _section_at(location: tuple[int | str, ...]) -> type[Section] | None:
-    """The section at a location of pydantic; in a union, the member that the tag in the location names."""
     found = _sections_at(location)
     return found[0] if len(found) == 1 else None
 
 
 def _sections_at(location: tuple[int | str, ...]) -> list[type[Section]]:
-    """The sections that may be at a location: several in a union, if the location has no tag."""
     candidates: list[type[Section]] = [Recipe]
     for part in location:
         if len(candidates) > 1:
+            # pydantic puts the tag of the union's member into the location.
             candidates = [c for c in candidates if part in typing.get_args(c.model_fields["kind"].annotation)]
         elif candidates and isinstance(part, str):
             field = candidates[0].model_fields.get(part)
@@ -422,7 +400,7 @@ def _sections_at(location: tuple[int | str, ...]) -> list[type[Section]]:
 
 
 def dotted_path(location: tuple[int | str, ...]) -> str:
-    """The dotted path as a recipe writes it, without the tags of unions that pydantic inserts."""
+    """Return the dotted path as a recipe writes it, without the tags of unions that pydantic inserts."""
     location = tuple(part for part in location if part != "[key]")  # pydantic's name for the key of a mapping
     parts = [part for index, part in enumerate(location) if not (index and _is_tag(location[:index], part))]
     return ".".join(map(str, parts))

@@ -32,7 +32,6 @@ class Values:
         self._values = values
 
     def __call__(self, path: str) -> Any:
-        """Return the value at a dotted path; raise ``Unavailable`` if there is none."""
         try:
             return self._values[path]
         except KeyError:
@@ -42,7 +41,6 @@ class Values:
         return path in self._values
 
     def having(self, path: str, value: Any) -> "Values":
-        """Return a copy with another value for one path."""
         return Values({**self._values, path: value})
 
 
@@ -54,7 +52,6 @@ class TracedValues(Values):
         self.read: set[str] = set() if read is None else read
 
     def __call__(self, path: str) -> Any:
-        """Return the value at a dotted path; raise ``Unavailable`` if there is none."""
         self.read.add(path)
         return super().__call__(path)
 
@@ -63,7 +60,6 @@ class TracedValues(Values):
         return super().__contains__(path)
 
     def having(self, path: str, value: Any) -> "Values":
-        """Return a copy with another value for one path."""
         return TracedValues(super().having(path, value), self.read)
 
 
@@ -74,7 +70,7 @@ Check = Callable[[Values], Iterator[str]]
 
 
 def batches(v: Values) -> BatchSchedule:
-    """Return the boundaries of the global batches."""
+    """Read the boundaries of the global batches from batch and sequence length."""
     return BatchSchedule.of(v("batch.global_batch"), v("batch.ramp"), v("data.sequence_length"))
 
 
@@ -87,16 +83,13 @@ def holds(check: Check, v: Values) -> bool:
 
 
 def passes(check: Check, v: Values) -> bool:
-    """True if a check passes.
-
-    Raises:
-        Unavailable: the check does not apply.
-    """
+    """Return True if a check passes; raises Unavailable if it does not apply."""
     return next(check(v), None) is None
 
 
 def divisors(n: int, factor_limit: int = 1 << 16) -> list[int]:
-    """Divisors of n > 0, ascending: all of them up to 2**32; beyond, those up to factor_limit and their cofactors."""
+    """Divisors of n > 0, ascending: all up to 2**32; beyond, those up to factor_limit and their cofactors."""
+    # Trial division; the limit keeps it fast for a huge number.
     small = [d for d in range(1, min(factor_limit, math.isqrt(n)) + 1) if n % d == 0]
     return sorted({*small, *(n // d for d in small)})
 
@@ -126,6 +119,7 @@ def micro_batch_counts(v: Values) -> list[int]:
     if whole % (micro * degree):
         raise Unavailable("batch.micro_batch")
     count = whole // (micro * degree)
+    # Without a world any data-parallel degree is possible that divides the micro-batches.
     return [count] if "world" in v else divisors(count)
 
 
@@ -136,6 +130,7 @@ def tensor_degree(v: Values) -> Iterator[str]:
     uneven = [f"model.{name} {size}" for name, size in sizes if size % tensor]
     if uneven:
         yield f"{' and '.join(uneven)} cannot be shared out evenly over it."
+    # With fewer key heads than ranks, each is copied to as many ranks.
     if kv_heads % tensor and tensor % kv_heads:
         yield f"model.kv_heads {kv_heads} can neither be shared out nor copied evenly over it."
     if tensor > v("model.vocab_size"):
@@ -145,6 +140,7 @@ def tensor_degree(v: Values) -> Iterator[str]:
 def sequence_shards(v: Values) -> Iterator[str]:
     """Sequence parallelism divides a context rank's tokens over the tensor group."""
     length, context, tensor = v("data.sequence_length"), v("parallel.context"), v("parallel.tensor")
+    # A length that cannot be cut over context ranks is reported by context_chunks.
     if tensor == 1 or not v("parallel.sequence") or length % context:
         return
     if length // context % tensor:
@@ -253,6 +249,7 @@ def data_parallel_batch(v: Values) -> Iterator[str]:
 
 def full_pipeline(v: Values) -> Iterator[str]:
     """Every schedule but gpipe fills the pipeline: with fewer micro-batches than ranks some would never have work."""
+    # Without a world, a single data-parallel rank has most micro-batches.
     pipeline, schedule, most = v("parallel.pipeline"), v("parallel.schedule"), max(micro_batch_counts(v))
     if pipeline > most and schedule != "gpipe":
         degree = f" / data-parallel degree {data_degree(v)}" if "world" in v else ""
@@ -264,6 +261,7 @@ def full_pipeline(v: Values) -> Iterator[str]:
 
 def fits_rounds(count: int, pipeline: int) -> bool:
     """True if torch's interleaved schedules can cut the micro-batches into equal rounds of about ``pipeline``."""
+    # The condition of the interleaved schedules of torch.distributed.pipelining.
     return count % max(1, count // pipeline) == 0
 
 
@@ -298,6 +296,7 @@ def ramp_stages(v: Values) -> Iterator[str]:
     for number, stage in enumerate(v("batch.ramp")):
         at_stage = v.having("batch.global_batch", stage.global_batch)
         for check in STAGE_CHECKS:
+            # If the final batch fails too, its own problem says so.
             if holds(check, v) and not holds(check, at_stage):
                 yield from (f"batch.ramp.{number}: {reason}" for reason in stage_reasons(check, at_stage))
 

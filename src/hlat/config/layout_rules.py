@@ -59,15 +59,10 @@ def refusal(
 ) -> list[Problem]:
     """Report a field that fails a check, with all reasons and what would work; an empty list if it passes.
 
-    Args:
-        v: the recipe.
-        path: field to report; its own fixes come first.
-        check: check that the field must pass.
-        candidates: values that may work, by field; numbers in any order, other values in the order of preference.
-        given: checks that this one depends on.
+    ``candidates`` are values that may work, by field; numbers in any order, others in the order of preference.
 
     Raises:
-        Unavailable: a check that this one depends on fails, so that this report would only repeat it.
+        Unavailable: a check of ``given`` fails, on which this one depends: the report would only repeat it.
     """
     if not all(holds(other, v) for other in given):
         raise Unavailable(path)
@@ -81,10 +76,10 @@ def refusal(
 def _nearest_fixes(
     v: Values, candidates: Mapping[str, Iterable[Any]], check: Check, given: tuple[Check, ...]
 ) -> tuple[Fix, ...]:
-    """The nearest candidates of each field with which these checks hold and the fewest others fail."""
     found: list[tuple[int, Fix]] = []
     for path, values in candidates.items():
         for value in _by_distance(v(path), values):
+            # Each candidate is tried in the whole recipe, so that a named value really works.
             changed = v.having(path, value)
             if value != v(path) and _applies_and_passes(check, changed) and all(holds(one, changed) for one in given):
                 found.append((sum(not holds(other, changed) for other in CHECKS), Fix(path, value)))
@@ -92,6 +87,7 @@ def _nearest_fixes(
     fixes: list[Fix] = []
     for path in candidates:
         best = [fix for failing, fix in found if fix.path == path and failing == least][:_NAMED_FIXES]
+        # Numbers ascending, as people list them; other values stay in the order of preference.
         fixes += sorted(best, key=lambda fix: fix.value) if _are_numbers(fix.value for fix in best) else best
     return tuple(fixes)
 
@@ -115,12 +111,12 @@ def _by_distance(now: Any, values: Iterable[Any]) -> list[Any]:
 
 
 def _sentence(reasons: list[str]) -> str:
-    """Reasons as one text: of several, each but the last loses its full stop."""
+    # Of several reasons, each but the last loses its full stop.
     return "; ".join([*(reason.removesuffix(".") for reason in reasons[:-1]), reasons[-1]])
 
 
 def _remedy(path: str, fixes: tuple[Fix, ...]) -> str:
-    """``Try 2 or 4, or parallel.sequence=false.``: the problem's own field first, without its name."""
+    """Write the fixes as in ``Try 2 or 4, or parallel.sequence=false.``, the problem's own field first."""
     by_path: dict[str, list[str]] = {}
     for fix in sorted(fixes, key=lambda fix: fix.path != path):
         by_path.setdefault(fix.path, []).append(_written(fix.value))
@@ -137,7 +133,6 @@ def _option(field: str, values: str, own: bool) -> str:
 
 
 def _written(value: Any) -> str:
-    """As it is written in a recipe or an override."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -152,35 +147,32 @@ Candidates = dict[str, Iterable[Any]]
 
 
 def _multiples(unit: int, near: int) -> list[int]:
-    """Multiples of ``unit`` around ``near``."""
     below = near // unit
     return [unit * count for count in range(max(1, below - _WINDOW), below + _WINDOW + 2)]
 
 
 def _divided(whole: int, by: int) -> list[int]:
-    """Divisors of whole / by; none if the quotient is no integer."""
     return [] if whole < by or whole % by else divisors(whole // by)
 
 
 def _worlds(v: Values) -> list[int]:
-    """Numbers of processes that hold complete models: the nearest ones, and those that divide the batch."""
+    # Numbers of processes that hold complete models: the nearest ones, and those that divide the batch.
     ranks = model_ranks(v)
     shares = _divided(v("batch.global_batch"), v("batch.micro_batch"))
     return [*_multiples(ranks, v("world")), *(ranks * share for share in shares)]
 
 
 def _degrees(v: Values, *others: str) -> list[int]:
-    """Degrees of an axis that, together with the other degrees, divide the world size; none if that is not given."""
+    # Together with the other degrees they have to divide the world size.
     return _divided(v("world"), math.prod(v(f"parallel.{name}") for name in others)) if "world" in v else []
 
 
 def _pipelines(v: Values, most: int) -> list[int]:
-    """Candidate pipeline-parallel degrees, at most ``most``."""
     return [1, *range(max(1, most - _WINDOW), most + 1), *_degrees(v, "tensor", "context")]
 
 
 def _micro_batch_sizes(v: Values) -> list[int]:
-    """Candidate micro-batch sizes: divisors of a data-parallel rank's share of the batch."""
+    # Divisors of a data-parallel rank's share of the batch.
     return _divided(v("batch.global_batch"), data_degree(v) if "world" in v else 1)
 
 
@@ -227,7 +219,7 @@ def _split(v: Values) -> Iterator[Problem]:
 
 
 def _even_splits(layers: int, stages: int) -> list[tuple[int, ...]]:
-    """Layers divided over stages, the remainder on the first ones; none if there are fewer layers than stages."""
+    # The remainder goes to the first stages.
     count, rest = divmod(layers, stages)
     return [(count + 1,) * rest + (count,) * (stages - rest)] if count else []
 
@@ -298,7 +290,7 @@ def _whole_rounds(v: Values) -> Iterator[Problem]:
 
 
 def _ramp(v: Values) -> Iterator[Problem]:
-    """Check the batch of each stage as if it were the global batch; the stages have to grow up to it."""
+    # Each stage's batch is checked as if it were the global batch; the stages have to grow up to it.
     sizes = [stage.global_batch for stage in v("batch.ramp")]
     for number, (before, size, following) in enumerate(
         zip([0, *sizes], sizes, [*sizes[1:], v("batch.global_batch")], strict=False)
@@ -308,6 +300,7 @@ def _ramp(v: Values) -> Iterator[Problem]:
             last = number == len(sizes) - 1
             reason = f"{'batch.global_batch' if last else 'the batch of the next stage'} is {following}; a ramp grows."
             yield Problem(path, reason, f"Use less than {following}, or remove the stage.", size, True)
+        # If the final batch fails too, its own problem says so.
         failing = [check for check in STAGE_CHECKS if holds(check, v) and not holds(check, at_stage)]
         for check in failing[:1]:
             unit = v("batch.micro_batch") * (data_degree(v) if "world" in v else 1)
@@ -338,11 +331,8 @@ LAYOUT_RULES: tuple[Rule, ...] = (
 
 
 def _rounding(v: Values) -> Iterator[Problem]:
-    """Check that hardware may round: one mode, no promise of equal bits, and no element on two ranks.
-
-    Devices round with random numbers of their own. Two ranks that store the same element and update it separately
-    would store different values after the first step, and more so after every further one.
-    """
+    # Devices round with random numbers of their own. Two ranks that store the same element would store different values
+    # after the first step, and more so after every further one.
     if v("precision.rounding") != "hardware":
         return
     path, mode = "precision.rounding", v("precision.mode")

@@ -32,16 +32,7 @@ _EXPLAINED = 1_000  # errors in fields that are explained
 
 
 def load_recipe(path: str | Path, overrides: typing.Sequence[str] = (), *, world: int | None = None) -> Recipe:
-    """Read a recipe file (or a shipped recipe by name), apply overrides, validate.
-
-    Args:
-        path: the file, or the name.
-        overrides: ``a.b=c`` each.
-        world: number of processes that the layout must fit; None checks only that some number fits.
-
-    Raises:
-        RecipeError: with every problem of file, overrides, fields and rules.
-    """
+    """Read a recipe file, or a shipped recipe, as ``parse_recipe`` does; RecipeError has every problem."""
     file = find_recipe(path)
     content, problems = apply_overrides(read_file(file), overrides)
     return _parse(content, problems, str(file), world)
@@ -54,17 +45,8 @@ def parse_recipe(
     *,
     world: int | None = None,
 ) -> Recipe:
-    """Apply overrides to a mapping, as from ``Recipe.model_dump()`` or JSON, and validate it.
-
-    Args:
-        content: the sections.
-        source: name of the recipe in errors.
-        overrides: ``a.b=c`` each.
-        world: number of processes that the layout must fit; None checks only that some number fits.
-
-    Raises:
-        RecipeError: with every problem of overrides, fields and rules.
-    """
+    """Apply overrides to a mapping and validate it, for ``world`` processes or any; RecipeError has every problem."""
+    # First: everything below walks over the values.
     if (too_large := size_problem(content)) is not None:
         raise RecipeError([Problem("the recipe", too_large)], source)
     content, problems = apply_overrides(content, overrides)
@@ -74,13 +56,7 @@ def parse_recipe(
 def numbers_with_units(
     path: str | Path, overrides: typing.Sequence[str], recipe: Recipe
 ) -> list[tuple[str, str, float]]:
-    """Return the numbers of a recipe that are written with a unit: dotted field, as written, and the number.
-
-    Args:
-        path: the file, or the name.
-        overrides: ``a.b=c`` each.
-        recipe: the recipe that was loaded from them.
-    """
+    """Return a recipe's numbers that are written with a unit: dotted field, as written, and the number."""
     content, _ = apply_overrides(read_file(find_recipe(path)), overrides)
     return list(_numbers_with_units(content, recipe.model_dump(), ""))
 
@@ -97,10 +73,7 @@ def _numbers_with_units(written: Any, read: Any, prefix: str) -> Iterator[tuple[
 
 
 def model_section(name: str) -> ModelConfig:
-    """Return the model that a preset or a Hugging Face config.json describes.
-
-    Args:
-        name: name of a preset, path of a config.json or of its folder, or id of a model of the Hugging Face Hub.
+    """Return the model that a preset, a config.json or its folder, or a model of the Hub describes.
 
     Raises:
         RecipeError: there is no such preset or file, or hlat does not support the model; lists every problem.
@@ -120,6 +93,7 @@ def _parse(content: dict[str, Any], problems: list[Problem], source: str, world:
     if (too_large := size_problem(content)) is not None:
         raise RecipeError([*problems, Problem("the recipe", too_large)], source)
     content, content_problems = plain_content(content)
+    # Before pydantic, which would only say that a text is no number.
     content_problems += explain_none(content)
     refused = {problem.path for problem in content_problems}
     content, expansion_problems = expand_model(content, refused)
@@ -140,9 +114,11 @@ def _parse(content: dict[str, Any], problems: list[Problem], source: str, world:
         absent = {detail["loc"][0] for detail in found if detail["type"] in _NO_SECTION and len(detail["loc"]) == 1}
         if not content.keys() & Recipe.model_fields.keys():
             problems.append(_no_recipe(content, source))
+            # A config.json of Hugging Face: its fields are no mistakes in a recipe.
             is_other_file = "model_type" in content
             found = [detail for detail in found if content and not is_other_file and detail["type"] != "missing"]
         problems.extend(_each_remedy_once(explain(detail) for detail in found[:_EXPLAINED]))
+    # Field errors must not hide rule errors: the rules run on whatever is valid.
     values = Values(_valid_values(Recipe, content))
     broken = broken_rules(values if world is None else values.having("world", world))
     # A missing section and a refused value are reported once, not again for each of their fields.
@@ -158,7 +134,6 @@ def _parse(content: dict[str, Any], problems: list[Problem], source: str, world:
 
 
 def _no_recipe(content: dict[str, Any], source: str) -> Problem:
-    """Return the problem of a file without any section of a recipe, with what else it seems to be."""
     remedy = "A recipe has model, data and training, and their fields indented below; hlat init writes one."
     if not content:
         return Problem(source, "is empty.", remedy)
@@ -168,7 +143,7 @@ def _no_recipe(content: dict[str, Any], source: str) -> Problem:
 
 
 def _each_remedy_once(problems: Iterable[Problem]) -> Iterator[Problem]:
-    """Leave out a list of the fields that there are if an earlier problem has the same."""
+    # Two unknown fields of a section would each list all fields that there are.
     seen: set[str] = set()
     for problem in problems:
         again = problem.remedy in seen and problem.remedy.startswith(FIELD_LIST)
@@ -177,7 +152,7 @@ def _each_remedy_once(problems: Iterable[Problem]) -> Iterator[Problem]:
 
 
 def _marked_if_default(problem: Problem, content: Any) -> Problem:
-    """Mark a problem of a field that the recipe does not give: its reader would look for the value in vain."""
+    # A field that the recipe does not give is marked: its reader would look for the value in vain.
     if problem.path == "world":
         return problem
     for name in problem.path.split("."):
@@ -190,7 +165,6 @@ def _marked_if_default(problem: Problem, content: Any) -> Problem:
 
 
 def _valid_sections(content: dict[str, Any]) -> dict[str, BaseModel]:
-    """Sections that are valid on their own, whatever is wrong with the others."""
     found = {}
     for name, field in Recipe.model_fields.items():
         kind: Any = field.annotation
@@ -207,7 +181,7 @@ def _section_order(problem: Problem) -> int:
 
 
 def _fill_between_sections(content: dict[str, Any]) -> dict[str, Any]:
-    """Fill in the defaults that one section takes from another, so that a resolved recipe shows them."""
+    # Defaults that one section takes from another are filled in, so that a resolved recipe shows them.
     model, data = content.get("model"), content.get("data")
     if not isinstance(model, dict) or not isinstance(data, dict):
         return content
@@ -223,7 +197,7 @@ def _fill_between_sections(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _valid_values(section: type[BaseModel], content: Any, prefix: str = "") -> dict[str, Any]:
-    """Values of all fields that are valid on their own, defaults included, by dotted path."""
+    # Each field by itself: one wrong field of a section must not hide the others from the rules.
     values: dict[str, Any] = {}
     content = content if isinstance(content, dict) else {}
     for name, field in section.model_fields.items():

@@ -165,13 +165,12 @@ _PRESET_VERSIONS = {"mistral-7b": "v0.1", "tinyllama-1.1b": "v1.0"}
 
 
 def preset_called(name: str) -> str | None:
-    """Return the preset that a usual spelling of its name means, such as ``meta-llama/Llama-3.1-8B-Instruct``.
-
-    Owner, capitals, separators and the ending of a converted or fine-tuned copy make no difference. A version does.
-    """
+    """Return the preset that a usual spelling of its name means, such as ``meta-llama/Llama-3.1-8B-Instruct``."""
+    # Owner, capitals, separators and the ending of a converted or fine-tuned copy make no difference. A version does.
     plain = name.lower().replace("_", "-").rpartition("/")[2].removeprefix("meta-")
     spelled = {preset.replace("-", ""): preset for preset in PRESETS}
     spelled |= {(preset + version).replace("-", ""): preset for preset, version in _PRESET_VERSIONS.items()}
+    # Several endings may follow each other, as in llama-2-7b-chat-hf.
     while (shorter := _COPY_SUFFIX.sub("", re.sub(r"-(hf|base|instruct|chat)-(v\d[\d.]*)$", r"-\2", plain))) != plain:
         plain = shorter
     return spelled.get(plain.replace("-", ""))
@@ -181,15 +180,7 @@ BASES = ("preset", "hf_config", "from")
 
 
 def expand_model(content: dict[str, Any], refused: set[str]) -> tuple[dict[str, Any], list[Problem]]:
-    """Put the numbers of a preset, config.json or folder of weights underneath the model section's own.
-
-    Args:
-        content: the sections.
-        refused: paths of fields whose values have been refused already.
-
-    Returns:
-        The sections with the numbers filled in, or as they were if there are problems; and the problems.
-    """
+    """Put the numbers of a preset, config.json or folder underneath the model section's own; also return problems."""
     model = content.get("model")
     if not isinstance(model, dict) or refused & {f"model.{name}" for name in BASES}:
         return content, []
@@ -214,20 +205,13 @@ _COMPARED = ("architecture", "layers", "hidden_size", "intermediate_size", "head
 
 
 def model_differences(model: ModelConfig, folder: Path) -> dict[str, tuple[Any, Any]]:
-    """Compare a model with that of a folder of weights, by the fields that decide the shapes of layers.
-
-    Args:
-        model: the model of a recipe.
-        folder: a checkpoint, a run, or a Hugging Face folder.
-
-    Returns:
-        Fields that differ, with the value of the folder and that of the model; empty if the folder cannot be read,
-        which its reader says better.
-    """
+    """Compare with the model in a folder of weights; return differing fields with its value and the model's."""
     newest = [*sorted(folder.glob("step-*")), *sorted(folder.glob("checkpoints/step-*"))][-1:]
+    # The folder itself, or the newest checkpoint of a run.
     for candidate in (folder, *newest):
         try:
             stored = ModelConfig.model_validate(read_model_folder(candidate).fields)
+        # Whoever reads the folder later says better what is wrong with it.
         except (ValueError, OSError, RecipeError):
             continue
         there, here = _shape(stored), _shape(model)
@@ -236,6 +220,7 @@ def model_differences(model: ModelConfig, folder: Path) -> dict[str, tuple[Any, 
 
 
 def _shape(model: ModelConfig) -> dict[str, Any]:
+    # Defaults are resolved: a config.json may write out what a recipe leaves out.
     width = model.head_dim or model.hidden_size // model.heads
     return {name: getattr(model, name) for name in _COMPARED} | {
         "kv_heads": model.kv_heads or model.heads,
@@ -244,14 +229,7 @@ def _shape(model: ModelConfig) -> dict[str, Any]:
 
 
 def read_hf_config(name: Any) -> dict[str, Any]:
-    """Read the numbers of a Hugging Face config.json.
-
-    Args:
-        name: path of the file or of its folder, as the recipe gives it.
-
-    Raises:
-        RecipeError: it cannot be read, or hlat does not support the model.
-    """
+    """Read the numbers of a Hugging Face config.json, or of its folder; RecipeError if that is not possible."""
     remedy = "Name a Hugging Face config.json or the folder that holds it."
     try:
         if not isinstance(name, str):
@@ -264,7 +242,6 @@ def read_hf_config(name: Any) -> dict[str, Any]:
 
 
 def _numbers(model: dict[str, Any]) -> dict[str, Any]:
-    """Numbers of the preset or config.json that a model section names; empty if it names none."""
     preset, hf_config = model.get("preset"), model.get("hf_config")
     if preset is None:
         return {} if hf_config is None else read_hf_config(hf_config)
@@ -275,7 +252,6 @@ def _numbers(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _start_from(content: dict[str, Any], source: Any) -> tuple[dict[str, Any], list[Problem]]:
-    """Fill in the model, the initial weights and the tokenizer of a folder of weights."""
     remedy = (
         "Name a checkpoint of hlat, a Hugging Face folder with its safetensors files, or the id of a model of the Hub."
     )
@@ -313,5 +289,6 @@ def _open_folder(source: str) -> tuple[str, ModelFolder]:
         folder = Path(source)
         return str(folder), read_model_folder(folder)
     snapshot = hub.snapshot((*CONFIG_FILES, *TOKENIZER_FILES))
+    # The commit is pinned: a model of the Hub may change while the run goes on.
     pinned, found = str(hub.pinned(snapshot)), read_model_folder(snapshot)
     return pinned, found._replace(tokenizer=None if found.tokenizer is None else pinned)

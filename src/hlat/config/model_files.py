@@ -24,14 +24,7 @@ from hlat.runtime.terminal import plural
 
 
 def read_config_json(path: Path) -> dict[str, Any]:
-    """Read the JSON object in a config.json.
-
-    Args:
-        path: the file, or the folder that holds it.
-
-    Raises:
-        ValueError: says why it cannot be read, as the end of a sentence.
-    """
+    """Read the JSON object in a config.json, or in its folder's; ValueError ends a sentence that says why not."""
     try:
         content = json.loads(read_small_file(path / "config.json" if path.is_dir() else path))
     except json.JSONDecodeError as error:
@@ -74,8 +67,6 @@ _UNKNOWN_ARCHITECTURE = ArchitectureEntry("")  # so that the other fields of an 
 def hf_to_model(config: Any) -> dict[str, Any]:
     """Convert the content of a config.json (any JSON value) to fields of ``ModelConfig``.
 
-    Such a file says nothing of ``coalesce`` or of the initial weights but their standard deviation.
-
     Raises:
         RecipeError: lists everything missing or unsupported, by its name in config.json.
     """
@@ -91,6 +82,7 @@ def hf_to_model(config: Any) -> dict[str, Any]:
         value = _given(config, theirs, family.implied.get(theirs))
         if value is not None:
             fields[ours] = reader.positive(theirs, value)
+    # The defaults are those of transformers' configurations.
     fields["norm_eps"] = reader.number("rms_norm_eps", family.implied.get("rms_norm_eps", 1e-6))
     fields["init_std"] = reader.number("initializer_range", 0.02)
     fields["tie_embeddings"] = reader.flag("tie_word_embeddings")
@@ -109,7 +101,6 @@ def hf_to_model(config: Any) -> dict[str, Any]:
 
 
 def _given(config: Mapping[str, Any], name: str, otherwise: Any) -> Any:
-    """Return the value of a field, or another one if it is absent or null."""
     value = config.get(name)
     return otherwise if value is None else value
 
@@ -162,7 +153,7 @@ class _Reader:
         return value is True
 
     def kv_heads(self, family: ArchitectureEntry, heads: int) -> int:
-        """Key and value heads: null means one per query head; without the field, families differ."""
+        # Null means one per query head; without the field, families differ.
         if self.config.get("num_key_value_heads") is None and (
             family.kv_heads_are_heads or "num_key_value_heads" in self.config
         ):
@@ -170,10 +161,8 @@ class _Reader:
         return self.positive("num_key_value_heads")
 
     def window(self, family: ArchitectureEntry, layers: int) -> int | None:
-        """Sliding window of attention; None if no layer has one that is shorter than the context.
-
-        Families that always use their window have a default for an absent one, and null for none.
-        """
+        """Sliding window of attention; None if no layer has one that is shorter than the context."""
+        # Families that always use their window have a default for an absent one, and null for none.
         always = "sliding_window" in family.free
         kinds = self.layer_types(layers)
         value = self.config.get("sliding_window", family.implied.get("sliding_window"))
@@ -186,6 +175,7 @@ class _Reader:
                 )
             return None
         context = self.config.get("max_position_embeddings")
+        # A window as long as the context changes nothing.
         if isinstance(value, int) and isinstance(context, int) and value >= context:
             return None
         first = 0 if always else _given(self.config, "max_window_layers", family.implied.get("max_window_layers", 0))
@@ -202,11 +192,9 @@ class _Reader:
         return self.positive("sliding_window", value)
 
     def rope(self) -> dict[str, Any]:
-        """Theta and scaling, as transformers reads them.
-
-        ``rope_parameters`` (transformers 5) are replaced as a whole by ``rope_scaling`` (4) where that is given, too.
-        """
+        """Theta and scaling, as transformers reads them."""
         new, old = self.config.get("rope_parameters"), self.config.get("rope_scaling")
+        # rope_parameters (transformers 5) are replaced as a whole by rope_scaling (4) where that is given, too.
         place, words = ("rope_parameters", new) if old in (None, {}) else ("rope_scaling", old)
         words = {} if words is None else words
         if not isinstance(words, Mapping):
@@ -238,7 +226,6 @@ class _Reader:
         return {"theta": theta, "scaling": scaling}
 
     def layer_types(self, layers: int) -> list[str]:
-        """Kind of attention of each layer; empty if the file does not say."""
         value = self.config.get("layer_types")
         if value is None:
             return []
@@ -253,7 +240,6 @@ class _Reader:
         return [_ATTENTION_KINDS[kind] for kind in value]
 
     def refuse_unsupported(self, family: ArchitectureEntry) -> None:
-        """Refuse settings that change the result and that hlat does not compute."""
         config = self.config
         act = config.get("hidden_act", "silu")
         if act not in ("silu", "swish"):
@@ -287,22 +273,14 @@ _CHOSEN_ELSEWHERE = ("preset", "hf_config")  # how the run that saved the checkp
 
 
 class ModelFolder(NamedTuple):
-    """The model of a folder of weights.
-
-    Attributes:
-        fields: fields of the model section.
-        tokenizer: folder of its tokenizer, as ``data.tokenizer.path`` takes it; None if it has none.
-    """
+    """Fields of the model section that a folder of weights stands for, and its tokenizer."""
 
     fields: dict[str, Any]
-    tokenizer: str | None
+    tokenizer: str | None  # folder of its tokenizer, as ``data.tokenizer.path`` takes it; None if it has none
 
 
 def read_model_folder(folder: Path) -> ModelFolder:
-    """Read the model that a folder of weights holds.
-
-    Args:
-        folder: a checkpoint of hlat, or a Hugging Face folder.
+    """Read the model of a checkpoint of hlat, or of a Hugging Face folder.
 
     Raises:
         ValueError: it is neither, or unreadable; says why as the end of a sentence, with what would work.
@@ -316,6 +294,7 @@ def read_model_folder(folder: Path) -> ModelFolder:
         raise ValueError("there is no such folder")
     saved = sorted(file.parent for file in (*folder.glob("*/meta.json"), *folder.glob("checkpoints/*/meta.json")))
     if saved:
+        # The newest checkpoint is another one tomorrow, and the same recipe would then describe another start.
         raise ValueError(f"it has several checkpoints, and their number changes; name one, such as {saved[-1]}")
     raise ValueError("it has neither meta.json, as checkpoints of hlat do, nor config.json, as Hugging Face models do")
 

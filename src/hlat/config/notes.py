@@ -23,17 +23,11 @@ _STEPS_PER_EVALUATION = 3
 
 @dataclass(frozen=True)
 class SettingNote:
-    """A warning about a setting.
+    """A warning about a setting: what is odd, and why."""
 
-    Attributes:
-        rule: name of the rule.
-        text: what is odd, and why.
-        usual: what would be usual, a sentence; empty if the text says it.
-    """
-
-    rule: str
+    rule: str  # name of the rule
     text: str
-    usual: str = ""
+    usual: str = ""  # what would be usual, a sentence; empty if the text says it
 
     def __str__(self) -> str:
         return f"{self.text} {self.usual}".rstrip() + f" [{self.rule}]"
@@ -41,27 +35,21 @@ class SettingNote:
 
 @dataclass(frozen=True)
 class OddValue:
-    """A rule: what is odd about some fields.
+    """A rule that finds what is odd about some fields."""
 
-    Attributes:
-        name: stable name in a few words with dashes.
-        find: yields sentences: field and value, why it is odd.
-        usual: what would be usual, a sentence.
-    """
-
-    name: str
-    find: Callable[[Recipe], Iterator[str]]
-    usual: str
+    name: str  # stable name in a few words with dashes
+    find: Callable[[Recipe], Iterator[str]]  # yields sentences: field and value, why it is odd
+    usual: str  # what would be usual, a sentence
 
 
 def odd_settings(recipe: Recipe) -> Iterator[SettingNote]:
-    """Yield a note for each odd setting."""
+    """Yield a note for each rule that finds something."""
     for rule in ODD_VALUES:
         yield from (SettingNote(rule.name, text, rule.usual) for text in rule.find(recipe))
 
 
 def recipe_notes(recipe: Recipe) -> Iterator[str]:
-    """Yield the notes as sentences."""
+    """Yield the notes of ``odd_settings`` as text."""
     yield from map(str, odd_settings(recipe))
 
 
@@ -172,6 +160,7 @@ def _evaluation(recipe: Recipe) -> Iterator[str]:
     every, sequences = recipe.evaluation.every_steps, recipe.evaluation.sequences
     if every is None or sequences is None or every >= recipe.total_steps:
         return
+    # In sequences of a training step, which takes three times as long for each.
     evaluated = sequences / _STEPS_PER_EVALUATION
     share = evaluated / (evaluated + every * recipe.batch.global_batch)
     if share > _EVALUATION_SHARE:
@@ -194,6 +183,7 @@ def _average(recipe: Recipe) -> Iterator[str]:
     updates = max(0, steps - ema.start_step) // ema.every_steps
     if ema.start_step >= steps:
         yield f"training.ema.start_step={ema.start_step}: the run ends at step {steps}, before the average begins."
+    # 1 / (1 - decay) updates is the span over which the weights of an exponential average fall to 1 / e.
     elif 1 / (1 - ema.decay) > updates:
         yield (
             f"training.ema.decay={ema.decay:g}: it averages about {1 / (1 - ema.decay):,.0f} updates, and the run has "

@@ -57,7 +57,7 @@ _DEEPEST_REFERENCE = 16  # references to references
 
 
 def resolve_interpolations(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace values that consist of one reference by what they refer to; others, and unresolvable ones, are kept."""
+    """Replace values that are one reference by what they refer to; others, and unresolvable ones, are kept."""
     return _resolved(content, content, ())
 
 
@@ -72,6 +72,7 @@ def _resolved(node: Mapping[str, Any], root: Mapping[str, Any], place: tuple[str
 
 def _resolved_value(value: Any, root: Mapping[str, Any], place: tuple[str, ...], depth: int) -> Any:
     match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+    # References may form a cycle.
     if match is None or depth == _DEEPEST_REFERENCE:
         return value
     up = len(match["dots"])  # one dot means the section itself, two its parent
@@ -275,23 +276,15 @@ _COMMENT_WIDTH = 116  # of comment lines
 
 @dataclass(frozen=True)
 class TranslatedRecipe:
-    """A recipe that was made from an NxDT configuration.
-
-    Attributes:
-        content: the sections of the recipe.
-        differs: settings that were translated to something that is not quite the same.
-        lost: settings without counterpart.
-        unneeded: settings that hlat needs no counterpart of.
-        missing: problems of the recipe as it is: what the user has to add or change before it can run.
-        world: processes that the configuration ran on; None if it does not say.
-    """
+    """Sections of a recipe that was made from an NxDT configuration, and notes on its settings."""
 
     content: dict[str, Any]
-    differs: tuple[Note, ...]
-    lost: tuple[Note, ...]
-    unneeded: tuple[Note, ...]
+    differs: tuple[Note, ...]  # settings that were translated to something that is not quite the same
+    lost: tuple[Note, ...]  # settings without counterpart
+    unneeded: tuple[Note, ...]  # settings that hlat needs no counterpart of
+    # problems of the recipe as it is: what the user has to add or change before it can run
     missing: tuple[Problem, ...]
-    world: int | None
+    world: int | None  # processes that the configuration ran on; None if it does not say
 
     def text(self, source: str) -> str:
         """Return the text of a recipe file; ``source`` is the name of the NxDT file."""
@@ -311,17 +304,15 @@ class TranslatedRecipe:
 
 
 def recipe_from_nxdt(path: str | Path, overrides: Sequence[str] = (), model: str | None = None) -> TranslatedRecipe:
-    """Translate an NxDT configuration.
+    """Translate an NxDT configuration; overrides ``a.b=c`` change the recipe.
 
-    Args:
-        path: the YAML file.
-        overrides: ``a.b=c`` each, applied to the recipe.
-        model: preset or config.json to take the model from, instead of the file's ``model.model_config``.
+    ``model`` is a preset or config.json to take the model from, instead of the file's ``model.model_config``.
 
     Raises:
         RecipeError: the file is not an NxDT configuration, or describes a run that hlat cannot do; lists everything.
     """
     settings = dict(_settings(resolve_interpolations(read_file(Path(path))), ""))
+    # Names that any YAML file may have do not make it one of NxDT.
     if not {key.partition(".")[0] for key in settings} & (_SECTIONS - {"name", "data", "model", "precision"}):
         remedy = "NxDT's have trainer, exp_manager and distributed_strategy."
         raise RecipeError([Problem(str(path), "is no configuration of NxDT.", remedy)])
@@ -348,9 +339,9 @@ def recipe_from_nxdt(path: str | Path, overrides: Sequence[str] = (), model: str
 
 
 def _settings(node: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yield settings by dotted key; a mapping is a setting of its own if a rule is for the whole of it."""
     for name, value in node.items():
         key = f"{prefix}{name}"
+        # A mapping is a setting of its own if a rule is for the whole of it.
         if key in RULES or (f"{key}.*" in RULES and not _has_rules_below(key)) or not isinstance(value, Mapping):
             yield key, value
         else:

@@ -28,38 +28,25 @@ class Note:
 
 @dataclass
 class Translation:
-    """Fields of a recipe and notes.
+    """Fields of a recipe and notes, while they are made."""
 
-    Attributes:
-        settings: all settings of the NxDT file, by dotted key, interpolations resolved.
-        fields: fields of the recipe by dotted path.
-        differs: settings that were translated to something that is not quite the same.
-        lost: settings without counterpart.
-        unneeded: settings that hlat needs no counterpart of.
-        refused: settings that make the run one that hlat cannot do.
-    """
-
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any]  # by dotted key, interpolations resolved
     fields: dict[str, Any] = field(default_factory=dict)
-    differs: list[Note] = field(default_factory=list)
-    lost: list[Note] = field(default_factory=list)
-    unneeded: list[Note] = field(default_factory=list)
+    differs: list[Note] = field(default_factory=list)  # translated to something that is not quite the same
+    lost: list[Note] = field(default_factory=list)  # without counterpart
+    unneeded: list[Note] = field(default_factory=list)  # hlat needs no counterpart
     refused: list[Problem] = field(default_factory=list)
 
     def differ(self, key: str, text: str) -> None:
-        """Note a difference."""
         self.differs.append(Note(key, self.settings.get(key), text))
 
     def lose(self, key: str, text: str) -> None:
-        """Note that a setting has no counterpart."""
         self.lost.append(Note(key, self.settings.get(key), text))
 
     def refuse(self, key: str, text: str) -> None:
-        """Refuse the configuration."""
         self.refused.append(Problem(key, text, "", self.settings.get(key), True))
 
     def number(self, key: str, otherwise: float) -> float:
-        """Return the value of a setting if it is a number, else ``otherwise``."""
         value = self.settings.get(key)
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else otherwise
 
@@ -127,6 +114,7 @@ def schedule(translation: Translation, key: str, value: Any) -> None:
     floor = translation.number(f"{_SCHED}.min_lr", 0) / peak if peak else 0.0
     if value == "CosineAnnealing":
         fields |= {"schedule.kind": "cosine", "schedule.min_ratio": floor}
+    # That is wsd whose decay begins when the warm-up ends.
     elif value == "LinearAnnealingWithWarmUp" and horizon > warmup:
         fields |= {"schedule.kind": "wsd", "schedule.min_ratio": 0.0, "schedule.decay_fraction": 1 - warmup / horizon}
     elif value in ("WarmupPolicy", "WarmupHold", None):
@@ -139,7 +127,7 @@ def schedule(translation: Translation, key: str, value: Any) -> None:
 
 
 def precision(translation: Translation, key: str, value: Any) -> None:
-    """Translate ``precision.type``."""
+    """Translate ``precision.type`` and, for ``manual``, the switches below it."""
     field = "precision.mode"
     if value == "manual":
         translation.fields[field] = _manual_mode(translation)
@@ -193,7 +181,7 @@ def checkpointing(translation: Translation, key: str, value: Any) -> None:
 
 
 def optimizer(translation: Translation, key: str, value: Any) -> None:
-    """Translate ``model.optim.name``."""
+    """Accept AdamW, refuse every other ``model.optim.name``."""
     if value not in ("adamw", "adamw_fp32OptState"):
         translation.refuse(key, "hlat has adamw and muon.")
     elif value == "adamw_fp32OptState" and translation.settings.get("precision.type") == "bf16SR":
@@ -243,6 +231,7 @@ def kept(translation: Translation, key: str, value: Any) -> None:
     every = translation.settings.get("exp_manager.checkpoint_callback_params.every_n_train_steps")
     if isinstance(value, int) and value > 0:
         translation.fields["checkpoint.keep_last"] = value
+    # All are kept: every checkpoint is at a multiple of its period.
     elif value == -1 and every is not None:
         translation.fields["checkpoint.keep_every_steps"] = every
 
@@ -315,6 +304,7 @@ def folder(translation: Translation, key: str, value: Any) -> None:
 
 def vocabulary(translation: Translation, key: str, value: Any) -> None:
     """Note that the vocabulary is the tokenizer's, rounded up."""
+    # As in Megatron-LM, which pads to a multiple of this times the tensor-parallel degree.
     multiple = translation.number(key, 1) * translation.number("distributed_strategy.tensor_model_parallel_size", 1)
     reason = f"set model.vocab_size to the tokenizer's vocabulary, rounded up to a multiple of {multiple:.0f}."
     translation.differ(key, reason)

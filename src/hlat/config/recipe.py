@@ -53,29 +53,23 @@ from hlat.runtime.terminal import plural
 
 @dataclass(frozen=True)
 class BatchSchedule:
-    """Sizes of a run's global batches, in order.
+    """Sizes of a run's global batches, in order."""
 
-    Attributes:
-        size: sequences of each batch after the ramp.
-        ramp: number of batches and sequences of each, by stage of the ramp; empty if all batches have one size.
-    """
-
-    size: int
-    ramp: tuple[tuple[int, int], ...] = ()
+    size: int  # sequences of each batch after the ramp
+    ramp: tuple[tuple[int, int], ...] = ()  # number of batches and their size, by stage; empty without a ramp
 
     @classmethod
     def of(cls, global_batch: int, ramp: Sequence[RampStage], sequence_length: int) -> "BatchSchedule":
-        """Take the schedule from the fields of a recipe; the tokens of a stage are rounded up to whole batches."""
+        # The tokens of a stage are rounded up to whole batches.
         stages = ((-(-stage.tokens // (stage.global_batch * sequence_length)), stage.global_batch) for stage in ramp)
         return cls(global_batch, tuple(stages))
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The size of a batch in each stage, the last one included."""
         return (*(size for _, size in self.ramp), self.size)
 
     def _stages(self) -> Iterator[tuple[int, int, int]]:
-        """Iterate over number and first sample of each stage's first batch, and its size, from the last stage back."""
+        """Yield number and first sample of each stage's first batch, and its size, from the last stage back."""
         starts, number, sample = [], 0, 0
         for count, size in self.ramp:
             starts.append((number, sample, size))
@@ -87,34 +81,24 @@ class BatchSchedule:
         return next(sample + (number - start) * size for start, sample, size in self._stages() if number >= start)
 
     def containing(self, sample: int) -> int:
-        """Return the number of the batch that a sample belongs to."""
         return next(start + (sample - first) // size for start, first, size in self._stages() if sample >= first)
 
     def number_of(self, first: int) -> int:
-        """Return the number of the batch that begins with sample ``first``.
-
-        Raises:
-            ValueError: no batch begins there.
-        """
+        """Return the number of the batch that begins with sample ``first``; raises ValueError if none does."""
         number = self.containing(first) if first >= 0 else 0
         if self.first_of(number) != first:
             raise ValueError(f"no global batch begins with sample {first}")
         return number
 
     def batch(self, number: int) -> range:
-        """Return the samples of batch ``number``."""
         return range(self.first_of(number), self.first_of(number + 1))
 
     def batch_at(self, first: int) -> range:
-        """Return the samples of the batch that begins with sample ``first``.
-
-        Raises:
-            ValueError: no batch begins there.
-        """
+        """Return the samples of the batch that begins with sample ``first``; raises ValueError if none does."""
         return self.batch(self.number_of(first))
 
     def count(self, samples: int) -> int:
-        """Return the number of batches that ``samples`` samples fill, the last one perhaps not completely."""
+        # The last batch may not be full.
         return self.containing(samples - 1) + 1 if samples > 0 else 0
 
     def in_steps(self, steps: int) -> list[tuple[int, int]]:
@@ -130,7 +114,7 @@ class Recipe(Section):
     """One training run, from raw text to a model."""
 
     def __new__(cls, *values: Any, **sections: Any) -> Self:
-        """Refuse wrong sections of ``Recipe(...)`` with a RecipeError, as ``hlat.load_recipe`` does."""
+        # Recipe(...) refuses wrong sections with a RecipeError, as hlat.load_recipe does.
         if values or sections:
             _refuse_wrong(cls, values, sections)
         return super().__new__(cls)
@@ -172,17 +156,14 @@ class Recipe(Section):
 
     @property
     def run_dir(self) -> Path:
-        """Folder of everything the run writes."""
         return Path(self.run.dir or f"runs/{self.run.name}")
 
     @property
     def prepared_dir(self) -> Path:
-        """Folder of the prepared token shards."""
         return Path(self.data.prepared_dir or self.run_dir / "data")
 
     @property
     def batches(self) -> BatchSchedule:
-        """Boundaries of the global batches in the sequence of samples."""
         return BatchSchedule.of(self.batch.global_batch, self.batch.ramp, self.data.sequence_length)
 
     @property
@@ -192,20 +173,18 @@ class Recipe(Section):
 
     @property
     def total_steps(self) -> int:
-        """Optimizer steps of the whole run."""
         if self.training.steps is not None:
             return self.training.steps
         assert self.training.tokens is not None, "the rules of a recipe require steps or tokens"
+        # Rounded up: a run trains on at least the tokens asked for.
         return self.batches.count(-(-self.training.tokens // self.data.sequence_length))
 
     @property
     def total_tokens(self) -> int:
-        """Tokens that the steps of the whole run consume."""
         return self.batches.first_of(self.total_steps) * self.data.sequence_length
 
     @property
     def steps_and_tokens(self) -> str:
-        """Steps of the run and their tokens, in words, for the user."""
         length, parts = self.data.sequence_length, self.batches.in_steps(self.total_steps)
         if len(parts) == 1:
             return f"{plural(self.total_steps, 'step')} of {parts[0][1] * length:,} tokens"
@@ -215,7 +194,6 @@ class Recipe(Section):
 
     @property
     def horizon_steps(self) -> int:
-        """Step at which the learning-rate schedule ends."""
         return self.schedule.horizon_steps or self.total_steps
 
     @property
@@ -225,12 +203,11 @@ class Recipe(Section):
         return sum(section.bytes_per_parameter for section in sections if isinstance(section, ComponentSection))
 
     def in_mode(self, mode: str) -> "Recipe":
-        """The same recipe with this ``precision.mode``."""
+        # Validated again: model_copy would take any text for a mode.
         precision = PrecisionConfig.model_validate(self.precision.model_dump() | {"mode": mode})
         return self.model_copy(update={"precision": precision})
 
     def with_determinism(self, deterministic: bool) -> "Recipe":
-        """The same recipe with this ``run.deterministic``."""
         return self.model_copy(update={"run": self.run.model_copy(update={"deterministic": deterministic})})
 
     def data_parallel(self, world: int) -> int:

@@ -27,6 +27,7 @@ LONGEST_PERIOD = 100_000
 
 def whole_weights(weights: Sequence[float]) -> tuple[int, ...]:
     """Smallest integers in the proportions of the weights as written in decimal; not all may be zero."""
+    # From the decimal text: 0.1 as a float is a fraction with a huge denominator.
     exact = [Fraction(repr(weight)) for weight in weights]
     scale = lcm(*(fraction.denominator for fraction in exact))
     numbers = [int(fraction * scale) for fraction in exact]
@@ -176,7 +177,6 @@ def _divisors_near(n: int, wanted: int, count: int = 2) -> str:
 
 
 def _architecture(v: Values) -> Iterator[Problem]:
-    """Options that the architecture does not have, or always has."""
     name = v("model.architecture")
     family = ARCHITECTURES[name]
     for option, none in OPTIONS.items():
@@ -191,7 +191,7 @@ def _architecture(v: Values) -> Iterator[Problem]:
 
 
 def _step_tokens(v: Values) -> Iterator[Problem]:
-    """Tokens of a step are counted in 32 bits: some devices have no collectives of 64."""
+    # Tokens of a step are counted in 32 bits: some devices have no collectives of 64.
     batch, length = v("batch.global_batch"), v("data.sequence_length")
     if batch * length >= _MOST_TOKENS:
         reason = f"a step would have {batch * length:,} tokens, and at most {_MOST_TOKENS - 1:,} are possible."
@@ -247,6 +247,7 @@ def _vocabulary(v: Values) -> Iterator[Problem]:
 
 
 def _validation(v: Values) -> Iterator[Problem]:
+    # 0.01 is the default, which nobody has chosen.
     if v("data.validation.path") is not None and v("data.validation.fraction") not in (0, 0.01):
         reason = "validation has a path of its own, so no share of the corpus is kept aside."
         yield _wrong(v, "data.validation.fraction", reason, "Remove one of them.")
@@ -276,6 +277,7 @@ def _warmup(v: Values) -> Iterator[Problem]:
     steps, warmup, horizon = _steps(v), v("schedule.warmup_steps"), v("schedule.horizon_steps")
     end = horizon if horizon is not None else steps
     if warmup >= end:
+        # 2 %, of the usual 1 to 5.
         few = round(end / 50)
         usual = f"; {few} would be {100 * few / end:.2g} %" if end >= 50 else ""
         remedy = f"Use at most {end - 1}{usual}." if end > 1 else "Use 0."
@@ -389,7 +391,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def model_problems(config: ModelConfig) -> list[Problem]:
-    """Problems between the fields of a model section that does not come from a recipe file."""
+    """List the problems between fields of a model section that does not come from a recipe file."""
     return broken_rules(
         Values(
             {f"model.{name}": getattr(config, name) for name in ModelConfig.model_fields}
@@ -400,11 +402,12 @@ def model_problems(config: ModelConfig) -> list[Problem]:
 
 
 def broken_rules(values: Values, rules: Sequence[Rule] = RULES) -> list[Problem]:
-    """Problems that the rules find in the available values."""
+    """List the problems that the rules find in the available values."""
     problems: list[Problem] = []
     for rule in rules:
         try:
             problems.extend(rule(values))
+        # The field has an error of its own, or another check has failed: this rule would only repeat it.
         except Unavailable:
             continue
     return problems

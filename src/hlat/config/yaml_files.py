@@ -63,6 +63,7 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, f"this is no {kind}", node.start_mark) from error
 
 
+# YAML 1.1's patterns of numbers and dates go; those of 1.2 are added below. ASCII: \d takes the digits of every script.
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] not in ("int", "float", "timestamp")]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -105,11 +106,7 @@ _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping
 
 
 def load_yaml(text: str) -> Any:
-    """Parse a YAML text.
-
-    Raises:
-        YamlError: not valid YAML.
-    """
+    """Parse a YAML text; raises YamlError, whose message begins with the line."""
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.reader.ReaderError as error:
@@ -165,8 +162,6 @@ _LONGEST_NAME = 100  # characters of a name that is compared
 def find_recipe(name: str | Path) -> Path:
     """Find a recipe: the file of that path or, if there is none, the shipped recipe of that name.
 
-    A folder of that name is no recipe: ``hlat quickstart`` writes to one called quickstart, and is to be given again.
-
     Raises:
         RecipeError: neither exists (the shipped names are listed), or the name looks like an option.
     """
@@ -178,6 +173,7 @@ def find_recipe(name: str | Path) -> Path:
     try:
         if path.is_file():
             return path
+        # hlat quickstart writes to a folder called quickstart, and is to be given again.
         if path.is_dir() and str(name) not in shipped:
             inside = sorted(str(file) for file in path.glob("*.y*ml"))[:_NAMED_FILES]
             remedy = f"Name a file in it: {', '.join(inside)}." if inside else "Name a recipe file."
@@ -191,7 +187,6 @@ def find_recipe(name: str | Path) -> Path:
 
 
 def _similar_recipe(path: Path, shipped: Iterable[str]) -> str:
-    """Suggest a file in the same folder, or a shipped recipe, of a similar name; empty if there is none."""
     try:
         beside = {file.name: str(file) for file in itertools.islice(path.parent.glob("*.y*ml"), _FILES_LOOKED_AT)}
     except (OSError, ValueError):
@@ -204,8 +199,8 @@ def _similar_recipe(path: Path, shipped: Iterable[str]) -> str:
 
 
 def _shipped_folder() -> Path:
-    """Folder of the shipped recipes: in the installed package, or next to src in an editable installation."""
     package = Path(str(files("hlat")))
+    # In an editable installation the recipes are next to src.
     installed = package / "recipes"
     return installed if installed.is_dir() else package.parents[1] / "recipes"
 
@@ -220,16 +215,12 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Read a recipe file and merge its includes.
-
-    Raises:
-        RecipeError: unreadable, not YAML, not a mapping, or includes that form a cycle.
-    """
+    """Read a recipe file and merge its includes; RecipeError if one is unreadable, no mapping, or in a cycle."""
     return _read_with_includes(path, (), {})
 
 
 def _is_cut(text: str) -> bool:
-    """Return True if a value has more opening than closing braces and brackets: a shell has cut it at a blank."""
+    # More opening than closing brackets: a shell has cut the value at a blank.
     return any(text.count(begin) > text.count(end) for begin, end in ("{}", "[]"))
 
 
@@ -265,6 +256,7 @@ def _read_with_includes(path: Path, including: tuple[Path, ...], known: dict[Pat
         raise RecipeError([Problem("include", "is not a file name or a list of them.", "", includes, True)], str(path))
     if names and len(including) == _DEEPEST_INCLUDE:
         raise RecipeError([Problem(str(path), f"is included over {_DEEPEST_INCLUDE} files, and includes another.")])
+    # Included files lie underneath, the later ones above the earlier.
     base: dict[str, Any] = {}
     for name in names:
         base = merge(base, _read_with_includes(path.parent / name, (*including, here), known))
@@ -314,7 +306,6 @@ def _override_value(text: str) -> Any:
 
 
 def _put_value(content: Any, keys: list[str], value: Any) -> Any:
-    """Return a copy of the content with ``value`` at the path ``keys``."""
     if len(keys) > _DEEPEST_FIELD:
         raise _NoSuchField(f"no field is {len(keys):,} levels deep")
     return _put_below(content, keys, value)
@@ -325,6 +316,7 @@ def _put_below(node: Any, keys: list[str], value: Any) -> Any:
         return value
     head, *rest = keys
     if isinstance(node, list):
+        # isdigit alone takes superscripts, which int refuses.
         if not (head.isascii() and head.isdigit() and len(head) < _MOST_DIGITS):
             raise _NoSuchField(f"{short(head)} is not the number of an element of a list")
         index = int(head)

@@ -43,7 +43,7 @@ from hlat.runtime.urls import is_url
 
 
 class SourceColumn(NamedTuple):
-    """A column that holds the documents of a source."""
+    """Kind and name of the column that holds the documents of a source."""
 
     kind: ColumnKind
     name: str
@@ -56,30 +56,25 @@ def source_columns(config: DataConfig) -> list[SourceColumn]:
 
 
 def default_column(config: DataConfig) -> SourceColumn:
-    """Return the column of data.path, data.validation.path, and of sources that name none."""
+    """Return the column of data.path, of data.validation.path, and of sources that name none."""
     return _first_named(config)
 
 
 def _first_named(*sections: Any) -> SourceColumn:
-    """Return the column that the first of the sections names that names any."""
+    """Return the first column that a section names; earlier sections come first."""
     named = ((kind, getattr(section, kind.field)) for section in sections for kind in COLUMN_KINDS)
     return next(SourceColumn(kind, name) for kind, name in named if name is not None)
 
 
 def join_companions(
-    files: Sequence[SourceFile], find: Callable[[SourceFile, str], SourceFile | None]
+    # Finds a companion by its path; None if it does not exist.
+    files: Sequence[SourceFile],
+    find: Callable[[SourceFile, str], SourceFile | None],
 ) -> list[SourceFile]:
-    """Return the files of a source in their order, with each companion attached to its file.
-
-    Args:
-        files: the listed files.
-        find: finds the companion of a file that is not listed, by its path; returns None if it does not exist.
-
-    Raises:
-        DataError: a file has no companion, or a companion has no file.
-    """
+    """Attach each companion to its file, in the order given; DataError if one of the two is missing."""
     listed = {file.path: (file, file.format.companion) for file in files}
     found = {path: file for path, (file, pair) in listed.items() if pair is not None and _ends(path, pair.ending)}
+    # Listed companions are used first. Others are looked up, so that a glob over the .bin files alone is enough.
     joined = []
     for file, pair in listed.values():
         if pair is None:
@@ -106,37 +101,26 @@ def _ends(path: str, ending: str) -> bool:
 
 
 def _companion_path(main: str, pair: Companion) -> str:
-    """Return the path or URL of the companion of a file; the query of a web URL is kept."""
+    # Only the name is replaced: a web URL keeps its query, which may be a signature.
     name = url_file_name(main) if is_url(main) else main
     head, _, tail = main.rpartition(name)
     return head + pair.path(name) + tail
 
 
 def path_format(path: str, column: ColumnKind) -> FileFormat:
-    """Return the format of a local or remote file; errors name the full URL, as several files may have the same name.
-
-    Args:
-        path: its path or URL.
-        column: kind of the column that its source names.
-
-    Raises:
-        DataError: hlat does not read files of this type.
-    """
+    """Return the format of a path or URL; DataError if hlat does not read such files."""
     if not is_url(path):
         return format_of(Path(path), column)
     name = Path(url_file_name(path))
     try:
         return format_of(name, column)
     except DataError as error:
+        # With the full URL: files in several folders may have the same name.
         raise DataError(str(error).replace(str(name), path, 1)) from error
 
 
 def check_folder(path: str, files: Sequence[SourceFile]) -> None:
-    """Check that a folder does not mix text files with record files.
-
-    Raises:
-        DataError: it does, so it is not clear which files are the corpus.
-    """
+    """Raise DataError for a folder of text files and record files: it is not clear which are the corpus."""
     texts = [file for file in files if file.format.is_one_document]
     if texts and len(texts) < len(files):
         record = next(file for file in files if not file.format.is_one_document)
@@ -148,11 +132,7 @@ def check_folder(path: str, files: Sequence[SourceFile]) -> None:
 
 
 def check_source(path: str, files: Sequence[SourceFile]) -> None:
-    """Check that a source does not mix tokens with text, whose lengths cannot be added.
-
-    Raises:
-        DataError: it does.
-    """
+    """Raise DataError for a source of tokens and text, whose lengths cannot be added."""
     tokens = [file for file in files if file.format.holds_tokens]
     if tokens and len(tokens) < len(files):
         other = next(file for file in files if not file.format.holds_tokens)
@@ -163,15 +143,7 @@ def check_source(path: str, files: Sequence[SourceFile]) -> None:
 
 
 def check_tokenizer_given(tokens: str, tokenizer: str | None) -> None:
-    """Check that a recipe with a file of tokens names their tokenizer.
-
-    Args:
-        tokens: path of the file of tokens.
-        tokenizer: data.tokenizer.path.
-
-    Raises:
-        DataError: it does not.
-    """
+    """Raise DataError for a file of tokens without the tokenizer that made them."""
     if tokenizer is None:
         raise DataError(
             f"{tokens}: its documents are tokens, but data.tokenizer.path is not set. A tokenizer trained by hlat "
@@ -180,21 +152,16 @@ def check_tokenizer_given(tokens: str, tokenizer: str | None) -> None:
         )
 
 
+# Subfolder of the prepared data with the cache of remote files, unless data.cache_dir names another folder.
 CACHE_FOLDER = "cache"
-"""Subfolder of the prepared data with the cache of remote files, unless data.cache_dir names another folder."""
 
 
 def list_files(config: DataConfig, folder: Path) -> list[SourceFile]:
     """List the files of a data section in the order of their documents; they are not hashed yet.
 
-    Args:
-        config: the data section.
-        folder: folder of the prepared data; it contains the cache of remote files unless ``data.cache_dir`` is set.
-
-    Raises:
-        SourceNotFoundError: a path or glob has no files, or some that cannot be listed or are of no format.
-        DataError: there is no source, files that cannot be one source, a
-            .bin or .idx without the other, tokens without a tokenizer, or a URL that cannot be used.
+    Remote files are cached in ``folder`` (prepared data) unless ``data.cache_dir`` is set. SourceNotFoundError if a
+    path or glob has no files, or some that cannot be listed or are of no format. DataError without a source, for files
+    that cannot be one source, a .bin or .idx without the other, tokens without a tokenizer, or an unusable URL.
     """
     cache = Cache(*cache_location(config, folder))
     files = [file for source in numbered_sources(config) for file in files_of_source(source, cache)]
@@ -205,19 +172,15 @@ def list_files(config: DataConfig, folder: Path) -> list[SourceFile]:
 
 
 class NumberedSource(NamedTuple):
-    """A source of a data section: its number, which is -1 for data.validation.path, its path and its column."""
+    """A source of a data section, its place in it and its column of documents."""
 
-    number: int
+    number: int  # -1 for data.validation.path
     path: str
     column: SourceColumn
 
 
 def numbered_sources(config: DataConfig) -> list[NumberedSource]:
-    """Return the sources of a data section in the order of their documents, and its validation text.
-
-    Raises:
-        DataError: there is no source.
-    """
+    """Return the sources in the order of their documents, then the validation text; DataError without a source."""
     paths = [*([] if config.path is None else [config.path]), *(source.path for source in config.sources)]
     if not paths:
         raise DataError(
@@ -240,12 +203,7 @@ def open_cached_store(path: str, cache: Cache) -> CachedStore | None:
 
 
 def files_of_source(source: NumberedSource, cache: Cache) -> list[SourceFile]:
-    """List the files of one source, each with its companion.
-
-    Raises:
-        SourceNotFoundError: the path or glob has no files, or some that cannot be listed or are of no format.
-        DataError: as ``list_files``.
-    """
+    """List the files of one source with their companions; errors as ``list_files``."""
     number, path, column = source
 
     def source_file(file: ListedFile, file_format: FileFormat) -> SourceFile:
@@ -263,7 +221,9 @@ def files_of_source(source: NumberedSource, cache: Cache) -> list[SourceFile]:
         return None if found is None else source_file(found, file.format)
 
     listing = list_source(path, cache)
+    # A link to nowhere may have been half of the corpus: refuse it instead of training on the rest.
     refuse(path, listing.findings, SourceNotFoundError)
+    # A folder that is one data set says itself which files are data. Its other files (JSON) would be refused below.
     if listing.names is not None and (known := _known_folder(path, listing, column)) is not None:
         return [source_file(file, known[0]) for file in known[1]]
     files, findings = list[SourceFile](), list[FileFinding]()
@@ -280,7 +240,7 @@ def files_of_source(source: NumberedSource, cache: Cache) -> list[SourceFile]:
 
 
 def _known_folder(path: str, listing: Listing, column: SourceColumn) -> tuple[FileFormat, list[ListedFile]] | None:
-    """Return the format and the files of a folder that is one data set; None for an ordinary folder."""
+    """Return format and files of a folder that is one data set; None for an ordinary folder."""
     assert listing.names is not None, "the source is a folder"
     try:
         found = folder_format(listing.names, listing.read, column.kind)
@@ -293,7 +253,7 @@ def _known_folder(path: str, listing: Listing, column: SourceColumn) -> tuple[Fi
 
 
 def without_linked_folders(config: DataConfig, files: list[SourceFile]) -> list[SourceFile]:
-    """Return the files that are not behind a link below a folder: earlier versions of hlat followed no such links."""
+    """Return the files that are not behind a link to a folder: earlier versions followed none."""
     roots = {source.number: Path(local_path(source.path)) for source in numbered_sources(config)}
 
     def is_linked(file: SourceFile) -> bool:
@@ -306,19 +266,8 @@ def without_linked_folders(config: DataConfig, files: list[SourceFile]) -> list[
 def hash_files(
     files: list[SourceFile], known: dict[Stamp, str], progress: Callable[[int, int], None]
 ) -> list[SourceFile]:
-    """Compute the sha256 of each file; remote files are fetched for this unless they were fetched before.
-
-    Args:
-        files: result of ``list_files``.
-        known: sha256 of files that were hashed before; these are not read again.
-        progress: called with the bytes done and the total bytes.
-
-    Returns:
-        The files with their sha256.
-
-    Raises:
-        DataError: a file cannot be read.
-    """
+    """Return the files with their sha256, for which remote ones are fetched; ``known`` ones are not read again."""
+    # In this order, each companion follows its file, as the loop below takes them.
     hashes = _iter_hashes([file for source_file in files for file in source_file.files], known, progress)
     hashed = []
     for file in files:
@@ -334,6 +283,7 @@ def _iter_hashes(
     done = 0
     hashes = [known.get(file.stamp) or file.cached_sha256 for file in files]
     unknown = [file for file, sha256 in zip(files, hashes, strict=True) if sha256 is None]
+    # Closing, so that threads which fetch ahead stop if the caller does.
     with closing(prefetch_in_order(unknown)) as opened:
         for file, sha256 in zip(files, hashes, strict=True):
             found = sha256 or _hash_next(opened)
@@ -348,16 +298,12 @@ def _hash_next(opened: Iterator[tuple[SourceFile, Path]]) -> str:
 
 
 def describe_corpus_changes(before: list[tuple[str, list[str | int]]], now: list[SourceFile]) -> list[str]:
-    """Describe in one sentence how a corpus has changed in content or order; empty if it was only moved.
-
-    Args:
-        before: path and ``SourceFile.content`` of each earlier file, in order.
-        now: the current files, hashed.
-    """
+    """Say in one sentence how a corpus has changed in content or order; empty if it was only moved."""
+    # Without paths: a corpus that was moved is the same corpus.
     if [content for _, content in before] == [file.content for file in now]:
         return []
     old, new = dict(before), {file.path: file.content for file in now}
-    size_and_hash = slice(3, None)
+    size_and_hash = slice(3, None)  # of SourceFile.content, after source, column and format
     changes = {
         "changed since": [path for path in new if path in old and new[path][size_and_hash] != old[path][size_and_hash]],
         "new": [path for path in new if path not in old],

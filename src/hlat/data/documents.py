@@ -6,9 +6,9 @@
 
 Text and ids both have a length, can be sliced, and have a byte form for hashing.
 
-The split of a document does not depend on the worker, on time, or on other documents. So the split of a corpus is the
-same for any number of workers and after interruptions. If it is made by hash of the text or the tokens, exact copies of
-a document are in the same split.
+The split of a document does not depend on the worker, on time, or on other documents. So a corpus is split in the same
+way by any number of workers and after interruptions. A split by hash puts exact copies of a document into the same
+split.
 
 Worker processes import this module, so it imports neither torch, pyarrow and pydantic nor the heavier rooms.
 """
@@ -25,41 +25,33 @@ import numpy.typing as npt
 from hlat.data.tokenizers.base import TokenIdArray, Tokenizer
 from hlat.runtime.terminal import plural
 
-Content = str | TokenIdArray
-"""A text, or token ids: uint32, shape (tokens,), without an end-of-sequence token."""
+Content = str | TokenIdArray  # a text, or token ids: uint32, shape (tokens,), without an end-of-sequence token
 ContentT = TypeVar("ContentT", str, TokenIdArray)
 
-_ENCODED_DTYPE = np.dtype("<u4")
+_ENCODED_DTYPE = np.dtype("<u4")  # the same bytes, and so the same hash and split, on any machine
 
 
 class Vocabulary(NamedTuple):
-    """Valid token ids.
+    """The token ids that are valid in a document."""
 
-    Attributes:
-        size: ids are below this.
-        eos_id: id of the end-of-sequence token; None for none.
-    """
-
-    size: int
-    eos_id: int | None
+    size: int  # ids are below this
+    eos_id: int | None  # id of the end-of-sequence token; None for none
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer) -> "Vocabulary":
-        """Return the vocabulary of a tokenizer."""
         return cls(tokenizer.vocab_size, tokenizer.eos_id)
 
     def first_unknown(self, ids: npt.NDArray[np.integer[Any]]) -> int | None:
-        """Return the index of the first id that is not in the vocabulary; None if all are."""
+        """Return the index of the first id outside the vocabulary; None if all are in it."""
+        # Nearly always true, and takes no memory for a mask.
         if not len(ids) or 0 <= int(ids.min()) <= int(ids.max()) < self.size:
             return None
         return int(np.flatnonzero((ids < 0) | (ids >= self.size))[0])
 
     def document(self, ids: npt.NDArray[np.integer[Any]]) -> TokenIdArray:
-        """Return the content of a document that is stored as ids, all in the vocabulary.
-
-        Every document gets an end-of-sequence token when samples are made, so one at its end is removed here: ids
-        that were stored with it give the same documents, hashes and validation tail as ids stored without it.
-        """
+        """Return stored ids as uint32, without an end-of-sequence token at their end."""
+        # Every document gets an end token when samples are made. Ids that were stored with one must give the same
+        # documents, hashes and validation tail as ids stored without it.
         ends = self.eos_id is not None and len(ids) > 0 and int(ids[-1]) == self.eos_id
         return (ids[:-1] if ends else ids).astype(np.uint32)
 
@@ -70,19 +62,12 @@ def content_bytes(content: Content) -> bytes:
 
 
 def tokens_from_bytes(encoded: bytes) -> TokenIdArray:
-    """Decode tokens from the bytes that ``content_bytes`` returned; the array is read-only."""
+    """Decode what ``content_bytes`` encoded; the array is read-only."""
     return np.frombuffer(encoded, dtype=_ENCODED_DTYPE)
 
 
 def tokenize_contents(contents: Sequence[Content], tokenizer: Tokenizer) -> list[TokenIdArray]:
-    """Tokenize each document that is text; pass documents that are tokens through.
-
-    Returns:
-        Tokens of each document, uint32, shape (tokens,), without end-of-sequence tokens.
-
-    Raises:
-        DataError: the tokenizer cannot encode a text.
-    """
+    """Tokenize texts to uint32 ids without end tokens; pass tokens through."""
     encoded = iter(tokenizer.encode_documents([content for content in contents if isinstance(content, str)]))
     return [next(encoded) if isinstance(content, str) else content for content in contents]
 
@@ -93,67 +78,42 @@ def text_byte_count(content: Content, tokenizer: Tokenizer) -> int:
 
 
 class BadRow(NamedTuple):
-    """A row that could not be read.
+    """A row that could not be read."""
 
-    Attributes:
-        file: index of its file.
-        row: index in the file, from 0.
-        line: line number in the file, from 1; None if rows are not lines.
-        rows: rows of the work unit up to and including this one.
-        reason: the problem.
-        remedy: a sentence that says how to fix it.
-    """
-
-    file: int
-    row: int
-    line: int | None
-    rows: int
-    reason: str
-    remedy: str
+    file: int  # index of its file
+    row: int  # index in the file, from 0
+    line: int | None  # line number in the file, from 1; None if rows are not lines
+    rows: int  # rows of the work unit up to and including this one
+    reason: str  # the problem
+    remedy: str  # a sentence that says how to fix it
 
 
 Split = Literal["train", "validation"]
 SPLITS: tuple[Split, Split] = ("train", "validation")
 
-_SPLIT_KEY = b"hlat validation split"
+_SPLIT_KEY = b"hlat validation split"  # keyed, so that the split is independent of other hashes of the same text
 
 
 def hash_threshold(fraction: float) -> int:
-    """Return the threshold below which the 64-bit hashes of a share ``fraction`` of all documents lie."""
+    """Return the 64-bit number below which the hashes of a share ``fraction`` of documents lie."""
     return int(fraction * 2.0**64)
 
 
 def tail_start(length: int, fraction: float) -> int:
-    """Return the character or token at which the validation tail of a source begins: int(n * (1 - fraction)).
-
-    This is the cut that nanoGPT makes.
-    """
-    return int(length * (1 - fraction))
+    """Return the character or token at which the validation tail of a source begins."""
+    return int(length * (1 - fraction))  # the cut that nanoGPT makes, so that its data can be reproduced
 
 
 @dataclass(frozen=True)
 class SplitRule:
-    """Rule that assigns the documents of one work unit to the splits.
+    """Assigns the documents of one work unit to the splits, by hash or by position."""
 
-    Attributes:
-        below: documents whose hash lies below this are validation documents; ignored if there is a boundary.
-        boundary: characters (or tokens) of the unit before its validation tail; None for no tail.
-    """
+    below: int = 0  # documents whose hash lies below this are validation documents; ignored if there is a boundary
+    boundary: int | None = None  # characters (or tokens) of the unit before its validation tail; None for no tail
 
-    below: int = 0
-    boundary: int | None = None
-
+    # encoded: its ``content_bytes``; offset: characters or tokens of the unit before it
     def split_document(self, content: ContentT, encoded: bytes, offset: int) -> list[tuple[Split, ContentT]]:
-        """Assign a document to a split; cut it in two if the validation tail begins inside it.
-
-        Args:
-            content: the document.
-            encoded: the document as ``content_bytes`` returns it.
-            offset: characters (or tokens) of the unit before this document.
-
-        Returns:
-            The split and content of each piece that is not empty.
-        """
+        """Return (split, content) of each piece that is not empty; a tail may cut a document."""
         if self.boundary is None:
             return [(self.split_of(encoded), content)]
         cut = min(max(self.boundary - offset, 0), len(content))
@@ -161,12 +121,12 @@ class SplitRule:
         return [piece for piece in pieces if len(piece[1])]
 
     def split_of(self, encoded: bytes) -> Split:
-        """Return the split of a document by the hash of its ``content_bytes``; the boundary is ignored."""
+        """Return the split by the hash of ``content_bytes``; the boundary is ignored."""
         return "validation" if self.below > 0 and _split_hash(encoded) < self.below else "train"
 
 
 def hash_share(encoded: bytes) -> float:
-    """Return the fraction of the corpus above which a document, as ``content_bytes`` returns it, is for validation."""
+    """Return the fraction above which a document, given by its ``content_bytes``, is for validation."""
     return _split_hash(encoded) / 2.0**64
 
 
@@ -177,30 +137,22 @@ def _split_hash(encoded: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(encoded, digest_size=8, key=_SPLIT_KEY).digest(), "little")
 
 
+# Tokens for which the error of a mean loss is small: the losses of single tokens vary by 2 to 3 nats, so that the mean
+# of 10,000 tokens is known to 0.03 nats at best, less exactly if they are of few documents.
 _ENOUGH_TOKENS = 10_000
-"""Tokens for which the error of a mean loss is small: the losses of single tokens vary by 2 to 3 nats, so that the mean
-of 10,000 tokens is known to 0.03 nats at best, less exactly if they are of few documents."""
 _ENOUGH_DOCUMENTS = 5  # of a source, over which a loss says something about the others
 _NAMED_SOURCES = 3  # sources that a message names
 _LARGEST_SHARE = 0.2  # that is suggested; a corpus that needs more is too small
 
 
 class HeldOut(NamedTuple):
-    """Text of a source that is kept aside for validation.
+    """Amount of a source's text that is kept aside for validation."""
 
-    Attributes:
-        source: name or path of the source.
-        documents: documents kept aside.
-        of_documents: all documents of the source.
-        tokens: tokens kept aside.
-        of_tokens: all tokens of the source.
-    """
-
-    source: str
-    documents: int
-    of_documents: int
-    tokens: float
-    of_tokens: float
+    source: str  # name or path of the source
+    documents: int  # documents kept aside
+    of_documents: int  # all documents of the source
+    tokens: float  # tokens kept aside
+    of_tokens: float  # all tokens of the source
 
     @property
     def is_scarce(self) -> bool:
@@ -209,16 +161,7 @@ class HeldOut(NamedTuple):
 
 
 def describe_scarce(held: Sequence[HeldOut], fraction: float, about: str = "") -> tuple[str, str] | None:
-    """Describe the sources with too little validation text, for data.validation.by=document.
-
-    Args:
-        held: the sources of the corpus.
-        fraction: data.validation.fraction.
-        about: "about " if tokens are estimated.
-
-    Returns:
-        What is wrong, and what would work; None if nothing is.
-    """
+    """Return (problem, remedy) for sources with little validation text, split by document; None if none."""
     scarce = [each for each in held if each.of_documents and each.is_scarce]
     if not scarce:
         return None
@@ -233,7 +176,7 @@ def describe_scarce(held: Sequence[HeldOut], fraction: float, about: str = "") -
     tail = f"data.validation.by=tail keeps the last {fraction:.3g} of each source: {_tail(scarce, fraction)}"
     if needed > _LARGEST_SHARE:
         return text, f"{tail}. Or give a file of validation text of its own as data.validation.path."
-    share = math.ceil(needed * 100) / 100
+    share = math.ceil(needed * 100) / 100  # rounded up, so that the share that is suggested is enough
     return text, f"{tail}; with data.validation.fraction={share:.3g} {_tail(scarce, share)}."
 
 
@@ -242,6 +185,5 @@ def _tail(sources: Sequence[HeldOut], fraction: float) -> str:
 
 
 def _listed(parts: Sequence[str]) -> str:
-    """Join the first three parts; say how many more there are."""
     more = [f"{plural(len(parts) - _NAMED_SOURCES, 'other source')} alike"] if len(parts) > _NAMED_SOURCES else []
     return " and ".join([*parts[:_NAMED_SOURCES], *more])

@@ -5,13 +5,12 @@
                      `- files of each source --read, hashed or cut--> SourceSplit: documents, bytes, tokens of both
                         splits --> problem, or a warning                              (small corpora only)
 
-Of each source the files are listed, and of a few of them the footer and the first rows are read: what `hlat train`
-would find out after minutes of reading. Files of object stores are listed only if the caller asks for it.
+The files of each source are listed; of a few of them the footer and the first rows are read: what `hlat train` would
+find out after minutes of reading. Files of object stores are listed only if the caller asks for it.
 
-Documents are chosen for validation by hash, or a tail is cut off, so what is kept aside of a small corpus is found by
-reading it only. A tail is cut off all documents, before copies are left out, as the preparation does. Corpora of more
-than 16 MB, or of more text than that once it is decompressed, are not split here: the preparation says the same of
-them.
+What is kept aside of a small corpus is found by reading it. A tail is cut off all documents, before copies are left
+out, as the preparation does. Corpora of more than 16 MB, or of more text than that once it is decompressed, are not
+split here: the preparation says the same of them.
 """
 
 import math
@@ -50,38 +49,26 @@ from hlat.runtime.urls import is_url
 _MOST_BYTES = 1 << 24  # of files, and of their text: a few tenths of a second
 _READ_CHUNK = 1 << 20
 
-CountTokens = Callable[[Content], int]
-"""Returns the tokens of a document, or an upper bound."""
+CountTokens = Callable[[Content], int]  # returns the tokens of a document, or an upper bound
 
 
 def most_tokens(content: Content) -> int:
-    """Bound the tokens of a document for a tokenizer that is to be trained: a byte is the smallest token."""
-    return len(content.encode()) if isinstance(content, str) else len(content)
+    """Return an upper bound of the tokens of a document, for a tokenizer that is to be trained."""
+    return len(content.encode()) if isinstance(content, str) else len(content)  # a byte is the smallest token
 
 
 @dataclass
 class SourceSplit:
-    """Documents and bytes of a source.
+    """Amount of a source's text, and of the part of it that is for training."""
 
-    Attributes:
-        name: name or path of the source.
-        documents: documents that are not empty.
-        held_out: those of them that are wholly for validation.
-        bytes: bytes of all of them.
-        held_out_bytes: bytes of text for validation.
-        training_pieces: documents, and a beginning of one, that are for training.
-        training_tokens: tokens of these as they were counted or bounded, without end-of-text tokens.
-        smallest_share: fraction of the corpus above which the first of them is for validation.
-    """
-
-    name: str
-    documents: int = 0
-    held_out: int = 0
-    bytes: int = 0
-    held_out_bytes: int = 0
-    training_pieces: int = 0
-    training_tokens: int = 0
-    smallest_share: float = 1.0
+    name: str  # name or path of the source
+    documents: int = 0  # documents that are not empty
+    held_out: int = 0  # those of them that are wholly for validation
+    bytes: int = 0  # bytes of all of them
+    held_out_bytes: int = 0  # bytes of text for validation
+    training_pieces: int = 0  # documents, and a beginning of one, that are for training
+    training_tokens: int = 0  # tokens of these as they were counted or bounded, without end-of-text tokens
+    smallest_share: float = 1.0  # fraction of the corpus above which the first of them is for validation
 
 
 def splits_by_hash(data: DataConfig) -> bool:
@@ -96,15 +83,9 @@ def split_sources(
     vocabulary: Vocabulary | None,
     count_tokens: CountTokens = most_tokens,
 ) -> list[SourceSplit]:
-    """Split each source of a corpus of text; return nothing if it is too large to be read here.
-
-    Args:
-        data: the data section.
-        files: local files by name of the source.
-        vocabulary: vocabulary of the tokenizer; None if it is trained.
-        count_tokens: counts the tokens of a document, or bounds them.
-    """
+    """Split each source, given as local files by name; return nothing if there is too much to read."""
     every = [file for each in files.values() for file in each]
+    # Files of stores would have to be fetched, and tokens are not text.
     if any(file.cached_store is not None or file.format.holds_tokens for file in every):
         return []
     if sum(file.size for file in every) > _MOST_BYTES:
@@ -121,36 +102,24 @@ class _TooLongError(Exception):
 
 
 class _ReadDocument(NamedTuple):
-    """A document, its ``content_bytes``, and whether it is left out as a copy of an earlier one."""
+    """A document as split_sources takes it, with its bytes for the hash."""
 
     content: Content
-    encoded: bytes
-    is_left_out: bool
+    encoded: bytes  # its ``content_bytes``
+    is_left_out: bool  # True if it is a copy of an earlier document, and copies are dropped
 
 
 @dataclass
 class _BoundedReader:
-    """Reads the documents of all sources that are not empty, up to ``_MOST_BYTES``.
+    """Reads the documents of all sources that are not empty, up to ``_MOST_BYTES``."""
 
-    Attributes:
-        vocabulary: vocabulary of the tokenizer; None if it is trained.
-        drops_copies: True if copies of earlier documents are left out.
-        read: bytes of all documents so far.
-        seen: the documents so far, if copies are left out.
-    """
-
-    vocabulary: Vocabulary | None
-    drops_copies: bool
-    read: int = 0
-    seen: set[bytes] = field(default_factory=set)
+    vocabulary: Vocabulary | None  # vocabulary of the tokenizer; None if it is trained
+    drops_copies: bool  # True if copies of earlier documents are left out
+    read: int = 0  # bytes of all documents so far
+    seen: set[bytes] = field(default_factory=set)  # the documents so far, if copies are left out
 
     def documents(self, files: Sequence[SourceFile]) -> Iterator[_ReadDocument]:
-        """Yield the documents of a source, copies included.
-
-        Raises:
-            DataError: a file cannot be read.
-            _TooLongError: there is more text.
-        """
+        """Yield the documents of a source, copies included; DataError, or _TooLongError for more text."""
         for file in files:
             if file.format.is_one_document and _is_too_long(file):
                 raise _TooLongError
@@ -171,11 +140,12 @@ class _BoundedReader:
 
 
 def _is_too_long(file: SourceFile) -> bool:
-    """Return True if a compressed text has more than ``_MOST_BYTES``; its format would read all of it at once."""
+    """Return True if a compressed text has more than ``_MOST_BYTES``."""
     path = Path(file.path)
     if not is_compressed(path):
         return False
     with convert_file_errors(path, file.format.kind), path.open("rb") as raw:
+        # Counted here, because its format would read all of it at once.
         stream, left = open_decompressed(path, raw), _MOST_BYTES
         while left >= 0 and (chunk := stream.read(_READ_CHUNK)):
             left -= len(chunk)
@@ -207,13 +177,12 @@ def _split_source(
 
 def _training_pieces(rule: SplitRule, document: Content, encoded: bytes, offset: int) -> Sequence[Content]:
     """Return the parts of a document that are for training: all of it, none, or what is before the tail."""
-    if isinstance(document, str):
+    if isinstance(document, str):  # the same twice, so that the type checker sees texts or tokens
         return [piece for split, piece in rule.split_document(document, encoded, offset) if split == "train"]
     return [tokens for split, tokens in rule.split_document(document, encoded, offset) if split == "train"]
 
 
 def _cuts_tail(data: DataConfig) -> bool:
-    """Return True if the end of each source is for validation; with a path for validation nothing is."""
     validation = data.validation
     return validation.path is None and validation.fraction > 0 and validation.by == "tail"
 
@@ -224,6 +193,7 @@ def describe_empty_split(splits: Sequence[SourceSplit]) -> str:
     if not documents or any(each.held_out for each in splits):
         return ""
     counted = "the only document of the corpus is not" if documents == 1 else f"none of the {documents:,} documents is"
+    # A little more than the share itself, above which the document is kept aside.
     share = math.ceil(min(each.smallest_share for each in splits) * 100 + 1e-9) / 100
     larger = f", data.validation.fraction={share:g}, which keeps one aside" if documents > 1 and share < 0.5 else ""
     return (
@@ -255,58 +225,42 @@ _TRAINED_BYTES_PER_TOKEN = 4.0  # of English, by a byte-level BPE of tens of tho
 
 @dataclass(frozen=True)
 class InputProblem:
-    """An input that cannot be used.
+    """An input that cannot be used, as a message about one field."""
 
-    Attributes:
-        field: dotted path of the field that names it.
-        message: what is wrong, where and what would work; ends with a full stop.
-        value: value of the field.
-    """
-
-    field: str
-    message: str
-    value: str | float
+    field: str  # dotted path of the field that names it
+    message: str  # what is wrong, where and what would work; ends with a full stop
+    value: str | float  # value of the field
 
 
 @dataclass
 class InputReport:
-    """Findings of ``check_inputs``.
+    """Findings of ``check_inputs``: problems, doubts and sizes."""
 
-    Attributes:
-        problems: every problem, in the order of the fields.
-        text_bytes: size of the local files of the corpus.
-        most_tokens: upper bound of the training tokens, end tokens included; None if unknown.
-        training_tokens: tokens of an epoch: counted if the data is prepared or short, else estimated; None if unknown.
-        is_prepared: True if the data is prepared already.
-        doubts: sentences about files that seem to be absent or are there twice.
-        scarce_validation: sources with little validation text, and what would work; empty if there is none.
-        lossy_tokenizer: what the tokenizer loses of the text, and what would work; None for nothing.
-    """
-
-    problems: list[InputProblem] = field(default_factory=list)
-    text_bytes: int = 0
-    most_tokens: int | None = None
+    problems: list[InputProblem] = field(default_factory=list)  # every problem, in the order of the fields
+    text_bytes: int = 0  # size of the local files of the corpus
+    most_tokens: int | None = None  # upper bound of the training tokens, end tokens included; None if unknown
+    # Tokens of an epoch: counted if the data is prepared or short, else estimated; None if unknown.
     training_tokens: float | None = None
-    is_prepared: bool = False
-    doubts: list[str] = field(default_factory=list)
+    is_prepared: bool = False  # True if the data is prepared already
+    doubts: list[str] = field(default_factory=list)  # sentences about files that seem to be absent or are there twice
+    # Sources with little validation text, and what would work; empty if there is none.
     scarce_validation: tuple[str, str] | None = None
+    # What the tokenizer loses of the text, and what would work; None for nothing.
     lossy_tokenizer: tuple[str, str] | None = None
 
 
 def check_inputs(
     data: DataConfig, folder: Path, vocab_size: int | None, sets: Mapping[str, str], *, stores: bool
 ) -> InputReport:
-    """Check every input of a recipe.
+    """Check every input of a recipe, and report all problems at once.
 
-    Args:
-        data: the data section.
-        folder: folder of the prepared data; what is prepared needs no corpus and no tokenizer any more.
-        vocab_size: embedding rows of the model; None if unknown.
-        sets: ``evaluation.sets``.
-        stores: list the files of URLs too, which asks their stores.
+    Data that is prepared in ``folder`` needs no corpus and no tokenizer any more. ``vocab_size`` is the number of
+    embedding rows of the model, None if unknown; ``sets`` is ``evaluation.sets``. With ``stores``, the files of URLs
+    are listed too, which asks their stores.
     """
     manifest = _manifest(folder)
     report = InputReport(is_prepared=manifest is not None)
+    # Before the files: the first rows of files of tokens are compared with its vocabulary.
     tokenizer = _check_tokenizer(data, vocab_size, folder, manifest, report)
     vocabulary = None if tokenizer is None else Vocabulary.from_tokenizer(tokenizer)
     named = {f"evaluation.sets.{name}": NumberedSource(-1, path, default_column(data)) for name, path in sets.items()}
@@ -348,7 +302,7 @@ def check_inputs(
 
 
 def _manifest(folder: Path) -> DataManifest | None:
-    """Read the manifest of prepared data; one that cannot be read is left to the preparation, which explains it."""
+    """Read the manifest; one that cannot be read is left to the preparation, which explains it."""
     try:
         return read_data_manifest(folder)
     except (DataError, OSError):
@@ -370,13 +324,12 @@ def _field(data: DataConfig, source: NumberedSource) -> str:
 
 
 def _name(data: DataConfig, source: NumberedSource) -> str:
-    """Name of a source of the corpus, or its path."""
     place = source.number - (data.path is not None)
     return (data.sources[place].name if place >= 0 else None) or source.path
 
 
 def _problem(name: str, value: str, message: str) -> InputProblem:
-    """Make a problem of an error's message, without the path that it begins with if the value shows all of that."""
+    """Make a problem of an error's message, without the path that it begins with if the value shows it."""
     text = (message if short(value) != repr(value) else message.removeprefix(f"{value}: ")).rstrip()
     return InputProblem(name, text if text.endswith((".", "`")) else f"{text}.", value)
 
@@ -384,7 +337,7 @@ def _problem(name: str, value: str, message: str) -> InputProblem:
 def _check_tokenizer(
     data: DataConfig, vocab_size: int | None, folder: Path, manifest: DataManifest | None, report: InputReport
 ) -> Tokenizer | None:
-    """Load the tokenizer; of prepared data, which has a copy of its own, only see that no other one is named."""
+    """Load and check the tokenizer; prepared data has a copy, so only see that no other one is named."""
     path = data.tokenizer.path
     if path is None:
         return None
@@ -406,11 +359,7 @@ def _check_tokenizer(
 
 
 def _unreadable(source: str, files: list[SourceFile], data: DataConfig, vocabulary: Vocabulary | None) -> Iterator[str]:
-    """Yield the problem of the first file of a sample whose first rows cannot be read.
-
-    Raises:
-        DataError: the first bytes of files show that they are not what the source takes them for.
-    """
+    """Yield the problem of the first file of a sample whose first rows cannot be read."""
     local = [file for file in files if file.cached_store is None]
     refuse(source, list(first_bytes(local[:: max(1, -(-len(local) // _BEGINNING_BYTES))], data.unreadable_rows)))
     for file in local[:: max(1, -(-len(local) // _SAMPLED_FILES))]:
@@ -438,7 +387,9 @@ def _bad_beginning(file: SourceFile, data: DataConfig, vocabulary: Vocabulary | 
 
 
 def _is_plain_text(file: SourceFile) -> bool:
-    """True if the size of a file is about that of its text: formats that are often compressed are not in themselves."""
+    """Return True if the size of a file is about that of its text."""
+    # Formats that may be compressed as a whole (jsonl, csv, text) are not compressed in themselves; parquet and arrow
+    # are.
     is_compressed = not file.format.compressible or Path(file.path).suffix.lower() in COMPRESSED_ENDINGS
     return file.cached_store is None and not file.format.holds_tokens and not is_compressed
 
@@ -459,26 +410,24 @@ def _bytes_per_token(data: DataConfig) -> float:
 
 
 def _token_counter(data: DataConfig, tokenizer: Tokenizer | None, text_bytes: int) -> CountTokens | None:
-    """Return what counts the tokens of a corpus; None if that takes long, or the tokenizer is to be trained.
-
-    Characters are counted; a tokenizer that exists counts where the text is so short that it may be less than a sample.
-    """
+    """Return a counter of tokens; None if counting takes long, or the tokenizer is to be trained."""
     if data.tokenizer.path is None:
         return len if data.tokenizer.train == "char" else None
+    # An exact count matters only where the text is so short that it may be less than a sample.
     if tokenizer is None or text_bytes > _DOUBTFUL_BYTES_PER_TOKEN * (data.sequence_length + 1):
         return None
     return lambda content: len(tokenizer.encode(content)) if isinstance(content, str) else len(content)
 
 
 def _adds_ends(data: DataConfig, tokenizer: Tokenizer | None) -> bool:
-    """Return True if documents end with a token; a vocabulary of characters has none unless the recipe names one."""
+    # A vocabulary of characters has no end token unless the recipe names one.
     return data.tokenizer.eos_token not in (None, "auto") if tokenizer is None else tokenizer.eos_id is not None
 
 
 def _check_split(
     data: DataConfig, files: Mapping[str, list[SourceFile]], tokenizer: Tokenizer | None, report: InputReport
 ) -> None:
-    """Find out how much of each source of a small corpus is for validation, and how many tokens there can be."""
+    """Report how much of each source of a small corpus is for validation, and how many tokens there can be."""
     vocabulary = None if tokenizer is None else Vocabulary.from_tokenizer(tokenizer)
     count = _token_counter(data, tokenizer, report.text_bytes)
     splits = split_sources(data, files, vocabulary, count or most_tokens)

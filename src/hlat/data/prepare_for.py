@@ -14,23 +14,15 @@ def prepare_recipe_data(
 ) -> PreparedData:
     """Prepare the data of a recipe in its data.mode; return at once if this has been done before.
 
-    Args:
-        recipe: the recipe.
-        workers: number of tokenizing processes; None for data.workers, which defaults to one per core. Used only in
-            the mode "prepared".
-        progress: see ``hlat.data.prepare.corpus.ProgressCallback``.
-
-    Returns:
-        The prepared data. In the mode "online" it has the tokenizer, the validation tokens and the block index.
-
-    Raises:
-        DataError: the corpus or tokenizer cannot be used, or the folder contains other data.
-        StorageError: the disk refused the write.
+    ``workers`` counts for the mode "prepared" only; None for data.workers, or one per core. In the mode "online" the
+    result has the tokenizer, the validation tokens and the block index. DataError if the corpus or tokenizer cannot be
+    used or the folder contains other data, StorageError if the disk refuses.
     """
     data = recipe.data
     if data.mode == "prepared":
         return prepare(data, recipe.prepared_dir, workers=workers, progress=progress)
     sequences = recipe.evaluation.sequences
+    # One more, the label of the last input.
     validation_tokens = None if sequences is None else sequences * data.sequence_length + 1
     return prepare_online(data, recipe.prepared_dir, validation_tokens, progress)
 
@@ -40,16 +32,10 @@ def prepare_validation_sets(
 ) -> None:
     """Prepare the sets of ``evaluation.sets`` in the run's folder; return at once if this has been done before.
 
-    Args:
-        recipe: the recipe.
-        prepared: the run's data, whose tokenizer and columns the sets share.
-        progress: see ``hlat.data.prepare.corpus.ProgressCallback``.
-
-    Raises:
-        DataError: a set cannot be used, or its folder contains other data.
-        StorageError: the disk refused the write.
+    They share the tokenizer and the columns of ``prepared``. DataError if a set cannot be used or its folder contains
+    other data, StorageError if the disk refused the write.
     """
-    model = prepared.tokenizer_dir / "tokenizer.model"
+    model = prepared.tokenizer_dir / "tokenizer.model"  # as ``load_saved``, which prefers the model
     tokenizer = str(model if model.is_file() else prepared.tokenizer_dir)
     for name, path in recipe.evaluation.sets.items():
         data = DataConfig.model_validate(
@@ -58,7 +44,7 @@ def prepare_validation_sets(
                 "text_column": recipe.data.text_column,
                 "tokens_column": recipe.data.tokens_column,
                 "tokenizer": {"path": tokenizer, "eos_token": prepared.tokenizer.eos_token},
-                "validation": {"fraction": 0},
+                "validation": {"fraction": 0},  # all of a set is in its training split
                 "sequence_length": recipe.data.sequence_length,
             }
         )
@@ -66,17 +52,10 @@ def prepare_validation_sets(
 
 
 def open_validation_sets(recipe: Recipe, *, compare: bool = True) -> dict[str, PreparedData]:
-    """Open the sets of ``evaluation.sets`` that are prepared, by name. All of a set is in its training split.
-
-    Args:
-        recipe: the recipe.
-        compare: compare their shards with their checksums, unless they are large; one process of each machine does.
-
-    Raises:
-        DataError: a set is missing or damaged.
-    """
+    """Open the prepared sets of ``evaluation.sets``, by name; DataError if one is missing or damaged."""
     folders = {name: _set_folder(recipe, name) for name in recipe.evaluation.sets}
     opened = {name: open_prepared(folder).for_run(folder) for name, folder in folders.items()}
+    # One process of each machine compares checksums: all would read the same files.
     for prepared in opened.values() if compare else ():
         prepared.check_before_training()
     return opened

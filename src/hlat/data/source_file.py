@@ -23,31 +23,20 @@ from hlat.runtime.errors import DataError
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of the corpus.
+    """One file of the corpus, local or remote."""
 
-    Attributes:
-        path: path or URL for messages and records; read the content through ``open_local``.
-        format: its format.
-        column: column or key of its documents.
-        source: index of its source; -1 for data.validation.path.
-        size: in bytes.
-        mtime_ns: time of last modification in ns; 0 if unknown.
-        sha256: hash of its content; empty before ``hash_files``.
-        etag: version identifier of a remote store; empty if there is none. A file whose path, size, mtime_ns and etag
-            are the same is taken as unchanged.
-        index: its companion, such as the .idx of a .bin; None for formats of one file.
-        cached_store: store and cache of a remote file; None for a local file.
-    """
-
-    path: str
+    path: str  # path or URL for messages and records; read the content through ``open_local``
     format: FileFormat
-    column: str
-    source: int
-    size: int
-    mtime_ns: int
-    sha256: str = ""
+    column: str  # column or key of its documents
+    source: int  # index of its source; -1 for data.validation.path
+    size: int  # in bytes
+    mtime_ns: int  # time of last modification in ns; 0 if unknown
+    sha256: str = ""  # hash of its content; empty before ``hash_files``
+    # Version identifier of a remote store; empty if there is none. A file whose path, size, mtime_ns and etag are the
+    # same is taken as unchanged.
     etag: str = ""
-    index: "SourceFile | None" = None
+    index: "SourceFile | None" = None  # its companion, such as the .idx of a .bin; None for formats of one file
+    # Store and cache of a remote file; None for a local file.
     cached_store: CachedStore | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -73,24 +62,20 @@ class SourceFile:
 
     @property
     def cache_limit(self) -> int | None:
-        """Size limit in bytes of the cache that the file is fetched into; None for a local file."""
+        """Size limit in bytes of the cache of a remote file; None for a local one."""
         return None if self.cached_store is None else self.cached_store.cache.limit
 
     @property
     def cached_sha256(self) -> str | None:
-        """The sha256 of a remote file that was fetched before, from the cache; None if unknown."""
+        """The sha256 of a remote file that was fetched once; None if unknown."""
         return None if self.cached_store is None else self.cached_store.cache.known_sha256(self._remote)
 
     @contextmanager
     def open_local(self, still_needed: Callable[[], bool] = lambda: True) -> Iterator[Path]:
-        """Yield a local path of the file, valid until the context ends; a remote file is fetched completely.
+        """Yield a local path, valid until the context ends; a remote file is fetched completely.
 
-        Args:
-            still_needed: polled while fetching; the fetch is cancelled once it returns False.
-
-        Raises:
-            DataError: a remote file cannot be fetched, or has changed since it was hashed.
-            StorageError: the disk of the cache refused the write.
+        A fetch is cancelled once ``still_needed`` returns False. DataError if the file cannot be fetched or has changed
+        since it was hashed, StorageError of the cache's disk.
         """
         if self.cached_store is None:
             yield Path(self.path)
@@ -102,16 +87,8 @@ class SourceFile:
 
     @contextmanager
     def as_input(self, local: Path, vocabulary: Vocabulary | None) -> Iterator[InputFile]:
-        """Yield the file for its format to read, with its companion; errors name the files as the recipe does.
-
-        Args:
-            local: its local path, from ``open_local``.
-            vocabulary: vocabulary of the given tokenizer; None if the tokenizer is trained.
-
-        Raises:
-            DataError: as ``open_local`` for the companion.
-        """
-        stays = self.cached_store is None
+        """Yield the file with its companion, for its format; errors name the files as the recipe does."""
+        stays = self.cached_store is None  # a cache must be able to delete its files
         with self.relabel_errors(local):
             if self.index is None:
                 yield InputFile(local, self.column, vocabulary, None, stays)
@@ -121,21 +98,18 @@ class SourceFile:
 
     @contextmanager
     def relabel_errors(self, local: Path) -> Iterator[None]:
-        """Replace the local path by the file's path or URL in a DataError."""
         try:
             yield
         except DataError as error:
             if self.cached_store is None:
                 raise
+            # Not the name in the cache, which says nothing to the user.
             raise DataError(str(error).replace(str(local), self.path)) from error
 
     def check_unchanged(self) -> None:
-        """Check that a local file has not changed since it was hashed; a fetched one was checked by its hash.
-
-        Raises:
-            DataError: it has changed.
-        """
+        """Raise DataError if a local file has changed since it was hashed."""
         for file in self.files:
+            # A fetched file was checked by its hash.
             if file.cached_store is None and stat_of(Path(file.path)) != (file.size, file.mtime_ns):
                 raise DataError(f"{file.path}: {_CHANGED}")
 
@@ -144,14 +118,13 @@ class SourceFile:
         return RemoteFile(self.path, self.size, self.etag, self.mtime_ns)
 
 
-Stamp = tuple[str, int, int, str]
-"""(path, size, mtime_ns, etag) of a file."""
+Stamp = tuple[str, int, int, str]  # (path, size, mtime_ns, etag) of a file
 
 _CHANGED = "the file changed while it was being read. Run again once it is complete."
 
 
 def sha256_of(path: Path) -> str:
-    """Compute the sha256 of a file; raise DataError if it cannot be read."""
+    """Compute the sha256 of a file; DataError if it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -160,7 +133,7 @@ def sha256_of(path: Path) -> str:
 
 
 def stat_of(path: Path) -> tuple[int, int]:
-    """Return the size in bytes and the modification time in ns of a file; raise DataError if stat fails."""
+    """Return size in bytes and modification time in ns; DataError if stat fails."""
     try:
         stat = path.stat()
     except OSError as error:
@@ -172,7 +145,7 @@ _FILES, _ROWS, _CHARS = 8, 8, 1 << 14
 
 
 def read_beginnings(files: Sequence[SourceFile]) -> list[str]:
-    """Return texts of a corpus; nothing of files in object stores, of token ids, or that cannot be read."""
+    """Return some texts of local files; nothing of token ids, or of files that cannot be read."""
     local = [file for file in files if file.cached_store is None and not file.format.holds_tokens]
     texts: list[str] = []
     for file in local[:: max(1, -(-len(local) // _FILES))]:

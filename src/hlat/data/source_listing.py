@@ -32,6 +32,7 @@ from hlat.runtime.terminal import plural
 from hlat.runtime.urls import is_url
 
 _TABLE_ROWS = 3
+# At once, so that a corpus of millions of files is no list of millions of futures.
 _OPENED_TOGETHER, _SUBMITTED = 16, 1 << 10
 _SHARD = re.compile(r"[-._](\d{4,6})-of-(\d{4,6})(?:-[0-9a-f]{8,}(?=\.))?")
 
@@ -40,15 +41,10 @@ _ASIDE = re.compile(r"(?i)(?<![a-z])(test|valid|validation|val|dev|eval)(?![a-z]
 
 
 class FileFinding(NamedTuple):
-    """A problem of a file.
+    """A problem of a file, and what would help."""
 
-    Attributes:
-        path: path or URL of the file.
-        problem: sentences that say what is wrong and what would work; equal ones are told once.
-    """
-
-    path: str
-    problem: str
+    path: str  # path or URL of the file
+    problem: str  # sentences that say what is wrong and what would work; equal ones are told once
 
     @classmethod
     def of_error(cls, path: str, error: DataError) -> "FileFinding":
@@ -57,13 +53,7 @@ class FileFinding(NamedTuple):
 
 
 def first_bytes(files: Iterable[SourceFile], unreadable_rows: float) -> Iterator[FileFinding]:
-    """Yield what the first bytes of local files show; files of stores are looked at when they have been fetched.
-
-    Args:
-        files: the files.
-        unreadable_rows: the largest share of rows that may be unreadable; unless it is 0, bad documents are left out
-            later, and only files that cannot be read at all are found here.
-    """
+    """Yield what the first bytes of local files show; files of stores are looked at when they have been fetched."""
     local = [file for file in files if file.cached_store is None]
     with ThreadPoolExecutor(_OPENED_TOGETHER) as pool:  # a file system over a network answers many at a time
         for start in range(0, len(local), _SUBMITTED):
@@ -76,25 +66,24 @@ def _beginning(file: SourceFile, unreadable_rows: float) -> FileFinding | None:
         bad = file.format.bad_beginning(Path(file.path))
     except DataError as error:
         return FileFinding.of_error(file.path, error)
+    # Bad documents are left out later if any are allowed; a file that cannot be read at all is still found above.
     if bad is None or unreadable_rows:
         return None
     return FileFinding(file.path, f"{bad.reason}. {bad.remedy}")
 
 
 def check_first_bytes(files: Iterable[SourceFile], unreadable_rows: float) -> None:
-    """Raise a DataError with everything that the first bytes of a corpus show; before hashing, which may take hours."""
-    refuse("the corpus", list(first_bytes(files, unreadable_rows)))
+    """Raise a DataError with everything that the first bytes of a corpus show."""
+    refuse("the corpus", list(first_bytes(files, unreadable_rows)))  # before hashing, which may take hours
 
 
 def doubts(files: Sequence[SourceFile]) -> list[str]:
-    """Return sentences about a corpus that can be read, but of which parts seem absent, or not meant, or there twice.
-
-    Names such as ``train-00003-of-00040`` say how many files there were.
-    """
+    """Return sentences about a readable corpus of which parts seem absent, not meant, or there twice."""
     shards, places = defaultdict[tuple[str, str, str], dict[str, str]](dict), Counter[str]()
     local = defaultdict[tuple[int, str], list[SourceFile]](list)
     for file in files:
         places[file.path if is_url(file.path) else os.path.realpath(file.path)] += 1
+        # Names such as ``train-00003-of-00040`` say how many files there were.
         if name := _SHARD.search(file.path):
             shards[file.path[: name.start()], name[2], file.path[name.end() :]][name[1]] = file.path
         if file.cached_store is None:
@@ -117,7 +106,7 @@ def doubts(files: Sequence[SourceFile]) -> list[str]:
 
 
 def _held_out_names(files: Sequence[SourceFile]) -> Iterator[str]:
-    """Yield a sentence for each source of which some files are named train, and others as text that is kept aside."""
+    """Yield a sentence per source of which some files are named train, others test or validation."""
     sources = defaultdict[int, list[str]](list)
     for file in files:
         if not file.is_validation:
@@ -135,13 +124,7 @@ def _held_out_names(files: Sequence[SourceFile]) -> Iterator[str]:
 
 
 def refuse(source: str, findings: Sequence[FileFinding], error: type[DataError] = DataError) -> None:
-    """Raise an error with all findings: one as a sentence, more as a table of up to three problems.
-
-    Args:
-        source: the source as the recipe names it.
-        findings: the findings; nothing happens if there are none.
-        error: type of the error.
-    """
+    """Raise an error with all findings: one as a sentence, more as a table of up to three problems; none do nothing."""
     if not findings:
         return
     by_problem: dict[str, list[str]] = {}
@@ -159,7 +142,7 @@ def _more(paths: Sequence[str]) -> str:
     return f" and {len(paths) - 1} more" if len(paths) > 1 else ""
 
 
-_SMALL_BYTES = 1 << 24
+_SMALL_BYTES = 1 << 24  # of a description of a data set, which is read into memory
 _EFFECTIVE = os.access in os.supports_effective_ids
 _OF_SYSTEM = ("lost+found", "System Volume Information", "$RECYCLE.BIN")
 _NO_DISKS = ("proc", "sys")  # files that the kernel makes up: to read one may wait for ever
@@ -172,30 +155,17 @@ class SourceNotFoundError(DataError):
 
 
 class ListedFile(NamedTuple):
-    """A file of a source, local or remote.
+    """A file of a source, local or remote, before its format is known."""
 
-    Attributes:
-        path: its path or URL.
-        size: in bytes.
-        mtime_ns: time of last modification in ns; 0 if unknown.
-        etag: version identifier of a remote store; empty if there is none.
-        cached_store: store and cache of a remote file; None for a local file.
-    """
-
-    path: str
-    size: int
-    mtime_ns: int
-    etag: str = ""
-    cached_store: CachedStore | None = None
+    path: str  # its path or URL
+    size: int  # in bytes
+    mtime_ns: int  # time of last modification in ns; 0 if unknown
+    etag: str = ""  # version identifier of a remote store; empty if there is none
+    cached_store: CachedStore | None = None  # store and cache of a remote file; None for a local file
 
     @contextmanager
     def open_local(self) -> Iterator[Path]:
-        """Yield a local path of the file, valid until the context ends; a remote file is fetched completely.
-
-        Raises:
-            DataError: a remote file cannot be fetched.
-            StorageError: the disk of the cache refused the write.
-        """
+        """Yield a local path, valid until the context ends; errors as ``SourceFile.open_local``."""
         if self.cached_store is None:
             yield Path(self.path)
             return
@@ -205,34 +175,24 @@ class ListedFile(NamedTuple):
 
     @classmethod
     def local(cls, path: Path) -> "ListedFile":
-        """Return a local file; raise DataError if stat fails."""
+        """Return a local file; DataError if stat fails."""
         return cls(str(path), *stat_of(path))
 
     @classmethod
     def remote(cls, file: RemoteFile, cached_store: CachedStore) -> "ListedFile":
-        """Return a file of a store."""
         return cls(file.url, file.size, file.mtime_ns, file.etag, cached_store)
 
 
 class Listing(NamedTuple):
-    """The files of a source.
-
-    Attributes:
-        files: the files.
-        names: their paths relative to the folder that the source is, with "/"; None if it is a file or a glob.
-        findings: what belongs to the source and cannot be listed, such as links to nowhere.
-    """
+    """The files of a source, before their formats are known."""
 
     files: list[ListedFile]
+    # Their paths relative to the folder that the source is, with "/"; None if it is a file or a glob.
     names: list[str] | None
-    findings: Sequence[FileFinding] = ()
+    findings: Sequence[FileFinding] = ()  # what belongs to the source and cannot be listed, such as links to nowhere
 
     def read(self, name: str) -> bytes:
-        """Return the content of a small file of the folder.
-
-        Raises:
-            DataError: it cannot be read, or is not small.
-        """
+        """Return the content of a small file of the folder; DataError if it is unreadable or not small."""
         assert self.names is not None, "only folders have names"
         file = self.files[self.names.index(name)]
         if file.size > _SMALL_BYTES:
@@ -245,20 +205,15 @@ class Listing(NamedTuple):
 
 
 def list_source(path: str, cache: Cache) -> Listing:
-    """List the files of a source.
+    """List the files of a path, folder, glob or URL.
 
-    Args:
-        path: path, folder, glob or URL.
-        cache: cache of remote files.
-
-    Raises:
-        SourceNotFoundError: a path or glob has no files.
-        DataError: an empty folder, or a URL that cannot be used.
+    SourceNotFoundError if a path or glob has no files, DataError for an empty folder or an unusable URL.
     """
     path = local_path(path)
     if is_url(path):
         cached_store = CachedStore(Store(path), cache)
         found = _find_remote(path, cached_store.store)
+        # A URL that names a single file is no folder.
         is_folder = path.rstrip("/") != found[0].url and not glob.has_magic(path)
         names = [file.url.removeprefix(f"{path.rstrip('/')}/") for file in found]
         return Listing([ListedFile.remote(file, cached_store) for file in found], names if is_folder else None)
@@ -269,12 +224,7 @@ def list_source(path: str, cache: Cache) -> Listing:
 
 
 def find_file(path: str, cache: Cache) -> ListedFile | None:
-    """Find a single file; return None if a local one does not exist.
-
-    Raises:
-        StoreAccessError: a remote file does not exist or cannot be accessed.
-        DataError: a URL that cannot be used.
-    """
+    """Find a single file, None if no such local one; StoreAccessError or DataError for a remote one."""
     if not is_url(path):
         return ListedFile.local(Path(path)) if Path(path).is_file() else None
     store = Store(path)
@@ -294,14 +244,9 @@ def _find_remote(url: str, store: Store) -> list[RemoteFile]:
 
 
 def find_files(path: str) -> tuple[list[Path], list[FileFinding]]:
-    """List the local files of one source, sorted by path, and what belongs to it and cannot be read.
+    """List the local files of a path, folder or glob, sorted, and what belongs to them and cannot be read.
 
-    Args:
-        path: a file, a folder (all files below it except hidden ones), or a glob, in which ** crosses folders.
-
-    Raises:
-        SourceNotFoundError: no such file, or no match.
-        DataError: an empty folder, or one that may not be entered.
+    SourceNotFoundError if there is none, DataError for a folder that is empty or may not be entered.
     """
     try:
         return _find_files(path)
@@ -344,11 +289,8 @@ def _find_files(path: str) -> tuple[list[Path], list[FileFinding]]:
 
 
 def _matches(root: Path, pattern: Sequence[str], findings: list[FileFinding]) -> Iterator[Path]:
-    """Yield the paths that match a glob without **, and links to nowhere that may be folders that it crosses.
-
-    Folders that it crosses and that cannot be listed are findings.
-    """
-    for end in range(1, len(pattern)):
+    """Yield the matches of a glob without **, and links to nowhere that may be folders that it crosses."""
+    for end in range(1, len(pattern)):  # glob leaves out folders that it cannot list: they become findings here
         for path in _glob(Path(root, *pattern[:end])):
             if path.is_dir():
                 if not (_is_of_system(path.name) or os.access(path, os.R_OK | os.X_OK, effective_ids=_EFFECTIVE)):
@@ -363,7 +305,8 @@ def _glob(pattern: Path) -> Iterator[Path]:
 
 
 def _may_be_folder(path: Path, pattern: Sequence[str]) -> bool:
-    """Return True for a link to nowhere whose name is no file's: the pattern has it, or it has no ending of files."""
+    """Return True for a link to nowhere whose name is not that of a file."""
+    # A name that the pattern spells out is meant, whatever its ending.
     is_file_name = path.name not in pattern and _FILE_ENDING.fullmatch(path.suffix)
     return not is_file_name and path.is_symlink() and not path.exists()
 
@@ -390,17 +333,14 @@ def _sorted(paths: Iterable[Path]) -> tuple[list[Path], list[FileFinding]]:
 
 
 def _walk(root: Path, pattern: Sequence[str], findings: list[FileFinding]) -> Iterator[Path]:
-    """Yield the paths below a folder that match a glob with ** and are no folders, and links that may be folders.
-
-    Python's glob follows links to folders without end, and leaves out what it cannot list. Here each folder is entered
-    once: links to folders come after everything else, and are not followed to where the walk has been or to what is
-    around the root.
-    """
+    """Yield the paths below a folder that match a glob with ** and are no folders, and links that may be folders."""
 
     def cannot_list(error: OSError) -> None:
         if error.filename == str(root) or not _is_of_system(Path(error.filename).name):
             findings.append(FileFinding(str(error.filename), f"the folder cannot be listed: {error.strerror}."))
 
+    # Python's glob follows links to folders without end, and leaves out what it cannot list. Here each folder is
+    # entered once.
     real = Path(os.path.realpath(root))
     is_top = real == Path(real.anchor)
     if (is_top and pattern[0] == "**") or real.parts[1:2] in [(name,) for name in _NO_DISKS]:
@@ -424,14 +364,12 @@ def _walk(root: Path, pattern: Sequence[str], findings: list[FileFinding]) -> It
                     if end in after or (after and _may_be_folder(path, pattern)):
                         yield path
                 links += (link for name in inner if (link := Path(folder, name)).is_symlink())
+        # Links after everything else, and none to where the walk has been or to what is around the root.
         starts = [link for link in sorted(links) if os.path.realpath(link) not in seen]
 
 
 def _places(pattern: Sequence[str], names: Iterable[str], places: Iterable[int] = (0,)) -> set[int]:
-    """Return the places in a pattern that these names of a path lead to from some places; its end is a match.
-
-    The rules are those of Python's glob: ** and wildcards do not match hidden names, unless the part begins with a dot.
-    """
+    """Return the places in a pattern that these names lead to from some places; its end is a match."""
     found = _after_stars(pattern, places)
     for name in names:
         steps = ((place, pattern[place]) for place in found if place < len(pattern))
@@ -454,4 +392,5 @@ def _after_stars(pattern: Sequence[str], places: Iterable[int]) -> set[int]:
 def _matches_part(name: str, part: str) -> bool:
     if not glob.has_magic(part):
         return name == part
+    # As Python's glob: wildcards match hidden names only if the part begins with a dot.
     return (part.startswith(".") or not name.startswith(".")) and fnmatch.fnmatchcase(name, part)

@@ -38,7 +38,7 @@ def draft_recipe(
     model: str | None = None,
     device: str = "auto",
 ) -> str:
-    """Draft a recipe for a corpus and this machine.
+    """Draft a recipe for a corpus and this machine; return its text, which ``load_recipe`` has accepted.
 
     Args:
         path: the corpus: a file, folder or glob.
@@ -48,9 +48,6 @@ def draft_recipe(
         start: model to continue from, as ``model.from`` takes it; None trains a new one.
         model: preset or config.json of a new model; None chooses the size.
         device: as ``run.device`` takes it.
-
-    Returns:
-        The text of the recipe, which ``load_recipe`` has accepted.
 
     Raises:
         RecipeError: there is no such model, or hlat does not support it.
@@ -102,56 +99,33 @@ _LARGEST_VOCABULARY = 32768
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers of a run.
+    """Numbers of a run: model, tokens, batch and learning rate."""
 
-    Attributes:
-        model: fields of the model section; empty for a model that is given.
-        parameters: its parameters.
-        vocab_size: its vocabulary.
-        epoch_tokens: estimated tokens of the corpus.
-        tokens: training tokens.
-        sequence_length: tokens per sample.
-        global_batch: samples per step.
-        micro_batch: samples at a time on one device.
-        learning_rate: peak rate.
-        seconds: expected duration of the training.
-    """
-
-    model: dict[str, Any]
+    model: dict[str, Any]  # fields of the section; empty for a model that is given
     parameters: int
     vocab_size: int
-    epoch_tokens: int
-    tokens: int
-    sequence_length: int
-    global_batch: int
-    micro_batch: int
-    learning_rate: float
-    seconds: float
+    epoch_tokens: int  # of the corpus, estimated
+    tokens: int  # of the training
+    sequence_length: int  # tokens per sample
+    global_batch: int  # samples per step
+    micro_batch: int  # samples at a time on one device
+    learning_rate: float  # peak
+    seconds: float  # of the training, expected
 
     @property
     def steps(self) -> int:
-        """Training steps."""
         return max(1, self.tokens // (self.global_batch * self.sequence_length))
 
 
 def vocabulary_for(text_bytes: int) -> int:
-    """Return the size of the vocabulary to train on a corpus."""
+    """Size of the vocabulary to train on so many bytes of text."""
     return next((size for limit, size in _VOCABULARIES if text_bytes < limit), _LARGEST_VOCABULARY)
 
 
 def choose_sizes(
     texts: Texts, epoch_tokens: int, machine: Machine, hours: float, given: ModelConfig | None, *, trained: bool
 ) -> Sizes:
-    """Choose the numbers of a run.
-
-    Args:
-        texts: the corpus.
-        epoch_tokens: its tokens.
-        machine: the devices.
-        hours: time to train.
-        given: the model; None chooses one.
-        trained: True if the model starts from trained weights.
-    """
+    """Choose the numbers of a run for the text, the devices and the hours; None chooses the model too."""
     flops = machine.rate * hours * 3600
     vocab_size = given.vocab_size if given is not None else vocabulary_for(texts.text_bytes)
     model = given or _shape_for(min(_wanted_parameters(flops, epoch_tokens), _most_parameters(machine)), vocab_size)
@@ -162,6 +136,7 @@ def choose_sizes(
     tokens = int(min(flops / per_token, MOST_EPOCHS * epoch_tokens))
     spent = tokens * per_token
     batch = _batch(spent, tokens, length, machine.devices)
+    # DeepSeek LLM, equation 1.
     rate = min(_LARGEST_RATE, 0.3118 * spent**-0.125) * (_CONTINUED if trained else 1.0)
     return Sizes(
         model={} if given is not None else _shape_fields(model),
@@ -172,6 +147,7 @@ def choose_sizes(
         sequence_length=length,
         global_batch=batch,
         micro_batch=_micro_batch(batch // machine.devices, parameters, length, machine),
+        # Two digits, for people: the law is no more exact.
         learning_rate=float(f"{rate:.1e}"),
         seconds=spent / machine.rate,
     )
@@ -190,6 +166,7 @@ def _most_parameters(machine: Machine) -> float:
 
 def _batch(flops: float, tokens: int, length: int, devices: int) -> int:
     """Samples per step: a multiple of the devices, and small enough for 200 steps."""
+    # DeepSeek LLM, equation 1, in tokens; but at least 200 steps.
     wanted = min(0.2920 * flops**0.3271, tokens / 200) / length
     size = devices
     while 2 * size <= wanted:
@@ -198,13 +175,12 @@ def _batch(flops: float, tokens: int, length: int, devices: int) -> int:
 
 
 def _micro_batch(most: int, parameters: int, length: int, machine: Machine) -> int:
-    """Samples at a time: what a fifth of the memory holds, and at most 4,096 tokens on a CPU, whose caches are small.
-
-    A sample keeps about 34 bytes per token, layer and unit of width (Korthikanti et al. 2022, equation 2, without the
-    scores of attention); layers times width is about 5 times the root of the parameters, as in LLaMA 7B.
-    """
+    """Samples at a time: what a fifth of the memory holds."""
+    # A sample keeps about 34 bytes per token, layer and unit of width (Korthikanti et al. 2022, equation 2, without the
+    # scores of attention). Layers times width is about 5 times the root of the parameters, as in LLaMA 7B.
     tokens = machine.memory_bytes / 5 / (34 * 5 * parameters**0.5)
     if machine.is_host:
+        # Caches of a CPU are small.
         tokens = min(tokens, 4096)
     size = 1
     while 2 * size <= most and 2 * size * length <= tokens:
@@ -213,7 +189,7 @@ def _micro_batch(most: int, parameters: int, length: int, machine: Machine) -> i
 
 
 def _shape_for(parameters: float, vocab_size: int) -> ModelConfig:
-    """Return the shape whose size is nearest."""
+    # The nearest by ratio: twice as large is as far as half.
     return min(_shapes(vocab_size), key=lambda shape: max(shape[0] / parameters, parameters / shape[0]))[1]
 
 
@@ -223,7 +199,7 @@ def _shapes(vocab_size: int) -> list[tuple[int, ModelConfig]]:
 
 
 def _every_shape(vocab_size: int) -> Iterator[ModelConfig]:
-    """Shapes of about one layer per 64 to 128 of width, with heads of 64 or 128, and LLaMA's feed-forward layers."""
+    """Shapes of a layer per 64 to 128 of width, heads of 64 or 128, and LLaMA's feed-forward layers."""
     for width in (64, 128, 192, 256, 320, 384, 512, 640, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096, 5120, 8192):
         head = 64 if width <= 2048 else 128
         heads = width // head
@@ -250,16 +226,7 @@ _PLAIN = re.compile("[A-Za-z_/][A-Za-z0-9._/@-]*")
 
 
 def recipe_text(name: str, texts: Texts, machine: Machine, sizes: Sizes, model: dict[str, str], hours: float) -> str:
-    """Return the text of a recipe file.
-
-    Args:
-        name: name of the run.
-        texts: the corpus.
-        machine: the devices.
-        sizes: the numbers.
-        model: the line of a model that is given, as in {"preset": ...}; empty for the numbers in ``sizes``.
-        hours: the time that was asked for.
-    """
+    """Return the text of a recipe file; ``model`` is the line of a given one, as in {"preset": ...}, or empty."""
     gib = machine.memory_bytes / 2**30
     sections = [
         [
@@ -318,9 +285,9 @@ def _data_lines(texts: Texts, sizes: Sizes, model: dict[str, str]) -> list[str]:
 
 
 def _parallel_lines(machine: Machine, sizes: Sizes) -> Sequence[list[str]]:
-    """The layout of several devices; one device needs none."""
     if machine.devices == 1:
         return []
+    # The rest of the memory is for activations.
     shards = sizes.parameters * STATE_BYTES > machine.memory_bytes / 2
     why = "weights, gradients and optimizer state are divided" if shards else "the optimizer state is divided"
     head = (
@@ -355,6 +322,6 @@ def _time(seconds: float) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A YAML scalar; JSON's quotes are YAML's, which takes some characters only as escapes."""
+    # JSON's quotes are YAML's, which takes some characters only as escapes.
     plain = _PLAIN.fullmatch(text) and load_yaml(text) == text  # not "true"
     return text if plain else escape_name(json.dumps(text, ensure_ascii=False))

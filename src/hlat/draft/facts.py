@@ -32,42 +32,27 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True)
 class Texts:
-    """A corpus, seen from a sample.
+    """A corpus, seen from a sample."""
 
-    Attributes:
-        path: the corpus, as ``data.path`` takes it.
-        files: number of its files.
-        kinds: the words for its kinds of files, sorted.
-        column: column of the text; None for formats without columns.
-        text_bytes: estimated bytes of UTF-8 of all text.
-        sample: documents of the sample.
-    """
-
-    path: str
-    files: int
-    kinds: tuple[str, ...]
-    column: str | None
-    text_bytes: int
-    sample: tuple[str, ...]
+    path: str  # as data.path takes it
+    files: int  # number
+    kinds: tuple[str, ...]  # words for its kinds of files, sorted
+    column: str | None  # of the text; None for formats without columns
+    text_bytes: int  # UTF-8 of all text, estimated
+    sample: tuple[str, ...]  # documents
 
     def tokens(self, vocab_size: int, tokenizer: Tokenizer | None) -> int:
-        """Estimate the tokens of the corpus.
-
-        Args:
-            vocab_size: vocabulary of the tokenizer that would be trained.
-            tokenizer: the tokenizer, if it exists; None trains one on the sample, which it fits a little too well.
-        """
+        """Estimate the tokens of the corpus by a tokenizer; None trains one of ``vocab_size`` on the sample."""
+        # It fits its own sample a little too well, so the estimate is a little low.
         tokenizer = tokenizer or train_bpe(self.sample, vocab_size)
         sampled = sum(len(text.encode()) for text in self.sample)
         return round(self.text_bytes / sampled * sum(len(tokenizer.encode(text)) for text in self.sample))
 
 
 def look_at_texts(path: str, column: str | None = None) -> Texts:
-    """Look at a corpus.
+    """Look at a corpus: a file, folder or glob.
 
-    Args:
-        path: file, folder or glob.
-        column: column or key of the text; None tries the usual names.
+    ``column`` is that of the text, or its key; None tries the usual names.
 
     Raises:
         DataError: there are no files, files of a type that hlat does not read, no such column, or no text.
@@ -102,18 +87,14 @@ def _find_column(file: SourceFile) -> str:
 
 
 class _Sample(NamedTuple):
-    """Documents of a file, and its estimated bytes of text."""
+    """Documents of a file, and the estimated bytes of all its text."""
 
     documents: list[str]
     text_bytes: int
 
 
 def _sample(file: SourceFile, column: str, limit: int) -> _Sample:
-    """Read about ``limit`` bytes of a file: from parts all over it, if its format has parts, else from its beginning.
-
-    Raises:
-        DataError: the file cannot be read, or its first row.
-    """
+    """Read about ``limit`` bytes of a file, from parts all over it, else from its beginning; may raise DataError."""
     with file.open_local() as local:
         content = InputFile(local, column)
         parts = list(file.format.ranges(content, _PART_BYTES)) if not file.format.is_one_document else [WHOLE_FILE]
@@ -142,8 +123,8 @@ def _beginning(file: SourceFile, content: InputFile, limit: int) -> _Sample:
 
 
 def _texts(file: SourceFile, rows: Iterable[Row]) -> Iterator[str]:
-    """Texts of rows; a bad row at the beginning means that this is no text to train on."""
     for number, row in enumerate(rows):
+        # A bad row at the beginning means that this is no text to train on.
         if row.error is not None and number == 0:
             raise DataError(f"{file.path}: {row.error.reason}. {row.error.remedy}")
         if isinstance(row.content, str):
@@ -151,7 +132,6 @@ def _texts(file: SourceFile, rows: Iterable[Row]) -> Iterator[str]:
 
 
 def _evenly(items: Sequence[_Item], count: int) -> list[_Item]:
-    """At most ``count`` items, spread evenly."""
     count = min(count, len(items))
     return [items[number * len(items) // count] for number in range(count)]
 
@@ -166,25 +146,15 @@ to 0.7 of measured products (docs/notebook/results.md).
 
 @dataclass(frozen=True)
 class Machine:
-    """Devices of this machine.
+    """Devices of this machine, and what they can do."""
 
-    Attributes:
-        kind: device type, as ``run.device`` takes it.
-        name: name of a device, for people.
-        devices: number of processes that a run starts here: 1 on a CPU.
-        peak: FLOP/s of one device in the dtype of ``precision.mode: auto``.
-        memory_bytes: memory of one device.
-        bf16: True if ``auto`` computes in bf16.
-        is_host: True for the CPU, whose memory holds everything else too.
-    """
-
-    kind: str
-    name: str
-    devices: int
-    peak: float
-    memory_bytes: int
-    bf16: bool
-    is_host: bool
+    kind: str  # as run.device takes it
+    name: str  # of a device, for people
+    devices: int  # processes that a run starts here: 1 on a CPU
+    peak: float  # FLOP/s of one device in the dtype of precision.mode auto
+    memory_bytes: int  # of one device
+    bf16: bool  # `auto` computes in bf16
+    is_host: bool  # the CPU, whose memory holds everything else too
 
     @property
     def rate(self) -> float:
@@ -193,14 +163,7 @@ class Machine:
 
 
 def look_at_machine(device: str = "auto") -> Machine:
-    """Look at this machine; on a CPU its products are measured for less than a second.
-
-    Args:
-        device: as for ``run.device``.
-
-    Raises:
-        LaunchError: there is no such device.
-    """
+    """Look at this machine; a CPU is measured for under a second. LaunchError: there is no such device."""
     chosen = choose_device(device, RankInfo())
     backend = backend_of(chosen)
     bf16 = has_fast_bf16(chosen)

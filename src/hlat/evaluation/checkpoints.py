@@ -71,7 +71,6 @@ class Perplexity:
     sets: Mapping[str, "Perplexity"] = field(default_factory=dict)  # each set of evaluation.sets that is prepared
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as JSON values."""
         found: dict[str, Any] = {
             "loss": self.loss,
             "perplexity": self.perplexity,
@@ -97,22 +96,15 @@ def evaluate_checkpoint(
     weights: str = "model",
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Perplexity:
-    """Evaluate a checkpoint on the validation split of its run, or of another prepared folder.
+    """Evaluate a checkpoint on the validation split of its run, or of another prepared folder ``data``.
 
     The split is cut into windows of the run's sequence length. Imported weights, which have no run, are evaluated in
-    fp32 on windows of their maximum sequence length, 2048 tokens at most.
-
-    Args:
-        checkpoint: a checkpoint, a checkpoints folder or a run folder.
-        data: prepared data; None takes data.prepared_dir of the run's recipe, or the folder ``data`` next to the
-            checkpoints folder.
-        weights: ``model``, or ``ema`` for their average.
-        progress: called with what is evaluated, the micro-batches done and their number.
+    fp32 on windows of their maximum sequence length, 2048 tokens at most. ``weights`` is ``model``, or ``ema`` for
+    their average. ``progress`` is called with what is evaluated, the micro-batches done and their number.
 
     Raises:
         CheckpointError: the folder has no valid checkpoint.
-        DataError: there is no prepared data, or it was made with another tokenizer, or has no validation split, or a
-            shard of it is damaged.
+        DataError: the prepared data is missing or damaged, of another tokenizer, or without a validation split.
     """
     folder = resolve(Path(checkpoint))
     model, meta = load_model(folder, join_run().device, torch.float32, weights)
@@ -147,9 +139,9 @@ def _perplexity(result: ValidationResult) -> Perplexity:
 
 
 def _prepared_sets(recipe: Recipe | None, folder: Path) -> dict[str, PreparedData]:
-    """Open the sets of ``evaluation.sets`` that the run of a checkpoint has prepared."""
     if recipe is None:
         return {}
+    # Sets lie beside the run's own data folder, also if it trains on prepared data from elsewhere.
     place = run_data(recipe.model_copy(update={"data": recipe.data.model_copy(update={"prepared_dir": None})}), folder)
     folders = {name: place.parent / "validation" / name for name in recipe.evaluation.sets}
     return {name: open_prepared(each) for name, each in folders.items() if (each / MANIFEST_FILE).is_file()}
@@ -198,16 +190,10 @@ _POLL_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class EvaluatedCheckpoint:
-    """Results of a checkpoint.
+    """Results of one checkpoint of a run."""
 
-    Attributes:
-        step: optimizer steps done.
-        tokens: training tokens consumed.
-        result: the results.
-    """
-
-    step: int
-    tokens: int
+    step: int  # optimizer steps done
+    tokens: int  # training tokens consumed
     result: EvaluationResult
 
 
@@ -222,16 +208,9 @@ def watch_run(
 ) -> Iterator[EvaluatedCheckpoint]:
     """Evaluate each checkpoint of a run that has no line in ``evaluations.jsonl`` yet, oldest first.
 
-    Args:
-        run: folder of the run; its first checkpoint is waited for, unless ``once``.
-        tasks: further files of requests.
-        weights: ``model``, or ``ema`` for their average.
-        once: end after the checkpoints that exist, instead of with the run.
-        skipped: called with a message for a checkpoint that was removed or damaged before it was loaded.
-        sleep: waits so many seconds.
-
-    Yields:
-        Results of each checkpoint, after they are written.
+    Results are yielded after they are written. ``tasks`` are further files of requests. ``once`` ends after the
+    checkpoints that exist, instead of with the run. ``skipped`` gets a message for a checkpoint that was removed or
+    damaged before it was loaded.
 
     Raises:
         CheckpointError: the folder is no run, or ``once``, and it has no checkpoint.
@@ -243,6 +222,7 @@ def watch_run(
         find_checkpoints_folder(folder)
     tried = _evaluated(folder, weights)
     while True:
+        # Before the checkpoints are listed: one that is saved meanwhile must not be missed.
         ended = once or _has_ended(folder)
         for path in _committed(folder):
             if path.name in tried:
@@ -267,16 +247,15 @@ def _committed(folder: Path) -> list[Path]:
 
 
 def _evaluated(folder: Path, weights: str) -> set[str]:
-    """Return the names of the checkpoints with results."""
     file = folder / RESULTS
     lines = read_events(file) if file.is_file() else []
     return {line["checkpoint"] for line in lines if line["weights"] == weights}
 
 
 def _has_ended(folder: Path) -> bool:
-    """True if all steps of the run are done."""
     events, _ = read_valid_records(folder / "events.jsonl")
     ends = [event for event in events if event.get("event") in ("start", "resume", "end")]
+    # A run that stopped for another reason may resume, and gets further checkpoints.
     return bool(ends) and ends[-1]["event"] == "end" and ends[-1]["reason"] == "finished"
 
 
@@ -297,6 +276,7 @@ def _evaluate(folder: Path, path: Path, tasks: Sequence[str | Path], weights: st
     if recipe is None:
         raise CheckpointError(f"{path}: imported weights are no checkpoint of a run. Use hlat evaluate on them.")
     model.compute = MODES[saved_precision_mode(meta["recipe"])].compute
+    # The folder may have been moved or copied since the run.
     recipe = recipe.model_copy(update={"run": recipe.run.model_copy(update={"dir": str(folder)})})
     prepared = open_prepared(run_data(recipe, path))
     check_same_tokenizer(path, prepared)
@@ -306,7 +286,6 @@ def _evaluate(folder: Path, path: Path, tasks: Sequence[str | Path], weights: st
 
 
 def _open_evaluation(recipe: Recipe, prepared: PreparedData, tasks: Sequence[str | Path]) -> Evaluation:
-    """Open what a run is evaluated on, and further files of requests."""
     prepare_validation_sets(recipe, prepared)
     evaluation = open_evaluation(recipe, prepared, open_validation_sets(recipe))
     more = read_requests(tasks)

@@ -35,15 +35,13 @@ _DTYPES = (torch.float32, torch.bfloat16)
 
 
 def pack_weights(decoder: Decoder) -> None:
-    """Pack the weights of a model for good: its matrices give up their memory, one after the other.
-
-    Afterwards the model computes hidden states and logits, and can no longer be saved or trained. It stays as it is if
-    the packed matrices need more memory than they replace (wider ones where products are widened, the head beside a
-    tied embedding) and this exceeds a quarter of the machine's.
-    """
+    """Pack the weights of a model for good, if memory allows it; it can no longer be saved or trained."""
     modules = _modules(decoder)
+    # Packed matrices may need more memory than they replace: wider ones where products are widened, the head beside a
+    # tied embedding.
     if not fits(decoder, _additional_bytes(modules, decoder)):
         return
+    # One after the other: each matrix gives up its memory before the next one is packed.
     for module in modules:
         vars(module)["forward"] = _product(module, decoder)  # of this object: hooks are called as before
         for name, matrix in module.named_parameters(recurse=False):  # a tied head has none: the embedding keeps its own
@@ -52,12 +50,7 @@ def pack_weights(decoder: Decoder) -> None:
 
 @contextmanager
 def packed_weights(decoder: Decoder, tokens: int) -> Iterator[None]:
-    """Compute with packed copies of the weights within the block, if that pays and memory allows it.
-
-    Args:
-        decoder: the model, of which the block computes hidden states and logits only. Its weights must not change.
-        tokens: number of tokens that the block generates, one after the other.
-    """
+    """Compute hidden states and logits with packed copies within the block, if that pays for so many tokens."""
     bytes_of_copies = sum(parameter.numel() for parameter in decoder.parameters()) * torch.float32.itemsize
     modules = _modules(decoder) if tokens >= FEWEST_TOKENS and fits(decoder, bytes_of_copies) else []
     try:
@@ -82,39 +75,36 @@ def _compute(decoder: Decoder) -> torch.dtype:
 
 
 def fits(decoder: Decoder, additional: int) -> bool:
-    """True if so many bytes leave most of the memory to others; the same in every run on a machine."""
+    """Return True if so many bytes leave most of the memory to others; the same in every run on a machine."""
     device = next(decoder.parameters()).device
+    # Of the memory that the machine has, not of what is free now: bits must not depend on other programs.
     return additional <= 0 or additional <= _LARGEST_SHARE * backend_of(device).memory_bytes(device)
 
 
 def _additional_bytes(modules: list[Linear | Head], decoder: Decoder) -> int:
-    """Bytes of the packed matrices, less those of the parameters that they replace."""
     additional = 0
     for module in modules:
         weight, bias = _operands(module)
         packed = backend_of(weight.device).product_dtype(_compute(decoder))
         additional += (weight.numel() + (0 if bias is None else bias.numel())) * packed.itemsize
+        # What packing replaces is given back.
         additional -= sum(parameter.nbytes for parameter in module.parameters(recurse=False))
     return additional
 
 
 def _operands(module: Linear | Head) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Matrix and bias of a product."""
     return (module.matrix, None) if isinstance(module, Head) else (module.weight, module.bias)
 
 
 def _product(module: Linear | Head, decoder: Decoder) -> "PackedProduct":
-    """Return the product by a module's weights, packed in the dtype in which the model computes."""
     return PackedProduct(*_operands(module), _compute(decoder))
 
 
 class PackedProduct:
     """Product by a packed matrix: (..., in) -> (..., out), in the dtype of its argument.
 
-    Args:
-        weight: (out, in).
-        bias: (out,), or None.
-        compute: dtype of the argument. If its products are widened (``Backend.product_dtype``), so is the weight.
+    The weight is (out, in), the bias (out,). ``compute`` is the dtype of the argument; if its products are widened
+    (``Backend.product_dtype``), so is the weight.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, compute: torch.dtype) -> None:
@@ -129,7 +119,7 @@ class PackedProduct:
         ]
 
     def __call__(self, x: torch.Tensor, labels: None = None, *, reduction: object = None) -> torch.Tensor:
-        """Multiply; ``labels`` and ``reduction`` are those of ``Head.forward``, which computes no loss here."""
+        # The signature is that of Head.forward, which also computes losses.
         assert labels is None, "a model with packed weights computes hidden states and logits"
         wide = x.to(self._dtype)
         multiply = torch.ops.mkldnn._linear_pointwise
@@ -149,12 +139,7 @@ def prepare_to_generate(decoder: Decoder) -> None:
 
 @contextmanager
 def fast_decoding(decoder: Decoder, tokens: int) -> Iterator[None]:
-    """Decode as fast as possible within the block; the weights must not change in it.
-
-    Args:
-        decoder: the model, of which the block computes hidden states and logits only.
-        tokens: number of tokens that the block generates, one after the other.
-    """
+    """Decode ``tokens`` tokens as fast as possible within the block; the weights must not change in it."""
     step = _step(decoder)
     if step is None:
         with packed_weights(decoder, tokens):
@@ -189,12 +174,7 @@ def decode_on_device(
 ) -> list[int]:
     """Continue a prompt by ``count`` tokens at most, or to the first of ``end_ids``; returns the new tokens.
 
-    Args:
-        model: a complete model, on a device with ``has_graphs``.
-        prompt: at least one token id.
-        count: largest number of new tokens.
-        sampling: how to choose tokens.
-        end_ids: tokens that end the text.
+    The model is complete, on a device with ``has_graphs``; the prompt has at least one token.
     """
     step = _TokenStep(model, prompt, count, sampling)
     repeat: Callable[[], object] = step
@@ -205,6 +185,7 @@ def decode_on_device(
             repeat = repeat if repeat is not step else backend_of(step.device).record(step)
         for _ in range(done, stop):
             repeat()
+        # Waits for the device, so not after each token.
         done, tokens = stop, step.tokens(stop)
     tokens = tokens or step.tokens(done)
     ends = [place for place, token in enumerate(tokens) if token in end_ids]
@@ -216,19 +197,13 @@ def _ended(tokens: list[int], end_ids: Collection[int]) -> bool:
 
 
 class _TokenStep:
-    """The work of one token, on the same memory in each call.
-
-    Args:
-        model: the model.
-        prompt: token ids; they are computed, and the first new token is chosen.
-        count: largest number of new tokens.
-        sampling: how to choose tokens.
-    """
+    """The work of one token, on the same memory in each call, so that it can be recorded."""
 
     def __init__(self, model: Decoder, prompt: list[int], count: int, sampling: Sampling) -> None:
         weight = next(model.parameters())
         self.device = weight.device
         self._model, self._sampling = model, sampling
+        # All random numbers in advance: a recorded step cannot draw on the host.
         self._draws_N = draws(sampling.seed, count).to(self.device)
         self._tokens_N = torch.zeros(count, dtype=torch.int64, device=self.device)
         self._newest_11 = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
@@ -238,11 +213,9 @@ class _TokenStep:
         self._cache = DeviceKVCache(cache, model.window)
 
     def __call__(self) -> None:
-        """Compute the newest token, and choose the next one."""
         self._choose(self._model.hidden(self._newest_11, positions=self._cache.positions_B1, cache=self._cache))
 
     def tokens(self, count: int) -> list[int]:
-        """Return the first new tokens; waits for the device."""
         chosen: list[int] = self._tokens_N[:count].tolist()
         return chosen
 

@@ -46,23 +46,13 @@ def generate(
     end_ids: Collection[int] = (),
     use_cache: bool = True,
 ) -> list[int]:
-    """Continue a prompt.
+    """Continue a prompt, of at least one token; return the new token ids. Greedy without ``sampling``.
 
-    If ``max_tokens`` allows ``FEWEST_TOKENS`` (24) new tokens or more, a CPU multiplies by packed weights, which rounds
-    differently (``hlat.evaluation.fast_decoding``). So where two tokens are almost equally likely, the same greedy
-    text may go on differently for another ``max_tokens``.
+    Generation ends after ``max_tokens`` new tokens, at one of ``end_ids``, which is not returned, or when prompt and
+    new tokens reach the model's ``max_sequence_length``: positions beyond it were never trained.
 
-    Args:
-        model: on the device to run on.
-        prompt: at least one token id.
-        max_tokens: number of new tokens at most. Generation also ends when prompt and new tokens reach the model's
-            ``max_sequence_length``, if it has one: positions beyond it were never trained.
-        sampling: greedy if None.
-        end_ids: tokens that end the text; the end token is not returned.
-        use_cache: cache keys and values of earlier positions instead of recomputing them for each token.
-
-    Returns:
-        The new token ids.
+    From ``FEWEST_TOKENS`` (24) new tokens on, a CPU multiplies by packed weights, which rounds differently. So where
+    two tokens are almost equally likely, a greedy text may depend on ``max_tokens``.
 
     Raises:
         DataError: the prompt is empty, or leaves no room for a new token, or no new token is asked for.
@@ -89,7 +79,6 @@ def generate(
 
 
 def _total_length(prompt: int, max_tokens: int, longest: int | None) -> int:
-    """Return the largest number of tokens of prompt and new text together."""
     if not prompt:
         raise DataError("the prompt has no tokens. Give at least one character.")
     if max_tokens < 1:
@@ -107,10 +96,7 @@ def _total_length(prompt: int, max_tokens: int, longest: int | None) -> int:
 def generate_text(
     checkpoint: str | Path, prompt: str, max_tokens: int, sampling: Sampling | None = None, weights: str = "model"
 ) -> str:
-    """Load a checkpoint on this machine's device and continue a text.
-
-    The prompt is encoded as in training, with a BOS token if the tokenizer adds one. ``weights`` is ``model``, or
-    ``ema`` for their average. A greedy text may depend on ``max_tokens``, as ``generate`` says.
+    """Load a checkpoint on this machine's device and continue a text, encoded as in training.
 
     Raises:
         CheckpointError: the folder has no valid checkpoint, or the checkpoint has no tokenizer.
@@ -129,61 +115,41 @@ def generate_text(
 @sendable
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A context to continue.
-
-    Attributes:
-        context: tokens of the context, at least one.
-        max_tokens: most new tokens.
-        stop: texts at which generation ends.
-        sampling: how tokens are chosen.
-        repeat: number of the same request before this one, which gets other samples.
-    """
+    """Context of at least one token, and how to continue it."""
 
     context: Tokens
-    max_tokens: int
-    stop: tuple[str, ...] = ()
+    max_tokens: int  # most new tokens
+    stop: tuple[str, ...] = ()  # texts at which generation ends
     sampling: Sampling = field(default_factory=Sampling)
-    repeat: int = 0
+    repeat: int = 0  # number of the same request before this one, which gets other samples
 
     @cached_property
     def names(self) -> tuple[str, int]:
-        """Names under which its random numbers are drawn."""
+        # Random numbers are drawn under these names: they depend on the context, not on the batch.
         digest = hashlib.sha256(np.array(self.context, dtype="<u4").tobytes()).hexdigest()
         return digest, self.repeat
 
     @property
     def settings(self) -> tuple[object, ...]:
-        """Settings that all requests of a batch have in common."""
         return self.max_tokens, self.stop, self.sampling.temperature, self.sampling.seed, repr(self.sampling)
 
 
 @sendable
 @dataclass(frozen=True)
 class GenerationBatch:
-    """Requests with the same settings, whose contexts begin with the same ``stem`` tokens.
+    """Requests with the same settings and stem, longest context first."""
 
-    Attributes:
-        stem: number of tokens; 0 for none.
-        requests: the requests, longest context first.
-        order: index of each request in the list that was planned.
-    """
-
-    stem: int
+    stem: int  # number of tokens that all contexts begin with; 0 for none
     requests: list[GenerationRequest]
-    order: list[int]
+    order: list[int]  # index of each request in the list that was planned
 
 
 @dataclass(frozen=True)
 class GenerationLimits:
-    """Limits of a batch.
+    """Limits of a batch of texts that are generated together."""
 
-    Attributes:
-        rows: most texts that are generated together.
-        cached: most positions in the KV cache of a batch; a single text may have more.
-    """
-
-    rows: int = 64
-    cached: int = 65_536
+    rows: int = 64  # most texts that are generated together
+    cached: int = 65_536  # most positions in the KV cache of a batch; a single text may have more
 
 
 def plan_generation(
@@ -228,13 +194,7 @@ _MORE_TOKENS = 8  # tokens in front of a stop text that are decoded with it: a t
 
 
 class BatchGenerator:
-    """Generates batches on one model, or on this rank's shard of it; tensor-parallel ranks generate the same batches.
-
-    Args:
-        model: the model.
-        end_ids: tokens that end a text; they are not returned.
-        decode: decodes tokens to text.
-    """
+    """Generates batches on one model, or a rank's shard of it; tensor-parallel ranks generate the same ones."""
 
     def __init__(self, model: ForwardModel, end_ids: frozenset[int], decode: Callable[[Sequence[int]], str]) -> None:
         self._model, self._end_ids, self._decode = model, end_ids, decode
@@ -247,10 +207,7 @@ class BatchGenerator:
         return self._tokens + self._stems.computed_tokens
 
     def generate(self, batch: GenerationBatch) -> list[list[int]]:
-        """Generate the new tokens of each request.
-
-        A text that ended at a stop text has all of its tokens, and possibly some characters after it.
-        """
+        """Generate the new tokens of each request; a text ended by a stop text may have some characters after it."""
         rows = _Rows(self._model, batch)
         if batch.stem:
             rows.cache.start_with(self._stems.get(batch.requests[0].context[: batch.stem]))
@@ -267,6 +224,7 @@ class BatchGenerator:
             left = [place for place, row in enumerate(rows.members) if not ended[row]]
             if not left:
                 break
+            # Removing rows copies the cache: worth it once a quarter of them has ended.
             if 4 * len(left) <= 3 * len(rows.members):
                 rows.keep(left)
                 chosen = [chosen[place] for place in left]
@@ -293,12 +251,7 @@ class BatchGenerator:
 
 
 class _Rows:
-    """The texts of a batch that have not ended, in the KV cache.
-
-    Attributes:
-        members: index of each row in the batch.
-        cache: their keys and values.
-    """
+    """The texts of a batch that have not ended, in the KV cache."""
 
     def __init__(self, model: ForwardModel, batch: GenerationBatch) -> None:
         self._model, self._stem = model, batch.stem
@@ -311,11 +264,9 @@ class _Rows:
         self.cache = model.new_cache(len(self._rests), length)
 
     def read_contexts(self) -> torch.Tensor:
-        """Compute the contexts, some rows at a time; return the hidden states of their last positions, (B, D).
-
-        Here rows begin at the same position, so that plain causal attention computes them; then they are moved to where
-        they end at the same one.
-        """
+        """Compute the contexts; return the hidden states of their last positions, (B, D)."""
+        # Some rows at a time: activations of all would need too much memory. Here rows begin at the same position, so
+        # that plain causal attention computes them; then they are moved to where they end at the same one.
         count = max(1, _PREFILL_TOKENS // self._width)
         parts = []
         for start in range(0, len(self._rests), count):
@@ -338,6 +289,7 @@ class _Rows:
         """Append a token to each row; return the hidden states, (B, D)."""
         device, place = self._model.device, self.cache.length
         tokens_B1 = torch.tensor(tokens, device=device)[:, None]
+        # Without padding every row attends to all places: no mask is needed.
         if not self._is_padded:
             return self._model.hidden(tokens_B1, self.cache)[:, -1]
         self.cache.attend_to(self._mask(place + 1).to(device))
@@ -345,7 +297,6 @@ class _Rows:
         return self._model.hidden(tokens_B1, self.cache, positions_B1)[:, -1]
 
     def keep(self, places: Sequence[int]) -> None:
-        """Remove all rows but these."""
         self.members = [self.members[place] for place in places]
         self._padding_B = self._padding_B[list(places)]
         self.cache = self.cache.select(places)

@@ -52,15 +52,10 @@ Response = TypeVar("Response")
 
 
 class RequestKind(ABC, Generic[Request, Batch, Response]):
-    """One kind of requests.
+    """One kind of requests: how they become batches, and their responses JSON."""
 
-    Attributes:
-        name: name of the kind, by which replicas know it.
-        title: what its requests are called in progress messages.
-    """
-
-    name: str
-    title: str
+    name: str  # by which replicas know the kind
+    title: str  # of its requests in progress messages
 
     @abstractmethod
     def plan(self, requests: Sequence[Request]) -> list[Batch]:
@@ -72,7 +67,7 @@ class RequestKind(ABC, Generic[Request, Batch, Response]):
 
     @abstractmethod
     def to_json(self, response: Response) -> Any:
-        """Return a response as a JSON value."""
+        """Encode a response, to be stored as JSON."""
 
     @abstractmethod
     def from_json(self, value: Any) -> Response:
@@ -80,11 +75,7 @@ class RequestKind(ABC, Generic[Request, Batch, Response]):
 
 
 class Scoring(RequestKind[ScoreRequest, ScoringBatch, Score]):
-    """Requests to score continuations.
-
-    Args:
-        limits: limits of a batch.
-    """
+    """Requests to score continuations, in batches within limits."""
 
     name, title = "score", "continuations scored"
 
@@ -92,31 +83,23 @@ class Scoring(RequestKind[ScoreRequest, ScoringBatch, Score]):
         self._limits = limits
 
     def plan(self, requests: Sequence[ScoreRequest]) -> list[ScoringBatch]:
-        """Divide requests into batches; see ``plan_batches``."""
         return plan_batches(requests, self._limits)
 
     def without(self, batch: ScoringBatch, is_stored: Callable[[int], bool]) -> ScoringBatch:
-        """Return a batch without stored requests; see ``RequestKind.without``."""
         indices = iter(batch.order)
         rows = [[request for request in row if not is_stored(next(indices))] for row in batch.rows]
         order = [index for index in batch.order if not is_stored(index)]
         return replace(batch, rows=[row for row in rows if row], order=order)
 
     def to_json(self, response: Score) -> Any:
-        """Return a score as a list."""
         return list(astuple(response))
 
     def from_json(self, value: Any) -> Score:
-        """Return the score of a list."""
         return Score(*value)
 
 
 class Generation(RequestKind[GenerationRequest, GenerationBatch, list[int]]):
-    """Requests to continue texts.
-
-    Args:
-        limits: limits of a batch.
-    """
+    """Requests to continue texts, in batches within limits."""
 
     name, title = "generate", "texts generated"
 
@@ -124,20 +107,16 @@ class Generation(RequestKind[GenerationRequest, GenerationBatch, list[int]]):
         self._limits = limits
 
     def plan(self, requests: Sequence[GenerationRequest]) -> list[GenerationBatch]:
-        """Divide requests into batches; see ``plan_generation``."""
         return plan_generation(requests, self._limits)
 
     def without(self, batch: GenerationBatch, is_stored: Callable[[int], bool]) -> GenerationBatch:
-        """Return a batch without stored requests; see ``RequestKind.without``."""
         pairs = [pair for pair in zip(batch.order, batch.requests, strict=True) if not is_stored(pair[0])]
         return replace(batch, order=[index for index, _ in pairs], requests=[request for _, request in pairs])
 
     def to_json(self, response: list[int]) -> Any:
-        """Return the tokens of a text."""
         return response
 
     def from_json(self, value: Any) -> list[int]:
-        """Return the tokens of a text."""
         return [int(token) for token in value]
 
 
@@ -147,15 +126,11 @@ _SUFFIX = ".jsonl"
 class ResponseCache:
     """Responses of one model by key, in memory and on disk; a context that opens and closes the files.
 
-    Args:
-        folder: folder of all models' responses.
-        model: identity of the model: a hash of its weights and of what else changes responses.
-
-    Attributes:
-        folder: folder of this model's responses.
+    ``folder`` has those of all models; ``model`` is a hash of the weights and of what else changes responses.
     """
 
     def __init__(self, folder: Path, model: str) -> None:
+        # 128 bits of the hash are enough to tell models apart.
         self.folder = folder / model[:32]
         self._responses: dict[str, Any] = {}
         self._file: TextIO | None = None
@@ -165,6 +140,7 @@ class ResponseCache:
             self.folder.mkdir(parents=True, exist_ok=True)
             for segment in sorted(self.folder.glob(f"*{_SUFFIX}")):
                 self._responses |= dict(_valid_lines(segment))
+            # A segment of its own, so that evaluations may share a folder.
             name = f"{os.getpid()}-{secrets.token_hex(4)}{_SUFFIX}"
             self._file = (self.folder / name).open("x", encoding="utf-8")
         except OSError as error:
@@ -177,6 +153,7 @@ class ResponseCache:
         if self._file is not None:
             name, empty = Path(self._file.name), self._file.tell() == 0
             self._file.close()
+            # An evaluation that found all its responses leaves no file behind.
             if empty:
                 name.unlink(missing_ok=True)
 
@@ -187,11 +164,7 @@ class ResponseCache:
         return self._responses[key]
 
     def add(self, responses: Mapping[str, Any]) -> None:
-        """Store responses: JSON values by key. They survive the end of the process, in whatever way it ends.
-
-        Raises:
-            StorageError: the disk refused the write.
-        """
+        """Store JSON values by key; they survive the end of the process. Raises StorageError if the disk refuses."""
         assert self._file is not None, "used as a context"
         lines = [_line(key, value) for key, value in responses.items()]
         try:
@@ -203,7 +176,7 @@ class ResponseCache:
 
 
 def response_key(request: ScoreRequest | GenerationRequest) -> str:
-    """Return the key of a request: a hash of all that decides about the response of a given model."""
+    """Return a hash of all that decides about the response of a given model."""
     text = json.dumps([type(request).__name__, asdict(request)], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -216,6 +189,7 @@ def _line(key: str, value: Any) -> str:
 def _valid_lines(segment: Path) -> Iterable[tuple[str, Any]]:
     for line in segment.read_text(encoding="utf-8", errors="replace").splitlines():
         checksum, _, content = line.partition(" ")
+        # A line that was being written when its process was killed is ignored.
         if checksum == f"{zlib.crc32(content.encode()):08x}":
             key, value = json.loads(content)
             yield key, value
@@ -234,26 +208,14 @@ _NOTHING: tuple[str, list[Any]] = ("", [])  # the argument of a broadcast on oth
 
 
 class Replicas:
-    """The replicas of a model, of which this process has one, or a shard of one.
-
-    Args:
-        ranks: all processes.
-        count: number of replicas.
-        index: replica of this process.
-        reports: True for one process of each replica.
-        compute: functions that compute batches, by kind of batch.
-    """
+    """Replicas of a model, of which this process has one, or a shard of one; ``reports`` is True once per replica."""
 
     def __init__(self, ranks: HostGroup, count: int, index: int, reports: bool, compute: Mapping[str, Compute]) -> None:
         self._ranks, self._index, self._reports, self._compute = ranks, index, reports, compute
         self.count = count
 
     def compute(self, kind: str, batches: Sequence[Any]) -> list[list[Any]]:
-        """Compute batches, at most one for each replica; only on rank 0, while the others serve.
-
-        Returns:
-            The responses of each batch.
-        """
+        """Compute at most one batch for each replica, and return the responses; on rank 0, while the others serve."""
         assert len(batches) <= self.count, "a round has a batch for each replica"
         self._ranks.broadcast((kind, list(batches)))
         return self._round(kind, batches)
@@ -267,11 +229,11 @@ class Replicas:
             self._round(kind, batches)
 
     def end(self) -> None:
-        """End ``serve`` on the other ranks."""
         self._ranks.broadcast((_END, []))
 
     def _round(self, kind: str, batches: Sequence[Any]) -> list[list[Any]]:
         own = batches[self._index] if self._index < len(batches) else None
+        # On all: an error of one rank is raised on every one, so that none waits for ever.
         result = self._ranks.run_on_all(lambda: [] if own is None else self._compute[kind](own))
         gathered = self._ranks.gather((self._index, result) if self._reports else None) or []
         by_replica = dict(each for each in gathered if each is not None)
@@ -283,24 +245,15 @@ Progress = Callable[[str, int, int], None]
 
 
 class Responder:
-    """Answers requests on rank 0.
-
-    Args:
-        replicas: replicas of the model, which compute.
-        cache: responses that are stored, and where new ones are stored.
-        progress: called after each round.
-
-    Attributes:
-        computed, looked_up: number of distinct requests that were computed, and that had a stored response.
-    """
+    """Answers requests on rank 0 from stored responses, or else by the replicas."""
 
     def __init__(self, replicas: Replicas, cache: ResponseCache, progress: Progress) -> None:
         self._replicas, self._cache, self._progress = replicas, cache, progress
-        self.computed = self.looked_up = 0
+        self.computed = self.looked_up = 0  # distinct requests that were computed, and that had a stored response
 
     def respond(self, kind: RequestKind[Request, Batch, Response], requests: Sequence[Request]) -> list[Response]:
-        """Answer requests of one kind, in their order."""
         keys = [response_key(request) for request in requests]
+        # The plan has also requests with a stored response, so that batches are those of an uninterrupted evaluation.
         distinct = dict(zip(keys, requests, strict=True))
         planned = list(distinct)
         stored = {key for key in planned if key in self._cache}
@@ -336,48 +289,27 @@ _NUMERICS = 3  # to be increased when responses of the same weights change, so t
 
 @dataclass(frozen=True)
 class ServingOptions:
-    """Options of the evaluation of a model.
+    """Options of the evaluation of a model, and limits of its batches."""
 
-    Attributes:
-        weights: ``model``, or ``ema`` for the average of the weights.
-        dtype: dtype of weights and activations; None for that of the stored weights.
-        tensor: tensor-parallel degree; the other processes are data-parallel replicas.
-        batches: limits of batches of continuations to score.
-        generation: limits of batches of texts to generate.
-    """
-
-    weights: str = "model"
-    dtype: torch.dtype | None = None
-    tensor: int = 1
+    weights: str = "model"  # ``model``, or ``ema`` for the average of the weights
+    dtype: torch.dtype | None = None  # dtype of weights and activations; None for that of the stored weights
+    tensor: int = 1  # tensor-parallel degree; the other processes are data-parallel replicas
     batches: BatchLimits = field(default_factory=BatchLimits)
     generation: GenerationLimits = field(default_factory=GenerationLimits)
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model that answers requests, on rank 0.
-
-    Attributes:
-        path: folder of the model.
-        config: the complete model.
-        sha256: identity of its weights.
-        dtype: dtype of weights and activations.
-        replicas: number of data-parallel replicas.
-        tensor: tensor-parallel degree.
-        tokenizer: its tokenizer.
-        end_ids: tokens that end a text.
-        responder: answers requests.
-        scoring, generation: the kinds of requests.
-    """
+    """A model that answers requests, on rank 0."""
 
     path: Path
     config: ModelConfig
-    sha256: str
+    sha256: str  # of the weights
     dtype: torch.dtype
-    replicas: int
-    tensor: int
+    replicas: int  # number of data-parallel replicas
+    tensor: int  # tensor-parallel degree
     tokenizer: Tokenizer
-    end_ids: frozenset[int]
+    end_ids: frozenset[int]  # tokens that end a text
     responder: Responder
     scoring: Scoring
     generation: Generation
@@ -391,18 +323,9 @@ def serve_model(
     progress: Progress,
     work: Callable[[ServedModel], T],
 ) -> T | None:
-    """Load a model in all processes, and do some work with it on rank 0. Collective.
+    """Load a model in all processes, and return what ``work`` does with it on rank 0; None on other ranks. Collective.
 
-    Args:
-        path: see ``open_model``.
-        options: how it is evaluated.
-        runtime: this process.
-        cache_folder: folder of stored responses of all models.
-        progress: called after each round of batches, on rank 0.
-        work: called on rank 0.
-
-    Returns:
-        What ``work`` returns on rank 0; None on other ranks.
+    ``cache_folder`` has the stored responses of all models.
 
     Raises:
         CheckpointError: there is no valid checkpoint, or files are missing or damaged.
@@ -423,6 +346,7 @@ def serve_model(
     if not runtime.ranks.is_first:
         replicas.serve()
         return None
+    # All that changes responses: stored ones of another dtype or tokenizer must not be taken.
     identity = hashlib.sha256(f"{sha256} {dtype} {tokenizer.sha256} {_NUMERICS}".encode()).hexdigest()
     try:
         with ResponseCache(cache_folder, identity) as cache:
@@ -443,6 +367,7 @@ def serve_model(
                 )
             )
     finally:
+        # Also after an error: the other ranks would wait for ever.
         replicas.end()
 
 

@@ -51,13 +51,9 @@ class Sampling:
 
 
 def choose_token(logits_V: torch.Tensor, sampling: Sampling, index: int, *names: str | int) -> int:
-    """Choose a token.
+    """Choose the next token from the logits of the complete vocabulary, (V,).
 
-    Args:
-        logits_V: logits of the complete vocabulary.
-        sampling: how to choose.
-        index: position of the token in the generated text.
-        names: names of the text among others that are sampled with the same seed.
+    ``index`` is its position in the generated text; ``names`` tell apart texts that are sampled with the same seed.
     """
     if sampling.temperature == 0.0:
         return int(logits_V.argmax())
@@ -75,13 +71,7 @@ def choose_token(logits_V: torch.Tensor, sampling: Sampling, index: int, *names:
 
 
 def choose_on_device(logits_V: torch.Tensor, sampling: Sampling, draw_1: torch.Tensor) -> torch.Tensor:
-    """Choose the token that ``choose_token`` chooses, without waiting for the device; returns its id (1,), int64.
-
-    Args:
-        logits_V: logits of the complete vocabulary, on a device with float64.
-        sampling: how to choose.
-        draw_1: the number that decides, from ``draws``.
-    """
+    """Choose as ``choose_token``, without waiting for a device that has float64; returns the id (1,), int64."""
     if sampling.temperature == 0.0:
         return logits_V.argmax().view(1)
     scores_V, ids_V = (logits_V.double() / sampling.temperature).sort(descending=True, stable=True)
@@ -120,7 +110,7 @@ def choose_tokens(
 
 
 def _most_likely(scores_V: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Sort the tokens that may be chosen, most likely first: their scores and ids, and the logarithm of their total."""
+    """Sort the tokens that may be chosen: their scores and ids, and the logarithm of their total."""
     count = len(scores_V)
     if sampling.top_k is not None or sampling.top_p is not None:
         count = min(count, sampling.top_k or _CANDIDATES)

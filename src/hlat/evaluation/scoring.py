@@ -37,30 +37,23 @@ Tokens = tuple[int, ...]
 @sendable
 @dataclass(frozen=True)
 class ScoreRequest:
-    """A continuation to score.
+    """A continuation to score after a context."""
 
-    Attributes:
-        context: tokens before it, at least one; their own probability is not scored.
-        continuation: tokens to score, at least one.
-    """
-
-    context: Tokens
-    continuation: Tokens
+    context: Tokens  # tokens before it, at least one; their own probability is not scored
+    continuation: Tokens  # tokens to score, at least one
 
     @property
     def inputs(self) -> Tokens:
-        """Tokens that the model has to read: all but the last, whose successor is not scored."""
+        # All tokens but the last, whose successor is not scored.
         return self.context + self.continuation[:-1]
 
     def truncated(self, longest: int) -> "ScoreRequest":
-        """Drop tokens from the left, so that the model reads ``longest`` tokens at most.
-
-        A continuation that is longer itself keeps all its tokens that have a context.
-        """
+        """Drop tokens from the left, so that the model reads ``longest`` tokens at most."""
         excess = len(self.context) + len(self.continuation) - longest - 1
         if excess <= 0:
             return self
         tokens = (self.context + self.continuation)[excess:]
+        # A continuation that is longer itself keeps all its tokens that have a context.
         first = max(1, len(self.context) - excess)
         return ScoreRequest(tokens[:first], tokens[first:])
 
@@ -68,16 +61,10 @@ class ScoreRequest:
 @sendable
 @dataclass(frozen=True)
 class Score:
-    """Score of a continuation.
+    """Log-likelihood of a continuation, and whether it is the greedy one."""
 
-    Attributes:
-        log_probability: sum over its tokens, in nats.
-        is_greedy: True if every token is the most likely one after those before it.
-        tokens: number of tokens that were scored.
-    """
-
-    log_probability: float
-    is_greedy: bool
+    log_probability: float  # sum over its tokens, in nats
+    is_greedy: bool  # True if every token is the most likely one after those before it
     tokens: int
 
 
@@ -87,55 +74,44 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class TokenTree:
-    """A tree of tokens in preorder. Trees of a batch may share a stem: tokens before the first node of each.
+    """A tree of tokens in preorder. Trees of a batch may share a stem: tokens before the first node of each."""
 
-    Attributes:
-        tokens: token of each node.
-        depths: position of each node, counted from the first token of the stem.
-        ends: index after the last descendant of each node.
-        paths: nodes of each sequence that the tree was built from, in the order given.
-        stem: number of tokens before the tree.
-    """
-
-    tokens: IntArray
-    depths: IntArray
-    ends: IntArray
-    paths: list[IntArray]
-    stem: int
+    tokens: IntArray  # token of each node
+    depths: IntArray  # position of each node, counted from the first token of the stem
+    ends: IntArray  # index after the last descendant of each node
+    paths: list[IntArray]  # nodes of each sequence that the tree was built from, in the order given
+    stem: int  # number of tokens before the tree
 
     @property
     def size(self) -> int:
-        """Number of nodes."""
         return len(self.tokens)
 
     @property
     def is_chain(self) -> bool:
-        """True if every node has one child at most, so that plain causal attention computes it."""
+        # Every node has one child at most, so that plain causal attention computes the tree.
         return bool((self.ends == self.size).all()) and self.size == int(self.depths[-1]) + 1 - self.stem
 
     def mask(self, window: int | None) -> BoolArray:
-        """Nodes and tokens of the stem that each node attends to: (nodes, stem + nodes).
-
-        Args:
-            window: number of tokens that a node attends to at most, itself included; None for all before it.
-        """
+        """Nodes and tokens of the stem that each node attends to, itself included: (nodes, stem + nodes), bool."""
         node = np.arange(self.size)
         below = (node[None, :] <= node[:, None]) & (node[:, None] < self.ends[None, :])
         mask = np.concatenate((np.ones((self.size, self.stem), dtype=np.bool_), below), axis=1)
         if window is not None:
+            # By depth, not by index: siblings lie between a node and its ancestors.
             depths = np.concatenate((np.arange(self.stem), self.depths))
             mask &= self.depths[:, None] - depths[None, :] < window
         return mask
 
 
 def build_tree(sequences: Sequence[Sequence[int]], stem: int = 0) -> TokenTree:
-    """Build the tree of some sequences, each longer than the stem, in which their first ``stem`` tokens are equal."""
+    """Build the tree of sequences whose first ``stem`` tokens are equal; each is longer than the stem."""
     tokens: list[int] = []
     depths: list[int] = []
     ends: list[int] = []
     paths: list[IntArray] = [np.empty(0, dtype=np.int64)] * len(sequences)
     path: list[int] = []
     before: Sequence[int] = ()
+    # Sorted, neighbours share the longest prefixes: that is the tree in preorder.
     for index in sorted(range(len(sequences)), key=lambda i: tuple(sequences[i])):
         sequence = sequences[index][stem:]
         shared = common_prefix(before, sequence)
@@ -173,26 +149,15 @@ _MOST_LEVELS = 64  # of nested stems: their lengths are rounded down to a multip
 
 @dataclass(frozen=True)
 class Member:
-    """Facts that decide about the family of a sequence, or of several that are computed in one row.
+    """Facts that decide about the family of a sequence, or of several that are computed in one row."""
 
-    Attributes:
-        tokens: the sequence, or the first of them.
-        most_stem: number of tokens at the beginning that a stem may have.
-        size: number of tokens to compute if there is no stem.
-    """
-
-    tokens: Tokens
-    most_stem: int
-    size: int
+    tokens: Tokens  # the sequence, or the first of them
+    most_stem: int  # number of tokens at the beginning that a stem may have
+    size: int  # number of tokens to compute if there is no stem
 
 
 def find_families(members: Sequence[Member]) -> list[tuple[int, range]]:
-    """Divide members, sorted by tokens, into families.
-
-    Returns:
-        The length of the stem and the indices of the members of each family, in order; a member without one is alone,
-        with a stem of 0.
-    """
+    """Divide members, sorted by tokens, into families: length of the stem (0 for a member alone), and indices."""
     if not members:
         return []
     step = max(1, max(member.most_stem for member in members) // _MOST_LEVELS)
@@ -226,37 +191,24 @@ def _divide(
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """Limits of a batch.
+    """Limits of a batch of continuations that are scored together."""
 
-    Attributes:
-        tokens: most tokens of a forward pass, padding included; a single row may have more.
-        cached: most positions in the KV cache of a batch, with those of the stem.
-        row: most tokens of a row that has several contexts.
-    """
-
-    tokens: int = 2048
-    cached: int = 32_768
-    row: int = 512
+    tokens: int = 2048  # most tokens of a forward pass, padding included; a single row may have more
+    cached: int = 32_768  # most positions in the KV cache of a batch, with those of the stem
+    row: int = 512  # most tokens of a row that has several contexts
 
 
 @sendable
 @dataclass(frozen=True)
 class ScoringBatch:
-    """A batch: rows of requests, whose first ``stem`` tokens are the same in all rows.
+    """Rows of requests, whose first ``stem`` tokens are the same in all rows."""
 
-    Attributes:
-        stem: number of tokens; 0 for none.
-        rows: the requests of each row.
-        order: index of each request, row after row, in the list that was planned.
-    """
-
-    stem: int
-    rows: list[list[ScoreRequest]]
-    order: list[int]
+    stem: int  # number of tokens; 0 for none
+    rows: list[list[ScoreRequest]]  # the requests of each row
+    order: list[int]  # index of each request, row after row, in the list that was planned
 
     @property
     def requests(self) -> list[ScoreRequest]:
-        """All requests, row after row."""
         return [request for row in self.rows for request in row]
 
 
@@ -283,7 +235,7 @@ def plan_batches(requests: Sequence[ScoreRequest], limits: BatchLimits | None = 
 
 
 def _rows(requests: Sequence[ScoreRequest], limits: BatchLimits) -> list[_Row]:
-    """Collect requests in rows: neighbours that share at least half of their tokens."""
+    # A row collects neighbours that share at least half of their tokens.
     inputs = [request.inputs for request in requests]
     rows: list[_Row] = []
     for index in sorted(range(len(requests)), key=lambda index: (inputs[index], requests[index].continuation)):
@@ -303,7 +255,7 @@ def _rows(requests: Sequence[ScoreRequest], limits: BatchLimits) -> list[_Row]:
 def _cut_into_batches(
     requests: Sequence[ScoreRequest], rows: list[_Row], stem: int, limits: BatchLimits
 ) -> list[ScoringBatch]:
-    """Cut rows with the same stem into batches, longest rows first, so that a lack of memory shows at once."""
+    # Longest rows first, so that a lack of memory shows at once.
     batches: list[list[_Row]] = []
     for row in sorted(rows, key=lambda row: -row.member.size):
         count = len(batches[-1]) + 1 if batches else 1
@@ -321,19 +273,12 @@ def _batch(requests: Sequence[ScoreRequest], rows: list[_Row], stem: int) -> Sco
 
 
 class StemCache:
-    """KV cache of the last stem, because batches with the same stem follow each other.
-
-    Args:
-        model: computes the stems.
-
-    Attributes:
-        computed_tokens: tokens of all stems that were computed.
-    """
+    """KV cache of the last stem, because batches with the same stem follow each other."""
 
     def __init__(self, model: ForwardModel) -> None:
         self._model = model
         self._last: tuple[Tokens, KVCache] | None = None
-        self.computed_tokens = 0
+        self.computed_tokens = 0  # of all stems
 
     def get(self, stem: Tokens) -> KVCache:
         """Return the keys and values of a stem, computed unless it is the last one."""
@@ -347,11 +292,7 @@ class StemCache:
 
 
 class Scorer:
-    """Scores batches on one model, or on this rank's shard of it; tensor-parallel ranks score the same batches.
-
-    Args:
-        model: the model.
-    """
+    """Scores batches on one model, or on this rank's shard of it; tensor-parallel ranks score the same batches."""
 
     def __init__(self, model: ForwardModel) -> None:
         self._model = model
@@ -364,7 +305,6 @@ class Scorer:
         return self._tokens + self._stems.computed_tokens
 
     def score(self, batch: ScoringBatch) -> list[Score]:
-        """Score the requests of a batch, row after row."""
         trees = [build_tree([request.inputs for request in row], batch.stem) for row in batch.rows]
         hidden_BSD = self._hidden(batch, trees)
         places: list[IntArray] = []
@@ -377,6 +317,7 @@ class Scorer:
                 counts.append(len(request.continuation))
         device = hidden_BSD.device
         hidden_ND = hidden_BSD.flatten(0, 1)[torch.from_numpy(np.concatenate(places)).to(device)]
+        # Only before scored tokens: logits of whole contexts would be most of the work of a small model.
         log_N, greedy_N = self._model.log_probabilities(hidden_ND, torch.tensor(targets, device=device))
         parts = zip(log_N.cpu().double().split(counts), greedy_N.cpu().split(counts), counts, strict=True)
         return [Score(float(log_n.sum()), bool(greedy_n.all()), count) for log_n, greedy_n, count in parts]
@@ -409,7 +350,7 @@ class Scorer:
 
 
 def score_all(model: ForwardModel, requests: Sequence[ScoreRequest], limits: BatchLimits | None = None) -> list[Score]:
-    """Score requests in this process, in their order; see ``Scorer``."""
+    """Score requests in this process, in their order."""
     scorer = Scorer(model)
     scores: list[Score | None] = [None] * len(requests)
     for batch in plan_batches(requests, limits):

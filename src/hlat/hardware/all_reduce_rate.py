@@ -17,7 +17,7 @@ _REPEATS = 12  # the first open connections and are never the fastest
 
 
 def best_seconds(device_type: str, size: int) -> float:
-    """Seconds of the fastest all-reduce of ``size`` bytes between the processes that the environment describes."""
+    """Fastest all-reduce of ``size`` bytes between the processes that the environment describes."""
     best = float("inf")
     with joined_run(device_type) as runtime:
         message = torch.zeros(size // 4, dtype=torch.float32, device=runtime.device)

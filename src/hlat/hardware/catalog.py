@@ -4,9 +4,8 @@
     a user's file, if given ----------+                          -> Instance, by its name
     (its entries replace shipped ones of the same name)
 
-A user's file has the same three sections, ``sources``, ``chips`` and ``instances``; each is optional. Every figure
-carries the key of its source. Names must match exactly: "NVIDIA A100-SXM4-40GB MIG 1g.5gb" is not an A100, and "NVIDIA
-GeForce RTX 4090 Laptop GPU" is not an RTX 4090.
+A user's file has the same sections, ``sources``, ``chips`` and ``instances``; each is optional. Every figure carries
+the key of its source. Names must match exactly: "NVIDIA A100-SXM4-40GB MIG 1g.5gb" is not an A100.
 """
 
 from collections.abc import Iterator
@@ -34,15 +33,10 @@ class _Entry(BaseModel):
 
 
 class PeakFigure(_Entry):
-    """One published peak rate.
+    """One published peak rate."""
 
-    Attributes:
-        dense: 10^12 FLOP/s of the whole chip, without sparsity.
-        source: key in ``Catalog.sources``.
-    """
-
-    dense: Rate
-    source: str
+    dense: Rate  # 10^12 FLOP/s of the whole chip, without sparsity
+    source: str  # key in Catalog.sources
 
 
 class ChipMemory(_Entry):
@@ -69,39 +63,22 @@ class ReachedShare(_Entry):
 
 
 class Chip(_Entry):
-    """One kind of chip. ``names`` or ``ec2_families`` identify it on a machine.
+    """One kind of chip. ``names`` or ``ec2_families`` identify it on a machine."""
 
-    Attributes:
-        name: name in the catalog.
-        names: names that torch reports.
-        ec2_families: EC2 instance families with this chip.
-        device: device type in torch; None if hlat has no backend for the chip, which can only be planned for.
-        vendor: vendor of a GPU, on which the meaning of its capability depends.
-        capability: compute capability of a GPU, as torch reports it; None for other chips.
-        cores: physical cores per chip.
-        cores_per_device: physical cores per torch device, by default.
-        family: chip family for the planner's constants; None if the planner has none.
-        units: processors over which the tiles of a product are distributed.
-        memory: capacity and bandwidth.
-        power: power limit; None if none is published.
-        reached: attainable share of the peak.
-        tflops: peak rates by dtype: bfloat16, float16, tf32, float32, float8.
-    """
-
-    name: str
-    names: list[str] = []
-    ec2_families: list[str] = []
-    device: str | None = None
-    vendor: Literal["nvidia", "amd"] = "nvidia"
-    capability: tuple[int, int] | None = None
-    cores: Positive = 1
-    cores_per_device: Positive = 1
-    family: str | None = None
-    units: Positive = 1
+    name: str  # in the catalog
+    names: list[str] = []  # that torch reports
+    ec2_families: list[str] = []  # instance families with this chip
+    device: str | None = None  # type in torch; None if hlat has no backend: the chip can only be planned for
+    vendor: Literal["nvidia", "amd"] = "nvidia"  # of a GPU; the meaning of the capability depends on it
+    capability: tuple[int, int] | None = None  # of a GPU, as torch reports it
+    cores: Positive = 1  # physical, per chip
+    cores_per_device: Positive = 1  # physical, per torch device, by default
+    family: str | None = None  # for the planner's constants; None if the planner has none
+    units: Positive = 1  # processors over which the tiles of a product are distributed
     memory: ChipMemory | None = None
-    power: PowerLimit | None = None
+    power: PowerLimit | None = None  # None if none is published
     reached: ReachedShare | None = None
-    tflops: dict[str, PeakFigure] = Field(min_length=1)
+    tflops: dict[str, PeakFigure] = Field(min_length=1)  # by dtype: bfloat16, float16, tf32, float32, float8
 
     @property
     def devices(self) -> int:
@@ -110,7 +87,7 @@ class Chip(_Entry):
 
     @property
     def sixteen_bit(self) -> str | None:
-        """The 16-bit format that the chip multiplies in, bfloat16 if it can; None if the catalog has no rate of it."""
+        """The 16-bit format that the chip multiplies in, bfloat16 if it can; None without a rate of either."""
         return next((dtype for dtype in ("bfloat16", "float16") if dtype in self.tflops), None)
 
     @property
@@ -126,41 +103,26 @@ class Chip(_Entry):
         return figure.dense * 1e12 * (cores_per_device or self.cores_per_device) / self.cores
 
     def source_keys(self) -> Iterator[str]:
-        """Keys of the sources of its figures."""
         yield from (figure.source for figure in self.tflops.values())
         yield from (figure.source for figure in (self.memory, self.power, self.reached) if figure is not None)
 
 
 class InstancePrice(_Entry):
-    """Price of an instance.
-
-    Attributes:
-        usd_per_hour: USD per hour.
-        seen: day on which it was seen.
-        since: day since which it holds, as far as is known; None for the day on which it was seen.
-        source: key in ``Catalog.sources``.
-    """
+    """Price of an instance in USD per hour."""
 
     usd_per_hour: Rate
-    seen: date
-    since: date | None = None
+    seen: date  # day on which it was seen
+    since: date | None = None  # first day on which it holds, if known
     source: str
 
 
 class PastPrice(_Entry):
-    """Former price of an instance.
-
-    Attributes:
-        kind: kind of the price.
-        usd_per_hour: USD per hour.
-        since, until: first day on which it is known to have held, and the day from which it held no more.
-        source: key in ``Catalog.sources``.
-    """
+    """Former price of an instance in USD per hour, and its days."""
 
     kind: PriceKind
     usd_per_hour: Rate
-    since: date
-    until: date
+    since: date  # first day on which it is known to have held
+    until: date  # day from which it held no more
     source: str
 
 
@@ -172,70 +134,37 @@ class FailureRate(_Entry):
 
 
 class LaunchSettings(_Entry):
-    """Settings of jobs on an instance (``hlat launch``).
+    """Settings of jobs on an instance (``hlat launch``)."""
 
-    Attributes:
-        environment: environment variables of the processes: network and collectives.
-        slurm: options of sbatch that reserve the accelerators of a machine.
-        kubernetes: resources of a pod that takes a complete machine, by the names of their device plugins.
-        node_selector: labels of Kubernetes nodes of this kind.
-        sources: keys in ``Catalog.sources``.
-    """
-
-    environment: dict[str, str] = {}
-    slurm: list[str] = []
-    kubernetes: dict[str, Positive] = {}
-    node_selector: dict[str, str] = {}
-    sources: list[str] = []
+    environment: dict[str, str] = {}  # variables of the processes: network and collectives
+    slurm: list[str] = []  # options of sbatch that reserve the accelerators of a machine
+    kubernetes: dict[str, Positive] = {}  # resources of a pod that takes a complete machine, by their device plugin
+    node_selector: dict[str, str] = {}  # labels of Kubernetes nodes of this kind
+    sources: list[str] = []  # keys in Catalog.sources
 
 
 class CollectiveSteps(_Entry):
-    """Steps of a machine's collectives, where the library chooses an algorithm by the size of the message.
+    """Steps of a machine's collectives, where the library chooses an algorithm by the size of the message."""
 
-    Attributes:
-        hop_us: latency of a step inside the machine, in microseconds.
-        network_hop_us: latency of a step between machines.
-        direct_mb: 10^6 bytes below which every rank sends to every other at once, by way of the other chips.
-        doubling_mb: 10^6 bytes below which distances double; larger messages travel in a ring.
-        source: key in ``Catalog.sources``.
-    """
-
-    hop_us: Rate
-    network_hop_us: Rate
-    direct_mb: Rate
-    doubling_mb: Rate
+    hop_us: Rate  # latency of a step inside the machine, in microseconds
+    network_hop_us: Rate  # between machines
+    direct_mb: Rate  # 10^6 bytes below which every rank sends to every other at once, by way of the other chips
+    doubling_mb: Rate  # 10^6 bytes below which distances double; larger messages travel in a ring
     source: str
 
 
 class Instance(_Entry):
-    """One kind of machine.
+    """One kind of machine."""
 
-    Attributes:
-        name: name in the catalog.
-        chip: name of its chip.
-        chips: chips per instance.
-        domain: chips that share fast links.
-        up_to: chips that such a machine can have at most; None if it is sold with ``chips`` of them only.
-        groups: sizes of tensor-parallel groups that the links support; empty for any.
-        link: 10^9 bytes per second and chip over the fast links, in one direction.
-        network: 10^9 bytes per second and instance to other instances, in one direction.
-        collectives: steps of its collectives; None for rings with the latencies that the cost model has for the family.
-        source: key in ``Catalog.sources``.
-        prices: prices by kind.
-        past_prices: former prices.
-        failures: failure rate.
-        launch: settings of jobs.
-    """
-
-    name: str
-    chip: str
-    chips: Positive
-    domain: Positive
-    up_to: Positive | None = None
-    groups: list[Positive] = []
-    link: Rate
-    network: Rate
-    collectives: CollectiveSteps | None = None
+    name: str  # in the catalog
+    chip: str  # its name
+    chips: Positive  # per instance
+    domain: Positive  # chips that share fast links
+    up_to: Positive | None = None  # chips that such a machine can have; None if it is sold with `chips` only
+    groups: list[Positive] = []  # sizes of tensor-parallel groups that the links support; empty for any
+    link: Rate  # 10^9 bytes per second and chip over the fast links, one direction
+    network: Rate  # 10^9 bytes per second and instance to others, one direction
+    collectives: CollectiveSteps | None = None  # None for rings with the family's latencies
     source: str
     prices: dict[PriceKind, InstancePrice] = {}
     past_prices: list[PastPrice] = []
@@ -250,6 +179,7 @@ class Instance(_Entry):
             for kind, price in self.prices.items()
         }
         update: dict[str, object] = {"chips": chips, "domain": chips, "prices": prices}
+        # More cards fail more often. A part of a machine fails as the machine does.
         if share > 1:
             update["failures"] = self.failures.model_copy(update={"per_day": share * self.failures.per_day})
         else:
@@ -257,7 +187,6 @@ class Instance(_Entry):
         return self.model_copy(update=update)
 
     def source_keys(self) -> Iterator[str]:
-        """Keys of the sources of its figures."""
         yield from (self.source, self.failures.source, *self.launch.sources)
         yield from (price.source for price in self.prices.values())
         yield from (price.source for price in self.past_prices)
@@ -290,17 +219,14 @@ class Catalog(_Entry):
         return self
 
     def source_keys(self) -> set[str]:
-        """Keys of the sources of all figures."""
         of_chips = {key for chip in self.chips for key in chip.source_keys()}
         of_instances = {key for instance in self.instances for key in instance.source_keys()}
         return of_chips | of_instances
 
     def chip(self, name: str) -> Chip | None:
-        """The chip of this catalog name, or None."""
         return next((c for c in self.chips if _normalize(c.name) == _normalize(name)), None)
 
     def instance(self, name: str) -> Instance | None:
-        """The instance of this catalog name, or None."""
         return next((i for i in self.instances if _normalize(i.name) == _normalize(name)), None)
 
     def chip_by_torch_name(self, name: str) -> Chip | None:
@@ -337,10 +263,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # 7 times as fast; not 
 
 @cache
 def load_catalog(user_file: str | None = None) -> Catalog:
-    """Load the catalog of chips and instances.
-
-    Args:
-        user_file: a file with more entries; those of the same name replace shipped ones.
+    """Load the catalog; entries of the user's file replace shipped ones of the same name.
 
     Raises:
         HardwareError: the user's file cannot be read or is inconsistent; lists each mistake.
@@ -351,6 +274,7 @@ def load_catalog(user_file: str | None = None) -> Catalog:
     try:
         return Catalog.model_validate(content)
     except ValidationError as error:
+        # The shipped files are tested, so the mistakes are the user's.
         raise HardwareError(f"{user_file}: {_mistakes(error, content)}") from error
 
 

@@ -32,11 +32,7 @@ _GIVEN_BY_USER = "given by the user"
 
 
 def parse_quote(text: str | None) -> tuple[float, Per] | None:
-    """Read a price such as 2.10/h (of a chip), 2.10/chip-h or 16.80/instance-h; None for any other text.
-
-    Raises:
-        HardwareError: a price of zero.
-    """
+    """Read a price such as 2.10/h (of a chip) or 16.80/instance-h; None for other text. HardwareError for zero."""
     found = None if text is None else _QUOTE.fullmatch(text.strip())
     if found is None:
         return None
@@ -47,11 +43,9 @@ def parse_quote(text: str | None) -> tuple[float, Per] | None:
 
 
 def with_prices_of(catalog: Catalog, month: str | None) -> Catalog:
-    """Return a catalog with the prices of the first day of a month; instances of which none is known have none.
+    """Return a catalog with the prices of the first day of a month, as in 2024-04; None leaves them.
 
-    Args:
-        catalog: chips and instances.
-        month: as in 2024-04; None leaves the prices.
+    Instances of which no price is known of then have none.
 
     Raises:
         HardwareError: not a month, or no price at all is known of it.
@@ -88,20 +82,14 @@ def with_prices_of(catalog: Catalog, month: str | None) -> Catalog:
 
 
 def _first_month(day: date) -> date:
-    """Return a day of the first month that begins on a day or after it: prices are those of a month's first day."""
+    # Prices are those of a month's first day. 31 days later is in the next month, whatever its length.
     return day if day.day == 1 else day.replace(day=1) + timedelta(days=31)
 
 
 def with_quote(catalog: Catalog, quote: tuple[float, Per] | None, interruptions: float | None = None) -> Catalog:
     """Return a catalog whose instances all have the quoted price, of the kind ``own``, and a failure rate.
 
-    Args:
-        catalog: chips and instances.
-        quote: USD per hour, and of what; None leaves the prices.
-        interruptions: per instance and day; None leaves the failure rates.
-
-    Raises:
-        HardwareError: negative interruptions.
+    ``interruptions`` are per instance and day; HardwareError if negative. None leaves prices or rates.
     """
     if interruptions is not None and interruptions < 0:
         raise HardwareError(f"--interruptions {interruptions:g}: must be 0 or more, per instance and day")
@@ -135,12 +123,11 @@ class Cluster:
 
     @property
     def name(self) -> str:
-        """Name as given on the command line: INSTANCE:N."""
+        """INSTANCE:N, as on the command line."""
         return f"{self.instance.name}:{self.count}"
 
     @property
     def chips(self) -> int:
-        """Chips of all instances."""
         return self.instance.chips * self.count
 
     @property
@@ -150,7 +137,6 @@ class Cluster:
 
     @property
     def devices_per_instance(self) -> int:
-        """Torch devices per instance."""
         return self.instance.chips * self.chip.devices
 
     @property
@@ -160,7 +146,7 @@ class Cluster:
 
     @property
     def memory_bytes(self) -> float:
-        """Bytes of memory per device."""
+        """Memory of one torch device, of which a chip may have several."""
         assert self.chip.memory is not None, "parse_cluster accepts only chips with known memory"
         return self.chip.memory.gib * _GIB / self.chip.devices
 
@@ -181,13 +167,9 @@ class Cluster:
         return self.instance.network * 1e9
 
     def price(self, kind: PriceKind | None = None) -> tuple[PriceKind, float] | None:
-        """Price of the whole cluster: its kind and USD per hour.
+        """Kind and USD per hour of the price of the whole cluster; None if the instance has no price.
 
-        Args:
-            kind: kind of price; None for the first known kind. The result is None if the instance has no price.
-
-        Raises:
-            HardwareError: the catalog has no price of that kind.
+        Without a kind, the first known one is taken. HardwareError: the catalog has no price of that kind.
         """
         prices = self.instance.prices
         if kind is not None and kind not in prices:
@@ -200,10 +182,7 @@ class Cluster:
 def parse_cluster(text: str, catalog: Catalog, per: Per = "instance") -> Cluster:
     """Parse ``INSTANCE:N``, or ``KxINSTANCE:N`` for machines with K of its chips: 8xrtx4090:1, 4xh100:1.
 
-    Args:
-        text: the cluster.
-        catalog: chips and instances.
-        per: unit of N. Chips are complete instances, or a part of one, which has the share of its price.
+    With ``per="chip"``, N chips are complete instances, or a part of one, which has the share of its price.
 
     Raises:
         HardwareError: malformed text, an instance that the catalog does not have, a count below one, or chips that are
@@ -227,7 +206,7 @@ def parse_cluster(text: str, catalog: Catalog, per: Per = "instance") -> Cluster
 
 
 def _of_chips(instance: Instance, chip: Chip, chips: int) -> Cluster:
-    """Return a cluster of a number of chips."""
+    # A card of the catalog is a machine of one, which can hold more.
     if instance.up_to is not None and instance.chips == 1 < chips:
         return _of_cards(instance, chip, chips, instance.up_to)
     count, rest = divmod(chips, instance.chips)
@@ -245,7 +224,7 @@ def _of_chips(instance: Instance, chip: Chip, chips: int) -> Cluster:
 
 
 def _of_cards(instance: Instance, chip: Chip, chips: int, most: int) -> Cluster:
-    """Return full machines of cards, or one with fewer."""
+    """Full machines of cards, or one with fewer."""
     count, rest = divmod(chips, most)
     if count and rest:
         raise HardwareError(
@@ -259,11 +238,7 @@ def _of_cards(instance: Instance, chip: Chip, chips: int, most: int) -> Cluster:
 
 
 def _find_instance(name: str, catalog: Catalog) -> Instance:
-    """Return the instance of a name, or of a name after a number of chips.
-
-    Raises:
-        HardwareError: the catalog does not have it, or such a machine cannot have so many chips.
-    """
+    """The instance of a name, or of a name after a number of chips; HardwareError for others."""
     found = catalog.instance(name)
     if found is not None:
         return found
@@ -278,7 +253,7 @@ def _find_instance(name: str, catalog: Catalog) -> Instance:
 
 
 def close_names(name: str, names: Sequence[str]) -> list[str]:
-    """Return names that begin as a wrong one does, or are spelled nearly as it is; at most three."""
+    """At most three names that begin as a wrong one does, or are spelled nearly as it is."""
     wrong = name.lower()
     begins = [each for each in names if wrong and each.lower().startswith(wrong)]
     alike = [each for each in names if each.lower()[:_ALIKE] == wrong[:_ALIKE] and len(wrong) >= _ALIKE]
@@ -319,18 +294,13 @@ _STORAGE_RATE = re.compile(
 
 @dataclass(frozen=True)
 class StorageRate:
-    """Rate of a file system, reading or writing.
-
-    Attributes:
-        bytes_per_second: bytes per second.
-        per: "cluster" for the whole file system, "instance" for each instance's share.
-    """
+    """Rate of a file system, reading or writing."""
 
     bytes_per_second: float
-    per: Literal["cluster", "instance"] = "cluster"
+    per: Literal["cluster", "instance"] = "cluster"  # of the whole file system, or of each instance
 
     def of(self, cluster: Cluster) -> float:
-        """Return the bytes per second of all instances together, at most what their network carries."""
+        """Bytes per second of all instances together, at most what their network carries."""
         whole = self.bytes_per_second * (cluster.count if self.per == "instance" else 1)
         return min(whole, cluster.network_rate * cluster.count)
 
@@ -341,24 +311,15 @@ class StorageRate:
 
 @dataclass(frozen=True)
 class Site:
-    """The place of a cluster.
+    """Storage and power overhead of the place of a cluster."""
 
-    Attributes:
-        storage: rate of the shared file system; None if it is not known.
-        pue: power usage effectiveness: energy of the building over that of its machines.
-        pue_given: True if ``pue`` was given, False if it is the default.
-    """
-
-    storage: StorageRate | None = None
-    pue: float = DEFAULT_PUE
-    pue_given: bool = False
+    storage: StorageRate | None = None  # of the shared file system; None if not known
+    pue: float = DEFAULT_PUE  # power usage effectiveness: energy of the building over that of its machines
+    pue_given: bool = False  # False for the default
 
     def watts(self, cluster: Cluster) -> float | None:
-        """Return an upper estimate of the power of a cluster in W; None if its chips have no published power limit.
-
-        Every chip is at its power limit all the time, as in the estimates of LLaMA (arXiv 2302.13971, table 15), which
-        leaves hosts out.
-        """
+        """Upper estimate of the power of a cluster in W; None if its chips have no published power limit."""
+        # Every chip at its limit all the time, as in LLaMA (arXiv 2302.13971, table 15), which leaves hosts out.
         power = cluster.chip.power
         return None if power is None else cluster.chips * power.watts * (1 + HOST_SHARE) * self.pue
 
@@ -366,8 +327,7 @@ class Site:
 def parse_site(storage: str | None = None, pue: float | None = None) -> Site:
     """Read the rate of a file system, as in 5GB/s or 2GB/s/instance, and a PUE.
 
-    Raises:
-        HardwareError: a text is something else, or a number is not possible; names all of them.
+    HardwareError: a text is something else, or a number is not possible; names all of them.
     """
     problems = []
     rate = None if storage is None else _parse_rate(storage)
@@ -385,7 +345,7 @@ def parse_site(storage: str | None = None, pue: float | None = None) -> Site:
 
 
 def _bits_or_bytes(text: str) -> str:
-    """Return the question what 5gb/s means, written all in lower case; empty for any other text."""
+    """Error for 5gb/s, all in lower case; empty for any other text."""
     found = _STORAGE_RATE.fullmatch(text.strip())
     if found is None or not _is_ambiguous(found):
         return ""
@@ -397,7 +357,8 @@ def _bits_or_bytes(text: str) -> str:
 
 
 def _is_ambiguous(rate: re.Match[str]) -> bool:
-    """Return True for a lower-case b after a lower-case prefix: who writes gb for Gb may as well mean GB."""
+    """True for a lower-case b after a lower-case prefix."""
+    # Who writes gb for Gb may as well mean GB.
     return rate[3] == "b" and rate[2] != "" and rate[2].islower()
 
 

@@ -33,23 +33,14 @@ _TIMEOUT_SECONDS = 120.0  # for processes to start, join and finish
 
 @dataclass(frozen=True)
 class MeasuredMachine:
-    """Measured rates of this machine.
+    """Rates of products, copies and an all-reduce here."""
 
-    Attributes:
-        name: name of the device.
-        devices: torch devices.
-        flops: FLOP/s of one device, by dtype.
-        memory_bytes: bytes of memory per device.
-        memory_rate: bytes per second that a copy reads and writes on one device.
-        link_rate: bytes per second that one device sends in an all-reduce; None with a single device.
-    """
-
-    name: str
+    name: str  # of the device
     devices: int
-    flops: dict[str, float]
-    memory_bytes: int
-    memory_rate: float
-    link_rate: float | None
+    flops: dict[str, float]  # FLOP/s of one device, by dtype
+    memory_bytes: int  # per device
+    memory_rate: float  # bytes per second that a copy reads and writes on one device
+    link_rate: float | None  # bytes per second sent by a device in an all-reduce; None with one device
 
     def catalog(self, name: str) -> dict[str, Any]:
         """Content of a user's catalog in which this machine is the instance ``name``."""
@@ -64,6 +55,7 @@ class MeasuredMachine:
                 "gb_per_second": round(self.memory_rate / 1e9, 2),
                 "source": source,
             },
+            # The rate is measured: products reach it.
             "reached": {"bfloat16": 1.0, "source": source},
             "tflops": {dtype: {"dense": round(rate / 1e12, 4), "source": source} for dtype, rate in self.flops.items()},
         }
@@ -85,14 +77,8 @@ def measure_machine(
 ) -> MeasuredMachine:
     """Measure matrix products, memory and collectives of this machine.
 
-    Args:
-        device: one of its devices; the others are assumed to be equal. A CPU counts as one device; its all-reduce is
-            between two processes.
-        budget_seconds: time for each dtype of the products, and for the copies.
-        clock: monotonic clock in seconds.
-
-    Raises:
-        LaunchError: the processes of the all-reduce failed or timed out.
+    Other devices are assumed to be equal to ``device``. A CPU counts as one; its all-reduce is between two processes.
+    The budget is for each dtype of the products, and for the copies. LaunchError: the all-reduce failed or timed out.
     """
     backend = backend_of(device)
     count = backend.device_count()
@@ -150,7 +136,9 @@ def _all_reduce_rate(device_type: str, world: int) -> float:
     failed = [process.returncode for process in processes if process.returncode]
     if failed:
         raise LaunchError(f"a process of the all-reduce measurement exited with code {failed[0]}")
+    # The slowest process ends the all-reduce.
     seconds = max(float(json.loads(output.splitlines()[-1])) for output in outputs)
+    # A ring sends (n - 1) / n of the message twice: scatter and gather.
     return 2 * (world - 1) / world * _MESSAGE_BYTES / seconds
 
 

@@ -35,29 +35,21 @@ class PeakFlops:
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> PeakFlops:
-    """Peak dense FLOP/s of matrix products on one device.
-
-    Args:
-        device: a CPU or an available accelerator.
-        dtype: compute dtype. float32 means TF32 if torch is set to use it. bfloat16 means float32 on a CPU without bf16
-            instructions, where hlat widens the operands.
-
-    Returns:
-        The published figure if the catalog has exactly this chip and dtype, else a measurement (about 0.3 s) of
-        products by all libraries that training multiplies with.
-    """
+    """Peak dense FLOP/s of matrix products on one device: published for exactly this chip, else measured."""
+    # float32 means TF32 if torch is set to use it. bfloat16 means float32 on a CPU without bf16 instructions, where
+    # hlat widens the operands. A measurement takes about 0.3 s.
     return published_flops(device, dtype) or _measured(device, dtype)
 
 
 def published_flops(device: torch.device, dtype: torch.dtype) -> PeakFlops | None:
-    """Return the published peak of one device; None if the catalog has no figure for exactly this chip and dtype."""
+    """Published peak of one device; None if the catalog has no figure for exactly this chip and dtype."""
     catalog = load_catalog()
     chip = device_chip(device, catalog)
     return None if chip is None else _published(chip, catalog, device, dtype)
 
 
 def device_chip(device: torch.device, catalog: Catalog) -> Chip | None:
-    """Return the chip of a device; None if the catalog does not have it."""
+    """Chip of a device; None if the catalog does not have it."""
     backend = backend_of(device)
     name = backend.chip_name(device)
     chip = catalog.chip_by_torch_name(name) if name is not None else None
@@ -66,7 +58,6 @@ def device_chip(device: torch.device, catalog: Catalog) -> Chip | None:
 
 
 def _published(chip: Chip, catalog: Catalog, device: torch.device, dtype: torch.dtype) -> PeakFlops | None:
-    """The catalog's figure for one device of this chip, or None."""
     backend = backend_of(device)
     cores, number_format = backend.cores_per_device() or chip.cores_per_device, backend.product_format(dtype)
     value = chip.flops(number_format, cores)
@@ -96,29 +87,23 @@ _MATMUL_REPEATS = (
 
 @dataclass(frozen=True)
 class MatmulRate:
-    """Best rate of a burst.
+    """Best rate of a burst of products."""
 
-    Attributes:
-        flops: FLOP/s; a multiply-add counts as two.
-        size: n of the (n, n) matrices that reached it.
-        library: library that reached it, a key of ``PRODUCTS``.
-    """
-
-    flops: float
-    size: int
-    library: str
+    flops: float  # per second; a multiply-add counts as two
+    size: int  # n of the (n, n) matrices that reached it
+    library: str  # a key of PRODUCTS
 
 
 class _Product:
-    """One square product by one library, timed repeatedly; ``seconds`` is its fastest time so far."""
+    """One square product by one library, timed repeatedly."""
 
     def __init__(self, matrix: torch.Tensor, library: str, clock: Callable[[], float]) -> None:
         self.size, self.library = len(matrix), library
-        self.seconds = float("inf")
+        self.seconds = float("inf")  # the fastest so far
         self._matrix, self._multiply, self._clock = matrix, PRODUCTS[library], clock
 
     def run(self) -> None:
-        """Multiply once and keep the fastest time."""
+        # Accelerators run behind the host.
         synchronize(self._matrix.device)
         begin = self._clock()
         self._multiply(self._matrix, self._matrix)
@@ -140,19 +125,14 @@ def measure_matmul(
 ) -> MatmulRate:
     """Measure the highest rate of matrix products on this device, with the current number of threads.
 
-    A size is measured, by all libraries, if its time, extrapolated from the previous size, fits into the remaining
-    budget; the smallest always is.
-
-    Args:
-        device: the device.
-        dtype: dtype of the matrices, in which the device multiplies (``Backend.product_dtype``).
-        budget_seconds: duration of the measurement.
-        clock: monotonic clock in seconds.
+    ``dtype`` is one in which the device multiplies (``Backend.product_dtype``).
     """
     deadline = clock() + budget_seconds
     measured: list[_Product] = []
     previous: list[_Product] = []
     for size in _MATMUL_SIZES:
+        # A size is measured if its time, extrapolated from the previous size, fits into what is left of the budget. The
+        # smallest always is.
         expected = _MATMUL_REPEATS * sum(product.seconds * (size / product.size) ** 3 for product in previous)
         if previous and clock() + expected > deadline:
             break
@@ -164,6 +144,7 @@ def measure_matmul(
                 product.run()
         measured += previous
     best = max(measured, key=lambda product: product.flops)
+    # Other processes only slow a product down: more repetitions come closer to its rate.
     while clock() < deadline:
         best.run()
     return MatmulRate(best.flops, best.size, best.library)

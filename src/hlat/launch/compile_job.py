@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 
 class ProcessesFailed(Exception):
-    """The processes that were to compile have ended without doing so.
-
-    Attributes:
-        outcome: exit code and message.
-    """
+    """The processes that were to compile have ended without doing so; ``outcome`` has exit code and message."""
 
     def __init__(self, outcome: RunOutcome) -> None:
         super().__init__(outcome.message)
@@ -34,22 +30,13 @@ class ProcessesFailed(Exception):
 
 @dataclass(frozen=True)
 class CompileJob:
-    """A recipe whose graphs are to be compiled.
+    """A recipe whose graphs are to be compiled."""
 
-    Attributes:
-        recipe: recipe file, or the name of a shipped recipe.
-        overrides: ``a.b=c`` each.
-    """
-
-    recipe: str
-    overrides: tuple[str, ...] = ()
+    recipe: str  # recipe file, or the name of a shipped recipe
+    overrides: tuple[str, ...] = ()  # a.b=c each
 
     def load(self, world: int | None) -> Recipe:
-        """Load the recipe for a number of processes; None for any number that fits.
-
-        Raises:
-            RecipeError: with every problem of the recipe.
-        """
+        """Load the recipe for ``world`` processes, None for any number; RecipeError lists its problems."""
         return load_recipe(self.recipe, list(self.overrides), world=world)
 
     def arguments(self) -> list[str]:
@@ -60,7 +47,6 @@ class CompileJob:
         """Compile in this process, which may be one of several, into the folder that the recipe names.
 
         Raises:
-            RecipeError: with every problem of the recipe.
             LaunchError: the run compiles nothing, or cannot run here.
         """
         from hlat.compilation import compile_graphs  # noqa: PLC0415  (imports torch)
@@ -92,11 +78,10 @@ class CompileJob:
             nproc: processes of the run on this machine.
             out: archive to write; None for none.
             work: compiles a single process's job; for a process that has compiled nothing yet. None starts processes.
-            show: receives the lines that processes print; None prints them on the streams of this process.
+            show: receives the lines that processes print; None leaves them on the streams of this process.
 
         Raises:
             ProcessesFailed: the processes have failed or were stopped.
-            RecipeError: with every problem of the recipe.
             LaunchError: the run compiles nothing, or cannot run here.
             StorageError: the cache or the archive cannot be written.
         """
@@ -111,6 +96,7 @@ class CompileJob:
 
         recipe = self.load(nproc)
         if out is not None:
+            # before minutes of compiling
             check_archive_path(out)
         device_type, base = _device_type(recipe), recipe.run.compile_cache
         with working_folder(device_type, base) as folder:
@@ -124,6 +110,7 @@ class CompileJob:
             files = compiled_files(folder)
             versions = _versions(device_type)
             size = sum(file.stat().st_size for file in files.values())
+            # before the archive and the cache of this machine are replaced
             _check_not_empty(files, device_type)
             if out is not None:
                 pack(out, device_type, versions, nproc, files)
@@ -131,13 +118,7 @@ class CompileJob:
         return CompiledCache(device_type, versions, nproc, len(files), size, out)
 
     def unpack(self, archive: Path) -> "CompiledCache":
-        """Fill the cache of this machine from an archive.
-
-        Raises:
-            RecipeError: with every problem of the recipe.
-            LaunchError: the archive is damaged, or for other devices or versions.
-            StorageError: it cannot be read, or the cache cannot be written.
-        """
+        """Fill the cache from an archive; LaunchError if it is damaged, or for other devices or versions."""
         from hlat.compilation import unpack  # noqa: PLC0415
 
         recipe = self.load(None)
@@ -151,11 +132,7 @@ def is_worker() -> bool:
 
 
 def _check_not_empty(files: Mapping[str, Path], device_type: str) -> None:
-    """Refuse a cache without files, which would make every start of a run a cold one.
-
-    Raises:
-        LaunchError: the compilers have written nothing.
-    """
+    # A cache without files would make every start of a run a cold one, and nobody would know why.
     if not files:
         raise LaunchError(
             f"the compilers of {device_type} devices have left nothing in the folders that hlat gave them: their cache "

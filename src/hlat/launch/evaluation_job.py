@@ -22,55 +22,35 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class EvaluationJob:
-    """Tasks to run on a model. Each field is an option of ``hlat evaluate``, under the same name.
+    """Tasks to run on a model. Each field is an option of ``hlat evaluate``, under the same name."""
 
-    Attributes:
-        checkpoint: a checkpoint, a checkpoints folder or a run folder; or a Hugging Face folder.
-        tasks: names of tasks of lm-eval, separated by commas; None for a suite.
-        suite: name or file of a suite; None for tasks.
-        out: folder of the results; None for ``evaluation/NAME``, after the name of the checkpoint.
-        files: folder of the suite's data files.
-        include: folder with further tasks.
-        shots: solved examples in front of each question, for ``tasks``; None for the tasks' own number.
-        limit: most samples of each task; None for all.
-        seed: seed of the choice of examples, and of sampled texts.
-        max_length: most tokens of context and continuation; None for the model's maximum.
-        max_new_tokens: most tokens of a generated text; None for what the tasks say.
-        allow_code_execution: execute code that the model writes, in a sandbox; "unsafe": without one.
-        weights: ``model``, or ``ema`` for the average of the weights.
-        dtype: one of ``DTYPES``; auto is that of the stored weights.
-        tensor: tensor-parallel degree; the other processes are data-parallel replicas.
-        batch_tokens: most tokens of a forward pass.
-        batch_rows: most texts that are generated together.
-    """
-
-    checkpoint: str
-    tasks: str | None = None
-    suite: str | None = None
-    out: str | None = None
-    files: str | None = None
-    include: str | None = None
-    shots: int | None = None
-    limit: int | None = None
-    seed: int = 1234
-    max_length: int | None = None
-    max_new_tokens: int | None = None
+    checkpoint: str  # a checkpoint, a checkpoints folder or a run folder; or a Hugging Face folder
+    tasks: str | None = None  # names of tasks of lm-eval, separated by commas; None for a suite
+    suite: str | None = None  # name or file of a suite; None for tasks
+    out: str | None = None  # folder of the results; None for evaluation/NAME, after the name of the checkpoint
+    files: str | None = None  # folder of the suite's data files
+    include: str | None = None  # folder with further tasks
+    shots: int | None = None  # solved examples in front of each question, for tasks; None for the tasks' own number
+    limit: int | None = None  # most samples of each task; None for all
+    seed: int = 1234  # seed of the choice of examples, and of sampled texts
+    max_length: int | None = None  # most tokens of context and continuation; None for the model's maximum
+    max_new_tokens: int | None = None  # most tokens of a generated text; None for what the tasks say
+    # execute code that the model writes, in a sandbox; "unsafe": without one
     allow_code_execution: bool | Literal["unsafe"] = False
-    weights: str = "model"
-    dtype: str = "auto"
-    tensor: int = 1
-    batch_tokens: int = 2048
-    batch_rows: int = 64
+    weights: str = "model"  # model, or ema for the average of the weights
+    dtype: str = "auto"  # one of DTYPES; auto is that of the stored weights
+    tensor: int = 1  # tensor-parallel degree; the other processes are data-parallel replicas
+    batch_tokens: int = 2048  # most tokens of a forward pass
+    batch_rows: int = 64  # most texts that are generated together
 
     @property
     def folder(self) -> Path:
-        """Folder of the results."""
         return Path(self.out) if self.out is not None else Path("evaluation") / Path(self.checkpoint).resolve().name
 
     def arguments(self) -> list[str]:
         """Arguments of the command that runs this job as one process."""
         words = ["evaluate", self.checkpoint]
-        for each in fields(self)[1:]:
+        for each in fields(self)[1:]:  # the first one, the checkpoint, has no option
             value = getattr(self, each.name)
             if value is True:
                 words.append(f"--{each.name.replace('_', '-')}")
@@ -100,13 +80,13 @@ class EvaluationJob:
         names = [name.strip() for name in (self.tasks or "").split(",") if name.strip()]
         if not names:
             raise LaunchError("--tasks is empty: name tasks of lm-eval, separated by commas.")
-        return suite_of_tasks(list(dict.fromkeys(names)), self.shots)
+        return suite_of_tasks(list(dict.fromkeys(names)), self.shots)  # a task that is named twice is run once
 
     def render(self, to: Path) -> int:
         """Write the requests of the tasks to a file for ``evaluation.tasks``; return their number.
 
         Raises:
-            LaunchError: both or neither of tasks and suite are named, or another option does not fit.
+            LaunchError: as for ``load_suite``.
             DataError: tasks, data files or downloads are missing, or a task cannot be rendered.
             StorageError: the file cannot be written.
         """
@@ -120,14 +100,11 @@ class EvaluationJob:
         return len(requests)
 
     def evaluate_here(self, suite: "Suite", progress: Callable[[str, int, int], None]) -> "SuiteReport | None":
-        """Evaluate in this process, which may be one of several of a run.
+        """Evaluate in this process, which may be one of several; return the report on rank 0, None on others.
 
         Args:
             suite: the suite of this job.
-            progress: called on rank 0 with what is done, how much of it, and how much there is.
-
-        Returns:
-            The report on rank 0, None on other ranks.
+            progress: called on rank 0 with the name of the work, how much is done, and how much there is.
         """
         import torch  # noqa: PLC0415
 

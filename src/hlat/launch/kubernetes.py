@@ -65,7 +65,6 @@ class KubernetesOptions:
     probes: bool = True
 
     def problems(self) -> list[str]:
-        """Every problem of the options."""
         found = []
         if not _IMAGE.fullmatch(self.image):
             found.append(f"--image {escape_name(self.image)!r}: expected the name of a container image.")
@@ -94,15 +93,12 @@ class KubernetesOptions:
         return [f"run.dir = {escape_name(str(folder))}: it is in no volume of the pods; {remedy}."]
 
     def claims(self) -> list[tuple[str, str]]:
-        """Pairs of claim and path."""
         return [(claim, path) for claim, _, path in (text.partition(":") for text in self.volumes)]
 
     def resource_counts(self) -> dict[str, int]:
-        """Count by name of a resource."""
         return {name: int(count) for name, _, count in (text.partition("=") for text in self.resources)}
 
     def labels(self) -> dict[str, str]:
-        """Labels of the nodes."""
         return {key: value for key, _, value in (text.partition("=") for text in self.node_selector)}
 
 
@@ -137,12 +133,7 @@ def probe_problems(recipe: Recipe) -> list[str]:
 
 
 def probe_fields(recipe: Recipe, grace: int) -> dict[str, Any]:
-    """Port and probes of the container.
-
-    Args:
-        recipe: recipe with ``tracking.prometheus``.
-        grace: seconds that the pod has to save.
-    """
+    """Port and probes of the container, of a recipe with metrics; the pod has ``grace`` seconds to save."""
     assert recipe.tracking.prometheus is not None, "served_recipe has set it"
     return {
         "ports": [{"name": _METRICS_PORT, "containerPort": recipe.tracking.prometheus.port, "protocol": "TCP"}],
@@ -181,13 +172,7 @@ def config_map(run: PreparedRun, name: str) -> dict[str, Any]:
 
 
 def pod(run: PreparedRun, options: KubernetesOptions, name: str) -> dict[str, Any]:
-    """Template of a pod.
-
-    Args:
-        run: the run.
-        options: options of Kubernetes, without problems.
-        name: name of the job.
-    """
+    """Template of a pod, from options without problems; ``name`` is the job's."""
     program = [_literal(word) for word in run.program] or ["hlat"]
     limits = {**run.settings.kubernetes, **options.resource_counts()}
     claims = options.claims()
@@ -248,10 +233,6 @@ _KUBECTL_TIMEOUT = 120.0  # seconds to wait for kubectl
 def manifests(request: RunRequest, options: KubernetesOptions) -> list[dict[str, Any]]:
     """Write the manifests of a run.
 
-    Args:
-        request: the run.
-        options: options of Kubernetes.
-
     Raises:
         LaunchError: an option is wrong; every problem of options and recipe is listed.
         RecipeError: only the recipe is wrong; every problem is listed.
@@ -280,11 +261,7 @@ def manifests_yaml(found: list[dict[str, Any]]) -> str:
 
 
 def apply_manifests(text: str) -> str:
-    """Give manifests to ``kubectl apply``; return its output.
-
-    Raises:
-        LaunchError: kubectl is not installed here, or fails.
-    """
+    """Give manifests to ``kubectl apply``, return its output; LaunchError if it is not installed or fails."""
     command = ["kubectl", "apply", "-f", "-"]
     try:
         done = subprocess.run(
@@ -306,7 +283,6 @@ def apply_manifests(text: str) -> str:
 
 
 def _job(run: PreparedRun, options: KubernetesOptions, name: str) -> list[dict[str, Any]]:
-    """Indexed Job."""
     spec = _job_spec(run, pod(run, options, name))
     return [{"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec}]
 
@@ -324,13 +300,13 @@ def _job_set(run: PreparedRun, options: KubernetesOptions, name: str) -> list[di
 
 
 def _train_job(run: PreparedRun, options: KubernetesOptions, name: str) -> list[dict[str, Any]]:
-    """TrainingRuntime with the pods, and the TrainJob that starts it: a TrainJob alone has no podFailurePolicy."""
     version = "trainer.kubeflow.org/v1alpha1"
     spec = _job_set_spec(run, options, name)
     spec["replicatedJobs"][0]["template"]["metadata"] = {
         "labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
     }
     nodes = run.request.nodes
+    # A runtime of its own, with the pods: a TrainJob alone has no podFailurePolicy.
     runtime = {
         "apiVersion": version,
         "kind": "TrainingRuntime",
@@ -350,31 +326,29 @@ def _train_job(run: PreparedRun, options: KubernetesOptions, name: str) -> list[
 
 
 def _job_set_spec(run: PreparedRun, options: KubernetesOptions, name: str) -> dict[str, Any]:
-    """Spec of a JobSet of one Job. It is not created again when it has failed: its pods were replaced before."""
     job = _job_spec(run, pod(run, options, name))
     return {
-        "failurePolicy": {"maxRestarts": 0},
+        "failurePolicy": {"maxRestarts": 0},  # not created again when it has failed: its pods were replaced before
         "replicatedJobs": [{"name": _JOB_GROUP, "replicas": 1, "template": {"spec": job}}],
     }
 
 
 def _job_spec(run: PreparedRun, template: dict[str, Any]) -> dict[str, Any]:
-    """Spec of an Indexed Job with a pod per machine.
-
-    A supervisor that gives up ends its pod, and then all others end: so many pods fail for each failure of the run.
-    """
     final = {"containerName": CONTAINER, "operator": "In", "values": list(_FINAL_CODES)}
     saved = {"containerName": CONTAINER, "operator": "In", "values": [REQUEUE_CODE]}
     return {
         "completionMode": "Indexed",
         "completions": run.request.nodes,
         "parallelism": run.request.nodes,
+        # A supervisor that gives up ends its pod, and then all others end: so many pods fail for each failure of the
+        # run.
         "backoffLimit": run.recipe.recovery.restarts * run.request.nodes,
         # The first rule that fits decides; other exit codes (3, 5, a killed process) count as failures.
         "podFailurePolicy": {
             "rules": [
                 {"action": "FailJob", "onExitCodes": final},
-                {"action": "Ignore", "onExitCodes": saved},
+                {"action": "Ignore", "onExitCodes": saved},  # saved and stopped: the new pod goes on
+                # evicted or preempted: no failure of the run
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
             ]
         },
@@ -391,6 +365,7 @@ _KINDS: dict[str, Callable[[PreparedRun, KubernetesOptions, str], list[dict[str,
 
 def _job_name(request: RunRequest, recipe: Recipe) -> str:
     """Name of the job: the one given, or the run's as a DNS label."""
+    # 40 characters, as DNS_LABEL has it; a cut may leave another hyphen at the end
     return request.name or re.sub(r"[^a-z0-9]+", "-", recipe.run.name.lower()).strip("-")[:40].strip("-")
 
 
@@ -404,7 +379,6 @@ class _BlockDumper(yaml.SafeDumper):
     """YAML with texts of several lines as blocks, and without references to earlier values."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Write a value again instead of a reference to it."""
         return True
 
 

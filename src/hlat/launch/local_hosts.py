@@ -23,62 +23,37 @@ from hlat.runtime.errors import LaunchError
 from hlat.runtime.process import stop_exit_code
 from hlat.runtime.terminal import escape_controls
 
-_POLL = 0.1
-_CTRL_C = b"\x03"
+_POLL = 0.1  # seconds
+_CTRL_C = b"\x03"  # the terminal on the other host makes SIGINT of it
 
 
 @dataclass(frozen=True)
 class HostCommand:
-    """Command that runs the supervisor of one host.
-
-    Attributes:
-        host: name of the host.
-        words: the command.
-        is_remote: True if it runs elsewhere, behind a terminal that takes Ctrl-C from standard input.
-    """
+    """Command that runs the supervisor of one host."""
 
     host: str
     words: tuple[str, ...]
-    is_remote: bool
+    is_remote: bool  # True if it runs elsewhere, behind a terminal that takes Ctrl-C from standard input
 
     def __str__(self) -> str:
-        """Write the command for a shell."""
         return shlex.join(self.words)
 
 
 @dataclass(frozen=True)
 class LocalRequest:
-    """Hosts of a run that are started from here.
+    """Hosts of a run that are started from here."""
 
-    Attributes:
-        recipe: recipe file, or the name of a shipped recipe.
-        overrides: changes of the recipe.
-        nodes: number of hosts; None for that of ``hosts``.
-        least: smallest number of hosts to go on with; None for all.
-        nproc: processes per host.
-        hosts: names of hosts, or NAME=ADDRESS; empty for supervisors on this machine.
-        ssh: words of the command that runs another on a host.
-        program: words of the command that runs hlat there; None for this Python's ``-m hlat``.
-    """
-
-    recipe: str
-    overrides: tuple[str, ...] = ()
-    nodes: int | None = None
-    least: int | None = None
-    nproc: int = 1
-    hosts: tuple[str, ...] = ()
-    ssh: str = "ssh -tt -o BatchMode=yes"
-    program: str | None = None
+    recipe: str  # recipe file, or the name of a shipped recipe
+    overrides: tuple[str, ...] = ()  # changes of the recipe, a.b=c each
+    nodes: int | None = None  # number of hosts; None for that of hosts
+    least: int | None = None  # smallest number of hosts to go on with; None for all
+    nproc: int = 1  # processes per host
+    hosts: tuple[str, ...] = ()  # names of hosts, or NAME=ADDRESS; empty for supervisors on this machine
+    ssh: str = "ssh -tt -o BatchMode=yes"  # words of the command that runs another on a host
+    program: str | None = None  # words of the command that runs hlat there; None for this Python's -m hlat
 
     def commands(self, folder: Path) -> list[HostCommand]:
-        """Return the command of each host.
-
-        Args:
-            folder: working folder, from which relative paths count.
-
-        Raises:
-            LaunchError: an option is wrong; every problem is listed.
-        """
+        """Return the command of each host, run from ``folder``; LaunchError lists every wrong option."""
         names = [host.partition("=")[0] for host in self.hosts]
         count = self.nodes if self.nodes is not None else len(names)
         problems = self._problems(names, count)
@@ -88,12 +63,14 @@ class LocalRequest:
         nodes = str(count) if self.least is None else f"{self.least}:{count}"
         common = [*program, "train", self.recipe, *self.overrides, "--nproc", str(self.nproc), "--nodes", nodes]
         if not self.hosts:
+            # A rehearsal stays on this machine: nothing listens on the network.
             words = [[*common, "--node", str(node), "--address", "127.0.0.1"] for node in range(count)]
             return [HostCommand(f"host {node}", tuple(each), is_remote=False) for node, each in enumerate(words)]
         found = []
         for node, host in enumerate(self.hosts):
             name, _, address = host.partition("=")
             own = [*common, "--node", str(node), *(["--address", address] if address else [])]
+            # exec: no shell stays between the terminal and the supervisor
             script = f"cd {shlex.quote(str(folder))} && exec {shlex.join(own)}"
             found.append(HostCommand(name, (*shlex.split(self.ssh), name, script), is_remote=True))
         return found
@@ -121,9 +98,7 @@ class LocalRequest:
 def run_local(commands: Sequence[HostCommand], show: Callable[[str], None]) -> int:
     """Run the supervisors of all hosts, and wait for their end.
 
-    Args:
-        commands: their commands.
-        show: receives each line that they print, with the name of the host in front.
+    ``show`` receives each line that they print, with the name of the host in front.
 
     Returns:
         The highest of their exit codes; they agree, unless a host was lost.
@@ -148,7 +123,8 @@ def run_local(commands: Sequence[HostCommand], show: Callable[[str], None]) -> i
         finally:
             for process in processes:
                 if process.poll() is None:
-                    process.kill()
+                    process.kill()  # only after an error here: otherwise all have ended
+        # they still show what was printed last
         for thread in threads:
             thread.join()
     codes = [process.returncode for process in processes]
@@ -159,18 +135,17 @@ def _start(command: HostCommand) -> "subprocess.Popen[bytes]":
     try:
         return subprocess.Popen(
             command.words,
-            stdin=subprocess.PIPE if command.is_remote else subprocess.DEVNULL,
+            stdin=subprocess.PIPE if command.is_remote else subprocess.DEVNULL,  # Ctrl-C for the terminal over there
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # a terminal's Ctrl-C reaches this process only, which forwards it once
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},  # lines are shown when they are printed, though into a pipe
         )
     except OSError as error:
         raise LaunchError(f"{command.host}: {command.words[0]} cannot be started: {error.strerror}.") from error
 
 
 def _follow(command: HostCommand, process: "subprocess.Popen[bytes]", show: Callable[[str], None]) -> threading.Thread:
-    """Show what a supervisor prints, on a thread."""
     assert process.stdout is not None, "it is a pipe"
     thread = threading.Thread(target=copy_lines, args=(process.stdout, f"{command.host}: ", show), daemon=True)
     thread.start()

@@ -28,27 +28,18 @@ from typing import IO, Protocol, TextIO
 from hlat.runtime.process import INTERRUPTED_MESSAGE, LAUNCHER_ENV, STOP_SIGNALS, session_is_alive, stop_exit_code
 from hlat.runtime.terminal import erase_line
 
-_POLL = 0.05
+_POLL = 0.05  # seconds
 
 
 @dataclass(frozen=True)
 class RankPlaces:
-    """Ranks of one machine in a run, and where they meet.
+    """Ranks of one machine in a run, and where they meet."""
 
-    Attributes:
-        first: its first rank.
-        nproc: number of its ranks.
-        world: number of all ranks.
-        node: number of the machine.
-        address: address of the store.
-        port: port of the store.
-    """
-
-    first: int
-    nproc: int
-    world: int
-    node: int
-    address: str
+    first: int  # its first rank
+    nproc: int  # number of its ranks
+    world: int  # number of all ranks
+    node: int  # number of the machine
+    address: str  # address and port of the store
     port: int
 
 
@@ -69,14 +60,7 @@ class ProcessSet(Protocol):
 def send_signal(
     workers: ProcessSet, ranks: Sequence[int], number: int, send: Callable[[int, int], None] = os.kill
 ) -> None:
-    """Send a signal to ranks that are not known to have ended; their child processes do not get it.
-
-    Args:
-        workers: the processes.
-        ranks: those that get the signal.
-        number: the signal.
-        send: sends a signal to a process id: to the process, or ``signal_main_thread`` to its main thread.
-    """
+    """Send a signal to ranks not known to have ended, and not to their children; ``send`` may pick a thread."""
     for rank in ranks:
         with suppress(ProcessLookupError):
             send(workers.pids[rank], number)
@@ -93,19 +77,12 @@ def kill_ranks(workers: ProcessSet, ranks: Sequence[int]) -> None:
 def end_leftovers(
     workers: ProcessSet, savers: set[int], silence: Callable[[], float], grace: float, hurries: Callable[[], bool]
 ) -> None:
-    """End processes that ranks left behind after they ended.
-
-    Args:
-        workers: the ranks, all of them polled as ended.
-        savers: process ids of checkpoint savers, which lead their own sessions.
-        silence: returns the seconds since the last sign of life of a saver.
-        grace: seconds that a running save may be without progress.
-        hurries: polled meanwhile; once it returns True, nothing is waited for.
-    """
-    leaders = {*workers.pids.values(), *savers}
+    """Kill what ranks left behind, once it has ended, was silent for ``grace`` seconds, or ``hurries()``."""
+    leaders = {*workers.pids.values(), *savers}  # savers of checkpoints lead sessions of their own
     for leader in leaders:  # a process that was stopped with its rank must continue to finish
         _signal_group(leader, signal.SIGCONT)
     begin = time.monotonic()
+    # A save that makes progress may take as long as it needs; silence() is the time since its last sign of life.
     while not hurries() and min(silence(), time.monotonic() - begin) < grace and session_is_alive(leaders):
         time.sleep(_POLL)
     for leader in leaders:
@@ -122,12 +99,7 @@ _READ_EVERY = 0.1  # seconds
 
 @contextmanager
 def follow_output(files: Sequence[Path], show: Callable[[str], None] | None) -> Iterator[None]:
-    """Show the lines that are appended to files within the block, those of its end included.
-
-    Args:
-        files: existing files.
-        show: called on a thread with each line; None does nothing.
-    """
+    """Show the lines appended to files within the block, the last ones included; ``show`` runs on a thread."""
     if show is None:
         yield
         return
@@ -154,7 +126,7 @@ def _follow_files(files: Sequence[Path], show: Callable[[str], None], ended: thr
                     show(line)
         if last:
             break
-        last = ended.wait(_READ_EVERY)
+        last = ended.wait(_READ_EVERY)  # one more reading after the end: what was printed last
     for path, rest in rests.items():
         if rest:
             show(rest)
@@ -163,25 +135,13 @@ def _follow_files(files: Sequence[Path], show: Callable[[str], None], ended: thr
 
 
 def copy_lines(stream: IO[bytes], head: str, show: Callable[[str], None]) -> None:
-    """Show each line of a stream until it ends.
-
-    Args:
-        stream: output of a process.
-        head: text in front of each line.
-        show: called with each line.
-    """
+    """Show each line of a process's output, behind ``head``, until it ends."""
     for line in stream:
         show(head + line.decode("utf-8", "replace").rstrip("\r\n"))
 
 
 class ForkedWorker:
-    """A forked worker process as a set of one process.
-
-    Args:
-        work: function that the worker runs; it returns the exit code.
-        environment: variables to set in the worker.
-        folder: folder of its error report.
-    """
+    """A forked worker as a set of one process; ``work`` returns its exit code."""
 
     def __init__(self, work: Callable[[], int], environment: Mapping[str, str], folder: Path) -> None:
         self._error_file = folder / "error-0.json"
@@ -190,27 +150,23 @@ class ForkedWorker:
             stream.flush()  # or both processes would write the buffered text
         context = multiprocessing.get_context("fork")
         self._process = context.Process(target=_run_worker, args=(work, own), name="hlat")
-        with _signals_blocked():
+        with _signals_blocked():  # one between the fork and the child's own handlers would be lost in the child
             self._process.start()
 
     @property
     def pids(self) -> dict[int, int]:
-        """Process ids by rank; this launcher has rank 0 only."""
         assert self._process.pid is not None, "it was started"
         return {0: self._process.pid}
 
     def poll(self, rank: int) -> int | None:
-        """Exit code of the worker; None while it runs."""
         assert rank == 0
         return self._process.exitcode
 
     def error_file(self, rank: int) -> Path:
-        """Path of the worker's error report."""
         assert rank == 0
         return self._error_file
 
     def end(self) -> None:
-        """Kill the worker if it is still running."""
         if self._process.exitcode is None:
             self._process.kill()
             self._process.join()
@@ -218,7 +174,6 @@ class ForkedWorker:
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Block signals within the block: one between the fork and the child's own handlers would be lost in the child."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
@@ -245,22 +200,14 @@ def _interrupted_early(number: int, frame: FrameType | None) -> None:
     """Handle Ctrl-C during imports, before the work handles it itself."""
     erase_line()
     with suppress(OSError):
+        # not print: the code that was interrupted may hold the lock of the stream
         os.write(2, f"{INTERRUPTED_MESSAGE}\n".encode())
     os._exit(stop_exit_code(number))
 
 
 @contextmanager
 def launch_forked(work: Callable[[], int], environment: Mapping[str, str], folder: Path) -> Iterator[ForkedWorker]:
-    """Run ``work`` in a forked process; kill the process at the end of the block if it is still running.
-
-    Args:
-        work: function that the worker runs; it returns the exit code.
-        environment: variables to set in the worker.
-        folder: folder of its error report.
-
-    Yields:
-        The worker.
-    """
+    """Run ``work`` in a forked process, its error report in ``folder``; kill it at the end of the block."""
     process = ForkedWorker(work, environment, folder)
     try:
         yield process

@@ -24,7 +24,7 @@ from hlat.runtime.errors import LaunchError
 Observe = Callable[[Path], AbstractContextManager[None]]
 """Serves a run inside a block, from the folder of its heartbeats."""
 
-_SERVER = "hlat.launch.metrics_server"
+_SERVER = "hlat.launch.metrics_server"  # imported by its own process only
 _LISTEN_REASONS = {
     errno.EADDRINUSE: "another program listens there, perhaps another run on this machine. "
     "Give this one another tracking.prometheus.port, or 0 for any free one.",
@@ -36,21 +36,10 @@ _LISTEN_REASONS = {
 
 @contextmanager
 def metrics_server(recipe: Recipe, say: Callable[[str], None]) -> Iterator[Observe]:
-    """Listen as section ``tracking.prometheus`` asks.
-
-    Args:
-        recipe: recipe of the run.
-        say: called with the address.
-
-    Yields:
-        A function that serves the run; one that does nothing without that section.
-
-    Raises:
-        LaunchError: nothing can listen there.
-    """
+    """Listen as ``tracking.prometheus`` asks, LaunchError if that fails; yield a function that serves the run."""
     settings = recipe.tracking.prometheus
     if settings is None:
-        yield lambda beats: nullcontext()
+        yield lambda beats: nullcontext()  # without the section, nothing is served
         return
     with listen(settings.address, settings.port) as listener:
         host, port = listener.getsockname()[:2]
@@ -59,11 +48,7 @@ def metrics_server(recipe: Recipe, say: Callable[[str], None]) -> Iterator[Obser
 
 
 def listen(address: IPv4Address | IPv6Address, port: int) -> socket.socket:
-    """Return a listening socket.
-
-    Raises:
-        LaunchError: nothing can listen there; the message says why and what would work.
-    """
+    """Return a listening socket; LaunchError says why nothing can listen there, and what would work."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     try:
         return socket.create_server((str(address), port), family=family)
@@ -92,7 +77,7 @@ def _serving(recipe: Recipe, listener: socket.socket, say: Callable[[str], None]
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,
+        start_new_session=True,  # a terminal's Ctrl-C does not reach it: the run still has to save
     )
     listener.close()  # the ranks would inherit it, and connections would wait for a server that is gone
     try:
@@ -100,5 +85,5 @@ def _serving(recipe: Recipe, listener: socket.socket, say: Callable[[str], None]
     finally:
         if process.poll() is not None:
             say(f"the server of /metrics ended before the run, with exit code {process.returncode}")
-        process.kill()
+        process.kill()  # it only reads: there is nothing that it could lose
         process.wait()

@@ -45,11 +45,8 @@ _REMEMBERED_BYTES = 1 << 12  # last bytes read, by which a copy of the file is r
 class JsonTail:
     """Reader of the new lines of a file, which may not exist yet, or be replaced by another one.
 
-    Of a copy of the file, with which a run replaces one that was removed, only the lines that are new are read.
-
-    Args:
-        path: the file.
-        most: bytes before its end to begin with; None for the complete file.
+    Of a copy of the file, with which a run replaces one that was removed, only the lines that are new are read. Reading
+    begins ``most`` bytes before the end of the file; None for the complete file.
     """
 
     def __init__(self, path: Path, most: int | None = None) -> None:
@@ -60,6 +57,7 @@ class JsonTail:
         """Return the complete records since the last call; damaged lines and errors of the disk are skipped."""
         with suppress(OSError), self._path.open("rb") as file:
             found = os.fstat(file.fileno())
+            # Another file, or a shorter one. It is a copy if the last bytes that were read are in the same place.
             if found.st_ino != self._inode or found.st_size < self._offset:
                 file.seek(max(0, self._offset - len(self._last)))
                 if not self._last or file.read(len(self._last)) != self._last:
@@ -67,7 +65,7 @@ class JsonTail:
                 self._inode = found.st_ino
             file.seek(self._offset)
             data = file.read()
-            end = data.rfind(b"\n") + 1
+            end = data.rfind(b"\n") + 1  # the last line may still be in the midst of being written
             self._offset += end
             self._last = data[max(0, end - _REMEMBERED_BYTES) : end] or self._last
             return [record for line in data[:end].splitlines() if (record := _decode_record(line)) is not None]
@@ -77,7 +75,7 @@ class JsonTail:
 def _decode_record(line: bytes) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError):  # damaged, or nested too deep for the parser
         return None
     return record if isinstance(record, dict) else None
 
@@ -87,67 +85,39 @@ _METRICS_TAIL = 1 << 20  # bytes of metrics.jsonl to begin with
 
 @dataclass(frozen=True)
 class ObservedRun:
-    """A run to observe.
-
-    Attributes:
-        name: name of the run.
-        run_dir: its folder.
-        beats: folder of the heartbeats: of each attempt in attempt-N, or of the only one.
-        total_steps: optimizer steps of its recipe.
-        hang_seconds: as in section ``recovery`` of its recipe.
-        parent: process id of the supervisor, or of the machine's first rank if there is none.
-        started: time when it began to be observed, in seconds of the heartbeats' clock.
-    """
+    """A run to observe, as its parent describes it to the server."""
 
     name: str
     run_dir: Path
-    beats: Path
-    total_steps: int
-    hang_seconds: float | None
-    parent: int
-    started: float
+    beats: Path  # folder of the heartbeats: of each attempt in attempt-N, or of the only one
+    total_steps: int  # optimizer steps of its recipe
+    hang_seconds: float | None  # as in section recovery of its recipe
+    parent: int  # process id of the supervisor, or of the machine's first rank if there is none
+    started: float  # time when it began to be observed, in seconds of the heartbeats' clock
 
 
 @dataclass(frozen=True)
 class RunObservation:
-    """State of a run at one time.
+    """State of a run at one time."""
 
-    Attributes:
-        attempts: attempts so far, the present one included.
-        beats: heartbeats of the present attempt.
-        heartbeat_ages: seconds since each was alive, by rank.
-        trouble: reason why the run is not alive; None if it is.
-        is_training: True if every process that runs has begun its first step, and one runs.
-        metrics: newest value of each metric.
-        events: number of events of each kind in the run's history.
-        checkpoint_age: seconds since the newest checkpoint; None before the first.
-        goodput: seconds by part.
-    """
-
-    attempts: int
+    attempts: int  # attempts so far, the present one included
     beats: list[HeartbeatReading]
-    heartbeat_ages: dict[int, float]
-    trouble: str | None
-    is_training: bool
-    metrics: dict[str, Any]
-    events: dict[str, int]
-    checkpoint_age: float | None
-    goodput: dict[str, float]
+    heartbeat_ages: dict[int, float]  # seconds since each was alive, by rank
+    trouble: str | None  # reason why the run is not alive; None if it is
+    is_training: bool  # True if every process that runs has begun its first step, and one runs
+    metrics: dict[str, Any]  # newest value of each metric
+    events: dict[str, int]  # number of events of each kind in the run's history
+    checkpoint_age: float | None  # seconds since the newest checkpoint; None before the first
+    goodput: dict[str, float]  # seconds by part
 
 
 class RunObserver:
-    """Observer of a run. ``observe`` has to be called every few seconds, to learn how long phases take.
-
-    Args:
-        run: the run.
-        clock: seconds, the monotonic clock of heartbeats.
-        wall_clock: seconds since 1970, the clock of events.
-    """
+    """Observer of a run; ``observe`` has to be called every few seconds, to learn how long phases take."""
 
     def __init__(
         self, run: ObservedRun, clock: Callable[[], float] = time.monotonic, wall_clock: Callable[[], float] = time.time
     ) -> None:
-        self._run, self._clock, self._wall_clock = run, clock, wall_clock
+        self._run, self._clock, self._wall_clock = run, clock, wall_clock  # clocks of heartbeats, and of events
         self._watchdog = Watchdog(run.hang_seconds)
         self._metrics_tail = JsonTail(run.run_dir / "metrics.jsonl", _METRICS_TAIL)
         self._events_tail = JsonTail(run.run_dir / "events.jsonl")
@@ -180,11 +150,11 @@ class RunObserver:
         )
 
     def _heartbeats(self) -> tuple[int, list[HeartbeatReading]]:
-        """Return the number of attempts, and the heartbeats of the last one."""
         numbers = [int(path.name.rpartition("-")[2]) for path in self._run.beats.glob("attempt-*")]
         folder = self._run.beats / f"attempt-{max(numbers)}" if numbers else self._run.beats
         ranks = sorted(int(path.name.removeprefix("rank-")) for path in folder.glob("rank-" + "[0-9]" * 5))
         found = (read_heartbeat(folder, rank) for rank in ranks)
+        # no folders without a supervisor: one attempt
         return max(1, len(numbers)), [beat for beat in found if beat is not None]
 
     def _count(self, event: dict[str, Any]) -> None:
@@ -206,14 +176,12 @@ class RunObserver:
         return f"rank {who} hangs in {hang.phase} of step {hang.step} for {hang.seconds:.0f} s: {hang.why}"
 
     def _goodput(self, attempts: int, beats: list[HeartbeatReading], now: float) -> dict[str, float]:
-        """Return the seconds by part until the end of rank 0's last phase; later ones are not known yet.
-
-        None on a host of several that does not have rank 0, whose account is elsewhere.
-        """
+        """Return the seconds by part until the end of rank 0's last phase; later ones are not known yet."""
         account, ended = self._settled()
         first = next((beat for beat in beats if beat.rank == 0), None)
         if beats and first is None:
-            return {}
+            return {}  # rank 0 is on another host, and so is the account
+        # The last attempt has ended, and the next one has not begun.
         if ended == attempts:
             account.record_wait(now)
         elif first is None or first.start_step is None:
@@ -236,19 +204,12 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass(frozen=True)
 class MetricFamily:
-    """A metric with its series.
+    """A metric in Prometheus' sense: name, help and all its labelled series."""
 
-    Attributes:
-        name: name with its unit; ends with ``_total`` for a counter.
-        kind: type of the metric.
-        help: one sentence.
-        series: labels and value of each series; labels differ.
-    """
-
-    name: str
+    name: str  # name with its unit; ends with _total for a counter
     kind: Literal["gauge", "counter"]
     help: str
-    series: Sequence[tuple[Mapping[str, str], float]] = ()
+    series: Sequence[tuple[Mapping[str, str], float]] = ()  # labels and value of each series; labels differ
 
 
 def exposition(families: Iterable[MetricFamily]) -> str:
@@ -351,34 +312,27 @@ _CLIENT_PATIENCE = 5.0  # seconds for a client to send its request
 
 
 class StatusServer(ThreadingHTTPServer):
-    """Server of the status of a run; each request observes the run anew.
+    """Server of the status of a run on a listening socket, which it closes; each request observes anew."""
 
-    Args:
-        listener: listening socket; the server closes it.
-        run: the run.
-    """
-
-    daemon_threads = True
+    daemon_threads = True  # a client that is slow does not keep the process
 
     def __init__(self, listener: socket.socket, run: ObservedRun) -> None:
         super().__init__(listener.getsockname()[:2], _Handler, bind_and_activate=False)
-        self.socket.close()
+        self.socket.close()  # the base class makes one; ours was bound before the run started
         self.socket, self.run = listener, run
         self._observer, self._lock = RunObserver(run), threading.Lock()
 
     def status(self) -> RunObservation:
-        """Observe the run; threads take turns."""
-        with self._lock:
+        with self._lock:  # an observer remembers what it has read: requests take turns
             return self._observer.observe()
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: StatusServer
     timeout = _CLIENT_PATIENCE
-    server_version, sys_version = "hlat", ""
+    server_version, sys_version = "hlat", ""  # tells no versions to clients
 
     def do_GET(self) -> None:
-        """Answer a request."""
         status = self.server.status()
         path = self.path.partition("?")[0]
         if path == "/metrics":
@@ -415,18 +369,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Print nothing."""
+        """Keep requests off the streams of the run."""
 
 
 _OBSERVE_EVERY = 1.0  # seconds between two observations, from which it learns how long phases take
 
 
 def main(settings: dict[str, Any]) -> None:
-    """Serve a run.
-
-    Args:
-        settings: fields of ``ObservedRun``, and ``listener``, the descriptor of a listening socket.
-    """
+    """Serve a run: fields of ``ObservedRun``, and ``listener``, the descriptor of a listening socket."""
     for number in STOP_SIGNALS:  # a scheduler may signal every process of a job; the run takes its time to save
         signal.signal(number, signal.SIG_IGN)
     listener = socket.socket(fileno=settings.pop("listener"))
@@ -434,6 +384,7 @@ def main(settings: dict[str, Any]) -> None:
     run = ObservedRun(run_dir=run_dir, beats=beats, **settings)
     server = StatusServer(listener, run)
     threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
+    # However the parent ends, the server ends too.
     while os.getppid() == run.parent:
         server.status()
         time.sleep(_OBSERVE_EVERY)

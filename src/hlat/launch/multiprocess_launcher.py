@@ -31,12 +31,7 @@ _ELASTIC_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 
 
 class ElasticWorkers:
-    """Processes of one command, started by torch elastic.
-
-    Args:
-        context: torch elastic's handle of the processes.
-        first: rank of the first one.
-    """
+    """Processes of one command, started by torch elastic; ``first`` is the rank of the first one."""
 
     def __init__(self, context: SubprocessContext, first: int = 0) -> None:
         self._context, self._first = context, first
@@ -44,16 +39,13 @@ class ElasticWorkers:
 
     @property
     def pids(self) -> dict[int, int]:
-        """Process ids by rank."""
         return {rank: handler.proc.pid for rank, handler in self._handlers.items()}
 
     def poll(self, rank: int) -> int | None:
-        """Exit code of a rank; None while it runs."""
         code = self._handlers[rank].proc.poll()
         return None if code is None else int(code)
 
     def error_file(self, rank: int) -> Path:
-        """Path of a rank's error report."""
         return Path(self._context.error_files[rank - self._first])
 
 
@@ -65,17 +57,9 @@ def launch_multiprocess(
     folder: Path,
     show: Callable[[str], None] | None = None,
 ) -> Iterator[ElasticWorkers]:
-    """Launch several processes of a command as one run; kill those still running at the end of the block.
+    """Launch ``nproc`` processes of a command as one run; kill those still running at the end of the block.
 
-    Args:
-        command: words of the command.
-        nproc: number of processes.
-        environment: variables to set in each process.
-        folder: folder of their error reports.
-        show: receives the lines that they print; None prints them on the streams of this process.
-
-    Yields:
-        The processes.
+    Error reports go into ``folder``; ``show`` receives what they print, None leaves it on the streams of this process.
     """
     with open_store() as port:
         shared = {RUN_SECRET_ENV: secrets.token_hex(32), **environment}
@@ -92,18 +76,7 @@ def launch_ranks(
     folder: Path,
     show: Callable[[str], None] | None = None,
 ) -> Iterator[ElasticWorkers]:
-    """Launch the processes of this machine of a run, whose store another process serves.
-
-    Args:
-        command: words of the command.
-        places: their ranks, and where they meet.
-        environment: variables to set in each process; the secret of the run is one of them.
-        folder: folder of their error reports.
-        show: as for ``launch_multiprocess``.
-
-    Yields:
-        The processes.
-    """
+    """Launch this machine's ranks of a run whose store another process serves; ``environment`` has the secret."""
     _quieten_elastic()
     envs = {local: {**_environment(local, places), **environment} for local in range(places.nproc)}
     context = _start(command, envs, DefaultLogsSpecs(str(folder), Std.NONE if show is None else Std.ALL))
@@ -121,13 +94,10 @@ def hlat_command(arguments: Sequence[str]) -> list[str]:
 
 
 def _start(command: Sequence[str], envs: dict[int, dict[str, str]], logs: DefaultLogsSpecs) -> SubprocessContext:
-    """Start the processes, each in its own session.
-
-    A terminal's Ctrl-C then reaches this process only, which forwards it once.
-    """
     before = os.environ.get(_ELASTIC_SIGNALS)
     os.environ[_ELASTIC_SIGNALS] = ""  # its handlers would raise in the midst of starting; ``Stops`` has ours
     try:
+        # Each leads its own session: a terminal's Ctrl-C reaches this process only, which forwards it once.
         context = start_processes(
             name="hlat",
             entrypoint=command[0],
@@ -145,24 +115,19 @@ def _start(command: Sequence[str], envs: dict[int, dict[str, str]], logs: Defaul
 
 
 def _output_files(context: SubprocessContext) -> list[Path]:
-    """Files with the output of the processes, if it is redirected."""
     return [Path(name) for names in (context.stdouts, context.stderrs) for name in names.values() if name]
 
 
 @contextmanager
 def open_store(address: str = _LOOPBACK) -> Iterator[int]:
-    """Serve the store of the rendezvous on an address of this machine, and no other, within the block; yield its port.
-
-    Raises:
-        OSError: the address is not this machine's.
-    """
+    """Serve the rendezvous store on this address only, and yield its port; OSError if it is not this machine's."""
     listener = listen(address, 0)
     port = int(listener.getsockname()[1])
     store = dist.TCPStore(  # type: ignore[attr-defined]
         address,
         port,
         is_master=True,
-        wait_for_workers=False,
+        wait_for_workers=False,  # they are started afterwards
         timeout=timedelta(seconds=30),
         master_listen_fd=listener.detach(),  # the default listens on every interface
     )
@@ -182,12 +147,12 @@ def _environment(local: int, places: RankPlaces) -> dict[str, str]:
         "MASTER_PORT": places.port,
         "TORCHELASTIC_RUN_ID": f"hlat-{os.getpid()}",
         "TORCHELASTIC_RESTART_COUNT": 0,
-        "TORCHELASTIC_MAX_RESTARTS": 0,
-        "TORCHELASTIC_USE_AGENT_STORE": True,
+        "TORCHELASTIC_MAX_RESTARTS": 0,  # hlat's supervisor restarts
+        "TORCHELASTIC_USE_AGENT_STORE": True,  # rank 0 connects to our store instead of serving one
         LAUNCHER_ENV: os.getpid(),
     }
     defaults = {
-        "OMP_NUM_THREADS": max(1, _cores() // places.nproc),
+        "OMP_NUM_THREADS": max(1, _cores() // places.nproc),  # by default each process takes all cores
         # By default gloo resolves this machine's name. On a network, a rank takes the interface that reaches the store.
         **(dict.fromkeys(interface_variables(), _LOOPBACK_INTERFACE) if is_loopback(places.address) else {}),
     }
@@ -203,5 +168,5 @@ def _quieten_elastic() -> None:
     """Hide the warnings that elastic logs for each process that it ends; hlat reports the failure once itself."""
     logger = logging.getLogger("torch.distributed.elastic")
     if not logger.handlers:
-        logger.addHandler(logging.NullHandler())
+        logger.addHandler(logging.NullHandler())  # or logging's handler of last resort prints them
     logger.propagate = False

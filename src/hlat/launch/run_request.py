@@ -19,6 +19,7 @@ from hlat.runtime.terminal import escape_controls, line_problems, plural
 from hlat.runtime.urls import find_secret
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# variables that hlat or the scheduler sets in each process, to values that differ
 _OWN_VARIABLES = (
     "RANK",
     "WORLD_SIZE",
@@ -50,39 +51,25 @@ def _warn_of_devices(instance: str, per_node: int, nproc: int) -> None:
 
 
 def _no_problems(recipe: Recipe) -> list[str]:
-    """Accept every recipe."""
     return []
 
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A run to submit.
+    """A run to submit to a scheduler, before anything is checked."""
 
-    Attributes:
-        recipe: recipe file, or the name of a shipped recipe.
-        overrides: changes of the recipe, ``a.b=c`` each.
-        nodes: number of machines.
-        nproc: processes per machine; None for one per accelerator of the instance, or one.
-        instance: name of the machines in the hardware catalog; None sets nothing that depends on the hardware.
-        hardware: file with a catalog on top of the one that ships with hlat.
-        environment: variables for the processes, ``NAME=VALUE`` each; they replace those of the catalog.
-        name: name of the job; None for the run's.
-        grace: seconds before the end at which the run is told to save.
-        program: words of the command that runs hlat on the machines; None for the scheduler's default.
-        least: smallest number of machines with which the run goes on if others are lost; None for all.
-    """
-
-    recipe: str
-    overrides: tuple[str, ...] = ()
+    recipe: str  # recipe file, or the name of a shipped recipe
+    overrides: tuple[str, ...] = ()  # changes of the recipe, a.b=c each
     nodes: int = 1
-    nproc: int | None = None
+    nproc: int | None = None  # processes per machine; None for one per accelerator of the instance, or one
+    # name of the machines in the hardware catalog; None sets nothing that depends on the hardware
     instance: str | None = None
-    hardware: str | None = None
-    environment: tuple[str, ...] = ()
-    name: str | None = None
-    grace: int = 120
-    program: str | None = None
-    least: int | None = None
+    hardware: str | None = None  # file with a catalog on top of the one that ships with hlat
+    environment: tuple[str, ...] = ()  # variables for the processes, NAME=VALUE each; they replace those of the catalog
+    name: str | None = None  # name of the job; None for the run's
+    grace: int = 120  # seconds before the end at which the run is told to save
+    program: str | None = None  # words of the command that runs hlat on the machines; None for the scheduler's default
+    least: int | None = None  # smallest number of machines with which the run goes on if others are lost; None for all
 
     def prepare(
         self, problems: Sequence[str] = (), check: Callable[[Recipe], list[str]] = _no_problems
@@ -124,7 +111,6 @@ class RunRequest:
         ]
 
     def _machine(self, problems: list[str]) -> tuple[LaunchSettings, int]:
-        """Settings of the instance, and its number of torch devices."""
         if self.instance is None:
             return LaunchSettings(), 1
         try:
@@ -164,6 +150,7 @@ class RunRequest:
     def _load(self, nproc: int, problems: list[str]) -> Recipe | None:
         """Load the recipe for the number of processes; append its problems to other problems if there are any."""
         try:
+            # max: a wrong number is a problem already, and those of the recipe are to be listed with it.
             return load_recipe(self.recipe, list(self.overrides), world=max(1, self.nodes) * max(1, nproc))
         except RecipeError as error:
             if not problems:
@@ -174,27 +161,17 @@ class RunRequest:
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A request that has been checked.
-
-    Attributes:
-        request: the request.
-        recipe: its recipe, with all defaults filled in.
-        nproc: processes per machine.
-        settings: settings of the instance, from the catalog.
-        environment: variables for the processes: those of the catalog, and the request's on top.
-        program: words of the command that runs hlat, if the request names one.
-    """
+    """A request that has been checked."""
 
     request: RunRequest
-    recipe: Recipe
+    recipe: Recipe  # with all defaults filled in
     nproc: int
-    settings: LaunchSettings
-    environment: dict[str, str]
-    program: list[str]
+    settings: LaunchSettings  # settings of the instance, from the catalog
+    environment: dict[str, str]  # variables for the processes: those of the catalog, and the request's on top
+    program: list[str]  # words of the command that runs hlat, if the request names one
 
     @property
     def name(self) -> str:
-        """Name of the job."""
         return self.request.name or self.recipe.run.name
 
 

@@ -96,7 +96,6 @@ class SlurmOptions:
     doctor: bool = False
 
     def problems(self) -> list[str]:
-        """Every problem of the options."""
         found = []
         if self.time is not None and not _TIME_LIMIT.fullmatch(self.time):
             found.append(f"--time {escape_controls(self.time)}: expected minutes, H:MM:SS or D-HH:MM:SS.")
@@ -115,17 +114,11 @@ class SlurmOptions:
 
 @dataclass(frozen=True)
 class BatchScript:
-    """A batch script.
-
-    Attributes:
-        text: the script.
-        run_dir: folder of its run.
-        folders: folders of its output, which Slurm does not make.
-    """
+    """A batch script with the folders that it needs."""
 
     text: str
     run_dir: Path
-    folders: tuple[Path, ...] = ()
+    folders: tuple[Path, ...] = ()  # folders of its output, which Slurm does not make
 
 
 def batch_script(request: RunRequest, options: SlurmOptions, folder: Path) -> BatchScript:
@@ -175,6 +168,7 @@ def _script_text(run: PreparedRun, options: SlurmOptions, folder: Path) -> str:
     if run.request.nodes > 1:
         words += ' --nodes "$nodes"' if run.request.least is None else f' --nodes "{run.request.least}:$nodes"'
     keep = ["--no-kill"] if run.request.least is not None else []
+    # kill-on-bad-exit=0: a node that fails does not end the others, whose supervisors restart the run.
     step = ["srun", "--ntasks-per-node=1", *keep, "--kill-on-bad-exit=0", f"--wait={run.request.grace}", *options.srun]
     least, is_chain = run.request.least or run.request.nodes, options.chain is not None
     exports = [f"export {name}={shlex.quote(value)}" for name, value in run.environment.items()]
@@ -204,7 +198,6 @@ def _script_text(run: PreparedRun, options: SlurmOptions, folder: Path) -> str:
 
 
 def _sbatch_options(run: PreparedRun, options: SlurmOptions, folder: Path) -> list[str]:
-    """Options of sbatch for the run."""
     given = {
         "time": options.time,
         "partition": options.partition,
@@ -259,15 +252,7 @@ fi"""
 def preflight_step(
     step: Sequence[str], program: Sequence[str], words: Sequence[str], least: int, is_chain: bool
 ) -> str:
-    """Write the step.
-
-    Args:
-        step: words of srun.
-        program: words of the command that runs hlat.
-        words: recipe, overrides and number of processes.
-        least: number of nodes that the training needs.
-        is_chain: True if the job is an element of a chain, whose next element tries again.
-    """
+    """Write the lines that run the doctor first; ``least`` nodes suffice, a chain's next job tries again."""
     tasks = ' --ntasks="$nodes" --cpus-per-task="$cores"'
     doctor = shlex.join(step) + tasks + " \\\n  " + shlex.join([*program, "doctor", *words])
     again = "exit 75" if is_chain else 'scontrol requeue "$SLURM_JOB_ID"\n    exit 75'
@@ -300,34 +285,20 @@ class SlurmSubmission:
 
 @dataclass(frozen=True)
 class JobState:
-    """State of a job, as Slurm reports it.
+    """State of a job, as Slurm reports it."""
 
-    Attributes:
-        job: its id; of a chain's element, ARRAY_ELEMENT.
-        state: state, such as PENDING, RUNNING or COMPLETED.
-        reason: reason of that state.
-        restarts: number of times that Slurm has started it again.
-        exit_code: exit code and signal, CODE:SIGNAL.
-        nodes: nodes, in Slurm's notation.
-        end: time at which it ends or has ended.
-        output: file with its output.
-    """
-
-    job: str
-    state: str
-    reason: str
-    restarts: int
-    exit_code: str
-    nodes: str
-    end: str
+    job: str  # its id; of a chain's element, ARRAY_ELEMENT
+    state: str  # state, such as PENDING, RUNNING or COMPLETED
+    reason: str  # of that state
+    restarts: int  # times that Slurm has started it again
+    exit_code: str  # exit code and signal, CODE:SIGNAL
+    nodes: str  # in Slurm's notation
+    end: str  # time at which it ends or has ended
     output: Path
 
 
 def submit_script(script: BatchScript) -> int:
-    """Submit a batch script, and record job and script in the run's folder.
-
-    Returns:
-        The id of the job.
+    """Submit a batch script, record job and script in the run's folder, and return the id of the job.
 
     Raises:
         LaunchError: Slurm is not installed here, or refuses the job.
@@ -337,6 +308,7 @@ def submit_script(script: BatchScript) -> int:
     try:
         for folder in (script.run_dir, *script.folders):
             folder.mkdir(parents=True, exist_ok=True)
+        # Opened first: a job that cannot be recorded is not submitted.
         with record.open("a", encoding="utf-8") as file:
             printed = _ask_slurm(["sbatch", "--parsable"], script.text)
             job = int(printed.partition(";")[0])  # a cluster's name may follow
@@ -349,11 +321,7 @@ def submit_script(script: BatchScript) -> int:
 
 
 def newest_job(run_dir: Path) -> int:
-    """Id of the newest job that was submitted for a run's folder.
-
-    Raises:
-        LaunchError: there is none.
-    """
+    """Id of the newest job that was submitted for a run's folder; LaunchError if there is none."""
     record = run_dir / _RECORD
     try:
         lines = record.read_text(encoding="utf-8").splitlines()
@@ -386,11 +354,7 @@ def _no_record(run_dir: Path, error: OSError) -> str:
 
 
 def job_state(run_dir: Path) -> list[JobState]:
-    """Ask Slurm for the newest job of a run; a chain has one entry per element or range of them.
-
-    Raises:
-        LaunchError: nothing was submitted for the run, or Slurm does not know the job any more.
-    """
+    """Ask Slurm for a run's newest job, a chain per element or range; LaunchError if it is unknown."""
     lines = _ask_slurm(["scontrol", "show", "job", str(newest_job(run_dir)), "-o"]).splitlines()
     return [_parse_job(line) for line in lines if line.strip()]
 
@@ -412,13 +376,7 @@ def job_log(run_dir: Path, lines: int = 50) -> str:
 
 
 def cancel_job(run_dir: Path) -> int:
-    """Cancel the newest job of a run; a run that trains saves and stops. Return the id of the job.
-
-    The processes have as long to save as the cluster's KillWait says (30 s by default).
-
-    Raises:
-        LaunchError: nothing was submitted for the run, or Slurm refuses.
-    """
+    """Cancel a run's newest job, which has KillWait (30 s by default) to save; its id, or LaunchError if refused."""
     job = newest_job(run_dir)
     _ask_slurm(["scancel", str(job)])
     return job
@@ -442,8 +400,7 @@ def _job_field(line: str, key: str) -> str:
 
 
 def _job_output(line: str) -> str:
-    """Output file of a job: its name may contain spaces, and the next field follows it."""
-    found = re.search(r" StdOut=(.*?)(?: [A-Z]\w*=|\s*$)", line)
+    found = re.search(r" StdOut=(.*?)(?: [A-Z]\w*=|\s*$)", line)  # the name may have spaces: the next field ends it
     return found[1] if found else ""
 
 

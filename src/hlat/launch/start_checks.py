@@ -34,27 +34,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Here:
-    """The machine of a start.
+    """The machine of a start, and how much of the run it gets."""
 
-    Attributes:
-        processes: processes of the run on this machine; None if it is not said that the run is to start here.
-        world: processes of the run on all machines; None if unknown.
-        stores: ask object stores for the files that URLs name.
-    """
-
+    # processes of the run on this machine; None if it is not said that the run is to start here
     processes: int | None = 1
-    world: int | None = 1
-    stores: bool = True
+    world: int | None = 1  # processes of the run on all machines; None if unknown
+    stores: bool = True  # ask object stores for the files that URLs name
 
 
 class StartPlace:
-    """A recipe and a machine, for checks.
-
-    Args:
-        sections: the sections of the recipe that are valid on their own, by name.
-        recipe: the recipe, if all of it is valid.
-        here: the machine.
-    """
+    """A machine and a recipe, or only its sections, by name, that are valid on their own: the subject of checks."""
 
     def __init__(self, sections: Mapping[str, Any], recipe: Recipe | None, here: Here) -> None:
         self.sections, self.recipe, self.here = sections, recipe, here
@@ -92,11 +81,7 @@ def absence(path: str) -> str:
 
 
 def nearest_folder(path: Path) -> Path:
-    """Return the path itself or the nearest parent that exists.
-
-    Raises:
-        PermissionError: a parent may not be entered.
-    """
+    """Return the path or its nearest parent that exists; PermissionError if a parent may not be entered."""
     path = path.absolute()
     for each in (path, *path.parents):
         try:
@@ -145,6 +130,7 @@ def _other_model(place: StartPlace, path: str) -> Iterator[Problem]:
     model, run_dir = place.sections.get("model"), place.run_dir
     if model is None or (run_dir is not None and any(run_dir.glob("checkpoints/step-*"))):
         return
+    # Shapes that differ would stop the run only when it loads the weights, after minutes.
     differences = model_differences(model, Path(path))
     if differences:
         named = ", ".join(f"{name} {there} (here {here})" for name, (there, here) in differences.items())
@@ -224,7 +210,7 @@ _SURELY_STATE = 24  # bytes per parameter: no mode and no optimizer keeps as man
 _SURELY_ACTIVATIONS = 64  # elements of 4 bytes per token, layer and element of the widest of its activations
 _FREE_SHARE = 0.5  # of the free memory: what surely fits into it needs no exact plan, which imports torch
 _MODE_STATE = 12  # bytes per parameter of a checkpoint in fp32: weights and two moments; half of that in bf16
-_TOKEN_BYTES = 4
+_TOKEN_BYTES = 4  # bytes of a token id in prepared data, at most
 
 
 def check_device(place: StartPlace) -> Iterator[Problem]:
@@ -258,11 +244,9 @@ def check_schedule(place: StartPlace) -> Iterator[Problem]:
 
 
 def check_memory(place: StartPlace) -> Iterator[Problem | SettingNote]:
-    """Yield a run that needs more memory than this machine, or its container, has; a note if others use it now.
-
-    Only runs on CPUs are judged: the memory of an accelerator is not known without torch.
-    """
+    """Yield a run that needs more memory than this machine, or its container, has; a note if others use it now."""
     recipe, processes, world = place.recipe, place.here.processes, place.here.world
+    # The memory of an accelerator is not known without torch, so only runs on CPUs are judged.
     if recipe is None or processes is None or world is None or expects_accelerator(recipe.run.device):
         return
     free, total = available_memory(), memory_limit()
@@ -306,11 +290,12 @@ def check_disk(place: StartPlace) -> Iterator[Problem]:
         return  # ``check_written_folders`` reports that
     if total == 0:
         return  # so does it a file system without a disk
+    # One more than is kept: the oldest goes only when the next one is complete.
     saved = _checkpoint_bytes(recipe) * (recipe.checkpoint.keep_last + 1)
     prepared = 0.0
     if recipe.data.mode == "prepared" and recipe.data.prepared_dir is None and not place.inputs.is_prepared:
         prepared = (place.inputs.training_tokens or 0.0) * _TOKEN_BYTES
-    if saved + prepared - had <= free:
+    if saved + prepared - had <= free:  # checkpoints that the run has are replaced
         return
     text = f", and the prepared data about {_gib(prepared)}" if prepared else ""
     kept = recipe.checkpoint.keep_last
@@ -346,9 +331,9 @@ def _gib(size: float) -> str:
 
 VALIDATION_NOTE, TOKENIZER_NOTE = "validation", "tokenizer"
 """Rules of the notes about little validation text, and about text that is lost in tokens."""
+# Passes over the text from which more of them teach next to nothing: Muennighoff et al. 2023, arXiv 2305.16264, by
+# whose law repeated tokens are worth little after 16 epochs, and nearly as much as new ones up to 4
 _PASSES = 16.0
-"""Passes over the text from which more of them teach next to nothing: Muennighoff et al. 2023, arXiv 2305.16264, by
-whose law repeated tokens are worth little after 16 epochs, and nearly as much as new ones up to 4."""
 
 
 def note_passes(place: StartPlace) -> Iterator[SettingNote]:

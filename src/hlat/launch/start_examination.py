@@ -30,14 +30,10 @@ from hlat.tracking import check_installed
 
 @dataclass(frozen=True)
 class StartReport:
-    """A start that can begin, and what is odd about it.
-
-    Attributes:
-        recipe: the recipe.
-        notes: warnings about this machine and the text, in addition to those about the recipe.
-    """
+    """A start that can begin, and what is odd about it."""
 
     recipe: Recipe
+    # warnings about this machine and the text, in addition to those about the recipe
     notes: tuple[SettingNote, ...] = ()
 
     @property
@@ -67,8 +63,10 @@ def load_and_check(load: Callable[[], Recipe], here: Here, *, forked: bool = Fal
             raise
         refused, sections = error, dict(error.sections)
     place = StartPlace(sections, recipe, here)
+    # A child of a process with threads may wait forever for a lock that one of them held.
     can_fork = "torch" not in sys.modules and threading.active_count() == 1
     problems, notes = _find_forked(place) if forked and can_fork else _find(place)
+    # One problem per field is enough.
     known = {problem.path for problem in refused.problems} if refused else set()
     found = [problem for problem in problems if problem.path not in known]
     if refused is not None:
@@ -95,7 +93,7 @@ def _find_forked(place: StartPlace) -> tuple[list[Problem], list[SettingNote]]:
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(place, sender), daemon=True)
     process.start()
-    sender.close()
+    sender.close()  # or the pipe would not end with the child
     try:
         answer = json.loads(receiver.recv_bytes())
     except EOFError:
@@ -113,7 +111,7 @@ def _answer(place: StartPlace, sender: Connection) -> None:
     problems, notes = _find(place)
     answer = {"problems": [asdict(each) for each in problems], "notes": [asdict(each) for each in notes]}
     with suppress(BrokenPipeError):  # the process that waits was ended
-        sender.send_bytes(json.dumps(answer, default=str).encode())
+        sender.send_bytes(json.dumps(answer, default=str).encode())  # str: not every value is of JSON
 
 
 _SHOWN_ERROR = 1000  # last characters of what a failing import printed
@@ -155,4 +153,5 @@ def import_components() -> None:
         for each in error.problems:
             value = {"value": each.value, "has_value": True} if each.has_value else {}
             problems.append({"path": each.path, "reason": each.reason, "remedy": each.remedy, **value})
+    # A package may have printed half a line.
     print("\n" + json.dumps(problems))  # noqa: T201

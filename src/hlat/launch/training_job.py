@@ -35,38 +35,25 @@ if TYPE_CHECKING:
 
 
 def _nothing(*arguments: object) -> None:
-    """Show nothing."""
+    """Default of callbacks: show nothing."""
 
 
 def _print_line(stream: TextIO | None, text: str) -> None:
-    """Print a line on the console of a run."""
     print(json_line("message", text) if prints_json() else text, file=stream, flush=True)
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A recipe to train, and the options of ``hlat train``.
+    """A recipe to train, and the options of ``hlat train``."""
 
-    Attributes:
-        recipe: recipe file, or the name of a shipped recipe.
-        overrides: ``a.b=c`` each.
-        profile: write a trace of steps 4 to 6 and a table of their time.
-        allow_faults: inject the faults that the recipe lists.
-        require_step: resume from this step; fail unless it is the newest checkpoint.
-    """
-
-    recipe: str
-    overrides: tuple[str, ...] = ()
-    profile: bool = False
-    allow_faults: bool = False
-    require_step: int | None = None
+    recipe: str  # recipe file, or the name of a shipped recipe
+    overrides: tuple[str, ...] = ()  # a.b=c each
+    profile: bool = False  # write a trace of steps 4 to 6 and a table of their time
+    allow_faults: bool = False  # inject the faults that the recipe lists
+    require_step: int | None = None  # resume from this step; fail unless it is the newest checkpoint
 
     def load(self, world: int) -> Recipe:
-        """Load the recipe for a number of processes.
-
-        Raises:
-            RecipeError: with every problem of the recipe.
-        """
+        """Load the recipe for ``world`` processes; RecipeError lists every problem."""
         recipe = load_recipe(self.recipe, list(self.overrides), world=world)
         refuse_faults(recipe.faults, self.allow_faults)
         return recipe
@@ -79,12 +66,7 @@ class TrainingJob:
         return ["train", self.recipe, *self.overrides, *options]
 
     def train_here(self, recipe: Recipe, **options: Any) -> "Outcome":
-        """Train in this process, which may be one of several of a run.
-
-        Args:
-            recipe: the recipe, as loaded for the number of processes of the run.
-            options: ``stream`` and ``data_progress`` of ``hlat.training.run``.
-        """
+        """Train in this process, one of the run's; options are ``stream`` and ``data_progress`` of ``training.run``."""
         from hlat.training import RunOrigin, run  # noqa: PLC0415  (a supervisor does not import torch)
 
         earlier = EarlierAttempt.read()
@@ -93,6 +75,7 @@ class TrainingJob:
                 recipe,
                 profile=self.profile,
                 allow_faults=self.allow_faults,
+                # After a restart, the newest checkpoint is one that this command has written.
                 require_step=None if earlier is not None else self.require_step,
                 earlier=earlier,
                 origin=RunOrigin(self.recipe, self._text(), self.overrides),
@@ -100,7 +83,6 @@ class TrainingJob:
             )
 
     def _text(self) -> str:
-        """Text of the recipe file."""
         try:
             return find_recipe(self.recipe).read_text(encoding="utf-8")
         except (OSError, ValueError, RecipeError):  # it was there when it was loaded
@@ -109,28 +91,19 @@ class TrainingJob:
 
 @dataclass(frozen=True)
 class SupervisionOptions:
-    """Options of a supervised job.
+    """Numbers of processes of a supervised job, and where its messages go."""
 
-    Attributes:
-        least: smallest number of processes to go on with.
-        most: number of processes to begin with.
-        once: never restart, and detect no hangs.
-        complain: shows an error to the user.
-        say: shows other messages to the user.
-        failed: called with the reason if the run fails for good.
-        show: receives the lines that the processes print; None prints them on the streams of this process.
-        show_event: called with each event of the supervisor, kind and fields.
-        show_start: shows what is being started until the function that it returns is called.
-    """
-
-    least: int
-    most: int
-    once: bool = False
-    complain: Callable[[str], None] = _nothing
-    say: Callable[[str], None] = _nothing
-    failed: Callable[[RunOutcome], None] = _nothing
+    least: int  # smallest number of processes to go on with
+    most: int  # number to begin with
+    once: bool = False  # never restart, and detect no hangs
+    complain: Callable[[str], None] = _nothing  # shows an error to the user
+    say: Callable[[str], None] = _nothing  # shows other messages
+    failed: Callable[[RunOutcome], None] = _nothing  # called with the reason if the run fails for good
+    # receives the lines that the processes print; None prints them on the streams of this process
     show: Callable[[str], None] | None = None
+    # called with each event of the supervisor, kind and fields
     show_event: Callable[[str, Mapping[str, Any]], None] = _nothing
+    # shows what is being started until the function that it returns is called
     show_start: Callable[[str], Callable[[], None]] = show_no_start
 
 
@@ -153,8 +126,7 @@ def supervise_job(
         The exit code of the command.
 
     Raises:
-        RecipeError: with every problem of the recipe and of its files and this machine, or of a component of another
-            package.
+        RecipeError: with every problem of the recipe, its files and this machine, or of another package's component.
         LaunchError: the package of a tracker is not installed, or metrics cannot be served at the recipe's address.
     """
     here = Here(options.most, options.most, stores=False)
@@ -210,12 +182,9 @@ def fits(job: TrainingJob, nproc: int) -> bool:
 
 
 def parse_nproc(nproc: str | int | None) -> tuple[int, int]:
-    """Parse a number of processes, or a range MIN:MAX of it, into the smallest and the largest number.
-
-    Raises:
-        LaunchError: it is neither.
-    """
+    """Parse a number of processes or a range MIN:MAX into smallest and largest; LaunchError if it is neither."""
     low, colon, high = ("1" if nproc is None else str(nproc)).partition(":")
+    # isdigit: int() takes signs and spaces too
     least, most = (int(part) if part.isascii() and part.isdigit() else 0 for part in (low, high if colon else low))
     if not 1 <= least <= most:
         raise LaunchError(f"--nproc {nproc}: expected a number of processes, 1 or more, or a range as in 2:8.")
@@ -233,10 +202,8 @@ def refuse_worker(nproc: str | int) -> None:
 
 
 def refuse_half_environment() -> None:
-    """Raise LaunchError if a variable says that this is one of several processes and none says of how many.
-
-    Such a process would train alone, and so would each of the others.
-    """
+    """Raise LaunchError if a variable says that this is one of several processes and none says of how many."""
+    # Such a process would train alone, and so would each of the others.
     if "WORLD_SIZE" not in os.environ and (rank := os.environ.get("RANK", "0")) not in ("", "0"):
         raise LaunchError(
             f"RANK={rank} is set, and WORLD_SIZE is not: this would be a run of its own, as would each other process. "
@@ -245,11 +212,7 @@ def refuse_half_environment() -> None:
 
 
 def join_slurm_job(nproc: str | int | None) -> None:
-    """Take rank and world size from Slurm if this process is one of several tasks of srun.
-
-    Raises:
-        LaunchError: it is, and ``nproc`` asks it to start processes.
-    """
+    """Take rank and world size from Slurm in one of several srun tasks; LaunchError if ``nproc`` is given too."""
     if nproc is None:
         os.environ.update(slurm.rank_variables())
     elif slurm.in_step() and "WORLD_SIZE" not in os.environ and (slurm.task_count() or 1) > 1:

@@ -52,7 +52,7 @@ def _follow_launcher(launcher: int) -> None:
         time.sleep(_PARENT_EVERY)
     if HEARTBEAT_FOLDER in os.environ:  # the launcher's folder, perhaps in memory, which it can no longer remove
         shutil.rmtree(Path(os.environ[HEARTBEAT_FOLDER]).parent, ignore_errors=True)
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)  # save and stop, as if a scheduler asked
 
 
 ErrorOrigin = Literal["own", "forwarded", "connection", "lost"]
@@ -76,27 +76,16 @@ _LOST_PEER_TEXTS = (
 
 @dataclass(frozen=True)
 class ErrorReport:
-    """The reason for the failure of a process.
-
-    Attributes:
-        kind: origin of the error.
-        message: for an ``HlatError`` the text for the user; for a bug its traceback.
-        is_bug: True if the error is not an ``HlatError``.
-        exit_code: exit code of the process.
-        time: seconds since the epoch, by the clock of the process's machine.
-        retryable: see ``HlatError``.
-        error: class of the ``HlatError``; empty for a bug.
-        mistake: class and place of a bug that the same state would raise again; empty for others.
-    """
+    """The reason for the failure of a process."""
 
     kind: ErrorOrigin
-    message: str
-    is_bug: bool
+    message: str  # for an HlatError the text for the user; for a bug its traceback
+    is_bug: bool  # True if the error is not an HlatError
     exit_code: int
-    time: float
-    retryable: bool = False
-    error: str = ""
-    mistake: str = ""
+    time: float  # seconds since the epoch, by the clock of the process's machine
+    retryable: bool = False  # see HlatError
+    error: str = ""  # class of the HlatError; empty for a bug
+    mistake: str = ""  # class and place of a bug that the same state would raise again; empty for others
 
 
 # Not RuntimeError, OSError and ImportError: what a device, a collective or a file raises may be gone the next time.
@@ -105,19 +94,13 @@ _MISTAKES = (AttributeError, TypeError, NameError, LookupError, NotImplementedEr
 
 @contextmanager
 def report_errors() -> Iterator[None]:
-    """End the process if an exception leaves the block: with an error report if a launcher asked for one.
-
-    Raises:
-        SystemExit: with the error's exit code, after the report is written.
-        Exception: the error itself, if no launcher asked for a report or it cannot be written.
-        KeyboardInterrupt: on rank 0; the other ranks, interrupted at the same time, exit silently.
-    """
+    """End the process if an exception leaves the block: with an error report if a launcher asked for one."""
     try:
         yield
     except KeyboardInterrupt:
         if os.environ.get("RANK", "0") == "0":
             raise
-        raise SystemExit(_INTERRUPTED) from None
+        raise SystemExit(_INTERRUPTED) from None  # interrupted at the same time: rank 0 says so for all
     except Exception as error:
         file = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if not file:
@@ -126,31 +109,23 @@ def report_errors() -> Iterator[None]:
         try:
             write_report(Path(file), report, type(error).__name__)
         except OSError:
+            # no report, as without a launcher: the error itself is shown
             raise error from None
         raise SystemExit(report.exit_code) from error
 
 
 def describe_error(error: Exception) -> ErrorReport:
-    """Return the report of an exception."""
+    """Describe an exception for the launcher: an ``HlatError`` by its text, a bug by its traceback."""
     forwarded = isinstance(error, HlatError) and error.from_rank is not None
     kind: ErrorOrigin = "forwarded" if forwarded else "connection" if _lost_a_peer(error) else "own"
     if isinstance(error, HlatError):
         return ErrorReport(kind, str(error), False, error.exit_code, time.time(), error.retryable, type(error).__name__)
-    text = redact("".join(traceback.format_exception(error)).rstrip())
+    text = redact("".join(traceback.format_exception(error)).rstrip())  # URLs in it may have secrets
     return ErrorReport(kind, text, is_bug=True, exit_code=1, time=time.time(), mistake=_mistake(error))
 
 
 def write_report(file: Path, report: ErrorReport, name: str) -> None:
-    """Write a report atomically.
-
-    Args:
-        file: path where torchrun and hlat's launcher expect the report.
-        report: reason for the failure of this process.
-        name: type of its exception.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write a report atomically, as torchrun reads it, or raise OSError; ``name`` is the exception's class."""
     # torchrun takes the earliest error as the cause, in whole seconds: consequences of other errors are rounded up.
     second = int(report.time) + (report.kind != "own")
     head = report.message if report.is_bug else f"{name}: {report.message}"
@@ -198,9 +173,7 @@ def _lost_a_peer(error: BaseException | None) -> bool:
 def worker_context() -> Iterator[None]:
     """Run the block as a process of a run; without a launcher, only signals are set up.
 
-    Raises:
-        SystemExit: an exception left the block, and was reported.
-        LaunchError: the environment variables of the rank are invalid.
+    An exception that leaves it is reported and becomes SystemExit. LaunchError: the variables of the rank are invalid.
     """
     let_output_be_lost()
     _stop_early()

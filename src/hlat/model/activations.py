@@ -38,97 +38,64 @@ _INT64 = 8
 
 @dataclass(frozen=True)
 class RankWorkload:
-    """A rank's shard of the model and of the tokens, and what else decides its activation memory.
+    """A rank's shard of the model and of the tokens, and what else decides its activation memory."""
 
-    Attributes:
-        shard: its layers, heads and columns.
-        sequence: True if tensors between blocks are sharded over the tensor-parallel ranks (sequence parallelism).
-        context: number of context-parallel ranks.
-        weight_copies: True if weights are cast from their stored dtype to that of the activations. False if FSDP2
-            gathers them in the dtype of the activations.
-        materialised_masks: True if attention to positions of other ranks builds a mask, as on CPUs.
-        isolated: True for intra-document attention: no mask is built, the two chunks of a rank are one call, and every
-            token has its own cos and sin. With a sliding window it is computed likewise, but for cos and sin.
-    """
-
-    shard: ModelShard = field(default=FULL_MODEL)
-    sequence: bool = False
-    context: int = 1
+    shard: ModelShard = field(default=FULL_MODEL)  # layers, heads and columns
+    sequence: bool = False  # tensors between blocks are sharded over the tensor-parallel ranks (sequence parallelism)
+    context: int = 1  # context-parallel ranks
+    # Weights are cast from their stored dtype to that of the activations; not if FSDP2 gathers them in the latter.
     weight_copies: bool = True
-    materialised_masks: bool = False
+    materialised_masks: bool = False  # attention to positions of other ranks builds a mask, as on CPUs
+    # Intra-document attention: no mask is built, the two chunks of a rank are one call, and every token has its own cos
+    # and sin. With a sliding window it is computed likewise, but for cos and sin.
     isolated: bool = False
 
 
 @dataclass(frozen=True)
 class ActivationBytes:
-    """Bytes saved for backward by one micro-batch.
+    """Bytes saved for backward by one micro-batch."""
 
-    Attributes:
-        layer: bytes of one decoder block, by tensor. "x" is its input, "residual" the sum after attention.
-        ends: bytes outside of the blocks, by tensor: token ids, the final norm, and the gradients of the loss by the
-            head's input and weight.
-        layers: number of blocks.
-    """
-
-    layer: dict[str, int]
+    layer: dict[str, int]  # of one decoder block, by tensor. "x" is its input, "residual" the sum after attention.
+    # Outside of the blocks, by tensor: token ids, the final norm, and the gradients of the loss by the head's input and
+    # weight.
     ends: dict[str, int]
-    layers: int
+    layers: int  # number of blocks
 
     @property
     def per_layer(self) -> int:
-        """Bytes of one block."""
         return sum(self.layer.values())
 
     @property
     def total(self) -> int:
-        """Bytes of all blocks and the ends."""
         return self.layers * self.per_layer + sum(self.ends.values())
 
 
 def activation_bytes(
     config: ModelConfig,
     batch: int,
-    sequence_length: int,
+    sequence_length: int,  # over all context-parallel ranks
     mode: str = "fp32",
-    recomputed: Collection[str] = (),
+    recomputed: Collection[str] = (),  # names of ``RECOMPUTABLE`` that every block recomputes
     workload: RankWorkload = RankWorkload(),
 ) -> ActivationBytes:
-    """Count the bytes that a rank saves in a forward pass over ``batch`` sequences, loss included.
-
-    Args:
-        config: the complete model.
-        batch: sequences of a micro-batch.
-        sequence_length: tokens of a sequence, over all context-parallel ranks.
-        mode: precision mode.
-        recomputed: names of ``RECOMPUTABLE`` that every block recomputes.
-        workload: the rank's shard of the model and of the tokens.
-    """
+    """Count the bytes that a rank saves in a forward pass over ``batch`` complete sequences, loss included."""
     sizes = _Sizes.of(config, batch, sequence_length, mode, workload)
     return ActivationBytes(sizes.layer(frozenset(recomputed)), sizes.ends(), len(workload.shard.layer_range(config)))
 
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Sizes on a rank that bytes are computed from.
-
-    Attributes:
-        config, workload, batch, length: as in ``activation_bytes``.
-        tokens: tokens of a micro-batch on the rank, inside of attention and feed-forward.
-        between: tokens of a micro-batch on the rank between blocks (fewer with sequence parallelism).
-        item: bytes of an activation element.
-        copied: bytes of an element of a cast weight copy; 0 if weights are not copied.
-        stored: bytes of a weight element as it reaches the module.
-    """
+    """Sizes on a rank that bytes are computed from."""
 
     config: ModelConfig
     workload: RankWorkload
     batch: int
     length: int
-    tokens: int
-    between: int
-    item: int
-    copied: int
-    stored: int
+    tokens: int  # of a micro-batch on the rank, inside of attention and feed-forward
+    between: int  # the same between blocks: fewer with sequence parallelism
+    item: int  # bytes of an activation element
+    copied: int  # bytes of an element of a cast weight copy; 0 if weights are not copied
+    stored: int  # bytes of a weight element as it reaches the module
 
     @classmethod
     def of(cls, config: ModelConfig, batch: int, length: int, mode: str, workload: RankWorkload) -> "_Sizes":
@@ -145,7 +112,6 @@ class _Sizes:
         return self.workload.isolated or self.config.window(self.length) is not None
 
     def layer(self, recomputed: frozenset[str]) -> dict[str, int]:
-        """Bytes of the saved tensors of one block, by name."""
         spec = model_spec(self.config)
         saved = {tensor.name: self._bytes(tensor, recomputed) for tensor in spec.saved}
         saved |= self._weight_copies(spec, recomputed)
@@ -154,8 +120,8 @@ class _Sizes:
         return {name: size for name, size in saved.items() if size}
 
     def _bytes(self, tensor: SavedTensor, recomputed: frozenset[str]) -> int:
-        """Bytes of a tensor of the description; 0 if it is not saved."""
         sharded = self.workload.sequence
+        # Without sequence parallelism a gathered copy is the tensor itself, which is counted once.
         if recomputed.intersection(tensor.freed_by) or (tensor.gathers and not sharded):
             return 0
         if tensor.source_of and sharded and not recomputed.intersection(tensor.source_of):
@@ -195,7 +161,6 @@ class _Sizes:
         return copies
 
     def ends(self) -> dict[str, int]:
-        """Bytes of the saved tensors outside of the blocks, by name."""
         config, shard = self.config, self.workload.shard
         width, ends = config.hidden_size, {}
         if shard.embedding:

@@ -41,12 +41,11 @@ class ParameterCount:
 
     @property
     def total(self) -> int:
-        """Number of all parameters, each counted once."""
         return self.embedding + self.attention + self.feed_forward + self.norms + self.head
 
 
 def count_parameters(config: ModelConfig) -> ParameterCount:
-    """Count the parameters of ``Decoder(config)``."""
+    """Count the parameters of a complete model by component, and those of matrix products."""
     spec, counts, matmul = model_spec(config), dict.fromkeys(Component, 0), 0
     ends = [spec.embedding, spec.norm, *([] if spec.head is None else [spec.head])]
     counted = [(tensor, config.layers) for tensor in spec.block_tensors]
@@ -55,6 +54,7 @@ def count_parameters(config: ModelConfig) -> ParameterCount:
         elements = times * local_elements(config, FULL_MODEL, tensor)
         counts[tensor.component] += elements
         matmul += elements * tensor.is_product
+    # The product of a tied head is computed all the same
     if spec.head is None:
         matmul += counts[Component.EMBEDDING]
     return ParameterCount(
@@ -81,11 +81,7 @@ def hidden_share(config: ModelConfig, tensor_count: int) -> float:
 
 
 def attended_positions(config: ModelConfig, sequence_length: int, convention: Convention = "causal") -> float:
-    """Return the number of positions that a token attends to, averaged over a sequence.
-
-    Raises:
-        ValueError: an unknown convention.
-    """
+    """Return how many positions a token attends to, averaged over a sequence; ValueError: unknown convention."""
     window = config.window(sequence_length)
     if convention == "full":
         return float(window or sequence_length)
@@ -98,20 +94,13 @@ def attended_positions(config: ModelConfig, sequence_length: int, convention: Co
 
 
 def forward_flops_per_token(config: ModelConfig, sequence_length: int, convention: Convention = "causal") -> float:
-    """Count the FLOPs of the forward pass per token, averaged over a sequence of ``sequence_length`` tokens.
-
-    Raises:
-        ValueError: an unknown convention.
-    """
+    """Count the FLOPs of the forward pass per token, averaged over a sequence of ``sequence_length`` tokens."""
     attended = attended_positions(config, sequence_length, convention)
     per_position = 4 * config.layers * config.heads * config.n_head_dim  # one row of Q K^T and one of P V
     return 2 * count_parameters(config).matmul + per_position * attended
 
 
 def flops_per_token(config: ModelConfig, sequence_length: int, convention: Convention = "causal") -> float:
-    """Count the FLOPs of training per token, forward and backward; backward costs twice as much as forward.
-
-    Raises:
-        ValueError: an unknown convention.
-    """
+    """Count the FLOPs of training per token, forward and backward; ValueError: unknown convention."""
+    # Backward costs twice as much as forward: a product by the input and one by the weight.
     return 3 * forward_flops_per_token(config, sequence_length, convention)

@@ -47,7 +47,7 @@ class DecodingStep(Protocol):
     """A faster way to compute all blocks and the final norm for one new token of each row."""
 
     def takes(self, x_BSD: torch.Tensor, cache: KVCache) -> bool:
-        """Return True if it computes this call."""
+        """Return True if it computes this call; else the blocks do."""
         ...
 
     def __call__(
@@ -60,16 +60,8 @@ class DecodingStep(Protocol):
 class Decoder(nn.Module):
     """A decoder-only language model, or the shard of one that a process builds.
 
-    Attributes:
-        config: the complete model.
-        shard: the layers, heads and columns of it that this module has.
-        embedding, layers ("0", "1", ...), norm, head: the submodules, in order of execution. Embedding, norm and head
-            are None if they are not in this shard.
-        spans: (start, stop) pairs of the sequence positions that this process computes; None for all positions.
-        window: number of tokens that a token attends to, itself included; None for all before it.
-        compute: dtype of the activations, and so of the matrix products; None for the dtype of the weights. Norm
-            statistics, rotations, softmax and loss are always computed in fp32 or wider.
-        step: computes calls with one token of each row and a cache, if it takes them; None for the blocks themselves.
+    Its submodules, in order of execution: embedding, layers ("0", "1", ...), norm, head. Embedding, norm and head are
+    None if they are not in this shard.
     """
 
     def __init__(self, config: ModelConfig, shard: ModelShard = FULL_MODEL) -> None:
@@ -81,14 +73,19 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.norm_eps) if shard.head else None
         self.head = self._build_head(rows) if shard.head else None
         self.rope = Rope(config)
+        # (start, stop) pairs of the sequence positions that this process computes; None for all of them
         self.spans: tuple[tuple[int, int], ...] | None = None
+        # Tokens that a token attends to, itself included; None for all before it
         self.window = config.sliding_window
+        # Dtype of the activations, and so of the matrix products; None for that of the weights. Norm statistics,
+        # rotations, softmax and loss are always computed in fp32 or wider.
         self.compute: torch.dtype | None = None
+        # Computes calls with one token of each row and a cache, if it takes them; None for the blocks
         self.step: DecodingStep | None = None
         self._check_description()
 
     def _check_description(self) -> None:
-        """Compare the parameters with the description of the architecture, which all other rooms rely on."""
+        # All other rooms rely on the description, so a module that differs from it must not be built.
         described = {name: layout.shape for name, layout in parameter_layouts(self.config, self.shard).items()}
         built = {name: tuple(parameter.shape) for name, parameter in self.named_parameters()}
         wrong = sorted(name for name in built.keys() | described.keys() if built.get(name) != described.get(name))
@@ -100,7 +97,6 @@ class Decoder(nn.Module):
         return Head(rows, self.config.hidden_size)
 
     def blocks(self) -> Iterator[DecoderBlock]:
-        """Iterate over the decoder blocks, in order."""
         for block in self.layers.values():
             assert isinstance(block, DecoderBlock), "layers has decoder blocks only"
             yield block
@@ -113,8 +109,8 @@ class Decoder(nn.Module):
         Args:
             x: token ids (B, S), int64; if this shard has no embedding, the hidden states (B, S, D) of the stage before.
             positions: position of each token within its document, int64 (B, S), for all positions of ``spans``, also if
-                x is a shard of the sequence. Every 0 starts a document, and attention stays within documents. Every
-                row starts a document. With a cache they only rotate: its mask says what tokens attend to.
+                x is a shard of the sequence. Every 0 starts a document, and attention stays within documents. Every row
+                starts a document. With a cache they only rotate: its mask says what tokens attend to.
             cache: keys and values of earlier tokens; the new ones are appended. Together with ``positions`` only if it
                 has a mask for this call (``KVCache.attend_to``), which also has to include the sliding window.
 
@@ -145,9 +141,9 @@ class Decoder(nn.Module):
     def _document_mask(
         self, x: torch.Tensor, spans: tuple[tuple[int, int], ...], positions: torch.Tensor | None
     ) -> DocumentMask | None:
-        """Build the mask of this call; None for causal attention to all earlier positions of complete rows."""
         if positions is not None:
             return DocumentMask.from_positions(positions, spans, self.window)
+        # Causal attention to all earlier positions of complete rows needs no mask; the kernels have it built in.
         start, stop = spans[0][0], spans[-1][1]
         if self.window is None or (len(spans) == 1 and (start > 0 or stop <= self.window)):
             return None  # if start > 0, the cache has the positions before
@@ -165,49 +161,30 @@ class Decoder(nn.Module):
     def forward(
         self,
         x: torch.Tensor,
-        labels: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,  # token ids (B, S), int64
         *,
         positions: torch.Tensor | None = None,
         cache: KVCache | None = None,
-        reduction: Reduction = head_loss,
+        reduction: Reduction = head_loss,  # or ``row_losses``, ``next_tokens``: instead of the scalar loss
     ) -> torch.Tensor:
-        """Compute logits (B, S, V) in the dtype of the activations, or the loss if labels are given.
-
-        Args:
-            x: see ``hidden``.
-            labels: token ids (B, S), int64. If given, return their summed cross-entropy, a scalar; see ``head_loss``.
-            positions: see ``hidden``.
-            cache: see ``hidden``.
-            reduction: computes something else from hidden states and labels: ``row_losses``, ``next_tokens``.
-
-        Returns:
-            Logits or loss; hidden states (B, S, D) if this shard has no head, with or without labels.
-
-        Raises:
-            ValueError: the cache has no room for the new tokens.
-        """
+        """Compute logits (B, S, V) in the dtype of the activations, or the loss of labels; see ``hidden``."""
         hidden_BSD = self.hidden(x, positions=positions, cache=cache)
+        # A shard without head returns hidden states, labels or not
         out: torch.Tensor = self.head(hidden_BSD, labels, reduction=reduction) if self.head is not None else hidden_BSD
         return out
 
 
 @dataclass(frozen=True)
 class LocalParameter:
-    """The rows of one parameter that this process stores.
+    """The rows of one parameter that this process stores."""
 
-    Attributes:
-        name: the parameter's name in the complete model, such as "layers.3.attention.qkv.weight".
-        parameter: the parameter that the optimizer updates.
-        layout: the canonical tensors and rows that the rows of the parameter (or its tensor-parallel shard) map to.
-        first_row: row of the layout that the first local row is; the other local rows follow.
-        owned: True if, of all processes that store these rows, this one counts and saves them. Single canonical tensors
-            of the layout may still be owned by another tensor-parallel shard (``CanonicalTensor.owned``).
-    """
-
-    name: str
-    parameter: nn.Parameter
+    name: str  # in the complete model, such as "layers.3.attention.qkv.weight"
+    parameter: nn.Parameter  # the one that the optimizer updates
+    # The canonical tensors and rows that the rows of the parameter (or its tensor-parallel shard) map to
     layout: RowLayout
-    first_row: int
+    first_row: int  # row of the layout that the first local row is; the other local rows follow
+    # True if, of all processes that store these rows, this one counts and saves them. Single canonical tensors of the
+    # layout may still be owned by another tensor-parallel shard (``CanonicalTensor.owned``).
     owned: bool
 
     @property
@@ -221,11 +198,10 @@ class LocalParameter:
         return None if self.parameter.grad is None else local(self.parameter.grad)
 
     def row_blocks(self) -> list[RowBlock]:
-        """Return the local rows as blocks of canonical rows, one per canonical tensor."""
         return self.layout.row_blocks(self.first_row, self.first_row + self.tensor.shape[0])
 
     def row_views(self, block: RowBlock, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Return the rows of a block as views of a tensor of the local shape (weights, gradients or moments)."""
+        """The rows of a block as views of a tensor of the local shape (weights, gradients or moments)."""
         return [tensor.narrow(0, run.start - self.first_row, run.count) for run in block.runs]
 
 
@@ -235,7 +211,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_sharded(tensor: torch.Tensor) -> "TypeGuard[DTensor]":
-    """Return True for a DTensor, without importing the class: the import takes a second that one process can save."""
+    # By attribute: importing the class DTensor takes a second that one process can save.
     return hasattr(tensor, "to_local")
 
 
@@ -255,7 +231,7 @@ def collect_local_parameters(model: Decoder, owned: bool = True) -> list[LocalPa
 
 
 def _first_row(parameter: nn.Parameter) -> tuple[int, bool]:
-    """Return the first row stored of a parameter, and True if this process has its first replica."""
+    """First stored row of a parameter, and True if this process has its first replica."""
     if not _is_sharded(parameter):
         return 0, True
     first, is_first, rows = 0, True, parameter.shape[0]
@@ -275,22 +251,14 @@ _CONSTANT_VALUES = {Initial.ONES: 1.0, Initial.ZEROS: 0.0}
 
 
 def initial_std(config: ModelConfig, initial: Initial) -> float:
-    """Return the standard deviation of normal initial values."""
+    """Return the standard deviation of normal initial values; see the head of this file."""
     if initial is Initial.RESIDUAL and config.init_scaled_outputs:
         return config.init_std / math.sqrt(2 * config.layers)
     return config.init_std
 
 
 def initial_rows(config: ModelConfig, seed: int, layout: RowLayout, start: int, stop: int) -> torch.Tensor:
-    """Compute the initial values of the rows ``start <= row < stop`` of a parameter or its shard: fp32, on the CPU.
-
-    Args:
-        config: the model.
-        seed: seed of the run.
-        layout: layout of the parameter or shard, from ``parameter_layouts``.
-        start: first row, as a row of the layout.
-        stop: row after the last.
-    """
+    """Compute the initial values of the rows ``start <= row < stop`` of a layout: fp32, on the CPU."""
     width = math.prod(layout.columns)
     out = torch.empty(stop - start, width)
     for run in layout.runs(start, stop):
@@ -309,8 +277,9 @@ def _run_values(config: ModelConfig, seed: int, layout: RowLayout, run: RowRun, 
 
 @torch.no_grad()
 def initialise(parameters: Iterable[LocalParameter], config: ModelConfig, seed: int) -> None:
-    """Fill every parameter in place with its initial values, for any device, dtype and sharding."""
+    """Fill every parameter in place with its initial values, the same bits for any device and sharding."""
     for parameter in parameters:
+        # A chunk at a time on the CPU: all values of a large parameter would take its size in fp32 once more.
         chunk = max(1, _CHUNK // math.prod(parameter.layout.columns))
         rows, layout, first = parameter.tensor, parameter.layout, parameter.first_row
         for start in range(0, rows.shape[0], chunk):
@@ -321,14 +290,11 @@ def initialise(parameters: Iterable[LocalParameter], config: ModelConfig, seed: 
 def build(
     config: ModelConfig, *, device: torch.device | str, seed: int | None, dtype: torch.dtype = torch.float32
 ) -> Decoder:
-    """Build a decoder on ``device``. It is created on the meta device first, so that no weight is allocated twice.
+    """Build a decoder on a device; on "meta" no memory is allocated.
 
-    Args:
-        config: the model.
-        device: device of the weights; "meta" allocates none.
-        seed: seed of the initial weights; None leaves them uninitialised, to be loaded later.
-        dtype: dtype of the weights.
+    Without a seed weights stay uninitialised, to be loaded later.
     """
+    # On the meta device first, so that no weight is allocated twice
     with torch.device("meta"):
         model = Decoder(config)
     replace_parameters(model, lambda parameter: parameter.to(dtype))
@@ -341,19 +307,15 @@ def build(
 
 
 def allocate(model: Decoder, device: torch.device) -> None:
-    """Replace every parameter by one of the same shape and dtype with memory on a device, without values.
-
-    ``torch.empty_like`` of a tensor on the meta device imports sympy, half a second.
-    """
+    """Replace every parameter by one of the same shape and dtype with memory on a device, without values."""
+    # Not torch.empty_like: of a tensor on the meta device it imports sympy, half a second
     replace_parameters(model, lambda each: torch.empty(each.shape, dtype=each.dtype, device=device))
 
 
 def replace_parameters(model: Decoder, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Replace every parameter by ``function`` of its detached tensor.
-
-    ``nn.Module.to`` and ``to_empty`` do the same for real tensors. For the fake tensors of a rehearsal they swap the
-    tensors' contents, which torch forbids for some of them.
-    """
+    """Replace every parameter by ``function`` of its detached tensor."""
+    # nn.Module.to and to_empty swap the contents of fake tensors (in a rehearsal), which torch forbids for some of
+    # them.
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             setattr(module, name, nn.Parameter(function(parameter.detach())))

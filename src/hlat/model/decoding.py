@@ -74,8 +74,6 @@ class StepArguments(ctypes.Structure):
 
 
 class _ProductArguments(ctypes.Structure):
-    """Arguments of ``multiply_rows``."""
-
     _fields_ = (
         *_fields(ctypes.c_int64, "in_", "outs", "rows", "x_row", "out_row", "block", "step"),
         *_fields(ctypes.c_void_p, "weight", "up", "bias", "x", "added", "out"),
@@ -83,12 +81,7 @@ class _ProductArguments(ctypes.Structure):
 
 
 class DecodingLibrary:
-    """The functions of the library, and the function of OpenMP that runs them on several threads.
-
-    Args:
-        library: the compiled library.
-        parallel: ``GOMP_parallel`` of the OpenMP library that torch uses.
-    """
+    """The functions of the library; ``parallel`` is ``GOMP_parallel`` of the OpenMP library that torch uses."""
 
     def __init__(self, library: ctypes.CDLL, parallel: ctypes.c_void_p) -> None:
         self._parallel = parallel
@@ -103,7 +96,7 @@ class DecodingLibrary:
             self._multiply[dtype] = ctypes.cast(getattr(library, f"multiply_rows_{suffix}"), ctypes.c_void_p)
 
     def decode(self, dtype: torch.dtype, step: StepArguments) -> None:
-        """Run a step, all of whose pointers are to tensors of a dtype that the caller keeps."""
+        # The step has addresses only: the caller keeps the tensors, all of this dtype.
         self._decode[dtype](self._parallel, torch.get_num_threads(), ctypes.byref(step))
 
     def multiply(self, x_BD: torch.Tensor, weight_VD: torch.Tensor) -> torch.Tensor:
@@ -137,24 +130,12 @@ def _compiled() -> DecodingLibrary | None:
 
 
 class StepWeights:
-    """Weights of blocks and final norm, and what ``StepArguments`` say about their shapes.
-
-    Args:
-        blocks: all blocks of a complete model.
-        norm: the final norm.
-        place: where the norms of blocks are.
-        dtype: dtype of the activations.
-
-    Attributes:
-        step: a step with everything that is the same for all calls.
-        fused: number of columns of q, k and v together.
-        heads: number of columns of q.
-        inner: number of columns of the feed-forward layer.
-    """
+    """Weights of all blocks and of the final norm, and what ``StepArguments`` say about their shapes."""
 
     def __init__(self, blocks: list[DecoderBlock], norm: nn.Module, place: NormPlace, dtype: torch.dtype) -> None:
         self._dtype, self._kept = dtype, list[torch.Tensor]()
         first = blocks[0]
+        # With all that is the same for every call; a call copies it.
         self.step = StepArguments(layers=len(blocks))
         self._layers = (StepLayer * len(blocks))(*(self._layer(block, place) for block in blocks))
         self.step.layer = self._layers
@@ -186,14 +167,14 @@ class StepWeights:
         return self._keep(norm.weight) if isinstance(norm, RMSNorm | ShardedRMSNorm) else None
 
     def _keep(self, weight: torch.Tensor) -> int:
-        """Return the address of a weight, or of its copy in the dtype of the activations, and keep it."""
+        """Address of a weight, or of its copy in the dtype of the activations, which is kept alive."""
         self._kept.append(weight.detach().to(self._dtype).contiguous())
         return self._kept[-1].data_ptr()
 
     def _describe_attention(self, attention: Attention) -> None:
         step, width, share = self.step, attention.head_dim, attention.heads_per_group
         parts = [projection.out_features for projection in _projections(attention)]
-        self.fused, self.heads = sum(parts), attention.output.in_features
+        self.fused, self.heads = sum(parts), attention.output.in_features  # columns of q, k and v, and of q
         step.heads, step.head_width = self.heads // width, width
         step.groups = step.heads // share
         step.parts, step.part_rows, step.qkv_rows = len(parts), type(step.part_rows)(*parts), self.fused
@@ -216,8 +197,7 @@ def _projections(attention: Attention) -> list[Linear]:
     return [attention.qkv] if attention.coalesce else [attention.q, attention.k, attention.v]
 
 
-MOST_ROWS = 64
-"""Most rows of a step."""
+MOST_ROWS = 64  # most rows of a step
 
 
 def compile_step(decoder: Decoder) -> "CompiledStep | None":
@@ -237,21 +217,14 @@ def compile_step(decoder: Decoder) -> "CompiledStep | None":
 
 
 class CompiledStep:
-    """A step that C computes; see ``DecodingStep``.
-
-    Args:
-        library: the compiled functions.
-        weights: the weights of blocks and final norm.
-        head: the head of the model.
-        dtype: dtype of the activations.
-    """
+    """A step that C computes; see ``DecodingStep``."""
 
     def __init__(self, library: DecodingLibrary, weights: StepWeights, head: Head, dtype: torch.dtype) -> None:
         self._library, self._weights, self._head, self._dtype = library, weights, head, dtype
         self._matrix_VD = head.matrix.detach().to(dtype).contiguous()
 
     def takes(self, x_BSD: torch.Tensor, cache: KVCache) -> bool:
-        """Return True for one token of each of few rows, without gradients, in the dtype of weights and cache."""
+        """True for one token of each of few rows, without gradients, in the dtype of weights and cache."""
         return (
             x_BSD.shape[1] == 1
             and x_BSD.shape[0] <= MOST_ROWS
@@ -263,6 +236,7 @@ class CompiledStep:
         self, x_B1D: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor], cache: KVCache, window: int | None
     ) -> torch.Tensor:
         """Compute (B, 1, D) -> (B, 1, D); keys and values are stored at the next position of the cache."""
+        # C reads addresses. These names keep copies alive until it returns.
         x_B1D = x_B1D.contiguous()
         rows, weights = len(x_B1D), self._weights
         widths = (x_B1D.shape[2], weights.fused, weights.heads, weights.inner)

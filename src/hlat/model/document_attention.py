@@ -45,19 +45,12 @@ _FLEX_BLOCK = 128  # queries, and keys, of a block of scores that flex attention
 
 @dataclass(frozen=True)
 class DocumentMask:
-    """The keys that each token of a micro-batch attends to: those of its document, or the last of them, up to itself.
+    """Keys that each token of a micro-batch attends to: those of its document or window, up to itself."""
 
-    Attributes:
-        first_Bs: row offset of the first token of each query's document, int64.
-        spans: (start, stop) pairs of the row offsets of the queries, ascending.
-        blocks: the same as a block mask for flex attention; None if the kernel takes documents one by one.
-        window: number of keys that a query attends to at most, itself included; None for no limit.
-    """
-
-    first_Bs: torch.Tensor
-    spans: Spans
-    blocks: BlockMask | None
-    window: int | None = None
+    first_Bs: torch.Tensor  # row offset of the first token of each query's document, int64
+    spans: Spans  # (start, stop) pairs of the row offsets of the queries, ascending
+    blocks: BlockMask | None  # for flex attention; None if the kernel takes documents one by one
+    window: int | None = None  # keys that a query attends to at most, itself included; None for no limit
 
     @classmethod
     def from_rows(cls, batch: int, spans: Spans, device: torch.device, window: int) -> "DocumentMask":
@@ -66,15 +59,10 @@ class DocumentMask:
 
     @classmethod
     def from_positions(cls, positions_Bs: torch.Tensor, spans: Spans, window: int | None = None) -> "DocumentMask":
-        """Build the mask from each query's position within its document.
+        """Build the mask from each query's position within its document, int64 on the device of attention.
 
-        Args:
-            positions_Bs: int64, on the device of attention. The first position of every row of the batch is 0.
-            spans: (start, stop) pairs of the row offsets of the queries, ascending.
-            window: number of keys that a query attends to at most, itself included; None for no limit.
-
-        Raises:
-            LaunchError: the device has no kernel for this.
+        The first position of every row of the batch is 0. Spans and window are those of the mask. LaunchError: the
+        device has no kernel for this.
         """
         offsets_s = _offsets(spans, positions_Bs.device)
         first_Bs = offsets_s - positions_Bs
@@ -106,7 +94,7 @@ def _offsets(spans: Spans, device: torch.device) -> torch.Tensor:
 
 
 def _flex() -> Any:
-    """Return compiled flex attention; in a compiled block the plain function. Uncompiled, it builds all scores."""
+    # Uncompiled, flex attention builds all scores. Inside a compiled block the plain function is compiled with it.
     return flex_attention if torch.compiler.is_compiling() else _compiled()
 
 
@@ -117,10 +105,6 @@ def _compiled() -> Callable[..., Any]:
 
 def block_mask(first_Bs: torch.Tensor, offsets_s: torch.Tensor, keys: int) -> BlockMask:
     """Build flex attention's block mask: query i of a row attends to keys ``first_Bs[row, i] <= j <= offsets_s[i]``.
-
-    It is computed from the minimum and maximum of these limits in every block of queries, so that no tensor is larger
-    than blocks x blocks. If a block has queries of two spans, it may include blocks of keys that none of them attends
-    to. The mask of each query is exact all the same.
 
     Args:
         first_Bs: row offset of the first key of each query, int64.
@@ -133,6 +117,8 @@ def block_mask(first_Bs: torch.Tensor, offsets_s: torch.Tensor, keys: int) -> Bl
     offsets_N = F.pad(offsets_s, (0, padding), value=-1).unflatten(0, (-1, _FLEX_BLOCK))
     start_M = torch.arange(0, keys, _FLEX_BLOCK, device=first_Bs.device)
     last_M = start_M + _FLEX_BLOCK - 1
+    # From the minimum and maximum of the limits in every block of queries: no tensor is larger than blocks x blocks. A
+    # block with queries of two spans may include blocks of keys that none attends to; mask_mod is exact all the same.
     some_BNM = (first_BN.amin(2)[:, :, None] <= last_M) & (offsets_N.amax(1)[:, None] >= start_M)
     full_BNM = (first_BN.amax(2)[:, :, None] <= start_M) & (offsets_N.amin(1)[:, None] >= last_M)
 
@@ -165,23 +151,16 @@ _kernel_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_ba
 
 
 class _QueryRun(NamedTuple):
-    """Consecutive queries of a row, document and chunk.
+    """Consecutive queries of a row, document and chunk."""
 
-    Attributes:
-        row: index in the batch.
-        start, stop: range of the queries, as indices of the query tensor.
-        first: row offset of the first key of the document.
-        own: row offset of the first query. All queries attend to keys ``first <= j < own``, and to those from ``own``
-            on up to themselves.
-        window: number of keys that each query attends to; 0 if that is not limited within this run.
-    """
-
-    row: int
-    start: int
-    stop: int
-    first: int
+    row: int  # index in the batch
+    start: int  # first query, as index of the query tensor
+    stop: int  # index after the last
+    first: int  # row offset of the first key of the document
+    # Row offset of the first query. All queries attend to keys ``first <= j < own``, and to those from ``own`` on up to
+    # themselves.
     own: int
-    window: int = 0
+    window: int = 0  # keys that each query attends to; 0 if that is not limited within this run
 
     def blocks(self, window: int) -> Iterator["_QueryRun"]:
         """Split into the queries that a window (0 for none) does not limit, and short runs of those that it limits."""
@@ -195,11 +174,10 @@ class _QueryRun(NamedTuple):
             yield _QueryRun(self.row, start, min(start + size, self.stop), first, own, window)
 
     def query_slice(self, x_BHsE: torch.Tensor) -> torch.Tensor:
-        """Slice a tensor of all queries: (1, H, queries of the run, ...)."""
         return x_BHsE[self.row : self.row + 1, :, self.start : self.stop]
 
     def mask(self, dtype: torch.dtype) -> torch.Tensor:
-        """Build the mask of a limited run, (queries, keys): 0 for keys that a query attends to, else -inf."""
+        """0 for keys that a query of a limited run attends to, else -inf: (queries, keys)."""
         queries, before = self.stop - self.start, self.own - self.first
         seen = torch.ones(queries, before + queries, dtype=torch.bool).tril(before).triu(before - self.window + 1)
         return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, -torch.inf)
@@ -216,7 +194,7 @@ class _QueryRun(NamedTuple):
 
 
 def _query_runs(first_Bs: torch.Tensor, spans: Sequence[int], window: int) -> Iterator[_QueryRun]:
-    """Iterate over all query runs, in the order of the queries; ``window`` is 0 for none."""
+    """All query runs, in the order of the queries; ``window`` is 0 for none."""
     batch, count = first_Bs.shape
     starts_run_Bs = torch.ones_like(first_Bs, dtype=torch.bool)
     starts_run_Bs[:, 1:] = first_Bs[:, 1:] != first_Bs[:, :-1]
@@ -230,6 +208,7 @@ def _query_runs(first_Bs: torch.Tensor, spans: Sequence[int], window: int) -> It
     lengths = starts.diff(append=starts.new_tensor([batch * count]))
     column = starts % count
     table = (starts // count, column, column + lengths, first_Bs.flatten()[starts], offsets_s[column])
+    # One conversion to Python for all runs, not one for each number.
     for run in torch.stack(table, dim=1).tolist():
         yield from _QueryRun(*run).blocks(window)
 
@@ -237,9 +216,9 @@ def _query_runs(first_Bs: torch.Tensor, spans: Sequence[int], window: int) -> It
 def _results(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: torch.Tensor, spans: Sequence[int], window: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Allocate output and log-sum-exp, uninitialised, with the kernel's memory layout (position by position)."""
     check_attention(q, k, v, first, spans, window)  # torch's kernel trusts its callers
     batch, heads, count, width = q.shape
+    # The memory layout of torch's kernel: position by position.
     out_BsHE = q.new_empty((batch, count, heads, width))
     sums_BsH = q.new_empty((batch, count, heads), dtype=accumulation_dtype(q.dtype))
     return out_BsHE.transpose(1, 2), sums_BsH.transpose(1, 2)
@@ -256,7 +235,6 @@ def _gradients(
     spans: Sequence[int],
     window: int,
 ) -> tuple[torch.Tensor, ...]:
-    """Allocate the gradients of q, k and v, uninitialised."""
     check_attention(q, k, v, first, spans, window)
     check_gradient(grad, q, out, sums, accumulation_dtype(q.dtype))
     return tuple(torch.empty_like(x) for x in (q, k, v))
@@ -317,10 +295,10 @@ def _attend_backward(
     spans: Sequence[int],
     window: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute gradients of q, k and v. The log-sum-exp is over all keys of a run, so slices of keys add up exactly."""
     results = _gradients(grad, q, k, v, out, log_sums, first, spans, window)
     grad_q, grad_k, grad_v = (gradient.zero_() for gradient in results)
     mask_of = _masks(torch.float32 if needs_widening(q) else q.dtype)
+    # The log-sum-exp is over all keys of a run, so gradients from slices of its keys add up exactly.
     for run in _query_runs(first, spans, window):
         mask = mask_of(run)
         grad_out, query, result = (_operand(run.query_slice(x)) for x in (grad, q, out))
@@ -371,18 +349,9 @@ def attend_within_documents(
     spans: Sequence[int],
     window: int | None = None,
 ) -> torch.Tensor:
-    """Causal softmax attention of each query to its own document, or to the last keys of it.
+    """Causal softmax attention of each query to its own document, or to the last keys of it, on a CPU.
 
-    Args:
-        q_BHsE: queries, on a CPU.
-        k_BGTE: keys of complete rows, H a multiple of G.
-        v_BGTE: values of complete rows.
-        first_Bs: row offset of the first token of each query's document, int64.
-        spans: start and stop of each range of row offsets of the queries, flattened, ascending.
-        window: number of keys that a query attends to at most, itself included; None for no limit.
-
-    Returns:
-        (B, H, s, E), in the dtype of the queries, stored position by position; softmax in fp32 or wider.
+    Arguments as in ``attend_to_ranges``, any floating dtype; softmax in fp32 or wider.
     """
     if has_attention(q_BHsE.device.type, q_BHsE.dtype, q_BHsE.shape[3]):
         return attend_to_ranges(q_BHsE, k_BGTE, v_BGTE, first_Bs, spans, window)
@@ -390,5 +359,5 @@ def attend_within_documents(
     return out
 
 
+# The operator of attention document by document, as it appears in compiled graphs
 DOCUMENT_ATTENTION: Any = torch.ops.hlat.attend_within_documents.default
-"""The operator of attention document by document, as it appears in compiled graphs."""

@@ -27,8 +27,8 @@ class HFClass:
     zero_output_bias: bool = False  # True if it has an o_proj.bias, which hlat's models do not
 
 
+# A special token id, several with the same meaning (a chat model has several end-of-text tokens), or None
 TokenIds = int | list[int] | None
-"""A special token id, several with the same meaning (a chat model has several end-of-text tokens), or None."""
 
 
 @dataclass(frozen=True)
@@ -72,21 +72,9 @@ def config_json(
     pad_id: TokenIds = None,
     family: str | None = None,
 ) -> dict[str, Any]:
-    """Build the content of config.json.
+    """Build the content of config.json for weights of a dtype, as ``family`` or the model's own architecture.
 
-    RoPE is written in the fields of transformers 5 (``rope_parameters``) and of 4 (``rope_theta``, ``rope_scaling``),
-    so that both can read it.
-
-    Args:
-        config: the model.
-        dtype: dtype of the exported weights.
-        eos_id: end-of-text token, or several.
-        bos_id: beginning-of-text token.
-        pad_id: padding token.
-        family: architecture to write it as; None for its own.
-
-    Raises:
-        RecipeError: the model has no maximum sequence length, or config.json has no name for the dtype.
+    RecipeError: the model has no maximum sequence length, or config.json has no name for the dtype.
     """
     problems = []
     if config.max_sequence_length is None:
@@ -119,6 +107,7 @@ def config_json(
         "eos_token_id": None,
         **SpecialIds(bos_id, eos_id, pad_id).as_json,
         "torch_dtype": DTYPE_NAMES[dtype],
+        # RoPE in the fields of transformers 5 (rope_parameters) and of 4 (rope_theta, rope_scaling): both can read it.
         **_rope(config),
     }
     return content | written_fields(target.model_type, config.options)

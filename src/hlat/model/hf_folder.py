@@ -57,11 +57,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        CheckpointError: the file is missing, unreadable, or not a JSON object.
-    """
+    """Read a JSON object; raise CheckpointError if it is missing, unreadable, or no object."""
     try:
         content = json.loads(read_small_file(path, _LARGEST_JSON))
     except FileNotFoundError:
@@ -77,23 +73,24 @@ def read_json(path: Path) -> dict[str, Any]:
 def atomic_folder(target: Path) -> Iterator[Path]:
     """Yield a temporary folder next to ``target``; rename it to ``target`` after the block has ended without an error.
 
-    Files and folders are fsynced before the rename.
-
     Raises:
         CheckpointError: the target exists and is not an empty folder.
         StorageError: the folder cannot be written; nothing is left behind.
     """
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise CheckpointError(f"{target}: already exists and is not empty. Name a new folder.")
+    # In the same folder, hence on the same file system: across two of them rename fails.
     temporary = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.partial"
     try:
         temporary.mkdir(parents=True)
         yield temporary
+        # Contents before the name: after a power cut the target is complete or not there.
         for file in [*temporary.iterdir(), temporary]:
             sync_to_disk(file)
         if target.exists():
             target.rmdir()
         temporary.rename(target)
+        # The rename itself is in the parent folder.
         sync_to_disk(target.parent)
     except OSError as error:
         remedy = (
@@ -118,7 +115,6 @@ class FileTensor(NamedTuple):
     dtype: torch.dtype | str  # the file's word for it, if weights do not have this type
 
     def read(self) -> torch.Tensor:
-        """Read the values."""
         with _open(self.file) as file:
             tensor: torch.Tensor = file.get_tensor(self.name)
         return tensor
@@ -134,14 +130,14 @@ class LazyTensors(Mapping[str, torch.Tensor]):
         return self._found[name].read()
 
     def header(self, name: str) -> torch.Tensor:
-        """Return shape and data type of a tensor: a tensor without values, on the meta device."""
+        """Shape and dtype of a tensor, as one without values on the meta device."""
         dtype = self._found[name].dtype
         assert isinstance(dtype, torch.dtype), "read_hf refuses other types"
         return torch.empty(self._found[name].shape, dtype=dtype, device="meta")
 
     @property
     def dtype(self) -> torch.dtype:
-        """Data type of the tensors; if there are several, the one they promote to."""
+        """Dtype of the tensors; if there are several, the one they promote to."""
         return functools.reduce(torch.promote_types, (self.header(name).dtype for name in self))
 
     def __iter__(self) -> Iterator[str]:
@@ -152,10 +148,7 @@ class LazyTensors(Mapping[str, torch.Tensor]):
 
 
 def read_hf(hf_dir: str | Path) -> tuple[dict[str, Any], LazyTensors]:
-    """Read a model folder.
-
-    Args:
-        hf_dir: a folder with config.json, and model.safetensors or shards and their index.
+    """Read a folder with config.json, and model.safetensors or shards and their index.
 
     Returns:
         The fields of ``ModelConfig``, and the canonical tensors, not read yet, in their stored dtype.
@@ -170,6 +163,7 @@ def read_hf(hf_dir: str | Path) -> tuple[dict[str, Any], LazyTensors]:
     if problems := model_problems(config):
         raise RecipeError(problems, str(folder / "config.json"))
     found = _find_tensors(folder)
+    # First, because the lists below name every tensor of every layer of config.json, however many it claims.
     check_layers(config, len(found), str(folder))
     found = merge_tied(config, found, lambda name: found[name].read())
     for name in _redundant(config, found):
@@ -180,11 +174,8 @@ def read_hf(hf_dir: str | Path) -> tuple[dict[str, Any], LazyTensors]:
 
 
 def read_special_ids(hf_dir: str | Path) -> tuple[SpecialIds, SpecialIds]:
-    """Read the special tokens of config.json, and of generation_config.json (the same if there is no such file).
-
-    Raises:
-        CheckpointError: a file is damaged.
-    """
+    """Read the special tokens of config.json, and of generation_config.json (the same if there is no such file)."""
+    # read_json raises CheckpointError for a damaged file
     folder = Path(hf_dir)
     special = SpecialIds.from_json(read_json(folder / "config.json"))
     generation = folder / "generation_config.json"
@@ -194,9 +185,7 @@ def read_special_ids(hf_dir: str | Path) -> tuple[SpecialIds, SpecialIds]:
 def _find_tensors(folder: Path) -> dict[str, FileTensor]:
     """Find the tensors of the single file, or else of the shards that the index names: as transformers does.
 
-    Raises:
-        CheckpointError: there are no such files, or some are missing or damaged; or the folder is another model for
-            other programs, because it has an adapter too, or shards of two models.
+    CheckpointError: files are missing or damaged, or other programs would read another model (an adapter, two saves).
     """
     if (folder / WEIGHTS).is_file():
         paths = [folder / WEIGHTS]  # an index beside it is of an older save
@@ -302,7 +291,7 @@ def write_hf(
     family: str | None = None,
     max_shard_bytes: int = 5_000_000_000,
 ) -> Path:
-    """Write a model as a Hugging Face folder.
+    """Write a model as a Hugging Face folder, which is returned.
 
     Args:
         out_dir: the folder to create; an existing one must be empty.
@@ -311,14 +300,11 @@ def write_hf(
         dtype: dtype of the files; None keeps the dtype of each tensor.
         tokenizer_dir: folder to copy the tokenizer files from.
         eos_id: end-of-text token for config.json, or several.
-        bos_id: beginning-of-text token for config.json.
-        pad_id: padding token for config.json.
-        generation: special tokens for generation_config.json; None for the same.
+        bos_id: beginning-of-text token.
+        pad_id: padding token.
+        generation: special tokens for generation_config.json; None for those of config.json.
         family: architecture to write it as, which computes the same; None for its own.
         max_shard_bytes: maximum size of a safetensors file, unless a single tensor is larger.
-
-    Returns:
-        The folder.
 
     Raises:
         RecipeError: config.json cannot express the model.
@@ -374,11 +360,13 @@ def _write_weights(
     for number, shard in enumerate(_shards(pairs, max_shard_bytes), start=1):
         _save(folder / f"{number}.shard", shard)
         shards.append(list(shard))
+        # Only names and shapes are kept: tensors may be produced one at a time.
         written |= {name: tensor.to("meta") for name, tensor in shard.items()}
         total += sum(tensor.nbytes for tensor in shard.values())
         dtype = shard.get("model.embed_tokens.weight", torch.empty(0, dtype=dtype)).dtype
     check_canonical(expected, written, "the tensors to export")
     names = [shard_name(number, len(shards)) for number in range(1, len(shards) + 1)] if len(shards) > 1 else [WEIGHTS]
+    # The names of shards have the number of all shards, which is known only now.
     for number, name in enumerate(names, start=1):
         (folder / f"{number}.shard").rename(folder / name)
     if len(shards) > 1:
@@ -420,7 +408,7 @@ def _copy_tokenizer(source: Path, folder: Path, eos_id: TokenIds, bos_id: TokenI
 
 
 def _tokenizer_config(file: Path, eos_id: TokenIds, bos_id: TokenIds) -> dict[str, Any]:
-    """Build a tokenizer_config.json, without which transformers would use the tokenizer class of the model family."""
+    # Without this file transformers would use the tokenizer class of the model family.
     content = read_json(file)
     tokens = {token["id"]: token["content"] for token in content.get("added_tokens", [])}
     special = {"bos_token": tokens.get(_first(bos_id)), "eos_token": tokens.get(_first(eos_id))}
@@ -429,5 +417,5 @@ def _tokenizer_config(file: Path, eos_id: TokenIds, bos_id: TokenIds) -> dict[st
 
 
 def _first(ids: TokenIds) -> int | None:
-    """Return the first of several end-of-text ids, which is the pre-trained model's."""
+    """The first of several end-of-text ids is the pre-trained model's."""
     return ids[0] if isinstance(ids, list) else ids

@@ -15,20 +15,14 @@ import torch
 from hlat.config import ModelConfig
 from hlat.model.spec import FULL_MODEL, ModelShard, shard_heads
 
+# Masks of a call by stored positions, new ones, and window: bool (S, T)
 CausalMasks = dict[tuple[int, int, int | None], torch.Tensor]
-"""Masks of a call by stored positions, new ones, and window: bool (S, T)."""
 
 
 class KVCache:
-    """Storage for keys and values of ``max_length`` positions of every layer, allocated once.
+    """Storage for keys and values of ``max_length`` positions (prompt included) of every layer, allocated once.
 
-    Args:
-        config: the model.
-        batch: number of sequences generated together; all have the same number of positions.
-        max_length: maximum number of positions, prompt included.
-        device: device of the model.
-        dtype: dtype of the stored keys and values.
-        shard: shard of the model, with all layers; the cache has its kv heads.
+    All sequences of the batch have the same number of positions. ``shard`` has all layers; the cache has its kv heads.
     """
 
     def __init__(
@@ -50,7 +44,6 @@ class KVCache:
 
     @property
     def batch(self) -> int:
-        """Number of sequences."""
         return self._memory.shape[2]
 
     @property
@@ -76,24 +69,18 @@ class KVCache:
         self._memory[:, :, row, :, place : place + len(positions)] = stored
 
     def rows(self, start: int, stop: int) -> "KVCache":
-        """Return a view of some sequences, at the same length."""
         return self._with(self._memory[:, :, start:stop])
 
     def select(self, rows: Sequence[int]) -> "KVCache":
-        """Return a copy with some of the sequences only."""
+        # A copy: indexing by a tensor
         return self._with(self._memory[:, :, torch.tensor(rows, device=self._memory.device)])
 
     def attend_to(self, mask_BST: torch.Tensor) -> None:
-        """Set the positions that each token of the next call attends to, instead of all positions before it.
-
-        Args:
-            mask_BST: bool; T counts the stored positions and those of the call. Every token attends to some position.
-        """
-        self._mask_B1ST = mask_BST.unsqueeze(1)
+        """Let each token of the next call attend to some positions (at least one) of those stored and new."""
+        self._mask_B1ST = mask_BST.unsqueeze(1)  # bool; T counts stored and new positions
 
     @property
     def has_mask(self) -> bool:
-        """True if ``attend_to`` was called for the next call."""
         return self._mask_B1ST is not None
 
     def _with(self, memory: torch.Tensor) -> "KVCache":
@@ -103,13 +90,13 @@ class KVCache:
         return other
 
     def layer(self, index: int) -> "LayerCache":
-        """View of the keys and values of one layer."""
         keys, values = self._memory[index]
         return LayerCache(keys, values, self.length, self._mask_B1ST, self._causal)
 
     def advance(self, count: int) -> None:
-        """Record that ``count`` more positions have been stored in every layer; the mask was that of this call."""
+        """Record that ``count`` more positions have been stored in every layer."""
         self.length += count
+        # The mask was that of this call.
         self._mask_B1ST = None
         self._causal.clear()
 
@@ -136,12 +123,10 @@ class LayerCache:
         return self.length == 0 and self.mask_B1ST is None
 
     def mask(self, new: int, window: int | None) -> torch.Tensor | None:
-        """Positions that ``new`` tokens attend to: bool, broadcast over (B, heads, new, all positions so far).
-
-        None for a single token that attends to all of them.
-        """
+        """Positions that ``new`` tokens attend to: bool, broadcast over (B, heads, new, all positions so far)."""
         if self.mask_B1ST is not None:
             return self.mask_B1ST
+        # A single token attends to all of them
         if new == 1 and (window is None or self.length < window):
             return None
         if (key := (self.length, new, window)) not in self.causal:
@@ -162,15 +147,12 @@ class LayerCache:
 class DeviceKVCache(KVCache):
     """A cache whose number of positions is on the device, for single tokens: every call has the same shapes and memory.
 
-    Keys and values are those of the complete cache, of which a mask hides the positions to come. So a device can repeat
-    the recorded work of a token, without the host.
-
-    Args:
-        cache: a cache with at least one position, whose memory is shared; not to be used any more.
-        window: number of positions that a token attends to, itself included; None for all.
+    So a device can repeat the recorded work of a token, without the host. The memory of ``cache``, which has at least
+    one position, is shared; the cache must not be used any more. A window includes the token itself.
     """
 
     def __init__(self, cache: KVCache, window: int | None) -> None:
+        # Keys and values are those of the complete cache, of which a mask hides the positions to come.
         self._memory, self._window = cache.memory, window
         self._place_1 = torch.full((1,), cache.length, device=cache.memory.device)
         self._places_T = torch.arange(cache.max_length, device=cache.memory.device)
@@ -184,7 +166,6 @@ class DeviceKVCache(KVCache):
         return self._place_1.expand(self.batch, 1)
 
     def layer(self, index: int) -> "LayerCache":
-        """View of the keys and values of one layer."""
         if index == 0:  # the mask of all layers of this token
             hidden_T = self._places_T > self._place_1
             if self._window is not None:
@@ -194,7 +175,7 @@ class DeviceKVCache(KVCache):
         return DeviceLayerCache(keys, values, self.length, self._mask_B1ST, place_1=self._place_1)
 
     def advance(self, count: int) -> None:
-        """Record on the device that ``count`` more positions have been stored in every layer."""
+        # On the device, in place: a repeated recording has to see it.
         self._place_1 += count
 
 
@@ -213,10 +194,8 @@ class DeviceLayerCache(LayerCache):
 
 
 def _store(target: torch.Tensor, dim: int, place_1: torch.Tensor, value: torch.Tensor) -> None:
-    """Store values at one place of a dimension, which the device knows.
-
-    In deterministic mode torch would sort the places on a GPU, about twelve kernels: there is only one.
-    """
+    """Store values at one place of a dimension, which the device knows."""
+    # In deterministic mode torch would sort the places on a GPU, about twelve kernels: there is only one place.
     before = torch.get_deterministic_debug_mode()
     torch.set_deterministic_debug_mode("default")
     try:

@@ -24,8 +24,8 @@ from hlat.model.matmul import Linear, attend
 from hlat.model.pointwise import rms_norm, rms_norm_of_shard, rotate, swiglu, swiglu_fused
 from hlat.model.spec import FULL_MODEL, ModelShard, gate_up_groups, intermediate_columns, shard_heads
 
+# Cos and sin of the positions of this call, (S, F) each, or (B, S, F) if the rows have different documents
 RopeTables = tuple[torch.Tensor, torch.Tensor]
-"""Cos and sin of the positions of this call, (S, F) each, or (B, S, F) if the rows have different documents."""
 
 
 class RMSNorm(nn.Module):
@@ -37,27 +37,20 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., width) -> (..., width); see ``pointwise.rms_norm`` for the dtype."""
         return rms_norm(x, self.weight, self.eps)
 
 
 class ShardedRMSNorm(nn.Module):
     """Root-mean-square norm over all heads, of which a shard has some; its sums are attached from outside.
 
-    Args:
-        width: elements that the shard has.
-        complete_width: elements of the complete model.
-        copies: number of shards that have the same elements.
-        eps: added to the mean square.
-
-    Attributes:
-        sum_over_shards: sums a tensor over all shards; None if this shard is complete.
+    ``complete_width`` is that of the complete model; ``copies`` shards have the same elements.
     """
 
     def __init__(self, width: int, complete_width: int, copies: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width))
         self.eps = eps
+        # None if this shard is complete
         self.sum_over_shards: Callable[[torch.Tensor], torch.Tensor] | None = None
         self._complete_width, self._copies = complete_width, copies
 
@@ -69,8 +62,8 @@ class ShardedRMSNorm(nn.Module):
         return rms_norm_of_shard(flat, self.weight, self.eps, self._mean).view(x.shape)
 
     def _mean(self, sums: torch.Tensor) -> torch.Tensor:
-        """Divide the sum over the complete width by that width; elements with copies are counted by each copy."""
         assert self.sum_over_shards is not None, "called for shards only"
+        # Each copy of an element counts it
         return self.sum_over_shards(sums).div_(self._complete_width * self._copies)
 
 
@@ -96,9 +89,8 @@ class AttentionCore(Protocol):
 class CausalCore:
     """Causal attention of the new positions to themselves and, with a cache, to the positions before them.
 
-    Args:
-        window: number of positions that a query attends to, itself included; None for all. Without cached positions,
-            the document mask has the window.
+    A query attends to ``window`` positions, itself included; None for all. Without cached positions, the document mask
+    has the window.
     """
 
     def __init__(self, window: int | None = None) -> None:
@@ -112,7 +104,6 @@ class CausalCore:
         cache: LayerCache | None,
         document_mask: DocumentMask | None,
     ) -> torch.Tensor:
-        """(B, H, S, E), (B, G, S, E), (B, G, S, E) -> (B, H, S, E)."""
         if cache is None or cache.is_plain:
             if cache is not None:
                 cache.append(k_BGSE, v_BGSE)
@@ -200,7 +191,6 @@ class FeedForward(nn.Module):
         self.down = Linear(inner, width, bias=False)
 
     def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
-        """(B, S, D) -> (B, S, D)."""
         out: torch.Tensor = self.down(self.activate(*self.project(x_BSD)))
         return out
 
@@ -233,7 +223,7 @@ class DecoderBlock(nn.Module):
         self.feed_forward = FeedForward(config, shard)
 
     def sharded_norms(self) -> list[ShardedRMSNorm]:
-        """Return the norms whose statistics are summed over the shards of the block."""
+        """Norms whose statistics are summed over the shards of the block."""
         return [module for module in self.modules() if isinstance(module, ShardedRMSNorm)]
 
     def before_attention(self, x_BSD: torch.Tensor) -> torch.Tensor:
@@ -261,7 +251,6 @@ class DecoderBlock(nn.Module):
         cache: LayerCache | None = None,
         document_mask: DocumentMask | None = None,
     ) -> torch.Tensor:
-        """(B, S, D) -> (B, S, D)."""
         # In one expression, so that no variable keeps the output of attention alive during the feed-forward layer.
         x_BSD = self.after_attention(x_BSD, self.attention(self.before_attention(x_BSD), tables, cache, document_mask))
         return self.after_feed_forward(x_BSD, self.feed_forward(self.before_feed_forward(x_BSD)))

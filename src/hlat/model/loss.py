@@ -31,8 +31,7 @@ IGNORED = -100  # label of positions without a target, PyTorch's default ignore_
 _CHUNK_BYTES = 64 << 20  # bytes of fp32 logits
 _SMALLEST_CHUNK = 256  # tokens: smaller matrix products are slower
 _WIDEST_CHUNK = 2048  # tokens: largest chunk whose logits take more than _CHUNK_BYTES
-HEAD_ROWS = 4096
-"""Rows of the head whose gradient from a chunk is computed at a time, before it is added in fp32."""
+HEAD_ROWS = 4096  # rows of the head whose gradient from a chunk is computed at a time, before it is added in fp32
 
 
 class CrossEntropy:
@@ -43,26 +42,17 @@ class CrossEntropy:
     Args:
         first_row: vocabulary row of the first column of the logits.
         columns: largest number of columns of any process; None if all have as many as this one.
-
-    Attributes:
-        z_loss: factor of log(Z)^2, the term that only gradients have.
     """
 
     def __init__(self, first_row: int = 0, columns: int | None = None) -> None:
         self._first_row, self._columns = first_row, columns
-        self.z_loss = 0.0
+        self.z_loss = 0.0  # factor of log(Z)^2, the term that only gradients have
 
     def chunk(self, columns: int, width: int) -> int:
-        """Number of tokens of a chunk, the same on every process.
-
-        A chunk has 64 MiB of fp32 logits, but at least as many tokens as the model is wide, up to 2048: adding to the
-        gradient of the head takes as long as the products of some hundred tokens, and then logits in fp32 are no larger
-        than the gradient that they add to.
-
-        Args:
-            columns: columns of the logits.
-            width: width of the hidden states.
-        """
+        """Number of tokens of a chunk of logits, for hidden states of a width; the same on every process."""
+        # 64 MiB of fp32 logits, but at least as many tokens as the model is wide, up to 2048. Adding to the gradient of
+        # the head takes as long as the products of some hundred tokens, and logits in fp32 are then no larger than that
+        # gradient.
         within = _CHUNK_BYTES // (4 * (self._columns or columns))
         return max(_SMALLEST_CHUNK, within, min(width, _WIDEST_CHUNK))
 
@@ -81,6 +71,7 @@ class CrossEntropy:
     def most_likely(self, logits_Nv: torch.Tensor) -> torch.Tensor:
         """Return the vocabulary row with each token's largest logit, the first of equal ones: (N,), int64."""
         local_peak_N = logits_Nv.amax(-1)
+        # A clone: subclasses reduce in place, and the local peak is needed below.
         peak_N = self.reduce_max(local_peak_N.clone())
         # max() need not return the first of equal logits.
         local_N = torch.where(logits_Nv == local_peak_N.unsqueeze(1), 1, 0).argmax(1) + self._first_row
@@ -96,7 +87,7 @@ class CrossEntropy:
         Args:
             logits_Nv: logits of the local vocabulary rows, contiguous; overwritten.
             labels_N: rows of the complete vocabulary, int64 or int32.
-            gradient: True to compute the gradient too.
+            gradient: True to compute it too.
 
         Returns:
             The losses (N,) in nats, fp32 or wider; and the gradient (N, v) of their sum in the dtype of the logits,
@@ -104,6 +95,7 @@ class CrossEntropy:
         """
         row_N = (labels_N - self._first_row).to(torch.int64)
         here_N = (row_N >= 0) & (row_N < logits_Nv.shape[1])
+        # A compiler fuses the plain formulas itself.
         fused = not torch.compiler.is_compiling() and has_kernels(logits_Nv)
         sums = self._fused_sums if fused else self._plain_sums
         peak_N, total_N, label_N, exp_Nv = sums(logits_Nv, row_N, here_N)
@@ -115,6 +107,7 @@ class CrossEntropy:
         factor_N = counted_N / total_N
         if self.z_loss:  # d (log Z)^2 / d logit = 2 log Z exp(logit) / Z
             factor_N *= 1 + 2 * self.z_loss * (peak_N + total_N.log())
+        # Labels of other processes, and missing ones, become -1: the kernel subtracts no 1 for them.
         here_N &= counted_N
         if fused:
             torch.ops.hlat.cross_entropy_gradient_(logits_Nv, row_N.masked_fill(~here_N, -1), peak_N, factor_N)
@@ -124,15 +117,10 @@ class CrossEntropy:
         return loss_N, grad_Nv.to(logits_Nv.dtype)
 
     def score(self, logits_Nv: torch.Tensor, tokens_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute how likely given tokens are.
+        """Compute log-probabilities of given tokens, and if each is the most likely one (the first of equally likely).
 
-        Args:
-            logits_Nv: logits of the local vocabulary rows, contiguous; overwritten.
-            tokens_N: rows of the complete vocabulary, int64.
-
-        Returns:
-            Log-probabilities in nats, (N,), fp32 or wider; and for each token True if it is the most likely one (of
-            equally likely ones the first in the vocabulary), (N,).
+        Logits (N, v), contiguous, are overwritten; tokens are rows of the complete vocabulary, int64. Returns nats
+        (N,), fp32 or wider, and bool (N,).
         """
         row_N, columns = tokens_N - self._first_row, logits_Nv.shape[1]
         here_N = (row_N >= 0) & (row_N < columns)
@@ -152,11 +140,7 @@ class CrossEntropy:
     def _plain_sums(
         self, logits_Nv: torch.Tensor, row_N: torch.Tensor, here_N: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Compute each token's largest logit of the complete vocabulary, and relative to it sums of the local logits.
-
-        Returns:
-            The largest logit, the sum of the exponentials, and the logit of the label or 0: (N,); exponentials (N, v).
-        """
+        """Largest logit; relative to it sum of exponentials and logit of the label or 0; exponentials (N, v)."""
         wide_Nv = logits_Nv.to(accumulation_dtype(logits_Nv.dtype))
         peak_N = self.reduce_max(wide_Nv.amax(-1))
         wide_Nv.sub_(peak_N.unsqueeze(1))
@@ -170,6 +154,7 @@ class CrossEntropy:
         """Compute the same in one pass, without the exponentials: returns the logits in their place."""
         local_peak_N, total_N, label_N = torch.ops.hlat.cross_entropy_sums(logits_Nv, row_N)
         peak_N = self.reduce_max(local_peak_N.clone())
+        # The kernel's sums are relative to the local peak
         total_N *= (local_peak_N - peak_N).exp()
         return peak_N, total_N, (label_N - peak_N).masked_fill(~here_N, 0), logits_Nv
 
@@ -179,14 +164,9 @@ def head_loss(
 ) -> torch.Tensor:
     """Compute the summed cross-entropy of ``hidden @ weight.T``: a scalar in nats, fp32 or wider, in bounded memory.
 
-    It is a sum, so that micro-batches and ranks can be added and divided once by the tokens of the global batch.
-
-    Args:
-        hidden: (..., D), in the compute dtype.
-        weight_vD: local rows of the head, in any floating dtype.
-        labels: (...), int64; ``IGNORED`` for positions without a target.
-        cross_entropy: loss of a chunk of logits.
+    Hidden states (..., D) in the compute dtype, head of any floating dtype, labels (...) int64, some ``IGNORED``.
     """
+    # A sum: micro-batches and ranks can be added, and divided once by the tokens of the global batch.
     arguments = (hidden.flatten(0, -2), weight_vD, labels.flatten(), cross_entropy, torch.is_grad_enabled())
     out: torch.Tensor = _HeadLoss.apply(*arguments)  # type: ignore[no-untyped-call]
     return out
@@ -195,20 +175,13 @@ def head_loss(
 def row_losses(
     hidden_BSD: torch.Tensor, weight_vD: torch.Tensor, labels_BS: torch.Tensor, cross_entropy: CrossEntropy
 ) -> torch.Tensor:
-    """Compute the summed cross-entropy of each row, without gradients, in bounded memory.
+    """Compute the summed cross-entropy of each row without gradients, in bounded memory: (B,) in nats, fp32 or wider.
 
-    Logits are computed at positions with a label only.
-
-    Args:
-        hidden_BSD: in the compute dtype.
-        weight_vD: local rows of the head, in any floating dtype.
-        labels_BS: int64; ``IGNORED`` for positions without a target.
-        cross_entropy: loss of a chunk of logits.
-
-    Returns:
-        (B,) in nats, fp32 or wider.
+    Hidden states (B, S, D) in the compute dtype; local rows of the head, any floating dtype; labels (B, S), int64,
+    ``IGNORED`` for positions without a target.
     """
     with torch.no_grad():
+        # Logits are computed at positions with a label only
         counted_BS = labels_BS != IGNORED
         hidden_ND, labels_N = hidden_BSD[counted_BS], labels_BS[counted_BS]
         row_N = counted_BS.nonzero()[:, 0]
@@ -225,16 +198,10 @@ def row_losses(
 def next_tokens(
     hidden_BSD: torch.Tensor, weight_vD: torch.Tensor, labels_BS: torch.Tensor, cross_entropy: CrossEntropy
 ) -> torch.Tensor:
-    """Choose the most likely next token of each row: that after its one position with a label.
+    """Choose the most likely next token of each row: token ids (B,), int64; 0 for a row without a label.
 
-    Args:
-        hidden_BSD: in the compute dtype.
-        weight_vD: local rows of the head, in any floating dtype.
-        labels_BS: int64; ``IGNORED`` at all positions of a row but one at most, where the label does not matter.
-        cross_entropy: finds the largest logit.
-
-    Returns:
-        Token ids (B,), int64; 0 for a row without a label.
+    Hidden states, weight and labels as in ``row_losses``. A row has at most one position with a label; the token after
+    that position is chosen, and the label does not matter.
     """
     asked_BS = labels_BS != IGNORED
     hidden_ND, row_N = hidden_BSD[asked_BS], asked_BS.nonzero()[:, 0]
@@ -246,8 +213,8 @@ def next_tokens(
     return tokens_B
 
 
+# Function of hidden states, head weight, labels and cross-entropy: ``head_loss``, ``row_losses``, ``next_tokens``
 Reduction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, CrossEntropy], torch.Tensor]
-"""Function of hidden states, head weight, labels and cross-entropy: ``head_loss``, ``row_losses``, ``next_tokens``."""
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -270,6 +237,7 @@ class _HeadLoss(torch.autograd.Function):
             trains = by_hidden or by_weight
             logits_nv = matmul(hidden_nD, matrix_vD.T) if trains else linear(hidden_nD, matrix_vD)
             losses_n, grad_nv = cross_entropy(logits_nv, labels_N[begin : begin + rows], trains)
+            # Logits and their gradient are the largest tensors of a step: only one chunk of them may be alive.
             del logits_nv
             loss += losses_n.sum()
             if grad_hidden_ND is not None and grad_nv is not None:
@@ -293,10 +261,10 @@ class _HeadLoss(torch.autograd.Function):
 
 
 def _add_product(total_vD: torch.Tensor, grad_nv: torch.Tensor, hidden_nD: torch.Tensor) -> None:
-    """Add ``grad.T @ hidden`` to a tensor; if that is wider, some rows at a time, whose product fits into a cache."""
     if total_vD.dtype == grad_nv.dtype:
         total_vD.addmm_(grad_nv.T, hidden_nD)
         return
+    # Some rows at a time, whose product fits into a cache.
     for begin in range(0, len(total_vD), HEAD_ROWS):
         rows = slice(begin, begin + HEAD_ROWS)
         total_vD[rows].add_(matmul(grad_nv[:, rows].T, hidden_nD))
@@ -312,7 +280,7 @@ class Head(nn.Module):
 
     @property
     def matrix(self) -> torch.Tensor:
-        """The weight matrix, (local vocabulary rows, width)."""
+        """The weight, (local vocabulary rows, width)."""
         return self.weight
 
     def forward(
@@ -335,5 +303,4 @@ class TiedHead(Head):
 
     @property
     def matrix(self) -> torch.Tensor:
-        """The weight matrix of the embedding."""
         return self._embedding[0].weight

@@ -2,10 +2,10 @@
 
     weight, stored in fp32 or bf16 --cast to the dtype of x--> product, accumulated in fp32, rounded once
 
-The dtype of the activations decides: a model computes in bf16 because the output of its embedding is cast to bf16, in
-whatever dtype its weights are stored. On a CPU without bf16 instructions torch multiplies bf16 numbers one by one, a
+The dtype of the activations decides: a model computes in bf16 because the output of its embedding is cast to bf16,
+whatever dtype its weights are stored in. On a CPU without bf16 instructions torch multiplies bf16 numbers one by one, a
 hundred times slower than fp32. There the operands are widened to fp32, and the product is rounded once to bf16, as on
-tensor cores: speed is that of fp32, while the tensors saved for backward stay bf16.
+tensor cores. This is as fast as fp32, and the tensors saved for backward stay bf16.
 """
 
 from collections.abc import Iterator
@@ -42,11 +42,7 @@ _ROUND_EMBEDDING_GRADIENTS = types_with(lambda backend: backend.rounds_embedding
 
 @contextmanager
 def computing_as_simulated(device: torch.device) -> Iterator[None]:
-    """Compute on a device within the block as its simulated backend does: the constants above are of the real one.
-
-    Args:
-        device: device of the tensors of a rehearsal.
-    """
+    """Compute on a device within the block as its simulated backend does: the constants above are of the real one."""
     backend = backend_of(device)
     widened = (device.type,) if backend.product_dtype(torch.bfloat16) != torch.bfloat16 else ()
     rounded = (device.type,) if backend.rounds_embedding_gradients else ()
@@ -55,15 +51,12 @@ def computing_as_simulated(device: torch.device) -> Iterator[None]:
 
 
 def needs_widening(x: torch.Tensor) -> bool:
-    """Return True if products of this tensor have to be computed in fp32 and rounded."""
+    """True if products of this tensor have to be computed in fp32 and rounded."""
     return _EMULATE_BF16 != "" and x.dtype == torch.bfloat16 and x.device.type in _EMULATE_BF16.split()
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Compute ``a @ b`` in their common dtype, in new memory or in ``out``.
-
-    For use inside autograd functions: not meant to be differentiated.
-    """
+    """Compute ``a @ b`` in new memory or in ``out``, inside autograd functions: not differentiable."""
     if not needs_widening(a):
         return torch.matmul(a, b, out=out)
     wide = a.float() @ b.float()
@@ -71,13 +64,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) ->
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Compute ``x @ weight.T + bias`` in the dtype of ``x``; each gradient has the dtype of its input.
-
-    Args:
-        x: (..., in).
-        weight: (out, in), any floating dtype.
-        bias: (out,).
-    """
+    """Compute ``x @ weight.T + bias`` in the dtype of ``x``; gradients have the dtypes of their inputs."""
     weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
     if uses_onednn(x):
         if not torch.is_grad_enabled():
@@ -92,10 +79,8 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 
 def uses_onednn(x: torch.Tensor) -> bool:
-    """Return True if products are computed by oneDNN rather than by the library of torch's choice.
-
-    A compiler chooses itself, and a rehearsal computes nothing: its operations are those of torch.
-    """
+    """True if products are computed by oneDNN rather than by the library of torch's choice."""
+    # A compiler chooses itself, and a rehearsal computes nothing: its operations are those of torch.
     return (
         x.dtype == torch.float32
         and not torch.compiler.is_compiling()
@@ -106,21 +91,17 @@ def uses_onednn(x: torch.Tensor) -> bool:
 
 
 def product_library(dtype: torch.dtype, device: torch.device) -> str:
-    """Name what computes the products of eager blocks in training: products with the same name have the same bits.
-
-    Zero-bubble schedules compute with torch in any case (``split_backward``); another schedule adds in another order.
-    """
+    """Name what computes the products of eager blocks in training: products with the same name have the same bits."""
+    # Zero-bubble schedules compute with torch in any case; another schedule adds in another order anyway.
     x = torch.empty(0, dtype=dtype, device=device)
     return ONEDNN if uses_onednn(x) else f"{TORCH}, widened to fp32" if needs_widening(x) else TORCH
 
 
 @contextmanager
 def split_backward() -> Iterator[None]:
-    """Within this context products leave backward to torch, which computes each gradient only when it is asked for.
-
-    Zero-bubble schedules ask for the gradients by input and by weight in two passes; a function of autograd's would
-    compute both in each.
-    """
+    """Within this context products leave backward to torch, which computes each gradient only when it is asked for."""
+    # Zero-bubble schedules ask for the gradients by input and by weight in two passes; a function of autograd's would
+    # compute both in each.
     token = _SPLIT_BACKWARD.set(True)
     try:
         yield
@@ -170,7 +151,6 @@ class Linear(nn.Linear):
         """Leave the weight as it is: on the meta device, torch's initialisation imports its compiler."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., in) -> (..., out)."""
         return linear(x, self.weight, self.bias)
 
 
@@ -179,11 +159,9 @@ def attend(
 ) -> torch.Tensor:
     """Softmax attention, causal by the compiled operator where it is, else by torch's fused kernels.
 
-    Consecutive query heads share a kv head.
-
     Args:
         q: (B, H, S, E).
-        k: keys (B, G, T, E), H a multiple of G.
+        k: keys (B, G, T, E), H a multiple of G; consecutive query heads share a kv head.
         v: values (B, G, T, E).
         mask: the T positions that each query attends to, as a bool tensor or as ``causal_lower_right(S, T)``; None for
             the causal mask of S = T, or S = 1: the last one.
@@ -207,12 +185,11 @@ def attend(
 def _attend_one(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: "torch.Tensor | CausalBias | None"
 ) -> torch.Tensor:
-    """Attend from one position: the query heads of a group are computed as positions of one head.
-
-    torch's kernel on a CPU reads (and in bf16 repacks) keys and values once for each query head, here once for a group.
-    """
+    """Attend from one position: the query heads of a group are computed as positions of one head."""
     if hasattr(mask, "variant"):  # a CausalBias: the import of its class takes as long as that of torch's compiler
         mask = None  # the last position attends to all; the mask would take the heads of a group for positions
+    # torch's kernel on a CPU reads (and in bf16 repacks) keys and values once for each query head, here once for a
+    # group.
     grouped = q.view(*k.shape[:2], -1, q.shape[-1])  # consecutive query heads share a kv head
     if needs_widening(q):
         grouped, k, v = grouped.float(), k.float(), v.float()
@@ -242,16 +219,7 @@ class _WideCausalAttention(torch.autograd.Function):
 def attention_heads(
     model: ModelConfig, mode: str, sequence: int, *, isolate: bool = False, tensor: int = 1, context: int = 1
 ) -> AttentionHeads:
-    """Describe the heads of one rank.
-
-    Args:
-        model: the model.
-        mode: precision mode, one of ``MODES``.
-        sequence: tokens of a sequence.
-        isolate: ``data.isolate``.
-        tensor: tensor-parallel degree.
-        context: context-parallel degree.
-    """
+    """Describe the heads of one rank; ``sequence`` is all tokens of a row, ``isolate`` is ``data.isolate``."""
     # A kv head is never split: with fewer of them than tensor ranks, each rank has one.
     grouped = model.heads // tensor > max(1, model.n_kv_heads // tensor)
     limited = isolate or model.window(sequence) is not None
@@ -274,12 +242,7 @@ def recipe_heads(recipe: Recipe) -> AttentionHeads:
 def attention_kernel(heads: AttentionHeads, deterministic: bool, device: torch.device) -> AttentionKernel:
     """Return the kernel of attention in training: hlat's own where it is compiled, else that of the backend.
 
-    Computations by a kernel of the same name have the same bits, as far as hlat decides.
-
-    Args:
-        heads: heads of one rank.
-        deterministic: ``run.deterministic`` of the recipe.
-        device: the device, which may be simulated.
+    Kernels of the same name have the same bits, as far as hlat decides. The device may be simulated.
     """
     if has_attention(device.type, heads.dtype, heads.head_dim):
         return AttentionKernel(describe_attention() + " within documents" * heads.limited)
@@ -290,21 +253,14 @@ def attention_kernel(heads: AttentionHeads, deterministic: bool, device: torch.d
 
 
 def deterministic_by_default(recipe: Recipe, device: torch.device) -> bool:
-    """Return the value of ``run.deterministic=auto``: False where it takes a slower kernel of attention.
-
-    Args:
-        recipe: recipe with a resolved precision mode.
-        device: the device, which may be simulated.
-    """
+    """Return ``run.deterministic=auto``: False where it takes a slower attention kernel; needs a resolved mode."""
     return backend_of(device).deterministic_by_default(recipe_heads(recipe), device)
 
 
 def embed(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Look up rows of a matrix, (...) -> (..., width); the gradient of a row is accumulated in fp32 or wider.
-
-    torch's CPU kernel accumulates in the dtype of the weight: in bf16 the gradient of a frequent token, a sum of
-    thousands of terms per micro-batch, would stop growing.
-    """
+    """Look up rows of a matrix, (...) -> (..., width); the gradient of a row is accumulated in fp32 or wider."""
+    # torch's CPU kernel accumulates in the dtype of the weight: in bf16 the gradient of a frequent token, a sum of
+    # thousands of terms per micro-batch, would stop growing.
     if weight.dtype != torch.bfloat16 or weight.device.type not in _ROUND_EMBEDDING_GRADIENTS:
         return F.embedding(ids, weight)
     out: torch.Tensor = _WideEmbedding.apply(ids, weight)  # type: ignore[no-untyped-call]
@@ -334,5 +290,4 @@ class Embedding(nn.Embedding):
         """Leave the weight as it is, as in ``Linear``."""
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Token ids (...), int64 -> (..., width), in the dtype of the weights."""
         return embed(ids, self.weight)

@@ -50,25 +50,15 @@ from hlat.runtime.terminal import plural
 
 @dataclass(frozen=True)
 class CanonicalTensor:
-    """A canonical tensor, and the rows of it that a parameter has.
-
-    Attributes:
-        name: canonical (Hugging Face) name.
-        rows_per_group: number of its rows in each group of the parameter.
-        first_row: first of its rows in the parameter.
-        owned: True if this shard counts and saves the rows; if several shards have copies, one of them owns them.
-        initial: its initial values.
-        gradient_sum: ranks that compute different terms of its gradient.
-        hidden_matrix: True for a matrix of an attention or feed-forward layer.
-    """
+    """A canonical tensor, and the rows of it that a parameter has."""
 
     name: str
-    rows_per_group: int
-    first_row: int = 0
-    owned: bool = True
+    rows_per_group: int  # its rows in each group of the parameter
+    first_row: int = 0  # first of its rows in the parameter
+    owned: bool = True  # this shard counts and saves the rows; if several shards have copies, one of them owns them
     initial: Initial = Initial.NORMAL
-    gradient_sum: GradientSum = GradientSum.NONE
-    hidden_matrix: bool = False
+    gradient_sum: GradientSum = GradientSum.NONE  # ranks that compute different terms of its gradient
+    hidden_matrix: bool = False  # of an attention or feed-forward layer
 
 
 @dataclass(frozen=True)
@@ -82,59 +72,44 @@ class RowRun:
 
     @property
     def name(self) -> str:
-        """Name of the canonical tensor."""
         return self.tensor.name
 
 
 @dataclass(frozen=True)
 class RowBlock:
-    """Consecutive rows of a canonical tensor, and the runs of parameter rows that they are stored in.
+    """Consecutive rows of a canonical tensor, and the runs of parameter rows that they are stored in."""
 
-    Any range of a parameter's rows has consecutive rows of each of its canonical tensors, since their order is the same
-    in both. Within the parameter they are separate ``runs`` if it is fused.
-    """
-
+    # The order of rows is the same in parameter and canonical tensor, so any range of a parameter's rows has
+    # consecutive rows of each tensor. Within a fused parameter they are separate runs.
     tensor: CanonicalTensor
     canonical_start: int
     runs: tuple[RowRun, ...]
 
     @property
     def name(self) -> str:
-        """Name of the canonical tensor."""
         return self.tensor.name
 
     @property
     def owned(self) -> bool:
-        """True if this shard counts and saves the rows."""
         return self.tensor.owned
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
         return sum(run.count for run in self.runs)
 
 
 @dataclass(frozen=True)
 class RowLayout:
-    """The rows of a parameter, described as rows of canonical tensors.
+    """The rows of a parameter, described as rows of canonical tensors."""
 
-    Attributes:
-        tensors: the canonical tensors, in their order within a group.
-        groups: number of groups.
-        columns: size of every dimension except the first; () for vectors.
-        first_column: column of the canonical tensors that the parameter's first column is.
-        row_size: elements of a row of the canonical tensors; None if the same as in the parameter.
-    """
-
-    tensors: tuple[CanonicalTensor, ...]
+    tensors: tuple[CanonicalTensor, ...]  # in their order within a group
     groups: int
-    columns: tuple[int, ...]
-    first_column: int = 0
-    row_size: int | None = None
+    columns: tuple[int, ...]  # size of every dimension except the first; () for vectors
+    first_column: int = 0  # column of the canonical tensors that the parameter's first column is
+    row_size: int | None = None  # elements of a row of the canonical tensors; None if the same as in the parameter
 
     @property
     def rows(self) -> int:
-        """Number of rows of the parameter."""
         return self.groups * sum(tensor.rows_per_group for tensor in self.tensors)
 
     @cached_property
@@ -144,12 +119,10 @@ class RowLayout:
 
     @property
     def is_hidden_matrix(self) -> bool:
-        """True if it consists of matrices of an attention or feed-forward layer."""
         return all(tensor.hidden_matrix for tensor in self.tensors)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the parameter."""
         return (self.rows, *self.columns)
 
     @property
@@ -214,8 +187,6 @@ def parameter_layouts(config: ModelConfig, shard: ModelShard = FULL_MODEL) -> di
 
 
 class _Shapes:
-    """Layouts of the parameters of a shard."""
-
     def __init__(self, config: ModelConfig, shard: ModelShard) -> None:
         self._ranges = {axis: axis_range(config, shard, axis) for axis in Axis}
         self._sizes = {axis: axis_size(config, axis) for axis in SHARDED}
@@ -226,7 +197,6 @@ class _Shapes:
         }
 
     def layout(self, parameter: ParameterSpec, prefix: str = "", owned: bool = True) -> RowLayout:
-        """Return the layout of a parameter whose canonical names begin with ``prefix``."""
         groups, columns = self._groups[parameter.fusion], parameter.tensors[0].columns
         tensors = tuple(self._tensor(tensor, prefix, groups, owned) for tensor in parameter.tensors)
         if columns is None:
@@ -262,9 +232,10 @@ class TensorHeader(Protocol):
 
     @property
     def shape(self) -> Iterable[int]:
-        """Lengths of the dimensions."""
+        """Lengths of the dimensions, rows first; () for a scalar."""
 
     @property
+    # A file's word for a type that torch does not have
     def dtype(self) -> torch.dtype | str:
         """Data type of the elements, or a file's word for one that torch does not have."""
 
@@ -278,17 +249,9 @@ def canonical_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def to_canonical(config: ModelConfig, named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Convert tensors under module parameter names to canonical tensors.
+    """Convert complete tensors under parameter names, or some of them, to canonical tensors; copies if they were fused.
 
-    Args:
-        config: the model that the names belong to.
-        named: complete (unsharded) tensors with the parameters' shapes; they may be a subset of the parameters.
-
-    Returns:
-        Tensors by canonical name: the given tensors, or copies if they were fused.
-
-    Raises:
-        CheckpointError: names that the model does not have, or tensors of another shape; lists all (up to 100).
+    CheckpointError lists all names (up to 100) that the model does not have, and tensors of another shape.
     """
     layouts = parameter_layouts(config)
     problems = [f"{name}: the model has no such parameter" for name in named if name not in layouts]
@@ -302,27 +265,14 @@ def to_canonical(config: ModelConfig, named: Mapping[str, torch.Tensor]) -> dict
 
 
 def from_canonical(config: ModelConfig, canonical: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Convert canonical tensors to tensors under module parameter names; the inverse of ``to_canonical``.
-
-    Raises:
-        CheckpointError: tensors missing, unexpected, or of another shape; lists all (up to 100).
-    """
+    """Convert canonical tensors to tensors under parameter names; CheckpointError as in ``check_canonical``."""
     check_canonical(canonical_shapes(config), canonical)
     return {name: layout.fuse(canonical) for name, layout in parameter_layouts(config).items()}
 
 
 def check_layers(config: ModelConfig, found: int, source: str) -> None:
-    """Check that a model with so many layers can fit the number of tensors, before listing the names of all layers.
-
-    Args:
-        config: the model.
-        found: number of tensors.
-        source: name of the tensors in errors.
-
-    Raises:
-        CheckpointError: the model has more than 1,000 layers and more layers than there are tensors, although each
-            layer has several. Listing every missing name would take too long.
-    """
+    """Raise CheckpointError for over 1,000 layers and fewer tensors than layers; ``source`` names the tensors."""
+    # Each layer has several tensors. Listing every missing name of so many layers would take too long.
     if config.layers > max(found, _MANY_LAYERS):
         reason = f"the model has {plural(config.layers, 'layer')}, but there are only {found:,} tensors"
         raise CheckpointError(f"{source} do not fit the model: {reason}.")
@@ -333,9 +283,7 @@ def check_canonical(
 ) -> None:
     """Check that tensors have the names and shapes of the model, and data types of weights.
 
-    Raises:
-        CheckpointError: tensors missing, unexpected, of another shape or of another kind of numbers; lists all (up to
-            100).
+    CheckpointError lists all (up to 100) that are missing, unexpected, of another shape or another kind of numbers.
     """
     problems = [f"{name}: missing, expected {_size(shape)}" for name, shape in expected.items() if name not in found]
     problems += [f"{name}: unexpected, the model has no such tensor" for name in found if name not in expected]
@@ -347,13 +295,7 @@ def check_canonical(
 def merge_tied(config: ModelConfig, found: Mapping[str, _T], read: Callable[[str], torch.Tensor]) -> dict[str, _T]:
     """Keep one tensor for the one matrix of a model with tied embeddings, whichever of its two names files give it.
 
-    Args:
-        config: the model.
-        found: anything by the name of a tensor.
-        read: returns the values of a tensor.
-
-    Raises:
-        CheckpointError: both names are there, with different values.
+    ``found`` is anything by the name of a tensor, ``read`` returns its values. CheckpointError: the two differ.
     """
     kept = dict(found)
     if not config.tie_embeddings or HEAD not in kept:
@@ -370,6 +312,7 @@ def merge_tied(config: ModelConfig, found: Mapping[str, _T], read: Callable[[str
 def _same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
     if first.shape != second.shape:
         return False
+    # Files may store one of the two in another precision; float64 holds all of them exactly.
     if first.dtype != second.dtype:
         return torch.equal(first.double(), second.double())
     # Bytes, because a NaN does not equal itself.
@@ -377,12 +320,10 @@ def _same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def _wrong_dtypes(found: Mapping[str, TensorHeader]) -> list[str]:
-    """Describe the tensors that are not floating-point numbers of 16 bits or more, in a line per data type.
-
-    Numbers of 8 bits have scales somewhere; without them they are other weights.
-    """
+    """A line for each data type that has no floating-point numbers of 16 bits or more."""
     by_dtype: dict[str, list[str]] = {}
     for name, tensor in found.items():
+        # Numbers of 8 bits have scales somewhere; without them they are other weights.
         if tensor.dtype not in WEIGHT_DTYPES:
             by_dtype.setdefault(str(tensor.dtype).removeprefix("torch."), []).append(name)
     return [

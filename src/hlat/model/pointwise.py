@@ -36,20 +36,14 @@ Mean = Callable[[torch.Tensor], torch.Tensor]
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which statistics of ``dtype`` tensors are computed: fp32, or float64 for float64."""
+    """Return the dtype of statistics of ``dtype`` tensors: fp32, or float64 for float64."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Compute ``x / sqrt(mean(x ** 2) + eps) * weight`` over the last dimension (Zhang and Sennrich 2019).
 
-    Args:
-        x: (..., width), any floating dtype and strides.
-        weight: (width,); cast to the dtype of ``x``, like the weights of matrix products.
-        eps: added to the mean square.
-
-    Returns:
-        (..., width), in the dtype of ``x``.
+    (..., width), any floating dtype and strides, to the same shape and dtype; the weight is cast to it.
     """
     if torch.compiler.is_compiling():
         x_wide = x.to(accumulation_dtype(x.dtype))
@@ -84,13 +78,7 @@ class _RMSNorm(torch.autograd.Function):
 def _norm_gradients(
     saved: tuple[torch.Tensor, ...], grad: torch.Tensor, mean: Mean
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the gradients of a norm by its input and weight.
-
-    Args:
-        saved: input, weight, and the reciprocal of the root mean square, (..., 1).
-        grad: gradient by the output.
-        mean: turns sums over the width that this process has, (..., 1), into means over the complete width.
-    """
+    """Gradients by input and weight; ``mean`` turns sums over a shard, (..., 1), into means over the whole."""
     x, weight, scale = saved
     grad = grad.to(scale.dtype)
     normal = x * scale
@@ -104,16 +92,7 @@ def _norm_gradients(
 
 
 def rms_norm_of_shard(x: torch.Tensor, weight: torch.Tensor, eps: float, mean: Mean) -> torch.Tensor:
-    """Compute ``rms_norm`` over a width of which this process has a shard.
-
-    The mean square is that of the complete width, and so is the component of the gradient that normalisation removes.
-
-    Args:
-        x: (..., width of the shard).
-        weight: (width of the shard,); cast to the dtype of ``x``.
-        eps: added to the mean square.
-        mean: turns the sums over the shard, (..., 1), into means over the complete width.
-    """
+    """Compute ``rms_norm`` of a shard of the width; ``mean`` turns its sums (..., 1) into means over all of it."""
     out: torch.Tensor = _ShardedNorm.apply(x, weight.to(x.dtype), eps, mean)  # type: ignore[no-untyped-call]
     return out
 
@@ -122,6 +101,8 @@ class _ShardedNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float, mean: Mean) -> torch.Tensor:
         x_wide = x.to(accumulation_dtype(x.dtype))
+        # The mean square is that of the complete width, and so is the component of the gradient that normalisation
+        # removes.
         scale = mean(x_wide.square().sum(-1, keepdim=True)).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
         ctx.mean = mean
@@ -137,15 +118,8 @@ class _ShardedNorm(torch.autograd.Function):
 def rotate(x: torch.Tensor, cos_F: torch.Tensor, sin_F: torch.Tensor) -> torch.Tensor:
     """Rotate pairs of the two halves of the last dimension: (a, b) -> (a cos - b sin, b cos + a sin).
 
-    This is RoPE (Su et al. 2021) with the pairs (i, i + width / 2), the convention of Hugging Face weights.
-
-    Args:
-        x: (..., 2 F), any strides.
-        cos_F: fp32, last dimension F; the others broadcast against those of ``x``.
-        sin_F: like ``cos_F``.
-
-    Returns:
-        A new dense tensor of the shape and dtype of ``x``, stored position by position.
+    RoPE (Su et al. 2021) with the pairs (i, i + width / 2) of Hugging Face weights. ``x`` (..., 2 F) has any strides,
+    fp32 tables (..., F) broadcast; the result is dense, stored position by position, in the dtype of ``x``.
     """
     if torch.compiler.is_compiling():
         dtype = accumulation_dtype(x.dtype)
@@ -184,7 +158,7 @@ def _rotated(x: torch.Tensor, cos_F: torch.Tensor, sin_F: torch.Tensor, directio
 
 
 def _is_by_position(x: torch.Tensor, table: torch.Tensor) -> bool:
-    """Return True for a tensor (B, S, G, R, 2 F) and a table of angles (B or 1, S, 1, 1, F) in fp32."""
+    """True for a tensor (B, S, G, R, 2 F) and a table of angles (B or 1, S, 1, 1, F) in fp32."""
     shape = (1,) * (5 - table.dim()) + table.shape
     if x.dim() != 5 or 2 * shape[-1] != x.shape[-1] or table.dtype != torch.float32:
         return False
@@ -214,7 +188,6 @@ def _swiglu_forward(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 def _are_alike(gate: torch.Tensor, up: torch.Tensor) -> bool:
-    """Return True for operands of the kernels, which have one dtype and shape."""
     return has_kernels(gate) and gate.dtype == up.dtype and gate.shape == up.shape
 
 
@@ -254,6 +227,7 @@ class _FusedSwiGLU(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
         (gate_up,) = ctx.saved_tensors
+        # One tensor for both, so that the gradient of the fused projection need not be assembled.
         out = torch.empty_like(gate_up, memory_format=torch.contiguous_format)
         _swiglu_backward(grads[0], *gate_up.unbind(-2), *out.unbind(-2))
         return out
@@ -265,8 +239,8 @@ _SMALLEST_TABLE = 1024  # positions; the table is doubled for a longer sequence
 def frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
     """Compute radians per position of each pair: fp32, shape (head_dim / 2,), on the CPU.
 
-    Sources: Su et al. 2021 (arXiv 2104.09864) section 3.2.2; linear scaling, Chen et al. 2023 (arXiv 2306.15595);
-    Llama 3.1, the reference code of meta-llama/llama-models (``apply_scaling``).
+    Sources: Su et al. 2021 (arXiv 2104.09864) section 3.2.2; linear scaling, Chen et al. 2023 (arXiv 2306.15595); Llama
+    3.1, the reference code of meta-llama/llama-models (``apply_scaling``).
     """
     exponents_F = torch.arange(0, head_dim, 2, dtype=torch.int64, device="cpu").to(torch.float32) / head_dim
     plain_F = 1.0 / (rope.theta**exponents_F)
@@ -278,7 +252,7 @@ def frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
 
 
 def _scale_as_llama3(plain_F: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
-    """Scale frequencies: divide those of long wavelengths by the factor, keep short ones, interpolate in between."""
+    """Divide frequencies of long wavelengths by the factor, keep those of short ones, interpolate in between."""
     wavelength_F = 2 * math.pi / plain_F
     longest_unscaled = scaling.original_max_position / scaling.high_freq_factor
     shortest_scaled = scaling.original_max_position / scaling.low_freq_factor
@@ -290,33 +264,24 @@ def _scale_as_llama3(plain_F: torch.Tensor, scaling: Llama3Scaling) -> torch.Ten
     return torch.where(is_interpolated_F, interpolated_F, scaled_F)
 
 
-Spans = tuple[tuple[int, int], ...]
-"""(start, stop) pairs of ranges of sequence positions, ascending."""
+Spans = tuple[tuple[int, int], ...]  # (start, stop) pairs of ranges of sequence positions, ascending
 
 
 class Rope:
-    """Cos and sin tables of a model, shared by all its layers.
-
-    They are not module buffers: each device's table is created on first use there. So they are correct however the
-    model was built (on the meta device, by ``to_empty``), are never saved, and stay fp32 when the model is cast.
-    """
+    """Cos and sin tables of a model, shared by all its layers."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._rope, self._head_dim = config.rope, config.n_head_dim
+        # No module buffers: each device's table is created on first use there. So tables are correct however the model
+        # was built (on the meta device, by to_empty), are never saved, and stay fp32 when the model is cast.
         self._tables: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def tables(
         self, spans: Spans, device: torch.device, positions_BS: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Look up cos and sin, in fp32.
+        """Look up cos and sin in fp32: two tensors (positions of all spans, head_dim / 2).
 
-        Args:
-            spans: look up the positions ``start <= position < stop`` of each span.
-            device: device of the tables.
-            positions_BS: if given, look up these instead: int64 on ``device``, below the last stop of ``spans``.
-
-        Returns:
-            Two tensors (positions of all spans, head_dim / 2), or (B, S, head_dim / 2) for ``positions_BS``.
+        ``positions_BS`` (int64 on the device, below the last stop of ``spans``) gives (B, S, head_dim / 2) instead.
         """
         table, longest = self._tables.get(device), max(stop for _, stop in spans)
         if table is None or table[0].shape[0] < longest:
@@ -332,6 +297,7 @@ class Rope:
         return torch.cat([cos_SF[a:b] for a, b in spans]), torch.cat([sin_SF[a:b] for a, b in spans])
 
     def _build(self, length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        # On the CPU, so that every device has the same bits.
         positions_S = torch.arange(length, dtype=torch.float32, device="cpu")
         angles_SF = torch.outer(positions_S, frequencies(self._rope, self._head_dim))
         return angles_SF.cos().to(device), angles_SF.sin().to(device)

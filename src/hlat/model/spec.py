@@ -23,46 +23,33 @@ from hlat.config import ModelConfig
 class Axis(Enum):
     """A dimension of a tensor, and how tensor parallelism shards it."""
 
-    WIDTH = auto()
-    """Width of the residual stream: not sharded."""
-    HEAD = auto()
-    """Width of one head: not sharded."""
-    QUERIES = auto()
-    """All query heads: sharded by heads."""
-    KEYS = auto()
-    """All key (or value) heads: sharded by heads; copied where there are more ranks than heads."""
-    INNER = auto()
-    """Intermediate columns of the feed-forward layer: sharded evenly."""
-    VOCABULARY = auto()
-    """Rows of the vocabulary: sharded in ranges whose sizes differ by at most one."""
+    WIDTH = auto()  # width of the residual stream: not sharded
+    HEAD = auto()  # width of one head: not sharded
+    QUERIES = auto()  # all query heads: sharded by heads
+    KEYS = auto()  # all key (or value) heads: sharded by heads; copied where there are more ranks than heads
+    INNER = auto()  # intermediate columns of the feed-forward layer: sharded evenly
+    VOCABULARY = auto()  # rows of the vocabulary: sharded in ranges whose sizes differ by at most one
 
 
-SHARDED = frozenset({Axis.QUERIES, Axis.KEYS, Axis.INNER, Axis.VOCABULARY})
-"""Axes that tensor parallelism shards."""
+SHARDED = frozenset({Axis.QUERIES, Axis.KEYS, Axis.INNER, Axis.VOCABULARY})  # axes that tensor parallelism shards
 
 
 class GradientSum(Enum):
     """Ranks that compute different terms of a tensor's gradient, which have to be summed after backward."""
 
-    NONE = auto()
-    """None: each rank computes the complete gradient of the rows that it stores."""
-    SEQUENCE = auto()
-    """With sequence parallelism the tensor ranks: each has the term of its shard of the sequence."""
-    TENSOR = auto()
-    """The tensor ranks: each has the term of its heads."""
-    KEY_COPIES = auto()
-    """Tensor ranks with copies of the same kv head: each has the term of its query heads."""
+    NONE = auto()  # each rank computes the complete gradient of the rows that it stores
+    SEQUENCE = auto()  # with sequence parallelism the tensor ranks: each has the term of its shard of the sequence
+    TENSOR = auto()  # the tensor ranks: each has the term of its heads
+    KEY_COPIES = auto()  # tensor ranks with copies of the same kv head: each has the term of its query heads
+    # The first and the last pipeline stage, if the head is tied: the terms of the lookup and of the logits
     TIED = auto()
-    """The first and the last pipeline stage, if the head is tied: the terms of the lookup and of the logits."""
 
 
 class Initial(Enum):
     """Distribution of a tensor's initial values."""
 
-    NORMAL = auto()
-    """Normal(0, ``model.init_std``)."""
-    RESIDUAL = auto()
-    """The same, scaled for projections into the residual stream if ``model.init_scaled_outputs``."""
+    NORMAL = auto()  # Normal(0, ``model.init_std``)
+    RESIDUAL = auto()  # the same, scaled for projections into the residual stream if ``model.init_scaled_outputs``
     ONES = auto()
     ZEROS = auto()
 
@@ -80,37 +67,25 @@ class Component(Enum):
 class Fusion(Enum):
     """Interleaving of the tensors of a parameter: the number of groups of rows, each with rows of every tensor."""
 
-    SINGLE = auto()
-    """One group."""
-    KEY_HEADS = auto()
-    """One group per kv head."""
-    GATE_UP = auto()
-    """``gate_up_groups`` of the feed-forward layer."""
+    SINGLE = auto()  # one group
+    KEY_HEADS = auto()  # one group per kv head
+    GATE_UP = auto()  # ``gate_up_groups`` of the feed-forward layer
 
 
 @dataclass(frozen=True)
 class TensorSpec:
     """A canonical tensor.
 
-    Attributes:
-        name: canonical name; in a block without the prefix ``model.layers.N.``.
-        rows: axis of the rows.
-        columns: axis of the columns; None for a vector.
-        component: component that it is counted under.
-        initial: initial values.
-        gradient_sum: ranks whose terms of the gradient are summed.
-
     Raises:
-        ValueError: the gradient sum does not follow from the axes: a tensor that every tensor rank stores has to name
-            one, and so has one with kv heads; other tensors have none, unless they are tied.
+        ValueError: the gradient sum does not follow from the axes.
     """
 
-    name: str
+    name: str  # canonical; in a block without the prefix ``model.layers.N.``
     rows: Axis
-    columns: Axis | None
-    component: Component
+    columns: Axis | None  # None for a vector
+    component: Component  # that it is counted under
     initial: Initial = Initial.NORMAL
-    gradient_sum: GradientSum = GradientSum.NONE
+    gradient_sum: GradientSum = GradientSum.NONE  # ranks whose terms of the gradient are summed
 
     def __post_init__(self) -> None:
         if self.gradient_sum not in self._possible_sums():
@@ -119,6 +94,7 @@ class TensorSpec:
 
     def _possible_sums(self) -> set[GradientSum]:
         axes = {self.rows, self.columns}
+        # Every tensor rank stores it, so it must be said which of them have different terms of its gradient.
         if not axes & SHARDED:
             return {GradientSum.SEQUENCE, GradientSum.TENSOR}
         if Axis.KEYS in axes:
@@ -132,7 +108,6 @@ class TensorSpec:
 
     @property
     def is_bias(self) -> bool:
-        """True for a vector that is added to the result of a matrix product."""
         return self.columns is None and self.component is not Component.NORMS
 
     @property
@@ -142,37 +117,32 @@ class TensorSpec:
 
     @property
     def is_product(self) -> bool:
-        """True if its elements are weights of a matrix product; an embedding is only looked up."""
+        # An embedding is only looked up.
         return self.columns is not None and self.component is not Component.EMBEDDING
 
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """A parameter of a module.
-
-    Attributes:
-        name: name in the module; in a block without the prefix ``layers.N.``.
-        tensors: its canonical tensors, in their order within a group.
-        fusion: groups of rows.
-        step: name of its cast copy among the saved activations, without "_weight_copy"; "" outside of blocks.
-        freed_by: step of ``RECOMPUTABLE`` whose recomputation frees the cast copies; "" if none does.
+    """A parameter of a module: one canonical tensor, or several that are fused.
 
     Raises:
         ValueError: the gradients of its tensors are summed over different ranks, although not by rows.
     """
 
-    name: str
-    tensors: tuple[TensorSpec, ...]
+    name: str  # in the module; in a block without the prefix ``layers.N.``
+    tensors: tuple[TensorSpec, ...]  # in their order within a group
     fusion: Fusion = Fusion.SINGLE
-    step: str = ""
-    freed_by: str = ""
+    step: str = ""  # name of its cast copy among the saved activations, without "_weight_copy"; "" outside of blocks
+    freed_by: str = ""  # step of ``RECOMPUTABLE`` whose recomputation frees the cast copies; "" if none does
 
     def __post_init__(self) -> None:
         sums = {tensor.gradient_sum for tensor in self.tensors}
+        # NONE and KEY_COPIES may be fused (q, k and v): the rows of the copies are summed as views.
         if len(sums) > 1 and not sums <= {GradientSum.NONE, GradientSum.KEY_COPIES}:
             raise ValueError(f"{self.name}: fuses tensors whose gradients are summed over different ranks")
 
 
+# Steps of a block that can be recomputed in backward, in order of execution
 RECOMPUTABLE = (
     "attention_input",
     "qkv",
@@ -184,51 +154,35 @@ RECOMPUTABLE = (
     "inner",
     "down_weight_copy",
 )
-"""Steps of a block that can be recomputed in backward, in order of execution."""
 
 
 @dataclass(frozen=True)
 class SavedTensor:
-    """A tensor that a block saves for backward.
+    """A tensor that a block saves for backward."""
 
-    Attributes:
-        name: name among the activation bytes.
-        freed_by: steps of ``RECOMPUTABLE`` whose recomputation frees it.
-        axes: axes whose local sizes, added, are its elements per token; none for one element per token.
-        statistics: True for fp32 numbers: one per head of the axes, or one per token.
-        between: True for a tensor between attention and feed-forward, which sequence parallelism shards.
-        gathers: the tensor between them that it is with sequence parallelism a gathered copy of; without, it is the
-            same tensor, and takes no memory of its own. "" if it always has memory of its own.
-        source_of: steps that start from it. If not empty, no operation saves the tensor itself but its gathered copy,
-            so that with sequence parallelism it is kept only if one of these steps is recomputed.
-    """
-
-    name: str
-    freed_by: tuple[str, ...] = ()
+    name: str  # among the activation bytes
+    freed_by: tuple[str, ...] = ()  # steps of ``RECOMPUTABLE`` whose recomputation frees it
+    # Local sizes of these, added, are its elements per token; none for one element per token
     axes: tuple[Axis, ...] = ()
-    statistics: bool = False
-    between: bool = False
+    statistics: bool = False  # fp32 numbers: one per head of the axes, or one per token
+    between: bool = False  # is between attention and feed-forward, where sequence parallelism shards
+    # With sequence parallelism it is a gathered copy of this tensor; without, it is the same tensor and takes no memory
+    # of its own. "" if it always has memory of its own.
     gathers: str = ""
+    # Steps that start from it. If not empty, no operation saves the tensor itself but its gathered copy, so that with
+    # sequence parallelism it is kept only if one of these steps is recomputed.
     source_of: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """The parameters of an architecture, and the tensors that its blocks save for backward.
-
-    Attributes:
-        embedding: the token embedding.
-        block: the parameters of every decoder block, in order of execution.
-        norm: the final norm.
-        head: the head; None if it is tied to the embedding.
-        saved: tensors that every block saves for backward, besides cast copies of weights and what context parallelism
-            adds; in order of execution.
-    """
+    """The parameters of an architecture, and the tensors that its blocks save for backward."""
 
     embedding: ParameterSpec
-    block: tuple[ParameterSpec, ...]
+    block: tuple[ParameterSpec, ...]  # parameters of every decoder block, in order of execution
     norm: ParameterSpec
-    head: ParameterSpec | None
+    head: ParameterSpec | None  # None if it is tied to the embedding
+    # By every block, in order of execution; besides cast copies of weights and what context parallelism adds
     saved: tuple[SavedTensor, ...]
 
     @property
@@ -237,29 +191,23 @@ class ModelSpec:
         return tuple(tensor for parameter in self.block for tensor in parameter.tensors)
 
 
+# The activation function reads gate and up with a stride of a group: down to 128 rows that costs nothing measurable on
+# a CPU, at 96 it takes twice the time in bf16.
 _MAX_GROUPS = 64
 _MIN_GROUP_ROWS = 128
 
 
 @dataclass(frozen=True)
 class ModelShard:
-    """A tensor-parallel shard of consecutive layers; by default the complete model.
-
-    Attributes:
-        tensor_index, tensor_count: index of the tensor-parallel shard, and the number of shards of every layer.
-        layers: indices of its decoder blocks; None for all of them.
-        embedding: True if it has the embedding, so that its input is token ids.
-        head: True if it has the final norm and the head.
-    """
+    """A tensor-parallel shard of consecutive layers; by default the complete model."""
 
     tensor_index: int = 0
-    tensor_count: int = 1
-    layers: range | None = None
-    embedding: bool = True
-    head: bool = True
+    tensor_count: int = 1  # shards of every layer
+    layers: range | None = None  # indices of its decoder blocks; None for all of them
+    embedding: bool = True  # if it has one, its input is token ids
+    head: bool = True  # the final norm and the head
 
     def layer_range(self, config: ModelConfig) -> range:
-        """Indices of its decoder blocks."""
         return range(config.layers) if self.layers is None else self.layers
 
     @property
@@ -273,21 +221,19 @@ FULL_MODEL = ModelShard()
 
 @dataclass(frozen=True)
 class Heads:
-    """The attention heads of a shard: two ranges of heads, by first head and number.
-
-    If there are more shards than kv heads, several neighbouring shards hold a copy of the same kv head, each with some
-    of its query heads. The first of them owns it (``owns_kv``): only there it is counted and saved.
-    """
+    """The attention heads of a shard: two ranges of heads, by first head and number."""
 
     first_query: int
     queries: int
     first_kv: int
     kvs: int
+    # Neighbouring shards may hold copies of one kv head, each with some of its query heads. The first counts and saves
+    # it.
     owns_kv: bool
 
 
 def shard_heads(config: ModelConfig, shard: ModelShard) -> Heads:
-    """Return the heads of a shard."""
+    """Return the query heads and kv heads of a shard; with more shards than kv heads, neighbours share one."""
     index, count, kv_heads = shard.tensor_index, shard.tensor_count, config.n_kv_heads
     assert config.heads % count == 0, "recipe validation checks this"
     queries = config.heads // count
@@ -319,13 +265,7 @@ def vocabulary_rows(config: ModelConfig, shard: ModelShard) -> range:
 
 
 def gate_up_groups(config: ModelConfig, shard: ModelShard = FULL_MODEL) -> int:
-    """Number of groups of the fused gate and up matrix of a shard.
-
-    The complete model has gcd(kv heads, intermediate size) groups, doubled while the number divides the intermediate
-    size, is at most 64, and a group has at least 128 rows each of gate and up. The activation function reads gate and
-    up with a stride of a group: down to 128 rows that costs nothing measurable on a CPU, at 96 it takes twice the time
-    in bf16. A shard has its fraction of these groups, or one group if they cannot be divided evenly.
-    """
+    """Number of groups of the fused gate and up matrix of a shard; one if the model's cannot be divided evenly."""
     inner = config.intermediate_size
     groups = math.gcd(config.n_kv_heads, inner)
     while 2 * groups <= _MAX_GROUPS and inner % (2 * groups) == 0 and inner // (2 * groups) >= _MIN_GROUP_ROWS:
@@ -335,21 +275,15 @@ def gate_up_groups(config: ModelConfig, shard: ModelShard = FULL_MODEL) -> int:
 
 @dataclass(frozen=True)
 class AxisRange:
-    """The range of an axis that a shard has.
-
-    Attributes:
-        first: first index.
-        count: number of indices.
-        owned: True if this shard counts and saves them; if several shards have copies, the first of them does.
-    """
+    """First index, number and owner of the indices of an axis that a shard has."""
 
     first: int
     count: int
-    owned: bool = True
+    owned: bool = True  # this shard counts and saves them; if several shards have copies, the first of them does
 
 
 def axis_range(config: ModelConfig, shard: ModelShard, axis: Axis) -> AxisRange:
-    """Return the range of an axis that a shard has."""
+    """Return first index, count and owner of a shard's part of an axis."""
     if axis in (Axis.WIDTH, Axis.HEAD):
         return AxisRange(0, config.hidden_size if axis is Axis.WIDTH else config.n_head_dim, shard.tensor_index == 0)
     if axis in (Axis.QUERIES, Axis.KEYS):
@@ -362,15 +296,16 @@ def axis_range(config: ModelConfig, shard: ModelShard, axis: Axis) -> AxisRange:
 
 
 def axis_size(config: ModelConfig, axis: Axis) -> int:
-    """Return the size of a complete axis."""
+    """Return the number of indices of an axis of the complete model."""
     return axis_range(config, FULL_MODEL, axis).count
 
 
 def axis_share(config: ModelConfig, axis: Axis, tensor_count: int) -> float:
-    """Return the mean number of an axis' indices per tensor rank; a kv head is never split."""
+    """Return the mean number of an axis' indices per tensor rank."""
     if axis in (Axis.WIDTH, Axis.HEAD):
         return axis_size(config, axis)
     if axis is Axis.KEYS:
+        # A kv head is never split
         return max(config.n_kv_heads / tensor_count, 1.0) * config.n_head_dim
     return axis_size(config, axis) / tensor_count
 

@@ -40,8 +40,7 @@ Squares = tuple[torch.Tensor, torch.Tensor]
 class Bf16AdamW(Optimizer):
     """AdamW with bf16 weights and state; ``hlat.optim.adamw_reference`` defines the computation.
 
-    The state of a parameter is ``step``, a float32 scalar, and tensors like the parameter, named by ``state_names``. As
-    with torch's optimizers, state does not exist before the first step, and ``param_groups`` has the learning rate.
+    The state of a parameter is ``step``, a float32 scalar, and tensors like the parameter, named by ``state_names``.
     """
 
     def __init__(
@@ -55,18 +54,8 @@ class Bf16AdamW(Optimizer):
         seed: int,
         in_hardware: bool = False,
     ) -> None:
-        """Create the optimizer, without state.
-
-        Args:
-            groups: groups of parameters, each with its weight decay.
-            lr: learning rate, as in ``torch.optim.AdamW``.
-            betas: decay rates of the moments, likewise.
-            eps: added to the denominator, likewise.
-            mode: "bf16-sr", "bf16" or "bf16-kahan".
-            seed: seed of the random bits of stochastic rounding.
-            in_hardware: True if the device rounds stochastically; values are then only converted.
-        """
-        self._in_hardware = in_hardware
+        """Create the optimizer of groups of parameters, each with its weight decay; without state."""
+        self._in_hardware = in_hardware  # then values are only converted, and the device rounds them stochastically
         self._parameters = [each for members, _ in groups for each in members]
         assert all(each.parameter.dtype == torch.bfloat16 for each in self._parameters), (
             f"the weights of {mode} are bf16"
@@ -83,23 +72,20 @@ class Bf16AdamW(Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
 
     def init_state(self, parameter: torch.Tensor) -> None:
-        """Create the state of a parameter, as its first step does, unless it exists."""
         self._create_zeros(parameter, self.state_names)
 
     def allocate_state(self) -> None:
-        """Create everything that the first step creates: the state of every parameter, and lookup tables."""
         super().allocate_state()
         for beta in {beta for group in self.param_groups for beta in group["betas"]}:
+            # Tables too: a rehearsal counts all memory of the first step.
             self._squares_of(beta)
         self._streams.allocate()
 
     def scale_gradients(self, scale: torch.Tensor) -> None:
-        """Multiply the gradients by a scalar within the update of the next step, which reads them anyway."""
-        self._gradient_scale = scale
+        self._gradient_scale = scale  # the update reads the gradients anyway
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient, bf16 or fp32."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -117,8 +103,8 @@ class Bf16AdamW(Optimizer):
         return loss
 
     def _count_step(self, with_gradient: Sequence[int]) -> torch.Tensor:
-        """Add 1 to the counters of some parameters; return all counters (P,)."""
         steps = [self.state[each.parameter]["step"] for each in self._parameters]
+        # On the device, and all counters are read there: the host never waits.
         torch._foreach_add_([steps[index] for index in with_gradient], 1)
         return torch.stack(steps)
 
@@ -139,7 +125,7 @@ class Bf16AdamW(Optimizer):
         )
 
     def _scalars(self, steps_P: torch.Tensor) -> torch.Tensor:
-        """Compute ``reference.SCALARS`` but for the last in float64, where the counters are: fp32 of shape (P, 7)."""
+        # reference.SCALARS but for the last, (P, 7): in float64 where the counters are, rounded to fp32 once.
         rows = []
         for group, steps in zip(self.param_groups, steps_P.split(self._sizes), strict=True):
             beta1, beta2 = group["betas"]
@@ -172,11 +158,12 @@ class Bf16AdamW(Optimizer):
 
     @functools.cached_property
     def _kernel(self) -> Kernel:
+        # Fake tensors have no data. Real kernels allocate a chunk's temporaries at most.
         return _skip_update if in_fake_world() else kernel_for(self._device)
 
 
 def _add_column(scalars_P7: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-    """Append the scale of the gradients, 1 for None, to the scalars of every parameter: shape (P, 8)."""
+    # The scale of the gradients is a column, so that each row has all scalars of a parameter: (P, 8).
     ones_P1 = torch.ones_like(scalars_P7[:, :1])
     return torch.cat((scalars_P7, ones_P1 if scale is None else ones_P1 * scale), dim=1)
 
@@ -197,8 +184,8 @@ def kernel_name(device: torch.device) -> str:
 
 
 def _triton_kernel(device: torch.device) -> Kernel | None:
-    """Return the kernel in Triton; None, with a warning that gives the reason, if it or its compiler is missing."""
     compiler = backend_of(device).compiler
+    # Uncompiled the update gives the same bits, slowly: a warning is enough.
     if compiler is not None and not compiler.is_available():
         needed = f"{compiler.package} and Python's header files (python3-dev)"
         _LOG.warning("AdamW over bf16 weights runs uncompiled: Triton's launchers need %s", needed)
@@ -223,12 +210,8 @@ _KERNELS: dict[str, Callable[[torch.device], Kernel | None]] = {
 
 
 def _power(squares: Squares, exponents: torch.Tensor) -> torch.Tensor:
-    """Raise a base to powers in float64 by multiplications only: the same bits on every device, unlike ``pow``.
-
-    Args:
-        squares: repeated squares of the base, from ``_squares``.
-        exponents: integers up to 2**24, shape (P,), any dtype.
-    """
+    """Raise a base, given its ``_squares``, to integer powers (P,) of up to 2**24, in float64."""
+    # By multiplications only: the same bits on every device, unlike pow.
     squares_E, shifts_E = squares
     bits_PE = (exponents.to(torch.int64).unsqueeze(1) >> shifts_E) & 1
     factors = torch.where(bits_PE == 1, squares_E, 1.0)
@@ -239,8 +222,8 @@ def _power(squares: Squares, exponents: torch.Tensor) -> torch.Tensor:
 
 
 def _squares(base: float, device: torch.device) -> Squares:
-    """Compute ``base ** (2 ** e)`` for every bit e of an exponent; return these and the e, a power of two of each."""
-    count = 1 << (_EXPONENT_BITS - 1).bit_length()
+    """Compute ``base ** (2 ** e)`` for every bit e of an exponent; return these and the e."""
+    count = 1 << (_EXPONENT_BITS - 1).bit_length()  # a power of two, so that _power can halve
     squares = [base]
     while len(squares) < count:
         squares.append(squares[-1] * squares[-1])
@@ -257,13 +240,11 @@ class AdamWSpec(OptimizerSpec[OptimizerConfig]):
     update_bytes = 30.0  # reads weight, gradient, two moments (fp32); writes three of them and a copy
 
     def state_dtypes(self, hidden_matrix: bool) -> dict[str, torch.dtype]:
-        """Return dtypes of moments and compensation, the same for every parameter."""
         mode = MODES[self.mode]
         dtypes = dict.fromkeys(_MOMENTS, mode.moments)
         return dtypes if mode.compensation is None else {**dtypes, "compensation": mode.compensation}
 
     def kernel(self, device: torch.device) -> str:
-        """Name the kernel: of ``Bf16AdamW`` in modes with bf16 weights, else of torch's AdamW."""
         backend = backend_of(device)
         if MODES[self.mode].weights == torch.bfloat16:
             return f"AdamW over bf16 weights, kernel {kernel_name(device)}"
@@ -272,7 +253,6 @@ class AdamWSpec(OptimizerSpec[OptimizerConfig]):
     def build(
         self, parameters: Sequence[LocalParameter], seed: int = 0, matrices: WholeMatrices | None = None
     ) -> Optimizer:
-        """Build ``Bf16AdamW`` in modes with bf16 weights, else torch's AdamW, with the fused kernel if there is one."""
         config = self.config
         groups = decay_groups(parameters, config)
         if MODES[self.mode].weights == torch.bfloat16:
@@ -307,41 +287,34 @@ def decay_groups(
 
 
 class Fp32AdamW(Optimizer, torch.optim.AdamW):
-    """torch's AdamW, over fp32 weights.
-
-    Attributes:
-        grad_scale: divisor of the gradients of the next step, read by torch's fused kernel; None for 1.
-    """
+    """torch's AdamW, over fp32 weights."""
 
     state_names = _MOMENTS
+    # divisor of the gradients of the next step, read by torch's fused kernel; None for 1
     grad_scale: torch.Tensor | None = None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient."""
         loss = _STEP(self, closure)
         self.grad_scale = None
         return loss
 
     def scale_gradients(self, scale: torch.Tensor) -> None:
-        """Multiply the gradients of the next step by a scalar; the fused kernel divides by its reciprocal.
-
-        That is one more rounding than a product, and the kernel still writes the gradients, but does not read them
-        twice.
-        """
         devices = [parameter.device for group in self.param_groups for parameter in group["params"] if group["fused"]]
         if devices and backend_of(devices[0]).scales_in_adamw:
+            # torch's kernel divides: one more rounding than a product. It still writes the gradients, but does not read
+            # them twice.
             divisor = scale.float().reciprocal()
             self.grad_scale = divisor if self.grad_scale is None else self.grad_scale * divisor
         else:
             super().scale_gradients(scale)
 
     def init_state(self, parameter: torch.Tensor) -> None:
-        """Create the state of a parameter as torch's AdamW does at its first step, unless it exists."""
         state = self.state[parameter]
         if state:
             return
         group = next(group for group in self.param_groups if any(member is parameter for member in group["params"]))
+        # As torch's AdamW does at its first step.
         device = parameter.device if group["fused"] or group["capturable"] else "cpu"
         state[STEP] = torch.zeros((), dtype=torch.float32, device=device)
         for name in _MOMENTS:

@@ -58,46 +58,34 @@ from hlat.runtime.backend.table import backend_of, types_with
 
 @dataclass(frozen=True)
 class ElementAddresses:
-    """Addresses of the L lines (possibly none) of a local tensor.
+    """Addresses of the L lines (possibly none) of a local tensor."""
 
-    Attributes:
-        length: elements of a line.
-        rows_L, columns_L: row and column of each line's first element in its canonical tensor, int32; vectors have row
-            0.
-        names_L: canonical tensor of each line, int32: an index into the names of all parameters of the optimizer.
-    """
-
-    length: int
+    length: int  # elements of a line
+    # rows_L, columns_L: row and column of each line's first element in its canonical tensor, int32; vectors have row 0
     rows_L: torch.Tensor
     columns_L: torch.Tensor
+    # canonical tensor of each line, int32: an index into the names of all parameters of the optimizer
     names_L: torch.Tensor
 
     @property
     def count(self) -> int:
-        """Number of lines."""
         return self.rows_L.shape[0]
 
     def view_lines(self, tensor: torch.Tensor) -> torch.Tensor:
-        """View a contiguous local tensor (weights, gradients or moments) as (L, length)."""
         return tensor.view(self.count, self.length)
 
     def slice_lines(self, start: int, stop: int) -> "ElementAddresses":
-        """Return the addresses of the lines ``start <= line < stop``."""
         rows, columns, names = (table[start:stop] for table in (self.rows_L, self.columns_L, self.names_L))
         return ElementAddresses(self.length, rows, columns, names)
 
 
 def address_elements(parameter: LocalParameter, first_name: int = 0) -> ElementAddresses:
-    """Compute the addresses of the elements of a local parameter, on its device.
-
-    Args:
-        parameter: the local parameter.
-        first_name: index of the first canonical name of its layout; the others follow.
-    """
+    """Compute the addresses of a local parameter's elements, on its device; names count from ``first_name``."""
     layout, tensor = parameter.layout, parameter.tensor
     runs = list(layout.runs(parameter.first_row, parameter.first_row + tensor.shape[0]))
     numbers = {canonical.name: first_name + index for index, canonical in enumerate(layout.tensors)}
     matrix = bool(layout.columns)
+    # Lines of one length, so that they are a matrix: a row, or what divides all ranges of a vector.
     length = math.prod(layout.columns) if matrix else math.gcd(*(run.count for run in runs)) or 1
     tables: list[torch.Tensor] = [torch.empty(3, 0, dtype=torch.int64)]
     for run in runs:
@@ -118,27 +106,16 @@ _MOMENTS_PURPOSE = "rounding of moments"  # random stream of the other modes, wh
 
 
 class RoundingStreams:
-    """Addresses and keys of some parameters, computed when first used.
-
-    Args:
-        parameters: the parameters, all on one device.
-        seed: seed of the random bits.
-        mode: precision mode with bf16 weights.
-    """
+    """Addresses and keys of some parameters, all on one device, computed when first used."""
 
     def __init__(self, parameters: Sequence[LocalParameter], seed: int, mode: str) -> None:
         self._parameters, self._seed, self._mode = parameters, seed, mode
 
     def allocate(self) -> None:
-        """Compute the tables."""
         _ = self.addresses, self._keys_2N, self._owners_N
 
     def keys(self, steps_P: torch.Tensor) -> torch.Tensor:
-        """Compute the keys of all canonical tensors in a step: int32 of shape (2, N), on the parameters' device.
-
-        Args:
-            steps_P: step counter of each parameter, where counters are.
-        """
+        """Compute the keys of all canonical tensors in a step: int32 of shape (2, N), on the parameters' device."""
         keys_2N = step_keys(self._keys_2N, steps_P[self._owners_N])
         return keys_2N.to(self._parameters[0].tensor.device, non_blocking=True)
 
@@ -164,7 +141,6 @@ class RoundingStreams:
 
     @functools.cached_property
     def _owners_N(self) -> torch.Tensor:
-        """Index of the parameter of each canonical name."""
         owners = [index for index, each in enumerate(self._parameters) for _ in each.layout.tensors]
         return torch.tensor(owners, device=self._device)
 
@@ -185,7 +161,7 @@ ROUNDINGS = ("bf16-sr", "bf16", "bf16-kahan", "bf16-long", "bf16-kahan-long")
 """Rounding schemes of an update: stochastic, to nearest, compensated (Kahan)."""
 
 _WITH_FLOAT64 = types_with(lambda backend: backend.float64)  # a constant, for torch.compile
-_MAX_BETA_TO_NEAREST = 1 - 2.0**-5
+_MAX_BETA_TO_NEAREST = 1 - 2.0**-5  # above it, a moment may stay wrong by more than 1/8: 2^-8 / (1 - beta)
 _CHUNK = 1 << 15  # elements at a time: temporaries fit into the cache, and torch starts no threads for so few
 _DEVICE_CHUNK = 1 << 22  # on a device every operation is launched: few launches, and temporaries of 16 MiB
 _MOST_GRAPHS = 256  # one for each shape of a chunk; torch's own limit of 8 is for graphs that should not vary
@@ -193,26 +169,17 @@ _MOST_GRAPHS = 256  # one for each shape of a chunk; torch's own limit of 8 is f
 
 @dataclass(frozen=True)
 class Operands:
-    """Operands of an update for one parameter; matrices are (L, length), contiguous.
+    """Operands of an update for one parameter; matrices are (L, length), contiguous."""
 
-    Attributes:
-        weight, exp_avg, exp_avg_sq: bf16, updated in place.
-        compensation: bf16, updated in place; None except in the mode bf16-kahan.
-        gradient: bf16 or fp32.
-        scalars: fp32, in the order of ``SCALARS``.
-        addresses: addresses of the elements.
-    """
-
-    weight: torch.Tensor
-    gradient: torch.Tensor
+    weight: torch.Tensor  # weight, exp_avg, exp_avg_sq: bf16, updated in place
+    gradient: torch.Tensor  # bf16 or fp32
     exp_avg: torch.Tensor
     exp_avg_sq: torch.Tensor
-    compensation: torch.Tensor | None
-    scalars: torch.Tensor
+    compensation: torch.Tensor | None  # bf16, updated in place; None except in the mode bf16-kahan
+    scalars: torch.Tensor  # fp32, in the order of ``SCALARS``
     addresses: ElementAddresses
 
     def slice_lines(self, start: int, stop: int) -> "Operands":
-        """Return the lines ``start <= line < stop``, as views."""
         return replace(
             self,
             weight=self.weight[start:stop],
@@ -229,15 +196,10 @@ Kernel = Callable[[Sequence[Operands], torch.Tensor, str], None]
 
 
 def rounding_of(mode: str, betas: tuple[float, float], in_hardware: bool = False) -> str:
-    """Return the rounding scheme of a precision mode: moments with large betas are never rounded to nearest.
-
-    Args:
-        mode: precision mode with bf16 weights.
-        betas: decay rates of the moments.
-        in_hardware: True if the device rounds every conversion stochastically: the update then has plain conversions.
-    """
+    """Return the rounding scheme of a precision mode with bf16 weights, for these betas."""
     if in_hardware:
-        return "bf16"
+        return "bf16"  # plain conversions, which the device rounds stochastically
+    # Moments with large betas are never rounded to nearest: see the head of this module.
     if mode == "bf16-sr" or max(betas) <= _MAX_BETA_TO_NEAREST:
         return mode
     return f"{mode}-long"
@@ -249,7 +211,7 @@ def update(
     rounding: str,
     update_chunk: Callable[[Operands, torch.Tensor, str], None] | None = None,
 ) -> None:
-    """Update parameters, a chunk of lines at a time, by ``update_lines`` unless another function is given."""
+    """Update parameters, a chunk of lines at a time."""
     update_chunk = update_chunk or update_lines
     for operands in parameters:
         count = operands.addresses.count
@@ -260,7 +222,7 @@ def update(
 
 
 def compiled_update(device: torch.device) -> Kernel:
-    """Return ``update`` with one graph per chunk, which the device's compiler compiles for each shape of a chunk."""
+    """Return ``update`` with one graph per shape of a chunk, compiled for the device."""
     graph = torch.compile(
         update_lines,
         backend=backend_of(device).compile_backend,
@@ -275,6 +237,7 @@ def update_lines(operands: Operands, keys_2N: torch.Tensor, rounding: str) -> No
     """Update some lines, with fp32 temporaries of their size."""
     decay, step_size, one_minus_beta1, beta2, one_minus_beta2, inverse_bias2, eps, scale = operands.scalars.unbind()
     weight, gradient = operands.weight.float(), operands.gradient
+    # Rounded as if clipping had stored the gradient.
     gradient = (gradient.float() * scale).to(gradient.dtype).float()
     exp_avg, exp_avg_sq = operands.exp_avg.float(), operands.exp_avg_sq.float()
     exp_avg = exp_avg + (gradient - exp_avg) * one_minus_beta1
@@ -284,6 +247,7 @@ def update_lines(operands: Operands, keys_2N: torch.Tensor, rounding: str) -> No
     bits = (None, None, None) if rounding in ("bf16", "bf16-kahan") else random_bits(operands.addresses, keys_2N)
     operands.exp_avg.copy_(rounded(exp_avg, bits[1]))
     operands.exp_avg_sq.copy_(rounded(exp_avg_sq, bits[2]))
+    # The moments use their own bits: three roundings of an element are independent.
     of_weight = bits[0] if rounding == "bf16-sr" else None
     if operands.compensation is not None:
         of_weight = compensation_bits(operands.addresses, keys_2N)
@@ -302,19 +266,12 @@ def subtract(
     compensation: torch.Tensor | None,
     bits: torch.Tensor | None,
 ) -> None:
-    """Subtract a change from bf16 weights, in place.
-
-    Args:
-        target: the weights, bf16.
-        weight: the same in fp32.
-        change: fp32.
-        compensation: bf16, updated in place, for Kahan summation; None without it.
-        bits: random bits of stochastic rounding: of the compensation if there is one, else of the weights; None to
-            round to nearest.
-    """
+    """Subtract an fp32 change from bf16 weights, in place; ``weight`` is the same in fp32."""
+    # The bits are of the compensation if there is one, else of the weights; None rounds to nearest.
     if compensation is None:
         target.copy_(rounded(weight - change, bits))
         return
+    # Kahan summation.
     change = compensation.float() - change
     nearest = (weight + change).to(torch.bfloat16)
     compensation.copy_(rounded(change - (nearest.float() - weight), bits))
@@ -322,12 +279,10 @@ def subtract(
 
 
 def square_root(values: torch.Tensor) -> torch.Tensor:
-    """Compute the correctly rounded square root of fp32 values, as IEEE 754 defines it.
-
-    ``torch.sqrt`` of fp32 has an error in the last bit for every sixth value if MKL computes it. The float64 root is
-    close enough for correct rounding to fp32: the root of a 24-bit number is never nearer than 2^-50 to the middle of
-    two fp32 values. Devices without float64 round their fp32 root themselves.
-    """
+    """Compute the correctly rounded square root of fp32 values, as IEEE 754 defines it."""
+    # torch.sqrt of fp32 is off by the last bit for every sixth value if MKL computes it. The float64 root is close
+    # enough: the root of a 24-bit number is never nearer than 2^-50 to the middle of two fp32 values. Devices without
+    # float64 round their fp32 root correctly themselves.
     return values.double().sqrt().float() if values.device.type in _WITH_FLOAT64 else values.sqrt()
 
 
@@ -344,7 +299,6 @@ def compensation_bits(addresses: ElementAddresses, keys_2N: torch.Tensor) -> tor
 def _place(
     addresses: ElementAddresses, keys_2N: torch.Tensor
 ) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor, torch.Tensor]:
-    """Return keys, row and column of every element; the shapes broadcast to (L, length)."""
     first, second = keys_2N.index_select(1, addresses.names_L).unsqueeze(2)
     offsets = torch.arange(addresses.length, dtype=torch.int32, device=keys_2N.device)
     return (first, second), addresses.rows_L.unsqueeze(1), addresses.columns_L.unsqueeze(1) + offsets

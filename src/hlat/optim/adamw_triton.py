@@ -28,7 +28,7 @@ _ROUNDINGS = {  # rounding of the weights; True if moments are rounded stochasti
     "bf16-long": (_NEAREST, True),
     "bf16-kahan-long": (_KAHAN, True),
 }
-_BLOCK = 1024
+_BLOCK = 1024  # elements of a line that a program keeps in registers
 _EXACT = {"enable_fp_fusion": False, "enable_reflect_ftz": False}  # the second option is of NVIDIA's newer compilers
 
 
@@ -65,14 +65,13 @@ def update(parameters: Sequence[Operands], keys_2N: torch.Tensor, rounding: str)
 
 @cache
 def _options(target):
-    """Return the options of exact arithmetic that the compiler for a GPU has; it refuses others."""
+    # Triton refuses options that the compiler for a GPU does not have.
     known = vars(make_backend(target).parse_options({}))
     return {name: value for name, value in _EXACT.items() if name in known}
 
 
 @triton.jit
 def _rotate_add(first, second, COUNT: tl.constexpr):
-    """Compute a round of Threefry, except for its first addition."""
     return ((second << COUNT) | (second >> (32 - COUNT))) ^ first
 
 
@@ -91,7 +90,6 @@ def _four_rounds(first, second, A: tl.constexpr, B: tl.constexpr, C: tl.constexp
 
 @triton.jit
 def _threefry(key0, key1, first, second):
-    """Compute Threefry-2x32-13 on uint32 words."""
     key2 = key0 ^ key1 ^ 0x1BD11BDA
     first, second = _four_rounds(first + key0, second + key1, 13, 15, 26, 6)
     first, second = _four_rounds(first + key1, second + key2 + 1, 17, 29, 16, 24)
@@ -103,7 +101,6 @@ def _threefry(key0, key1, first, second):
 
 @triton.jit
 def _widen(stored):
-    """Convert stored bf16 bits to fp32."""
     return (stored.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
 
 
@@ -148,6 +145,7 @@ def _step(
     line = tl.program_id(0)
     offset = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = offset < length
+    # A parameter may have more than 2^31 elements.
     at = line.to(tl.int64) * length + offset
     decay, step_size = tl.load(scalars_ptr), tl.load(scalars_ptr + 1)
     one_minus_beta1, beta2, one_minus_beta2 = (
@@ -164,6 +162,7 @@ def _step(
     v = _widen(tl.load(exp_avg_sq_ptr + at, mask=inside, other=0))
     m = m + (g - m) * one_minus_beta1
     v = v * beta2 + (g * g) * one_minus_beta2
+    # Rounded to nearest (_rn) as IEEE 754 says: Triton's sqrt and / are approximate.
     denominator = tl.sqrt_rn(v) * inverse_bias2 + eps
     change = w * decay + tl.div_rn(m, denominator) * step_size
     name = tl.load(names_ptr + line)

@@ -19,11 +19,9 @@ from hlat.config import OptimizerConfig
 from hlat.model import LocalParameter, local
 from hlat.runtime.backend.table import backend_of
 
-STEP = "step"
-"""Name of the step counter in the state of a parameter: an fp32 scalar, not a state tensor."""
+STEP = "step"  # name of the step counter in the state of a parameter: an fp32 scalar, not a state tensor
 _SMALLEST_NORM = 1e-6  # added to a norm, as torch does
-COUNTER_BYTES = 4
-"""Bytes of the step counter of a parameter."""
+COUNTER_BYTES = 4  # bytes of the step counter of a parameter
 
 MatrixFunction = Callable[[str, torch.Tensor], torch.Tensor]
 """Maps the canonical name and the values of a whole matrix (rows, columns) to a matrix of the same shape.
@@ -56,7 +54,7 @@ class WholeMatrices(Protocol):
 
 
 def counter_device(device: torch.device) -> torch.device:
-    """Return where step counters are: on a device with float64, in which scalars follow from them, else on the host."""
+    """Return the device of step counters: with float64, in which scalars follow from them, else the host."""
     return device if backend_of(device).float64 else torch.device("cpu")
 
 
@@ -64,10 +62,8 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def without_tracing(method: Method) -> Method:
-    """Return a method of torch's optimizers without wrappers that keep torch's compiler out of it.
-
-    The wrappers import the compiler, which takes a second of every start. Runs compile blocks, never their optimizer.
-    """
+    """Return a method of torch's optimizers without the wrappers that keep torch's compiler out of it."""
+    # They import the compiler, a second of every start. Runs compile blocks, never their optimizer.
     unwrapped: Method = inspect.unwrap(method)
     return unwrapped
 
@@ -76,17 +72,14 @@ class LocalMatrices:
     """The ``WholeMatrices`` of a process that stores its parameters unsharded."""
 
     def batches(self, parameters: Sequence[LocalParameter]) -> Iterator[Sequence[LocalParameter]]:
-        """Yield one parameter at a time."""
         yield from ([each] for each in parameters)
 
     def shapes(self, parameter: LocalParameter) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the canonical matrices of a parameter."""
         return parameter.layout.canonical_shapes
 
     def transform(
         self, parameters: Sequence[LocalParameter], tensors: Sequence[torch.Tensor], function: MatrixFunction
     ) -> None:
-        """Apply a function to the matrices of each parameter, in place."""
         for parameter, tensor in zip(parameters, tensors, strict=True):
             layout = parameter.layout
             is_complete = tensor.shape == layout.shape and layout.row_size in (None, *layout.columns)
@@ -104,11 +97,9 @@ class Optimizer(torch.optim.Optimizer, ABC):
 
     As with torch's optimizers, ``state`` is empty before the first step, and ``param_groups`` has the learning rates.
     The state of a parameter is the counter ``step`` and its state tensors, each of the shape of the parameter.
-
-    Attributes:
-        state_names: names of the state tensors of all parameters; one parameter may have some of them only.
     """
 
+    # names of the state tensors of all parameters; one parameter may have some of them only
     state_names: tuple[str, ...]
     add_param_group = without_tracing(torch.optim.Optimizer.add_param_group)
     zero_grad = without_tracing(torch.optim.Optimizer.zero_grad)
@@ -118,7 +109,6 @@ class Optimizer(torch.optim.Optimizer, ABC):
         """Create the state of a parameter, as its first step does, unless it exists: zeros."""
 
     def _create_zeros(self, parameter: torch.Tensor, names: Sequence[str]) -> None:
-        """Create a step counter and zeros under these names as the state of a parameter, unless it has a state."""
         state = self.state[parameter]
         if not state:
             state[STEP] = torch.zeros((), dtype=torch.float32, device=counter_device(parameter.device))
@@ -132,17 +122,13 @@ class Optimizer(torch.optim.Optimizer, ABC):
                 self.init_state(parameter)
 
     def set_learning_rate(self, rate: float) -> None:
-        """Set the learning rate of the next step: that of the schedule, whose peak is ``optimizer.lr``."""
+        """Set the learning rate of the next step: the schedule's, whose peak is ``optimizer.lr``."""
         for group in self.param_groups:
             group["lr"] = rate
 
     def clip_gradients(self, norm: torch.Tensor, limit: float) -> None:
-        """Scale the gradients of the next step by min(1, limit / norm), like ``torch.nn.utils.clip_grads_with_norm_``.
-
-        Args:
-            norm: L2 norm of the gradients of all ranks, an fp32 (or float64) scalar on their device.
-            limit: largest norm.
-        """
+        """Scale the gradients by min(1, limit / norm), given the L2 norm over all ranks: a scalar on their device."""
+        # Like torch.nn.utils.clip_grads_with_norm_.
         self.scale_gradients((limit / (norm + _SMALLEST_NORM)).clamp(max=1.0))
 
     @torch.no_grad()
@@ -151,10 +137,7 @@ class Optimizer(torch.optim.Optimizer, ABC):
         scale_in_place([each for group in self.param_groups for each in group["params"]], scale)
 
     def state_tensors(self, parameters: Sequence[LocalParameter]) -> dict[str, list[torch.Tensor | None]]:
-        """Return the state tensors by name: a local tensor for each parameter, None for one that has no such state.
-
-        State that does not exist yet is created.
-        """
+        """Return the state by name: a local tensor per parameter, None for one without it; creates what is missing."""
         for each in parameters:
             self.init_state(each.parameter)
         states = [self.state[each.parameter] for each in parameters]
@@ -172,22 +155,12 @@ def scale_in_place(parameters: Sequence[torch.Tensor], scale: torch.Tensor) -> N
 
 
 class OptimizerSpec(ABC, Generic[Config]):
-    """Description of an optimizer, from the recipe alone.
+    """Description of an optimizer, from the recipe alone."""
 
-    Attributes:
-        update_bytes: bytes of memory that an update reads and writes per parameter, in fp32.
-    """
-
-    update_bytes: float
+    update_bytes: float  # bytes of memory that an update reads and writes per parameter, in fp32
 
     def __init__(self, config: Config, mode: str, in_hardware: bool = False) -> None:
-        """Describe an optimizer.
-
-        Args:
-            config: its section of the recipe.
-            mode: precision mode.
-            in_hardware: True if the device rounds stochastically in bf16-sr.
-        """
+        # in_hardware: the device rounds bf16-sr itself
         self.config, self.mode, self.in_hardware = config, mode, in_hardware
 
     @abstractmethod

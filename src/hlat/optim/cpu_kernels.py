@@ -42,8 +42,7 @@ _FUNCTIONS = {
 _GRADIENTS = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 _SINGLE_THREAD = 1 << 16  # elements; for fewer, a second thread costs more than it saves
 
-Arguments = tuple[int, ...]
-"""Arguments of a library function for a parameter, after the range of lines."""
+Arguments = tuple[int, ...]  # arguments of a library function for a parameter, after the range of lines
 Call = tuple[Callable[..., None], int, Arguments]
 """A library function, its number of lines (or of runs, in sums of squares), and its other arguments."""
 
@@ -55,15 +54,11 @@ def native_kernel() -> Kernel | None:
 
 
 def native_square_sums(tensors: Sequence[torch.Tensor], run: int) -> torch.Tensor | None:
-    """Compute ``square_sums`` of flat bf16 tensors with elements; None without a compiler.
-
-    Args:
-        tensors: contiguous.
-        run: elements of a sum; the library's.
-    """
+    """Compute ``square_sums`` of flat contiguous bf16 tensors with elements; None without a compiler."""
     library = _library()
     if library is None:
         return None
+    # Rounded up: the elements past the end count as zeros.
     counts = [-(-tensor.numel() // run) for tensor in tensors]
     sums = torch.empty(sum(counts), dtype=torch.float64)
     targets = sums.split(counts) if counts else ()
@@ -77,7 +72,6 @@ def native_square_sums(tensors: Sequence[torch.Tensor], run: int) -> torch.Tenso
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    """Compile the library; None, with a warning that gives the reason, if that fails."""
     started = time.perf_counter()
     try:
         library = _compile()
@@ -101,19 +95,18 @@ def _compile() -> ctypes.CDLL:
 
 
 def _update(library: ctypes.CDLL, parameters: Sequence[Operands], keys_2N: torch.Tensor, rounding: str) -> None:
-    """Update parameters with the compiled library; a ``Kernel``."""
     keys_2N = keys_2N.contiguous()
     kind = _FUNCTIONS[rounding]
     calls = [
         (getattr(library, f"{kind}_{_GRADIENTS[each.gradient.dtype]}"), each.addresses.count, _arguments(each, keys_2N))
         for each in parameters
-        if each.weight.numel()
+        if each.weight.numel()  # a rank may hold no part of a parameter
     ]
     _call(calls, sum(each.weight.numel() for each in parameters))
 
 
 def _call(calls: Sequence[Call], elements: int) -> None:
-    """Divide the lines of each call over the threads."""
+    # Any division gives the same bits: a line depends on that line only.
     threads = torch.get_num_threads()
     if threads == 1 or elements < _SINGLE_THREAD:
         _call_lines(calls, 0, 1)
@@ -137,7 +130,6 @@ def _arguments(operands: Operands, keys_2N: torch.Tensor) -> Arguments:
 
 
 def _call_lines(calls: Sequence[Call], index: int, count: int) -> None:
-    """Compute thread ``index``'s lines (of ``count`` threads) of every call."""
     for function, lines, arguments in calls:
         function(index * lines // count, (index + 1) * lines // count, *arguments)
 
@@ -152,25 +144,20 @@ os.register_at_fork(
 )  # threads do not survive a fork; the old pool would wait for them forever
 
 
-RUN = 256
-"""Elements of a sum."""
-_SUM_LANES = 16
+RUN = 256  # elements of a sum
+_SUM_LANES = 16  # sums that native.c adds side by side; see the head of this module
 _SQUARES_CHUNK = 1 << 15  # elements at a time: temporaries fit into the cache
 
 
 def square_sums(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Sum the squares of each run of ``RUN`` elements of each tensor: float64 on the CPU, one number for each run.
-
-    Args:
-        tensors: bf16, on the CPU.
-    """
+    """Sum the squares of each run of ``RUN`` elements of bf16 CPU tensors: float64, one number per run."""
     flat = [tensor.reshape(-1).contiguous() for tensor in tensors if tensor.numel()]  # a view may remain strided
     sums = native_square_sums(flat, RUN)
     return plain_square_sums(flat) if sums is None else sums
 
 
 def plain_square_sums(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Compute the same in plain torch: the definition that the compiled function reproduces bit for bit."""
+    """Compute the same in plain torch, which the compiled function reproduces bit for bit."""
     sums = [_sum_runs(chunk) for tensor in tensors for chunk in tensor.split(_SQUARES_CHUNK)]
     return torch.cat(sums) if sums else torch.zeros(0, dtype=torch.float64)
 

@@ -36,7 +36,7 @@ from hlat.runtime.backend.table import backend_of
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Quintic of Newton-Schulz: a x + b x^3 + c x^5, of large slope at 0 (Jordan et al. 2024)."""
 _RMS = 0.2  # root mean square of AdamW's updates in practice (Liu et al. 2025, section 2.2)
-_SMALLEST_NORM = 1e-7
+_SMALLEST_NORM = 1e-7  # of a matrix that is divided by its norm: zero stays zero
 _CHUNK = 1 << 20  # elements of bf16 weights updated at a time, which bounds the memory of fp32 temporaries
 _CHUNK_BYTES = {"bf16": 16, "bf16-kahan": 22}
 """Bytes of temporaries per element of a chunk by rounding scheme, as a rehearsal counts them: fp32 values."""
@@ -49,7 +49,6 @@ class MuonSpec(OptimizerSpec[MuonConfig]):
     update_bytes = 24.0  # reads weight, gradient, momentum (fp32); writes momentum, direction and weight
 
     def state_dtypes(self, hidden_matrix: bool) -> dict[str, torch.dtype]:
-        """Return dtypes of momentum and compensation of a hidden matrix; AdamW's of another parameter."""
         if not hidden_matrix:
             return self._adamw.state_dtypes(hidden_matrix)
         mode = MODES[self.mode]
@@ -57,36 +56,33 @@ class MuonSpec(OptimizerSpec[MuonConfig]):
 
     @property
     def matrix_dtype(self) -> torch.dtype | None:
-        """Dtype of matrix products in the precision mode."""
         return MODES[self.mode].compute
 
     def matrix_flops(self, rows: int, columns: int) -> float:
-        """FLOPs of Newton-Schulz: a step multiplies (m, n) by (n, m), (m, m) by (m, m), and (m, m) by (m, n)."""
         m, n = sorted((rows, columns))
+        # A step multiplies (m, n) by (n, m), (m, m) by (m, m), and (m, m) by (m, n).
         return float(self.config.ns_steps * 2 * m * m * (2 * n + m))
 
     def matrix_bytes(self, rows: int, columns: int) -> float:
-        """Bytes of the next iterate and of two products of the smaller side."""
         m, n = sorted((rows, columns))
+        # The next iterate, and two products of the smaller side.
         return float(MODES[self.mode].compute.itemsize * (m * n + 2 * m * m))
 
     def element_bytes(self, elements: int) -> float:
-        """Bytes of fp32 temporaries: of a chunk of bf16 weights, or of a direction that is then rounded."""
         mode = MODES[self.mode]
         if mode.weights == torch.bfloat16:
+            # fp32 temporaries of a chunk; with fp32 weights, a direction that is then rounded.
             scheme = rounding_of(self.mode, (self.config.momentum, self.config.momentum), self.in_hardware)
             return float(min(elements, _CHUNK) * _CHUNK_BYTES.get(scheme, _RANDOM_CHUNK_BYTES))
         return float(elements * mode.weights.itemsize if mode.compute != mode.weights else 0)
 
     def kernel(self, device: torch.device) -> str:
-        """Name the products of Newton-Schulz, and AdamW's kernel for the other parameters."""
         dtype = backend_of(device).product_dtype(MODES[self.mode].compute)
         return f"Newton-Schulz in {str(dtype).removeprefix('torch.')}; else {self._adamw.kernel(device)}"
 
     def build(
         self, parameters: Sequence[LocalParameter], seed: int = 0, matrices: WholeMatrices | None = None
     ) -> Optimizer:
-        """Build Muon of the hidden matrices and AdamW of the other parameters."""
         hidden = [each for each in parameters if each.layout.is_hidden_matrix]
         others = [each for each in parameters if not each.layout.is_hidden_matrix]
         adamw = self._adamw.build(others, seed)
@@ -102,13 +98,7 @@ class Muon(Optimizer):
     """Muon of hidden matrices, and another optimizer of the other parameters, as one optimizer.
 
     ``param_groups`` has the matrices first, then the groups of the other optimizer, with which it shares its state.
-
-    Args:
-        matrices: parameters with hidden matrices.
-        adamw: optimizer of the other parameters.
-        spec: description of the optimizer.
-        seed: seed of stochastic rounding.
-        access: access to whole matrices.
+    ``step`` is collective if matrices are sharded.
     """
 
     def __init__(
@@ -133,7 +123,6 @@ class Muon(Optimizer):
         self.param_groups += adamw.param_groups
 
     def init_state(self, parameter: torch.Tensor) -> None:
-        """Create the state of a parameter, as its first step does, unless it exists."""
         if id(parameter) in self._own:
             self._create_zeros(parameter, self._own_names)
         else:
@@ -141,29 +130,26 @@ class Muon(Optimizer):
             self._adamw.init_state(parameter)
 
     def allocate_state(self) -> None:
-        """Create everything that the first step creates: the state of every parameter, and lookup tables."""
         super().allocate_state()
         self._adamw.allocate_state()
         if self._is_bf16:
             self._streams.allocate()
 
     def set_learning_rate(self, rate: float) -> None:
-        """Set the learning rate of the next step; AdamW's is in proportion if ``optimizer.adamw_lr`` sets its peak."""
         self.param_groups[0]["lr"] = rate
         self._share_state()
+        # AdamW's rate is in proportion if optimizer.adamw_lr sets its peak.
         ratio = 1.0 if self._config.adamw_lr is None else self._config.adamw_lr / self._config.lr
         self._adamw.set_learning_rate(rate * ratio)
 
     @torch.no_grad()
     def scale_gradients(self, scale: torch.Tensor) -> None:
-        """Multiply the gradients of the next step by a scalar: those of hidden matrices in place."""
         scale_in_place([each.parameter for each in self._matrices], scale)
         self._share_state()
         self._adamw.scale_gradients(scale)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter; every hidden matrix has a gradient. Collective if matrices are sharded."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -182,7 +168,7 @@ class Muon(Optimizer):
         return loss
 
     def _share_state(self) -> None:
-        """Let the other optimizer use the state and the groups of this one, also after they were replaced."""
+        # Before each use: both may have been replaced, as by loading a checkpoint.
         self._adamw.state, self._adamw.param_groups = self.state, self.param_groups[1:]
 
     def _direction(self, parameter: LocalParameter, keys_2N: torch.Tensor | None) -> torch.Tensor:
@@ -201,7 +187,7 @@ class Muon(Optimizer):
     def _bf16_direction(
         self, parameter: LocalParameter, momentum: torch.Tensor, gradient: torch.Tensor, keys_2N: torch.Tensor
     ) -> torch.Tensor:
-        """Do the same over bf16 state, in fp32, a chunk of lines at a time."""
+        # In fp32, a chunk of lines at a time, which bounds the temporaries.
         direction, beta = torch.empty_like(momentum), self._config.momentum
         addresses = self._streams.addresses[self._indices[parameter.name]]
         lines = [addresses.view_lines(tensor) for tensor in (momentum, gradient.contiguous(), direction)]
@@ -210,6 +196,7 @@ class Muon(Optimizer):
             wide, values = kept.float(), here.float()
             wide = wide + (values - wide) * (1 - beta)
             out.copy_(values + (wide - values) * beta if self._config.nesterov else wide)
+            # As in adamw_reference: the long schemes round moments stochastically.
             is_nearest = self._rounding in ("bf16", "bf16-kahan")
             at = addresses.slice_lines(chunk.start, chunk.stop)
             kept.copy_(rounded(wide, None if is_nearest else random_bits(at, keys_2N)[1]))
@@ -236,7 +223,6 @@ class Muon(Optimizer):
         scales: dict[str, float],
         keys_2N: torch.Tensor,
     ) -> None:
-        """Do the same over bf16 weights, in fp32, a chunk of lines at a time."""
         addresses = self._streams.addresses[self._indices[parameter.name]]
         compensation = self.state[parameter.parameter].get("compensation")
         weights, updates = addresses.view_lines(parameter.tensor), addresses.view_lines(update)
@@ -255,35 +241,31 @@ class Muon(Optimizer):
             subtract(weights[chunk], wide, change, None if errors is None else errors[chunk], bits)
 
     def _scales(self, parameter: LocalParameter) -> dict[str, float]:
-        """Return the factor of the update of each canonical matrix of a parameter, learning rate included."""
+        """Return the factor of the update of each canonical matrix, learning rate included."""
         rate = self.param_groups[0]["lr"]
         shapes = self._access.shapes(parameter)
         return {name: rate * _RMS * math.sqrt(max(shape)) for name, shape in shapes.items()}
 
 
 def _chunks(lines: int, length: int) -> list[slice]:
-    """Split lines into ranges of at most ``_CHUNK`` elements, at least a line each."""
     count = max(1, _CHUNK // max(1, length))
     return [slice(start, min(start + count, lines)) for start in range(0, lines, count)]
 
 
 def orthogonalize(matrix: torch.Tensor, steps: int) -> torch.Tensor:
-    """Move the singular values of a matrix near 1 by Newton-Schulz iterations, without changing its singular vectors.
+    """Move singular values near 1 by Newton-Schulz iterations, keeping the singular vectors; overwrites ``matrix``.
 
-    Args:
-        matrix: (rows, columns), fp32, bf16 or float64; overwritten.
-        steps: number of iterations.
-
-    Returns:
-        A matrix of the same shape and dtype. Five steps bring singular values above 0.002 of the Frobenius norm to
-        between 0.65 and 1.25; zero stays zero.
+    Five steps bring singular values above 0.002 of the Frobenius norm to between 0.65 and 1.25; zero stays zero.
     """
     a, b, c = COEFFICIENTS
     dtype = backend_of(matrix.device).product_dtype(matrix.dtype)
+    # The products of the smaller side are cheaper.
     is_tall = matrix.shape[0] > matrix.shape[1]
     x = (matrix.T if is_tall else matrix).to(dtype)
+    # In bf16 the sum of squares would stop growing.
     norm = torch.linalg.vector_norm(x, dtype=torch.promote_types(dtype, torch.float32))
     x.div_(norm.clamp(min=_SMALLEST_NORM))
+    # Allocated once: the iterations reuse these.
     other, gram = torch.empty_like(x), x.new_empty(x.shape[0], x.shape[0])
     square = torch.empty_like(gram)
     for _ in range(steps):

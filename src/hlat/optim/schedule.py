@@ -10,23 +10,15 @@ from hlat.config import ScheduleConfig
 
 
 def learning_rate(config: ScheduleConfig, *, peak: float, horizon: int, step: int) -> float:
-    """Compute the learning rate of an optimizer step.
-
-    Args:
-        config: kind, warm-up steps and minimum ratio.
-        peak: rate at the end of the warm-up.
-        horizon: step at which the schedule ends; the last rate is used from there on.
-        step: 1 for the first update.
-    """
+    """Compute the rate of a step, 1 for the first; from ``horizon`` on, where the schedule ends, the last rate."""
     if step <= config.warmup_steps:
         return peak * step / config.warmup_steps
     return peak * _SHAPES[config.kind](config, horizon, min(step, horizon))
 
 
 def _cosine_wave(config: ScheduleConfig, horizon: int, step: int) -> float:
-    """Half cosine wave from 1 at the end of the warm-up to 0 at the horizon."""
     progress = (step - config.warmup_steps) / max(1, horizon - config.warmup_steps)
-    return 0.5 * (1.0 + math.cos(math.pi * progress))
+    return 0.5 * (1.0 + math.cos(math.pi * progress))  # from 1 at the end of the warm-up to 0 at the horizon
 
 
 def _cosine(config: ScheduleConfig, horizon: int, step: int) -> float:
@@ -34,7 +26,7 @@ def _cosine(config: ScheduleConfig, horizon: int, step: int) -> float:
 
 
 def _cosine_clipped(config: ScheduleConfig, horizon: int, step: int) -> float:
-    """HLAT's schedule: a cosine clipped at the minimum, which it reaches well before the horizon."""
+    # HLAT's schedule: it reaches the minimum well before the horizon.
     return max(config.min_ratio, _cosine_wave(config, horizon, step))
 
 
@@ -43,7 +35,7 @@ def _constant(config: ScheduleConfig, horizon: int, step: int) -> float:
 
 
 def _wsd(config: ScheduleConfig, horizon: int, step: int) -> float:
-    """Warm-up, stable, linear decay to the minimum over the last fraction of steps (Hu et al. 2024, MiniCPM)."""
+    # Warm-up, stable, linear decay (Hu et al. 2024, MiniCPM).
     decay = max(1, round(config.decay_fraction * horizon))
     progress = max(0, step - (horizon - decay)) / decay
     return 1.0 - (1.0 - config.min_ratio) * progress

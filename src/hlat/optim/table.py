@@ -20,13 +20,7 @@ _SPECS: dict[type[OptimizerConfig], type[OptimizerSpec[Any]]] = {
 
 
 def optimizer_spec(config: OptimizerConfig, mode: str, in_hardware: bool = False) -> OptimizerSpec[Any]:
-    """Return the description of a recipe's optimizer.
-
-    Args:
-        config: optimizer section.
-        mode: precision mode.
-        in_hardware: True if the device rounds stochastically (``precision.rounding``).
-    """
+    """Return the description of a recipe's optimizer; ``in_hardware``: the device rounds stochastically."""
     return _SPECS[type(config)](config, mode, in_hardware)
 
 
@@ -38,15 +32,5 @@ def build_optimizer(
     matrices: WholeMatrices | None = None,
     in_hardware: bool = False,
 ) -> Optimizer:
-    """Build a recipe's optimizer; its state does not exist before the first step.
-
-    Args:
-        parameters: local parameters of this process; bf16 in precision modes with bf16 weights.
-        config: optimizer section.
-        mode: precision mode.
-        seed: seed of stochastic rounding.
-        matrices: access to whole matrices (``ParallelModel.matrices``); None if this process stores all parameters
-            unsharded.
-        in_hardware: True if the device rounds stochastically (``precision.rounding``).
-    """
+    """Build the optimizer of local parameters; ``matrices`` is None if this process stores all unsharded."""
     return optimizer_spec(config, mode, in_hardware).build(parameters, seed, matrices)

@@ -24,15 +24,10 @@ Indices = npt.NDArray[np.int64]
 
 
 def extremes(x: Floats, y: Floats, buckets: int) -> Indices:
-    """Return the indices of the points to draw: the extremes of each bucket, and the ends of the curve.
+    """Return ascending indices of the points to draw: the extremes of each bucket, and the ends of the curve.
 
-    Args:
-        x: ascending, shape (points,).
-        y: shape (points,); NaN and infinities are never chosen.
-        buckets: number of intervals that the range of ``x`` is divided into.
-
-    Returns:
-        Ascending indices; all finite points, if there are at most two per bucket.
+    ``x`` ascends, shape (points,); NaN and infinities of ``y`` are never chosen. All finite points are, if there are at
+    most two per bucket.
     """
     finite = np.flatnonzero(np.isfinite(y) & np.isfinite(x))
     if len(finite) <= 2 * buckets:
@@ -40,6 +35,7 @@ def extremes(x: Floats, y: Floats, buckets: int) -> Indices:
     places, values = x[finite], y[finite]
     width = (places[-1] - places[0]) or 1.0
     bucket = np.minimum(((places - places[0]) / width * buckets).astype(np.int64), buckets - 1)
+    # The first and last of a bucket in this order are its least and greatest.
     by_value = np.lexsort((values, bucket))
     starts = np.flatnonzero(np.diff(bucket, prepend=-1))  # bucket is ascending, as x is
     stops = np.append(starts[1:], len(bucket)) - 1
@@ -50,7 +46,7 @@ def extremes(x: Floats, y: Floats, buckets: int) -> Indices:
 _WIDTH, _HEIGHT = 400, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 10, 24, 38
 _BUCKETS = 360  # about one per unit of the plot's width
-_TABLE_ROWS = 24
+_TABLE_ROWS = 24  # of a curve, besides its least and greatest value
 _SLIDER_STEPS = 400
 _MAX_MARKS = 120  # of one kind; more would be a grey area
 _SPARSE = 60  # a series with fewer points also gets a dot at each of them
@@ -70,19 +66,12 @@ class Series:
 
 @dataclass(frozen=True)
 class Mark:
-    """A place on the horizontal axis at which something happened.
-
-    Attributes:
-        x: the place.
-        kind: marks of one kind have the same shape, and one line of the legend.
-        label: text of the tooltip.
-        full_height: True to draw a line through the whole chart too.
-    """
+    """A place on the horizontal axis at which something happened."""
 
     x: float
-    kind: str
-    label: str
-    full_height: bool = False
+    kind: str  # marks of one kind have the same shape, and one line of the legend
+    label: str  # text of the tooltip
+    full_height: bool = False  # True to draw a line through the whole chart too
 
 
 def line_chart(
@@ -97,14 +86,8 @@ def line_chart(
 ) -> Html:
     """Draw curves over a common axis; empty if no series has a finite point.
 
-    Args:
-        title: title of the chart.
-        series: the curves, first drawn first.
-        across: quantity and unit of the horizontal axis.
-        up: quantity and unit of the vertical axis.
-        marks: events on the horizontal axis.
-        zero: True to begin the vertical axis at zero.
-        log: True for a logarithmic vertical axis; None takes one for a wide range of values that begins above zero.
+    ``across`` and ``up`` are quantity and unit of the axes. ``log`` None takes a logarithmic vertical axis for a wide
+    range of values that begins above zero.
     """
     drawn = [(each, extremes(each.x, each.y, _BUCKETS)) for each in series]
     kept = [(each, index) for each, index in drawn if len(index)]
@@ -112,6 +95,7 @@ def line_chart(
         return ""
     every_x = np.concatenate([each.x[index] for each, index in kept])
     every_y = np.concatenate([each.y[index] for each, index in kept])
+    # On a linear axis a few high values would press the rest of the curve flat.
     if log is None:
         log = bool(not zero and every_y.min() > 0 and every_y.max() > _WIDE_RANGE * np.median(every_y))
     x = make_axis((float(every_x.min()), float(every_x.max())))
@@ -167,7 +151,7 @@ def _line_axes(x: ChartAxis, y: ChartAxis, across: str, up: str) -> Iterator[Htm
         yield f'<text class="tick" x="{_LEFT - 4}" y="{place + 4:.1f}" text-anchor="end">{format_tick(tick)}</text>'
     for tick in x.ticks:
         place = _across(x, tick)
-        anchor = "middle" if place < _WIDTH - _RIGHT - 16 else "end"
+        anchor = "middle" if place < _WIDTH - _RIGHT - 16 else "end"  # a label at the edge would be cut off
         yield f'<path class="axis" d="M{place:.1f},{bottom}v4"/>'
         yield f'<text class="tick" x="{place:.1f}" y="{bottom + 16}" text-anchor="{anchor}">{format_tick(tick)}</text>'
     yield f'<path class="axis" d="M{_LEFT},{_TOP}V{bottom}H{_WIDTH - _RIGHT}" fill="none"/>'
@@ -179,6 +163,7 @@ def _line_axes(x: ChartAxis, y: ChartAxis, across: str, up: str) -> Iterator[Htm
 def _marks(marks: Sequence[Mark], x: ChartAxis) -> Iterator[Html]:
     for row, kind in enumerate(_kinds(marks)):
         found = [mark for mark in marks if mark.kind == kind]
+        # Every n-th, rounded up, so that at most that many are drawn.
         for mark in found[:: -(-len(found) // _MAX_MARKS)]:
             place, low = _across(x, mark.x), _HEIGHT - _BOTTOM - 6 - 9 * row
             line = f'<path class="mark" d="M{place:.1f},{_TOP}V{_HEIGHT - _BOTTOM}"/>' if mark.full_height else ""
@@ -204,7 +189,7 @@ def _curve(series: Series, index: Indices, x: ChartAxis, y: ChartAxis, number: i
 
 
 def _not_finite(series: Series, x: ChartAxis, number: int) -> Iterator[Html]:
-    """Mark values that are NaN or infinite with a cross at the upper edge."""
+    # They have no place on the axis: a cross at the upper edge.
     bad = np.flatnonzero(~np.isfinite(series.y))
     for place in bad[:: max(1, len(bad) // _MAX_MARKS)]:
         value = float(series.x[place])
@@ -231,7 +216,7 @@ def _legend(kept: Sequence[tuple[Series, Indices]], marks: Sequence[Mark]) -> Ht
 
 
 def _summary(title: str, kept: Sequence[tuple[Series, Indices]], across: str) -> str:
-    """Describe the curves in words, for screen readers."""
+    # For screen readers.
     words = []
     for each, index in kept:
         values = each.y[index]
@@ -256,39 +241,28 @@ def _table(title: str, kept: Sequence[tuple[Series, Indices]], across: str) -> H
 
 
 def _short(values: Floats) -> list[float]:
-    """Round to six significant digits, as many as a reader compares."""
+    # Six digits are as many as a reader compares; steps and tokens stay exact.
     return [float(f"{value:.6g}") if abs(value) < 1e5 or not math.isfinite(value) else float(value) for value in values]
 
 
 _SCATTER_WIDTH, _SCATTER_HEIGHT = 400, 260
 _SCATTER_LEFT, _SCATTER_RIGHT, _SCATTER_TOP, _SCATTER_BOTTOM = 48, 14, 24, 38
-_RING = 8
+_RING = 8  # radius
 _SCATTER_MARGIN = 1.06  # factor between the outermost dots and the ends of an axis
 
 
 @dataclass(frozen=True)
 class Dot:
-    """One point of a scatter chart.
+    """One point of a scatter chart."""
 
-    Attributes:
-        x: position, positive.
-        y: position, positive.
-        filled: True for a filled dot, drawn above the others.
-        group: index of its group, which selects the colour.
-        label: text of the tooltip.
-        chosen: True to mark it with a ring and with whiskers.
-        x_ends: ends of the whisker across, as shares of x.
-        y_ends: ends of the whisker upwards, as shares of y.
-    """
-
-    x: float
-    y: float
-    filled: bool
-    group: int
-    label: str
-    chosen: bool = False
-    x_ends: tuple[float, float] = (1.0, 1.0)
-    y_ends: tuple[float, float] = (1.0, 1.0)
+    x: float  # position, positive
+    y: float  # position, positive
+    filled: bool  # True for a filled dot, drawn above the others
+    group: int  # index of its group, which selects the colour
+    label: str  # text of the tooltip
+    chosen: bool = False  # True to mark it with a ring and with whiskers
+    x_ends: tuple[float, float] = (1.0, 1.0)  # ends of the whisker across, as shares of x
+    y_ends: tuple[float, float] = (1.0, 1.0)  # ends of the whisker upwards, as shares of y
 
 
 def scatter_chart(
@@ -298,18 +272,11 @@ def scatter_chart(
     across: str,
     up: str,
 ) -> Html:
-    """Draw dots over logarithmic axes.
-
-    Args:
-        title: title of the chart.
-        dots: at least one.
-        groups: names of the groups.
-        across: quantity and unit of the horizontal axis.
-        up: quantity and unit of the vertical axis.
-    """
+    """Draw dots, at least one, over logarithmic axes, with a legend of the groups."""
     x = _scatter_axis([dot.x * end for dot in dots for end in dot.x_ends])
     y = _scatter_axis([dot.y * end for dot in dots for end in dot.y_ends])
     shapes = [*_scatter_axes(x, y, across, up)]
+    # Later shapes cover earlier ones: the chosen dots are on top.
     for dot in sorted(dots, key=lambda dot: (dot.chosen, dot.filled)):
         shapes += _dot(dot, x, y)
     chosen = [dot for dot in dots if dot.chosen]
@@ -374,7 +341,7 @@ def _dot(dot: Dot, x: ChartAxis, y: ChartAxis) -> Iterator[Html]:
 
 
 _BAR_WIDTH, _BAR_THICKNESS, _BAR_HEIGHT = 400, 26, 58
-_BAR_EDGE = 1.0
+_BAR_EDGE = 1.0  # left free at both ends
 
 
 def bar_chart(
@@ -389,14 +356,8 @@ def bar_chart(
 ) -> Html:
     """Draw one bar of adjacent parts; empty if no part is positive.
 
-    Args:
-        title: title of the chart.
-        parts: size of each part by name; parts that are not positive are left out.
-        form: formats a size for legend and tooltip.
-        unit: unit of the axis.
-        scale: size of one ``unit``.
-        limit: size at which a line is drawn, such as the memory of a device.
-        spread: least and greatest total that is to be expected, drawn as a whisker.
+    The axis counts in ``unit`` of size ``scale``. A line marks ``limit``, such as a device's memory, a whisker the
+    ``spread``: least and greatest total that is to be expected.
     """
     shown = {name: size for name, size in parts.items() if size > 0}
     if not shown:
@@ -419,7 +380,7 @@ def bar_chart(
         x += wide
     for tick in axis.ticks:
         place = _BAR_EDGE + axis.fraction(tick) * (_BAR_WIDTH - 2 * _BAR_EDGE)
-        anchor = "start" if place < 16 else "end" if place > _BAR_WIDTH - 16 else "middle"
+        anchor = "start" if place < 16 else "end" if place > _BAR_WIDTH - 16 else "middle"  # as above
         shapes.append(f'<path class="axis" d="M{place:.1f},{4 + _BAR_THICKNESS}v4"/>')
         shapes.append(f'<text class="tick" x="{place:.1f}" y="48" text-anchor="{anchor}">{format_tick(tick)}</text>')
     if limit is not None:

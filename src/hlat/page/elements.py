@@ -25,7 +25,7 @@ _COLOURS = (
 )  # fmt: skip
 """Colours that differ from each other, with a contrast of at least 3 to both backgrounds."""
 
-_GOLDEN = 0.618033988749895
+_GOLDEN = 0.618033988749895  # golden ratio, less 1
 
 STYLE = """
 :root { --back: #ffffff; --text: #1c1e21; --soft: #565b63; --line: #c9ced6; --band: #f2f4f7; --link: #1a56b0; }
@@ -76,16 +76,17 @@ summary { cursor: pointer; min-height: 24px; }
 
 
 def colour(index: int) -> str:
-    """Return the colour of a series or part by its number, ``#rrggbb``; no two of the first hundreds are equal."""
+    """Return ``#rrggbb`` of a series or part; no two of the first hundreds are equal."""
     if index < len(_COLOURS):
         return _COLOURS[index]
+    # Steps of the golden ratio keep hues apart, however many there are.
     turn = (index * _GOLDEN) % 1
     lightness = 0.45 + 0.05 * (index % 3)
     return "#" + "".join(f"{round(255 * part):02x}" for part in hls_to_rgb(turn, lightness, 0.45))
 
 
 def dashes(index: int) -> str:
-    """Return the dash pattern of a series by its number, so that colour is not the only difference."""
+    """Return the dash pattern of a series, so that colour is not the only difference."""
     return ("", "6 3", "2 2", "8 3 2 3")[index % 4]
 
 
@@ -142,8 +143,7 @@ SCRIPT = """
 """
 
 
-Html = str
-"""Text of HTML, in which everything from outside has been escaped."""
+Html = str  # text of HTML, in which everything from outside has been escaped
 _NUMBER = re.compile(r"^(-?[0-9][0-9,.e+-]*( of [0-9,]+)?[%]?( ?[A-Za-z]{1,7})?|nan|-?inf|unknown)$")
 
 
@@ -153,7 +153,7 @@ def text(value: object) -> Html:
 
 
 def paragraph(content: object) -> Html:
-    """Make a paragraph of plain text."""
+    """Make a paragraph of plain text, which is escaped."""
     return f"<p>{text(content)}</p>"
 
 
@@ -164,14 +164,7 @@ def section(title: str, contents: Iterable[Html], *, level: int = 2) -> Html:
 
 
 def table(names: Sequence[str], rows: Iterable[Sequence[object]], *, caption: str, marked: int | None = None) -> Html:
-    """Make a table whose first column holds the names of its rows.
-
-    Args:
-        names: names of the columns.
-        rows: cells, as text.
-        caption: title of the table, for everyone and for screen readers.
-        marked: index of the row to emphasize; None for no row.
-    """
+    """Make a table whose first column holds the names of its rows; ``marked`` is the row to emphasize."""
     content = [[str(cell) for cell in row] for row in rows]
     kinds = [_alignment([row[column] for row in content]) for column in range(len(names))]
     head = "".join(f'<th scope="col"{kind}>{text(name)}</th>' for name, kind in zip(names, kinds, strict=True))
@@ -188,7 +181,7 @@ def table(names: Sequence[str], rows: Iterable[Sequence[object]], *, caption: st
 
 
 def _alignment(cells: Sequence[str]) -> Html:
-    """Return the attribute of the cells of a column: numbers are aligned at the right."""
+    # Numbers are aligned at the right.
     written = [cell for cell in cells if cell]
     return ' class="number"' if written and all(_NUMBER.match(cell) for cell in written) else ""
 
@@ -210,8 +203,9 @@ def grid(charts: Iterable[Html]) -> Html:
 
 
 def embedded_json(value: Any) -> Html:
-    """Write JSON for a script element; a text cannot end the element."""
+    """Write JSON for a script element, which no text in it can end."""
     plain = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    # "</script>" in a text would end the element.
     for character in "<>&\u2028\u2029":
         plain = plain.replace(character, f"\\u{ord(character):04x}")
     return plain
@@ -220,16 +214,14 @@ def embedded_json(value: Any) -> Html:
 def page(title: str, contents: Iterable[Html], *, version: str | None = None) -> Html:
     """Make the complete page. Its content security policy forbids every request and every foreign script.
 
-    A page that has no chart to read values from, and does not come from a server, has no script at all.
-
-    Args:
-        title: title and main heading.
-        contents: elements below the heading.
-        version: version of the contents, if the page comes from a server that it may ask for a newer one.
+    Only a page from a server has a ``version`` of its contents: it asks for a newer one. Another page has a script only
+    if it has a chart to read values from.
     """
     body = "\n".join(filter(None, contents))
     script = SCRIPT if version is not None or '<figure class="chart"' in body else ""
+    # The browser runs this script only: text that gets through the escaping cannot run.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    # The script of a served page asks its own server for a newer version.
     connect = "'none'" if version is None else "'self'"
     policy = (
         f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'; "

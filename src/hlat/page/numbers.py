@@ -25,7 +25,7 @@ def format_tick(value: float) -> str:
     """Format the value of a tick in few characters, as ``1.5M``."""
     size = abs(value)
     for unit, letter in _LARGE:
-        if size >= 0.99995 * unit:
+        if size >= 0.99995 * unit:  # rounded to four digits, that is 1
             return f"{value / unit:.4g}{letter}"
     return f"{value:.4g}" if size >= 1e-3 or value == 0 else f"{value:.0e}"
 
@@ -44,14 +44,7 @@ def duration(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class ChartAxis:
-    """An axis from ``least`` to ``most``, with ticks between them.
-
-    Attributes:
-        least: value at its beginning.
-        most: value at its end; larger than ``least``.
-        log: True if it is logarithmic.
-        ticks: values to label, ascending.
-    """
+    """An axis from ``least`` to ``most``, with ticks between them."""
 
     least: float
     most: float
@@ -66,19 +59,16 @@ class ChartAxis:
 
 
 def make_axis(values: Sequence[float], *, log: bool = False, zero: bool = False, count: int = 5) -> ChartAxis:
-    """Choose the range and the ticks of an axis.
+    """Choose range and ticks of an axis, about ``count`` of them.
 
-    Args:
-        values: the least and the greatest finite value to show, in any order, or more values.
-        log: True for a logarithmic axis; ignored unless all values are positive.
-        zero: True to begin a linear axis at zero.
-        count: about so many ticks.
+    ``log`` is ignored unless all values are positive; ``zero`` begins a linear axis at zero.
     """
     least, most = min(values), max(values)
     if log and least > 0:
         return _log_axis(least, most)
     if zero:
         least, most = min(least, 0.0), max(most, 0.0)
+    # A constant curve runs through the middle, not along an edge.
     if most - least <= _LEAST_RANGE * max(abs(least), abs(most)):
         margin = abs(least) * 0.05 or 1.0
         least, most = least - (0.0 if zero and least == 0 else margin), most + margin
@@ -87,6 +77,7 @@ def make_axis(values: Sequence[float], *, log: bool = False, zero: bool = False,
 
 def _even_ticks(least: float, most: float, count: int) -> tuple[float, ...]:
     step = _round_step((most - least) / count)
+    # Tolerances: the division may miss a whole number by its rounding error.
     first = math.ceil(least / step - 1e-9)
     return tuple(number * step for number in range(first, math.floor(most / step + 1e-9) + 1))
 
@@ -96,13 +87,13 @@ def _log_axis(least: float, most: float) -> ChartAxis:
         least, most = least / 1.3, most * 1.3
     low, high = math.floor(math.log10(least)), math.ceil(math.log10(most))
     factors = (1, 2, 5) if high - low <= _DECADES_WITH_HALVES else (1,)
-    every = max(1, (high - low) // 6)
+    every = max(1, (high - low) // 6)  # about six powers of ten have labels
     found = [factor * 10.0**power for power in range(low, high + 1, every) for factor in factors]
     ticks = tuple(tick for tick in found if least * (1 - 1e-9) <= tick <= most * (1 + 1e-9))
     return ChartAxis(least, most, True, ticks if len(ticks) > 1 else _even_ticks(least, most, 8))
 
 
 def _round_step(step: float) -> float:
-    """Round a step up to 1, 2 or 5 times a power of ten."""
+    # Round ticks need a step of 1, 2 or 5 times a power of ten.
     power = 10.0 ** math.floor(math.log10(step))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= step * (1 - 1e-9))

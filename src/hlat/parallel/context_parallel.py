@@ -43,16 +43,12 @@ class ContextParallelCore:
     """Causal attention of this rank's two chunks to all earlier positions, or to those of the same documents."""
 
     def __init__(self, group: ProcessGroup, length: int) -> None:
-        """Prepare for rows of a length, and for the masks of other lengths when they come.
-
-        Args:
-            group: ranks that share a row.
-            length: positions of the rows that a compiled block takes. Its masks cannot be built while it is compiled.
-        """
         self._group = group
         last = 2 * group.size() - 1
         self._chunks = (group.rank(), last - group.rank())
         self._masks: dict[tuple[int, int], CausalBias] = {}
+        # Of the length that a compiled block takes: masks cannot be built while it is compiled. Others are built when
+        # they come.
         for chunk in self._chunks:
             self._mask(length // (last + 1), chunk)
 
@@ -64,7 +60,6 @@ class ContextParallelCore:
         cache: LayerCache | None,
         document_mask: DocumentMask | None,
     ) -> torch.Tensor:
-        """(B, H, s, E), (B, G, s, E), (B, G, s, E) -> (B, H, s, E)."""
         assert cache is None, "generation does not shard sequences"
         k_BGTE, v_BGTE = self._gather(k_BGsE, v_BGsE)
         if document_mask is not None:
@@ -77,6 +72,7 @@ class ContextParallelCore:
 
     def _gather(self, k_BGsE: torch.Tensor, v_BGsE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """All-gather keys and values and restore the order of positions."""
+        # In one collective
         both_2BGsE = torch.stack((k_BGsE, v_BGsE))
         all_R2BGsE: torch.Tensor = _AllGather.apply(both_2BGsE, self._group)  # type: ignore[no-untyped-call]
         early, late = all_R2BGsE.chunk(2, dim=4)  # chunks i and 2 R - 1 - i of each rank i
@@ -93,7 +89,7 @@ class ContextParallelCore:
         return attend(q_BHCE, k, v) if chunk == 0 else attend(q_BHCE, k, v, self._mask(size, chunk))
 
     def _mask(self, size: int, chunk: int) -> CausalBias:
-        """Return the mask of a chunk's queries, the last positions of its prefix; kernels that align so build none."""
+        """Mask of a chunk's queries, the last positions of its prefix; kernels that align so build none."""
         if (size, chunk) not in self._masks:
             with _disable_current_modes():  # dispatch modes cannot handle this tensor subclass during construction
                 self._masks[size, chunk] = causal_lower_right(size, (chunk + 1) * size)

@@ -60,13 +60,9 @@ if TYPE_CHECKING:
 
 
 def shard_model(model: Decoder, mesh: DeviceMesh, zero: int, mode: Mode) -> None:
-    """Shard a model shard, on the meta device or not, over a mesh (shards,) or (replicas, shards).
+    """Shard a pipeline stage, on the meta device or not, over a mesh (shards,) or (replicas, shards); ZeRO 1 to 3.
 
-    Args:
-        model: the pipeline stage, or the complete model.
-        mesh: device mesh with one or two dimensions.
-        zero: ZeRO stage, 1 to 3.
-        mode: precision mode. Parameters are gathered in its compute dtype, gradients reduced in its reduction dtype.
+    Parameters are gathered in the mode's compute dtype, gradients reduced in its reduction dtype.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: PLC0415  (see ``is_sharded``)
 
@@ -99,35 +95,21 @@ def shard_model(model: Decoder, mesh: DeviceMesh, zero: int, mode: Mode) -> None
 
 
 def is_sharded(module: "nn.Module") -> TypeGuard["FSDPModule"]:
-    """Return True if ``shard_model`` has sharded a module, and FSDP2 gathers its parameters.
-
-    FSDP2 is imported by ``shard_model`` only: its import takes 0.3 s, which a run without it need not wait for.
-    """
+    """True if ``shard_model`` has sharded a module, and FSDP2 gathers its parameters."""
+    # FSDP2 is imported by shard_model only: its import takes 0.3 s, which a run without it need not wait for.
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
 
 def _prefetch_in_order(modules: Sequence["FSDPModule"]) -> None:
-    """Request the parameters of each module before the module in front of it computes.
-
-    In backward FSDP2 does so by itself. In forward its default is to request them when the host arrives at the module,
-    which overlaps only as long as the host is ahead of the device.
-
-    Args:
-        modules: modules that gather parameters, in order of execution.
-    """
+    # In backward FSDP2 requests parameters before the module in front computes. In forward its default is to request
+    # them when the host arrives at the module, which overlaps only as long as the host is ahead of the device.
     for module, following in pairwise(modules):
         module.set_modules_to_forward_prefetch([following])
 
 
 def configure_micro_batch(model: Decoder, zero: int, last: bool) -> None:
-    """Set FSDP2's handling of gradients and parameters in the next backward pass.
-
-    Args:
-        model: a model that may be sharded.
-        zero: ZeRO stage.
-        last: True for the last micro-batch of a step.
-    """
+    """Set FSDP2's handling of gradients and parameters in the next backward pass; nothing if it is not sharded."""
     if is_sharded(model):
         model.set_requires_gradient_sync(last or zero >= 2)
         model.set_requires_all_reduce(last)  # between replicas: once per step
@@ -135,18 +117,16 @@ def configure_micro_batch(model: Decoder, zero: int, last: bool) -> None:
 
 
 def reshard_after_every_backward(model: Decoder) -> None:
-    """Always free a block's gathered parameters after its backward pass (ZeRO 3 in a pipeline).
-
-    torch's pipeline schedules tell FSDP2 before each backward pass to keep them, so that a complete pipeline stage
-    would stay gathered.
-    """
+    """Always free a block's gathered parameters after its backward pass (ZeRO 3 in a pipeline)."""
     if is_sharded(model):
         model.set_reshard_after_backward(True)
+        # torch's pipeline schedules tell FSDP2 before each backward pass to keep them, so that a complete stage would
+        # stay gathered.
         model.set_reshard_after_backward = _keep_setting  # type: ignore[method-assign]
 
 
 def _keep_setting(reshard_after_backward: bool, *, recurse: bool = True) -> None:
-    """Ignore a call; replaces ``set_reshard_after_backward``, whose setting must not change any more."""
+    """Replace ``set_reshard_after_backward``, whose setting must not change any more."""
 
 
 def reshard(model: Decoder) -> None:
@@ -182,7 +162,7 @@ def unsharded_gradients(model: Decoder) -> Iterator[torch.Tensor]:
 
 
 def _fsdp_groups(model: Decoder) -> Iterator[Any]:
-    """Iterate over FSDP2's parameter groups: one per block; one or two for embedding, norm and head."""
+    """FSDP2's parameter groups: one per block; one or two for embedding, norm and head."""
     # Norm and head may share a state.
     for state in dict.fromkeys(module._get_fsdp_state() for module in model.modules() if is_sharded(module)):
         yield from torch_private.fsdp_parameter_groups(state)
@@ -195,18 +175,11 @@ def all_reduce_gradients(parameters: Sequence[LocalParameter], group: ProcessGro
 
 @dataclass(frozen=True)
 class ReplicatedGradients:
-    """Parameters of a rank whose gradients must be summed over several ranks.
-
-    Attributes:
-        over_tensor: parameters to reduce over the tensor group.
-        over_kv: parameters with k or v rows to reduce over the ranks that share a kv head.
-        tied: this rank's copies of a tied embedding.
-        groups: process groups of the rank.
-    """
+    """Parameters of a rank whose gradients must be summed over several ranks."""
 
     over_tensor: Sequence[LocalParameter]
-    over_kv: Sequence[LocalParameter]
-    tied: Sequence[LocalParameter]
+    over_kv: Sequence[LocalParameter]  # with k or v rows, over the ranks that share a kv head
+    tied: Sequence[LocalParameter]  # this rank's copies of a tied embedding
     groups: ProcessGroups
 
     @classmethod
@@ -222,7 +195,6 @@ class ReplicatedGradients:
         return cls(over_tensor, over_kv, tied if is_tied else [], groups)
 
     def all_reduce(self) -> None:
-        """Sum the gradients of all copies, in place."""
         if self.over_tensor and self.groups.tensor is not None:
             all_reduce_together(list(_gradients(self.over_tensor)), self.groups.tensor)
         if self.over_kv and self.groups.kv is not None:
@@ -262,7 +234,7 @@ def owned_rows(parameter: LocalParameter, tensor: torch.Tensor) -> list[torch.Te
 
 
 def sum_over_world(values: torch.Tensor, world: int) -> torch.Tensor:
-    """Sum a tensor over all ranks, in place."""
+    """Sum a tensor over all ranks, in place; ``world`` 1 needs no process group."""
     if world > 1:
         dist.all_reduce(values)
     return values
@@ -275,20 +247,14 @@ _SUMMED = 1 << 14  # float64 numbers summed at a time: torch starts no threads f
 
 
 def sum_of_squares(tensors: Sequence[torch.Tensor], zero: torch.Tensor) -> torch.Tensor:
-    """Sum the squares of all elements: a scalar. Does not synchronise with the device.
-
-    On a CPU its relative error is below (``_RUN`` + 4) 2^-24 = 1.6e-5, for any order of summation within a run and
-    tensors of any size and sharding; of bf16 tensors it is the rounding of the result. The number of threads changes
-    no bit. CUDA's kernel sums at most 128 squares per thread, and the threads in a tree.
-
-    Args:
-        tensors: any number of tensors, also none.
-        zero: a scalar 0 with the dtype and device of the result. The result is always a new tensor.
-    """
+    """Sum the squares of all elements of any number of tensors: a new scalar of the dtype and device of ``zero``."""
     if not tensors:
         return zero.clone()
     if not backend_of(zero.device).sums_norms_in_order or in_fake_world():
+        # Does not synchronise. CUDA's kernel sums at most 128 squares per thread, and the threads in a tree.
         return torch.stack(torch._foreach_norm(list(tensors), 2.0, dtype=zero.dtype)).square().sum()
+    # The relative error is below (_RUN + 4) 2^-24 = 1.6e-5, for any order of summation within a run and tensors of any
+    # size and sharding; of bf16 tensors it is the rounding of the result. The number of threads changes no bit.
     narrow = [tensor for tensor in tensors if tensor.dtype == torch.bfloat16]
     others = [tensor for tensor in tensors if tensor.dtype != torch.bfloat16]
     norms = [norm for flat in _flat(others) for norm in _norms_of_runs(flat.to(zero.dtype))]
@@ -309,14 +275,13 @@ def _norms_of_runs(flat: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _sum_in_order(values: torch.Tensor) -> torch.Tensor:
-    """Sum float64 numbers, some at a time: torch divides a longer sum over its threads, which changes the order."""
+    # Torch divides a longer sum over its threads, which changes the order.
     while values.numel() > _SUMMED:
         values = torch.stack([part.sum() for part in values.split(_SUMMED)])
     return values.sum()
 
 
 def _flat(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Flatten tensors; concatenate small ones."""
     pending: list[torch.Tensor] = []
     count = 0
     for tensor in tensors:

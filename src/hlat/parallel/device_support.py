@@ -26,12 +26,7 @@ from hlat.runtime.errors import LaunchError
 
 @dataclass(frozen=True)
 class Compilation:
-    """Decision about compiling blocks.
-
-    Attributes:
-        on: True if blocks are compiled.
-        reason: why they are not compiled; empty if they are.
-    """
+    """Decision about compiling blocks; ``reason`` is empty if they are."""
 
     on: bool
     reason: str = ""
@@ -41,16 +36,11 @@ class Compilation:
 
 
 def decide_compilation(recipe: Recipe, device: torch.device, world: int = 1) -> Compilation:
-    """Decide if blocks are compiled. Combinations that cannot work are rejected earlier, by recipe validation.
+    """Decide if blocks are compiled; the recipe has a resolved precision mode.
 
-    Args:
-        recipe: recipe with a resolved precision mode.
-        device: device of this process.
-        world: number of processes of the run.
-
-    Raises:
-        LaunchError: run.compile=blocks, but there is no compiler, or it does not support the device.
+    LaunchError: run.compile=blocks, but there is no compiler, or it does not support the device.
     """
+    # Combinations that cannot work are rejected earlier, by recipe validation.
     if recipe.run.compile == "blocks":
         if obstacle := backend_of(device).compile_obstacle(device):
             raise LaunchError(f"run.compile=blocks: {obstacle}. Use run.compile=auto, which does not compile then.")
@@ -62,7 +52,7 @@ def decide_compilation(recipe: Recipe, device: torch.device, world: int = 1) -> 
 
 
 def _reason_against(recipe: Recipe, device: torch.device, world: int) -> str:
-    """Give the reason not to compile; empty if compiling pays."""
+    """Reason not to compile; empty if compiling pays."""
     flops = flops_per_token(recipe.model, recipe.data.sequence_length) * recipe.total_tokens
     backend, compute = backend_of(device), MODES[recipe.precision.mode].compute
     if reason := compile_refusal(recipe.parallel, compute, flops, world, backend, device):
@@ -74,16 +64,7 @@ def _reason_against(recipe: Recipe, device: torch.device, world: int) -> str:
 def compile_refusal(
     layout: ParallelConfig, compute: torch.dtype, flops: float, world: int, backend: Backend, device: torch.device
 ) -> str:
-    """Give the reason why run.compile=auto does not compile where a compiler is installed; empty if it does.
-
-    Args:
-        layout: the recipe's ``parallel`` section.
-        compute: dtype of matrix products.
-        flops: FLOPs of the whole run.
-        world: number of processes.
-        backend: backend of the device, or of one that is not here.
-        device: the device.
-    """
+    """Reason why run.compile=auto does not compile a run of so many FLOPs although it could; empty if it does."""
     if reason := compile_obstacle(layout.pipeline, layout.schedule):
         return f"parallel.schedule={layout.schedule} {reason}"
     return backend.compile_refusal(compute, flops, world, device)
@@ -100,15 +81,8 @@ def _missing_compiler(device: torch.device) -> str:
 
 
 def check_isolation(device: torch.device, window: int | None = None) -> None:
-    """Check that intra-document attention can run here. On accelerators it is flex attention, which must be compiled.
-
-    Args:
-        device: device of the model.
-        window: sliding window, which needs the same kernel; None if the run needs it for data.isolate.
-
-    Raises:
-        LaunchError: there is no compiler, or flex attention does not support the device.
-    """
+    """Raise LaunchError if intra-document attention, which a window (else data.isolate) needs, cannot run here."""
+    # On accelerators it is flex attention, which must be compiled.
     kernel, compiler = backend_of(device).document_kernel, backend_of(device).compiler
     needed_for, remedy = "data.isolate=true", "Use data.isolate=false, or run.device=cpu."
     if window is not None:
@@ -128,7 +102,6 @@ def check_isolation(device: torch.device, window: int | None = None) -> None:
 
 
 def _has_compiler(device: torch.device) -> bool:
-    """Return True if torch.compile can build code for a device."""
     compiler = backend_of(device).compiler
     return compiler is None or compiler.is_available()
 
@@ -146,14 +119,7 @@ def needs_whole_matrices(recipe: Recipe) -> bool:
 
 
 def device_problems(recipe: Recipe, world: int, device: torch.device, can_send: bool) -> list[str]:
-    """Return the reasons why a device cannot run a recipe, all of them, each with a remedy.
-
-    Args:
-        recipe: a recipe validated for this number of processes, with a resolved precision mode.
-        world: number of processes.
-        device: the device.
-        can_send: True if the process groups of the device have send and receive.
-    """
+    """Return the reasons why a device cannot run a recipe with a resolved mode, each with a remedy."""
     return [*_of_the_device(recipe, world, device), *_of_its_groups(recipe, world, device, can_send)]
 
 

@@ -37,30 +37,22 @@ from hlat.runtime.terminal import plural
 
 @dataclass(frozen=True)
 class ForwardModel:
-    """This rank's shard of a model, for forward passes.
+    """This rank's shard of a model, for forward passes."""
 
-    Attributes:
-        decoder: the shard; it has all layers.
-        device: device of its weights.
-        group: the tensor-parallel ranks, which call all methods together; None for a complete model.
-    """
-
-    decoder: Decoder
+    decoder: Decoder  # has all layers
     device: torch.device
+    # The tensor-parallel ranks, which call all methods together; None for a complete model
     group: ProcessGroup | None = None
 
     @property
     def config(self) -> ModelConfig:
-        """The complete model."""
         return self.decoder.config
 
     @property
     def local_parameters(self) -> list[LocalParameter]:
-        """Parameters of the shard, to load weights into."""
         return collect_local_parameters(self.decoder)
 
     def new_cache(self, batch: int, max_length: int) -> KVCache:
-        """Allocate a KV cache for this many sequences and positions."""
         weight = next(self.decoder.parameters())
         dtype = self.decoder.compute or weight.dtype
         return KVCache(self.config, batch, max_length, self.device, dtype, self.decoder.shard)
@@ -74,15 +66,10 @@ class ForwardModel:
 
     @torch.no_grad()
     def log_probabilities(self, hidden_ND: torch.Tensor, targets_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute how likely given next tokens are.
+        """Compute how likely next tokens (N,), int64, are after positions with these hidden states.
 
-        Args:
-            hidden_ND: hidden states of the positions before them.
-            targets_N: the tokens, int64.
-
-        Returns:
-            Log-probabilities in nats, (N,), fp32 or wider; and for each token True if it is the most likely one (of
-            equally likely ones the first in the vocabulary), (N,).
+        Returns log-probabilities in nats, (N,), fp32 or wider; and (N,) True for the most likely token (the first of
+        equals).
         """
         head = self._head
         columns = len(vocabulary_rows(self.config, self.decoder.shard))
@@ -99,6 +86,7 @@ class ForwardModel:
             return logits_Nv
         shards = [ModelShard(index, self.group.size()) for index in range(self.group.size())]
         widths = [len(vocabulary_rows(self.config, shard)) for shard in shards]
+        # Shards of the vocabulary differ by at most one row, and an all-gather takes equal ones.
         padding = max(widths) - logits_Nv.shape[1]
         gathered = all_gather(torch.nn.functional.pad(logits_Nv, (0, padding)), self.group)
         return torch.cat([part[:, :width] for part, width in zip(gathered, widths, strict=True)], dim=1)
@@ -114,17 +102,8 @@ def build_forward_model(
 ) -> tuple[ForwardModel, Layout]:
     """Build this rank's shard of a model, with memory for its weights, which are not initialised. Collective.
 
-    Args:
-        config: the model.
-        runtime: rank, device and world of this process.
-        tensor: tensor-parallel degree.
-        dtype: dtype of weights and activations.
-
-    Returns:
-        The model, and the layout of all ranks: ``tensor`` x data-parallel replicas.
-
-    Raises:
-        LaunchError: the processes, or heads and columns of the model, cannot be divided by the degree.
+    Returns the model, and the layout of all ranks: ``tensor`` x data-parallel replicas. LaunchError: processes, heads
+    or columns cannot be divided by the degree.
     """
     _check_degree(config, runtime.world, tensor)
     layout = Layout.of(ParallelConfig(tensor=tensor, sequence=False, zero=0), runtime.world)

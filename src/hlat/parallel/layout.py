@@ -35,36 +35,27 @@ class Coordinates:
 
 @dataclass(frozen=True)
 class Layout:
-    """The parallel section of a recipe on a given number of processes.
+    """The parallel section of a recipe on a given number of processes."""
 
-    Attributes:
-        config: the parallel section, which has all degrees but one.
-        data: data-parallel degree, which follows from the number of processes.
-    """
-
-    config: ParallelConfig
-    data: int
+    config: ParallelConfig  # has all degrees but one
+    data: int  # data-parallel degree, which follows from the number of processes
 
     @classmethod
     def of(cls, config: ParallelConfig, world: int) -> "Layout":
-        """Build the layout of a validated recipe on ``world`` processes."""
         data, rest = divmod(world, config.model_ranks)
         assert rest == 0 and data > 0 and data % config.replicas == 0, "recipe validation checks this"
         return cls(config, data)
 
     @property
     def pipeline(self) -> int:
-        """Pipeline-parallel degree."""
         return self.config.pipeline
 
     @property
     def context(self) -> int:
-        """Context-parallel degree."""
         return self.config.context
 
     @property
     def tensor(self) -> int:
-        """Tensor-parallel degree."""
         return self.config.tensor
 
     @property
@@ -79,12 +70,10 @@ class Layout:
 
     @property
     def world(self) -> int:
-        """Number of processes."""
         return self.pipeline * self.data * self.context * self.tensor
 
     @property
     def zero(self) -> int:
-        """The ZeRO stage."""
         return self.config.zero
 
     @property
@@ -93,7 +82,6 @@ class Layout:
         return self.config.sequence and self.tensor > 1
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Return the coordinates of a rank."""
         coordinates = []
         for size in reversed(self.sizes):
             rank, index = divmod(rank, size)
@@ -101,7 +89,6 @@ class Layout:
         return Coordinates(*reversed(coordinates))
 
     def rank(self, coordinates: Coordinates) -> int:
-        """Return the rank at some coordinates."""
         rank = 0
         for axis, size in zip(AXES, self.sizes, strict=True):
             rank = rank * size + getattr(coordinates, axis)
@@ -127,13 +114,9 @@ class Layout:
         return here.dp % size * self.context + here.cp, size * self.context
 
     def state_replica(self, rank: int, sharded: bool) -> tuple[int, ...]:
-        """Identify the replica of a stage's state that a rank stores, or stores a shard of.
-
-        Args:
-            rank: the rank.
-            sharded: True if state is sharded over ``state_shards``; else every data and context index has a replica.
-        """
+        """Identify the replica of a stage's state that a rank stores, or stores a shard of."""
         here = self.coordinates(rank)
+        # Unsharded, every data and context index has a replica.
         return (here.dp // (self.data // self.replicas),) if sharded else (here.dp, here.cp)
 
     def state_replicas(self, rank: int) -> tuple[int, ...]:
@@ -154,14 +137,11 @@ class Layout:
         return self.pipeline - 1 - index if self.config.schedule == "zbv" and round_ % 2 else index
 
     def stages_of(self, pipeline_rank: int) -> list[int]:
-        """Return the stages that a pipeline rank runs, ascending."""
         return [stage for stage in range(self.config.stages) if self.stage_rank(stage) == pipeline_rank]
 
     def remote_neighbour_stages(self, pipeline_rank: int) -> list[tuple[int, list[int]]]:
-        """Return the stages of a pipeline rank, each with the stages on other ranks that it communicates with.
-
-        The two stages at the turning point of zbv's V are on the same rank and send each other no messages.
-        """
+        """Return the stages of a pipeline rank, each with the stages on other ranks that it communicates with."""
+        # The two stages at the turning point of zbv's V are on the same rank and send each other no messages.
         return [
             (stage, [other for other in (stage - 1, stage + 1) if self._is_remote(other, pipeline_rank)])
             for stage in self.stages_of(pipeline_rank)
@@ -182,13 +162,11 @@ class Layout:
         return range(first, first + count)
 
     def spans(self, rank: int, length: int) -> tuple[tuple[int, int], ...]:
-        """Return the positions of a sequence that a rank computes, as (start, stop) pairs.
-
-        Context-parallel rank i has the i-th and the i-th last of 2 * context chunks: with a causal mask, every such
-        pair of chunks costs the same.
-        """
+        """Return the positions of a sequence that a rank computes, as (start, stop) pairs."""
         if self.context == 1:
             return ((0, length),)
+        # Context-parallel rank i has the i-th and the i-th last chunk: with a causal mask, every such pair costs the
+        # same.
         index, chunk = self.coordinates(rank).cp, length // (2 * self.context)
         last = 2 * self.context - 1 - index
         return ((index * chunk, (index + 1) * chunk), (last * chunk, (last + 1) * chunk))
@@ -199,33 +177,19 @@ _ADAMW = AdamWConfig()
 
 @dataclass(frozen=True)
 class StepShape:
-    """A training step of a model in a parallel layout.
-
-    Attributes:
-        model: model section of the recipe.
-        parallel: parallel section of the recipe.
-        world: number of processes.
-        sequence: tokens per sequence.
-        global_batch, micro_batch: sequences per step, and per forward pass.
-        mode: precision mode.
-        policy: activation checkpointing policy, as in the recipe.
-        budget: bytes that a rank may save for backward, if the policy is "budget".
-        isolated: True for attention within documents only.
-        component_bytes: bytes that training components keep for each stored parameter element.
-        optimizer: optimizer section of the recipe.
-    """
+    """A training step of a model in a parallel layout."""
 
     model: ModelConfig
     parallel: ParallelConfig
     world: int
-    sequence: int
-    global_batch: int
-    micro_batch: int = 1
+    sequence: int  # tokens
+    global_batch: int  # sequences per step
+    micro_batch: int = 1  # sequences per forward pass
     mode: str = "fp32"
-    policy: str = "none"
-    budget: float | None = None
-    isolated: bool = False
-    component_bytes: int = 0
+    policy: str = "none"  # activation checkpointing, as in the recipe
+    budget: float | None = None  # bytes that a rank may save for backward, if the policy is "budget"
+    isolated: bool = False  # attention within documents only
+    component_bytes: int = 0  # that training components keep for each stored parameter element
     optimizer: OptimizerConfig = _ADAMW
 
     @classmethod
@@ -249,12 +213,11 @@ class StepShape:
 
     @cached_property
     def layout(self) -> Layout:
-        """Parallel layout of all ranks."""
         return Layout.of(self.parallel, self.world)
 
     @cached_property
     def micro_batches(self) -> int:
-        """Number of micro-batches of a step on a data-parallel rank."""
+        """Micro-batches of a step on a data-parallel rank."""
         return self.global_batch // (self.micro_batch * self.layout.data)
 
     @cached_property
@@ -269,15 +232,13 @@ class StepShape:
 
     @property
     def gathers_ends_apart(self) -> bool:
-        """True if embedding and head are gathered each when it runs, and freed after it (ZeRO 3).
-
-        In a pipeline they are on different stages, and a tied matrix is needed from the start to the end of a pass.
-        """
+        """True if embedding and head are gathered each when it runs, and freed after it (ZeRO 3)."""
+        # In a pipeline they are on different stages, and a tied matrix is needed from the start to the end of a pass.
         return self.sharded and self.layout.zero == 3 and self.layout.pipeline == 1 and not self.model.tie_embeddings
 
     @property
     def virtual(self) -> int:
-        """Number of stages per pipeline rank."""
+        """Stages per pipeline rank."""
         return self.parallel.stages_per_rank
 
     def first_rank(self, pipeline_rank: int) -> int:

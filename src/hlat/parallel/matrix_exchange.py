@@ -37,63 +37,42 @@ _MOST_ELEMENTS = 1 << 28  # stored by a rank of the layers of a batch, unless a 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A canonical hidden matrix.
-
-    Attributes:
-        layer: its layer.
-        parameter: name of the parameter that has it.
-        name: canonical name.
-        rows, columns: its shape.
-        owner: index of its owner in the members of the exchange.
-    """
+    """A canonical hidden matrix, and the member of the exchange that owns it."""
 
     layer: int
-    parameter: str
-    name: str
+    parameter: str  # name of the parameter that has it
+    name: str  # canonical
     rows: int
     columns: int
-    owner: int
+    owner: int  # index of its owner in the members of the exchange
 
     @property
     def elements(self) -> int:
-        """Number of elements."""
         return self.rows * self.columns
 
 
 @dataclass(frozen=True)
 class MatrixWindow:
-    """Rows and columns of a matrix that a rank stores.
+    """Rows and columns of a matrix that a rank stores."""
 
-    Attributes:
-        block: the rows, and where they are in the parameter.
-        first_column, columns: the columns.
-    """
-
-    block: RowBlock
+    block: RowBlock  # the rows, and where they are in the parameter
     first_column: int
     columns: int
 
     @property
     def elements(self) -> int:
-        """Number of elements."""
         return self.block.rows * self.columns
 
 
 @dataclass(frozen=True)
 class BatchVolume:
-    """Elements of the tensors of a batch on a rank.
+    """Elements of the tensors of a batch on a rank."""
 
-    Attributes:
-        sent, received: on the way to the owners.
-        returned, results: on the way back: sent by the owner, and received.
-        owned: shapes of the matrices that the rank owns.
-    """
-
-    sent: int
-    received: int
-    returned: int
-    results: int
-    owned: tuple[tuple[int, int], ...]
+    sent: int  # to the owners
+    received: int  # as an owner
+    returned: int  # sent by the owner on the way back
+    results: int  # received on the way back
+    owned: tuple[tuple[int, int], ...]  # shapes of the matrices that the rank owns
 
     def message_elements(self) -> tuple[int, int]:
         """Elements of both messages, each counted as the larger of what is sent and received."""
@@ -101,16 +80,10 @@ class BatchVolume:
 
 
 class MatrixPlan:
-    """Exchange of whole matrices between the ranks of a pipeline stage.
+    """Exchange of whole matrices between the ranks of a pipeline stage, for the layers (ascending) of a rank.
 
-    Args:
-        step: model, layout and optimizer of a training step.
-        rank: a rank; all ranks with its pipeline index have the same plan.
-        layers: layers of the rank, ascending.
-
-    Attributes:
-        members: ranks of the exchange, ascending.
-        batches: the layers, in batches that are exchanged together.
+    All ranks with the same pipeline index have the same plan. ``members`` are the ranks of the exchange, ascending;
+    ``batches`` are layers that are exchanged together.
     """
 
     def __init__(self, step: StepShape, rank: int, layers: Sequence[int]) -> None:
@@ -119,6 +92,7 @@ class MatrixPlan:
         self.members = step.layout.group(rank, "dp", "cp", "tp")
         shapes = [shape for *_, shape in matrix_shapes(step.model, 0)]
         stored = sum(map(prod, shapes)) // (step.layout.tensor * (step.shards if step.sharded else 1))
+        # As many matrices as ranks, so that each owns one, unless a rank would store too much of them.
         count = min(-(-len(self.members) // len(shapes)), max(1, _MOST_ELEMENTS // stored))
         self.batches = [tuple(layers[first : first + count]) for first in range(0, len(layers), count)]
         self._layouts: dict[tuple[int, int], dict[str, RowLayout]] = {}
@@ -143,14 +117,15 @@ class MatrixPlan:
         return None
 
     def contributes(self, rank: int, owner: int) -> bool:
-        """Return True if an owner, a rank, gathers from another rank: one of the same replica of the state."""
+        """True if an owner gathers from a rank: one of its own replica of the state."""
         layout, sharded = self._step.layout, self._step.sharded
         return layout.state_replica(rank, sharded) == layout.state_replica(owner, sharded)
 
     def sent(self, matrix: Matrix, source: int) -> MatrixWindow | None:
-        """Return what a rank sends to the owner of a matrix; None if nothing. Of copies, only the first is sent."""
+        """Return what a rank sends to the owner of a matrix; None if nothing."""
         if not self.contributes(source, self.members[matrix.owner]):
             return None
+        # Of copies, only the first is sent
         section = self.section(source, matrix)
         return section if section is not None and section.block.owned else None
 
@@ -181,7 +156,6 @@ class MatrixPlan:
         return elements * self._spec.matrix_dtype.itemsize
 
     def _layer(self, tensor_index: int, layer: int) -> dict[str, RowLayout]:
-        """Return the layouts of the parameters of a layer on a tensor rank."""
         key = (tensor_index, layer)
         if key not in self._layouts:
             shard = ModelShard(tensor_index, self._step.layout.tensor, range(layer, layer + 1), False, False)
@@ -189,10 +163,11 @@ class MatrixPlan:
         return self._layouts[key]
 
     def _row_range(self, rank: int, rows: int) -> tuple[int, int]:
-        """Return the first row of a parameter that a rank stores, and one past the last."""
+        """First stored row of a parameter and one past the last."""
         if not self._step.sharded:
             return 0, rows
         index, count = self._step.layout.state_shard(rank)
+        # FSDP2 shards rows like torch.chunk.
         size = -(-rows // count)
         first = min(index * size, rows)
         return first, min(first + size, rows)
@@ -225,17 +200,11 @@ def _owners(config: OptimizerConfig, mode: str, shapes: tuple[tuple[int, int], .
     return tuple(owners)
 
 
-Part = tuple[Matrix, MatrixWindow]
-"""A matrix, and the rows and columns of it that a message has."""
+Part = tuple[Matrix, MatrixWindow]  # a matrix, and the rows and columns of it that a message has
 
 
 class MatrixExchange:
-    """Access to whole matrices that the ranks of a pipeline stage store together (``hlat.optim.WholeMatrices``).
-
-    Args:
-        plan: the plan of this rank.
-        group: the members of the plan.
-    """
+    """Access to whole matrices that the ranks of a pipeline stage store together (``hlat.optim.WholeMatrices``)."""
 
     def __init__(self, plan: MatrixPlan, group: ProcessGroup) -> None:
         self._plan, self._group = plan, group
@@ -272,6 +241,7 @@ class MatrixExchange:
         received = self._exchange(_pack(to_owners, views, example), to_owners, from_ranks)
         whole = {matrix.name: example.new_empty(matrix.rows, matrix.columns) for matrix in owned}
         _unpack(received, from_ranks, lambda part: [_window(whole[part[0].name], part[1])])
+        # Messages and matrices have the size of the batch each: none lives longer than it is needed.
         del received
         for matrix in owned:
             whole[matrix.name] = function(matrix.name, whole[matrix.name])
@@ -285,7 +255,6 @@ class MatrixExchange:
         return [parts(index) for index in range(len(self._plan.members))]
 
     def _sent(self, matrices: Sequence[Matrix], owner: int, source: int) -> list[Part]:
-        """Return what one member sends to another, the owner."""
         rank = self._plan.members[source]
         return [
             (matrix, section)
@@ -294,7 +263,6 @@ class MatrixExchange:
         ]
 
     def _stored(self, matrices: Sequence[Matrix], owner: int, member: int) -> list[Part]:
-        """Return what a member stores of the matrices of an owner."""
         rank = self._plan.members[member]
         return [
             (matrix, section)
@@ -308,6 +276,7 @@ class MatrixExchange:
         """Send each member its parts, and return the parts received, one member after the other."""
         received = sent.new_empty(sum(map(_elements, from_members)))
         size = sent.element_size()
+        # As bytes: every library can send them, whatever the dtype.
         dist.all_to_all_single(
             received.view(torch.uint8),
             sent.view(torch.uint8),
@@ -323,7 +292,6 @@ def _elements(parts: Sequence[Part]) -> int:
 
 
 def _window(whole: torch.Tensor, section: MatrixWindow) -> torch.Tensor:
-    """Return the rows and columns of a whole matrix, as a view."""
     rows = whole.narrow(0, section.block.canonical_start, section.block.rows)
     return rows.narrow(1, section.first_column, section.columns)
 
@@ -331,14 +299,12 @@ def _window(whole: torch.Tensor, section: MatrixWindow) -> torch.Tensor:
 def _pack(
     members: Sequence[list[Part]], views: Callable[[Part], list[torch.Tensor]], example: torch.Tensor
 ) -> torch.Tensor:
-    """Copy parts into one flat tensor, in order."""
     packed = example.new_empty(sum(map(_elements, members)))
     _walk(packed, members, views, lambda flat, view: flat.view(view.shape).copy_(view))
     return packed
 
 
 def _unpack(packed: torch.Tensor, members: Sequence[list[Part]], views: Callable[[Part], list[torch.Tensor]]) -> None:
-    """Copy a flat tensor into parts, the inverse of ``_pack``."""
     _walk(packed, members, views, lambda flat, view: view.copy_(flat.view(view.shape)))
 
 

@@ -61,18 +61,12 @@ if TYPE_CHECKING:
 
 
 class ParallelModel:
-    """One rank's shard of a model, and collective operations on the model; all ranks have to call these together.
-
-    Attributes:
-        layout, groups: parallel layout, and the process groups of this rank.
-        config: the complete model.
-        stages: this rank's pipeline stages; without a pipeline one, with all layers.
-        local_parameters: this rank's parameters, in order of execution.
-    """
+    """One rank's shard of a model, and collective operations on the model; all ranks have to call these together."""
 
     def __init__(
         self, recipe: Recipe, runtime: Runtime, layout: Layout, groups: ProcessGroups, stages: list[Decoder]
     ) -> None:
+        # Stages of this rank, ascending; without a pipeline one, with all layers.
         self.layout, self.groups, self.stages = layout, groups, stages
         self.config = recipe.model
         self._recipe, self._device, self._rank, self._ranks = recipe, runtime.device, runtime.rank, runtime.ranks
@@ -113,17 +107,14 @@ class ParallelModel:
 
     @property
     def data_ranks(self) -> int:
-        """Number of ranks on the data axis."""
         return self.layout.data
 
     @property
     def isolates(self) -> bool:
-        """True if attention stays within documents."""
         return self._recipe.data.isolate
 
     @property
     def data_index(self) -> int:
-        """This rank's index on the data axis."""
         return self._coordinates.dp
 
     @property
@@ -133,7 +124,6 @@ class ParallelModel:
 
     @cached_property
     def matrices(self) -> WholeMatrices:
-        """Access to whole matrices, for optimizers that need them."""
         if self.groups.matrices is None:
             return LocalMatrices()
         step = StepShape.of(self._recipe, self.layout.world)
@@ -142,7 +132,6 @@ class ParallelModel:
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
-        """Parameters that the optimizer updates."""
         return [each.parameter for each in self.local_parameters]
 
     def stored_parameters(self) -> Iterator[torch.Tensor]:
@@ -157,7 +146,6 @@ class ParallelModel:
             yield from gathered_parameters(stage)
 
     def gradients(self) -> Iterator[torch.Tensor]:
-        """Iterate over all existing gradients of this rank, sharded or not."""
         yield from (each.gradient for each in self.local_parameters if each.gradient is not None)
         for stage in self.stages:
             yield from unsharded_gradients(stage)
@@ -167,13 +155,9 @@ class ParallelModel:
     ) -> torch.Tensor:
         """Accumulate the gradient of the mean loss over the global batch in ``.grad``; return this rank's loss term.
 
-        Args:
-            inputs_BS: token ids of the complete sequences ``rows(size)`` of the global batch, int64, on the CPU.
-            labels_BS: their next tokens, likewise.
-            positions_BS: position of each token within its document, likewise, if the recipe has data.isolate=true.
-
-        Returns:
-            A detached scalar; the terms of all ranks add up to the mean loss in nats.
+        Inputs, labels (their next tokens) and positions are int64 on the CPU, of the complete sequences ``rows(size)``
+        of the global batch; positions within documents are given if the recipe has data.isolate=true. The term is a
+        detached scalar; those of all ranks add up to the mean loss in nats.
         """
         enter_phase("forward")
         tokens = self._count(labels_BS)
@@ -186,10 +170,11 @@ class ParallelModel:
         if self.groups.gradients is not None and self.groups.shard_mesh is None:
             all_reduce_gradients(self.local_parameters, self.groups.gradients)
         self._replicated.all_reduce()
+        # Tensor ranks compute the same loss: one of them has it, so that a sum over all ranks is right.
         return loss if self._coordinates.tp == 0 else torch.zeros_like(loss)
 
     def _count(self, labels_BS: torch.Tensor) -> torch.Tensor | int:
-        """Count the labelled tokens of the global batch; a device tensor if it is a sum over ranks."""
+        """Labelled tokens of the global batch; a device tensor if it is a sum over ranks."""
         with host_values():
             count = int((labels_BS != IGNORED).sum())
         if self.groups.data is None:
@@ -226,29 +211,19 @@ class ParallelModel:
 
     @torch.no_grad()
     def evaluate(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
-        """Compute this rank's term of the summed loss over some micro-batches, forward only: a float64 scalar in nats.
-
-        The losses are summed on the CPU, with one rounding, because some devices have no float64.
-
-        Args:
-            batches: complete sequences on the CPU for this rank's data-parallel index; the same number on every rank.
-        """
+        """Compute this rank's term of the summed loss over complete CPU sequences: float64 scalar, in nats."""
+        # Collective: every rank has the same number of micro-batches.
         losses = list(self._losses(batches))
+        # On the CPU, with one rounding, because some devices have no float64.
         return sum_on_host(losses if self._coordinates.tp == 0 else [])
 
     @torch.no_grad()
     def evaluate_rows(self, batches: Sequence[MicroBatch], reduction: Reduction = row_losses) -> torch.Tensor:
-        """Compute this rank's terms of a number for each row of some micro-batches, its summed loss, forward only.
+        """Compute this rank's terms of a number for each row, such as its summed loss in nats; forward only.
 
-        Args:
-            batches: complete sequences on the CPU, all of one shape, for this rank's data-parallel index; the same
-                number on every rank. Rows may be shorter than the recipe's sequences, in steps of ``row_multiple``.
-
-            reduction: computes the number: ``row_losses``, or ``next_tokens``.
-
-        Returns:
-            (rows of all micro-batches,), losses in nats, float64 on the CPU; their sum over the ranks of the same
-            data-parallel index is the number.
+        Batches are complete CPU sequences of one shape, as many on every rank; they may be shorter than the recipe's,
+        in steps of ``row_multiple``. Returns (rows,), float64 on the CPU: the number is the sum over the ranks of a
+        data index.
         """
         rows = [len(batch.labels_BS) for batch in batches]
         values = torch.zeros(sum(rows), dtype=torch.float64)
@@ -260,14 +235,15 @@ class ParallelModel:
 
     @property
     def row_multiple(self) -> int:
-        """Number of tokens of which the length of evaluated rows is a multiple: compiled blocks take one length."""
+        """Number of tokens of which the length of evaluated rows is a multiple."""
+        # Compiled blocks take one length.
         if decide_compilation(self._recipe, self._device, self.layout.world).on:
             return self._recipe.data.sequence_length
+        # Two chunks for each context rank, which tensor ranks may shard.
         return 2 * self.layout.context * self.layout.tensor
 
     @contextmanager
     def _row_length(self, length: int) -> Iterator[None]:
-        """Let the stages compute rows of another length than the recipe's inside the block."""
         saved = self._spans, [stage.spans for stage in self.stages]
         self._spans = self.layout.spans(self._rank, length)
         for stage in self.stages:
@@ -280,23 +256,20 @@ class ParallelModel:
                 stage.spans = before
 
     def _losses(self, batches: Sequence[MicroBatch], reduction: Reduction = head_loss) -> Iterator[torch.Tensor]:
-        """Yield the loss of each micro-batch, or another reduction of it, if this rank has the last stage."""
+        """The loss of each micro-batch, or another reduction of it, if this rank has the last stage."""
         local = (self._local(batch) for batch in batches)  # lazily: only the current micro-batch is on the device
         if self._pipeline is not None:
             yield from self._pipeline.evaluate(local, reduction=reduction)
         else:
             for inputs, labels, positions in local:
                 yield self.stages[0](inputs, labels, positions=positions, reduction=reduction)
+        # FSDP2 frees gathered parameters in a backward pass, and there is none.
         for stage in self.stages:
             reshard(stage)
 
     @torch.no_grad()
     def reduce_loss_and_norm(self, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the mean loss over the global batch and the L2 norm of its gradient, both scalars, over all ranks.
-
-        Args:
-            loss: this rank's term, from ``accumulate_gradients``.
-        """
+        """Compute the mean loss over the global batch and the L2 norm of its gradient, both scalars, over all ranks."""
         gradients = [
             row
             for each in self.local_parameters
@@ -304,6 +277,7 @@ class ParallelModel:
             for row in owned_rows(each, gradient)
         ]
         squares = sum_of_squares(gradients, self._zero)
+        # Both in one message
         total = sum_over_world(torch.stack((loss.to(squares.dtype), squares)), self.layout.world)
         return total[0], total[1].sqrt()
 
@@ -321,16 +295,10 @@ class ParallelModel:
 def build_parallel(
     recipe: Recipe, runtime: Runtime, seed: int | None, dtype: torch.dtype | None = None
 ) -> ParallelModel:
-    """Build this rank's stages of a model in the recipe's layout.
+    """Build this rank's stages of a model in the layout of a recipe that is valid for this number of processes.
 
-    Args:
-        recipe: a recipe validated for this number of processes.
-        runtime: rank, device and world of this process.
-        seed: seed of the initial weights; None leaves them uninitialised, to be loaded later.
-        dtype: dtype of the weights; None for that of the precision mode.
-
-    Raises:
-        LaunchError: this device does not support what the recipe requires.
+    Without a seed weights stay uninitialised, to be loaded later. ``dtype`` of weights: None for the precision mode's.
+    LaunchError: this device does not support what the recipe requires.
     """
     mode = MODES[recipe.precision.mode]
     if dtype is not None:
@@ -360,6 +328,7 @@ def _build_stage(
     replace_parameters(model, lambda parameter: parameter.to(mode.weights))
     model.compute = mode.compute
     model.window = recipe.model.window(recipe.data.sequence_length)
+    # The order follows the head of this file: hooks are attached to modules before they are compiled and sharded.
     if recipe.precision.mode == "fp8":
         for block in model.blocks():
             convert_to_fp8(block)

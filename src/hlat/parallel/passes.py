@@ -27,17 +27,12 @@ from hlat.config import Schedule
 
 
 class MicroBatch(NamedTuple):
-    """Sequences, complete or restricted to the positions of a rank.
+    """Sequences, complete or restricted to the positions of a rank."""
 
-    Attributes:
-        inputs_BS: token ids, int64.
-        labels_BS: the next token of each, int64; ``hlat.model.IGNORED`` for none.
-        positions_BS: position of each token within its document, int64; every 0 starts a document. None if attention
-            is not restricted to documents.
-    """
-
-    inputs_BS: torch.Tensor
-    labels_BS: torch.Tensor
+    inputs_BS: torch.Tensor  # token ids, int64
+    labels_BS: torch.Tensor  # the next token of each, int64; ``hlat.model.IGNORED`` for none
+    # Position of each token within its document, int64; every 0 starts a document. None if attention is not restricted
+    # to documents.
     positions_BS: torch.Tensor | None = None
 
     def local(self, spans: tuple[tuple[int, int], ...], device: torch.device) -> "MicroBatch":
@@ -51,28 +46,19 @@ class MicroBatch(NamedTuple):
         return MicroBatch(select(self.inputs_BS), select(self.labels_BS), positions)
 
     def split(self, size: int) -> list["MicroBatch"]:
-        """Split into micro-batches of ``size`` sequences."""
         inputs, labels = self.inputs_BS.split(size), self.labels_BS.split(size)
         positions = [None] * len(inputs) if self.positions_BS is None else self.positions_BS.split(size)
         return [MicroBatch(*fields) for fields in zip(inputs, labels, positions, strict=True)]
 
 
+# ``backward`` computes all gradients; a split pass has ``input``, which the stage before needs, and ``weight``
 PassKind = Literal["forward", "backward", "input", "weight"]
-"""``backward`` computes all gradients; a split pass has ``input``, which the stage before needs, and ``weight``."""
 
 PassOrder = list[tuple[PassKind, int, int]]
 
 
 def pass_order(schedule: Schedule, rank: int, ranks: int, count: int, each: int) -> PassOrder:
-    """Return the passes of a pipeline rank in order.
-
-    Args:
-        schedule: pipeline schedule.
-        rank: pipeline rank.
-        ranks: number of pipeline ranks.
-        count: micro-batches of the step.
-        each: stages per rank.
-    """
+    """Return the passes of a pipeline rank in order, for ``count`` micro-batches and ``each`` stages per rank."""
     if schedule == "zbv":
         return _zbv_order(rank, ranks, count)
     total = count * each
@@ -96,7 +82,7 @@ def pass_order(schedule: Schedule, rank: int, ranks: int, count: int, each: int)
 
 
 def _zbv_order(rank: int, ranks: int, count: int) -> PassOrder:
-    """Order the passes of zbv: a rank's first stage is on the way down the V, its second on the way up."""
+    """Order of zbv: a rank's first stage is on the way down the V, its second on the way up."""
     down, up = rank, 2 * ranks - 1 - rank
     # The order is defined for enough micro-batches to fill the pipeline; passes of missing ones are dropped.
     filled = max(count, 2 * ranks - 1)
@@ -134,7 +120,7 @@ def _round(count: int, ranks: int) -> int:
 
 
 def _nth_pass(index: int, rank: int, ranks: int, count: int, each: int, forward: bool) -> tuple[int, int]:
-    """Return stage and micro-batch of a rank's n-th pass in one direction."""
+    """Stage and micro-batch of a rank's n-th pass in one direction."""
     size = _round(count, ranks) if each > 1 else count
     within = index % (size * each)
     stage_index = within // size
@@ -165,10 +151,7 @@ def parse_pass_label(text: str) -> LabelledPass | None:
 
 
 def sum_on_host(losses: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Sum scalars exactly and round once: float64, on the CPU. The order of the scalars does not matter.
-
-    Args:
-        losses: scalars on one device; none gives 0.
-    """
+    """Sum scalars of one device exactly and round once: float64, on the CPU; none gives 0."""
     values = torch.stack(list(losses)).tolist() if losses else []
+    # math.fsum is exact in any order, and refuses infinities of both signs, which a plain sum makes NaN.
     return torch.tensor(math.fsum(values) if all(map(math.isfinite, values)) else sum(values), dtype=torch.float64)

@@ -8,20 +8,24 @@
 A stage is built with its own layers only. It sends the residual stream, (micro-batch, positions, width), of the rank's
 positions (a shard of the sequence with sequence parallelism).
 
-Stages are torch's, with messages that live no longer than they are needed. Torch allocates the buffers of all
-micro-batches' messages before the first step and keeps them, and keeps the output of every micro-batch in flight. Here
-a buffer is allocated when its receive starts and belongs to the pass that uses it, and of the output a tensor without
-memory is kept, through which backward enters the graph. Megatron-LM frees outputs likewise
-(``deallocate_pipeline_outputs``), and so did the training of Llama 3 (arXiv 2407.21783, section 3.3.2).
+Stages are torch's, but their messages live no longer than they are needed. Torch allocates the buffers of all messages
+before the first step and keeps them. It also keeps the output of every micro-batch in flight. Here a buffer is
+allocated when its receive starts, and belongs to the pass that uses it. Of an output only a tensor without memory is
+kept, through which backward enters the graph. Megatron-LM frees outputs likewise (``deallocate_pipeline_outputs``), and
+so did the training of Llama 3 (arXiv 2407.21783, section 3.3.2).
 
-Torch's schedules with several stages per rank, and GPipe, send after each pass and wait when the step ends, or its
-forward half: until then every message of the step stays in memory. Waiting earlier cannot block for ever. There is one
-order of all messages of which the order of every rank is a part: torch appends a receive to its rank when it appends
-the send (``_add_send_recv`` in its schedules, the same in 2.11 to 2.14), and GPipe's messages are ordered by half,
-micro-batch and stage. The ranks of the first message that has not ended have ended all earlier ones, so both come to
-it, and it ends, even if every send waits for its receive. With gloo a wait blocks the process; with NCCL the stream, on
-which kernels, sends and receives keep the order of the process. 1F1B combines sends and receives in operations of its
-own, which stay as they are. A test lets ranks wait at every message (tests/parallel/pipeline/test_waiting.py).
+Torch's schedules with several stages per rank, and GPipe, send after each pass, but wait only when the step or its
+forward half ends. Until then every message stays in memory. Here ranks wait earlier, which cannot block for ever:
+
+- All messages have one order, and the order of every rank is a part of it. Torch appends a receive to its rank when it
+  appends the send (``_add_send_recv`` in its schedules, the same in 2.11 to 2.14). GPipe's messages are ordered by
+  half, micro-batch and stage.
+- Take the first message that has not ended. Both of its ranks have ended all earlier ones, so both come to it, and it
+  ends, even if every send waits for its receive.
+
+With gloo a wait blocks the process; with NCCL it blocks the stream, on which kernels, sends and receives keep the order
+of the process. 1F1B combines sends and receives in operations of its own, which stay as they are. A test lets ranks
+wait at every message (tests/parallel/pipeline/test_waiting.py).
 """
 
 from collections import deque
@@ -56,25 +60,16 @@ from hlat.runtime.progress import enter_phase
 
 
 class Outbox:
-    """Sends the messages of a rank's stages.
-
-    Args:
-        at_once: False if the schedule sends a pass's messages together with receives (1F1B), and waits for both.
-    """
+    """Sends the messages of a rank's stages."""
 
     def __init__(self, *, at_once: bool) -> None:
+        # False if the schedule sends a pass's messages together with receives (1F1B), and waits for both.
         self._at_once = at_once
+        # With their tensors, which must live until they are sent.
         self._pending: deque[tuple[dist.Work, torch.Tensor]] = deque()
 
     def send(self, operations: Sequence[dist.P2POp]) -> list[dist.P2POp]:
-        """Send messages.
-
-        Args:
-            operations: the sends of a pass.
-
-        Returns:
-            The operations that the schedule has to start.
-        """
+        """Send the messages of a pass, or return the operations that the schedule has to start."""
         if not self._at_once:
             return list(operations)
         for each in operations:
@@ -85,7 +80,6 @@ class Outbox:
         return []
 
     def wait(self) -> None:
-        """Wait until all messages are sent."""
         self._wait_for_all_but(0)
 
     def _wait_for_all_but(self, count: int) -> None:
@@ -112,29 +106,24 @@ class _GraphEnd(torch.autograd.Function):
 
 
 class ReportingStage(PipelineStage):
-    """Torch's stage; frees its messages, reports the phase of this process, and labels each pass for profilers.
-
-    Args:
-        outbox: sends the messages of this rank.
-        message: shape and dtype of the messages between stages, as a tensor without memory.
-        settings: those of torch's stage.
-    """
+    """Torch's stage; frees its messages, reports the phase of this process, and labels each pass for profilers."""
 
     def __init__(self, *settings: Any, outbox: Outbox, message: torch.Tensor, **named: Any) -> None:
         super().__init__(*settings, **named)
+        # The message has the shape and dtype of all messages between stages, without memory.
         self._outbox, self._message = outbox, message
         self._outputs: dict[int, torch.Tensor] = {}  # by micro-batch, until they are sent
 
     # The first argument of each pass is the micro-batch; torch names the others.
 
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the forward pass of a micro-batch."""
         enter_phase("forward")
         with pass_label("forward", self.stage_index, args[0]):
             output = super().forward_one_chunk(*args, **kwargs)
         if self.is_last:
             return output
         inputs = self.fwd_cache[args[0]][1]
+        # Backward enters the graph through a tensor without memory; the output itself can be freed when it is sent.
         end = _GraphEnd.apply(output)  # type: ignore[no-untyped-call]
         self.fwd_cache[args[0]] = ((end,), inputs)
         if self.stage_index_to_group_rank[self.stage_index + 1] == self.group_rank:
@@ -143,7 +132,6 @@ class ReportingStage(PipelineStage):
         return end
 
     def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the backward pass of a micro-batch, or its first half."""
         enter_phase("backward")
         with pass_label("backward" if kwargs.get("full_backward", True) else "input", self.stage_index, args[0]):
             super().backward_one_chunk(*args, **kwargs)
@@ -151,15 +139,14 @@ class ReportingStage(PipelineStage):
             kwargs["loss"].detach_()  # the schedule keeps it until the step ends, and with its graph the stage's input
 
     def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the second half of the backward pass of a micro-batch."""
         enter_phase("backward")
         with pass_label("weight", self.stage_index, args[0]):
             return super().backward_weight_one_chunk(*args, **kwargs)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        """Send the output of a micro-batch, or return the operations that do."""
         if fwd_chunk_id not in self._outputs:
             return []
+        # Torch reads the tensor to send from its cache, where the end of the graph stands.
         end, inputs = self.fwd_cache[fwd_chunk_id]
         self.fwd_cache[fwd_chunk_id] = ((self._outputs.pop(fwd_chunk_id),), inputs)
         operations = super().get_fwd_send_ops(fwd_chunk_id)
@@ -167,19 +154,16 @@ class ReportingStage(PipelineStage):
         return self._outbox.send(operations)
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        """Send the gradient by the input of a micro-batch, or return the operations that do."""
         return self._outbox.send(super().get_bwd_send_ops(bwd_chunk_id))
 
     # A buffer is allocated when its receive starts, and given away to the pass that needs it.
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        """Return the operations that receive the input of a micro-batch."""
         if not self.is_first:
             self._allocate(self.args_recv_info[fwd_chunk_id])
         return super().get_fwd_recv_ops(fwd_chunk_id)
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        """Return the operations that receive the gradient by the output of a micro-batch."""
         self._allocate(self.grad_recv_info.get(bwd_chunk_id, ()))
         return super().get_bwd_recv_ops(bwd_chunk_id)
 
@@ -242,15 +226,8 @@ _MULTI_STAGE = {
 class Pipeline:
     """The stages of this rank, and the schedules that run micro-batches through them.
 
-    Args:
-        stages: this rank's stages, ascending.
-        layout: parallel layout of all ranks.
-        rank: this rank.
-        group: process group of this rank's pipeline.
-        shape: shape of the messages between stages: (micro-batch, positions, width).
-        dtype: dtype of the messages.
-        positions: tokens of a sequence that this rank computes.
-        device: device of the stages.
+    Messages between stages have ``shape`` (micro-batch, positions, width) and ``dtype``; ``positions`` are the tokens
+    of a sequence that this rank computes. LaunchError: torch cannot split backward passes as the schedule needs.
     """
 
     def __init__(
@@ -270,6 +247,7 @@ class Pipeline:
         self._stages = dict(zip(layout.stages_of(layout.coordinates(rank).pp), stages, strict=True))
         self._shape, self._dtype, self._positions = shape, dtype, positions
         self._wide = torch.promote_types(dtype, torch.float32)  # dtype of losses
+        # Torch's schedules would keep gathered parameters until the last micro-batch.
         if layout.zero == 3:
             for stage in stages:
                 reshard_after_every_backward(stage)
@@ -281,14 +259,9 @@ class Pipeline:
         self.has_last = layout.config.stages - 1 in self._stages
 
     def train(self, batch: MicroBatch, tokens: torch.Tensor | int) -> torch.Tensor:
-        """Run forward and backward over all micro-batches.
+        """Run forward and backward over all micro-batches of a step, with this rank's positions.
 
-        Args:
-            batch: all sequences of a step, with this rank's positions.
-            tokens: divisor of the loss.
-
-        Returns:
-            The summed loss / tokens on the rank of the last stage, zero on others.
+        Returns the summed loss / tokens on the rank of the last stage, zero on others.
         """
         self._divisor = tokens
         losses: list[torch.Tensor] = []
@@ -322,11 +295,11 @@ class Pipeline:
         return self._current[1]
 
     def _build_stage(self, index: int, model: Decoder) -> ReportingStage:
-        """Build torch's stage with given shapes, so that torch does not run it once to find them."""
         sequences = self._shape[0]
         tokens = torch.empty((sequences, self._positions), dtype=torch.int64, device="meta")
         hidden = torch.empty(self._shape, dtype=self._dtype, device="meta", requires_grad=True)
         loss = torch.empty((), dtype=self._wide, device="meta", requires_grad=True)
+        # With given shapes, so that torch does not run the stage once to find them.
         return ReportingStage(
             model,
             index,
@@ -343,15 +316,7 @@ class Pipeline:
         return loss / self._divisor
 
     def evaluate(self, batches: Iterable[MicroBatch], *, reduction: Reduction = head_loss) -> Iterator[torch.Tensor]:
-        """Compute losses of micro-batches, or another reduction of them, forward only.
-
-        Args:
-            batches: micro-batches with this rank's positions.
-            reduction: computes the result of a micro-batch from its hidden states and labels.
-
-        Yields:
-            The result of each micro-batch (losses in nats), on the rank of the last stage; nothing on others.
-        """
+        """Yield the loss in nats of each micro-batch, or another reduction, on the rank of the last stage."""
         pending: list[tuple[dist.Work, torch.Tensor]] = []  # keeps tensors alive while they are sent
         local: dict[tuple[int, int], torch.Tensor] = {}
         # The outer loop is over micro-batches: sender and receiver then issue messages in the same order, as NCCL
@@ -370,7 +335,7 @@ class Pipeline:
             work.wait()
 
     def _message_shape(self, inputs_BS: torch.Tensor) -> tuple[int, int, int]:
-        """Return the shape of the messages of a micro-batch, which may have other rows than those of training."""
+        """Shape of the messages of a micro-batch, which may have other rows than those of training."""
         _, sent, width = self._shape
         rows, positions = inputs_BS.shape
         return rows, positions * sent // self._positions, width
@@ -392,6 +357,7 @@ class Pipeline:
         local: dict[tuple[int, int], torch.Tensor],
         pending: list[tuple[dist.Work, torch.Tensor]],
     ) -> None:
+        # The next stage is on this rank, and gloo has no messages to itself
         if stage + 1 in self._stages:
             local[(stage + 1, number)] = out
             return

@@ -32,27 +32,18 @@ from hlat.runtime.errors import LaunchError
 
 @dataclass(frozen=True)
 class ProcessGroups:
-    """Process groups of a rank; None for a group of one rank.
+    """Process groups of a rank; None for a group of one rank."""
 
-    Attributes:
-        mesh: all ranks, on the axes pp, dp, cp, tp.
-        pipeline, tensor, context, data: this rank's group on each axis.
-        gradients: the ranks with the same parameters and other tokens (dp x cp).
-        shard_mesh: the mesh over which FSDP2 shards: (shards,) or, with several replicas, (replicas, shards).
-        kv: the tensor-parallel ranks with a copy of the same kv head.
-        embedding: the ranks of first and last stage, which share a tied embedding.
-        matrices: the ranks of this pipeline stage, if they exchange whole matrices for the optimizer.
-    """
-
-    mesh: DeviceMesh | None
+    mesh: DeviceMesh | None  # all ranks, on the axes pp, dp, cp, tp
     pipeline: ProcessGroup | None
     tensor: ProcessGroup | None
     context: ProcessGroup | None
     data: ProcessGroup | None
-    gradients: ProcessGroup | None
-    shard_mesh: DeviceMesh | None
-    kv: ProcessGroup | None
-    embedding: ProcessGroup | None
+    gradients: ProcessGroup | None  # the ranks with the same parameters and other tokens (dp x cp)
+    shard_mesh: DeviceMesh | None  # over which FSDP2 shards: (shards,) or, with several replicas, (replicas, shards)
+    kv: ProcessGroup | None  # the tensor-parallel ranks with a copy of the same kv head
+    embedding: ProcessGroup | None  # the ranks of first and last stage, which share a tied embedding
+    # The ranks of this pipeline stage, if they exchange whole matrices for the optimizer
     matrices: ProcessGroup | None = None
 
 
@@ -60,8 +51,6 @@ SINGLE_PROCESS = ProcessGroups(None, None, None, None, None, None, None, None, N
 
 
 class _GroupFactory:
-    """Create each process group once, by its ranks."""
-
     def __init__(self, world: int) -> None:
         assert dist.group.WORLD is not None, "the default process group was initialised before"
         self._groups: dict[tuple[int, ...], ProcessGroup] = {tuple(range(world)): dist.group.WORLD}
@@ -77,11 +66,7 @@ def rank_groups(
 ) -> dict[str, tuple[int, ...]]:
     """Return the ranks of every process group that a rank belongs to, by purpose, in the order of their creation.
 
-    Args:
-        layout: layout of all ranks.
-        rank: the rank.
-        model: decides how many tensor-parallel ranks share a kv head, and if the embedding is tied.
-        whole_matrices: True if the optimizer updates matrices as a whole.
+    ``whole_matrices``: the optimizer updates matrices as a whole.
     """
     groups: dict[str, tuple[int, ...]] = {axis: layout.group(rank, axis) for axis in AXES}
     groups["gradients"] = layout.group(rank, "dp", "cp")
@@ -97,12 +82,7 @@ def rank_groups(
 
 
 def group_problems(groups: Mapping[str, tuple[int, ...]], device: torch.device) -> list[str]:
-    """Return a sentence for each set of ranks that cannot form a process group on a device.
-
-    Args:
-        groups: result of ``rank_groups``.
-        device: the device.
-    """
+    """Return a sentence for each set of ranks (of ``rank_groups``) that cannot form a process group on a device."""
     refusals = dict.fromkeys(backend_of(device).group_refusal(ranks) for ranks in groups.values() if len(ranks) > 1)
     return [
         f"parallel: {refusal}. Use other degrees, or model.tie_embeddings=false." for refusal in refusals if refusal
@@ -114,15 +94,9 @@ def create_process_groups(
 ) -> ProcessGroups:
     """Create the process groups of this rank. All ranks have to call it together, before any other communication.
 
-    Args:
-        layout: layout of all ranks.
-        rank: this rank.
-        model: decides how many tensor-parallel ranks share a kv head, and if the embedding is tied.
-        device: decides the backend of the meshes.
-        whole_matrices: True if the optimizer updates matrices as a whole.
+    The arguments are those of ``rank_groups``; the device decides the backend of the meshes.
 
-    Raises:
-        LaunchError: the device cannot form such groups.
+    LaunchError: the device cannot form such groups.
     """
     if layout.world == 1:
         return SINGLE_PROCESS
@@ -168,8 +142,7 @@ def _build_shard_mesh(
     )
 
 
-BUCKET_BYTES = 64 << 20
-"""Largest size of a bucket of tensors that are sent together; a larger tensor is sent alone."""
+BUCKET_BYTES = 64 << 20  # largest size of a bucket of tensors that are sent together; a larger tensor is sent alone
 
 # called all_gather_into_tensor and reduce_scatter_tensor up to torch 2.12
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -204,7 +177,7 @@ def all_reduce_together(tensors: Sequence[torch.Tensor], group: ProcessGroup) ->
 
 
 def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Split a list of tensors into buckets of about ``BUCKET_BYTES`` and a single dtype."""
+    """Buckets of about ``BUCKET_BYTES`` and a single dtype."""
     bucket: list[torch.Tensor] = []
     size = 0
     for tensor in tensors:
@@ -222,15 +195,7 @@ _ADVICE = "Use a layout without it, run.device=cpu, or another release of the li
 
 
 def try_groups(groups: ProcessGroups, device: torch.device) -> None:
-    """Try all process groups of this rank. Collective; each group communicates a few bytes.
-
-    Args:
-        groups: process groups of this rank.
-        device: device of this rank.
-
-    Raises:
-        LaunchError: an operation that training needs failed, or its result is wrong.
-    """
+    """Try the process groups of this rank with a few bytes. Collective; LaunchError: an operation fails or is wrong."""
     for name, group in _named(groups):
         for dtype in _TRIED_DTYPES:
             _try_operation(name, f"all-reduce of {dtype}", group, partial(_try_all_reduce, group, dtype, device))
@@ -254,6 +219,7 @@ def _try_operation(
 ) -> None:
     ranks = ", ".join(map(str, dist.get_process_group_ranks(group)))
     try:
+        # A collective may return without an error and have done nothing, so results are compared.
         found, expected = trial()
     except (RuntimeError, NotImplementedError, ValueError, AssertionError) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
@@ -284,7 +250,6 @@ def _try_reduce_scatter(group: ProcessGroup, device: torch.device) -> tuple[list
 
 
 def _try_ring(group: ProcessGroup, device: torch.device) -> tuple[list[float], list[float]]:
-    """Send to the next rank and receive from the one before: even ranks send first, the others receive first."""
     rank, size = group.rank(), group.size()
     sent, received = (torch.full((2,), float(value), device=device) for value in (rank, -1))
     before, after = (rank - 1) % size, (rank + 1) % size
@@ -292,6 +257,7 @@ def _try_ring(group: ProcessGroup, device: torch.device) -> tuple[list[float], l
         partial(dist.send, sent, group=group, group_dst=after),
         partial(dist.recv, received, group=group, group_src=before),
     ]
+    # Even ranks send first, the others receive first: else all could wait for each other.
     for step in steps if rank % 2 == 0 else reversed(steps):
         step()
     return received.tolist(), [float(before)] * 2

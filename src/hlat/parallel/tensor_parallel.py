@@ -95,13 +95,7 @@ class _AllReduce(torch.autograd.Function):
 
 
 def gather_or_copy(x: torch.Tensor, group: ProcessGroup, sequence: bool) -> torch.Tensor:
-    """Prepare the input of a column-parallel layer: the complete sequence, (B, S, D), on every rank.
-
-    Args:
-        x: (B, S, D), the same on every rank; or with sequence parallelism this rank's shard (B, S / ranks, D).
-        group: the tensor group.
-        sequence: True if the input is sharded by sequence.
-    """
+    """Prepare the input of a column-parallel layer: (B, S, D) from shards (B, S / ranks, D), or the same input."""
     function = _GatherSequence if sequence else _Copy
     out: torch.Tensor = function.apply(x, group)  # type: ignore[no-untyped-call]
     return out
@@ -176,34 +170,26 @@ def parallelize_embedding_and_head(model: Decoder, group: ProcessGroup, sequence
         model.embedding.register_forward_hook(hooks.reduce_output)
     if model.head is not None:
         register_input_gather(model.head, group, sequence)
+        # All ranks need chunks of as many tokens, or their collectives would not match.
         most_rows = -(-model.config.vocab_size // group.size())
         model.head.cross_entropy = ParallelCrossEntropy(rows, most_rows, group)
 
 
 class ParallelCrossEntropy(CrossEntropy):
-    """Cross-entropy of logits sharded by vocabulary: two all-reduces, of one and of two numbers per token.
-
-    Args:
-        rows: vocabulary rows of the local logits.
-        most_rows: largest number of rows of any rank.
-        group: the tensor group.
-    """
+    """Cross-entropy of logits sharded by vocabulary: two all-reduces, of one and of two numbers per token."""
 
     def __init__(self, rows: range, most_rows: int, group: ProcessGroup) -> None:
         super().__init__(rows.start, most_rows)
         self._group = group
 
     def reduce_max(self, peak_N: torch.Tensor) -> torch.Tensor:
-        """Take the maximum over the ranks, in place."""
         dist.all_reduce(peak_N, op=dist.ReduceOp.MAX, group=self._group)
         return peak_N
 
     def reduce_sum(self, sums_2N: torch.Tensor) -> torch.Tensor:
-        """Sum over the ranks, in place."""
         dist.all_reduce(sums_2N, group=self._group)
         return sums_2N
 
     def reduce_min(self, rows_N: torch.Tensor) -> torch.Tensor:
-        """Take the minimum over the ranks, in place."""
         dist.all_reduce(rows_N, op=dist.ReduceOp.MIN, group=self._group)
         return rows_N

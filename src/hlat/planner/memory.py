@@ -7,8 +7,7 @@
     estimates of the ranks that may need most -> fits | cannot fit | doubtful -> ExactChecks counts it exactly,
                                                                                  as often as a search has time for
 
-The parts are state, activations kept for backward, transient buffers and the device's runtime. A test compares the
-counts with rehearsals and real runs.
+A test compares the counts with rehearsals and real runs.
 
 The program gives fewer layers to a rank that needs more memory (embedding, head, more micro-batches in flight). So a
 layout can fit whose estimate does not. It cannot if the mean of its ranks is over the limit, since what one rank gives
@@ -58,44 +57,29 @@ _ALLOCATOR_SHARE = 0.06
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes of one rank at the moment of a step at which it needs most.
+    """Bytes of one rank at the moment of a step at which it needs most."""
 
-    Attributes:
-        parameters: parameters, with the gathered copies.
-        gradients: gradients, as they are accumulated.
-        optimizer: optimizer state, and the state of training components (``training.ema``).
-        activations: activations kept for backward, of all micro-batches in flight.
-        recomputing: activations of a block while it is recomputed.
-        logits: logits and their gradients for one chunk of the loss; on the last stage only.
-        working: gradients of activations in the block that runs backward.
-        buffers: buffers of collectives and of messages between stages.
-        runtime: memory of the device's runtime.
-        slack: rounding and fragmentation of the allocator.
-    """
-
-    parameters: float
-    gradients: float
-    optimizer: float
-    activations: float
-    recomputing: float
-    logits: float
-    working: float
-    buffers: float
-    runtime: float
-    slack: float
+    parameters: float  # with the gathered copies
+    gradients: float  # as they are accumulated
+    optimizer: float  # with the state of training components (training.ema)
+    activations: float  # kept for backward, of all micro-batches in flight
+    recomputing: float  # activations of a block while it is recomputed
+    logits: float  # and their gradients, for one chunk of the loss; on the last stage only
+    working: float  # gradients of activations in the block that runs backward
+    buffers: float  # of collectives, and of messages between stages
+    runtime: float  # of the device
+    slack: float  # rounding and fragmentation of the allocator
 
     @property
     def total(self) -> float:
-        """Sum of all components."""
         return sum(self.components().values())
 
     def components(self) -> dict[str, float]:
-        """Bytes by attribute name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 def rank_memory(request: PlanRequest, candidate: Candidate, pipeline_rank: int) -> RankMemory:
-    """Memory of the first rank of a pipeline rank, counted exactly from the shapes of the model's parameters."""
+    """Memory of the first rank of a pipeline rank, counted exactly from the shapes of the parameters."""
     step = candidate.step_shape(request)
     rank = step.first_rank(pipeline_rank)
     stages = rank_model_shards(step, rank)
@@ -105,10 +89,11 @@ def rank_memory(request: PlanRequest, candidate: Candidate, pipeline_rank: int) 
 
 
 def estimate_rank_memory(request: PlanRequest, candidate: Candidate, pipeline_rank: int) -> RankMemory:
-    """Estimate of ``rank_memory`` from numbers of parameters alone, as if all divided evenly; fast, for a search."""
+    """Estimate ``rank_memory`` from numbers of parameters alone, as if all divided evenly: fast."""
     model, mode, step = request.model, MODES[request.mode], candidate.step_shape(request)
     first, last = has_embedding_and_head(step, pipeline_rank)
     layers = -(-model.layers // candidate.pipeline)
+    # The split gives the rest of an uneven division to ranks without the head.
     if last and model.layers % candidate.pipeline:
         layers -= 1
     matrices = 1 if model.tie_embeddings and first and last else first + last
@@ -133,14 +118,7 @@ def estimate_rank_memory(request: PlanRequest, candidate: Candidate, pipeline_ra
 
 
 def _state_bytes(request: PlanRequest, candidate: Candidate, layers: float, ends: float) -> float:
-    """Bytes of optimizer state of a pipeline rank, unsharded.
-
-    Args:
-        request: the request.
-        candidate: the layout.
-        layers: layers of the rank.
-        ends: elements of its embedding and head.
-    """
+    """Bytes of optimizer state of a pipeline rank, unsharded; ``ends``: elements of embedding and head."""
     spec = optimizer_spec(request.optimizer, request.mode)
     block = block_share(request.model, candidate.tensor)
     hidden = hidden_share(request.model, candidate.tensor)
@@ -148,7 +126,7 @@ def _state_bytes(request: PlanRequest, candidate: Candidate, layers: float, ends
 
 
 def ranks_of_interest(request: PlanRequest, candidate: Candidate) -> list[int]:
-    """Pipeline ranks to report: those of ``representative_ranks``, with the memory that the device adds."""
+    """Pipeline ranks to report: ``representative_ranks``, with the memory that the device adds."""
     step = candidate.step_shape(request)
     kernels = _eager_kernels(request)
     counts = [rank_bytes(step, rank, sizes, kernels) for rank, sizes in enumerate(stage_layer_counts(step))]
@@ -165,8 +143,8 @@ def has_fused_kernels(chip: Chip) -> bool:
 
 
 def _eager_kernels(request: PlanRequest) -> EagerKernels:
-    """Eager kernels of the cluster's devices. Measured ones are CPUs, which are taken to have those of this machine."""
     cpu = torch.device("cpu")
+    # A measured machine is a CPU, taken to have the kernels of this one.
     if request.cluster.chip.family != "measured":
         return replace(ACCELERATOR, fused=has_fused_kernels(request.cluster.chip))
     own = attention_is_used_on(cpu)
@@ -174,7 +152,6 @@ def _eager_kernels(request: PlanRequest) -> EagerKernels:
 
 
 def _on_device(request: PlanRequest, counted: RankBytes) -> RankMemory:
-    """Add the memory of the device's runtime and allocator."""
     transient = {
         **dict.fromkeys(("gradients", "activations", "recomputing", "logits", "working", "buffers"), 0.0),
         **counted.transient,
@@ -186,14 +163,9 @@ def _on_device(request: PlanRequest, counted: RankBytes) -> RankMemory:
 
 
 def device_overhead(chip_family: str | None, transient: float) -> tuple[float, float]:
-    """Memory that a device adds to the tensors of a rank, in bytes: its runtime, and the slack of its allocator.
-
-    Args:
-        chip_family: family of the chip in the hardware catalog; None if it has none.
-        transient: bytes of activations and buffers at the peak.
-    """
+    """Bytes of a device's runtime and of its allocator's slack for ``transient`` bytes at the peak."""
     family = chip_family or "measured"
-    share = 0.0 if family == "measured" else _ALLOCATOR_SHARE
+    share = 0.0 if family == "measured" else _ALLOCATOR_SHARE  # a CPU has no caching allocator
     return _RUNTIME_BYTES.get(family, _OTHER_RUNTIME_BYTES), share * transient
 
 
@@ -202,21 +174,13 @@ _FURTHEST_ESTIMATE = 1.5  # times the limit; estimates of random layouts were at
 
 
 def possible_peak_ranks(candidate: Candidate) -> list[int]:
-    """Pipeline ranks one of which needs most memory: the first, the last, and the second.
-
-    The second has message buffers on both sides and, of the ranks that do, the most micro-batches in flight.
-    """
+    """Pipeline ranks one of which needs most memory: the first, the last, and the second."""
+    # The second has message buffers on both sides and, of the ranks that do, the most micro-batches in flight.
     return sorted({0, min(1, candidate.pipeline - 1), candidate.pipeline - 1})
 
 
 def estimated_ranks(request: PlanRequest, candidate: Candidate, most: float | None = None) -> list[float]:
-    """Estimate the bytes of the ranks that may need most, without counting every parameter.
-
-    Args:
-        request: the run.
-        candidate: the layout.
-        most: bytes; a rank that needs more ends the list.
-    """
+    """Estimate the bytes of the ranks that may need most; one that needs over ``most`` ends the list."""
     found: list[float] = []
     for rank in possible_peak_ranks(candidate):
         found.append(estimate_rank_memory(request, candidate, rank).total)
@@ -226,29 +190,16 @@ def estimated_ranks(request: PlanRequest, candidate: Candidate, most: float | No
 
 
 class ExactChecks:
-    """Check of which layouts fit; doubtful ones are counted exactly, no more than ``_MOST_CHECKS`` of them.
-
-    Args:
-        request: the run.
-        limit: bytes of a device.
-
-    Attributes:
-        found: number of layouts that fit though their estimate does not.
-    """
+    """Check of which layouts fit in ``limit`` bytes; doubtful ones are counted exactly while checks last."""
 
     def __init__(self, request: PlanRequest, limit: float) -> None:
         self._request, self._limit = request, limit
         self._left = _MOST_CHECKS
         self.furthest = _FURTHEST_ESTIMATE * limit
-        self.found = 0
+        self.found = 0  # layouts that fit though their estimate does not
 
     def may_fit(self, layout: Candidate, estimates: Sequence[float]) -> bool:
-        """True if the layout fits by its estimate, or might with layers divided unevenly.
-
-        Args:
-            layout: the layout.
-            estimates: bytes of its ranks, by ``estimated_ranks``.
-        """
+        """True if the layout fits by the estimates of its ranks, or might with layers divided unevenly."""
         if max(estimates) <= self._limit:
             return True
         if layout.pipeline == 1 or max(estimates) > self.furthest:

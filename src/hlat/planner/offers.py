@@ -7,9 +7,9 @@
 
 Numbers that are tried are 1, 2, 3, ... 8, then eight between a number and its double: 9, 10, ... 16, 18, 20, ... 32.
 
-Only enough offers are computed for the best. A run on twice the instances takes fewer days and costs more, apart from
-small steps. So a deadline and a budget each have a power of two from which on they are met, or no more met, which is
-found in a few predictions. Kinds that cannot be the best are left as soon as that is likely enough, and say why.
+A run on twice the instances takes fewer days and costs more, apart from small steps. So deadline and budget each have a
+power of two from which on they are met, or no more met. A few predictions find it. Kinds that are unlikely to be the
+best are left early, and say why.
 """
 
 import re
@@ -26,8 +26,8 @@ from hlat.planner.search import LayoutPrediction, best_layout
 from hlat.runtime.errors import PlanError
 from hlat.runtime.quantities import rounded_text
 
-_MAX_INSTANCES = 1 << 12
-_PER_DOUBLING = 8
+_MAX_INSTANCES = 1 << 12  # where a search that finds nothing ends
+_PER_DOUBLING = 8  # numbers tried between one and its double: steps of 6 to 13 %
 _FIRST_GUESS = 0.4  # share of the peak that the first number of a search assumes; others follow from its prediction
 _GUESSES = 4  # numbers that are chosen by extrapolation, before the rest is halved
 _DAY = 86400.0
@@ -35,34 +35,27 @@ _DAY = 86400.0
 
 @dataclass(frozen=True)
 class Offer:
-    """A run on one cluster.
-
-    Attributes:
-        request: the run.
-        prediction: its best layout.
-    """
+    """A run on one cluster."""
 
     request: PlanRequest
-    prediction: LayoutPrediction
+    prediction: LayoutPrediction  # of its best layout
 
     @property
     def cluster(self) -> Cluster:
-        """Cluster of the run."""
         return self.request.cluster
 
     @property
     def days(self) -> float:
-        """Duration of the run in days, failures and saves included."""
+        """Failures and saves included."""
         return self.prediction.days
 
     @property
     def usd(self) -> float | None:
-        """Cost of the run in USD; None if the instance has no price."""
         return self.prediction.cost_usd
 
     @property
     def price(self) -> float:
-        """Number that orders offers of one kind by cost: USD, or instance-days without a price."""
+        """Order of offers of one kind by cost: USD, or instance-days without a price."""
         return self.days * self.cluster.count if self.usd is None else self.usd
 
     @property
@@ -73,7 +66,7 @@ class Offer:
         return Offer(self.request, replace(one, days=high * one.days, cost_usd=cost))
 
     def with_tokens(self, tokens: int) -> "Offer":
-        """Return the run with another number of tokens, to which days, cost and energy are proportional."""
+        """Scale days, cost and energy to another number of tokens."""
         share, one = tokens / self.request.tokens, self.prediction
         cost, kwh = (None if value is None else share * value for value in (one.cost_usd, one.kwh))
         return Offer(replace(self.request, tokens=tokens), replace(one, days=share * one.days, cost_usd=cost, kwh=kwh))
@@ -81,17 +74,12 @@ class Offer:
 
 @dataclass
 class Kind:
-    """One kind of instance, and the offers that were computed for it.
-
-    Attributes:
-        instance: the instance.
-        chip: its chip.
-        request_on: the request on a cluster. It raises PlanError for a cluster that no request is possible on.
-    """
+    """One kind of instance, and the offers that were computed for it."""
 
     instance: Instance
     chip: Chip
-    request_on: Callable[[Cluster], PlanRequest]
+    request_on: Callable[[Cluster], PlanRequest]  # raises PlanError for a cluster that no request is possible on
+    # By number of instances; None where the run is impossible.
     _offers: dict[int, Offer | None] = field(default_factory=dict)
 
     @property
@@ -106,11 +94,10 @@ class Kind:
         return self._offers[number]
 
     def cluster(self, number: int) -> Cluster:
-        """Return the cluster of a number of instances."""
         return Cluster(self.instance, self.chip, number)
 
     def refusal(self) -> str:
-        """Return the reason why no request is possible on this kind, as by options that its chip has no support for."""
+        """Reason why no request is possible on this kind, as for an option its chip does not support."""
         try:
             self.request_on(self.cluster(1))
         except PlanError as error:
@@ -128,8 +115,7 @@ class Kind:
     def number_for(self, days: float) -> float:
         """Return the number of instances that would take so many days at a usual share of the peak.
 
-        Raises:
-            PlanError: no request is possible on this kind; ``refusal`` says so beforehand.
+        PlanError if no request is possible on this kind; ``refusal`` says so beforehand.
         """
         request = self.request_on(self.cluster(1))
         flops = request.tokens * flops_per_token(request.model, request.sequence, "causal")
@@ -145,15 +131,14 @@ class Kind:
     ) -> Offer | None:
         """Find the offer of the smallest number that is enough; None if there is none, or it is hopeless.
 
-        Powers of two come first, since layouts and batches divide by them; then the numbers between the first that is
-        enough and its half.
-
         Args:
-            enough: true for a cluster that is at least as large as wanted. It stays true for larger powers of two.
+            enough: true for a cluster that is at least as large as wanted; stays true for larger powers of two.
             begin: number to begin with.
             estimate: number that might just be enough, from any offer; None to double and halve.
             hopeless: true for an offer after which no larger number is of interest.
         """
+        # Powers of two first, since layouts and batches divide by them; then the numbers below the first that is
+        # enough.
         powers = [1 << power for power in range(_MAX_INSTANCES.bit_length())]
         found = self._first_of(powers, enough, begin, estimate, hopeless)
         if found is None:
@@ -170,7 +155,6 @@ class Kind:
         estimate: Callable[[Offer], float] | None,
         hopeless: Callable[[Offer], bool] = lambda offer: False,
     ) -> Offer | None:
-        """Find the first of some numbers that is enough, as ``first`` does, in few predictions."""
         low, high, found = -1, len(numbers), None
         position, tried = max(0, min(bisect_left(numbers, begin), high - 1)), 0
         while low + 1 < high:
@@ -208,7 +192,7 @@ class Kind:
 
 
 def numbers_tried(most: int) -> Iterator[int]:
-    """Yield the numbers of instances that are tried, up to one."""
+    """Yield 1, 2, ... 8, then eight numbers for each doubling."""
     number = 1
     while number <= most:
         yield number
@@ -226,23 +210,17 @@ _MONEY = re.compile(r"\$?\s*(\d[\d_,]*(?:\.\d+)?)\s*([km]?)(?:\s*(?:\$|usd))?", 
 
 @dataclass(frozen=True)
 class Goal:
-    """Limits of a run.
+    """Limits of a run: a deadline, a budget, both or neither."""
 
-    Attributes:
-        days: longest duration, failures and saves included; None for any.
-        usd: highest cost; None for any.
-    """
-
-    days: float | None = None
-    usd: float | None = None
+    days: float | None = None  # the longest duration, failures and saves included; None for any
+    usd: float | None = None  # the highest cost; None for any
 
     @property
     def by_time(self) -> bool:
-        """True if the fastest offer is the best: there is a budget, and no deadline."""
+        """The fastest offer is the best: there is a budget, and no deadline."""
         return self.days is None and self.usd is not None
 
     def meets(self, offer: Offer) -> bool:
-        """Return True if a run on the offered cluster is within the limits."""
         in_time = self.days is None or offer.days <= self.days
         return in_time and (self.usd is None or (offer.usd is not None and offer.usd <= self.usd))
 
@@ -252,14 +230,14 @@ class Goal:
         return Goal(days, usd)
 
     def order(self, offer: Offer) -> tuple[float, float]:
-        """Return the key that orders offers of several kinds, the best first."""
+        """Key of offers of several kinds, the best first."""
         return (offer.days, offer.price) if self.by_time else (offer.price, offer.days)
 
     def best(self, offers: Sequence[Offer]) -> Offer | None:
-        """Return the best of some offers of one kind that meet the goal; None if there is none.
+        """Return the best offer of one kind that meets the goal; None if there is none.
 
-        With a deadline it is the cheapest (by price, else by the number of instances), with a budget alone the fastest,
-        without a goal the largest cluster on the flat part of the cost, ``KNEE``.
+        With a deadline the cheapest (by instance-days without prices), with a budget alone the fastest, without a goal
+        the largest cluster on the flat part of the cost, ``KNEE``.
         """
         meeting = [offer for offer in offers if self.meets(offer)]
         if not meeting:
@@ -315,16 +293,12 @@ _FIRST = 8  # instances of that first try
 
 
 def explore(goal: Goal, kinds: Sequence[Kind]) -> tuple[list[tuple[Offer, Kind]], dict[str, str]]:
-    """Find the best offer of each kind, the best of all first, and the reason by kind that has none.
-
-    Args:
-        goal: limits of the run.
-        kinds: kinds of instances.
-    """
+    """Find the best offer of each kind, the best of all first, and the reason by kind that has none."""
     kinds, missed = without_refusals(kinds)
     found: list[tuple[Offer, Kind]] = []
     for kind in kinds if goal.days is not None else _cheapest_first(kinds, missed):
         best = min((offer for offer, _ in found), key=goal.order, default=None)
+        # The kinds before this one set the bar; without a deadline they come cheapest first, so that it is high early.
         hopeless = _hopeless(goal, kind, best)
         if hopeless:
             missed[kind.instance.name] = hopeless
@@ -339,20 +313,14 @@ def explore(goal: Goal, kinds: Sequence[Kind]) -> tuple[list[tuple[Offer, Kind]]
 
 
 def without_refusals(kinds: Sequence[Kind]) -> tuple[list[Kind], dict[str, str]]:
-    """Return the kinds on which a request is possible, and the reason by kind on which none is."""
+    """Split kinds into those on which a request is possible, and reasons for the others."""
     refusals = [(kind, kind.refusal()) for kind in kinds]
     missed = {kind.instance.name: reason for kind, reason in refusals if reason}
     return [kind for kind, reason in refusals if not reason], missed
 
 
 def compute(goal: Goal, kind: Kind, best: Offer | None = None) -> None:
-    """Compute the offers of a kind among which the best one for a goal is.
-
-    Args:
-        goal: limits of the run.
-        kind: kind of instance.
-        best: the best offer of other kinds so far.
-    """
+    """Compute the offers of a kind among which the best one for a goal is; ``best`` is that of the other kinds."""
     days, usd = goal.days, goal.usd
     if days is not None:
         kind.first(
@@ -372,7 +340,7 @@ def compute(goal: Goal, kind: Kind, best: Offer | None = None) -> None:
 
 
 def _cheapest_first(kinds: Sequence[Kind], missed: dict[str, str]) -> list[Kind]:
-    """Order kinds by the cost of their run on a few instances; those on which no number is possible are missed."""
+    """Order kinds by the cost on a few instances; fill ``missed`` with those on which no number is possible."""
     costs = []
     for kind in kinds:
         offer = _first_offer(kind)
@@ -384,13 +352,14 @@ def _cheapest_first(kinds: Sequence[Kind], missed: dict[str, str]) -> list[Kind]
 
 
 def _first_offer(kind: Kind) -> Offer | None:
-    """Return the offer of a few instances, or of the next possible numbers."""
+    # Too few instances lack memory, so larger ones first; too many do not divide the batch.
     numbers = [_FIRST << power for power in range(10)] + [_FIRST >> power for power in range(1, 4)]
     return next((offer for offer in map(kind.at, numbers) if offer is not None), None)
 
 
 def _hopeless(goal: Goal, kind: Kind, best: Offer | None) -> str:
-    """Return the reason why no number of a kind can be better than the best offer so far; empty if one might be."""
+    """Reason why no number of a kind can beat the best offer so far; empty if one might."""
+    # With a deadline, ``compute`` stops by itself at the first offer that is too dear.
     if best is None or goal.days is not None:
         return ""
     first = _first_offer(kind)
@@ -411,7 +380,7 @@ def _hopeless(goal: Goal, kind: Kind, best: Offer | None) -> str:
 
 
 def _dear(offers: Sequence[Offer], best: Offer | None) -> str:
-    """Say that the last of some offers is far more expensive than the best one of other kinds; empty if it is not."""
+    """Say that the last of some offers costs far more than the best of other kinds; empty if it does not."""
     if best is None or not offers:
         return ""
     last = offers[-1]

@@ -3,7 +3,7 @@
 PlanRequest -> search -> chosen, alternatives -> TrainingPlan -> JSON, recipe fragment
 -> nothing fits -> suggestions -> PlanError that names the nearest clusters and their cost
 
-suggestions: more of the same instances, instances with more memory, fewer bytes per parameter; each with the
+suggestions: more instances, instances with more memory, fewer bytes per parameter; each with the
 layout that a plan would choose
 
 request, layout -> kernels of attention and step times under run.deterministic true and false -> DeterminismCost
@@ -52,20 +52,13 @@ from hlat.runtime.terminal import plural
 
 @dataclass(frozen=True)
 class DeterminismCost:
-    """Kernels and step times by ``run.deterministic``, on a device where it makes a difference.
+    """Kernels and step times by ``run.deterministic``, on a device where it makes a difference."""
 
-    Attributes:
-        chosen: the value that the run has.
-        kernels: kernel of attention for each value.
-        seconds: predicted seconds of a step for each value.
-    """
-
-    chosen: bool
-    kernels: Mapping[bool, AttentionKernel]
-    seconds: Mapping[bool, float]
+    chosen: bool  # the value that the run has
+    kernels: Mapping[bool, AttentionKernel]  # of attention, by value
+    seconds: Mapping[bool, float]  # of a step, predicted, by value
 
     def __str__(self) -> str:
-        """Name the kernel, and what the other value would change; an estimate."""
         other = not self.chosen
         share = self.seconds[other] / self.seconds[self.chosen] - 1
         bits = "the bits of one that was never interrupted" if other else "other last bits"
@@ -77,7 +70,7 @@ class DeterminismCost:
 
 
 def determinism_cost(request: PlanRequest, candidate: Candidate) -> DeterminismCost | None:
-    """Predict a step of a layout with deterministic kernels and without; None where they are the same."""
+    """Predict a step with deterministic kernels and without; None where they are the same."""
     either = {value: replace(request, deterministic=value) for value in (True, False)}
     kernels = {value: planned_execution(asked, candidate).attention for value, asked in either.items()}
     found = {value: kernel for value, kernel in kernels.items() if kernel is not None}
@@ -88,15 +81,9 @@ def determinism_cost(request: PlanRequest, candidate: Candidate) -> DeterminismC
 
 
 def run_determinism_cost(recipe: Recipe, chip: Chip | None, world: int) -> DeterminismCost | None:
-    """Predict the same for a run that is about to start.
+    """Predict ``determinism_cost`` for a run that is about to start, with as many processes as ``world``.
 
-    Args:
-        recipe: a recipe that is valid for as many processes.
-        chip: chip of the devices; None if the catalog does not have it.
-        world: number of processes.
-
-    Returns:
-        The prediction; None where the kernels are the same, or if the run cannot be predicted.
+    None where the kernels are the same, the catalog does not have the chip, or the run cannot be predicted.
     """
     try:
         return None if chip is None else determinism_cost(*recipe_on_chip(recipe, chip, world))
@@ -104,7 +91,7 @@ def run_determinism_cost(recipe: Recipe, chip: Chip | None, world: int) -> Deter
         return None
 
 
-_MAX_INSTANCES = 1 << 12
+_MAX_INSTANCES = 1 << 12  # where the search for a suggestion ends
 _COUNTS_PER_DOUBLING = 8  # counts to try between one that does not fit and twice as many, which fit
 _LARGER_INSTANCES = 3  # kinds of instances with more memory to try
 
@@ -118,7 +105,6 @@ def suggestions(request: PlanRequest) -> Iterator[tuple[PlanRequest, LayoutPredi
 
 
 def _if_it_fits(request: PlanRequest) -> Iterator[tuple[PlanRequest, LayoutPrediction]]:
-    """Yield the request with its best layout, or nothing."""
     ranked = search(request).ranked
     if ranked:
         yield request, break_tie(ranked, request.cluster.domain)
@@ -140,7 +126,7 @@ def _with_count(request: PlanRequest, count: int) -> PlanRequest:
 
 
 def _larger_instances(request: PlanRequest) -> Iterator[tuple[PlanRequest, LayoutPrediction]]:
-    """Yield the same number of the next larger instances, by memory, that have the request's price and fit."""
+    """Yield the next larger instances, by memory, that have the request's price and fit."""
     catalog: Catalog = load_catalog()
     clusters = []
     for instance in catalog.instances:
@@ -163,34 +149,26 @@ _FAILURE_SEED = 12349  # seed of the simulated failures: the same request gives 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """A plan for one request.
-
-    Attributes:
-        request: the request.
-        chosen: the layout to train in, with its prediction.
-        ranked: the best layouts that fit, fastest first, including the chosen one; empty if the user gave a layout.
-        found: statistics of the search; None if the user gave a layout.
-        goodput_simulated: goodput over simulated runs: mean, and of the worst tenth.
-    """
+    """Plan for one request: a layout, its alternatives and the assumptions."""
 
     request: PlanRequest
-    chosen: LayoutPrediction
+    chosen: LayoutPrediction  # the layout to train in
+    # Layouts that fit, fastest first, the chosen one included; empty if the user gave a layout.
     ranked: tuple[LayoutPrediction, ...]
-    found: SearchResult | None
-    goodput_simulated: tuple[float, float]
+    found: SearchResult | None  # None if the user gave a layout
+    goodput_simulated: tuple[float, float]  # mean, and of the worst tenth of runs
 
     @cached_property
     def determinism(self) -> DeterminismCost | None:
-        """Price of deterministic kernels in the chosen layout; None where they are the same as others."""
+        """None where deterministic kernels are the same as others."""
         return determinism_cost(self.request, self.chosen.candidate)
 
     @property
     def alternatives(self) -> list[LayoutPrediction]:
-        """The other layouts that fit, fastest first."""
         return [prediction for prediction in self.ranked if prediction is not self.chosen]
 
     def may_be_fastest(self, prediction: LayoutPrediction) -> bool:
-        """True if the prediction is the fastest, or too close to it for the model to tell which is faster."""
+        """True if the layout is the fastest, or too close to it for the model to tell."""
         fastest = min(one.step_seconds for one in (self.chosen, *self.ranked))
         return prediction.step_seconds < fastest * undecided_ratio()
 
@@ -209,7 +187,7 @@ class TrainingPlan:
         return layout_json(self.request, prediction) | {"may_be_fastest": self.may_be_fastest(prediction)}
 
     def assumptions(self) -> dict[str, Any]:
-        """Assumptions and inputs of the prediction, under their documented keys."""
+        """Inputs of the prediction under their documented keys (docs/planning.md)."""
         request, reliability = self.request, self.chosen.reliability
         price = request.cluster.price(request.price)
         search_statistics = {} if self.found is None else {
@@ -263,7 +241,7 @@ class TrainingPlan:
 
 
 def layout_json(request: PlanRequest, prediction: LayoutPrediction) -> dict[str, Any]:
-    """A predicted layout under its documented keys."""
+    """A predicted layout under its documented keys (docs/planning.md)."""
     layout = prediction.candidate
     execution = planned_execution(request, layout)
     return {
@@ -314,11 +292,9 @@ def layout_json(request: PlanRequest, prediction: LayoutPrediction) -> dict[str,
 
 
 def make_plan(request: PlanRequest, layout: str | None = None) -> TrainingPlan:
-    """Plan a run.
+    """Plan a run in the best layout, or in a given one.
 
-    Args:
-        request: the run.
-        layout: layout to predict, as in ``tp=8,pp=1``; None searches for the best one.
+    A given ``layout``, as in ``tp=8,pp=1``, is predicted even if it does not fit.
 
     Raises:
         PlanError: no layout is possible or fits into memory; the message suggests what would.
@@ -344,7 +320,7 @@ def fits(request: PlanRequest, prediction: LayoutPrediction) -> bool:
 
 
 def _simulated_goodput(request: PlanRequest, prediction: LayoutPrediction) -> tuple[float, float]:
-    """Simulated goodput: mean, and of the worst tenth of runs."""
+    """Goodput over simulated runs: mean, and of the worst tenth."""
     work = request.steps * prediction.step_seconds
     # Ten thousand failures of a long run show no more than a few hundred.
     seconds = min(work, 200 * prediction.reliability.mtbf)
@@ -353,7 +329,6 @@ def _simulated_goodput(request: PlanRequest, prediction: LayoutPrediction) -> tu
 
 
 def _nothing_fits(request: PlanRequest, found: SearchResult) -> str:
-    """Error message: the memory that the request lacks, and the nearest requests that would fit."""
     cluster = request.cluster
     if found.least_memory is None:
         return (
@@ -378,7 +353,7 @@ def _nothing_fits(request: PlanRequest, found: SearchResult) -> str:
 
 
 def _model_section(request: PlanRequest) -> str:
-    """The model as a section, for one that no preset or recipe has; with its context, if sequences are longer."""
+    """YAML of the model for a shape that no preset or recipe has, and for sequences beyond its context."""
     section = llama_class(request.name) or {}
     context = request.model.max_sequence_length
     if context is not None and context < request.sequence:
@@ -387,7 +362,7 @@ def _model_section(request: PlanRequest) -> str:
 
 
 def recipe_fragment(request: PlanRequest, candidate: Candidate, *, fits_in: bool = True) -> str:
-    """The layout as sections of a recipe, for a recipe to include."""
+    """The layout as YAML sections that a recipe can include."""
     virtual = f"\n  virtual_stages: {candidate.virtual}" if candidate.virtual > 1 else ""
     gather = f"  gather_again: {candidate.parallel.gather_again}\n" if candidate.tensor > 1 else ""
     copies = f"  replicas: {candidate.replicas}\n" if candidate.replicas > 1 else ""

@@ -7,20 +7,14 @@
         budget --scaling law--> parameters, tokens --nearest shape--> model --planner--> FLOPs that the budget buys
                      ^-----------------------------------------------------------------'  until they agree
 
-A run costs and takes as much per token with few tokens as with many. Without a deadline the number of instances is that
-of a plan without a goal (the bend of the cost), and the budget says how many tokens. With one, all instances for the
-whole time cost the budget: fewer would have too little time, more too little money. Such a number may be odd, and
-layouts divide better by powers of two: the two around it are compared too.
-
-What a dollar buys depends on the model, and so does the best cluster for it. So law and planner are asked in turn, and
-the planner chooses kind and number of instances anew for each size. The tokens are those that the budget affords there.
+The best cluster depends on the model, and so does what a dollar buys. So law and planner are asked in turn: the planner
+chooses kind and number of instances anew for each size.
 
 The law is C = 6 N D FLOPs, L(N, D) = E + A / N^alpha + B / D^beta: Hoffmann et al. 2022 (arXiv 2203.15556), approach 3,
-with the constants that Besiroglu et al. 2024 (arXiv 2404.10102) fitted to the same runs: the published ones were
-rounded, and their fit had not converged. N counts all parameters. The runs had up to 16 billion parameters, and
-MassiveText as data: the loss of other data is another one, but the best size for an amount of compute changes little.
-With tokens to be generated: Sardana et al. 2023 (arXiv 2401.00448), equation 2, who also find that at high numbers of
-tokens per parameter further tokens help less than such a law says.
+with the constants of Besiroglu et al. 2024 (arXiv 2404.10102), since the published ones were rounded and their fit had
+not converged. N counts all parameters. The runs had up to 16 billion parameters and MassiveText as data: other data has
+another loss, but nearly the same best size. With tokens to be generated: Sardana et al. 2023 (arXiv 2401.00448),
+equation 2. They also find that far beyond the usual tokens per parameter, more tokens help less than the law says.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,27 +36,17 @@ ANY = "any"
 
 @dataclass(frozen=True)
 class Purchase:
-    """Answer to a buyer.
-
-    Attributes:
-        goal: limits of the run.
-        price: kind of all prices.
-        rows: the best offer of each kind of instance that meets the goal, the one to choose first.
-        sizes: offers of the chosen kind, by number of instances.
-        missed: reason, by kind without an offer.
-        affords: True if the number of tokens is what the budget affords, False if it was given.
-    """
+    """Answer to a buyer: what to rent for a run, and the alternatives."""
 
     goal: Goal
     price: PriceKind | None
-    rows: tuple[Offer, ...]
-    sizes: tuple[Offer, ...]
-    missed: dict[str, str]
-    affords: bool = False
+    rows: tuple[Offer, ...]  # the best offer of each kind that meets the goal; the first is the one to take
+    sizes: tuple[Offer, ...]  # offers of the chosen kind, by number of instances
+    missed: dict[str, str]  # reason by kind without an offer
+    affords: bool = False  # the number of tokens is what the budget affords; else it was given
 
     @property
     def chosen(self) -> Offer:
-        """The offer to take."""
         return self.rows[0]
 
     @property
@@ -72,12 +56,10 @@ class Purchase:
 
     @property
     def sure(self) -> tuple[Offer, ...]:
-        """Offers that meet the goal with the whole range in which 4 of 5 runs are expected, cheapest first.
-
-        Those that hlat cannot run are left out, unless it cannot run the chosen one either.
-        """
+        """Offers that meet the goal with the whole range in which 4 of 5 runs are expected, cheapest first."""
         offers = {offer.cluster.name: offer for offer in (*self.rows, *self.sizes)}.values()
         sure = [offer for offer in offers if self.range_goal.meets(offer.slow_end)]
+        # A buyer who chose a chip that hlat cannot run on wants to compare such chips too.
         if _runnable(self.chosen):
             sure = [offer for offer in sure if _runnable(offer)]
         return tuple(sorted(sure, key=lambda offer: (offer.usd or 0.0, offer.days)))
@@ -98,10 +80,10 @@ def choose_cluster(
 
     Args:
         chips: instances or chips of the catalog, separated by commas, or ``any``.
-        goal: limits of the run.
+        goal: limits of the run: a deadline, a budget, both or neither.
         request_on: the request on a cluster, with prices of a kind.
-        catalog: chips, instances and prices.
-        price: kind of price; None for the one that most of the instances have.
+        catalog: where instances and prices are looked up.
+        price: None for the kind of price that most of the instances have.
 
     Raises:
         HardwareError: an unknown instance or chip; names all of them.
@@ -113,6 +95,7 @@ def choose_cluster(
     if not found:
         raise no_offer(f"no cluster meets the goal, {goal}", missed)
     chosen, kind = found[0]
+    # Computed for the table of sizes alone: the offers stay in the kind.
     list(kind.doublings(chosen.cluster.count))
     if not goal.meets(chosen.slow_end):
         compute(goal.shrunk(chosen.prediction.interval.high), kind)  # numbers that leave room for the slow end, if any
@@ -120,7 +103,7 @@ def choose_cluster(
 
 
 def no_offer(what: str, missed: dict[str, str]) -> PlanError:
-    """Return the error that says what no kind can do, and the reason by kind, which may have several lines."""
+    """Return the error with the reason of each kind; a reason may have several lines."""
     lines = (f"  {name}: {reason}".replace("\n", "\n    ") for name, reason in missed.items())
     return PlanError("\n".join([f"{what}:", *lines]))
 
@@ -134,16 +117,7 @@ def kinds_of(
 ) -> tuple[list[Kind], PriceKind | None, dict[str, str]]:
     """Find the kinds of instances of a question, the kind of their prices, and reasons by kind that has none.
 
-    Args:
-        chips: instances or chips of the catalog, separated by commas, or ``any``.
-        goal: limits of the run. With a budget, an instance without a price stands for all of its chip.
-        request_on: the request on a cluster, with prices of a kind.
-        catalog: chips, instances and prices.
-        price: kind of price; None for the one that most of the instances have.
-
-    Raises:
-        HardwareError: an unknown instance or chip; names all of them.
-        PlanError: there is a budget, and none of the instances has a price.
+    Arguments and errors are those of ``choose_cluster``. PlanError: there is a budget, and no price is known.
     """
     instances = _instances(chips, catalog, priced=goal.usd is not None)
     of = price or _commonest_price([instance for instance, _ in instances])
@@ -160,13 +134,7 @@ def kinds_of(
 
 
 def _instances(chips: str, catalog: Catalog, *, priced: bool) -> list[tuple[Instance, Chip]]:
-    """Return the named instances; those of a chip for the name of a chip.
-
-    Args:
-        chips: names, or ``any``.
-        catalog: chips and instances.
-        priced: True if prices are needed: an instance without one then stands for all with its chip that have one.
-    """
+    """Return the named instances; all instances of a chip for its name. Unknown names raise HardwareError."""
     usable = [
         (instance, chip)
         for instance in catalog.instances
@@ -180,6 +148,7 @@ def _instances(chips: str, catalog: Catalog, *, priced: bool) -> list[tuple[Inst
         named = catalog.instance(word)
         of_chip = catalog.chip(word)
         found = [pair for pair in usable if pair[0] is named] or [pair for pair in usable if pair[1] is of_chip]
+        # An instance without a price stands for all with its chip that have one.
         if priced and found and not any(instance.prices for instance, _ in found):
             found += [(one, chip) for one, chip in usable if chip is found[0][1] and one.prices]
         chosen += [pair for pair in found if pair not in chosen]
@@ -198,7 +167,7 @@ def _instances(chips: str, catalog: Catalog, *, priced: bool) -> list[tuple[Inst
 
 
 def _commonest_price(instances: Sequence[Instance]) -> PriceKind | None:
-    """Return the kind of price that most instances have, the first in the catalog's order among equals."""
+    """Return the kind of price that most instances have; among equals, the first in the catalog."""
     counts: dict[PriceKind, int] = {}
     for instance in instances:
         for kind in instance.prices:
@@ -218,18 +187,15 @@ def afford(
 ) -> Purchase:
     """Choose kind and number of instances that train on most tokens.
 
-    Args:
-        chips: instances or chips of the catalog, separated by commas, or ``any``.
-        goal: limits of the run; a budget is one of them.
-        request_on: the request on a cluster, with prices of a kind. Its number of tokens has no influence.
-        catalog: chips, instances and prices.
-        price: kind of price; None for the one that most of the instances have.
+    Arguments are those of ``choose_cluster``; the goal has a budget, and the tokens of the requests have no influence.
 
     Raises:
         HardwareError: an unknown instance or chip; names all of them.
         PlanError: no price is known, or the model fits nowhere.
     """
     kinds, of, missed = kinds_of(chips, goal, request_on, catalog, price)
+    # Per token, a run costs and takes the same with few tokens as with many. So without a deadline the best number of
+    # instances is that of a plan without a goal (the bend of the cost), and the budget says how many tokens.
     if goal.days is None:
         found, others = explore(Goal(), kinds)
         missed |= others
@@ -248,6 +214,7 @@ def afford(
         raise no_offer(f"no cluster can train the model, {goal}", missed)
     best.sort(key=lambda pair: -pair[0].request.tokens)
     sizes = [affordable(goal, offer) for offer in best[0][1].offers]
+    # One object for both tables, which mark the chosen offer by identity.
     chosen = best[0][0]
     sizes = [chosen if offer.cluster == chosen.cluster else offer for offer in sizes]
     return Purchase(goal, of, tuple(offer for offer, _ in best), tuple(sizes), missed, affords=True)
@@ -263,15 +230,14 @@ def affordable(goal: Goal, offer: Offer) -> Offer:
 
 
 def _for_all_the_time(goal: Goal, kind: Kind) -> Sequence[Offer]:
-    """Return offers of the numbers of instances that cost about the budget until the deadline, and of powers of two.
-
-    If none of them is possible, it is the offer of the nearest power of two above, else below, that is.
-    """
+    """Return offers that cost about the budget until the deadline; the nearest possible one where none is."""
     assert goal.days is not None and goal.usd is not None, "there are a deadline and a budget"
     price = kind.cluster(1).price(kind.request_on(kind.cluster(1)).price)
     assert price is not None, "a budget needs prices, which kinds_of looked for"
+    # So many instances for the whole time cost the budget. Fewer have too little time, more too little money.
     number = goal.usd / (price[1] * 24 * goal.days)
     below, above = max(1, floor(number)), max(1, ceil(number))
+    # The number may be odd; layouts divide better by powers of two.
     power = 1 << (below.bit_length() - 1)
     near = sorted({below, above, power, 2 * power})
     offers = [offer for offer in map(kind.at, near) if offer is not None]
@@ -298,21 +264,17 @@ class ScalingLaw:
     beta: float
 
     def loss(self, parameters: float, tokens: float) -> float:
-        """Return the loss in nats per token."""
         loss: float = self.irreducible + self.a / parameters**self.alpha + self.b / tokens**self.beta
         return loss
 
     def optimal_size(self, flops: float, generated: float = 0.0) -> tuple[float, float]:
-        """Return the parameters and training tokens that are best for some FLOPs of training.
+        """Return the parameters and training tokens that are best for some FLOPs of training, 6 N D.
 
-        Without tokens to be generated, they have the least loss. With them, no other size of that loss takes fewer
-        FLOPs for training and generating together. That is where alpha A / N^alpha = (1 + I / (3 D)) beta B / D^beta,
-        I being the generated tokens.
-
-        Args:
-            flops: FLOPs of the training, 6 N D.
-            generated: tokens to be generated over the model's life, prompts included.
+        Without tokens to be generated, they have the least loss. With them (prompts included), no other size of that
+        loss takes fewer FLOPs for training and generating together.
         """
+        # The optimum is where alpha A / N^alpha = (1 + I / (3 D)) beta B / D^beta, with I generated tokens. The left
+        # side falls with N and the right side grows, so halving finds it.
         low, high = 1.0, _LARGEST_SIZE
         while high / low > 1 + 1e-12:
             size = (low * high) ** 0.5
@@ -336,59 +298,40 @@ RequestOf = Callable[[str, int | None], Callable[[Cluster, PriceKind | None], Pl
 
 @dataclass(frozen=True)
 class SizedRun:
-    """A model of a size, trained on so many tokens.
+    """A model of a size, and its training run."""
 
-    Attributes:
-        purpose: what its size is best for.
-        parameters: its parameters.
-        best: parameters and tokens that the law wants; the shape is the nearest one.
-        offer: its run.
-    """
-
-    purpose: str
+    purpose: str  # what its size is best for
     parameters: int
-    best: tuple[float, float]
+    best: tuple[float, float]  # parameters and tokens that the law wants; the shape is the nearest one
     offer: Offer
 
     @property
     def tokens(self) -> int:
-        """Training tokens."""
         return self.offer.request.tokens
 
     @property
     def loss(self) -> float:
-        """Loss by the law, in nats per token."""
         return CHINCHILLA.loss(self.parameters, self.tokens)
 
     @property
     def flops(self) -> float:
-        """FLOPs of the training as the law counts them."""
+        """6 N D, as the law counts them."""
         return FLOPS_PER_PARAMETER * self.parameters * self.tokens
 
     def lifetime_flops(self, generated: float) -> float:
-        """FLOPs of the training and of generating so many tokens."""
         return self.flops + FLOPS_PER_PARAMETER / 3 * self.parameters * generated
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Answer to the question which model to train.
-
-    Attributes:
-        goal: limits of the run.
-        flops: FLOPs of the training, if they were given instead of a budget.
-        generated: tokens to be generated over the model's life; 0 if nothing was said.
-        price: kind of all prices.
-        runs: the run with the least loss; with tokens to be generated, the one that is best for them first.
-        missed: reason, by kind of instance without an offer.
-    """
+    """Answer to the question which model to train."""
 
     goal: Goal
-    flops: float | None
-    generated: float
+    flops: float | None  # of the training, if given instead of a budget
+    generated: float  # tokens over the model's life; 0 if nothing was said
     price: PriceKind | None
-    runs: tuple[SizedRun, ...]
-    missed: dict[str, str]
+    runs: tuple[SizedRun, ...]  # the best for the tokens to be generated first, if any; then the least loss
+    missed: dict[str, str]  # reason by kind of instance without an offer
 
 
 def choose_model_size(
@@ -406,9 +349,9 @@ def choose_model_size(
     Args:
         chips: instances or chips of the catalog, separated by commas, or ``any``.
         goal: limits of the run; without ``flops``, a budget is one of them.
-        request_of: the requests of a model.
-        catalog: chips, instances and prices.
-        price: kind of price; None for the one that most of the instances have.
+        request_of: the requests of a model, by cluster and kind of price.
+        catalog: where instances and prices are looked up.
+        price: None for the kind of price that most of the instances have.
         flops: FLOPs of the training, instead of what the budget buys.
         generated: tokens to be generated over the model's life, prompts included.
 
@@ -437,18 +380,7 @@ def choose_model_size(
 
 
 def _agreed(purchase_of: Callable[[str], Purchase], begin: float, purpose: str, generated: float) -> SizedRun:
-    """Return the run of the size that the law wants for the compute which the budget buys for that very size.
-
-    Each size gets the kind and number of instances that are best for it. Shapes are a few percent apart, and one may be
-    trained more efficiently than the next: if the law goes round among some, the answer is the one nearest to what it
-    wants for it.
-
-    Args:
-        purchase_of: the cluster to buy for a model, and the tokens that the budget affords there.
-        begin: parameters of the first model that is asked for.
-        purpose: what the size is best for.
-        generated: tokens to be generated over the model's life.
-    """
+    """Return the run of the size that the law wants for the compute that the budget buys for it."""
     tried: dict[int, SizedRun] = {}
     name, _, size = nearest_shape(begin)
     while size not in tried and len(tried) < _MOST_SIZES:
@@ -456,6 +388,8 @@ def _agreed(purchase_of: Callable[[str], Purchase], begin: float, purpose: str, 
         best = CHINCHILLA.optimal_size(FLOPS_PER_PARAMETER * size * offer.request.tokens, generated)
         tried[size] = SizedRun(purpose, size, best, offer)
         name, _, size = nearest_shape(best[0])
+    # Shapes are a few percent apart, and one may train more efficiently than the next. So the law can go round among
+    # some: the answer is the one nearest to what the law wants for it.
     order = list(tried)
     around = order[order.index(size) :] if size in tried else order
     return min((tried[one] for one in around), key=lambda run: abs(log(run.best[0] / run.parameters)))
@@ -486,8 +420,9 @@ def _for_flops(
 
 
 def optimal_tokens(request: PlanRequest) -> tuple[int, float]:
-    """Return the parameters of a request's model, and the training tokens for which that size is the best one."""
+    """Return the parameters of a request's model, and the training tokens for which that size is best."""
     size = count_parameters(request.model).total
+    # The best size grows with the FLOPs: halve in the logarithm.
     low, high = 1e9, 1e32
     while high / low > 1 + 1e-9:
         middle = (low * high) ** 0.5

@@ -4,7 +4,7 @@
              --purchase_json---> the same under documented keys
     ModelSize --model_size_lines, model_size_json--> the same for the question which model to train
 
-The risk: a run meets the goal as predicted, and may miss it within the range of its prediction.
+The risk: a run that meets the goal as predicted may miss it within the range of its prediction.
 """
 
 from collections.abc import Iterator, Sequence
@@ -90,7 +90,7 @@ def _shape(run: SizedRun, generated: float) -> str:
 
 
 def _beside_the_optimum(offer: Offer) -> str:
-    """Return how the tokens of a run compare with those for which its model has the best size."""
+    """Compare the tokens of a run with those for which its model has the best size."""
     request = offer.request
     size, wanted = optimal_tokens(request)
     flops = 6.0 * size * request.tokens
@@ -113,8 +113,8 @@ def _marks(offers: Sequence[Offer], missed: dict[str, str], columns: int) -> Ite
 
 
 def _assumed(offer: Offer, columns: int) -> Iterator[str]:
-    """Yield what the choice assumes."""
     for one in offer.request.assumed:
+        # The tokens are the answer here, not an assumption: the budget or the law chose them.
         if not (offer.request.tokens_assumed and "(--tokens)" in one):
             yield from wrapped(f"assumed  {one}", columns, 9)
     yield from wrapped(f"expect   {expectation(offer.prediction)}", columns, 9)
@@ -203,7 +203,7 @@ def _offer_json(offer: Offer) -> dict[str, Any]:
 
 
 def risk_sentence(purchase: Purchase) -> str:
-    """Say that the chosen run may miss the goal, and what would not; empty if its whole range is within the goal."""
+    """Say that the chosen run may miss the goal, and what would not; empty if its whole range meets it."""
     chosen, goal = purchase.chosen, purchase.range_goal
     late = goal.days is not None and chosen.slow_end.days > goal.days
     dear = goal.usd is not None and (chosen.slow_end.usd or 0.0) > goal.usd
@@ -224,6 +224,6 @@ def risk_sentence(purchase: Purchase) -> str:
 
 
 def _rounded_down(value: float) -> str:
-    """Write a number with two significant digits, rounded down."""
+    # Two significant digits. The 1e-9 keeps exact multiples, which division may put just below.
     unit = 10.0 ** (floor(log10(value)) - 1)
     return f"{floor(value / unit + 1e-9) * unit:.12g}"

@@ -4,17 +4,12 @@
                -> finalists -> pipeline simulated, memory counted exactly -> LayoutPrediction -> ranked -> break_tie
     best_layout: the winner alone, for many clusters of one question; fastest first, until enough of them fit
 
-The formulas of planner/cost/step_time.py rank all candidates. For the few best, the pipeline is simulated event by
-event and memory is counted from the shape of every parameter; these results decide.
+Formulas (planner/cost/step_time.py) rank all candidates. For the few best, the pipeline is simulated event by event and
+memory is counted from the shape of every parameter. These results decide.
 
 Differences below the model's own error decide nothing. Among the layouts within that error of the fastest, the plainest
 is taken: tensor parallelism on fast links, no pipeline, least recomputation, fewest gathers, smallest tensor degree,
-fewest stages and replicas, then the fastest. (In published sweeps, trading pipeline stages for a larger tensor degree
-lost.) One that another of them beats in both time and memory is not taken: nobody would want it.
-
-``search`` counts the memory of all, because it also reports layouts that need little of it. ``best_layout`` does not.
-Of the layouts that differ only in what they keep for backward, the one that recomputes everything needs least memory.
-It is counted first: where it does not fit, none of them does.
+fewest stages and replicas, then the fastest.
 """
 
 import time
@@ -41,7 +36,7 @@ from hlat.planner.problem.workload import RECOMPUTE_POLICIES, ModelShape, Optimi
 from hlat.precision import MODES
 
 USABLE_MEMORY_SHARE = 0.96  # of a device; the rest is reserved for allocations that a plan does not model
-_FINALISTS = 12
+_FINALISTS = 12  # layouts that are simulated and counted exactly
 _PER_DEGREES = 3  # finalists with the same degrees
 _MEMORY_FINALISTS = 6  # more finalists, each needing less memory than every faster layout
 _DAY = 86400.0
@@ -51,35 +46,20 @@ _MAX_SIMULATED_PASSES = 40_000  # longer steps keep the result of the formula
 
 @dataclass(frozen=True)
 class LayoutPrediction:
-    """The prediction of a layout.
-
-    Attributes:
-        candidate: the layout.
-        step_seconds: seconds per step.
-        components: seconds of a step by component; they add up to ``step_seconds``.
-        memory: memory of the reported ranks, by pipeline rank.
-        tokens_per_second: throughput of the whole cluster, without saves and failures.
-        mfu: model FLOPs utilization: share of the cluster's peak, with causal attention.
-        reliability: failures, saves and restarts.
-        days: duration of the run, with saves and failures.
-        cost_usd: cost of the run, with saves and failures; None if no price is known.
-        stage_times: seconds of each kind of pass, by stage, and of a message.
-        interval: 80 % interval of the measured over the predicted step time.
-        kwh: upper estimate of the energy of the run; None if no power limit of the chips is published.
-    """
+    """Prediction of one layout: step, memory, failures, cost."""
 
     candidate: Candidate
     step_seconds: float
-    components: dict[str, float]
-    memory: dict[int, RankMemory]
-    tokens_per_second: float
-    mfu: float
+    components: dict[str, float]  # seconds of a step; they add up to step_seconds
+    memory: dict[int, RankMemory]  # of the reported ranks, by pipeline rank
+    tokens_per_second: float  # of the whole cluster, without saves and failures
+    mfu: float  # model FLOPs utilization: share of the cluster's peak, with causal attention
     reliability: Reliability
-    days: float
-    cost_usd: float | None
+    days: float  # with saves and failures
+    cost_usd: float | None  # with saves and failures; None if no price is known
     stage_times: StageTimes
-    interval: RatioInterval
-    kwh: float | None
+    interval: RatioInterval  # 80 % interval of the measured over the predicted step time
+    kwh: float | None  # upper estimate; None if no power limit of the chips is published
 
     @property
     def peak_memory(self) -> float:
@@ -88,26 +68,18 @@ class LayoutPrediction:
 
     @property
     def goodput(self) -> float:
-        """Share of time spent on steps that count."""
         return self.reliability.goodput
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Result of a search.
+    """The best layouts, and statistics of the search."""
 
-    Attributes:
-        ranked: the best layouts, fastest first.
-        tried, fitting: number of candidates, and of those that fit into memory.
-        least_memory: the candidate that needs least memory, with its bytes; None without candidates.
-        seconds: duration of the search.
-    """
-
-    ranked: list[LayoutPrediction]
+    ranked: list[LayoutPrediction]  # the best layouts, fastest first
     tried: int
-    fitting: int
-    least_memory: tuple[Candidate, float] | None
-    seconds: float
+    fitting: int  # candidates that fit into memory, of those tried
+    least_memory: tuple[Candidate, float] | None  # with its bytes; None without candidates
+    seconds: float  # duration of the search
 
 
 def search(request: PlanRequest, *, clock: Callable[[], float] = time.perf_counter) -> SearchResult:
@@ -115,6 +87,7 @@ def search(request: PlanRequest, *, clock: Callable[[], float] = time.perf_count
     begin = clock()
     tried = list(candidates(request))
     limit = USABLE_MEMORY_SHARE * request.cluster.memory_bytes
+    # The memory of all, since the search also reports layouts that need little. ``best_layout`` need not.
     needs = [estimated_ranks(request, candidate) for candidate in tried]
     peaks = [max(ranks) for ranks in needs]
     least = min(zip(peaks, range(len(tried)), strict=True), default=None)
@@ -133,21 +106,14 @@ def predict_layout(request: PlanRequest, candidate: Candidate) -> LayoutPredicti
 
 
 def estimated_peak(request: PlanRequest, candidate: Candidate) -> float:
-    """Estimate the memory of the rank that needs most, in bytes, without counting every parameter."""
+    """Estimate the bytes of the rank that needs most, without counting every parameter."""
     return max(estimated_ranks(request, candidate))
 
 
 def _best(
     request: PlanRequest, possible: list[tuple[Candidate, list[float]]], limit: float, checks: ExactChecks
 ) -> list[LayoutPrediction]:
-    """Complete predictions of the finalists that fit by the exact count, fastest first.
-
-    Args:
-        request: the run.
-        possible: layouts that may fit, with the estimated memory of their ranks.
-        limit: bytes of a device.
-        checks: exact counts of those whose estimate does not fit, made in the order of time while finalists are wanted.
-    """
+    """Complete predictions of the finalists that fit by the exact count, fastest first."""
     if not possible:
         return []
     layouts, needs = zip(*possible, strict=True)
@@ -155,6 +121,7 @@ def _best(
     columns = workload_columns(request, layouts)
     times = step_times(columns)
     order = [int(index) for index in np.argsort(times.step, kind="stable")]
+    # Exact checks are few and cost time: they are spent in the order of step time, while finalists are wanted.
     fastest = finalists(layouts, (index for index in order if checks.fits(layouts[index], needs[index])))
     sparing = _memory_finalists(peaks, [index for index in order if peaks[index] <= limit])
     indices = {**dict.fromkeys(fastest), **dict.fromkeys(sparing)}
@@ -179,17 +146,18 @@ def finalists(layouts: Sequence[Candidate], order: Iterable[int]) -> list[int]:
 
 
 def _memory_finalists(peaks: Sequence[float], order: list[int]) -> list[int]:
-    """Indices of some candidates on the Pareto front of time and memory, the one with least memory included."""
+    """Indices of some candidates on the Pareto front of time and memory, with the one of least memory."""
     front: list[int] = []
     for index in order:
         if not front or peaks[index] < peaks[front[-1]]:
             front.append(index)
     stride = max(1, -(-len(front) // _MEMORY_FINALISTS))
+    # From the end, so that the one with least memory is always taken.
     return front[::-1][::stride]
 
 
 def workload_columns(request: PlanRequest, layouts: Sequence[Candidate]) -> WorkloadColumns:
-    """Describe a step in each of some layouts, for the formulas."""
+    """Describe a step in each of some layouts, as input of the cost formulas."""
     model, device = request.model, request_device(request)
     shape = ModelShape(
         model.layers,
@@ -211,10 +179,10 @@ def workload_columns(request: PlanRequest, layouts: Sequence[Candidate]) -> Work
 
 
 def _optimizer_cost(request: PlanRequest) -> OptimizerCost:
-    """Return the cost of the recipe's optimizer; whole matrices travel twice, to their owners and back."""
     spec = optimizer_spec(request.optimizer, request.mode)
     shapes = [shape for _, _, shape in matrix_shapes(request.model, 0)]
     item = 0 if spec.matrix_dtype is None else spec.matrix_dtype.itemsize
+    # Whole matrices travel twice: to their owners and back.
     return OptimizerCost(
         spec.update_bytes,
         float(sum(spec.matrix_flops(*shape) for shape in shapes)),
@@ -223,7 +191,7 @@ def _optimizer_cost(request: PlanRequest) -> OptimizerCost:
 
 
 def complete_prediction(request: PlanRequest, candidate: Candidate, times: StepTimes, index: int) -> LayoutPrediction:
-    """Complete the prediction of a layout from row ``index`` of the step times: simulation, memory, cost."""
+    """Add simulation, memory, failures and cost to row ``index`` of the step times."""
     components, stage_times = _step_and_passes(request, candidate, times.row(index))
     step = sum(components.values())
     memory = {rank: rank_memory(request, candidate, rank) for rank in ranks_of_interest(request, candidate)}
@@ -250,7 +218,7 @@ def complete_prediction(request: PlanRequest, candidate: Candidate, times: StepT
 
 
 def _ramp_delay(request: PlanRequest, candidate: Candidate, speed: float) -> float:
-    """Seconds that the smaller steps of the ramp take longer than as many tokens at the speed of the final batch."""
+    """Seconds that the ramp's small steps take longer than as many tokens at the final speed."""
     delay = 0.0
     for count, size in request.batches.in_steps(request.steps)[: len(request.ramp)]:
         at_stage = replace(request, global_batch=size, ramp=())
@@ -259,7 +227,7 @@ def _ramp_delay(request: PlanRequest, candidate: Candidate, speed: float) -> flo
 
 
 def step_seconds(request: PlanRequest, candidate: Candidate) -> float:
-    """Predict the time of a step of one layout alone."""
+    """Predict a step of one layout, without memory, failures and cost."""
     components, _ = _step_and_passes(request, candidate, step_times(workload_columns(request, [candidate])).row(0))
     return sum(components.values())
 
@@ -287,11 +255,9 @@ def timeline(candidate: Candidate, micro_batches: int, stage_times: StageTimes) 
 
 
 def _stage_times(request: PlanRequest, candidate: Candidate, row: dict[str, float]) -> StageTimes:
-    """Seconds of a pass by stage, for the layers that the model is split into.
-
-    A third each of the head's time is its forward pass, the gradient of its input and the gradient of its weights. The
-    embedding's is nearly all the gradient of its weights.
-    """
+    """Seconds of a pass by stage, for the actual split of layers."""
+    # A third each of the head's time is forward, the gradient of its input and that of its weights. The embedding's is
+    # nearly all the gradient of its weights.
     layers = list(map(len, stage_layers(candidate.step_shape(request))))
 
     def by_stage(name: str, share: float) -> list[float]:
@@ -321,18 +287,14 @@ TIE_TOLERANCE = 0.04
 
 
 def break_tie(ranked: list[LayoutPrediction], domain: int) -> LayoutPrediction:
-    """The plainest layout among those tied with the fastest.
-
-    Args:
-        ranked: layouts that fit, fastest first.
-        domain: devices that share fast links.
-    """
+    """The plainest layout among those tied with the fastest, which come first; ``domain`` devices share fast links."""
     fastest = ranked[0].step_seconds
     tied = [prediction for prediction in ranked if prediction.step_seconds <= (1 + TIE_TOLERANCE) * fastest]
 
     def plainness(prediction: LayoutPrediction) -> tuple[float, ...]:
         layout = prediction.candidate
         return (
+            # The order of preferences. In published sweeps, trading pipeline stages for a larger tensor degree lost.
             layout.tensor > domain,
             layout.pipeline > 1,
             RECOMPUTE_POLICIES.index(layout.recompute),
@@ -346,6 +308,7 @@ def break_tie(ranked: list[LayoutPrediction], domain: int) -> LayoutPrediction:
             prediction.step_seconds,
         )
 
+    # Nobody would want a layout that another one beats in both time and memory.
     def beaten(one: LayoutPrediction) -> bool:
         return any(other.step_seconds < one.step_seconds and other.peak_memory < one.peak_memory for other in tied)
 
@@ -353,17 +316,14 @@ def break_tie(ranked: list[LayoutPrediction], domain: int) -> LayoutPrediction:
 
 
 def best_layout(request: PlanRequest) -> LayoutPrediction | None:
-    """Return the layout that a plan of the request takes, with its prediction; None if none fits.
-
-    A plan may take another one, equally fast within the error of the model, if a layout that needs less memory is also
-    plainer.
-    """
+    """Predict the layout that a plan of the request takes; None if none fits."""
     ranked = fastest_layouts(request)
+    # A plan may take another, equally fast one: it also looks at layouts that need less memory, which may be plainer.
     return break_tie(ranked, request.cluster.domain) if ranked else None
 
 
 def fastest_layouts(request: PlanRequest) -> list[LayoutPrediction]:
-    """Return the predictions of the finalists that fit, fastest first."""
+    """Predictions of the finalists that fit, fastest first; empty without any."""
     tried = list(candidates(request))
     if not tried:
         return []
@@ -378,14 +338,12 @@ def fastest_layouts(request: PlanRequest) -> list[LayoutPrediction]:
 def fitting_positions(
     request: PlanRequest, tried: Sequence[Candidate], order: Sequence[int], limit: float
 ) -> Iterator[int]:
-    """Yield the positions of the layouts whose memory is within a limit: estimated, or counted where that is doubtful.
+    """Yield positions of the layouts that fit in ``limit`` bytes: by estimate, or counted where that is doubtful.
 
-    Args:
-        request: the run.
-        tried: layouts, with every choice of what is kept for backward.
-        order: positions in ``tried``, in the order in which they are wanted.
-        limit: bytes of a device.
+    ``tried`` has every choice of what is kept for backward; ``order`` has positions, the most wanted first.
     """
+    # Of the layouts that differ only in what they keep for backward, the one that recomputes everything needs least
+    # memory. Where it does not fit, none of them does.
     smallest = {_but_for_recomputation(one): one for one in tried if one.recompute == RECOMPUTE_POLICIES[-1]}
     possible: dict[Hashable, bool] = {}
     checks = ExactChecks(request, limit)
@@ -402,7 +360,7 @@ def fitting_positions(
 
 
 def _but_for_recomputation(layout: Candidate) -> Hashable:
-    """Return what layouts have in common that differ only in what is kept for backward."""
+    """Key of layouts that differ only in what is kept for backward."""
     parallel = layout.parallel
     degrees = (parallel.tensor, parallel.pipeline, parallel.context, parallel.virtual_stages, parallel.schedule)
     return (*degrees, parallel.zero, parallel.replicas, layout.micro_batch)

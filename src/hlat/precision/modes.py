@@ -25,40 +25,26 @@ AUTO = "auto"
 
 
 def resolve_mode(mode: str, fast_bf16: bool) -> str:
-    """Resolve a recipe's ``precision.mode`` to one of ``MODES``.
-
-    Args:
-        mode: one of ``MODES``, or ``AUTO``.
-        fast_bf16: True if the devices multiply bf16 faster than fp32.
-    """
+    """Resolve a recipe's ``precision.mode``, one of ``MODES`` or ``AUTO``, to one of ``MODES``."""
     if mode != AUTO:
         return mode
-    return "mixed" if fast_bf16 else "fp32"
+    return "mixed" if fast_bf16 else "fp32"  # fast_bf16: devices multiply bf16 faster than fp32
 
 
 @dataclass(frozen=True)
 class Mode:
-    """Dtypes of a precision mode.
+    """Dtypes of a precision mode; matrix products accumulate in fp32."""
 
-    Attributes:
-        weights: master weights: updated by the optimizer and stored in checkpoints.
-        compute: activations and matrix products (which accumulate in fp32).
-        gradients: gradients of the weights, accumulated over micro-batches.
-        reduction: gradients while they are reduced over data-parallel ranks.
-        moments: moments of the optimizer.
-        compensation: rounding error of the weights, kept by Kahan summation; None if not kept.
-    """
-
-    weights: torch.dtype
-    compute: torch.dtype
-    gradients: torch.dtype
-    reduction: torch.dtype
-    moments: torch.dtype
-    compensation: torch.dtype | None = None
+    weights: torch.dtype  # master weights: updated by the optimizer and stored in checkpoints
+    compute: torch.dtype  # activations and matrix products (which accumulate in fp32)
+    gradients: torch.dtype  # gradients of the weights, accumulated over micro-batches
+    reduction: torch.dtype  # gradients while they are reduced over data-parallel ranks
+    moments: torch.dtype  # moments of the optimizer
+    compensation: torch.dtype | None = None  # rounding error of the weights, kept by Kahan summation; None if not kept
 
     @property
     def bytes_per_parameter(self) -> int:
-        """Bytes of weights, gradients, moments and compensation per parameter, between backward and optimizer step."""
+        """Bytes of weights, gradients, two moments and compensation per parameter, before the optimizer step."""
         dtypes = (self.weights, self.gradients, self.moments, self.moments)
         return sum(dtype.itemsize for dtype in dtypes) + (self.compensation.itemsize if self.compensation else 0)
 
@@ -91,15 +77,14 @@ def check_fp8(device: torch.device) -> None:
 
 
 def convert_to_fp8(module: nn.Module) -> None:
-    """Replace the linear layers of a module by fp8 layers, in place; names and parameters stay the same.
-
-    Layers whose sides are not multiples of 16 are not replaced, since the kernels do not support them.
-    """
+    """Replace the linear layers of a module by fp8 layers, in place; names and parameters stay the same."""
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training  # noqa: PLC0415  (an extra)
 
+    # torchao recommends rowwise scaling for accuracy.
     config = Float8LinearConfig.from_recipe_name("rowwise")
     convert_to_float8_training(module, config=config, module_filter_fn=_fits_fp8_kernel)
 
 
 def _fits_fp8_kernel(module: nn.Module, name: str) -> bool:
+    # The kernels refuse other layers, which stay as they are.
     return isinstance(module, nn.Linear) and not any(side % _FP8_ALIGNMENT for side in module.weight.shape)

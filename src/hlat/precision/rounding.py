@@ -26,30 +26,24 @@ import torch
 
 from hlat.runtime.random_keys import stream_key
 
-ROUNDS = 13
+ROUNDS = 13  # the published test vectors have 20
 LARGEST_BF16 = 3.3895313892515355e38  # 0x7F7F, the largest finite value
 
-_ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
+_ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)  # of Threefry-2x32 (Salmon et al. 2011)
 _PARITY = 0x1BD11BDA  # constant of the key schedule
 _LOW = 0xFFFF
 _HIGH = -0x10000
-_QUIET_NAN = 0x7FC00000
+_QUIET_NAN = 0x7FC00000  # its upper half is not zero, so that NaN stays NaN when the lower half is cut off
 _NO_COLUMN = -1  # as a word the largest number: no element has it
 _GOLDEN = 0x9E3779B9 - (1 << 32)  # 2**32 times the golden ratio, less 1; odd, as a signed word
 
-Words = tuple[torch.Tensor, torch.Tensor]
-"""Two int32 tensors whose shapes are the same or broadcast."""
+Words = tuple[torch.Tensor, torch.Tensor]  # two int32 tensors whose shapes are the same or broadcast
 
 
 def threefry(key: Words, counter: Words, rounds: int = ROUNDS) -> Words:
-    """Compute Threefry-2x32: 64 random bits from a 64-bit key and a 64-bit counter.
-
-    Args:
-        key: int32 words.
-        counter: int32 words; the shapes of key and counter broadcast to that of the result.
-        rounds: number of rounds; the published test vectors have 20.
-    """
+    """Compute Threefry-2x32: 64 random bits from int32 words of key and counter, whose shapes broadcast."""
     schedule = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
+    # Sums of int32 tensors wrap around, as the generator needs.
     first, second = counter[0] + key[0], counter[1] + key[1]
     for index in range(rounds):
         first = first + second
@@ -62,6 +56,8 @@ def threefry(key: Words, counter: Words, rounds: int = ROUNDS) -> Words:
 
 
 def _rotate(word: torch.Tensor, count: int) -> torch.Tensor:
+    # ((word >> (32 - count)) & ((1 << count) - 1)) | A right shift of int32 copies the sign bit: the mask removes the
+    # copies.
     return (word << count) | ((word >> (32 - count)) & ((1 << count) - 1))
 
 
@@ -73,12 +69,8 @@ def stream_keys(seed: int, purpose: str, names: Sequence[str], device: torch.dev
 
 
 def step_keys(keys_2N: torch.Tensor, steps_N: torch.Tensor) -> torch.Tensor:
-    """Derive the keys of tensors in a step: int32 of shape (2, N).
-
-    Args:
-        keys_2N: keys from ``stream_keys``.
-        steps_N: step of each tensor, any dtype. A tensor, so that the host does not wait for the device.
-    """
+    """Derive the keys (2, N) of tensors in their steps (N,) of any dtype: int32 of shape (2, N)."""
+    # Steps are a tensor, so that the host does not wait for the device.
     counter = steps_N.to(torch.int32)
     return torch.stack(threefry((keys_2N[0], keys_2N[1]), (counter, torch.zeros_like(counter))))
 
@@ -86,48 +78,25 @@ def step_keys(keys_2N: torch.Tensor, steps_N: torch.Tensor) -> torch.Tensor:
 def element_bits(
     key: Words, row: torch.Tensor, column: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return three times 16 independent random bits for each element, int32 in [0, 65536).
-
-    Args:
-        key: key of the element's canonical tensor in this step.
-        row: row of the element in its canonical tensor, int32.
-        column: column of the element, int32. All shapes broadcast.
-    """
+    """Return three times 16 independent random bits per element, int32 in [0, 65536); shapes broadcast."""
     first, second = threefry(key, (column, row))
     return first & _LOW, (first >> 16) & _LOW, second & _LOW
 
 
 def line_bits(key: Words, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
-    """Return 16 random bits for each element, int32 in [0, 65536), for less work than ``element_bits``.
-
-    A row draws one word in each step, to which each column adds a multiple of the golden ratio. So the bits of an
-    element are uniform and independent from step to step, which makes its sum of rounded values right on average. Those
-    of a row in one step are not independent of each other, but evenly spread.
-
-    Args:
-        key: as for ``element_bits``.
-        row: likewise.
-        column: likewise.
-    """
+    """Return 16 random bits per element, int32 in [0, 65536), for less work than ``element_bits``."""
+    # A row draws one word in each step, to which a column adds a multiple of the golden ratio. So an element's bits are
+    # uniform and independent from step to step, which makes its sum of rounded values right on average. Those of a row
+    # in one step are not independent, but evenly spread.
     word, _ = threefry(key, (torch.full_like(row, _NO_COLUMN), row))
     return ((word + column * _GOLDEN) >> 16) & _LOW
 
 
 def stochastic_round(values: torch.Tensor, random16: torch.Tensor) -> torch.Tensor:
-    """Round fp32 stochastically to one of the two neighbouring bf16 values, so that the mean is preserved.
-
-    Random 16 bits are added to the 16 bits that bf16 does not have, and these are truncated: for x between the
-    neighbours a and b, the result is b for exactly (x - a) / (b - a) of all 2**16 random values. Values that bf16
-    represents never change: zeros keep their sign, infinities and NaN stay. Subnormals are rounded like other values.
-    Finite values beyond the largest finite bf16 value become that value, never infinite.
-
-    Args:
-        values: fp32.
-        random16: int32 in [0, 65536), the same shape.
-
-    Returns:
-        bf16 of the same shape.
-    """
+    """Round fp32 to a neighbouring bf16 by random int32 in [0, 65536), so that the mean is preserved."""
+    # Random bits are added to the 16 that bf16 lacks, and these are cut off: between neighbours a and b, (x - a) / (b -
+    # a) of all 2**16 random values give b. What bf16 represents never changes: signed zeros, infinities, NaN. Values
+    # beyond the largest finite bf16 become that value, never infinite. Subnormals are rounded like all others.
     raised = values.view(torch.int32) + torch.where(values.abs() < LARGEST_BF16, random16, 0)
     rounded = torch.where(values == values, raised & _HIGH, _QUIET_NAN)  # noqa: PLR0124  (True except for NaN)
     return rounded.view(torch.float32).to(torch.bfloat16)

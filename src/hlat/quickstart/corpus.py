@@ -11,11 +11,7 @@ _EXCLUDED = {"site-packages", "dist-packages", "test", "tests", "lib2to3", "pydo
 
 
 def standard_library() -> list[dict[str, str]]:
-    """Return the entries of ``data.sources`` that cover the standard library of this Python.
-
-    Raises:
-        LaunchError: this Python has no source text.
-    """
+    """Entries of ``data.sources`` for this Python's standard library. LaunchError: it has no source text."""
     root = Path(sysconfig.get_paths()["stdlib"])
     packages = sorted(d for d in root.iterdir() if d.is_dir() and d.name not in _EXCLUDED) if root.is_dir() else []
     patterns = [root / "*.py", *(package / "**" / "*.py" for package in packages if any(package.rglob("*.py")))]

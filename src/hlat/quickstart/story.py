@@ -23,7 +23,7 @@ PROMPT = "def read(self, size=-1):\n"
 
 @dataclass(frozen=True)
 class QuickstartResult:
-    """Results of the quickstart."""
+    """Outcome, numbers and files of the quickstart."""
 
     outcome: Outcome
     evaluation: Perplexity
@@ -34,9 +34,10 @@ class QuickstartResult:
 
 
 def quickstart_recipe(folder: Path, steps: int | None) -> Recipe:
-    """Return the shipped recipe ``quickstart``, on this machine's standard library."""
+    """The shipped recipe ``quickstart``, on this machine's standard library."""
     overrides = [f"run.dir={folder}", f"data.sources={standard_library()}"]
     if steps is not None:
+        # A warm-up longer than the run would never reach the learning rate.
         overrides += [f"training.steps={steps}", f"schedule.warmup_steps={min(30, steps // 2)}"]
     return load_recipe("quickstart", overrides)
 
@@ -53,7 +54,7 @@ def run_quickstart(
         folder: run directory; the export goes to its subfolder ``hf``.
         say: shows a message to the user.
         data_progress: context manager that opens a progress display while text is prepared.
-        steps: number of training steps, instead of the recipe's.
+        steps: training steps, instead of the recipe's.
 
     Raises:
         LaunchError: training was interrupted, Python has no source text, or the folder is in use for something else.
@@ -86,8 +87,9 @@ def run_quickstart(
 
 
 def _export(checkpoint: Path, target: Path) -> None:
-    """Export to a temporary folder, then replace the export of an earlier quickstart."""
+    # Exported beside it: an interruption leaves the export of an earlier quickstart whole.
     new = target.with_name(f"{target.name}.new")
+    # Left by an export that was interrupted.
     shutil.rmtree(new, ignore_errors=True)
     export_hf(checkpoint, new)
     shutil.rmtree(target, ignore_errors=True)

@@ -5,10 +5,10 @@
         MessageCounter  -> kind, bytes, group -> axes along which the group's ranks differ -> Message, counted
         FlopCounter, Trace (trace.py)
 
-A storage is one allocation, shared by all its views. Its category is found in one of two ways. Parameters, gradients
-and optimizer state are identified at the moment of the peak. Every other storage gets the category of the phase in
-which it was created. Real tensors and the fake tensors of a rehearsal are counted alike. Not counted: memory that a
-kernel allocates internally, and memory that an allocator reserves beyond the requested bytes.
+A storage is one allocation, shared by all its views. Parameters, gradients and optimizer state are identified at the
+moment of the peak. Every other storage gets the category of the phase in which it was created. Real tensors and the
+fake tensors of a rehearsal are counted alike. Not counted: memory that a kernel allocates internally, and memory that
+an allocator reserves beyond the requested bytes.
 
 A message counts the bytes of the complete tensor: the output of an all-gather, the input of a reduce-scatter, the
 operand of an all-reduce, the larger of input and output of an all-to-all, the tensor sent.
@@ -45,6 +45,7 @@ class OperationObserver(TorchDispatchMode):
         self._observers = observers
         self._in_fake_world = in_fake_world()
         self._inferring_shapes = 0  # depth of calls in which DTensor infers shapes, on tensors that use no memory
+        # DTensor infers shapes by running operations, which this mode would count as those of the step.
         infer = ShardingPropagator._propagate_tensor_meta_non_cached
 
         def infer_unobserved(*args: Any) -> Any:
@@ -106,13 +107,7 @@ def storage_key(tensor: torch.Tensor) -> int:
 class MemoryTracker:
     """Live storages, their total and its peak.
 
-    Args:
-        state_categories: categories of parameters, gradients and optimizer state; called after every new peak.
-
-    Attributes:
-        total: bytes alive.
-        peak: largest total so far.
-        phase: phase of the step at the peak.
+    ``state_categories`` gives the categories of parameters, gradients and optimizer state; called after every new peak.
     """
 
     def __init__(self, state_categories: StateCategories) -> None:
@@ -122,13 +117,14 @@ class MemoryTracker:
         self._finalizers: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._category_override: str | None = None
         self._peak_is_open = False
-        self.total = self.peak = 0
-        self.phase = ""
+        self.total = self.peak = 0  # bytes alive, and the largest total so far
+        self.phase = ""  # of the step, at the peak
         self._closed_peak: tuple[dict[int, int], dict[int, str]] | None = None
         self._at_peak: Counter[str] = Counter()
 
     def observe(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
-        """Observe one operation (an ``Observer``): track the storages of its results."""
+        """Track the storages of an operation's results (an ``Observer``)."""
+        # An operation has ended, so gradients can be read now; see _close_peak.
         self._count_closed_peak()
         for tensor in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
@@ -146,7 +142,6 @@ class MemoryTracker:
         return {name: found[name] for name in CATEGORIES}
 
     def assign(self, tensor: torch.Tensor, category: str) -> None:
-        """Set the category of a tensor's storage."""
         self._add(tensor)
         self._category[storage_key(tensor)] = category
 
@@ -161,7 +156,8 @@ class MemoryTracker:
 
     @contextmanager
     def resizing(self) -> Iterator[None]:
-        """Track storages that change size within the block. FSDP2 resizes them without dispatching an operation."""
+        """Track storages that change size within the block."""
+        # FSDP2 resizes storages without dispatching an operation.
         resize = torch.UntypedStorage.resize_
 
         def tracked(storage: torch.UntypedStorage, size: int) -> Any:
@@ -179,6 +175,7 @@ class MemoryTracker:
     def _add(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
+        # Meta tensors use no memory.
         if key in self._bytes or tensor.device.type == "meta":
             return
         self._bytes[key] = 0
@@ -200,17 +197,15 @@ class MemoryTracker:
         del self._bytes[key], self._category[key], self._finalizers[key]
 
     def _close_peak(self) -> None:
-        """Note what is alive at an open peak, before memory shrinks.
-
-        Memory often shrinks in the finalizer of a storage, while a gradient that has it is being replaced. To read
-        gradients then is a use after free, so the categories of state are asked for later.
-        """
+        """Note what is alive at an open peak, before memory shrinks."""
+        # Memory often shrinks in the finalizer of a storage, while a gradient that has it is being replaced. To read
+        # gradients then is a use after free, so the categories of state are asked for later.
         if self._peak_is_open:
             self._peak_is_open = False
             self._closed_peak = dict(self._bytes), dict(self._category)
 
     def _count_closed_peak(self) -> None:
-        """Count a closed peak by category. What was freed since then has the category of its phase."""
+        """Count a closed peak by category. What was freed since then has that of its phase."""
         if self._closed_peak is not None:
             self._at_peak = self._by_category(*self._closed_peak)
             self._closed_peak = None
@@ -235,34 +230,22 @@ _AXES = {"pp": "pipeline", "dp": "data", "cp": "context", "tp": "tensor"}
 
 
 class Message(NamedTuple):
-    """A kind of message, which a rank may send many times.
+    """A kind of message, which a rank may send many times."""
 
-    Attributes:
-        axis: mesh axis of the group, or several, as in "data+context".
-        kind: all_gather, reduce_scatter, all_reduce, all_to_all, send or receive.
-        bytes: size of the complete tensor.
-    """
-
-    axis: str
-    kind: str
-    bytes: int
+    axis: str  # of the mesh; or several, as in "data+context"
+    kind: str  # all_gather, reduce_scatter, all_reduce, all_to_all, send or receive
+    bytes: int  # of the complete tensor
 
 
 class MessageCounter:
-    """Counts messages in ``messages``.
-
-    Args:
-        layout: position of every rank on the mesh axes.
-        on_buffer: called with every tensor sent or received, and the axis.
-    """
+    """Counts messages in ``messages``; ``on_buffer`` gets every tensor sent or received, and the axis."""
 
     def __init__(self, layout: Layout, on_buffer: Callable[[torch.Tensor, str], None]) -> None:
         self._layout, self._on_buffer = layout, on_buffer
-        self._axes: dict[str, str] = {}
+        self._axes: dict[str, str] = {}  # by name of the group
         self.messages: Counter[Message] = Counter()
 
     def observe(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
-        """Observe one operation (an ``Observer``)."""
         if func.namespace != "c10d":
             return
         tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
@@ -272,7 +255,7 @@ class MessageCounter:
             self._on_buffer(tensor, axis)
 
     def axis_of(self, args: Iterable[Any]) -> str:
-        """Return the mesh axes along which the ranks of an operation's group differ."""
+        """Mesh axes along which the ranks of an operation's group differ, joined by "+"."""
         (group,) = (ProcessGroup.unbox(value) for value in args if _is_group(value))
         if group.group_name not in self._axes:
             positions = [self._layout.coordinates(rank) for rank in dist.get_process_group_ranks(group)]
@@ -284,7 +267,7 @@ class MessageCounter:
 
 
 def message_kind(func: Any) -> str:
-    """Return the kind of message of an operation of torch.distributed, as in ``Message``."""
+    """Kind of message of an operation of torch.distributed, as in ``Message``."""
     name: str = func._schema.name.partition("::")[2]
     return _KINDS.get(name, name)
 

@@ -44,19 +44,12 @@ PARTS = {
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """A plan of the rehearsed step.
-
-    Attributes:
-        request: model, batch and cluster.
-        prediction: the plan's prediction of the layout.
-        operations: times of single operations.
-        pipeline: all passes of the step by the plan's simulation; None without a pipeline.
-    """
+    """Prediction of the rehearsed step by the planner."""
 
     request: PlanRequest
-    prediction: LayoutPrediction
+    prediction: LayoutPrediction  # of the layout
     operations: OperationTimes
-    pipeline: Timeline | None
+    pipeline: Timeline | None  # passes of the step by the plan's simulation; None without a pipeline
 
     @property
     def parts(self) -> dict[str, float]:
@@ -66,12 +59,7 @@ class PlannedStep:
 
 
 def plan_step(recipe: Recipe, cluster: Cluster, world: int) -> PlannedStep:
-    """Predict the steps of a recipe.
-
-    Args:
-        recipe: the recipe, with a resolved precision mode.
-        cluster: the cluster, all of whose devices it runs on.
-        world: number of processes.
+    """Predict the steps of a recipe with a resolved precision mode on all devices of a cluster.
 
     Raises:
         PlanError: there are more or fewer processes than devices, or the cost model does not cover the recipe.
@@ -93,43 +81,28 @@ _SHOWN = 4
 
 @dataclass(frozen=True)
 class MemoryRemedy:
-    """A change of the recipe with which it fits, by the plan.
+    """A change of the recipe with which it fits, by the plan."""
 
-    Attributes:
-        override: the change, as an override.
-        needed: bytes of the fullest rank.
-        step_seconds: seconds per step.
-    """
-
-    override: str
-    needed: float
+    override: str  # the change
+    needed: float  # bytes of the fullest rank
     step_seconds: float
 
 
 @dataclass(frozen=True)
 class FitVerdict:
-    """Memory of the rehearsed rank that needs most, on a device.
+    """Memory of the rehearsed rank that needs most, on a device."""
 
-    Attributes:
-        rank: the rank.
-        pipeline_rank: its pipeline rank.
-        tensors: bytes of its tensors at the peak, rehearsed.
-        runtime, slack: bytes that the device's runtime and the slack of its allocator add, as in plans.
-        memory: bytes of the device.
-        remedies: changes with which it fits, the fastest first; empty if it fits, or if nothing is planned.
-    """
-
-    rank: int
+    rank: int  # the fullest rehearsed one
     pipeline_rank: int
-    tensors: float
-    runtime: float
-    slack: float
-    memory: float
+    tensors: float  # bytes at the peak, rehearsed
+    runtime: float  # bytes of the device's runtime, as in plans
+    slack: float  # bytes of its allocator, as in plans
+    memory: float  # bytes of the device
+    # Changes with which it fits, the fastest first; empty if it fits or nothing is planned.
     remedies: tuple[MemoryRemedy, ...] = ()
 
     @property
     def needed(self) -> float:
-        """Bytes in all."""
         return self.tensors + self.runtime + self.slack
 
     @property
@@ -139,21 +112,15 @@ class FitVerdict:
 
     @property
     def fits(self) -> bool:
-        """True if the device has the memory."""
         return self.needed <= self.usable
 
 
 def judge(
     reports: Sequence[RankReport], chip: Chip, memory: float, plan: PlannedStep | None, can_send: bool
 ) -> FitVerdict:
-    """Compare the fullest rehearsed rank with the memory of a device.
+    """Compare the fullest rehearsed rank with the bytes of a device.
 
-    Args:
-        reports: the rehearsed ranks.
-        chip: chip of the device.
-        memory: bytes of the device.
-        plan: prediction of the step, to look for changes that help; None without one.
-        can_send: True if pipelines run on the device.
+    Without a plan, no changes that help are looked for. ``can_send``: pipelines run on the device.
     """
     verdict = max((_of_rank(report, chip, memory) for report in reports), key=lambda each: each.needed)
     if verdict.fits or plan is None:

@@ -28,46 +28,27 @@ from hlat.training import ComponentList, StepEnd, accumulate_gradients, requeste
 
 @dataclass(frozen=True)
 class RankReport:
-    """Memory, messages and FLOPs of a rank in one step.
+    """Memory, messages and FLOPs of a rank in one step."""
 
-    Attributes:
-        rank: global rank.
-        coordinates: position of the rank on the mesh axes.
-        layers: first layer and one past the last, for each of its stages.
-        peak_bytes: peak memory of the step.
-        peak: bytes at the peak by category (``CATEGORIES``).
-        peak_phase: phase of the step at the peak.
-        between_steps: bytes between steps by category.
-        messages: number of each message.
-        flops: FLOPs of matrix products and attention.
-        checkpoint_blocks: number of tensor chunks that the rank writes to a checkpoint.
-        checkpoint_bytes: their bytes.
-        trace: messages and operations in the order of issue.
-    """
-
-    rank: int
-    coordinates: Coordinates
-    layers: tuple[tuple[int, int], ...]
+    rank: int  # global
+    coordinates: Coordinates  # on the mesh axes
+    layers: tuple[tuple[int, int], ...]  # first layer and one past the last, for each of its stages
     peak_bytes: int
-    peak: dict[str, int]
-    peak_phase: str
-    between_steps: dict[str, int]
-    messages: dict[Message, int]
-    flops: int
-    checkpoint_blocks: int
+    peak: dict[str, int]  # bytes at the peak by category (CATEGORIES)
+    peak_phase: str  # of the step
+    between_steps: dict[str, int]  # bytes by category
+    messages: dict[Message, int]  # number of each
+    flops: int  # of matrix products and attention
+    checkpoint_blocks: int  # tensor chunks that the rank writes to a checkpoint
     checkpoint_bytes: int
-    trace: tuple[TraceEvent, ...]
+    trace: tuple[TraceEvent, ...]  # messages and operations in the order of issue
 
 
 def rehearse_rank(recipe: Recipe, runtime: Runtime) -> RankReport:
     """Build a rank and run one step of it. In a real run this is a collective operation.
 
-    Args:
-        recipe: recipe, validated for this world size.
-        runtime: the rank, of a rehearsal (``hlat.runtime.distributed.join.fake_rank``) or of a real run.
-
-    Raises:
-        HlatError: the rank cannot be built.
+    The runtime is that of a rehearsal (``hlat.runtime.distributed.join.fake_rank``) or of a real run. HlatError: the
+    rank cannot be built.
     """
     enter_phase("start")
     layout = Layout.of(recipe.parallel, runtime.world)
@@ -86,6 +67,7 @@ def rehearse_rank(recipe: Recipe, runtime: Runtime) -> RankReport:
                 model.matrices,
                 recipe.precision.in_hardware,
             )
+            # Before the step, so that it is like every later one.
             optimizer.allocate_state()
             components = requested_components(recipe, model.local_parameters)
             components.reset()
@@ -128,7 +110,6 @@ class _StateStorages:
         self._kept: dict[int, str] = {}
 
     def follow(self, model: ParallelModel, optimizer: Optimizer, component_states: Sequence[ExtraState]) -> None:
-        """Take the model, optimizer and components whose storages are to be identified."""
         self._model = model
         for entry in optimizer.state.values():
             self._kept |= {storage_key(local(tensor)): "optimizer" for tensor in entry.values()}
@@ -147,9 +128,10 @@ class _StateStorages:
 
 
 def _batch(recipe: Recipe, model: ParallelModel) -> Batch:
-    """This rank's sequences of a step, one document each; on the host, where tensors have values."""
+    """This rank's sequences of a step, one document each."""
     rows = model.rows(recipe.batch.global_batch)
     shape = (len(rows), recipe.data.sequence_length)
+    # Tensors have values there, not in a fake world.
     with host_values():
         tokens = torch.zeros(shape, dtype=torch.int64)
         positions = torch.arange(shape[1]).expand(shape).contiguous() if recipe.data.isolate else None
@@ -157,7 +139,8 @@ def _batch(recipe: Recipe, model: ParallelModel) -> Batch:
 
 
 def _mark_message(memory: MemoryTracker, tensor: torch.Tensor, axis: str) -> None:
-    """Mark buffers of the data and pipeline axes. Those of tensor and context axes count as activations."""
+    """Mark buffers of the data and pipeline axes."""
+    # Those of the tensor and context axes count as activations.
     if "data" in axis or "pipeline" in axis:
         memory.assign(tensor, "communication")
 

@@ -11,6 +11,7 @@ from hlat.rehearsal.plan import FitVerdict
 from hlat.rehearsal.rank import RankReport
 from hlat.runtime.terminal import plural
 
+# world.py imports this file.
 if TYPE_CHECKING:
     from hlat.rehearsal.world import Rehearsal
 
@@ -50,7 +51,7 @@ def report_lines(report: RankReport, width: int = _WIDE) -> Iterator[str]:
 
 
 def decision_lines(rehearsal: "Rehearsal", width: int = _WIDE) -> Iterator[str]:
-    """Lines of text about the simulated device, a table of decisions; none for a CPU."""
+    """Table of decisions of the simulated device; nothing for a CPU."""
     if rehearsal.device is None:
         return
     yield from _wrapped(
@@ -65,7 +66,7 @@ def decision_lines(rehearsal: "Rehearsal", width: int = _WIDE) -> Iterator[str]:
 
 
 def verdict_lines(rehearsal: "Rehearsal", width: int = _WIDE) -> Iterator[str]:
-    """Lines of text about the memory of the device: if the fullest rank fits, and what would help if it does not."""
+    """Lines of text: if the fullest rank fits on the device, and what would help if it does not."""
     verdict = rehearsal.verdict
     if verdict is None:
         return
@@ -97,7 +98,7 @@ def _remedy_line(rehearsal: "Rehearsal", verdict: FitVerdict) -> str:
 
 
 def time_lines(rehearsal: "Rehearsal", width: int = _WIDE) -> Iterator[str]:
-    """Lines of text about the time of a step: the plan's, and that of the operations of each rehearsed rank."""
+    """Time of a step: the plan's, and that of the operations of each rehearsed rank."""
     if rehearsal.not_planned:
         yield from _wrapped(f"time: not predicted, since {rehearsal.not_planned}", 2, width)
     if rehearsal.plan is None:
@@ -122,13 +123,7 @@ def time_lines(rehearsal: "Rehearsal", width: int = _WIDE) -> Iterator[str]:
 
 
 def note_lines(rehearsal: "Rehearsal", asked_mode: str, width: int = _WIDE) -> Iterator[str]:
-    """Lines of text about what was rehearsed instead of what the recipe says.
-
-    Args:
-        rehearsal: the rehearsal.
-        asked_mode: precision mode of the recipe, which may be "auto".
-        width: columns of a line.
-    """
+    """Lines about what was rehearsed instead of what the recipe says; ``asked_mode`` may be "auto"."""
     recipe = rehearsal.recipe
     if recipe.batch.ramp:
         yield f"batch.ramp: rehearsed with the final batch of {plural(recipe.batch.global_batch, 'sequence')}"
@@ -149,7 +144,7 @@ def _wrapped(line: str, indent: int, width: int) -> Iterator[str]:
 
 
 def rehearsal_json(rehearsal: "Rehearsal") -> dict[str, Any]:
-    """The rehearsal as JSON values: layout, and all numbers of every rank; bytes and FLOPs are integers."""
+    """All numbers as JSON values: layout, and every rank; bytes and FLOPs are integers."""
     layout = rehearsal.layout
     return {
         "world": layout.world,

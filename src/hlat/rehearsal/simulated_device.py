@@ -49,9 +49,7 @@ _LOWER_RIGHT = 2  # value of torch.nn.attention.bias.CausalVariant
 def simulated_attention(device: torch.device, deterministic: bool) -> Iterator[None]:
     """Let attention run the operator of the simulated device within the block, backward passes included.
 
-    Args:
-        device: device that the tensors report.
-        deterministic: ``run.deterministic`` of the recipe.
+    ``device`` is the one that the tensors report.
     """
 
     def attend(
@@ -62,6 +60,7 @@ def simulated_attention(device: torch.device, deterministic: bool) -> Iterator[N
         kernel = backend_of(device).attention_kernel(heads, deterministic, device)
         return _KERNELS[kernel.name](q, k, v, attn_mask)
 
+    # Torch 2.11 has no shapes for the backward operator of this kind of attention.
     torch_private.shapes_of_overrideable_backward()
     with patch.object(F, "scaled_dot_product_attention", attend):
         yield
@@ -124,19 +123,13 @@ _ADAM = import_module("torch.optim.adam")  # torch.optim has deleted the name
 
 @dataclass(frozen=True)
 class SimulatedDevice:
-    """A device type and a chip of the hardware catalog.
+    """A device type and a chip of the hardware catalog."""
 
-    Attributes:
-        device_type: name of the type in torch.
-        chip: the chip.
-    """
-
-    device_type: str
+    device_type: str  # of torch
     chip: Chip
 
     @property
     def backend(self) -> Backend:
-        """Answers of the device."""
         return backend_of(self.device_type).of_chip(self.chip.vendor, self.chip.capability)
 
     @property
@@ -145,22 +138,15 @@ class SimulatedDevice:
         return None if self.chip.memory is None else int(self.chip.memory.gib * _GIB / self.chip.devices)
 
     def __str__(self) -> str:
-        """Type, chip and, for a GPU, its compute capability."""
         capability = self.chip.capability
         number = "" if capability is None else f", compute capability {capability[0]}.{capability[1]}"
         return f"{self.device_type} ({self.chip.name}{number})"
 
 
 def parse_device(text: str | None, cluster: Cluster | None, catalog: Catalog) -> SimulatedDevice | None:
-    """Find the device that a rehearsal is to simulate.
+    """Find the device that a rehearsal is to simulate: TYPE or TYPE:CHIP, as in "cuda:h100"; None for the cluster's.
 
-    Args:
-        text: TYPE or TYPE:CHIP, as in "cuda:h100"; None for that of the cluster.
-        cluster: gives the chip if ``text`` does not; None if there is no cluster.
-        catalog: the hardware catalog.
-
-    Returns:
-        The device; None for the CPU of this machine, which needs no simulation.
+    Returns None for the CPU of this machine, which needs no simulation.
 
     Raises:
         HardwareError: no such device type or chip; or the chip is of another type.
@@ -170,6 +156,7 @@ def parse_device(text: str | None, cluster: Cluster | None, catalog: Catalog) ->
     wanted, _, name = (text or "").partition(":")
     if text is not None and wanted not in BACKENDS:
         raise HardwareError(f"--device {text}: no device type {wanted!r}; write {', '.join(BACKENDS)}, or cuda:h100.")
+    # A CPU is here: nothing is to be simulated.
     if text is not None and backend_of(wanted).is_everywhere:
         return None
     chips = [chip for chip in catalog.chips if chip.device is not None and chip.device == (wanted or chip.device)]
@@ -202,19 +189,14 @@ def _of_cluster(wanted: str, cluster: Cluster) -> SimulatedDevice:
 
 
 def _is_called(chip: Chip, name: str) -> bool:
-    """Return True if a name is the chip's, or its first words: "h100" and "h100-sxm" are "H100 SXM"."""
+    """True if a name is the chip's, or its first words: "h100" and "h100-sxm" are "H100 SXM"."""
     words, wanted = chip.name.lower().split(), name.lower().replace("-", " ").replace("_", " ").split()
     return words[: len(wanted)] == wanted or "".join(words) == "".join(wanted)
 
 
 @contextmanager
 def simulating(device: SimulatedDevice | None, deterministic: bool) -> Iterator[None]:
-    """Let the program decide within the block as on a device; None for the CPU of this machine.
-
-    Args:
-        device: the device.
-        deterministic: ``run.deterministic`` of the recipe.
-    """
+    """Let the program decide within the block as on a device; None for the CPU of this machine."""
     with ExitStack() as stack:
         if device is not None:
             here = torch.device("cpu")
@@ -228,27 +210,15 @@ def simulating(device: SimulatedDevice | None, deterministic: bool) -> Iterator[
 
 @dataclass(frozen=True)
 class Decision:
-    """One decision.
+    """One choice that a run makes on its device."""
 
-    Attributes:
-        name: subject of the decision.
-        choice: the alternative that is taken.
-        reason: explanation or consequence; may be empty.
-    """
-
-    name: str
+    name: str  # subject
     choice: str
-    reason: str = ""
+    reason: str = ""  # explanation or consequence; may be empty
 
 
 def decide(recipe: Recipe, world: int, device: torch.device) -> list[Decision]:
-    """Take the decisions of a run on a device, which may be simulated.
-
-    Args:
-        recipe: recipe with a resolved precision mode.
-        world: number of processes.
-        device: the device.
-    """
+    """Take the decisions of a run, with a resolved precision mode, on a device, which may be simulated."""
     return [
         *_arithmetic_decisions(recipe, device),
         *_attention_decisions(recipe, device),

@@ -4,9 +4,9 @@
         -> seconds of each event, plan's pipeline -> when each event runs -> RankTimeline
         -> a process per rank in the trace event format, for chrome://tracing and Perfetto
 
-Products and messages are timed one by one. The kernels of attention share the attention time of the plan by their
-FLOPs. Other kernels share what the plan takes for pointwise operations, gaps between kernels and the host by the bytes
-that they move: a rehearsal is eager, and would count many times the traffic of fused kernels.
+Products and messages are timed one by one. Attention shares the attention time of the plan by FLOPs. Other kernels
+share the plan's time for pointwise operations, gaps and the host by bytes: a rehearsal is eager, and would count many
+times the traffic of fused kernels.
 
 A stream runs its events in the order of issue. Operations wait for the messages that they need: of the tensor and
 context axes at once, for gathered parameters at the start of their module, for messages of other stages at the start
@@ -37,26 +37,16 @@ _TINY = 1 << 12  # bytes: sums of losses and norms, which take latency only
 
 @dataclass(frozen=True)
 class _TimedRank:
-    """Events of a rank to be timed, and the times of the plan.
-
-    Attributes:
-        events: the trace.
-        operations: times by the plan.
-        layers: layers of the rank times micro-batches.
-        losses: micro-batches whose loss it computes.
-        byte: nominal bytes per byte of a message (``hlat.planner.cost.step_time.OperationTimes``).
-        sizes: number of ranks by mesh axis.
-    """
+    """Events of a rank to be timed, and the times of the plan."""
 
     events: Sequence[TraceEvent]
-    operations: OperationTimes
-    layers: int
-    losses: int
-    byte: float
-    sizes: Mapping[str, int]
+    operations: OperationTimes  # times by the plan
+    layers: int  # of the rank, times micro-batches
+    losses: int  # micro-batches whose loss it computes
+    byte: float  # nominal bytes per byte of a message (OperationTimes)
+    sizes: Mapping[str, int]  # ranks by mesh axis
 
     def where(self, wanted: Callable[[TraceEvent], bool]) -> NDArray[np.intp]:
-        """Indices of some events."""
         return np.array([index for index, event in enumerate(self.events) if wanted(event)], dtype=np.intp)
 
     def of_kind(self, kind: str, *phases: str) -> NDArray[np.intp]:
@@ -65,12 +55,7 @@ class _TimedRank:
 
 
 def event_seconds(report: RankReport, plan: PlannedStep) -> Seconds:
-    """Time every event of a rank's trace.
-
-    Args:
-        report: the rehearsed rank.
-        plan: prediction of the same step.
-    """
+    """Time every event of a rank's trace by the plan of the same step."""
     layout = plan.prediction.candidate
     count = layout.accumulation(plan.request.global_batch)
     layers = [stop - start for start, stop in report.layers]
@@ -100,21 +85,22 @@ def _products(rank: _TimedRank, seconds: Seconds) -> None:
 
 
 def _attention(rank: _TimedRank, seconds: Seconds) -> None:
-    """Time attention by its FLOPs; those of the first, unrepeated passes take what the plan says."""
+    """Time attention by its FLOPs."""
     for kind, each in (
         (ATTENTION, rank.operations.attention_forward),
         (ATTENTION_BACKWARD, rank.operations.attention_backward),
     ):
         chosen = rank.of_kind(kind)
         flops = np.array([rank.events[index].flops for index in chosen], dtype=np.float64)
+        # The plan's time is of the first pass; a repeated one takes as much again.
         first = sum(rank.events[index].flops for index in chosen if not rank.events[index].recomputed)
         if first:
             seconds[chosen] = flops / first * each * rank.layers
 
 
 def _other_kernels(rank: _TimedRank, seconds: Seconds) -> None:
-    """Share out the time of other kernels, by bytes, within forward, backward, and the update."""
     times = rank.operations
+    # The plan has no time for a single kernel: they share that of their phase by bytes.
     budgets = {
         ("forward",): rank.layers * times.others_forward + rank.losses * times.loss,
         ("backward",): rank.layers * times.others_backward,
@@ -156,6 +142,7 @@ def _weights_message(rank: _TimedRank, event: TraceEvent) -> float:
     ranks = prod(rank.sizes.get(axis, 1) for axis in event.axis.split("+"))
     rate = {"all_gather": rank.operations.gather, "all_reduce": 2 * rank.operations.reduce}
     transfer = event.size * rank.byte * rate.get(event.kind, rank.operations.reduce)
+    # Small messages take latency only.
     return max(transfer, rank.operations.handshake(ranks))
 
 
@@ -176,33 +163,20 @@ class PlacedEvent:
 
 @dataclass(frozen=True)
 class RankTimeline:
-    """A rank's step in time.
+    """A rank's step in time."""
 
-    Attributes:
-        rank: the global rank.
-        events: its events, by time on each stream.
-        passes: passes of micro-batches, with start and end.
-        parts: seconds by ``PARTS``; they add up to ``seconds``.
-    """
-
-    rank: int
-    events: tuple[PlacedEvent, ...]
-    passes: tuple[tuple[LabelledPass, float, float], ...]
-    parts: dict[str, float]
+    rank: int  # global
+    events: tuple[PlacedEvent, ...]  # by time on each stream
+    passes: tuple[tuple[LabelledPass, float, float], ...]  # of micro-batches, with start and end
+    parts: dict[str, float]  # seconds by PARTS; they add up to `seconds`
 
     @property
     def seconds(self) -> float:
-        """Duration of the step."""
         return sum(self.parts.values())
 
 
 def place_in_time(report: RankReport, plan: PlannedStep) -> RankTimeline:
-    """Place the operations of a rehearsed rank in time.
-
-    Args:
-        report: the rank.
-        plan: prediction of the same step.
-    """
+    """Place the operations of a rehearsed rank in time, by the plan of the same step."""
     replay = _Replay(plan, report.coordinates.pp)
     for event, seconds in zip(report.trace, event_seconds(report, plan), strict=True):
         replay.add(event, float(seconds))
@@ -211,22 +185,15 @@ def place_in_time(report: RankReport, plan: PlannedStep) -> RankTimeline:
 
 @dataclass
 class _Replay:
-    """State of the streams of a rank while its events are placed.
-
-    Attributes:
-        plan: prediction of the step.
-        pipeline_rank: pipeline rank of the rank.
-        now: end of what computes.
-        free: end of each stream of messages.
-        gathered: arrival of the parameters of modules that have not computed since.
-        received: receives that were issued, of passes that have not begun.
-    """
+    """State of the streams of a rank while its events are placed."""
 
     plan: PlannedStep
     pipeline_rank: int
-    now: float = 0.0
-    free: dict[str, float] = field(default_factory=dict)
+    now: float = 0.0  # end of what computes
+    free: dict[str, float] = field(default_factory=dict)  # end of each stream of messages
+    # Arrival of the parameters of modules that have not computed since.
     gathered: dict[str, float] = field(default_factory=dict)
+    # Receives that were issued, of passes that have not begun.
     received: deque[tuple[TraceEvent, float]] = field(default_factory=deque)
     parts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     placed: list[PlacedEvent] = field(default_factory=list)
@@ -239,9 +206,9 @@ class _Replay:
         self.arrivals = {(each.kind, each.stage, each.micro_batch): each.arrived for each in ranks}
 
     def add(self, event: TraceEvent, seconds: float) -> None:
-        """Place the next event."""
         if event.phase in _UPDATE:
             self._end_pass()
+            # The update needs every message of the step but those between stages.
             self._wait(max((end for stream, end in self.free.items() if stream not in _STAGES), default=0.0), "data")
         elif event.of_pass is not None and event.of_pass != self.current and not event.is_between_stages:
             self._begin_pass(event.of_pass)
@@ -282,6 +249,7 @@ class _Replay:
         self.now = self._place(COMPUTE, self.now, seconds, event)
 
     def _between_stages(self, event: TraceEvent, seconds: float) -> None:
+        # Issued early; placed when the pass that needs it begins.
         if event.kind == RECEIVES:
             self.received.append((event, seconds))
         else:
@@ -309,12 +277,7 @@ _MICROSECONDS = 1e6
 
 
 def timeline_events(report: RankReport, timeline: RankTimeline) -> Iterator[dict[str, Any]]:
-    """Yield the metadata of a rank and its tracks, and complete events in microseconds.
-
-    Args:
-        report: the rank.
-        timeline: its step in time.
-    """
+    """Yield the metadata of a rank and its tracks, and complete events in microseconds."""
     layers = ", ".join(f"{start} to {stop - 1}" for start, stop in report.layers)
     yield _metadata(timeline.rank, 0, "process_name", f"rank {timeline.rank}, layers {layers}")
     yield {**_metadata(timeline.rank, 0, "process_sort_index", ""), "args": {"sort_index": timeline.rank}}

@@ -8,8 +8,7 @@ are operations too; so does hlat with every pass of a micro-batch. Consecutive p
 event. The order is all that a rehearsal itself knows of time; ``timeline`` adds the rates of the cost model.
 
 Recomputation in backward counts again, and so do the products of a chunked loss: these are the FLOPs that the program
-executes, not those of the model (``hlat.model.counts.flops_per_token``). torch has no formulas for products that add
-to one of their operands in place (``addmm_``); they have as many FLOPs as those that return the sum (``addmm``).
+executes, not those of the model (``hlat.model.counts.flops_per_token``).
 """
 
 import re
@@ -54,6 +53,7 @@ _WITH_WINDOW = (
     torch.ops.hlat.attend_backward,
 )
 
+# torch has no formulas for products that add to an operand in place; they have the FLOPs of those that return the sum.
 _IN_PLACE = {
     torch.ops.aten.addmm_: torch.ops.aten.addmm,
     torch.ops.aten.baddbmm_: torch.ops.aten.baddbmm,
@@ -61,13 +61,12 @@ _IN_PLACE = {
 
 
 def _attended_shapes(packet: Any, tensors: tuple[Any, ...], args: tuple[Any, ...]) -> list[tuple[int, ...]]:
-    """Shapes of (the gradient,) queries, keys and values, with as many keys as a query attends to with a window.
-
-    Keys and values get the heads of the queries that share them: torch's formula counts so, but demands it up to 2.11.
-    """
+    """Shapes of (the gradient,) queries, keys and values, with as many keys as a query attends to with a window."""
     *queries, keys, values = (tuple(tensor.shape) for tensor in tensors)
     window = args[-1] if packet in _WITH_WINDOW else 0
     attended = min(keys[2], window or keys[2])
+    # Keys and values get the heads of the queries that share them: torch's formula counts so, but demands it up to
+    # 2.11.
     return [*queries, *((*queries[-1][:2], attended, shape[3]) for shape in (keys, values))]
 
 
@@ -78,7 +77,6 @@ class FlopCounter:
         self.total = 0
 
     def observe(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
-        """Observe one operation (an ``Observer``)."""
         packet = _IN_PLACE.get(func._overloadpacket, func._overloadpacket)
         if packet in _ATTENTION_FORWARD:
             self.total += sdpa_flop_count(*_attended_shapes(packet, args[:3], args))
@@ -106,33 +104,20 @@ _PASSES = ("forward", "backward")  # phases in which passes run
 
 @dataclass(frozen=True)
 class TraceEvent:
-    """A message, or operations of one module.
+    """A message, or operations of one module."""
 
-    Attributes:
-        phase: phase of the step.
-        kind: kind of the message ("all_gather"), or of the operation ("product").
-        module: FSDP module whose parameters or operations they are; empty for others.
-        axis: mesh axis of a message, or several, as in "data+context"; empty for operations.
-        size: bytes of a message, or those that an operation without FLOPs reads and writes.
-        flops: FLOPs of a product or of attention.
-        shape: of a product: number in a batch, rows, columns, width that is summed over; empty for others.
-        of_pass: pass of a micro-batch that it belongs to; None outside of passes.
-        recomputed: True if it runs a second time, in backward.
-    """
-
-    phase: str
-    kind: str
-    module: str
-    axis: str = ""
-    size: int = 0
-    flops: int = 0
-    shape: tuple[int, ...] = ()
-    of_pass: LabelledPass | None = None
-    recomputed: bool = False
+    phase: str  # of the step
+    kind: str  # of the message ("all_gather") or of the operation ("product")
+    module: str  # FSDP module whose parameters or operations they are; empty for others
+    axis: str = ""  # of a message; or several, as in "data+context"; empty for operations
+    size: int = 0  # bytes of a message, or read and written by an operation without FLOPs
+    flops: int = 0  # of a product or of attention
+    shape: tuple[int, ...] = ()  # of a product: number in a batch, rows, columns, width that is summed over
+    of_pass: LabelledPass | None = None  # of a micro-batch; None outside of passes
+    recomputed: bool = False  # runs a second time, in backward
 
     @property
     def is_message(self) -> bool:
-        """True for a message, False for work of the device itself."""
         return bool(self.axis)
 
     @property
@@ -142,11 +127,7 @@ class TraceEvent:
 
 
 class Trace:
-    """Collects the events of a step in ``events``.
-
-    Args:
-        axis_of: returns the mesh axes of a message from the arguments of its operation.
-    """
+    """Collects the events of a step in ``events``; ``axis_of`` returns mesh axes from the arguments of a message."""
 
     def __init__(self, axis_of: Callable[[Iterable[Any]], str]) -> None:
         self.events: list[TraceEvent] = []
@@ -156,7 +137,6 @@ class Trace:
         self._pass: LabelledPass | None = None
 
     def observe(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
-        """Observe one operation (an ``Observer``)."""
         name = func._schema.name
         if name == "profiler::_record_function_enter_new":
             self._read_label(str(args[0]))
@@ -213,19 +193,14 @@ def _product(name: str, args: tuple[Any, ...]) -> tuple[str, tuple[int, ...]]:
 
 
 def _moved_bytes(name: str, args: tuple[Any, ...], result: Any) -> int:
-    """Bytes of the tensors that an operation reads and writes; none for one that only reserves memory."""
+    """Bytes that an operation reads and writes; none for one that only reserves memory."""
     if "::empty" in name or "::new_empty" in name:
         return 0
     return sum(leaf.nbytes for leaf in tree_leaves((args, result)) if isinstance(leaf, torch.Tensor))
 
 
 def chrome_events(rank: int, events: Iterable[TraceEvent]) -> Iterator[dict[str, Any]]:
-    """Events of a rank in the trace event format; a unit of time is a place in the order of issue.
-
-    Args:
-        rank: the rank, shown as a process.
-        events: its events.
-    """
+    """Events of a rank in the trace event format; a unit of time is a place in the order of issue."""
     for place, event in enumerate(events):
         yield {
             "ph": "X",

@@ -5,8 +5,8 @@
 
     recipe --shortened--> a step of 4 micro-batches --rehearsed--> RankReport --extended--> that of the complete step
 
-Without a pipeline, the micro-batches in the middle are all alike. What is left out are repetitions of the third one:
-its messages, FLOPs and events are added once for each, and the memory of its tokens, which are on the device for the
+Without a pipeline, the micro-batches in the middle are all alike. The third one stands for those left out: its
+messages, FLOPs and events are added once for each, and the memory of its tokens, which are on the device for the
 complete step. The report equals that of the complete step in every number, which a test compares. With a pipeline every
 micro-batch is rehearsed: buffers and order depend on their number.
 """
@@ -53,12 +53,7 @@ _TOKEN = 8  # bytes of a token, of its label, and of its position
 
 
 def shortened(recipe: Recipe, world: int) -> tuple[Recipe, int]:
-    """Return a recipe with fewer micro-batches, and the number of those that are left out.
-
-    Args:
-        recipe: the recipe.
-        world: number of processes.
-    """
+    """Return a recipe with fewer micro-batches, and the number of those that are left out."""
     count, layout = recipe.micro_batches(world), Layout.of(recipe.parallel, world)
     if layout.pipeline > 1 or count <= _KEPT:
         return recipe, 0
@@ -67,13 +62,7 @@ def shortened(recipe: Recipe, world: int) -> tuple[Recipe, int]:
 
 
 def extended(report: RankReport, left_out: int, recipe: Recipe) -> RankReport:
-    """Return the report of the complete step.
-
-    Args:
-        report: report of the shortened step.
-        left_out: number of micro-batches that were left out.
-        recipe: the recipe.
-    """
+    """Return the report of the complete step from that of the shortened one."""
     if not left_out:
         return report
     middle = [event for event in report.trace if event.of_pass is not None and event.of_pass.micro_batch == _REPEATED]
@@ -93,7 +82,8 @@ def extended(report: RankReport, left_out: int, recipe: Recipe) -> RankReport:
 
 
 def _token_bytes(recipe: Recipe, count: int) -> dict[str, int]:
-    """Bytes of the tokens of some micro-batches, by category: of complete sequences, and of this rank's positions."""
+    """Bytes of the tokens of some micro-batches, by category."""
+    # Complete sequences are in "other"; this rank's positions of them are activations.
     complete = count * recipe.batch.micro_batch * recipe.data.sequence_length * _TOKEN
     context = recipe.parallel.context
     selected = (2 if context > 1 else 0) + recipe.data.isolate
@@ -108,7 +98,7 @@ def _repeated(trace: tuple[TraceEvent, ...], middle: Sequence[TraceEvent], left_
 
 
 def _moved(events: Sequence[TraceEvent], by: int) -> list[TraceEvent]:
-    """Count the micro-batch of events on."""
+    """Add ``by`` to the micro-batch of events."""
     return [
         event
         if event.of_pass is None
@@ -124,27 +114,16 @@ _LONG = 1000  # layers times micro-batches
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """Result of a rehearsal.
+    """Rehearsed ranks of a run, and the verdict on memory and time."""
 
-    Attributes:
-        recipe: rehearsed recipe, with its precision mode resolved.
-        layout: layout of all ranks.
-        ranks: reports of the rehearsed ranks, in ascending order.
-        device: simulated device; None for the CPU of this machine.
-        decisions: decisions that the program takes on that device.
-        verdict: memory of the fullest rehearsed rank on the device or the cluster; None without either.
-        plan: prediction of the same step on the cluster; None without one.
-        not_planned: the reason why there is a cluster but no plan.
-    """
-
-    recipe: Recipe
-    layout: Layout
-    ranks: tuple[RankReport, ...]
-    device: SimulatedDevice | None
-    decisions: tuple[Decision, ...]
-    verdict: FitVerdict | None = None
-    plan: PlannedStep | None = None
-    not_planned: str = ""
+    recipe: Recipe  # with its precision mode resolved
+    layout: Layout  # of all ranks
+    ranks: tuple[RankReport, ...]  # those rehearsed, in ascending order
+    device: SimulatedDevice | None  # simulated; None for the CPU of this machine
+    decisions: tuple[Decision, ...]  # of the program on that device
+    verdict: FitVerdict | None = None  # of the fullest rank on the device or the cluster; None without either
+    plan: PlannedStep | None = None  # of the same step on the cluster; None without one
+    not_planned: str = ""  # reason why there is a cluster but no plan
 
     @cached_property
     def timelines(self) -> tuple[RankTimeline, ...]:
@@ -152,7 +131,7 @@ class Rehearsal:
         return () if self.plan is None else tuple(place_in_time(report, self.plan) for report in self.ranks)
 
     def chrome_trace(self) -> dict[str, Any]:
-        """Messages and operations of every rehearsed rank as a Chrome trace: in time, or in the order of issue.
+        """Messages and operations of every rehearsed rank as a Chrome trace.
 
         With a plan, times are those of the cost model, in microseconds. Without one, the unit is a place in the order.
         """
@@ -163,17 +142,13 @@ class Rehearsal:
         return {"traceEvents": events, "displayTimeUnit": "ms"}
 
     def to_dict(self) -> dict[str, Any]:
-        """All numbers under their documented keys (docs/planning.md), as JSON values."""
         return rehearsal_json(self)
 
 
 def default_ranks(recipe: Recipe, world: int, plan: PlannedStep | None = None) -> list[int]:
-    """Global ranks rehearsed by default: the first rank of each pipeline rank that a plan reports.
-
-    Without a plan they are chosen by the same rule (``representative_ranks``), by bytes without those that a device
-    adds.
-    """
+    """Global ranks rehearsed by default: the first rank of each pipeline rank that a plan reports."""
     step = StepShape.of(recipe, world)
+    # Without a plan by the same rule, by bytes without those that a device adds.
     pipeline_ranks = representative_ranks(step) if plan is None else list(plan.prediction.memory)
     return sorted(step.first_rank(pipeline_rank) for pipeline_rank in pipeline_ranks)
 
@@ -212,6 +187,7 @@ def rehearse(
     decisions = _decide(recipe, layout, chosen, device)
     short, left_out = shortened(recipe, world)
     _warn_if_long(short, layout)
+    # Compiled blocks are counted as eager ones, which keep more; the decisions say so.
     eager = short.model_copy(update={"run": recipe.run.model_copy(update={"compile": "none"})})
     reports: list[RankReport] = []
     problems: dict[str, Problem] = {}
@@ -228,7 +204,7 @@ def rehearse(
 
 
 def _warn_if_long(recipe: Recipe, layout: Layout) -> None:
-    """Say what a rehearsal of many micro-batches through a pipeline costs, and how to rehearse fewer."""
+    """Say what many micro-batches through a pipeline cost, and how to rehearse fewer."""
     count, stages = recipe.micro_batches(layout.world), layout.config.stages
     layers = -(-recipe.model.layers // layout.pipeline)
     if layers * count > _LONG and count > 2 * stages:
@@ -253,7 +229,6 @@ def _plan(recipe: Recipe, cluster: Cluster | None, world: int) -> tuple[PlannedS
 def _judge(
     reports: Sequence[RankReport], device: SimulatedDevice | None, cluster: Cluster | None, plan: PlannedStep | None
 ) -> FitVerdict | None:
-    """Compare the fullest rank with the memory of the cluster's devices, or of the simulated one; None without both."""
     can_send = device is None or device.backend.sends
     if cluster is not None:
         return judge(reports, cluster.chip, cluster.memory_bytes, plan, can_send)
@@ -263,12 +238,10 @@ def _judge(
 
 
 def _resolved(recipe: Recipe, device: SimulatedDevice | None) -> Recipe:
-    """Resolve ``precision.mode=auto`` and ``run.deterministic=auto`` as the device would.
-
-    Without one, the mode is that of an accelerator, unless the recipe names the CPU, which is here.
-    """
+    """Resolve ``precision.mode=auto`` and ``run.deterministic=auto`` as the device would."""
     named, here = recipe.run.device, torch.device("cpu")
     if device is None:
+        # Without a device, the mode is an accelerator's, unless the recipe names the CPU, which is here.
         fast = not backend_of(named).is_everywhere or has_fast_bf16(torch.device(named))
         return recipe.in_mode(resolve_mode(recipe.precision.mode, fast))
     with simulated_backend(device.backend):
@@ -280,7 +253,7 @@ def _resolved(recipe: Recipe, device: SimulatedDevice | None) -> Recipe:
 def _decide(
     recipe: Recipe, layout: Layout, ranks: Sequence[int], device: SimulatedDevice | None
 ) -> tuple[Decision, ...]:
-    """Take the decisions of a simulated device, which may refuse the recipe; none for the CPU of this machine."""
+    """Take the decisions of a simulated device, which may refuse the recipe."""
     if device is None:
         return ()
     here = torch.device("cpu")
@@ -303,12 +276,12 @@ def _outcomes(
     if min(processes, len(ranks)) == 1:
         yield from (_outcome(recipe, world, rank, device) for rank in ranks)
         return
+    # Not by fork, which torch's threads do not survive.
     with ProcessPoolExecutor(min(processes, len(ranks)), multiprocessing.get_context("spawn")) as pool:
         yield from pool.map(partial(_outcome, recipe, world, device=device), ranks)
 
 
 def _outcome(recipe: Recipe, world: int, rank: int, device: SimulatedDevice | None) -> Outcome:
-    """The report of a rank, or the problems of the recipe there."""
     try:
         with simulating(device, recipe.run.determinism is not False), fake_rank(rank, world) as runtime:
             return rehearse_rank(recipe, runtime)

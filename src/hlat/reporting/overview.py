@@ -31,12 +31,7 @@ _NUMBERS = ("step", "tokens", "loss", "val_loss", "val_bits_per_byte", "tokens_p
 
 
 class Curve(Sequence[tuple[float, float]]):
-    """Pairs of tokens and the loss there, in 16 bytes each: a run may log a million.
-
-    Attributes:
-        tokens: the tokens, in the order of the file.
-        losses: the loss at each.
-    """
+    """Pairs of tokens and the loss there, in the order of the file, in 16 bytes each: a run may log a million."""
 
     def __init__(self, pairs: Iterable[tuple[float, float]] = ()) -> None:
         self.tokens, self.losses = array("d"), array("d")
@@ -44,7 +39,6 @@ class Curve(Sequence[tuple[float, float]]):
             self.append(*pair)
 
     def append(self, tokens: float, loss: float) -> None:
-        """Add a pair."""
         self.tokens.append(tokens)
         self.losses.append(loss)
 
@@ -66,36 +60,22 @@ class Curve(Sequence[tuple[float, float]]):
 
 @dataclass(frozen=True)
 class RunOverview:
-    """Overview of a run.
-
-    Attributes:
-        folder: its folder.
-        name: its name.
-        status: its state.
-        settings: resolved recipe as JSON values; empty if unknown.
-        attempts: starts of the run, oldest first, as recorded; see ``hlat.training.start``.
-        parameters: parameters of the model; None if its steps have not begun.
-        loss: training loss by tokens.
-        validation: last loss of each validation set and source, by name; "validation" is that of the whole split.
-        numbers: last values of the main metrics, by name.
-        checkpoints: steps of the checkpoints in the folder, ascending.
-        damaged_lines: lines of its files that cannot be read.
-    """
+    """Overview of a run, from the files in its folder."""
 
     folder: Path
     name: str
     status: RunStatus
-    settings: Mapping[str, Any]
-    attempts: tuple[Mapping[str, Any], ...]
-    parameters: int | None
-    loss: Curve
+    settings: Mapping[str, Any]  # resolved recipe as JSON values; empty if unknown
+    attempts: tuple[Mapping[str, Any], ...]  # starts of the run, oldest first, as recorded; see ``hlat.training.start``
+    parameters: int | None  # of the model; None if its steps have not begun
+    loss: Curve  # training loss by tokens
+    # last loss of each validation set and source, by name; "validation" is that of the whole split
     validation: Mapping[str, float]
-    numbers: Mapping[str, float]
-    checkpoints: tuple[int, ...]
-    damaged_lines: int
+    numbers: Mapping[str, float]  # last values of the main metrics, by name
+    checkpoints: tuple[int, ...]  # steps of those in the folder, ascending
+    damaged_lines: int  # lines of its files that cannot be read
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as JSON values."""
         return {
             "folder": str(self.folder),
             "name": self.name,
@@ -113,12 +93,7 @@ class RunOverview:
 
 
 def read_overview(folder: Path) -> RunOverview:
-    """Read what a run has left in its folder.
-
-    Raises:
-        DataError: it is not the folder of a run.
-        StorageError: a file cannot be read.
-    """
+    """Read what a run has left in its folder; DataError if it is not that of a run, StorageError if unreadable."""
     if not is_run(folder):
         raise no_run(folder)
     metrics = _Metrics(folder / "metrics.jsonl")
@@ -126,6 +101,7 @@ def read_overview(folder: Path) -> RunOverview:
     attempts, damaged_attempts = read_valid_records(folder / ATTEMPTS_NAME)
     events = run_events(records)
     settings = next((event.fields["recipe"] for event in reversed(events) if event.has_recipe), None)
+    # A run that has not recorded an event with its recipe yet.
     settings = settings or _recipe_file(folder / RECIPE_NAME)
     begun = next((event for event in reversed(events) if event.begins), None)
     parameters = None if begun is None else begun.number("parameters")
@@ -156,6 +132,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
         inside = finite[part * len(finite) // parts : (part + 1) * len(finite) // parts]
         means.append(sum(inside) / len(inside))
     low, high = min(means), max(means)
+    # A flat curve is drawn low, without a division by zero.
     scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BLOCKS[round((mean - low) * scale)] for mean in means)
 
@@ -173,20 +150,13 @@ def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, st
 
 
 class _Metrics:
-    """Metrics of a run as far as they are shown, read line by line.
-
-    Attributes:
-        loss: training loss by tokens.
-        numbers: last values of the main metrics, by name.
-        validation: last loss of each validation set and source, by name.
-        damaged: lines that cannot be read.
-    """
+    """Metrics of a run as far as they are shown, read line by line."""
 
     def __init__(self, path: Path) -> None:
         self.loss, self.damaged = Curve(), 0
         last: dict[str, float] = {}
         for record in iter_valid_records(path):
-            if record is None:
+            if record is None:  # a damaged line
                 self.damaged += 1
                 continue
             for name, value in record.items():
@@ -197,7 +167,9 @@ class _Metrics:
             tokens, loss = _number(record.get("tokens")), _number(record.get("loss"))
             if tokens is not None and loss is not None:
                 self.loss.append(tokens, loss)
+        # last values of the main metrics
         self.numbers = {name: value for name, value in last.items() if name in _NUMBERS}
+        # Last loss of each validation set and source: val_loss, or val/NAME/loss.
         self.validation = {
             "validation" if name == "val_loss" else name.partition("/")[2].removesuffix("/loss"): value
             for name, value in last.items()
@@ -206,64 +178,55 @@ class _Metrics:
 
 
 def _number(value: Any) -> float | None:
-    """Return a value as a number; None if it is not one."""
+    # JSON has no NaN and no infinity: they are logged as text.
     number = from_json_value(value) if isinstance(value, str) else value
+    # bool is an int in Python, and no metric.
     return float(number) if isinstance(number, (int, float)) and not isinstance(number, bool) else None
 
 
 def _recipe_file(file: Path) -> dict[str, Any]:
     try:
         found = yaml.safe_load(file.read_text(encoding="utf-8"))
+    # The rest of the run can be shown without it.
     except (OSError, ValueError, yaml.YAMLError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
 def _checkpoints(folder: Path) -> tuple[int, ...]:
-    """Return the steps of complete checkpoints: those that have been renamed to their final names."""
+    """Steps of complete checkpoints: those that have been renamed to their final names."""
     try:
         names = [path.name for path in folder.iterdir()]
     except OSError:
         return ()
+    # By name alone: the readers of checkpoints need torch, and an overview starts without it.
     steps = [name.removeprefix("step-") for name in names if name.startswith("step-")]
     return tuple(sorted(int(step) for step in steps if step.isdecimal()))
 
 
-_COMPARED_PLACES = 8
+_COMPARED_PLACES = 8  # rows of a comparison, at most
 _OWN_FIELDS = ("run.name", "run.dir")  # differ in any two runs
 
 
 class LossesAt(NamedTuple):
-    """Training losses of several runs after the same number of tokens.
-
-    Attributes:
-        tokens: trained tokens.
-        losses: loss of each run.
-        interpolated: for each run, True if it logged no loss there, so that it lies between two logged ones.
-    """
+    """Training losses of several runs after the same number of tokens."""
 
     tokens: float
-    losses: list[float]
-    interpolated: list[bool]
+    losses: list[float]  # of each run
+    interpolated: list[bool]  # for each run, True if it logged no loss there, so that it lies between two logged ones
 
 
 @dataclass(frozen=True)
 class RunComparison:
-    """Runs side by side.
-
-    Attributes:
-        runs: the runs.
-        recipe: fields in which the recipes differ: the value in each run, None where a recipe lacks the field.
-        curve: training losses at the same tokens; at most eight rows, the last one at the most tokens.
-    """
+    """Runs side by side: fields in which their recipes differ, and losses at the same tokens."""
 
     runs: tuple[RunOverview, ...]
-    recipe: dict[str, list[str | None]]
-    curve: list[LossesAt]
+    recipe: dict[str, list[str | None]]  # by field: the value in each run, None where a recipe lacks it
+    curve: list[LossesAt]  # at most eight rows, the last one at the most tokens
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as JSON values."""
         return {
+            # Complete curves and recipes would hide what differs.
             "runs": [{**run.to_dict(), "loss": None, "recipe": None} for run in self.runs],
             "recipe": self.recipe,
             "curve": [
@@ -273,12 +236,7 @@ class RunComparison:
 
 
 def compare_runs(folders: Sequence[Path]) -> RunComparison:
-    """Compare runs.
-
-    Raises:
-        DataError: a folder is not that of a run.
-        StorageError: a file cannot be read.
-    """
+    """Read and compare runs; DataError if a folder is not that of a run, StorageError if a file is unreadable."""
     runs = tuple(read_overview(folder) for folder in folders)
     flat = [flat_settings(run.settings) for run in runs]
     fields = dict.fromkeys(field for settings in flat for field in settings if field not in _OWN_FIELDS)
@@ -291,9 +249,9 @@ def compare_runs(folders: Sequence[Path]) -> RunComparison:
 
 
 def _compare_losses(curves: Sequence[Curve]) -> list[LossesAt]:
-    """Return the losses at some numbers of tokens that all runs have reached."""
     if not curves or not all(curves):
         return []
+    # At tokens that all have logged, nothing needs to be interpolated.
     common = set(curves[0].tokens)
     for curve in curves[1:]:
         common = {tokens for tokens in curve.tokens if tokens in common}
@@ -306,24 +264,25 @@ def _compare_losses(curves: Sequence[Curve]) -> list[LossesAt]:
 
 
 def _fewest_places(curves: Sequence[Curve]) -> list[float]:
-    """Return the tokens within the range of all runs at which the run has logged that has logged least there."""
+    """Tokens, within the range of all runs, at which the run logged that has logged least there."""
     first, last = max(curve.tokens[0] for curve in curves), min(curve.tokens[-1] for curve in curves)
     ranges = [[tokens for tokens in curve.tokens if first <= tokens <= last] for curve in curves]
     return min((each for each in ranges if each), key=len, default=[])
 
 
 def _some_places(places: Sequence[float]) -> list[float]:
-    """Return at most eight values, evenly spread, the last one included."""
+    """At most eight values, evenly spread, the last one included."""
     count = min(_COMPARED_PLACES, len(places))
     return [places[len(places) * (number + 1) // count - 1] for number in range(count)]
 
 
 def _loss_at(curve: Curve, tokens: float) -> tuple[float, bool]:
-    """Return the loss that was logged there, else one interpolated linearly and True; a curve's ends go on as are."""
+    """Loss that was logged there, else one interpolated linearly and True; a curve's ends go on as they are."""
     index = bisect_left(curve.tokens, tokens)
     if index == len(curve):
         return curve.losses[-1], True
     (x1, y1), (x0, y0) = curve[index], curve[max(0, index - 1)]
+    # Before the first logged step there is nothing to interpolate.
     if x1 == tokens or x1 <= x0:
         return y1, x1 != tokens
     return y0 + (y1 - y0) * (tokens - x0) / (x1 - x0), True

@@ -30,36 +30,20 @@ _UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class Machines:
-    """Machines that a run was trained on, for its plan and its price.
+    """Machines that a run was trained on, for its plan and its price."""
 
-    Attributes:
-        cluster: INSTANCE:N.
-        price: kind of price; None for the first known one.
-        hardware: catalog on top of the one that ships with hlat.
-    """
-
-    cluster: str
-    price: str | None = None
-    hardware: str | None = None
+    cluster: str  # INSTANCE:N
+    price: str | None = None  # kind of price; None for the first known one
+    hardware: str | None = None  # catalog on top of the one that ships with hlat
 
     def resolve(self) -> tuple[Cluster, tuple[str, float] | None]:
-        """Return the cluster, and its kind of price with USD per hour; None if no price is known.
-
-        Raises:
-            HardwareError: the cluster or its price is unknown, or the catalog is inconsistent.
-            PlanError: there is no such kind of price.
-        """
+        """Return the cluster, and its kind of price with USD per hour or None; HardwareError, PlanError."""
         cluster = parse_cluster(self.cluster, load_catalog(self.hardware))
         return cluster, cluster.price(price_kind(self.price, [cluster]))
 
 
 def plan_section(run: RunRecord, machines: Machines | None) -> Html:
-    """Show what the plan predicts for the run's layout beside what was measured.
-
-    Raises:
-        HardwareError: the cluster is unknown, or the catalog is inconsistent.
-        PlanError: there is no such kind of price.
-    """
+    """Show what the plan predicts for the run's layout beside what was measured; HardwareError, PlanError."""
     contents = []
     predicted, price = None, None
     if machines is None:
@@ -72,6 +56,7 @@ def plan_section(run: RunRecord, machines: Machines | None) -> Html:
         try:
             predicted = _predict_run(run, machines)
         except HlatError as error:
+            # What was measured is shown nevertheless.
             contents.append(paragraph(f"The plan cannot be made: {error}"))
     rows = _plan_rows(run, predicted, price)
     contents.append(table(("quantity", "plan", "actual"), rows, caption="Plan beside actual"))
@@ -79,10 +64,10 @@ def plan_section(run: RunRecord, machines: Machines | None) -> Html:
 
 
 def _predict_run(run: RunRecord, machines: Machines) -> LayoutPrediction | None:
-    """Predict the run's own layout; None if its recipe is unknown."""
     if run.recipe is None:
         return None
     cluster, _ = machines.resolve()
+    # The planner reads recipes from files.
     with TemporaryDirectory(prefix="hlat-report-") as folder:
         file = Path(folder) / "recipe.yaml"
         file.write_text(json.dumps(run.recipe.model_dump(mode="json")), encoding="utf-8")
@@ -141,23 +126,15 @@ def _plan_rows(run: RunRecord, predicted: LayoutPrediction | None, price: float 
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress and pace of a run.
+    """Progress and pace of a run, measured and extrapolated."""
 
-    Attributes:
-        rate: median tokens per second; None without a timed step.
-        step_seconds: median seconds of a step, after a ramp; None if unknown.
-        elapsed: seconds that processes of the run were running.
-        left: expected seconds to the end, at the pace so far including saves and restarts; None if unknown.
-    """
-
-    rate: float | None
-    step_seconds: float | None
-    elapsed: float
-    left: float | None
+    rate: float | None  # median tokens per second; None without a timed step
+    step_seconds: float | None  # median, after a ramp; None if unknown
+    elapsed: float  # seconds that processes of the run were running
+    left: float | None  # Expected seconds to the end, at the pace so far including saves and restarts; None if unknown.
 
     @property
     def whole(self) -> float | None:
-        """Seconds of the whole run; None if unknown."""
         return None if self.left is None else self.elapsed + self.left
 
 
@@ -169,6 +146,7 @@ def measure_progress(run: RunRecord) -> Progress:
         return Progress(rate, None, elapsed, None)
     left = None
     if tokens and elapsed:
+        # At tokens per elapsed second, not at the median rate: saves and restarts will come again.
         left = max(0.0, recipe.total_tokens - tokens) / (tokens / elapsed)
     return Progress(rate, recipe.tokens_per_step / rate if rate else None, elapsed, left)
 
@@ -211,6 +189,7 @@ def _weighted_mixture(recipe: Recipe, samples: int) -> list[Html]:
     asked, start = [0.0] * len(recipe.data.sources), 0
     for phase in phases:
         stop = samples if phase.stop is None else min(samples, phase.stop)
+        # Weights are whole numbers of samples per period.
         share = max(0, stop - start) / (phase.period or 1)
         asked = [before + weight * share for before, weight in zip(asked, phase.weights, strict=True)]
         start = max(start, stop)
@@ -226,7 +205,7 @@ def _weighted_mixture(recipe: Recipe, samples: int) -> list[Html]:
 
 
 def _mixture_by_size(run: RunRecord, recipe: Recipe, samples: int) -> list[Html]:
-    """Show the sources of one corpus: each supplies its share of the tokens in every epoch."""
+    # Without weights the sources are one corpus: each supplies its share of the tokens in every epoch.
     tokens = samples * recipe.data.sequence_length
     try:
         manifest = read_data_manifest(recipe.prepared_dir if recipe.prepared_dir.is_dir() else run.folder / "data")
@@ -251,13 +230,13 @@ def _mixture_by_size(run: RunRecord, recipe: Recipe, samples: int) -> list[Html]
 
 
 def _source_names(recipe: Recipe) -> list[str]:
-    """Return labels of the sources; equal ones are numbered."""
     labels = [source.label for source in recipe.data.sources]
+    # Equal labels are numbered: they are keys of the chart.
     return [label if labels.count(label) == 1 else f"{label} ({index})" for index, label in enumerate(labels)]
 
 
 def _largest_sources(sizes: Sequence[tuple[str, int]], most: int = 24) -> list[tuple[str, float]]:
-    """Return the largest sources, and the rest as one."""
+    # A corpus may have thousands of sources: the rest is one bar.
     ordered = sorted(((name, float(size)) for name, size in sizes), key=lambda pair: -pair[1])
     rest = ordered[most:]
     return ordered[:most] + ([(f"{len(rest):,} others", sum(size for _, size in rest))] if rest else [])

@@ -38,17 +38,13 @@ from hlat.runtime.errors import DataError, HlatError, LaunchError, StorageError
 from hlat.runtime.storage.run_folder import LOCK_NAME
 from hlat.tracking import SAMPLES_NAME
 
-FILE_NAME = "report.html"
-"""Name of the report in the folder of a run, if no other file is asked for."""
+FILE_NAME = "report.html"  # in the folder of a run, if no other file is asked for
 
 
 def report_page(folders: Sequence[Path], machines: Machines | None = None, *, version: str | None = None) -> Html:
-    """Make the report of some runs as one page.
+    """Make the report of some runs as one page; several are compared.
 
-    Args:
-        folders: folders of runs, at least one; runs of several are compared.
-        machines: what they were trained on; None leaves plan and dollars out.
-        version: version of the contents, for a page that comes from a server.
+    Without ``machines`` it has no plan and no dollars. ``version`` is that of the contents, for a page from a server.
 
     Raises:
         DataError: a folder is not that of a run, or a line of its metrics or events is damaged.
@@ -74,24 +70,15 @@ def report_page(folders: Sequence[Path], machines: Machines | None = None, *, ve
 
 
 def write_report(folders: Sequence[Path], to: Path | None = None, machines: Machines | None = None) -> Path:
-    """Write the report of some runs to a file, in one piece: a reader sees the old file or the new one.
+    """Write the report of some runs to a file, and return it; errors as ``report_page``, and StorageError.
 
-    Args:
-        folders: folders of runs; several are compared.
-        to: the file; None for ``report.html`` in the folder of the first run.
-        machines: what they were trained on.
-
-    Returns:
-        The file.
-
-    Raises:
-        DataError: a folder is not that of a run, or a line of its metrics or events is damaged.
-        StorageError: a file cannot be read or written.
-        HardwareError: the cluster is unknown, or the catalog is inconsistent.
-        PlanError: there is no such kind of price.
+    ``to`` None is ``report.html`` in the folder of the first run. It is written in one piece: a reader sees the old
+    file or the new one.
     """
     contents = report_page(folders, machines)
     target = to if to is not None else folders[0] / FILE_NAME
+    # In the same folder, because a rename works within one file system; with a random name, because two commands may
+    # write.
     new = target.with_name(f".{target.name}.{uuid4().hex[:8]}.new")
     try:
         new.write_text(contents, encoding="utf-8")
@@ -106,10 +93,10 @@ def write_report(folders: Sequence[Path], to: Path | None = None, machines: Mach
 
 
 def _distinct(runs: list[RunRecord]) -> list[RunRecord]:
-    """Give runs of one name their folders as names."""
     names = [run.name for run in runs]
     if len(set(names)) == len(names):
         return runs
+    # Folders tell runs of one name apart.
     return [read_run(run.folder, str(run.folder)) for run in runs]
 
 
@@ -159,26 +146,17 @@ def _run_sections(run: RunRecord, machines: Machines | None) -> list[Html]:
 
 
 _LOG = logging.getLogger("hlat")
-_HOST = "127.0.0.1"
+_HOST = "127.0.0.1"  # only this machine can connect
+# Names under which a browser on this machine asks; see the head of this module.
 _LOOPBACK_NAMES = ("127.0.0.1", "localhost")
 _WATCHED_FILES = ("metrics.jsonl", "events.jsonl", SAMPLES_NAME, LOCK_NAME)
 _PROBLEM = "The runs cannot be read at the moment"
 
 
 class ReportServer:
-    """Server of one report, on the loopback address.
+    """Server of one report, on the loopback address; ``url`` is that of the page.
 
-    Args:
-        folders: folders of runs.
-        machines: what they were trained on.
-        port: port to listen on; 0 for any free one.
-
-    Attributes:
-        url: address of the page.
-
-    Raises:
-        LaunchError: the port is in use.
-        HlatError: the report cannot be made.
+    Port 0 is any free one. LaunchError if the port is in use, HlatError if the report cannot be made.
     """
 
     def __init__(self, folders: Sequence[Path], machines: Machines | None = None, port: int = 0) -> None:
@@ -201,7 +179,6 @@ class ReportServer:
             self._server.server_close()
 
     def close(self) -> None:
-        """End ``serve``."""
         self._server.shutdown()
 
     def _answer(self, path: str) -> tuple[HTTPStatus, str, str]:
@@ -212,11 +189,12 @@ class ReportServer:
         try:
             return HTTPStatus.OK, "text/html", self._page()
         except HlatError as error:
+            # With a version, so that the page comes back when the files can be read again.
             shown = page(_PROBLEM, [paragraph(error)], version=self._version())
             return HTTPStatus.INTERNAL_SERVER_ERROR, "text/html", shown
 
     def _page(self) -> str:
-        """Make the page, unless that of the present version is there. One at a time: large runs take seconds."""
+        # One at a time: the page of a large run takes seconds, and is made once for each version of its files.
         with self._lock:
             version = self._version()
             if self._made[0] != version:
@@ -236,14 +214,12 @@ class ReportServer:
 
 
 def _request_handler(answer: Callable[[str], tuple[HTTPStatus, str, str]]) -> type[BaseHTTPRequestHandler]:
-    """Make the class that answers requests with ``answer(path)``."""
-
     class Handler(BaseHTTPRequestHandler):
         """Answers GET requests that name a loopback address."""
 
         def do_GET(self) -> None:
-            """Answer a request."""
             host = urlsplit(f"//{self.headers.get('Host', '')}").hostname
+            # A web site may let a name of its own point to 127.0.0.1 and read the answer.
             if host not in _LOOPBACK_NAMES:
                 self._send(HTTPStatus.FORBIDDEN, "text/plain", "This page is for 127.0.0.1 and localhost only.")
                 return
@@ -254,14 +230,16 @@ def _request_handler(answer: Callable[[str], tuple[HTTPStatus, str, str]]) -> ty
             self.send_response(status)
             self.send_header("Content-Type", f"{kind}; charset=utf-8")
             self.send_header("Content-Length", str(len(data)))
+            # The page is made anew when its runs go on.
             self.send_header("Cache-Control", "no-store")
             self.send_header("X-Content-Type-Options", "nosniff")
+            # No other site may show the page as part of its own.
             self.send_header("X-Frame-Options", "DENY")
             self.end_headers()
             self.wfile.write(data)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Log requests for debugging only."""
+            # Not to stderr, as by default: the script of the page asks every few seconds.
             _LOG.debug("report: %s", format % args)
 
     return Handler

@@ -37,13 +37,13 @@ from hlat.reporting.run_status import RunEvent
 _MEMORY_METRICS = ("memory_bytes", "memory_reserved_bytes")
 _NOT_CHARTED = {"step", "tokens", "samples", "batch_crc32"}  # positions and a checksum
 _GIB = 1 << 30
+# Events to mark on the curves: their name there, and if they get a line through the chart.
 _MARKED = {
     "checkpoint": ("checkpoint", False),
     "resume": ("restart", True),
     "anomaly": ("anomaly", True),
     "rollback": ("rollback", True),
 }
-"""Events to mark on the curves: their name there, and if they get a line through the chart."""
 
 
 @dataclass(frozen=True)
@@ -105,20 +105,23 @@ def training_section(runs: Sequence[RunRecord]) -> Html:
     charted = {"loss", "val_loss", "val_bits_per_byte", "lr", "grad_norm", "param_norm", "tokens_per_second", "mfu"}
     charted |= {"mfu_full", *_MEMORY_METRICS, *_NOT_CHARTED}
     rest = dict.fromkeys(name for run in logged for name in run.metrics)
+    # Numbers that no chart asks for: no logged metric is missing.
     others = [name for name in rest if name not in charted and not name.startswith(("val/", "task/", "seconds."))]
     charts += [_chart(name, logged, [name], steps, name) for name in others]
     return section("Training", [grid(charts)])
 
 
 def _phases_chart(runs: Sequence[RunRecord]) -> Html:
-    """Seconds per step by phase, of a single run; those of several runs would not be told apart."""
+    # Those of several runs would not be told apart.
     if len(runs) != 1:
         return ""
     series = []
     for name, (steps, values) in step_seconds(runs[0]).items():
+        # A line has the seconds of all steps since the line before.
         lengths = np.diff(runs[0].metrics["step"][0], prepend=0.0)
         per_step = values / np.maximum(1.0, lengths[np.searchsorted(runs[0].metrics["step"][0], steps)])
         series.append(Series(name, steps, per_step))
+    # The longest phase first in the legend.
     series.sort(key=lambda each: -float(np.nansum(each.y)))
     return line_chart("Time of a step by phase", series, "step", "seconds", zero=True)
 
@@ -142,12 +145,13 @@ def _chart(
                 steps, values = run.metrics[name]
                 label = _label(name) if len(runs) == 1 else f"{run.name}: {_label(name)}"
                 series.append(Series(label, _placed(steps, places), values * factor))
+    # Marks of several runs would cover one another.
     marks = _run_marks(runs[0], scale.places(runs[0])) if marked and len(runs) == 1 else []
     return line_chart(title, series, scale.label, up, marks=marks, zero=zero)
 
 
 def _placed(steps: Floats, places: Column) -> Floats:
-    """Return the positions of some steps on the horizontal axis; between logged steps they are interpolated."""
+    # Events and evaluations may lie between logged steps.
     return np.interp(steps, places[0], places[1])
 
 
@@ -173,7 +177,7 @@ def _evaluated_steps(metrics: Mapping[str, Column]) -> set[float]:
 
 
 def _matching(runs: Sequence[RunRecord], prefix: str, suffix: str) -> list[str]:
-    """Return the names of metrics with a prefix and a suffix, in the order of their first appearance."""
+    """Names of metrics with a prefix and a suffix, in the order of their first appearance."""
     names = dict.fromkeys(name for run in runs for name in run.metrics)
     return [name for name in names if name.startswith(prefix) and name.endswith(suffix)]
 
@@ -194,7 +198,7 @@ _LABELS = {
 
 
 def _label(name: str) -> str:
-    """Return the name of a metric for a legend: ``val/books/loss`` -> ``books``."""
+    """Name of a metric for a legend: ``val/books/loss`` -> ``books``."""
     parts = name.split("/")
     return "/".join(parts[1:-1]) if len(parts) > 2 else _LABELS.get(name, name)
 
@@ -232,13 +236,14 @@ def _time_bar(title: str, parts: Mapping[str, float]) -> Html:
 
 
 def goodput_seconds(run: RunRecord) -> Mapping[str, float]:
-    """Return seconds by part over all commands of the run: each one's last account, added up."""
+    """Seconds by part over all commands of the run: each one's last account, added up."""
     total: dict[str, float] = {}
     pending: Mapping[str, float] = {}
     for event in run.of_kind("goodput"):
         seconds = event.fields.get("seconds")
         if not isinstance(seconds, dict):
             continue
+        # An account replaces the one before of the same command; a killed command has no final one.
         pending = {str(name): float(value) for name, value in seconds.items() if isinstance(value, (int, float))}
         if event.fields.get("final"):
             total, pending = _added(total, pending), {}
@@ -276,6 +281,7 @@ def incidents_section(run: RunRecord) -> Html:
 
 def _event_number(event: RunEvent, name: str) -> str:
     value = event.number(name)
+    # NaN and infinity are recorded as text.
     return str(event.fields.get(name, "")) if value is None else format_value(value)
 
 
@@ -292,7 +298,7 @@ def _event_table(caption: str, events: list[RunEvent]) -> Html:
 
 
 def _described(event: RunEvent) -> str:
-    """Return all other fields of an event as text; the recipe has a section of its own."""
+    # Columns of their own; the recipe has a section.
     known = {"time", "event", "step", "recipe"}
     return "; ".join(
         f"{name.replace('_', ' ')}: {value}"
@@ -303,6 +309,7 @@ def _described(event: RunEvent) -> str:
 
 def checkpoints_section(run: RunRecord) -> Html:
     """List the checkpoints in the folder, and saves that failed."""
+    # A step saved again after a rollback has the times of its last save.
     saved = {event.step: event for event in run.of_kind("checkpoint")}
     contents = []
     if run.checkpoints:
@@ -344,6 +351,7 @@ def _samples(run: RunRecord) -> Iterator[Html]:
     for number, sample in enumerate(ordered[:_MAX_ROWS]):
         shown = preformatted(sample.prompt + sample.text, f"Sample of step {sample.step}")
         title = f"Step {sample.step:,}, from the prompt {sample.prompt!r}"
+        # The newest is open, the others are folded.
         yield paragraph(title) + shown if number == 0 else details(title, shown)
 
 

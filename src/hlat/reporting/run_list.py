@@ -21,42 +21,23 @@ _NOT_RUNS = {"checkpoints", "data", "tensorboard", "hf", "logs", "heartbeats"}  
 
 @dataclass(frozen=True)
 class RunSummary:
-    """State of a run in a list.
-
-    Attributes:
-        path: its folder.
-        state: "running", "finished", "stopped", "failed", "killed", "restarting", "unknown" (on another machine),
-            or "unreadable".
-        reason: reason of the state, if there is more to say.
-        step: last logged step; None without one.
-        total_steps: steps of the recipe; None if unknown.
-        loss: training loss of the last logged step.
-        validation_loss: validation loss, if the last logged step has one.
-        tokens_per_second: speed at the last logged step.
-        updated: time of the last line or event; None if the files are empty.
-        tokens: training tokens up to the last logged step.
-        parameters: parameters of the model, if its steps have begun.
-    """
+    """State of a run in a list; None for what is not known or not logged yet."""
 
     path: Path
-    state: str
-    reason: str
-    step: int | None
-    total_steps: int | None
-    loss: float | None
-    validation_loss: float | None
-    tokens_per_second: float | None
-    updated: datetime | None
-    tokens: int | None = None
-    parameters: int | None = None
+    state: str  # of ``RunStatus``, or "unreadable"; "unknown" is on another machine
+    reason: str  # of the state, if there is more to say
+    step: int | None  # last logged one
+    total_steps: int | None  # of the recipe
+    loss: float | None  # in training, at the last logged step
+    validation_loss: float | None  # if the last logged step has one
+    tokens_per_second: float | None  # at the last logged step
+    updated: datetime | None  # time of the last line or event; None if the files are empty
+    tokens: int | None = None  # trained up to the last logged step
+    parameters: int | None = None  # of the model, if its steps have begun
 
 
 def list_runs(folder: Path) -> list[RunSummary]:
-    """List the runs in a folder and below it, the one that was updated last first.
-
-    Raises:
-        DataError: there is no such folder.
-    """
+    """List the runs in a folder and below it, the last updated one first; DataError if there is no such folder."""
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder. Give a folder that contains runs, such as runs/.")
     found = [_summarize(path) for path in _find(folder, _DEPTH)]
@@ -65,12 +46,14 @@ def list_runs(folder: Path) -> list[RunSummary]:
 
 
 def _find(folder: Path, depth: int) -> list[Path]:
+    # Not searched further: a run contains no other run.
     if is_run(folder):
         return [folder]
     if not depth:
         return []
     try:
         with os.scandir(folder) as entries:
+            # Links are not followed: they may lead in a circle.
             names = sorted(e.name for e in entries if e.is_dir(follow_symlinks=False) and e.name not in _NOT_RUNS)
     except OSError:
         return []
@@ -81,9 +64,11 @@ def _summarize(folder: Path) -> RunSummary:
     try:
         events = read_run_events(folder / "events.jsonl")
         metrics = folder / "metrics.jsonl"
+        # Only its end: a list of runs has to be fast.
         last = (read_last_metrics(metrics) if metrics.is_file() else None) or {}
         status = read_status(folder, events)
     except HlatError as error:
+        # One damaged run must not hide the others.
         events, last, status = [], {}, RunStatus("unreadable", str(error))
     step = last.get("step")
     return RunSummary(

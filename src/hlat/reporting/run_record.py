@@ -27,38 +27,24 @@ from hlat.runtime.errors import HlatError
 from hlat.tracking import GeneratedText, metrics_table, read_samples
 
 Floats = npt.NDArray[np.float64]
-Column = tuple[Floats, Floats]
-"""Steps at which a metric was logged, and its values there."""
+Column = tuple[Floats, Floats]  # steps at which a metric was logged, and its values there
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Record of a run.
-
-    Attributes:
-        folder: its folder.
-        name: name to show; several runs of a report have different names.
-        metrics: metrics by name, each at the steps that have it; the names are those of ``hlat.metrics``.
-        events: events in order of time.
-        settings: resolved recipe as JSON values; empty if neither an event nor a checkpoint has it.
-        checkpoints: checkpoints in the folder, by step.
-        samples: generated texts, by step.
-        status: state of the run.
-        notes: sentences about what could not be read.
-    """
+    """Record of a run: everything that a report shows."""
 
     folder: Path
-    name: str
-    metrics: Mapping[str, Column]
-    events: tuple[RunEvent, ...]
-    settings: Mapping[str, Any]
-    checkpoints: tuple[CheckpointEntry, ...]
-    samples: tuple[GeneratedText, ...]
+    name: str  # to show; runs of one report have different names
+    metrics: Mapping[str, Column]  # each at the steps that have it; the names are those of ``hlat.metrics``
+    events: tuple[RunEvent, ...]  # in order of time
+    settings: Mapping[str, Any]  # resolved recipe as JSON values; empty if neither an event nor a checkpoint has it
+    checkpoints: tuple[CheckpointEntry, ...]  # in the folder, by step
+    samples: tuple[GeneratedText, ...]  # generated texts, by step
     status: RunStatus
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # sentences about what could not be read
 
     def of_kind(self, *kinds: str) -> list[RunEvent]:
-        """Return the events of some kinds."""
         return [event for event in self.events if event.kind in kinds]
 
     def last(self, name: str) -> float | None:
@@ -68,7 +54,6 @@ class RunRecord:
 
     @property
     def step(self) -> int:
-        """The last logged step; 0 without one."""
         return int(self.last("step") or 0)
 
     @cached_property
@@ -81,22 +66,14 @@ class RunRecord:
 
 
 def read_run(folder: Path, name: str | None = None) -> RunRecord:
-    """Read the record of a run.
-
-    Args:
-        folder: folder of the run.
-        name: name to show; None for the recipe's, or else the folder's.
-
-    Raises:
-        DataError: it is not the folder of a run, or a line other than the last is damaged.
-        StorageError: a file cannot be read.
-    """
+    """Read the record of a run, named as its recipe or folder; DataError if it is no run or a line is damaged."""
     if not is_run(folder):
         raise no_run(folder)
     notes: list[str] = []
     metrics = _read_metrics(folder / "metrics.jsonl")
     events = read_run_events(folder / "events.jsonl")
     checkpoints, settings = _read_checkpoints(folder, notes)
+    # The newest event wins: a run may be resumed with changes, and checkpoint later.
     settings = next((event.fields["recipe"] for event in reversed(events) if event.has_recipe), settings)
     if not settings:
         notes.append("The recipe is unknown: neither an event nor a checkpoint has it.")
@@ -127,15 +104,16 @@ def _read_metrics(path: Path) -> dict[str, Column]:
     found: dict[str, Column] = {}
     for name in table.column_names:
         column = table.column(name)
+        # Text and lists cannot be charted.
         if str(column.type) in ("int64", "double"):
             there = ~column.is_null().to_numpy()
             values = column.drop_null().to_numpy().astype(np.float64, copy=False)
+            # The array of steps is shared by all metrics that every line has.
             found[name] = (steps if len(values) == len(steps) else steps[there], values)
     return found
 
 
 def _read_checkpoints(folder: Path, notes: list[str]) -> tuple[list[CheckpointEntry], Mapping[str, Any]]:
-    """Return the checkpoints of a run, and the recipe in the newest."""
     place = folder / "checkpoints"
     if not place.is_dir():
         return [], {}
@@ -143,6 +121,7 @@ def _read_checkpoints(folder: Path, notes: list[str]) -> tuple[list[CheckpointEn
         entries = list_checkpoints(place)
         committed = [entry for entry in entries if entry.state == "committed"]
         recipe = open_unverified(Path(committed[-1].location)).meta.get("recipe") if committed else None
+    # A note, not an error: the rest of the run can be shown.
     except (HlatError, OSError) as error:
         notes.append(f"The checkpoints cannot be read: {error}")
         return [], {}
@@ -153,16 +132,17 @@ _ANCHORS = ("start", "resume", "rollback")
 
 
 def step_seconds(run: RunRecord) -> dict[str, Column]:
-    """Return the seconds by phase, as they were logged."""
+    """Seconds by phase, as they were logged."""
     prefix = "seconds."
     return {name.removeprefix(prefix): column for name, column in run.metrics.items() if name.startswith(prefix)}
 
 
 def wall_seconds(run: RunRecord) -> Floats:
-    """Return the seconds from the run's first start to each logged step; times at which nothing ran count too."""
+    """Seconds from the run's first start to each logged step; times at which nothing ran count too."""
     if "step" not in run.metrics:
         return np.empty(0)
     steps = run.metrics["step"][0]
+    # Lines have durations and no times; events have times. So lines are counted on from the last event before them.
     durations = np.zeros(len(steps))
     for logged, values in step_seconds(run).values():
         durations[np.searchsorted(steps, logged)] += np.nan_to_num(values)
@@ -170,15 +150,18 @@ def wall_seconds(run: RunRecord) -> Floats:
     anchors = [(event.step or 0, event.time) for event in run.events if event.kind in _ANCHORS] or [(0, 0.0)]
     begin, wall = anchors[0][1], passed.copy()
     for step, time in anchors:
+        # Lines after the step that the event began at; those of the same step were logged before.
         first = int(np.searchsorted(steps, step, side="right"))
         before = passed[first - 1] if first else 0.0
         wall[first:] = time - begin + passed[first:] - before
+    # Durations and events have different clocks: time must not run backwards on a chart.
     return np.maximum.accumulate(wall)
 
 
 def active_seconds(run: RunRecord) -> float:
-    """Return the time that processes of the run were running: from each start to its last event or logged step."""
+    """Seconds that processes of the run were running: from each start to its last event or logged step."""
     starts = [index for index, event in enumerate(run.events) if event.begins]
+    # Without events, only the logged steps are known.
     if not starts:
         return float(sum(np.nansum(values) for _, values in step_seconds(run).values()))
     wall, total = wall_seconds(run), 0.0

@@ -26,33 +26,23 @@ _BEGINNINGS = ("start", "resume")
 
 @dataclass(frozen=True)
 class RunEvent:
-    """An event.
+    """An event of events.jsonl, with checked time and step."""
 
-    Attributes:
-        kind: what happened.
-        time: seconds since 1970.
-        step: its step; None if it has none.
-        fields: all fields as they were recorded.
-    """
-
-    kind: str
-    time: float
-    step: int | None
-    fields: Mapping[str, Any]
+    kind: str  # what happened
+    time: float  # seconds since 1970
+    step: int | None  # None if it has none
+    fields: Mapping[str, Any]  # all, as they were recorded
 
     @property
     def when(self) -> str:
-        """Time of the event as text, UTC."""
         return str(self.fields["time"])[:19].replace("T", " ")
 
     @property
     def begins(self) -> bool:
-        """True if processes of the run began their steps here."""
         return self.kind in _BEGINNINGS
 
     @property
     def has_recipe(self) -> bool:
-        """True if the event has the resolved recipe."""
         return isinstance(self.fields.get("recipe"), dict)
 
     def words(self, *names: str) -> str:
@@ -60,27 +50,22 @@ class RunEvent:
         return ", ".join(str(self.fields[name]) for name in names if self.fields.get(name) not in (None, ""))
 
     def number(self, name: str) -> float | None:
-        """Return a field that is a number; None if it is not."""
         value = self.fields.get(name)
         return float(value) if isinstance(value, (int, float)) else None
 
 
 def read_run_events(path: Path) -> list[RunEvent]:
-    """Read the events of a run; records without a kind or a time are left out. No file is no events.
-
-    Raises:
-        DataError: a line other than the last is damaged.
-        StorageError: the file cannot be read.
-    """
+    """Read the events of a run; no file is no events. DataError if a line other than the last is damaged."""
     return run_events(read_events(path) if path.is_file() else [])
 
 
 def run_events(records: Sequence[Mapping[str, Any]]) -> list[RunEvent]:
-    """Return records as events; those without a kind or a time are left out."""
+    """Return records as events; those without a time are left out."""
     found = []
     for record in records:
         step = record.get("step")
         try:
+            # The file may have been edited or written by another version.
             time = datetime.fromisoformat(str(record.get("time"))).timestamp()
         except ValueError:
             continue
@@ -88,8 +73,9 @@ def run_events(records: Sequence[Mapping[str, Any]]) -> list[RunEvent]:
     return found
 
 
-_LOOKED_AT = 1_000  # folders whose names are compared
-_LONGEST_NAME = 100  # characters of a name that is compared
+_LOOKED_AT = 1_000  # folders whose names are compared: more would take long
+_LONGEST_NAME = 100  # characters compared: difflib takes quadratic time
+# Events that change the state of a run; others, such as checkpoints, do not.
 _STEPPING = ("start", "resume", "end", "error", "incident")
 
 
@@ -102,17 +88,17 @@ class RunStatus:
 
     @property
     def goes_on(self) -> bool:
-        """True if the run may still be writing."""
+        # Unknown: its process is on another machine, and may still write.
         return self.state in ("running", "restarting", "unknown")
 
 
 def is_run(folder: Path) -> bool:
-    """Return True if a folder is that of a run that has begun."""
+    """True if a folder is that of a run that has begun."""
     return any((folder / name).is_file() for name in ("metrics.jsonl", "events.jsonl", ATTEMPTS_NAME))
 
 
 def no_run(folder: Path) -> DataError:
-    """Return the error of a folder that is not that of a run, with the run that may be meant."""
+    """Error for a folder that is not that of a run, with the run that may be meant."""
     if not folder.exists():
         runs = [each.name for each in islice(_folders_in(folder.parent), _LOOKED_AT) if is_run(each)]
         close = get_close_matches(folder.name[:_LONGEST_NAME], runs, n=1)
@@ -141,18 +127,21 @@ def read_status(folder: Path, events: Sequence[RunEvent]) -> RunStatus:
     if last.kind == "error":
         return RunStatus("failed", last.words("message"))
     if last.kind == "incident":
+        # The supervisor has decided; the next attempt records its start.
         return RunStatus("restarting" if last.fields.get("restart") else "failed", last.words("cause"))
     return _by_process(folder)
 
 
 def _by_process(folder: Path) -> RunStatus:
-    """Return the state of a run that has not recorded its end: that of the process in its lock file."""
     try:
+        # The run has not recorded its end, so the process in its lock file tells. The lock is not tried: that would
+        # keep a run from starting.
         words = (folder / LOCK_NAME).read_text(encoding="utf-8", errors="replace").replace(",", "").split()
     except OSError:
         return RunStatus("killed", "no process is training in its folder")
     if len(words) < 4 or words[0] != "pid" or not words[1].isdecimal():
         return RunStatus("killed", "no process is training in its folder")
+    # A process id means nothing on another machine.
     if words[3] != socket.gethostname():
         return RunStatus("unknown", f"process {words[1]} on {words[3]} has not recorded its end")
     if is_running(int(words[1])):

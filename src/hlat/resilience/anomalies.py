@@ -31,12 +31,7 @@ class SampleRange(NamedTuple):
 
 
 class SkippedSamples:
-    """Global batches that are skipped.
-
-    Args:
-        batches: boundaries of the global batches.
-        ranges: skipped global batches, in any order.
-    """
+    """Global batches that are skipped, given as ranges in any order."""
 
     def __init__(self, batches: BatchSchedule, ranges: Iterable[SampleRange] = ()) -> None:
         self._batches = batches
@@ -45,22 +40,17 @@ class SkippedSamples:
             self.add(samples)
 
     def add(self, samples: SampleRange) -> None:
-        """Skip a global batch.
-
-        Raises:
-            ValueError: ``samples`` is no global batch, or is skipped already.
-        """
+        """Skip a global batch; ValueError if ``samples`` is none, or is skipped already."""
         number = self._batches.number_of(samples.first)
         if samples.stop != self._batches.first_of(number + 1) or number in self._skipped:
             raise ValueError(f"[{samples.first}, {samples.stop}) is no global batch, or is skipped already")
         self._skipped.add(number)
 
     def position_after(self, steps: int) -> int:
-        """Return the sample after the last one read by the first ``steps`` steps: the position in the data."""
+        """Sample after the last one read by the first ``steps`` steps: the position in the data."""
         return self._batches.first_of(self._batches_until(steps))
 
     def samples_of(self, steps: int) -> int:
-        """Return the number of samples of the first ``steps`` steps, without the skipped ones."""
         end = self._batches_until(steps)
         return self._batches.first_of(end) - sum(len(self._batches.batch(n)) for n in self._skipped if n < end)
 
@@ -72,14 +62,13 @@ class SkippedSamples:
             number += 1
 
     def next_step_start(self, steps: int) -> int:
-        """Return the first sample of the step that follows step ``steps``."""
         number = self._batches_until(steps)
         while number in self._skipped:
             number += 1
         return self._batches.first_of(number)
 
     def _batches_until(self, steps: int) -> int:
-        """Return the number of batches up to the last one that the first ``steps`` steps read."""
+        """Number of batches up to the last one that the first ``steps`` steps read."""
         count = steps
         for number in sorted(self._skipped):
             if number >= count:
@@ -95,30 +84,21 @@ _MAD_TO_SIGMA = 1.4826  # standard deviation of a normal distribution divided by
 
 @dataclass(frozen=True)
 class StepVerdict:
-    """Decision about a step's update.
+    """Decision about a step's update."""
 
-    Attributes:
-        action: ``apply`` and ``warn`` apply the update, the others do not.
-        kind: ``non_finite``, ``loss_spike`` or ``norm_spike``; empty if there is no anomaly.
-        reason: description of the anomaly.
-        samples: global samples that the step read; None if there is no anomaly.
-        window: statistics of the window, by name.
-    """
-
-    action: Action = "apply"
-    kind: str = ""
-    reason: str = ""
-    samples: SampleRange | None = None
-    window: Mapping[str, float] = field(default_factory=dict)
+    action: Action = "apply"  # ``apply`` and ``warn`` apply the update, the others do not
+    kind: str = ""  # ``non_finite``, ``loss_spike`` or ``norm_spike``; empty without anomaly
+    reason: str = ""  # description of the anomaly
+    samples: SampleRange | None = None  # global samples that the step read; None if there is no anomaly
+    window: Mapping[str, float] = field(default_factory=dict)  # statistics of the window, by name
 
     @property
     def applied(self) -> bool:
-        """True if the update is applied."""
         return self.action in ("apply", "warn")
 
     @property
     def leaves_doubt(self) -> bool:
-        """True if the update was refused since a number was not finite, which weights that are ruined cause too."""
+        # Weights that are ruined cause numbers that are not finite, too.
         return self.kind == "non_finite" and not self.applied
 
 
@@ -128,13 +108,8 @@ APPLY = StepVerdict()
 class AnomalyPolicy:
     """Checks the loss and gradient norm of each step against those of the steps before.
 
-    Args:
-        config: window, threshold, budget, and the action for each kind of anomaly.
-        batches: boundaries of the global batches.
-        sequence_length: tokens of a sequence.
-
-    Attributes:
-        skipped: samples that are skipped after rollbacks.
+    ``config`` has window, threshold, budget, and the action for each kind of anomaly; ``sequence_length`` is in tokens.
+    ``skipped`` are the samples that are skipped after rollbacks.
     """
 
     def __init__(self, config: AnomalyConfig, batches: BatchSchedule, sequence_length: int) -> None:
@@ -146,13 +121,10 @@ class AnomalyPolicy:
         self.skipped = SkippedSamples(batches)
 
     def check(self, step: int, samples: int, loss: float, norm: float) -> StepVerdict:
-        """Check a step before its update, and record the decision.
+        """Check step number ``step``, counted from 1, before its update, and record the decision.
 
-        Args:
-            step: number of the step, counted from 1.
-            samples: first global sample that the step read.
-            loss: mean over the global batch, in nats.
-            norm: global gradient norm, before clipping.
+        ``samples`` is the first global sample that it read, ``loss`` the mean over the global batch in nats, ``norm``
+        the global gradient norm before clipping.
         """
         number = self._batches.number_of(samples)
         # In a ramp the first batch of the window is the smallest, and its mean varies most.
@@ -167,6 +139,7 @@ class AnomalyPolicy:
         if action in ("apply", "warn"):
             self._add_to_window(loss, norm)
             return StepVerdict(action, kind, reason, batch, statistics) if action == "warn" else APPLY
+        # A run that skips all the time no longer trains.
         if action != "stop" and self._budget_used(step) >= self._config.budget:
             reason += (
                 f"; {self._config.budget} steps were skipped or rolled back within {self._config.window} steps, the "
@@ -183,14 +156,8 @@ class AnomalyPolicy:
         return StepVerdict(action, kind, reason, batch, statistics)
 
     def roll_back(self, state: Any) -> None:
-        """Restore an earlier state, but keep the rollbacks and skipped samples recorded since.
-
-        Args:
-            state: value of ``state`` at the checkpoint; None for the beginning of the run.
-
-        Raises:
-            CheckpointError: ``state`` is invalid.
-        """
+        """Restore an earlier ``state()``, or None for the beginning, but keep later rollbacks and skipped samples."""
+        # They must not be forgotten: the run would read the bad batch again.
         rollbacks = self._rollbacks
         self.restore(state)
         self._rollbacks = []
@@ -206,11 +173,7 @@ class AnomalyPolicy:
         }
 
     def restore(self, state: Any) -> None:
-        """Restore the state of a checkpoint; None, for a checkpoint without one, resets the policy.
-
-        Raises:
-            CheckpointError: ``state`` is invalid.
-        """
+        """Restore the state of a checkpoint; None resets the policy. CheckpointError if it is invalid."""
         self._losses.clear()
         self._norms.clear()
         self._skipped_steps, self._rollbacks, self.skipped = [], [], SkippedSamples(self._batches)
@@ -237,20 +200,15 @@ class AnomalyPolicy:
         self._norms.append(norm)
 
     def _budget_used(self, step: int) -> int:
-        """Count the steps skipped or rolled back since ``window`` steps ago; rolled-back steps ahead count too."""
+        # Rolled-back steps ahead count too: the run is on its way to them again.
         steps = [*self._skipped_steps, *(undone for undone, _ in self._rollbacks)]
         return sum(counted > step - self._config.window for counted in steps)
 
     def _find_anomaly(self, loss: float, norm: float, tokens: int) -> tuple[str, str]:
-        """Return kind and description of a step's anomaly; empty strings if there is none.
-
-        Args:
-            loss: of the step.
-            norm: of the step.
-            tokens: tokens of the smallest batch of the window.
-        """
+        """Kind and description of a step's anomaly, or empty; ``tokens`` of the smallest batch of the window."""
         if not (math.isfinite(loss) and math.isfinite(norm)):
             return "non_finite", f"loss {loss}, gradient norm {norm}"
+        # Too few values for a deviation.
         if len(self._losses) < math.ceil(self._config.window / 4):
             return "", ""
         for kind, name, value, window in (
@@ -258,6 +216,7 @@ class AnomalyPolicy:
             ("norm_spike", "gradient norm", norm, self._norms),
         ):
             center, deviation = center_and_scale(window, tokens)
+            # Only above: a loss that falls is no anomaly.
             if value - center > self._config.threshold * deviation:
                 distance = f"{(value - center) / deviation:.1f}" if deviation else "infinitely many"
                 return kind, (
@@ -279,17 +238,11 @@ _SPIKE_ACTIONS: dict[str, Action] = {"ignore": "apply", "warn": "warn", "skip": 
 
 
 def center_and_scale(values: Sequence[float], tokens: int) -> tuple[float, float]:
-    """Return the median of some values, and a robust standard deviation.
-
-    The latter is 1.4826 times the median absolute deviation, but at least ``|median| / sqrt(tokens)``. Loss and
-    gradient norm are means over the tokens of a batch (the norm: of the gradients' components along their sum) of
-    quantities whose standard deviation is about as large as their mean. So even with independent tokens a batch mean
-    has that standard deviation. A window with less is flat by chance, and every next step would look like a spike.
-
-    Args:
-        values: at least one, all finite.
-        tokens: tokens of the batch that each value is a mean over; of the smallest one, if they differ.
-    """
+    """Median of finite values, and a robust standard deviation for means over ``tokens`` tokens."""
+    # 1.4826 times the median absolute deviation, but at least |median| / sqrt(tokens). Loss and gradient norm are
+    # means over the tokens of a batch (the norm: of the gradients' components along their sum) of quantities whose
+    # standard deviation is about as large as their mean. So even with independent tokens a batch mean has that
+    # standard deviation. A window with less is flat by chance, and every next step would look like a spike.
     center = median(values)
     deviation = _MAD_TO_SIGMA * median(abs(value - center) for value in values)
     return center, max(deviation, abs(center) / math.sqrt(tokens))

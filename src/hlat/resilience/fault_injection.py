@@ -21,28 +21,20 @@ from hlat.model import LocalParameter
 from hlat.runtime.distributed.host_collectives import HostGroup
 from hlat.runtime.storage.run_folder import OnceMarkers
 
+# Faults of the disk that checkpoints are written to; ``hlat.training.faulty_disk`` injects them.
 STORAGE_FAULTS = ("enospc", "eio", "torn_write", "corrupt", "slow_disk", "unavailable")
-"""Faults of the disk that checkpoints are written to; ``hlat.training.faulty_disk`` injects them."""
 
 _SPIKE_FACTOR = 1000.0
 _UNUSED_TAG = 4711  # tag of a message that is never sent
-_TOO_MANY_BYTES = 1 << 50
+_TOO_MANY_BYTES = 1 << 50  # a PiB: no device has it
 
 
 class InjectedFault(RuntimeError):
-    """Exception injected by a fault of kind ``exception``."""
+    """Exception that a fault of kind ``exception`` raises."""
 
 
 class FaultInjector:
-    """Injects the faults of one rank. A phase observer.
-
-    Args:
-        faults: all faults of the recipe.
-        ranks: the processes of the run.
-        folder: records the faults that have happened.
-        batches: boundaries of the global batches.
-        sleep: function that waits for some seconds.
-    """
+    """Injects the faults of one rank, a phase observer; ``folder`` records those that have happened."""
 
     def __init__(
         self,
@@ -60,7 +52,6 @@ class FaultInjector:
         self._step, self._samples = 0, 0
 
     def set_parameters(self, held: Sequence[LocalParameter]) -> None:
-        """Set the parameters of this rank, whose tensors and gradients faults change."""
         self._held = held
 
     def begin_step(self, step: int, samples: int) -> None:
@@ -68,7 +59,6 @@ class FaultInjector:
         self._step, self._samples = step, samples
 
     def __call__(self, phase: str) -> None:
-        """Inject the faults of the phase that begins."""
         for number, fault in self._own_faults:
             if fault.kind == "slow":
                 if phase == fault.phase and fault.at_step <= self._step < fault.at_step + fault.steps:
@@ -98,8 +88,8 @@ class FaultInjector:
             _flip_bit(self._held[0].tensor)
 
     def _deadlock(self) -> None:
-        """Deadlock as if ranks disagreed on the next operation: wait for a message that is never sent."""
         assert self._ranks.group is not None, "the recipe's validation requires several ranks for a deadlock"
+        # As if ranks disagreed on the next operation: a message that is never sent.
         dist.recv(torch.empty(1), group=self._ranks.group, group_src=1 - min(self._ranks.rank, 1), tag=_UNUSED_TAG)
 
     def _covers_samples(self, fault: FaultConfig) -> bool:
@@ -120,12 +110,12 @@ _SIGNALS = {
 
 
 def _phase_of(fault: FaultConfig) -> str:
-    """Return the phase in which a fault happens; ``nan`` needs gradients, which exist when they are reduced."""
+    # It needs gradients, which exist when they are reduced.
     return "reduce" if fault.kind == "nan" else fault.phase
 
 
 def _flip_bit(tensor: torch.Tensor) -> None:
-    """Flip the highest mantissa bit of the first element: a change too small to be noticed, and always finite."""
     integers = tensor.view({2: torch.int16, 4: torch.int32}[tensor.element_size()])
+    # The highest bit of the mantissa: a change too small to be noticed, and always finite.
     bit = {torch.float32: 22, torch.bfloat16: 6}[tensor.dtype]
     integers.view(-1)[0] ^= 1 << bit

@@ -29,30 +29,21 @@ from hlat.resilience.heartbeat import HeartbeatReading
 GOODPUT_PARTS = ("productive", "saving", "lost", "starting", "recovering", "waiting")
 
 
-GOODPUT_FILE = "goodput.json"
-"""File with the account of the attempts that have ended, beside the folders of their heartbeats."""
+GOODPUT_FILE = "goodput.json"  # account of the attempts that have ended, beside the folders of their heartbeats
 
 
 @dataclass(frozen=True)
 class _UnsecuredSteps:
-    """Productive seconds of a failed attempt, and the steps they were spent on.
+    """Productive seconds of a failed attempt, and the steps they were spent on."""
 
-    Attributes:
-        start_step: step that the attempt started from.
-        step: last step that it did.
-        durable_step: newest step that it knew to be durable; None if there is none.
-        durable_seconds: productive seconds up to ``durable_step``.
-        seconds: productive seconds up to ``step``.
-    """
-
-    start_step: int
-    step: int
-    durable_step: int | None
-    durable_seconds: float
-    seconds: float
+    start_step: int  # that the attempt started from
+    step: int  # last one that it did
+    durable_step: int | None  # newest that it knew to be durable
+    durable_seconds: float  # productive seconds up to ``durable_step``
+    seconds: float  # productive seconds up to ``step``
 
     def seconds_until(self, newest: int | None) -> float:
-        """Return the seconds of the steps up to the newest durable one, interpolated between the known steps."""
+        """Seconds of the steps up to the newest durable one, interpolated between the known steps."""
         if newest is None or newest <= self.start_step:
             return 0.0
         points = [(self.start_step, 0.0), (self.step, self.seconds)]
@@ -65,11 +56,7 @@ class _UnsecuredSteps:
 
 
 class Goodput:
-    """Account of a run's time.
-
-    Args:
-        now: start of the command; all times here are seconds on the heartbeats' monotonic clock.
-    """
+    """Account of a run's time from ``now``, the start of the command; times are on the heartbeats' monotonic clock."""
 
     def __init__(self, now: float) -> None:
         self._seconds = dict.fromkeys(GOODPUT_PARTS, 0.0)
@@ -79,7 +66,6 @@ class Goodput:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "Goodput":
-        """Return the account with a state of ``state``."""
         account = cls(state["accounted_until"])
         account._seconds, account._attempts = dict(state["seconds"]), state["attempts"]
         account._unsecured = None if state["unsecured"] is None else _UnsecuredSteps(**state["unsecured"])
@@ -96,28 +82,21 @@ class Goodput:
 
     @property
     def accounted_until(self) -> float:
-        """Time until which everything is counted."""
         return self._accounted_until
 
     def record_wait(self, now: float) -> None:
-        """Count the time until now as waiting: no attempt ran."""
         self._seconds["waiting"] += now - self._accounted_until
         self._accounted_until = now
 
     def record_attempt(self, now: float, heartbeat: HeartbeatReading | None, failed: bool) -> None:
-        """Count the time of an attempt that has ended.
-
-        Args:
-            now: time when its last process had ended.
-            heartbeat: last heartbeat of rank 0; None if it never wrote one.
-            failed: True if the attempt failed.
-        """
+        """Count an attempt whose last process ended at ``now``, from rank 0's last heartbeat if it wrote one."""
         startup_part = "recovering" if self._attempts else "starting"
         self._attempts += 1
         if heartbeat is None or heartbeat.first_step_at is None or heartbeat.start_step is None:
             self._seconds[startup_part] += now - self._accounted_until
             self._accounted_until = now
             return
+        # This attempt shows from which step the run went on.
         self._settle_lost(heartbeat.start_step)
         saving = sum(heartbeat.seconds.get(phase, 0.0) for phase in ("saving", "checkpoint"))
         waiting = heartbeat.seconds.get("data", 0.0)
@@ -127,6 +106,7 @@ class Goodput:
         self._seconds["waiting"] += waiting
         self._seconds["productive"] += heartbeat.productive
         rest = now - self._accounted_until - startup - saving - waiting - heartbeat.productive
+        # After a failure, the time until it was detected; else the shutdown.
         self._seconds["lost" if failed else "starting"] += rest
         self._accounted_until = now
         if failed:
@@ -139,7 +119,8 @@ class Goodput:
             )
 
     def totals(self) -> dict[str, float]:
-        """Return the seconds by part so far; steps after the newest known save count as lost."""
+        """Seconds by part so far; steps after the newest known save count as lost."""
+        # On a copy: a later attempt may find a newer save.
         account = Goodput(self._accounted_until)
         account._seconds, account._unsecured = dict(self._seconds), self._unsecured
         if self._unsecured is not None:
@@ -157,12 +138,8 @@ class Goodput:
 
 
 def best_interval(stall: float, mtbf: float) -> float:
-    """Return the seconds of training between two saves that maximize goodput (Daly 2006, equation 37).
-
-    Args:
-        stall: seconds that training stands still for a save.
-        mtbf: mean seconds between failures.
-    """
+    """Seconds of training between saves of ``stall`` seconds that maximize goodput (Daly 2006, equation 37)."""
+    # The series of the other case holds below this.
     if stall >= 2 * mtbf:
         return mtbf
     share = stall / (2 * mtbf)
@@ -170,15 +147,8 @@ def best_interval(stall: float, mtbf: float) -> float:
 
 
 def expected_goodput(interval: float, stall: float, mtbf: float, restart: float, delay: float = 0.0) -> float:
-    """Return the share of time spent on steps that are not lost, 0 to 1 (Daly 2006, equation 20).
-
-    Args:
-        interval: seconds of training between two saves.
-        stall: seconds that training stands still for a save.
-        mtbf: mean seconds between failures.
-        restart: seconds from a failure until training continues.
-        delay: seconds from the stall until a background save is durable. A failure loses the training of these seconds
-            too, as if the restart took that much longer.
-    """
+    """Share of time spent on steps that are not lost, 0 to 1 (Daly 2006, equation 20); arguments in seconds."""
+    # A failure in the ``delay`` until a background save is durable loses these seconds too, as if the restart took
+    # that much longer.
     wall = mtbf * math.exp((restart + delay) / mtbf) * math.expm1((interval + stall) / mtbf)
     return interval / wall

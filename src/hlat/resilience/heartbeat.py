@@ -33,8 +33,7 @@ from typing import IO, Protocol
 
 from hlat.runtime.progress import PHASES, ProgressRecord, current_phase, observe_phases, record_progress_in
 
-HEARTBEAT_FOLDER = "HLAT_BEATS"
-"""Environment variable that names the folder of heartbeat files."""
+HEARTBEAT_FOLDER = "HLAT_BEATS"  # environment variable that names the folder of heartbeat files
 
 PRODUCTIVE = ("forward", "backward", "reduce", "optimizer", "device", "evaluation", "between")
 """Phases in which training makes progress; in the others it saves, or waits for data."""
@@ -67,7 +66,7 @@ _IN_MEMORY = Path("/dev/shm")
 
 
 def heartbeat_path(folder: Path, rank: int) -> Path:
-    """Return the path of a rank's heartbeat file."""
+    """Path of a rank's heartbeat file in the folder of heartbeats."""
     return folder / f"rank-{rank:05d}"
 
 
@@ -106,40 +105,27 @@ class HeartbeatReading:
         return replace(self, first_step_at=first, **times)
 
     def is_advancing(self, now: float, seconds: float) -> bool:
-        """Return True if its slow work has advanced within ``seconds``, or waits for a disk or a server."""
+        """True if its slow work has advanced within ``seconds``, or waits for a disk or a server."""
         limit = max(seconds, ProgressRecord.BLOCKED_LIMIT) if self.blocked else seconds
         return now - self.progress_at <= limit
 
     @property
     def waits_for_others(self) -> bool:
-        """True if it may wait for another rank; in phase data a thread does, for the reader of its batch."""
+        # In phase data a thread may wait, for the reader of its batch on another rank.
         return self.waiting or self.phase == "data"
 
     @property
     def productive(self) -> float:
-        """Seconds in productive phases."""
         return sum(self.seconds.get(phase, 0.0) for phase in PRODUCTIVE)
 
     @property
     def current_step(self) -> int:
-        """Number of the step that the phase belongs to, counted from 1."""
+        # Counted from 1; a phase of a step belongs to the one that is not done yet.
         return self.step + (self.phase in ("data", "forward", "backward", "reduce", "optimizer"))
 
 
 class Heartbeat:
-    """Heartbeat of this rank. A phase observer; only the main thread may call it.
-
-    Args:
-        path: heartbeat file to create.
-        clock: seconds, the monotonic clock of this machine.
-
-    Attributes:
-        progress: progress record of this process, which is in the file.
-        saver_path: file for the progress record of its saver.
-
-    Raises:
-        OSError: the file cannot be created.
-    """
+    """Heartbeat of this rank, a phase observer; only the main thread may call it. OSError without a file."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._folder, self.saver_path = clock, path.parent, _saver_path(path)
@@ -153,15 +139,16 @@ class Heartbeat:
         self._put(start_step=-1, durable_step=-1, phase=PHASES.index(current_phase()), since=clock(), alive_at=clock())
         self._put(pid=os.getpid())
         begin = 8 * _OFFSETS["progress_at"]  # followed by ``blocked``
+        # In the file, so that the supervisor reads it too.
         self.progress = ProgressRecord(memoryview(self._map)[begin : begin + ProgressRecord.BYTES], clock)
 
     def set_step_counter(self, counter: Callable[[], int]) -> None:
-        """Set the function that returns the number of steps done."""
         self._step = counter
 
     def __call__(self, phase: str) -> None:
         """End the current phase and begin another."""
         numbers, now = self._numbers, self._clock()
+        # Odd while it is being written: a reader tries again.
         numbers[_OFFSETS["version"]] += 1
         before, duration = int(numbers[_OFFSETS["phase"]]), now - numbers[_OFFSETS["since"]]
         numbers[_TABLE_OFFSETS["seconds"] + before] += duration
@@ -170,26 +157,24 @@ class Heartbeat:
         self._put(phase=PHASES.index(phase), since=now, step=self._step())
         if phase == "data" and not self._first_step_begun:
             self._begin_first_step(now)
+        # A background save is durable later: the seconds up to its step are kept until then.
         if phase == "checkpoint":
             self._productive_by_step[self._step()] = self._productive()
         numbers[_OFFSETS["version"]] += 1
 
     def record_durable_step(self, step: int) -> None:
-        """Record that the state of a step is durable."""
         seconds = self._productive_by_step.get(step, self._productive())
         self._productive_by_step = {later: value for later, value in self._productive_by_step.items() if later > step}
         self._put(durable_seconds=seconds, durable_step=step, saves=self._numbers[_OFFSETS["saves"]] + 1)
 
     def reset_durable_step(self, step: int | None) -> None:
-        """Record that the newest durable state is that of an earlier step, or None: newer ones are damaged."""
+        """Record an earlier durable step, or None: newer states are damaged."""
         self._put(durable_step=-1 if step is None else step)
 
     def record_saver(self, pid: int) -> None:
-        """Record the process id of this rank's saver process."""
         self._put(saver=pid)
 
     def record_run_id(self, run_id: str) -> None:
-        """Record the run id."""
         with suppress(OSError):  # the supervisor has ended, and its folder is gone
             (self._folder / _RUN_ID_FILE).write_text(run_id)
 
@@ -201,8 +186,8 @@ class Heartbeat:
         self._put(waiting=waiting, alive_at=self._clock())
 
     def _begin_first_step(self, now: float) -> None:
-        """Start the seconds by phase anew at the first step."""
         self._first_step_begun = True
+        # What came before the first step is startup, not seconds of phases.
         for offset in range(_TABLE_OFFSETS["seconds"], _TABLE_OFFSETS["busy"]):
             self._numbers[offset] = 0.0
         self._put(start_step=self._step(), first_step_at=now)
@@ -220,21 +205,13 @@ _heartbeat: Heartbeat | None = None
 
 
 def heartbeat_root() -> Path | None:
-    """Return the folder for heartbeats: in memory, because a disk may be busy; None if that is not available."""
+    """Return the folder for heartbeats, in memory, because a disk may be busy; None if that is not available."""
     return _IN_MEMORY if os.access(_IN_MEMORY, os.W_OK) else None
 
 
 @contextmanager
 def running_heartbeat(rank: int, folder: Path | None = None) -> Iterator[Heartbeat | None]:
-    """Write this process's heartbeat inside the block.
-
-    Args:
-        rank: rank of this process.
-        folder: folder of the file; None for that of the supervisor.
-
-    Yields:
-        The heartbeat; None if nobody reads it, because there is no supervisor.
-    """
+    """Write this process's heartbeat inside the block; None without a supervisor, because nobody reads it."""
     global _heartbeat  # noqa: PLW0603  (a process has one heartbeat)
     named = os.environ.get(HEARTBEAT_FOLDER)
     if folder is None and named is not None and Path(named).is_dir():  # else the supervisor has ended
@@ -254,7 +231,7 @@ def running_heartbeat(rank: int, folder: Path | None = None) -> Iterator[Heartbe
 
 
 def set_step_counter(counter: Callable[[], int]) -> None:
-    """Set the function that returns the number of steps done, in this process's heartbeat."""
+    """Set the function that counts the steps done, in this process's heartbeat if it has one."""
     if _heartbeat is not None:
         _heartbeat.set_step_counter(counter)
 
@@ -266,7 +243,7 @@ def record_durable_step(step: int) -> None:
 
 
 def reset_durable_step(step: int | None) -> None:
-    """Record in the heartbeat that the newest durable state is of an earlier step, or None: newer ones are damaged."""
+    """Record in the heartbeat an earlier durable step, or None: newer states are damaged."""
     if _heartbeat is not None:
         _heartbeat.reset_durable_step(step)
 
@@ -291,7 +268,7 @@ def open_saver_progress() -> IO[bytes] | None:
 
 
 def read_saver_silence(folder: Path, beat: HeartbeatReading) -> float:
-    """Return the seconds without a sign of life of a rank's saver; infinite if it leaves none."""
+    """Seconds without a sign of life of a rank's saver; infinite if it leaves none."""
     try:
         with _saver_path(heartbeat_path(folder, beat.rank)).open("r+b") as file:
             return ProgressRecord.in_file(file).silence(0.0, beat.saver)
@@ -300,7 +277,7 @@ def read_saver_silence(folder: Path, beat: HeartbeatReading) -> float:
 
 
 def read_heartbeat_run_id(folder: Path) -> str | None:
-    """Return the run id of a heartbeat folder; None if it was not recorded yet."""
+    """Run id of a heartbeat folder; None if it was not recorded yet."""
     try:
         return (folder / _RUN_ID_FILE).read_text() or None
     except FileNotFoundError:
@@ -319,6 +296,7 @@ def read_heartbeat(folder: Path, rank: int) -> HeartbeatReading | None:
         numbers = memoryview(content)[: 8 * _NUMBERS].cast("d")
         if numbers[_OFFSETS["version"]] % 2 == 0:
             break
+    # The process id is written last: without it the file is not complete.
     return _reading(rank, numbers, content[8 * _NUMBERS :]) if numbers[_OFFSETS["pid"]] else None
 
 
@@ -359,21 +337,15 @@ _COMMUNICATION_FILES = (_WAITING_FILE,)
 
 
 class SampleObserver(Protocol):
-    """Receiver of samples."""
+    """Receiver of samples; ``location`` is the innermost frame in hlat, ``seconds`` is since the last sample."""
 
     def record_sample(self, waiting: bool, location: str, seconds: float) -> None:
-        """Record a sample.
-
-        Args:
-            waiting: True if the rank waits for another one.
-            location: innermost frame in hlat, see ``find_location``.
-            seconds: seconds since the last sample.
-        """
+        """Record whether the main thread waits for another rank, and its location."""
 
 
 @contextmanager
 def sample_main_thread(observer: SampleObserver) -> Iterator[None]:
-    """Sample the main thread inside the block."""
+    """Inside the block, take a sample every 50 ms in a thread."""
     stop = threading.Event()
     thread = threading.Thread(target=_sample_until, args=(observer, stop), name="heartbeat", daemon=True)
     thread.start()
@@ -399,10 +371,8 @@ def _sample_until(observer: SampleObserver, stop: threading.Event) -> None:
 
 
 def is_waiting(frame: FrameType) -> bool:
-    """Return True if the innermost code of a stack waits for other ranks: in a collective, a message or a vote.
-
-    If it is inside Python's ``threading``, its caller decides.
-    """
+    """True if the innermost code of a stack waits for other ranks: in a collective, a message or a vote."""
+    # Inside Python's threading, the caller decides.
     while frame.f_code.co_filename == threading.__file__ and frame.f_back is not None:
         frame = frame.f_back
     file = PurePath(frame.f_code.co_filename).as_posix()
@@ -412,7 +382,7 @@ def is_waiting(frame: FrameType) -> bool:
 
 
 def find_location(frame: FrameType) -> str:
-    """Return the innermost frame in hlat, as ``training/step.py:52 update``; empty if there is none."""
+    """Innermost frame in hlat, as ``training/step.py:52 update``; empty if there is none."""
     innermost: FrameType | None = frame
     while innermost is not None:
         file = PurePath(innermost.f_code.co_filename).as_posix()
@@ -422,15 +392,15 @@ def find_location(frame: FrameType) -> str:
     return ""
 
 
+# Signal on which a rank dumps its stacks; sent to its main thread, it shows where that was stopped.
 STACKS_SIGNAL = signal.SIGUSR2
-"""Signal on which a rank dumps its stacks; sent to its main thread, it shows where that was stopped."""
 
 # The last line of a stack of more than 100 frames. If another thread's is as deep, the main thread's may be missed.
 _CUT_STACK = "  ..."
 
 
 def stacks_path(folder: Path, rank: int) -> Path:
-    """Return the path of a rank's stack dumps."""
+    """Path of a rank's stack dumps in the folder of heartbeats."""
     return folder / f"rank-{rank:05d}.stacks"
 
 
@@ -440,14 +410,9 @@ def _outermost_path(path: Path) -> Path:
 
 @contextmanager
 def dump_stacks_on_signal(path: Path) -> Iterator[None]:
-    """Inside the block, dump the stacks of all threads to a file at every ``STACKS_SIGNAL``.
-
-    To be called by the main thread.
-
-    Raises:
-        OSError: the file cannot be created.
-    """
+    """Inside the block, dump all threads' stacks at every ``STACKS_SIGNAL``. For the main thread; OSError."""
     outermost = _outermost_path(path)
+    # The outermost frame of the main thread, which stays the same: a dump that ends with it is whole.
     with outermost.open("w") as file:
         faulthandler.dump_traceback(file, all_threads=False)
     outermost.write_text(outermost.read_text(errors="replace").splitlines()[-1])
@@ -460,12 +425,12 @@ def dump_stacks_on_signal(path: Path) -> Iterator[None]:
 
 
 def read_stacks(folder: Path, rank: int) -> str:
-    """Return a rank's stack dumps as far as they are written, from the folder of heartbeats."""
+    """A rank's stack dumps as far as they are written, from the folder of heartbeats."""
     return _read_or_empty(stacks_path(folder, rank))
 
 
 def has_stacks(folder: Path, rank: int) -> bool:
-    """Return True if a rank has completely written its stacks to the folder of heartbeats."""
+    """True if a rank has completely written its stacks to the folder of heartbeats."""
     path = stacks_path(folder, rank)
     outermost = _read_or_empty(_outermost_path(path))
     last = _read_or_empty(path).rpartition("\n")[0].rpartition("\n")[2]  # a line without its end may be half of one
@@ -473,12 +438,12 @@ def has_stacks(folder: Path, rank: int) -> bool:
 
 
 def main_thread_stack(stacks: str) -> str:
-    """Return the main thread's stack from a dump; faulthandler writes it last."""
+    """The main thread's stack of a dump; faulthandler writes it last."""
     return stacks.strip().rpartition("\n\n")[2]
 
 
 def _without_line_number(line: str) -> str:
-    """Return a line of a stack without its line number: the outermost frame goes on, too."""
+    # The outermost frame goes on, too.
     return re.sub(r", line \d+ in ", " in ", line)
 
 

@@ -40,27 +40,19 @@ STEPS = "count of optimizer steps"
 @sendable
 @dataclass(frozen=True)
 class Mismatch:
-    """Replicas that differ.
+    """Replicas of a piece that differ."""
 
-    Attributes:
-        name: name of the replicated piece.
-        digests: rank and digest of each replica.
-    """
-
-    name: str
-    digests: tuple[tuple[int, int], ...]
+    name: str  # of the replicated piece
+    digests: tuple[tuple[int, int], ...]  # rank and digest of each replica
 
     @property
     def ranks(self) -> set[int]:
-        """Ranks that hold a replica."""
         return {rank for rank, _ in self.digests}
 
     @property
     def outvoted(self) -> set[int]:
-        """Ranks whose replicas differ from the majority; empty without a majority.
-
-        If a single rank holds all replicas, that rank.
-        """
+        """Ranks whose replicas differ from the majority; empty without a majority."""
+        # A single rank that holds all replicas is wrong whichever of them is.
         if len(self.ranks) == 1:
             return self.ranks
         ((value, count),) = Counter(found for _, found in self.digests).most_common(1)
@@ -70,14 +62,8 @@ class Mismatch:
 class ReplicaCheck:
     """Comparison of all pieces that ranks hold more than once. The constructor and all methods are collective.
 
-    Args:
-        held: the parameters, or shards of them, on this rank.
-        optimizer: optimizer of these parameters.
-        ranks: the processes of the run.
-        extra: further kinds of tensors to compare, by name: a local tensor per parameter, in order.
-
-    Attributes:
-        has_replicas: True if any piece is replicated; the same on every rank.
+    ``held`` are the parameters, or shards of them, on this rank. ``extra`` has further kinds of tensors to compare, by
+    name: a local tensor per parameter, in order.
     """
 
     def __init__(
@@ -95,7 +81,7 @@ class ReplicaCheck:
         self._replicated = [piece for piece, key in zip(local, keys, strict=True) if count[key] > 1]
         slots = [[key for key in rank_keys if count[key] > 1] for rank_keys in keys_by_rank]
         self._width = max(map(len, slots))
-        self.has_replicas = self._width > 0
+        self.has_replicas = self._width > 0  # the same on every rank
         # per replica: position of its digest in the gathered rows, its key, and the index of the piece's first replica
         self._positions = [(rank, slot) for rank, rank_keys in enumerate(slots) for slot in range(len(rank_keys))]
         self._keys = [key for rank_keys in slots for key in rank_keys]
@@ -142,16 +128,14 @@ class ReplicaCheck:
         return {name: value for found in self._ranks.all_gather(local) for name, value in found.items()}
 
     def _digests(self) -> tuple[list[str], torch.Tensor]:
-        """Return the kinds of tensors, and the digests of this rank's replicas: int64, (kinds * width + 1,).
-
-        On the CPU. Each kind has a row of ``width`` digests; zeros for padding
-        and for a parameter without such state. The last element is the step count.
-        """
+        """Kinds of tensors, and digests of this rank's replicas on the CPU: int64, (kinds * width + 1,)."""
         kinds: dict[str, list[torch.Tensor | None]] = {
             "weights": [parameter.tensor for parameter in self._held],
             **self._optimizer.state_tensors(self._held),
             **{name: list(tensors) for name, tensors in self._extra.items()},
         }
+        # A row of ``width`` for each kind; zeros are padding, or a parameter without such state. The step count comes
+        # last.
         digests = torch.zeros(len(kinds), self._width, dtype=torch.int64)
         found = [
             (kind, slot, digest(_joined(self._held[index].row_views(piece, tensor))))
@@ -165,24 +149,24 @@ class ReplicaCheck:
         return list(kinds), torch.cat((digests.flatten(), self._steps()))
 
     def _steps(self) -> torch.Tensor:
-        """Return the smallest and largest step count of this rank's parameters, packed in one int64: (1,)."""
+        """Smallest and largest step count of this rank's parameters, packed in one int64: (1,)."""
         steps = torch.stack([self._optimizer.state[held.parameter]["step"] for held in self._held])
         low, high = steps.cpu().to(torch.int64).aminmax()
         return ((low << 32) + high).reshape(1)
 
     def _names(self, keys: set[int]) -> dict[int, str]:
-        """Return the names of pieces by key; each rank knows those of its own pieces. Collective."""
+        """Names of pieces by key. Collective."""
         local = {
             _piece_key(name): name
             for index, piece in self._replicated
             if (name := _piece_name(self._held[index], piece))
         }
+        # Each rank knows the names of its own pieces only.
         known = self._ranks.all_gather({key: name for key, name in local.items() if key in keys})
         return {key: name for rank_names in known for key, name in rank_names.items()}
 
 
 def _piece_name(held: LocalParameter, piece: RowBlock) -> str:
-    """Return canonical tensor, rows and columns of a piece, in words."""
     rows = f"rows {piece.canonical_start} to {piece.canonical_start + piece.rows - 1}"
     if not held.layout.columns:
         return f"{piece.name}, {rows}"
@@ -191,7 +175,7 @@ def _piece_name(held: LocalParameter, piece: RowBlock) -> str:
 
 
 def _piece_key(name: str) -> int:
-    """Return a 63-bit hash of a name: smaller to gather than the names of hundreds of pieces."""
+    # A hash is smaller to gather than the names of hundreds of pieces; 63 bits fit an int64.
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) >> 1
 
 
@@ -207,13 +191,14 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @torch.no_grad()
 def digest(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the digest of a tensor's elements in their order: an int64 scalar on its device.
+    """Digest of a tensor's elements in their order: an int64 scalar on its device.
 
     Equal bits give equal digests on every device: integer addition wraps the same way everywhere, in any order.
     """
     flat = tensor.reshape(-1)
     per_word = 8 // flat.element_size()
     in_words = flat.numel() // per_word * per_word
+    # A view as int64 has to begin at a multiple of 8 bytes of the storage.
     aligned = flat[:in_words] if flat.storage_offset() % per_word == 0 else flat[:in_words].clone()
     words = aligned.view(torch.int64)
     rest = flat[in_words:].view(_INTEGERS[flat.element_size()]).to(torch.int64)
@@ -228,7 +213,7 @@ def digest(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _digest_sums(words_CW: torch.Tensor, weights_W: torch.Tensor) -> torch.Tensor:
-    """Return the weighted sum of the words of each chunk: (C, W), (W,) -> (C,)."""
+    """Weighted sum of the words of each chunk: (C, W), (W,) -> (C,)."""
     if backend_of(words_CW.device).has_integer_mv:
         return torch.mv(words_CW, weights_W)  # stores no products
     return _sums_of_products(words_CW, weights_W)
@@ -241,28 +226,20 @@ def _sums_of_products(words_CW: torch.Tensor, weights_W: torch.Tensor) -> torch.
 
 @functools.lru_cache(maxsize=64)
 def _digest_weights(count: int, multiplier: int, device: torch.device) -> torch.Tensor:
-    """Return an odd pseudo-random weight for each position: int64, (count,)."""
+    # Odd: the product with a changed word is never 0 modulo 2^64.
     return torch.arange(1, count + 1, device=device) * multiplier | 1
 
 
 @sendable
 @dataclass(frozen=True)
 class CorruptionIncident:
-    """Replicas that differed after a step.
+    """Replicas that differed after a step."""
 
-    Attributes:
-        step: the step after which they differed.
-        layout: description of the run's layout; only the same layout repeats the same bits.
-        mismatches: the tensors that differed.
-        hosts: host name of each rank.
-        repeated: number of incidents in a row with the same ranks, including this one.
-    """
-
-    step: int
-    layout: str
+    step: int  # after which they differed
+    layout: str  # of the run, in words; only the same layout repeats the same bits
     mismatches: tuple[Mismatch, ...]
-    hosts: tuple[str, ...]
-    repeated: int = 1
+    hosts: tuple[str, ...]  # host name of each rank
+    repeated: int = 1  # incidents in a row with the same ranks, including this one
 
     @classmethod
     def from_mismatches(
@@ -283,7 +260,6 @@ class CorruptionIncident:
 
     @property
     def outvoted(self) -> list[int]:
-        """Ranks that differ from a majority; empty if there is no majority."""
         return sorted({rank for mismatch in self.mismatches for rank in mismatch.outvoted})
 
     @property
@@ -293,15 +269,10 @@ class CorruptionIncident:
 
     @property
     def suspect_hosts(self) -> list[str]:
-        """Host names of the suspects."""
         return [self.hosts[rank] for rank in self.suspects]
 
     def wrong_ranks(self, right: Mapping[str, int]) -> list[int]:
-        """Return the ranks that were wrong; empty if all replicas differed from the repeated step.
-
-        Args:
-            right: digests of the repeated step, by name.
-        """
+        """Ranks that differed from the digests of the repeated step, by name; empty if all of them did."""
         wrong = {
             rank for mismatch in self.mismatches for rank, digest in mismatch.digests if digest != right[mismatch.name]
         }
@@ -309,7 +280,6 @@ class CorruptionIncident:
         return sorted(wrong) if wrong != holders or len(holders) == 1 else []
 
     def state(self) -> dict[str, Any]:
-        """Return the incident as JSON values."""
         return {
             "step": self.step,
             "layout": self.layout,
@@ -320,11 +290,7 @@ class CorruptionIncident:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "CorruptionIncident":
-        """Make an incident from JSON values, as returned by ``state``.
-
-        Raises:
-            KeyError, TypeError, ValueError: ``state`` is invalid.
-        """
+        """Make an incident from the values of ``state``; KeyError, TypeError or ValueError if they are invalid."""
         mismatches = tuple(
             Mismatch(str(name), tuple((int(rank), int(digest)) for rank, digest in digests))
             for name, digests in state["copies"].items()

@@ -15,13 +15,10 @@ from typing import Literal
 
 from hlat.runtime.terminal import plural
 
+# ``signal``: a process was killed. ``exception``: it raised an unexpected exception. ``passing``: an error that may be
+# transient, such as a storage error. ``exit``: it ended without reporting an error. ``hang``: it hung. ``host``: its
+# host is lost. ``user``: an error that only the user can fix.
 AttemptFailureKind = Literal["signal", "exception", "passing", "exit", "hang", "host", "user"]
-"""Kind of a failure.
-
-``signal``: a process was killed. ``exception``: it raised an unexpected exception. ``passing``: an error that may be
-transient, such as a storage error. ``exit``: it ended without reporting an error. ``hang``: it hung. ``host``: its
-host is lost. ``user``: an error that only the user can fix.
-"""
 
 _MAX_BACKOFF = 60.0  # seconds
 _MOST_MEAGRE = 10  # attempts in a row with one new checkpoint or none
@@ -30,7 +27,7 @@ _OF_ITSELF = ("hang", "exception", "exit")  # a lost host, a killed process or a
 
 @dataclass(frozen=True)
 class Failure:
-    """Failure that ended an attempt."""
+    """Failure that ended an attempt, as the supervisor knows it."""
 
     kind: AttemptFailureKind
     rank: int
@@ -42,25 +39,20 @@ class Failure:
 
     @property
     def is_retryable(self) -> bool:
-        """True if another attempt may succeed.
-
-        An exception or a storage error before the first step would be raised again.
-        """
+        # Before the first step, an exception or a storage error would be raised again.
         return self.trained if self.kind in ("passing", "exception") else self.kind != "user"
 
     @property
     def saved(self) -> bool:
-        """True if the attempt made a checkpoint durable, as far as it knew.
-
-        One that became durable after its end is found by the next attempt, as the step that it starts from.
-        """
+        """True if the attempt made a checkpoint durable, as far as it knew."""
+        # A save that became durable after its end is found by the next attempt, as the step that it starts from.
         start = -1 if self.start_step is None else self.start_step
         return self.durable_step is not None and self.durable_step > start
 
 
 @dataclass(frozen=True)
 class RestartDecision:
-    """Decision about a failure."""
+    """Restart or not, and why."""
 
     restart: bool
     seconds: float  # wait before the restart
@@ -68,23 +60,16 @@ class RestartDecision:
 
 
 class RestartPolicy:
-    """Decides about restarts, with a limit of failures in a row without a new checkpoint.
+    """Decides about restarts: at most ``limit`` in a row may bring no new checkpoint.
 
-    Args:
-        limit: number of restarts in a row that may bring no new checkpoint.
-        backoff: seconds before the first of them; doubled with each, up to a minute.
-
-    Attributes:
-        newest: newest durable step known; -1 if there is none.
-        in_row: restarts since the last progress.
-        meagre: attempts in a row that made one new state durable, or none, and failed by themselves.
+    ``backoff`` is in seconds, before the first of them; it doubles with each, up to a minute.
     """
 
     def __init__(self, limit: int, backoff: float) -> None:
         self._limit, self._backoff = limit, backoff
-        self.newest = -1
-        self.in_row = 0
-        self.meagre = 0
+        self.newest = -1  # newest durable step known; -1 if there is none
+        self.in_row = 0  # restarts since the last progress
+        self.meagre = 0  # attempts in a row with one new durable state or none, that failed by themselves
         self._saves = 0  # of the last attempt
         self._mistake = ""  # of the last attempt
 
@@ -120,12 +105,12 @@ class RestartPolicy:
         )
 
     def _record_progress(self, failure: Failure) -> None:
-        """Reset the count if this attempt has a newer durable step than all before."""
         found_later = failure.start_step is not None and failure.start_step > self.newest  # saved by the one before
         if self._saves + found_later > 1:
             self.meagre = 0
         self._saves = failure.saves
         self.meagre = self.meagre + 1 if failure.kind in _OF_ITSELF and failure.saves <= 1 else 0
+        # A newer durable step than all before is progress.
         known = max((step for step in (failure.start_step, failure.durable_step) if step is not None), default=-1)
         if known > self.newest:
             self.newest = known
@@ -133,34 +118,17 @@ class RestartPolicy:
 
 
 class WorldSizePolicy:
-    """Number of processes of an elastic run.
-
-    Args:
-        least: smallest number of processes.
-        most: number of processes at the start.
-        fits: returns True if the recipe has a layout for this number of processes.
-
-    Attributes:
-        now: current number of processes.
-    """
+    """Number of processes of an elastic run, from ``most`` down to ``least`` where the recipe ``fits``."""
 
     def __init__(self, least: int, most: int, fits: Callable[[int], bool]) -> None:
         self._least, self._fits = least, fits
-        self.now = most
+        self.now = most  # current number of processes
         self._suspect: int | None = None
 
     def shrink_after(self, failure: Failure, progress: bool) -> bool:
-        """Take a smaller number if the same rank was lost twice in a row without progress in between.
-
-        Its machine or chip may be broken. An exception is a fault of the program, which would fail on fewer ranks too.
-
-        Args:
-            failure: failure of the last attempt.
-            progress: True if that attempt made a new checkpoint durable.
-
-        Returns:
-            True if ``now`` has changed.
-        """
+        """Take a smaller number if the same rank was lost twice in a row without progress; True if changed."""
+        # Its machine or chip may be broken. An exception is a fault of the program, which would fail on fewer ranks
+        # too.
         lost = failure.kind in ("signal", "hang")
         again = lost and not progress and failure.rank == self._suspect
         self._suspect = failure.rank if lost else None

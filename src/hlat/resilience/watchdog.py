@@ -26,11 +26,10 @@ from statistics import median
 from hlat.resilience.heartbeat import HEARTBEAT_FOLDER, HeartbeatReading
 from hlat.runtime.backend.faults import HangLimits
 
+# Phases without time limit, in which text is prepared, checkpoints are loaded, and exports are waited for.
 UNLIMITED = ("start", "end")
-"""Phases without time limit, in which text is prepared, checkpoints are loaded, and exports are waited for."""
 
-FIRST_TIME = 1800.0
-"""Time limit of a phase in seconds until it has ended once; the first time includes compilation."""
+FIRST_TIME = 1800.0  # time limit of a phase in seconds until it has ended once: it may include compilation
 
 _BACKSTOP = 300.0  # seconds that collectives wait longer than the watchdog, which says more
 _LIMIT_FACTOR = 10.0  # time limit of a phase, in multiples of its longest duration
@@ -52,18 +51,13 @@ class Hang:
 
 @dataclass
 class Watchdog:
-    """Detector of hangs; it learns a time limit for each phase.
+    """Detector of hangs; it learns a time limit for each phase from the longest that has ended."""
 
-    Args:
-        seconds: smallest time limit of a phase; None disables the watchdog.
-        longest_phases: seconds of the longest of each phase that has ended, from which the limits are learned.
-    """
-
-    seconds: float | None
-    longest_phases: dict[str, float] = field(default_factory=dict)
+    seconds: float | None  # smallest time limit of a phase; None disables the watchdog
+    longest_phases: dict[str, float] = field(default_factory=dict)  # seconds of the longest of each phase
 
     def limit(self, phase: str) -> float | None:
-        """Return the present time limit of a phase in seconds; None if it has none."""
+        """Present time limit of a phase in seconds; None if it has none."""
         if self.seconds is None or phase in UNLIMITED:
             return None
         if phase == "saving":  # fed by the savers' progress: how long other saves took does not matter
@@ -72,13 +66,8 @@ class Watchdog:
         return max(self.seconds, FIRST_TIME if longest is None else _LIMIT_FACTOR * longest)
 
     def collective_limits(self, logs: Path) -> HangLimits:
-        """Return what the watchdog asks of collectives on devices, for a process of a run.
-
-        Without a watchdog a collective may wait for a day.
-
-        Args:
-            logs: folder for what the library of collectives says about a hang.
-        """
+        """Limits for collectives on devices; ``logs`` gets what their library says about a hang."""
+        # Without a watchdog a collective may wait for a day.
         wait = (
             timedelta(days=1) if self.seconds is None else timedelta(seconds=max(self.seconds, FIRST_TIME) + _BACKSTOP)
         )
@@ -88,13 +77,7 @@ class Watchdog:
     def check(
         self, heartbeats: Sequence[HeartbeatReading], now: float, is_stopped: Callable[[int], bool]
     ) -> Hang | None:
-        """Learn from the phases that have ended, and return the hang if there is one.
-
-        Args:
-            heartbeats: heartbeats of the ranks that have one.
-            now: seconds, on the clock of the heartbeats.
-            is_stopped: returns True if the process of this rank is stopped by a signal.
-        """
+        """Learn from the phases that have ended, and return the hang if there is one; ``now`` on their clock."""
         for beat in heartbeats:
             for phase, longest in beat.longest.items():
                 self.longest_phases[phase] = max(longest, self.longest_phases.get(phase, 0.0))
@@ -117,6 +100,7 @@ def find_hanging_ranks(
     heartbeats: Sequence[HeartbeatReading], now: float, is_stopped: Callable[[int], bool]
 ) -> tuple[list[int], str]:
     """Return the ranks that cause a hang, and the reason in words."""
+    # From the surest sign to the weakest; see the head of this module.
     if stopped := [beat for beat in heartbeats if is_stopped(beat.rank)]:
         return _ranks(stopped), "stopped by a signal"
     if silent := [beat for beat in heartbeats if now - beat.alive_at > _SILENCE_LIMIT]:
@@ -139,7 +123,7 @@ def find_hanging_ranks(
 
 
 def progress_key(beat: HeartbeatReading) -> tuple[int, int]:
-    """Return a rank's progress as (step, phase index); forward and backward alternate, so they have one index."""
+    """A rank's progress as (step, phase index); forward and backward alternate, so they have one index."""
     phase = "forward" if beat.phase == "backward" else beat.phase
     return beat.step, _ORDER.index(phase) if phase in _ORDER else len(_ORDER)
 
@@ -156,7 +140,7 @@ _RECOVERED_SHARE = 0.8  # share of the factor below which a rank is no longer a 
 
 @dataclass(frozen=True)
 class Straggler:
-    """A rank that works longer per step than the others."""
+    """A rank that works longer per step than the others; ``factor`` is relative to their median."""
 
     rank: int
     factor: float  # its work per step, relative to the median of the others
@@ -167,24 +151,15 @@ class Straggler:
 
 @dataclass
 class StragglerDetector:
-    """Compares the ranks over windows of steps.
+    """Compares the ranks over windows of steps."""
 
-    Args:
-        factor: a rank that works more than this many times as long as the others is a straggler.
-    """
-
-    factor: float
+    factor: float  # a rank that works more than this many times as long as the others is a straggler
     _window_start: dict[int, HeartbeatReading] = field(default_factory=dict)
     _window_start_at: float = 0.0
     _stragglers: set[int] = field(default_factory=set)
 
     def check(self, heartbeats: Sequence[HeartbeatReading], now: float) -> list[Straggler]:
-        """Return the stragglers that were not stragglers in the last window.
-
-        Args:
-            heartbeats: heartbeats of all ranks.
-            now: seconds, on the clock of the heartbeats.
-        """
+        """Return the stragglers that were not stragglers in the last window; ``now`` is on the heartbeats' clock."""
         if len(heartbeats) < 2 or any(heartbeat.first_step_at is None for heartbeat in heartbeats):
             return []
         if not self._window_start:
@@ -206,7 +181,9 @@ class StragglerDetector:
         own = sum(work[rank].values())
         others = {phase: median(work[other][phase] for other in work if other != rank) for phase in _WORK_PHASES}
         usual = median(sum(work[other].values()) for other in work if other != rank)
+        # The others may do nothing measurable in such a window.
         factor = own / max(usual, 1e-6)
+        # Below the threshold by a margin: else a rank at the threshold is reported again and again.
         if factor < _RECOVERED_SHARE * self.factor:
             self._stragglers.discard(rank)
         if rank in self._stragglers or factor <= self.factor or own - usual < _MIN_EXCESS * step_seconds:
@@ -217,6 +194,6 @@ class StragglerDetector:
 
 
 def _work_per_step(first: HeartbeatReading, last: HeartbeatReading) -> dict[str, float]:
-    """Return the seconds of work per step between two heartbeats of a rank, by phase."""
+    """Seconds of work per step between two heartbeats of a rank, by phase."""
     steps = last.step - first.step
     return {phase: (last.busy.get(phase, 0.0) - first.busy.get(phase, 0.0)) / steps for phase in _WORK_PHASES}

@@ -10,17 +10,11 @@ from hlat.runtime.urls import redact
 
 
 class HlatError(Exception):
-    """An error that the user can fix.
+    """An error that the user can fix."""
 
-    Attributes:
-        exit_code: exit code of the process that raised it.
-        from_rank: rank where the error happened, if another process than the one that raises it here.
-        retryable: True if the same command may succeed without a change; the supervisor then restarts the run.
-    """
-
-    exit_code = 2
-    retryable = False
-    from_rank: int | None = None
+    exit_code = 2  # exit code of the process that raised it
+    retryable = False  # True if the same command may succeed without a change; the supervisor then restarts the run
+    from_rank: int | None = None  # rank where the error happened, if another process than the one that raises it here
 
     def __init__(self, *arguments: object) -> None:
         # Messages go into logs, reports and events: URLs in them must not contain credentials.
@@ -95,7 +89,8 @@ class StateLostError(StorageError):
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Iterate over an error and its causes; torch's pipelines raise a RuntimeError from the exception of a stage."""
+    """Iterate over an error and its causes."""
+    # torch's pipelines raise a RuntimeError from the exception of a stage.
     cause: BaseException | None = error
     while cause is not None:
         yield cause
@@ -103,7 +98,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def error_class(name: str, exit_code: int) -> type[HlatError]:
-    """Return the class of an error that another process reported: by name, else by the exit code; or LaunchError."""
+    """Return the class of another process's error: by name, else by exit code; or LaunchError."""
     known = {kind.__name__: kind for kind in _subclasses(HlatError) if kind.__module__ == __name__}
     by_code = {3: StorageError, 4: NumericsError, 5: CorruptionError}
     return known.get(name) or by_code.get(exit_code, LaunchError)

@@ -16,12 +16,11 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-FIELDS = ("time", "level", "event", "rank", "step", "message", "values")
-"""Keys of every line, in this order."""
+FIELDS = ("time", "level", "event", "rank", "step", "message", "values")  # keys of every line, in this order
 
 _STREAMS = {"stdout": "info", "stderr": "warning"}  # level of lines that are not hlat's
 _LONGEST = 1 << 20  # bytes; a longer line without an end is cut
-_READ = 1 << 16
+_READ = 1 << 16  # bytes: a pipe's usual capacity on Linux
 
 
 def format_line(
@@ -33,16 +32,7 @@ def format_line(
     step: int | None = None,
     values: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return a log line without its newline, in ASCII.
-
-    Args:
-        event: name of the event.
-        message: text for people.
-        level: "info", "warning" or "error".
-        rank: rank of the process that it is about; None for the command itself.
-        step: optimizer step; None if there is none.
-        values: further fields of the event, as JSON values.
-    """
+    """Return a log line in ASCII, without its newline; ``level`` is info, warning or error; JSON values."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     found = (now, level, event, rank, step, message, dict(values or {}))
     return json.dumps(dict(zip(FIELDS, found, strict=True)), allow_nan=False)
@@ -69,7 +59,7 @@ def _is_log_line(line: bytes) -> bool:
 
 
 def _copy(source: int, target: int, stream: str) -> None:
-    """Copy lines until the last writer has closed the pipe."""
+    # Until the last writer has closed the pipe.
     rest, lines_out = b"", _Lines(target)
     while data := os.read(source, _READ):
         *lines, rest = re.split(rb"[\r\n]+", rest + data)  # \r: a line that a program draws again
@@ -88,8 +78,8 @@ class _Lines:
         self._why = ""
 
     def write(self, line: bytes) -> None:
-        """Write a line or lose it."""
         if self._lost:
+            # The reader takes lines again: it hears of the gap first.
             text, values = f"{self._lost} lines of output lost: {self._why}", {"lines": self._lost}
             notice = format_line("output_lost", text, level="warning", values=values)
             line = b"\n" * self._within_line + notice.encode() + b"\n" + line

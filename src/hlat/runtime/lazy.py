@@ -6,12 +6,7 @@ from typing import Any
 
 
 def lazily(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a package's ``__getattr__`` (PEP 562) that imports modules on first use.
-
-    Args:
-        package: name of the package.
-        modules: module of the package -> the names that it defines, with spaces between them.
-    """
+    """Return a package's ``__getattr__`` (PEP 562) that imports modules, given with their names, on first use."""
     module_of = {name: module for module, names in modules.items() for name in names.split()}
 
     def get(name: str) -> Any:

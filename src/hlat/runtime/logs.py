@@ -40,63 +40,50 @@ from hlat.runtime.terminal import EscapingStream
 from hlat.runtime.urls import redact, redact_json
 
 _COPIED_BYTES = 1 << 20
-_MOST_VAIN = 2
+_MOST_VAIN = 2  # then the file system never gives a file the same identity twice, and nothing is followed
 
 
 class AppendedFile:
-    """An open file in an existing folder. Closing it twice is harmless.
-
-    Args:
-        path: the file; created if it does not exist.
-        restores: write its content back if it was moved; otherwise a new file begins.
-
-    Attributes:
-        descriptor: descriptor of the file, for reading and appending, the same number until ``close``; then -1.
+    """An open file in an existing folder, appended to under its name. Closing it twice is harmless.
 
     Raises:
         OSError: the file cannot be opened.
     """
 
     def __init__(self, path: Path, restores: bool = True) -> None:
-        self._name, self._restores = path.name, restores
+        self._name, self._restores = path.name, restores  # restores: write the content back if it was moved
         self._vain = 0  # follows in a row that did not find the file that they opened
         self._folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            self.descriptor = self._open()
+            self.descriptor = self._open()  # the same number until close; then -1
         except OSError:
             os.close(self._folder)
             raise
 
     def follow(self) -> str:
-        """Open the file under the name if it is another one; return ``written back`` or ``another file``, else nothing.
-
-        A file that cannot be opened or written back is not followed, nor one of a file system that never gives a file
-        the same identity twice. Another file with content may lack what was appended while a program made it.
-        """
+        """Open the file under the name if it is another; return ``written back``, ``another file`` or ""."""
         if self._vain == _MOST_VAIN or self._is_in_place():
             return ""
+        # Another file with content may lack what was appended while a program made it.
         is_empty = self._size_in_place() == 0
         try:
             if self._restores and is_empty:
                 self._write_back()
             new = self._open()
         except OSError:
-            return ""
+            return ""  # it cannot be opened or written back: the old one is appended to
         os.dup2(new, self.descriptor, inheritable=False)
         os.close(new)
         self._vain = 0 if self._is_in_place() else self._vain + 1
         return "written back" if is_empty else "another file"
 
     def write(self, content: bytes | memoryview) -> int:
-        """Append bytes; return how many were written."""
         return os.write(self.descriptor, content)
 
     def fileno(self) -> int:
-        """Return the descriptor."""
         return self.descriptor
 
     def close(self) -> None:
-        """Close the file."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             os.close(self._folder)
@@ -125,13 +112,13 @@ class AppendedFile:
             return 0
 
     def _write_back(self) -> None:
-        """Copy the content to a new file, which then gets the name: a crash leaves all of it or nothing."""
         copy = f".{self._name}.{os.getpid()}.tmp"
         new = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644, dir_fd=self._folder)
         try:
             offset = 0
             while content := os.pread(self.descriptor, _COPIED_BYTES, offset):
                 offset += os.write(new, content)
+            # Before the rename: a crash leaves all of the content under the name, or nothing.
             os.fsync(new)
             os.rename(copy, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
         except OSError:
@@ -145,21 +132,13 @@ _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\
 
 
 def log_path(run_dir: Path, rank: int) -> Path:
-    """Path of a rank's log file."""
+    """Path of a rank's log file in a run's folder."""
     return run_dir / "logs" / f"rank-{rank:05d}.log"
 
 
 @contextmanager
 def rank_log(run_dir: Path, rank: int, world: int) -> Iterator[None]:
-    """Write the output of this process to its log file, appending; no effect if the process is alone.
-
-    Rank 0 also prints on the console, the others only to their file. An exception that leaves the block is written to
-    the file and raised again; the traceback is omitted for errors that the user can fix.
-
-    Args:
-        run_dir: folder of the run, which exists.
-        rank: rank of this process.
-        world: world size.
+    """Append the output of this process to its log file within the block; no effect if the process is alone.
 
     Raises:
         StorageError: the file cannot be opened.
@@ -181,26 +160,26 @@ def rank_log(run_dir: Path, rank: int, world: int) -> Iterator[None]:
             try:
                 yield
             except BaseException as error:
+                # The file has the exception, too, without the traceback for errors that the user can fix.
                 stream.write(_report(error))
                 raise
 
 
 class _LogFile(AppendedFile):
-    """The log; if it is renamed or removed, as programs that rotate logs do, a new one begins under its name."""
+    """The log; if it is renamed or removed, as log rotation does, a new one begins under its name."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, restores=False)
         self._copies: tuple[int, ...] = ()
 
     def copy_to(self, *descriptors: int) -> None:
-        """Let other descriptors be the log, too, from now on; without any, none of them follows it any more."""
         self._copies = descriptors
         for descriptor in descriptors:
             os.dup2(self.descriptor, descriptor)
 
     def follow(self) -> str:
-        """Open the file under the name if it is another one, and return what was done."""
         if move := super().follow():
+            # The redirected descriptors still lead to the renamed file.
             self.copy_to(*self._copies)
         return move
 
@@ -219,8 +198,8 @@ def _report(error: BaseException) -> str:
 
 @contextmanager
 def _crash_stacks_in(log: _LogFile) -> Iterator[None]:
-    """Write the Python stacks of a crash (SIGSEGV, SIGABRT) to the file."""
     before = faulthandler.is_enabled()
+    # Python's stacks of a crash (SIGSEGV, SIGABRT).
     faulthandler.enable(log)
     try:
         yield
@@ -269,20 +248,18 @@ class _LogStream(EscapingStream):
         self._log = log
 
     def write(self, text: str) -> int:
-        """Write text to the log; return its length."""
         self._log.follow()
         return super().write(text)
 
 
 class _LineCopy:
-    """Converts terminal output to lines of a file: colours are dropped, and a redrawn line becomes a new line."""
+    """Converts terminal output to lines of a file: colours are dropped, a redrawn line becomes a new line."""
 
     def __init__(self, log: EscapingStream) -> None:
         self._log = log
         self._at_start = True
 
     def write(self, text: str) -> None:
-        """Append text that was sent to the terminal."""
         plain = _CONTROL.sub("", text).replace("\r\n", "\n")
         for part in re.split(r"(\r)", plain):
             if part == "\r":
@@ -297,54 +274,46 @@ class _LineCopy:
 
 
 class Tee(io.TextIOBase):
-    """A text stream that copies what is written; everything else, above all ``isatty``, is forwarded to the console."""
+    """A text stream that copies what is written; all else, above all ``isatty``, is the console's."""
 
     def __init__(self, console: TextIO, copy: _LineCopy) -> None:
         self._console, self._copy = console, copy
 
     def write(self, text: str) -> int:
-        """Write text to the console and to the copy."""
         self._copy.write(text)
         return self._console.write(text)
 
     def flush(self) -> None:
-        """Flush the console."""
         self._console.flush()
 
     def isatty(self) -> bool:
-        """Return True if the console is a terminal."""
         return self._console.isatty()
 
     def fileno(self) -> int:
-        """Return the descriptor of the console."""
         return self._console.fileno()
 
     def writable(self) -> bool:
-        """Return True."""
         return True
 
     @property
     def rich_proxied_file(self) -> "TextIO | Tee":
-        """A tee onto the stream that rich writes to (see ``terminal.EscapingStream``)."""
+        # As terminal.EscapingStream: rich writes there.
         underlying = getattr(self._console, "rich_proxied_file", self._console)
         return self if underlying is self._console else Tee(underlying, self._copy)
 
     @property
     def encoding(self) -> str:  # type: ignore[override]  # typeshed has an attribute, which is None in TextIOBase
-        """Encoding of the console."""
         return self._console.encoding
 
     @property
     def errors(self) -> str | None:  # type: ignore[override]
-        """Error handler of the console's encoding."""
         return self._console.errors
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._console, name)
 
 
-_JSON_MARK = "HLAT_JSON_LINES"
-"""Environment variable of the processes whose streams are converted."""
+_JSON_MARK = "HLAT_JSON_LINES"  # environment variable of the processes whose streams are converted
 
 _JSON_HELPER = Path(__file__).with_name("json_lines.py")
 _JSON_ENDING = 5.0  # seconds for the helper to write the last lines; a child may have inherited its pipes and live on
@@ -359,7 +328,7 @@ def json_line(
     step: int | None = None,
     values: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return a log line, without credentials in URLs; see ``json_lines.format_line`` for the arguments."""
+    """Return a log line, without credentials in URLs; arguments as ``json_lines.format_line``."""
     return format_line(event, redact(message), level=level, rank=rank, step=step, values=redact_json(values or {}))
 
 
@@ -369,8 +338,8 @@ def prints_json() -> bool:
 
 
 def print_json_lines() -> None:
-    """Convert everything that this process and its children print from now on; no effect if that is done already."""
-    if prints_json():
+    """Convert everything that this process and its children print from now on."""
+    if prints_json():  # by a parent, or earlier
         return
     _flush_streams()
     saved = [os.dup(descriptor) for descriptor in (1, 2)]
@@ -392,18 +361,17 @@ def print_json_lines() -> None:
 
 
 def _restore_streams(owner: int, saved: list[int], helper: "subprocess.Popen[bytes]") -> None:
-    """Give the streams back, and wait until the helper has written the last lines."""
     if os.getpid() != owner:  # a forked child
         return
     _flush_streams()
     for descriptor, original in enumerate(saved, 1):
         os.dup2(original, descriptor)
     with suppress(subprocess.TimeoutExpired):
+        # The helper may still have lines to write.
         helper.wait(_JSON_ENDING)
 
 
 def _report_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print an exception that nobody has caught as one line."""
     text = "".join(traceback.format_exception(kind, error, trace)).rstrip()
     sys.stderr.write(json_line("output", text, level="error", values={"stream": "stderr"}) + "\n")
 

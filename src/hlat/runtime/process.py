@@ -49,31 +49,21 @@ _PORTS = range(1, 1 << 16)
 
 @dataclass(frozen=True)
 class RankInfo:
-    """Rank of this process among the processes of a run.
+    """Rank of this process among the processes of a run."""
 
-    Attributes:
-        rank: global rank, 0 <= rank < world.
-        world: world size, the number of processes.
-        local_rank: rank among the processes of this machine, which is the index of its accelerator.
-        node: index of this machine.
-    """
-
-    rank: int = 0
-    world: int = 1
-    local_rank: int = 0
-    node: int = 0
+    rank: int = 0  # global rank, 0 <= rank < world
+    world: int = 1  # world size, the number of processes
+    local_rank: int = 0  # rank among the processes of this machine, which is the index of its accelerator
+    node: int = 0  # index of this machine
 
 
 def host_name(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the name of this machine: Slurm's name of the node, which its commands take, or its host name."""
+    """Return Slurm's name of this node, which its commands take, or the host name."""
     return environment.get("SLURMD_NODENAME") or platform.node()
 
 
 def rank_info(environment: Mapping[str, str] = os.environ) -> RankInfo:
-    """Read the rank of this process from the environment.
-
-    Without WORLD_SIZE, or if it is 1, the process is alone and the other variables are ignored. LOCAL_RANK defaults to
-    RANK, which is right on one machine, and GROUP_RANK to 0.
+    """Read the rank of this process from the environment, as torchrun or hlat's launcher sets it.
 
     Raises:
         LaunchError: the variables are incomplete or contradict each other; every problem is listed.
@@ -81,9 +71,9 @@ def rank_info(environment: Mapping[str, str] = os.environ) -> RankInfo:
     problems: list[str] = []
     world = _integer_variable(environment, "WORLD_SIZE", problems, default=1)
     if world == 1:
-        return RankInfo()
+        return RankInfo()  # the process is alone, and the other variables are ignored
     rank = _integer_variable(environment, "RANK", problems)
-    local_rank = _integer_variable(environment, "LOCAL_RANK", problems, default=rank)
+    local_rank = _integer_variable(environment, "LOCAL_RANK", problems, default=rank)  # right on one machine
     node = _integer_variable(environment, "GROUP_RANK", problems, default=0)
     port = _integer_variable(environment, "MASTER_PORT", problems)
     if not environment.get("MASTER_ADDR"):
@@ -112,8 +102,8 @@ def rank_info(environment: Mapping[str, str] = os.environ) -> RankInfo:
 def _integer_variable(
     environment: Mapping[str, str], name: str, problems: list[str], default: int | None = None
 ) -> int | None:
-    """Integer value of an environment variable; a missing or malformed one is appended to ``problems``."""
     text = environment.get(name)
+    # A missing or malformed variable is a problem, so that all are reported at once.
     if not text:
         if default is None:
             problems.append(f"{name} is not set.")
@@ -155,7 +145,8 @@ _REPEAT_SECONDS = 0.005  # seconds
 
 
 def raise_interrupts() -> None:
-    """Let Ctrl-C raise KeyboardInterrupt in this process; no effect if SIGINT is ignored, as in a background job."""
+    """Let Ctrl-C raise KeyboardInterrupt in this process."""
+    # As in a background job: whoever started it wants it to go on.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         return
     signal.signal(signal.SIGINT, _interrupt)
@@ -164,24 +155,20 @@ def raise_interrupts() -> None:
 
 
 def end_at_sigterm() -> None:
-    """Let SIGTERM end this process as it ends any program; no effect if it is ignored.
-
-    The command ``hlat`` says of an earlier one that nothing had been started (``hlat.command``).
-    """
+    """Let SIGTERM end this process as it ends any program; no effect if it is ignored."""
+    # The command's first handler (hlat.command) says that nothing had been started.
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def after_start(handler: Any) -> Any:
-    """Return what handles a signal after processes have run: the same handler, or the default for that of ``hlat``.
-
-    The command's own handler (``hlat.command``) says that nothing had been started, which is no longer true.
-    """
+    """Return a handler for use after processes have run: the same, or the default for that of ``hlat.command``."""
+    # hlat.command's says that nothing had been started, which is no longer true.
     return signal.SIG_DFL if getattr(handler, "__module__", None) == _COMMAND else handler
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, now or as soon as no import lock is being changed."""
+    # An import lock is being changed: the signal is sent again in a moment.
     if frame is not None and frame.f_code.co_filename == _IMPORT_LOCKS:
         _repeat_interrupt()
         return
@@ -202,7 +189,7 @@ class _RepeatDropped:
 
 
 def _repeat_interrupt() -> None:
-    """Send SIGINT to this process in a moment. A thread of ``threading`` takes locks, which handlers must not."""
+    # A thread of threading takes locks, which handlers must not.
     _thread.start_new_thread(_interrupt_later, (os.getpid(),))
 
 
@@ -212,34 +199,24 @@ def _interrupt_later(process: int) -> None:
 
 
 def signal_main_thread(pid: int, number: int) -> None:
-    """Send a signal to the main thread of a process; to the process where the C library cannot (no ``tgkill``).
-
-    Linux has ``tgkill`` from glibc 2.30 on; macOS does not.
-
-    Args:
-        pid: id of the process, which on Linux is that of its main thread too.
-        number: the signal.
-
-    Raises:
-        ProcessLookupError: there is no such process.
-        PermissionError: it is another user's.
-    """
+    """Send a signal to a process's main thread, or to the process without ``tgkill``; errors of ``os.kill``."""
     library = ctypes.CDLL(None, use_errno=True)
+    # glibc has tgkill from 2.30 on; macOS has none.
     if not hasattr(library, "tgkill"):
         os.kill(pid, number)
+    # On Linux the id of a process is that of its main thread too.
     elif library.tgkill(pid, pid, number) != 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
 
 
-LAUNCHER_ENV = "HLAT_LAUNCHER_PID"
-"""Environment variable with the process id of the launcher that started this process."""
+LAUNCHER_ENV = "HLAT_LAUNCHER_PID"  # environment variable with the process id of the launcher that started this process
 
 _PROC = Path("/proc")
 
 
 def is_running(pid: int) -> bool:
-    """Return True if a process with this id exists and has not ended."""
+    """Return True if a process with this id exists and is no zombie."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -250,17 +227,17 @@ def is_running(pid: int) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return True if a process was stopped by a signal (SIGSTOP); False if the system does not report it."""
+    """Return True if SIGSTOP or the like stopped a process; False if the system does not report it."""
     return process_state(pid) in ("T", "t")
 
 
 def process_state(pid: int) -> str:
-    """Return the state of a process as Linux names it, such as R, S, D or T; empty if the system does not report it."""
+    """Return a process's state as Linux names it, such as R, S, D or T; empty if unknown."""
     return next(iter(_process_stat(pid)), "")
 
 
 def session_is_alive(leaders: set[int]) -> bool:
-    """Return True if a process of one of these sessions is running; False if the system does not report sessions."""
+    """Return True if a process of these sessions runs; False if the system does not report sessions."""
     if not _PROC.is_dir():
         return False
     for entry in _PROC.iterdir():
@@ -288,7 +265,7 @@ _waits = True
 
 
 def let_output_be_lost() -> None:
-    """Do not wait for readers in this process from now on, and do not count lost lines as a failure of the command."""
+    """Do not wait for readers from now on, and do not count lost lines as a failure of the command."""
     global _waits  # noqa: PLW0603 - the process has one command
     _waits = False
 
@@ -300,11 +277,7 @@ def lost_output() -> tuple[int, str]:
 
 
 def check_result() -> None:
-    """Raise if the output of this process is its result, and the disk refused a part of it.
-
-    Raises:
-        StorageError: standard output is not whole.
-    """
+    """Raise StorageError if the output of this process is its result, and the disk refused a part of it."""
     for output in _outputs:
         if _waits and output.descriptor == 1 and output.refused:
             raise StorageError(
@@ -314,18 +287,10 @@ def check_result() -> None:
 
 
 class LossyOutput(io.RawIOBase):
-    """Binary stream onto a descriptor that takes everything: what the descriptor refuses is lost.
-
-    Args:
-        descriptor: stays open when the stream is closed.
-
-    Attributes:
-        descriptor: the descriptor.
-        why: reason of the last loss; empty if nothing was lost.
-        refused: True if something was lost that a reader would have wanted.
-    """
+    """Binary stream onto a descriptor that takes everything: what the descriptor refuses is lost."""
 
     def __init__(self, descriptor: int) -> None:
+        # why: reason of the last loss; refused: a reader would have wanted it
         self.descriptor, self.why, self.refused = descriptor, "", False
         self._told = self._untold = 0  # lines lost before and after the last notice
         self._is_losing = self._lost_a_beginning = self._within_line = False
@@ -333,7 +298,6 @@ class LossyOutput(io.RawIOBase):
 
     @property
     def lines(self) -> int:
-        """Lines lost so far."""
         return self._told + self._untold + self._lost_a_beginning
 
     def write(self, data: Any, /) -> int:
@@ -351,19 +315,16 @@ class LossyOutput(io.RawIOBase):
         return len(rest)
 
     def writable(self) -> bool:
-        """Return True."""
         return True
 
     def fileno(self) -> int:
-        """Return the descriptor."""
+        # The descriptor stays open when the stream is closed.
         return self.descriptor
 
     def isatty(self) -> bool:
-        """Return True if the descriptor is a terminal."""
         return os.isatty(self.descriptor)
 
     def _put(self, piece: memoryview | bytes) -> int:
-        """Write at most ``_PIECE`` bytes; wait for the reader no longer than this process may."""
         rest = memoryview(piece)
         while rest:
             patience = None if _waits else 0.0 if self._is_losing else _READER_PATIENCE
@@ -393,13 +354,7 @@ class LossyOutput(io.RawIOBase):
 
 
 def lossy_stream(descriptor: int, encoding: str = "utf-8", *, by_line: bool = True) -> TextIO:
-    """Return a text stream onto a descriptor, which never raises; characters that the encoding lacks become "?".
-
-    Args:
-        descriptor: stays open when the stream is closed.
-        encoding: of the text.
-        by_line: write each line at once; else when the stream is flushed.
-    """
+    """Return a text stream that never raises; unless ``by_line``, it writes when it is flushed."""
     # No BufferedWriter between them: its lock would make a signal handler fail that prints within a print.
     raw: Any = LossyOutput(descriptor)
     return io.TextIOWrapper(raw, encoding, "replace", line_buffering=by_line)

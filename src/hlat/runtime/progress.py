@@ -71,7 +71,7 @@ _phase_observers: list[PhaseObserver] = []
 
 
 def current_phase() -> str:
-    """Return the phase that this process is in."""
+    """Return the phase of ``PHASES`` that this process is in."""
     return _current_phase
 
 
@@ -97,12 +97,7 @@ def observe_phases(observer: PhaseObserver) -> Iterator[None]:
 
 
 class ProgressRecord:
-    """Time of the last progress of a process, and how many of its calls wait for the system.
-
-    Args:
-        memory: ``BYTES`` bytes; shared if another process reads it.
-        clock: seconds, monotonic, the same for all processes of a machine.
-    """
+    """Time of the last progress of a process, and how many of its calls wait for the system."""
 
     BYTES: ClassVar = 16
     """Size of a record: two float64 numbers."""
@@ -111,19 +106,19 @@ class ProgressRecord:
     """Seconds that a single call may wait for the system before it counts as a hang."""
 
     def __init__(self, memory: memoryview, clock: Callable[[], float] = time.monotonic) -> None:
+        # Shared memory if another process reads it; monotonic seconds, the same for all processes of a machine.
         self._numbers, self._clock = memory.cast("d"), clock
         self._lock = threading.Lock()  # uploads run on several threads
 
     @staticmethod
     def open_file() -> IO[bytes]:
-        """Open an unnamed file for a record: in memory if the system supports it, as temporary folders may be full."""
+        # In memory if the system can: temporary folders may be full.
         if hasattr(os, "memfd_create"):
             return os.fdopen(os.memfd_create("progress"), "w+b")
         return tempfile.TemporaryFile()
 
     @classmethod
     def in_file(cls, file: IO[bytes]) -> "ProgressRecord":
-        """Return the record in an open file, which is made large enough."""
         if os.fstat(file.fileno()).st_size < cls.BYTES:
             file.truncate(cls.BYTES)
             if hasattr(os, "posix_fallocate"):  # without space, a store to the mapped file would kill this process
@@ -132,40 +127,30 @@ class ProgressRecord:
 
     @classmethod
     def starting(cls, file: IO[bytes]) -> "ProgressRecord":
-        """Return the record of a process that is about to be started, which ``begin_progress`` takes over.
-
-        Until then it is taken to wait for its disk: a program and its libraries are hundreds of files.
-        """
+        """Return the record of a process that is about to start and takes it over (``begin_progress``)."""
         record = cls.in_file(file)
+        # A program and its libraries are hundreds of files: until then it counts as waiting for its disk.
         record.begin_blocking()
         return record
 
     def advance(self) -> None:
-        """Record progress."""
         self._numbers[0] = self._clock()
 
     def begin_blocking(self) -> None:
-        """Record that a call begins to wait for the system."""
         with self._lock:
             self._numbers[1] += 1
         self.advance()
 
     def end_blocking(self) -> None:
-        """Record that such a call has returned."""
         with self._lock:
             self._numbers[1] -= 1
         self.advance()
 
     def silence(self, since: float, pid: int | None = None) -> float:
-        """Return the seconds without a sign of life; 0 while a call waits for the system.
-
-        Args:
-            since: time before which nothing was expected.
-            pid: process that writes the record, if its state in the system counts too. One that is stopped or has
-                ended is silent. One that computes, or waits for a processor, is not: a busy machine may give it none
-                for long.
-        """
+        """Return the seconds without a sign of life after ``since``; 0 while a call waits for the system."""
         at = max(since, self._numbers[0])
+        # One that is stopped or has ended is silent. One that computes, or waits for a processor, is not: a busy
+        # machine may give it none for long.
         seconds, state = self._clock() - at, process_state(pid) if pid is not None else ""
         is_silent = state in ("T", "t") or (pid is not None and not is_running(pid))
         is_busy = (self._numbers[1] > 0 and not is_silent) or state in ("R", "D")
@@ -173,12 +158,12 @@ class ProgressRecord:
 
     @staticmethod
     def waits_for_disk(thread: int) -> bool:
-        """Return True if a thread of this process waits in the kernel, as for a page of a file that is mapped."""
+        """Return True if a thread waits in the kernel, as for a page of a file that is mapped."""
         return process_state(thread) == "D"
 
     @staticmethod
     def silence_here() -> float:
-        """Return the seconds since the last sign of life of this process; 0 if it has no record."""
+        """Return the seconds since this process's last sign of life; 0 if it has no record."""
         return 0.0 if _own_record is None else _own_record.silence(0.0)
 
     @property
@@ -197,7 +182,7 @@ def record_progress_in(record: ProgressRecord | None) -> None:
 
 
 def begin_progress(descriptor: int) -> None:
-    """Take over the record that this process's parent has made by ``starting`` in an open file, which is closed."""
+    """Take over the record that the parent has made by ``starting`` in an open file, which is closed."""
     with open(descriptor, "r+b") as file:
         record = ProgressRecord.in_file(file)
     record_progress_in(record)
@@ -212,7 +197,7 @@ def advance() -> None:
 
 @contextmanager
 def blocking_call() -> Iterator[None]:
-    """Record that this process waits for the system inside the block: a disk, a server, memory, a pause."""
+    """Record that this process waits for the system within the block: a disk, a server, memory, a pause."""
     record = _own_record
     if record is None:
         yield
@@ -225,9 +210,6 @@ def blocking_call() -> Iterator[None]:
 
 
 def machine_clock() -> float:
-    """Seconds of a monotonic clock that all processes of this machine share. Its zero has no meaning.
-
-    On Linux (CLOCK_BOOTTIME) it also advances while the machine sleeps.
-    """
-    boot = getattr(time, "CLOCK_BOOTTIME", None)
+    """Seconds of a monotonic clock that all processes of this machine share; its zero has no meaning."""
+    boot = getattr(time, "CLOCK_BOOTTIME", None)  # on Linux it also advances while the machine sleeps
     return time.monotonic() if boot is None else time.clock_gettime(boot)

@@ -33,11 +33,10 @@ _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 
 
 class QuantityError(ValueError):
-    """Raised for a number with a unit that has two meanings, or none here; the message is a clause with a remedy."""
+    """Number with a unit that has two meanings, or none here; the message is a clause with a remedy."""
 
 
 def _split(text: str) -> tuple[Decimal, str] | None:
-    """Return number and unit; None if the text has no such form."""
     found = _NUMBER.fullmatch(text) if len(text) <= _LONGEST else None
     if found is None or not found[1].lstrip("+-.")[:1].isdigit():  # an exponent alone, as e2, is no number
         return None
@@ -51,10 +50,7 @@ def _whole(text: str, value: Decimal) -> int:
 
 
 def parse_whole(text: str) -> int | None:
-    """Parse a whole number: 100M, 1.5B, 1e9, 10_000, 10,000, 64Ki.
-
-    Returns:
-        The number; None if the text is no number with a unit of counts.
+    """Parse a whole number: 100M, 1.5B, 1e9, 10_000, 10,000, 64Ki; None if it is none with a unit of counts.
 
     Raises:
         QuantityError: it is not whole, or ``m``, which may mean millions or minutes.
@@ -75,11 +71,7 @@ def parse_whole(text: str) -> int | None:
 
 
 def parse_length(text: str) -> int | None:
-    """Parse a length that is often a power of two, such as that of a sequence: 4096, 4Ki; not 4K.
-
-    Raises:
-        QuantityError: as ``parse_whole``; or K, which may mean 1,000 or 1,024.
-    """
+    """Parse a length that is often a power of two: 4096, 4Ki; for 4K, 1,000 or 1,024 each, QuantityError."""
     parts = _split(text)
     if parts is not None and parts[1] in ("k", "K"):
         decimal, binary = parts[0] * 1000, parts[0] * 1024
@@ -88,11 +80,7 @@ def parse_length(text: str) -> int | None:
 
 
 def parse_bytes(text: str) -> int | None:
-    """Parse a number of bytes: 100MB, 95MiB, 100M, 1e8.
-
-    Raises:
-        QuantityError: as ``parse_whole``.
-    """
+    """Parse a number of bytes: 100MB, 95MiB, 100M, 1e8; QuantityError as ``parse_whole``."""
     parts = _split(text)
     if parts is not None and parts[1] in _SIZES and parts[1] != "B":
         return _whole(text, parts[0] * _SIZES[parts[1]])
@@ -102,11 +90,7 @@ def parse_bytes(text: str) -> int | None:
 
 
 def parse_gibibytes(text: str) -> float | None:
-    """Parse a size and return it in GiB: 20GiB, 20GB, 512MiB, and 20 for 20 GiB.
-
-    Raises:
-        QuantityError: a letter such as G alone, which may mean GB or GiB.
-    """
+    """Return a size in GiB: 20GiB, 20GB, 512MiB, and 20 for 20 GiB; QuantityError for G, which may be GB or GiB."""
     parts = _split(text)
     if parts is None:
         return None
@@ -120,7 +104,7 @@ def parse_gibibytes(text: str) -> float | None:
 
 
 def parse_seconds(text: str) -> float | None:
-    """Parse a duration and return it in seconds: 90, 90s, 15min, 3h, 1h30min, 2d, 1w, 500ms.
+    """Return a duration in seconds: 90, 90s, 15min, 3h, 1h30min, 2d, 1w, 500ms.
 
     Raises:
         QuantityError: ``m``, which may mean minutes or months, or millions.
@@ -141,11 +125,7 @@ def parse_seconds(text: str) -> float | None:
 
 
 def parse_share(text: str) -> float | None:
-    """Parse a share: 80%, or 0.8.
-
-    Raises:
-        QuantityError: never.
-    """
+    """Parse a share such as 80%, or 0.8; None if the text is none."""
     parts = _split(text)
     if parts is None or parts[1] not in ("", "%"):
         return None
@@ -153,12 +133,7 @@ def parse_share(text: str) -> float | None:
 
 
 def rounded_text(value: float, digits: int = 3) -> str:
-    """Write a number rounded to significant digits; zeros at the end of a fraction are left out.
-
-    Args:
-        value: the number.
-        digits: significant digits.
-    """
+    """Write a number rounded to significant digits; zeros at the end of a fraction are left out."""
     if value == 0:
         return "0"
     decimals = digits - 1 - floor(log10(abs(value)))
@@ -169,6 +144,7 @@ def rounded_text(value: float, digits: int = 3) -> str:
 
 def short_count(value: float) -> str:
     """Write a large number in three digits with its unit, as 1.2T, 300B or 350M."""
+    # Rounded to three digits, 0.9995 units are 1.
     for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
         if value >= 0.9995 * size:
             return f"{rounded_text(value / size)}{unit}"

@@ -34,7 +34,7 @@ _CHUNK = 1 << 14  # counters per pass: temporaries stay in cache, and integer op
 
 
 def _high_low(multiplier: int, word: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """High and low 32 bits of ``multiplier * word``: those of the 64-bit product, which may wrap to a negative one."""
+    # The 64-bit product may wrap to a negative number; its two words are right all the same.
     low = word * multiplier
     high = low >> 32
     high &= _MASK
@@ -43,14 +43,9 @@ def _high_low(multiplier: int, word: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 
 def philox(key: int, counter: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Generate four words of 32 random bits per counter.
+    """Generate four words of 32 random bits per int64 counter, of any shape: int64 in [0, 2**32).
 
-    Args:
-        key: 64-bit stream key.
-        counter: int64 tensor of non-negative counters, any shape.
-
-    Returns:
-        Four int64 tensors of the counter's shape, each value in [0, 2**32).
+    The key has 64 bits; counters are not negative.
     """
     c0, c1 = counter & _MASK, (counter >> 32) & _MASK
     c2, c3 = torch.zeros_like(c0), torch.zeros_like(c0)
@@ -69,12 +64,10 @@ def philox(key: int, counter: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor,
 
 
 def _normals_of_counters(key: int, counter: torch.Tensor) -> torch.Tensor:
-    """Standard normals, float64, shape (len(counter), 4), by the Box-Muller transform.
-
-    Transcendental functions may differ between machines in the last bit of float64. After rounding to float32 or less
-    such a difference disappears, except in about one of 2**29 values.
-    """
+    """Standard normals by the Box-Muller transform: float64, (len(counter), 4)."""
     word0, word1, word2, word3 = philox(key, counter)
+    # Transcendental functions may differ between machines in the last bit of float64. After rounding to float32 or less
+    # that disappears, except in about one of 2**29 values.
     radius = _uniforms(word0, word2).log_().mul_(-2.0).sqrt_()
     angle = _uniforms(word1, word3).mul_(2.0 * math.pi)
     out = counter.new_empty((len(counter), 4), dtype=torch.float64)
@@ -84,7 +77,7 @@ def _normals_of_counters(key: int, counter: torch.Tensor) -> torch.Tensor:
 
 
 def _uniforms(*words: torch.Tensor) -> torch.Tensor:
-    """Uniform numbers between 0 and 1, float64, one row for each tensor of 32-bit words."""
+    # Never 0, of which there is no logarithm, and never 1.
     return torch.stack(words).to(torch.float64).add_(0.5).mul_(2.0**-32)
 
 
@@ -94,12 +87,8 @@ def _spans(start: int, stop: int) -> Iterator[tuple[int, int]]:
 
 
 def normal_range(key: int, start: int, stop: int) -> torch.Tensor:
-    """Standard normals of the elements ``start <= index < stop`` of a stream: float32, on the CPU.
-
-    They are always computed on the CPU, so that every device starts from the same bits. Each thread computes spans of
-    its own. Threads that share each of the hundreds of operations of a span would wait for each other after each of
-    them, which takes minutes where another program has one of the cores.
-    """
+    """Standard normals of the elements ``start <= index < stop`` of a stream: float32, on the CPU."""
+    # On the CPU, so that every device starts from the same bits.
     out = torch.empty(stop - start, dtype=torch.float32)
 
     def fill(span: tuple[int, int]) -> None:
@@ -108,6 +97,8 @@ def normal_range(key: int, start: int, stop: int) -> torch.Tensor:
         values = _normals_of_counters(key, torch.arange(first, last, dtype=torch.int64)).flatten()
         out[begin - start : end - start] = values[begin - 4 * first : end - 4 * first].to(torch.float32)
 
+    # Each thread computes spans of its own. Threads that share each of the hundreds of operations of a span would wait
+    # for each other after each, which takes minutes where another program has one of the cores.
     spans = list(_spans(start, stop))
     if len(spans) <= 1 or torch.get_num_threads() == 1:
         for span in spans:
@@ -119,15 +110,15 @@ def normal_range(key: int, start: int, stop: int) -> torch.Tensor:
 
 
 def normal_block(key: int, first_row: int, rows: int, row_size: int, first_column: int, columns: int) -> torch.Tensor:
-    """Standard normals of a block of a stream whose elements form a row-major matrix: fp32, (rows, columns), CPU.
+    """Standard normals of a block of a stream, seen as a row-major matrix: fp32, (rows, columns), CPU.
 
-    Element (i, j) of the block is element ``(first_row + i) * row_size + first_column + j`` of the stream. Only the
-    counters that the block needs are computed.
+    Element (i, j) of the block is element ``(first_row + i) * row_size + first_column + j`` of the stream.
     """
     if columns == row_size:
         first = first_row * row_size
         return normal_range(key, first, first + rows * row_size).view(rows, columns)
     out = torch.empty(rows, columns, dtype=torch.float32)
+    # Only the counters that the block needs.
     counters = (columns + 3) // 4 + 1  # upper bound for one row of the block
     step = max(1, _CHUNK // counters)
     for begin in range(0, rows, step):
@@ -144,18 +135,14 @@ _PYTHON_VERSION = 3  # of the tuple that random.getstate() returns
 
 
 def seed_generators(seed: int) -> None:
-    """Seed every generator, so that the draws of libraries repeat with the run."""
+    """Seed every generator of torch, numpy and Python, for libraries that draw from them."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
 def rng_state() -> dict[str, torch.Tensor]:
-    """Return the state of every generator as copied CPU tensors.
-
-    Returns:
-        ``torch`` uint8, ``accelerator`` uint8 if there is one, ``python`` and ``numpy`` int64.
-    """
+    """Return the state of every generator as copied CPU tensors: uint8 of torch, int64 of Python and numpy."""
     state = {"torch": torch.get_rng_state(), "python": _python_state(), "numpy": _numpy_state()}
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is not None:
@@ -166,8 +153,6 @@ def rng_state() -> dict[str, torch.Tensor]:
 def set_rng_state(state: Mapping[str, torch.Tensor]) -> None:
     """Restore the states returned by ``rng_state``.
 
-    The state of an accelerator is ignored on a machine without one, so that a run can move between device types.
-
     Raises:
         CheckpointError: a state does not fit its generator.
     """
@@ -176,6 +161,7 @@ def set_rng_state(state: Mapping[str, torch.Tensor]) -> None:
         torch.set_rng_state(state["torch"])
         _set_python_state(state["python"])
         _set_numpy_state(state["numpy"])
+        # A run can move between device types.
         if accelerator is not None and "accelerator" in state:
             torch.get_device_module(accelerator).set_rng_state(state["accelerator"])
     except (KeyError, ValueError, TypeError, IndexError, RuntimeError) as exc:

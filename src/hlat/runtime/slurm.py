@@ -21,8 +21,7 @@ from pathlib import Path
 from hlat.runtime.errors import LaunchError
 from hlat.runtime.terminal import escape_name, line_problems
 
-Ask = Callable[[list[str]], str]
-"""Runs a command and returns its output; an empty text if the command fails."""
+Ask = Callable[[list[str]], str]  # runs a command and returns its output; an empty text if the command fails
 
 _TIMEOUT = 10.0  # seconds to wait for Slurm's controller
 _NO_TASKS = 0xFFFFFFF0  # higher step numbers: batch script, interactive shell, ...
@@ -36,13 +35,7 @@ _REMEDY = (
 
 
 def rank_variables(environment: Mapping[str, str] = os.environ, ask: Ask | None = None) -> dict[str, str]:
-    """Return environment variables for the rank of this Slurm task, unless WORLD_SIZE is set already.
-
-    A step of one task is one process. MASTER_ADDR and MASTER_PORT are kept if they are set.
-
-    Returns:
-        Variables to add to the environment; none outside Slurm, in a step of one task, in the script or shell of a job
-        of one task, or if WORLD_SIZE is set.
+    """Return variables that give this Slurm task its rank; none where it is one process, or WORLD_SIZE is set.
 
     Raises:
         LaunchError: this is the script or shell of a job of several tasks, or Slurm's variables are incomplete.
@@ -69,15 +62,12 @@ def task_count(environment: Mapping[str, str] = os.environ) -> int | None:
 
 
 def job_end_time(environment: Mapping[str, str] = os.environ, ask: Ask | None = None) -> float | None:
-    """End time of the job in seconds since 1970; None outside Slurm, without a time limit, or if Slurm does not answer.
-
-    If the environment does not hold it (older versions of Slurm), rank 0 queries Slurm's controller. The other ranks
-    do not, because the controller serves the whole cluster.
-    """
+    """End of the job in seconds since 1970; None without a limit, outside Slurm, or if Slurm does not answer."""
     try:
         return float(environment["SLURM_JOB_END_TIME"])
     except (KeyError, ValueError):
         pass
+    # Older versions of Slurm. Only rank 0 asks: the controller serves the whole cluster.
     job = environment.get("SLURM_JOB_ID", "")
     if not job.isdecimal() or environment.get("RANK", "0") != "0":
         return None
@@ -104,7 +94,6 @@ def first_host(nodes: str) -> str:
 
 
 def _refuse_several(environment: Mapping[str, str]) -> None:
-    """Raise LaunchError in the script or shell of a job that has several tasks or machines."""
     processes = _number(environment, "SLURM_NTASKS") or 1
     machines = _number(environment, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") or 1
     if processes > 1 or machines > 1:
@@ -136,6 +125,7 @@ def _task_variables(environment: Mapping[str, str], ask: Ask) -> dict[str, str]:
     if problems:
         reasons = "; ".join(problems)
         raise LaunchError(f"Slurm does not say which process of the run this task is: {reasons}. {_REMEDY}")
+    # Every task computes the same port, and two steps on one machine rarely do.
     port = _PORTS[(31 * int(job) + (step or 0)) % len(_PORTS)]
     own = {"MASTER_ADDR": address, "MASTER_PORT": environment.get("MASTER_PORT") or port}
     tasks = re.fullmatch(r"(\d+)(\(x\d+\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
@@ -151,7 +141,7 @@ def _required(environment: Mapping[str, str], problems: list[str], *names: str) 
 
 
 def option_problems(name: str, options: Sequence[str]) -> list[str]:
-    """Return what is wrong with options of sbatch or srun that a user gives with ``--sbatch`` or ``--srun``."""
+    """Return problems of options for sbatch or srun that a user gives with ``--sbatch`` or ``--srun``."""
     wrong = [text for text in options if not text.startswith("--")]
     forms = [
         f"--{name} {escape_name(text)!r}: expected one option of {name} in the form --comment=text." for text in wrong
@@ -160,21 +150,15 @@ def option_problems(name: str, options: Sequence[str]) -> list[str]:
 
 
 def output_option(folder: Path, output: str) -> str:
-    """Return the option of sbatch for the output of a job; Slurm replaces %j and others also in a folder's name."""
+    """Return sbatch's option for the output of a job."""
+    # Slurm replaces %j and others also in a folder's name.
     is_named = "%" in str(folder) and not Path(output).is_absolute()
     return f"--output={str(folder).replace('%', '%%') + '/' if is_named else ''}{output}"
 
 
 def output_folders(options: Sequence[str], name: str, folder: Path) -> tuple[list[Path], list[str]]:
-    """Return the folders that the output of a job goes to, which Slurm does not make, and what is wrong with others.
-
-    Without its folder a job fails, and leaves no word anywhere.
-
-    Args:
-        options: options of sbatch.
-        name: name of the job.
-        folder: its working folder.
-    """
+    """Return the folders of a job's output, which Slurm does not make, and problems of others."""
+    # Without its folder a job fails, and leaves no word anywhere.
     known = {"%%": "%", "%x": name, "%u": _user()}
     folders, problems = [], []
     for option in options:
@@ -205,20 +189,20 @@ def asks_for_accelerators(options: Sequence[str]) -> bool:
 
 
 def directive(option: str) -> str:
-    """Return the line of a batch script for an option; within double quotes sbatch's parser takes backslashes."""
+    """Return the line of a batch script for an option."""
+    # Within double quotes sbatch's parser takes backslashes.
     quoted = option if _SAFE.fullmatch(option) else '"' + re.sub(r'(["\\])', r"\\\1", option) + '"'
     return f"#SBATCH {quoted}"
 
 
 def _number(environment: Mapping[str, str], *names: str) -> int | None:
-    """First of these variables that is a number."""
     found = (environment.get(name, "") for name in names)
     return next((int(text) for text in found if text.isdecimal()), None)
 
 
 def _address(host: str, ask: Ask) -> str:
-    """Name of a host, or its address if the name cannot be resolved outside Slurm."""
     try:
+        # Slurm's names of nodes may be unknown to the resolver; Slurm then has their addresses.
         socket.getaddrinfo(host, None)
     except OSError:
         found = re.search(r"\bNodeAddr=(\S+)", ask(["scontrol", "show", "node", host, "-o"]))

@@ -42,21 +42,15 @@ def escape_controls(text: str) -> str:
 
 
 def escape_name(name: str) -> str:
-    """Escape control characters in a name, which must stay on one line: newlines and tabs are escaped too."""
+    """Escape control characters in a name, newlines and tabs too: it must stay on one line."""
     return _CONTROLS_IN_NAMES.sub(_escape, name)
 
 
 def line_problems(what: str, text: str) -> list[str]:
-    """Return what keeps a text out of a line of a script or manifest: control characters, and bytes that are not UTF-8.
-
-    Everything else can be quoted. A newline would begin another line, which no quotes keep from Slurm.
-
-    Args:
-        what: the option or thing that the text belongs to.
-        text: a name, path or option.
-    """
+    """Return what keeps a text, called ``what``, out of a line of a script: control characters, bytes not in UTF-8."""
     if (shown := escape_name(text)) == text:
         return []
+    # Everything else can be quoted. A newline would begin another line, which no quotes keep from Slurm.
     reason = "control characters and bytes that are not UTF-8 cannot stand in a line of a script"
     return [f'{what} "{shown}": {reason}. Write it without them, or rename it.']
 
@@ -66,54 +60,40 @@ def _escape(found: re.Match[str]) -> str:
 
 
 class EscapingStream(io.TextIOBase):
-    """A text stream that escapes control characters; everything else is forwarded to the original stream.
-
-    Output that rich draws bypasses it, because rich's colours and cursor movements are control characters
-    (``rich_proxied_file`` is how rich asks for the underlying stream). Escape text before you pass it to rich.
-
-    Args:
-        stream: the original stream.
-        first: transformation that is applied to each text before it is escaped.
-    """
+    """A text stream that escapes control characters, after ``first``; everything else is forwarded."""
 
     def __init__(self, stream: TextIO, first: Callable[[str], str] | None = None) -> None:
         self._stream, self._first = stream, first
 
     @property
+    # rich asks for the underlying stream by this name: its colours and cursor movements are control characters and must
+    # bypass the escaping. So escape text before you pass it to rich.
     def rich_proxied_file(self) -> TextIO:
-        """The underlying stream, for rich."""
         underlying: TextIO = getattr(self._stream, "rich_proxied_file", self._stream)
         return underlying
 
     def write(self, text: str) -> int:
-        """Write text with its control characters escaped; return the number of characters given."""
         self._stream.write(escape_controls(text if self._first is None else self._first(text)))
         return len(text)
 
     def flush(self) -> None:
-        """Flush the original stream."""
         self._stream.flush()
 
     def isatty(self) -> bool:
-        """Return True if the original stream is a terminal."""
         return self._stream.isatty()
 
     def fileno(self) -> int:
-        """Return the descriptor of the original stream."""
         return self._stream.fileno()
 
     def writable(self) -> bool:
-        """Return True."""
         return True
 
     @property
     def encoding(self) -> str:  # type: ignore[override]  # typeshed has an attribute, which is None in TextIOBase
-        """Encoding of the original stream."""
         return self._stream.encoding
 
     @property
     def errors(self) -> str | None:  # type: ignore[override]
-        """Error handler of the original stream's encoding."""
         return self._stream.errors
 
     def __getattr__(self, name: str) -> Any:
@@ -134,21 +114,16 @@ _FRAMES_PER_SECOND = 8.0
 
 
 class StageLine:
-    """A stage, such as "importing PyTorch", as the line that ``BottomLine`` draws.
-
-    Args:
-        name: what is being done.
-        clock: seconds, monotonic.
-    """
+    """A stage, such as "importing PyTorch", as the line that ``BottomLine`` draws."""
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._name, self._clock, self._begin = name, clock, clock()
 
     def __call__(self, width: int) -> str:
-        """Return the line for a width in columns; the seconds are left out first, then the end of the name."""
         from rich.cells import cell_len, set_cell_size  # noqa: PLC0415  (24 ms, at the start of every command)
 
         line = f"{spinner()} {self._name}"
+        # In a narrow terminal the seconds are left out first, then the end of the name.
         timed = f"{line}  {self._clock() - self._begin:.0f} s"
         if cell_len(timed) <= width:
             return timed
@@ -180,15 +155,7 @@ Render = Callable[[int], str]
 
 
 class BottomLine:
-    """A line at the bottom of a terminal, until ``close``. A context manager.
-
-    While it is open, standard output and standard error of this process are printed above it, if they are the same
-    terminal. Around a fork the thread pauses, and the child has no line.
-
-    Args:
-        stream: a terminal.
-        render: draws the line; ``show`` replaces it.
-    """
+    """A line at the bottom of a terminal, until ``close``; while it is open, output is printed above it."""
 
     def __init__(self, stream: TextIO, render: Render) -> None:
         self._stream = getattr(stream, "rich_proxied_file", stream)  # the terminal itself: controls are not escaped
@@ -196,17 +163,16 @@ class BottomLine:
         self._leaves = False
         self._thread: threading.Thread | None = None
         self._replaced: dict[str, _LinesAbove] = {}
+        # Standard output and standard error are printed above, if they are the same terminal.
         self._replace_streams()
         _open_lines.add(self)
         self._start()
 
     @property
     def shown(self) -> Render:
-        """The function that draws the line at present."""
         return self._render
 
     def show(self, render: Render) -> None:
-        """Draw another line from now on."""
         self._render = render
         self._queue.put("")
 
@@ -215,15 +181,11 @@ class BottomLine:
         self._queue.put(escape_controls(text.rstrip("\n")) + "\n")
 
     def close(self, *, leave: bool = False) -> None:
-        """Print what is waiting, erase the line and give the streams back. Closing it twice is harmless.
-
-        Args:
-            leave: leave the line where it is: another process draws over it, or erases it.
-        """
+        """Print what waits, erase the line unless it is left, and give the streams back. Closing twice is harmless."""
         if self not in _open_lines:
             return
         self._restore_streams()
-        self._leaves = leave
+        self._leaves = leave  # another process draws over it, or erases it
         self._stop()
         _open_lines.discard(self)
         if not leave:
@@ -259,7 +221,6 @@ class BottomLine:
                 return
 
     def _waiting(self) -> tuple[str, bool]:
-        """Wait for text; return all that there is, and True if the thread is to end."""
         texts: list[str] = []
         with suppress(Empty):
             while True:
@@ -295,17 +256,12 @@ class BottomLine:
         self._replaced = {}
 
     def _forked(self) -> None:
-        """Forget the line in a forked child: it belongs to the parent."""
         self._restore_streams()
-        self._queue = SimpleQueue()
+        self._queue = SimpleQueue()  # the thread, and the line with it, belong to the parent
 
 
 class _LinesAbove(io.TextIOBase):
-    """Stream whose lines are printed above a bottom line; everything else is asked of the original stream.
-
-    Attributes:
-        stream: the original stream, to which it writes once the line has been closed.
-    """
+    """Stream whose lines are printed above a bottom line; everything else is asked of the original stream."""
 
     def __init__(self, line: BottomLine, stream: TextIO) -> None:
         self._line: BottomLine | None = line
@@ -320,14 +276,13 @@ class _LinesAbove(io.TextIOBase):
         return len(text)
 
     def end(self) -> None:
-        """Print a line that was not ended; write to the original stream from now on."""
+        # A last line that was not ended.
         if self._rest:
             self.write("\n")
         self._line = None
 
     def flush(self) -> None:
-        """Do nothing while there is a bottom line: lines are printed at once, and an unfinished one cannot be."""
-        if self._line is None:
+        if self._line is None:  # with a line, complete lines are printed at once
             self.stream.flush()
 
     def writable(self) -> bool:
@@ -360,11 +315,12 @@ def erase_line() -> None:
     for line in list(_open_lines):
         _open_lines.discard(line)
         with suppress(OSError, ValueError):
+            # Past the stream, whose lock would make a signal handler fail that interrupts a print.
             os.write(line._stream.fileno(), _ERASE.encode())
 
 
 def erase_rest_of(stream: TextIO) -> None:
-    """Erase what another process that was killed, or is still drawing, has left at the cursor of a terminal."""
+    """Erase what another process, killed or still drawing, has left at the cursor of a terminal."""
     with suppress(OSError, ValueError):
         if stream.isatty() and draws_lines():
             terminal = getattr(stream, "rich_proxied_file", stream)
@@ -378,7 +334,7 @@ def draws_lines() -> bool:
 
 
 def takes_output(descriptor: int, seconds: float | None) -> bool:
-    """Return True if a pipe or terminal takes output within so many seconds (None: without limit); files always do."""
+    """Return True if a pipe or terminal takes output within so many seconds (None: no limit); files always do."""
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
     return bool(poll.poll(None if seconds is None else seconds * 1000))  # errors and hang-ups are answers too
@@ -398,6 +354,7 @@ def _same_terminal(stream: TextIO, terminal: TextIO) -> bool:
         return False
 
 
+# A forked child has no copy of the thread: it pauses around the fork, and the child has no line.
 def _before_fork() -> None:
     for line in list(_open_lines):
         line._stop()

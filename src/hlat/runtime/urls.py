@@ -12,15 +12,14 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-WEB_PROTOCOLS = ("http", "https")
-"""Protocols whose stores are read-only and have no folders."""
+WEB_PROTOCOLS = ("http", "https")  # protocols whose stores are read-only and have no folders
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*(://|::)")
 _START = re.compile(r":/+")
 _IN_PROSE = re.compile(r"[^\s'\"<>]*")  # in prose a URL ends at whitespace or a quote
 _IN_VALUE = re.compile(r".*", re.DOTALL)  # in a value the URL extends to the end
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*\Z")
-_LONGEST_SCHEME = 32
+_LONGEST_SCHEME = 32  # characters that are searched before "://"
 _AT = re.compile(r"@|%(?:25)*40")  # also percent-encoded, once or several times
 _COLON = re.compile(r":|%(?:25)*3[aA]")
 _WEB_QUERY = re.compile(r"\?.|;[\w.\-%]+=|#.", re.DOTALL)
@@ -44,16 +43,12 @@ class _Parts(NamedTuple):
 
 
 def is_url(path: str) -> bool:
-    """Return True if fsspec opens the path: ``protocol://...``, or a chain of protocols joined by ``::``."""
+    """Return True if fsspec opens the path: ``protocol://...``, or protocols joined by ``::``."""
     return _URL.match(path) is not None
 
 
 def find_secret(value: str) -> str | None:
-    """Describe a credential in a value's URLs, without repeating it; None if the value may be recorded.
-
-    Args:
-        value: a complete value, such as a field of a recipe, with a URL at any position.
-    """
+    """Describe a credential in the URLs of a complete value, without repeating it; None if it may be recorded."""
     for start in _START.finditer(value):
         if len(start[0]) > 2:
             parts = _split(_scheme_before(value, start.start()), value[start.end() :])
@@ -124,7 +119,7 @@ def _split(scheme: str, rest: str) -> _Parts:
 
 
 def _is_port(host: str) -> bool:
-    """Return True if the text after a host's colon, if any, is a number; an IPv6 address is in brackets."""
+    # An IPv6 address is in brackets, with colons of its own.
     port = host.rpartition("]")[2].partition(":")[2]
     return port == "" or (port.isascii() and port.isdigit())
 

@@ -7,7 +7,7 @@ _PROJECT = Path(__file__).parents[3] / "pyproject.toml"
 
 
 def hlat_version() -> str:
-    """Return the version of hlat."""
+    """Version of the installed distribution; without one, of the source tree's pyproject.toml."""
     try:
         return version("hlat")
     except PackageNotFoundError:  # PYTHONPATH=src

@@ -34,27 +34,20 @@ _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True)
 class SweepResult:
-    """A run of a sweep as it stands.
-
-    Attributes:
-        run: the run.
-        summary: its state and last numbers; None if it has not begun.
-        exit_code: exit code of its process; None if it was not started this time.
-    """
+    """A run of a sweep: its state and last numbers, read from its folder."""
 
     run: SweepRun
-    summary: RunSummary | None
-    exit_code: int | None = None
+    summary: RunSummary | None  # None if it has not begun
+    exit_code: int | None = None  # None if it was not started this time
 
     @property
     def is_finished(self) -> bool:
-        """True if nothing is left to be done."""
         found = self.summary
         return found is not None and found.state == "finished" and (found.step or 0) >= self.run.steps
 
 
 def sweep_results(sweep: Sweep) -> list[SweepResult]:
-    """Read how the runs of a sweep stand."""
+    """State of each run, read from its folder."""
     return [_result(run) for run in sweep.runs]
 
 
@@ -65,16 +58,15 @@ def run_sweep(
     only: int | None = None,
     train_options: Sequence[str] = (),
 ) -> list[SweepResult]:
-    """Train the runs that are not finished.
+    """Train the runs that are not finished; return every run as it stands then.
+
+    Training ends with the run that a signal interrupted.
 
     Args:
-        sweep: the sweep.
+        sweep: the runs, as ``plan_sweep`` has checked them.
         say: shows a message to the user.
         only: number of the run to train, from 0; None trains all.
         train_options: options of ``hlat train``, such as ("--nproc", "2").
-
-    Returns:
-        Every run as it stands then. Training ends with the run that a signal interrupted.
     """
     codes: dict[str, int] = {}
     for number, run in enumerate(sweep.runs):
@@ -97,11 +89,8 @@ def _result(run: SweepRun, exit_code: int | None = None) -> SweepResult:
 
 
 def _train_run(recipe: str, run: SweepRun, options: Sequence[str]) -> tuple[int, bool]:
-    """Train one run; signals are passed on to its process, which saves before it ends.
-
-    Returns:
-        The exit code of the process, and True if a signal came.
-    """
+    """Train one run; return the exit code of its process, and True if a signal came."""
+    # -P: a file hlat.py in the working folder is not the package.
     command = [sys.executable, "-P", "-m", "hlat", "train", *options, recipe, *run.overrides]
     # A process group of its own: Ctrl-C at a terminal would reach it twice, and twice means at once.
     process = subprocess.Popen(command, process_group=0)
@@ -111,17 +100,14 @@ def _train_run(recipe: str, run: SweepRun, options: Sequence[str]) -> tuple[int,
 
 @contextmanager
 def _passing_on(process: "subprocess.Popen[bytes]") -> Iterator[list[int]]:
-    """Send the signals that end a program to another process instead, except those that this one ignores.
-
-    Yields:
-        The signals that have come.
-    """
+    """Send the signals that end a program to another process instead; yields those that have come."""
     passed: list[int] = []
 
     def pass_on(number: int, _: FrameType | None) -> None:
         passed.append(number)
         process.send_signal(number)
 
+    # Signals that this process ignores stay ignored, as SIGHUP under nohup.
     heard = [number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN]
     previous = {number: signal.signal(number, pass_on) for number in heard}
     try:
@@ -137,7 +123,7 @@ def array_script(
     """Return the batch script of a sweep, and the folders of its output, which Slurm does not make.
 
     Args:
-        sweep: the sweep.
+        sweep: an element of the array for each of its runs.
         words: arguments of ``hlat sweep`` after the recipe: axes, overrides and options, without --slurm.
         options: options of sbatch, as in --time=2:00:00.
         at_once: elements that may run at the same time; None for no limit.
@@ -147,6 +133,7 @@ def array_script(
     """
     limit = "" if at_once is None else f"%{at_once}"
     folder, name = sweep.folder.absolute(), sweep.folder.name
+    # Slurm expands % in the name of an output file; %% is a percent sign.
     output = f"--output={str(folder).replace('%', '%%')}/slurm-%a.out"
     head = [f"--job-name={name}", f"--array=0-{len(sweep.runs) - 1}{limit}", output, *options]
     command = [sys.executable, "-P", "-m", "hlat", "sweep", sweep.recipe, *words, "--to", str(sweep.folder)]
@@ -172,12 +159,9 @@ def array_script(
 
 
 def accelerator_warning(sweep: Sweep, options: Sequence[str], processes: int) -> str | None:
-    """Return a warning if elements of the array reserve no accelerators although a run may want one; else None.
+    """Return a warning if the array reserves no accelerators although a run may want one; else None.
 
-    Args:
-        sweep: the sweep.
-        options: options of sbatch.
-        processes: processes of each run.
+    ``processes`` are those of each run.
     """
     # A login node, where this is asked, knows nothing of the devices that ``auto`` finds on a compute node.
     wants = any(run.device == "auto" or expects_accelerator(run.device) for run in sweep.runs)
@@ -194,14 +178,14 @@ _RESULT_HEADS = ("state", "step", "loss", "validation", "tokens/s")
 
 
 def ranked(results: Sequence[SweepResult]) -> list[SweepResult]:
-    """Order the runs by validation loss, or training loss if no run has one; runs without a number come last."""
+    """Order the runs by validation loss, or training loss if no run has one; runs without a number last."""
     by_validation = any(_validation(result) is not None for result in results)
     score = _validation if by_validation else _loss
     return sorted(results, key=lambda result: (score(result) is None, score(result) or 0.0))
 
 
 def sweep_lines(results: Sequence[SweepResult]) -> list[str]:
-    """Return the lines of a table: a column for each field that varies, then what the runs have reached."""
+    """Lines of a table: a column for each field that varies, then what the runs have reached."""
     order = ranked(results)
     fields = list(order[0].run.values)
     rows = [(*fields, *_RESULT_HEADS), *(_cells(result, fields) for result in order)]
@@ -210,7 +194,7 @@ def sweep_lines(results: Sequence[SweepResult]) -> list[str]:
 
 
 def sweep_json(results: Sequence[SweepResult]) -> list[dict[str, Any]]:
-    """Return the results as JSON values, the best run first."""
+    """Results as JSON values, the best run first."""
     return [
         {
             "name": result.run.name,

@@ -25,30 +25,21 @@ MOST_RUNS = 10_000
 
 @dataclass(frozen=True)
 class SweepAxis:
-    """A field of the recipe, and the values that it takes.
+    """A field of the recipe, and the values that it takes."""
 
-    Attributes:
-        field: dotted path of the field.
-        values: the texts after ``=``; a single one is the same in every run.
-    """
-
-    field: str
-    values: tuple[str, ...]
+    field: str  # dotted path
+    values: tuple[str, ...]  # the texts after "="; a single one is the same in every run
 
     @property
     def varies(self) -> bool:
-        """True if runs differ in it."""
         return len(self.values) > 1
 
 
 def parse_axes(words: Sequence[str]) -> list[SweepAxis]:
     """Parse the arguments of a sweep.
 
-    Args:
-        words: ``a.b=x,y,z``, ``a.b=1..3`` (with 1 and 3), ``a.b=10..50:10`` (in steps of 10), or ``a.b=x``.
-
-    Raises:
-        RecipeError: lists every argument that is none of these.
+    ``a.b=x,y,z``, ``a.b=1..3`` (with 1 and 3), ``a.b=10..50:10`` (in steps of 10), or ``a.b=x``. RecipeError lists
+    every argument that is none of these.
     """
     axes: list[SweepAxis] = []
     problems: list[Problem] = []
@@ -80,7 +71,7 @@ def parse_axes(words: Sequence[str]) -> list[SweepAxis]:
 
 
 def combinations(axes: Sequence[SweepAxis]) -> Iterator[tuple[str, ...]]:
-    """Yield the values of the axes for each run, in order: the last axis changes fastest."""
+    """Values of the axes for each run, in order: the last axis changes fastest."""
     yield from product(*(axis.values for axis in axes))
 
 
@@ -90,6 +81,7 @@ def _values(text: str) -> list[str]:
         if step:
             length = abs(last - first) // step + 1
             sign = 1 if last >= first else -1
+            # One more than allowed, so that a huge range is refused without being built.
             return [str(first + sign * step * number) for number in range(min(length, MOST_RUNS + 1))]
     values, depth, quote, begin = [], 0, "", 0
     for index, character in enumerate(text):
@@ -115,38 +107,23 @@ _OWN_FIELDS = ("run.dir",)
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One run of a sweep.
+    """One run of a sweep, as it will be started."""
 
-    Attributes:
-        name: what it differs in, as in ``lr=1e-3,seed=2``; also the name of its folder.
-        values: value by field, of the fields that vary.
-        overrides: all its overrides of the recipe.
-        folder: its run folder.
-        steps: its steps.
-        device: field ``run.device`` of its recipe.
-    """
-
-    name: str
-    values: dict[str, str]
-    overrides: tuple[str, ...]
+    name: str  # of its folder: what it differs in, as in lr=1e-3,seed=2
+    values: dict[str, str]  # of the fields that vary
+    overrides: tuple[str, ...]  # all of them
     folder: Path
     steps: int
-    device: str
+    device: str  # run.device of its recipe
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A recipe trained with several values of some fields.
+    """A recipe trained with several values of some fields."""
 
-    Attributes:
-        recipe: recipe file, or the name of a shipped recipe.
-        folder: folder of all its runs.
-        runs: the runs, in order.
-    """
-
-    recipe: str
-    folder: Path
-    runs: tuple[SweepRun, ...]
+    recipe: str  # file, or the name of a shipped recipe
+    folder: Path  # of all runs
+    runs: tuple[SweepRun, ...]  # in order
 
 
 def plan_sweep(recipe: str, words: Sequence[str], folder: str | None, world: int | None = None) -> Sweep:
@@ -182,6 +159,7 @@ def plan_sweep(recipe: str, words: Sequence[str], folder: str | None, world: int
             problems += [problem for problem in error.problems if problem not in problems]
             continue
         root = root or Path("runs") / f"{loaded.run.name}-sweep"
+        # Tokens that all runs share are prepared once.
         shared = [] if _is_about_data(axes) or loaded.data.prepared_dir else [f"data.prepared_dir={root / 'data'}"]
         overrides = (*fixed, *shared, f"run.dir={root / name}")
         runs.append(SweepRun(name, varied, overrides, root / name, loaded.total_steps, loaded.run.device))
@@ -198,7 +176,7 @@ def _is_about_data(axes: Sequence[SweepAxis]) -> bool:
 
 
 def _short_names(fields: Sequence[str]) -> dict[str, str]:
-    """Return the last word of each field, with as many words before it as tell it from the others."""
+    """The last word of each field, with as many words before it as tell it from the others."""
     names = {}
     for field in fields:
         words = field.split(".")
@@ -208,7 +186,8 @@ def _short_names(fields: Sequence[str]) -> dict[str, str]:
 
 
 def _run_name(values: Sequence[tuple[str, str]], number: int) -> str:
-    """Return a name that is safe as the name of a folder; the number keeps names apart that a file system cannot."""
+    """Name that is safe as that of a folder."""
     text = ",".join(f"{name}={value}" for name, value in values) or "run"
     safe = ",".join(f"{name}={_UNSAFE.sub('_', value)}" for name, value in values) or "run"
+    # The number keeps names apart that are equal once made safe, or cut.
     return safe if safe == text and len(safe) <= _LONGEST_NAME else f"{number:03d},{safe}"[:_LONGEST_NAME]

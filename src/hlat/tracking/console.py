@@ -51,7 +51,7 @@ def values(metrics: Metrics) -> str:
 
 
 def named_values(metrics: Metrics) -> list[tuple[str, str]]:
-    """Return the main metrics of a step that there are, in a fixed order: name and text."""
+    """Return name and text of the main metrics that a step has, in a fixed order."""
     found = [("loss", f"loss {metrics['loss']:.4f}")] if "loss" in metrics else []
     if "val_loss" in metrics:
         bits = f" (bpb {metrics['val_bits_per_byte']:.4f})" if "val_bits_per_byte" in metrics else ""
@@ -87,17 +87,11 @@ def size(count: float) -> str:
 
 @dataclass(frozen=True)
 class Field:
-    """A part of a status line.
-
-    Attributes:
-        text: what is shown.
-        rank: place in the order of importance; 0 is the most important.
-        style: parameters of the terminal's colour sequence (SGR), such as "32"; empty for none.
-    """
+    """A part of a status line, with its place in the order of importance."""
 
     text: str
-    rank: int
-    style: str = ""
+    rank: int  # place in the order of importance; 0 is the most important
+    style: str = ""  # parameters of the terminal's colour sequence (SGR), such as "32"; empty for none
 
 
 def fit(fields: Sequence[Field], width: int, *, colour: bool = False) -> str:
@@ -159,14 +153,9 @@ _LONG = ("recipe", "stack")  # fields of events.jsonl that are left out: thousan
 
 
 def event_line(kind: str, fields: Mapping[str, Any], rank: int | None) -> str:
-    """Return the log line of an event.
-
-    Args:
-        kind: name of the event.
-        fields: its fields in events.jsonl; ``step`` and ``message`` have places of their own.
-        rank: rank that reports it; None for the supervisor, whose events name the rank that they are about.
-    """
+    """Return the log line of an event; ``rank`` reports it, or None for the supervisor."""
     rest = {name: value for name, value in fields.items() if name not in ("step", "message", *_LONG)}
+    # Events of the supervisor name the rank that they are about.
     about = rest.get("rank") if rank is None else rank
     message = str(fields.get("message", fields.get("detail", kind.replace("_", " "))))
     level, values_ = _LEVELS.get(kind, "info"), to_json_value(rest)
@@ -180,28 +169,24 @@ class JsonConsole:
         self._stream = stream
 
     def log(self, metrics: Metrics, total_steps: int, eta_seconds: float | None) -> None:
-        """Print the line of a logged step."""
         found = {**metrics, "total_steps": total_steps, "eta_seconds": eta_seconds}
         text = f"{progress(metrics['step'], total_steps, eta_seconds)}  {values(metrics)}"
         self._print(json_line("step", text, rank=0, step=found.pop("step"), values=to_json_value(found)))
 
     def step(self, step: int, total_steps: int, eta_seconds: float | None) -> None:
-        """Print nothing: a logged step has a line."""
+        """Ignored: a logged step has a line."""
 
     def message(self, text: str) -> None:
-        """Print the line of a message."""
         self._print(json_line("message", text, rank=0))
 
     def warning(self, text: str) -> None:
-        """Print the line of a warning."""
         self._print(json_line("message", text, rank=0, level="warning"))
 
     def event(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Print the line of an event."""
         self._print(event_line(kind, fields, rank=0))
 
     def close(self) -> None:
-        """Do nothing: the stream stays open."""
+        """Keep the stream open: it belongs to the process."""
 
     def _print(self, line: str) -> None:
         self._stream.write(line + "\n")
@@ -213,7 +198,7 @@ _QUIET_SECONDS = 30.0
 
 
 class Console(Protocol):
-    """Display of a run."""
+    """Display of a run on rank 0: lines, a line at the bottom of a terminal, JSON, or nothing."""
 
     def log(self, metrics: Metrics, total_steps: int, eta_seconds: float | None) -> None:
         """Show a logged step."""
@@ -225,17 +210,17 @@ class Console(Protocol):
         """Show a line of text."""
 
     def warning(self, text: str) -> None:
-        """Show a warning."""
+        """Show a line that asks for attention, also where only such lines are shown."""
 
     def event(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Show an event, on a console for programs; people get messages."""
 
     def close(self) -> None:
-        """Restore the terminal."""
+        """Give the terminal back as it was; the stream stays open."""
 
 
 def prepare_streams(config: TrackingConfig) -> None:
-    """Prepare the streams of the command ``hlat train`` for the recipe's console, before it prints anything else."""
+    """Prepare the streams of ``hlat train`` for the recipe's console, before it prints anything else."""
     if config.console == "json":
         print_json_lines()
 
@@ -274,78 +259,65 @@ def make_console(config: TrackingConfig, stream: TextIO | None, *, total_steps: 
 
 
 class SilentConsole:
-    """Console that shows nothing."""
+    """Console without output, and base of those that show little."""
 
     def log(self, metrics: Metrics, total_steps: int, eta_seconds: float | None) -> None:
-        """Show nothing."""
+        """Ignored on purpose."""
 
     def step(self, step: int, total_steps: int, eta_seconds: float | None) -> None:
-        """Show nothing."""
+        """Ignored on purpose."""
 
     def message(self, text: str) -> None:
-        """Show nothing."""
+        """Ignored on purpose."""
 
     def warning(self, text: str) -> None:
-        """Show nothing."""
+        """Ignored on purpose."""
 
     def event(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Show nothing: people get messages."""
+        """Ignored on purpose."""
 
     def close(self) -> None:
-        """Do nothing."""
+        """Ignored on purpose."""
 
 
 class WarningsConsole(SilentConsole):
-    """Console that shows warnings only.
-
-    Args:
-        stream: receives them, a line each.
-    """
+    """Console that shows warnings only, a line each."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def warning(self, text: str) -> None:
-        """Print a warning."""
         self._stream.write(escape_controls(f"warning: {text}") + "\n")
         self._stream.flush()
 
 
 class PlainConsole:
-    """Console with one line per logged step, flushed, so that ``tail -f`` and schedulers show it at once.
-
-    Args:
-        stream: receives the lines.
-        clock: seconds, monotonic.
-    """
+    """Console with one line per logged step, flushed, so that ``tail -f`` and schedulers show it at once."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._clock, self._said_at = stream, clock, clock()
 
     def log(self, metrics: Metrics, total_steps: int, eta_seconds: float | None) -> None:
-        """Print the line of a logged step."""
         self.message(f"{progress(metrics['step'], total_steps, eta_seconds)}  {values(metrics)}")
 
     def step(self, step: int, total_steps: int, eta_seconds: float | None) -> None:
-        """Print which step it is, if nothing was printed for a while."""
+        # A run whose steps are logged rarely must not look dead.
         if self._clock() - self._said_at >= _QUIET_SECONDS:
             self.message(progress(step, total_steps, eta_seconds))
 
     def message(self, text: str) -> None:
-        """Print a line of text."""
         self._said_at = self._clock()
         self._stream.write(escape_controls(text) + "\n")
         self._stream.flush()
 
     def warning(self, text: str) -> None:
-        """Print a warning."""
         self.message(f"warning: {text}")
 
     def event(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Show nothing: people get messages."""
+        """Ignored: people get messages."""
 
     def close(self) -> None:
-        """Do nothing: the stream stays open."""
+        """Keep the stream open: it belongs to the process."""
 
 
 _RANKS = {"loss": 2, "tokens_per_second": 3, "mfu": 4, "grad_norm": 6, "lr": 8, "memory_bytes": 9}
@@ -356,14 +328,7 @@ _GREEN = "32"
 
 
 class ProgressBarConsole:
-    """Line at the bottom of a terminal with step, time left and the last logged values; messages scroll above it.
-
-    Args:
-        stream: the terminal.
-        total_steps: steps of the run.
-        start_step: steps done so far.
-        clock: seconds, monotonic.
-    """
+    """Line at the bottom of a terminal with step, time left and the last logged values; messages scroll above it."""
 
     def __init__(
         self, stream: TextIO, *, total_steps: int, start_step: int, clock: Callable[[], float] = time.monotonic
@@ -374,6 +339,7 @@ class ProgressBarConsole:
         self._started = False
         self._metrics: Metrics = {}
         self._last_line = ""
+        # Until the first step is done there is no pace: the line shows what is being waited for.
         self._stage, self._observing = "first step", ExitStack()
         self._observing.enter_context(observe_stages(self._enter_stage))
         line = open_line()
@@ -384,9 +350,9 @@ class ProgressBarConsole:
         self._line = line
 
     def log(self, metrics: Metrics, total_steps: int, eta_seconds: float | None) -> None:
-        """Show the values of a logged step; print a line above if the step validated."""
         step = metrics["step"]
         text, self._last_line = f"step {step}/{total_steps}  {values(metrics)}", ""
+        # Validation is rare: its line stays, and other steps only change the line at the bottom.
         if any(key.startswith(("val", "task/")) for key in metrics):
             self.message(text)
         else:
@@ -395,11 +361,9 @@ class ProgressBarConsole:
         self.step(step, total_steps, eta_seconds)
 
     def step(self, step: int, total_steps: int, eta_seconds: float | None) -> None:
-        """Show that a step is done."""
         self._step, self._total, self._eta, self._started = step, total_steps, eta_seconds, True
 
     def render(self, width: int) -> str:
-        """Return the line for a width in columns."""
         share = self._step / self._total
         fields = [
             Field(bar(share, _BAR_COLUMNS, self._stream), _BAR, _GREEN),
@@ -415,18 +379,15 @@ class ProgressBarConsole:
         return fit(fields, width, colour=has_colour())
 
     def message(self, text: str) -> None:
-        """Print a line of text above the line."""
         self._line.print(text)
 
     def warning(self, text: str) -> None:
-        """Print a warning above the line."""
         self.message(f"warning: {text}")
 
     def event(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Show nothing: people get messages."""
+        """Ignored: people get messages."""
 
     def close(self) -> None:
-        """Print the values of the last logged step, unless they have been, and erase the line."""
         if self._last_line:
             self.message(self._last_line)
             self._last_line = ""

@@ -44,23 +44,15 @@ from hlat.tracking.tensorboard import scalars
 
 @dataclass(frozen=True)
 class HostedRun:
-    """The run that a client records.
-
-    Attributes:
-        name: name of the run.
-        run_dir: its folder; offline clients write below it.
-        recipe: resolved recipe as JSON values, without credentials.
-        settings: section of the recipe for this client, such as ``tracking.wandb``, as JSON values.
-    """
+    """Name, folder and settings of the run, as a client gets them."""
 
     name: str
-    run_dir: Path
-    recipe: Mapping[str, Any]
-    settings: Mapping[str, Any]
+    run_dir: Path  # its folder; offline clients write below it
+    recipe: Mapping[str, Any]  # resolved recipe as JSON values, without credentials
+    settings: Mapping[str, Any]  # section of the recipe for this client, such as ``tracking.wandb``, as JSON values
 
     @property
     def is_offline(self) -> bool:
-        """True if the client must not use the network."""
         return bool(self.settings["mode"] == "offline")
 
     def folder(self, name: str) -> Path:
@@ -85,15 +77,10 @@ class HostedClient(Protocol):
 
 @dataclass(frozen=True)
 class HostedEntry:
-    """A hosted tracker.
+    """Client and package of a hosted tracker."""
 
-    Attributes:
-        client: "module:class" of its ``HostedClient``, imported in the helper process only.
-        package: module that has to be installed; the extra of hlat has the name of the field.
-    """
-
-    client: str
-    package: str
+    client: str  # "module:class" of its ``HostedClient``, imported in the helper process only
+    package: str  # module that has to be installed; the extra of hlat has the name of the field
 
 
 HOSTED: dict[str, HostedEntry] = {
@@ -111,11 +98,8 @@ def wanted(config: TrackingConfig) -> dict[str, dict[str, Any]]:
 
 
 def check_installed(config: TrackingConfig) -> None:
-    """Check that the packages of the hosted trackers of a recipe can be found; nothing is imported.
-
-    Raises:
-        LaunchError: some are not installed; names all of them, and the command that installs them.
-    """
+    """Raise LaunchError, with the command that installs them, if packages of hosted trackers are missing."""
+    # Found, not imported: only the helper process imports them.
     missing = [name for name in wanted(config) if find_spec(HOSTED[name].package) is None]
     if missing:
         fields = " and ".join(f"tracking.{name}" for name in missing)
@@ -131,15 +115,7 @@ _REAP_SECONDS = 2.0
 
 
 class HostedTracker:
-    """Output of metrics to a tracking service.
-
-    Args:
-        name: name of the tracker in ``HOSTED``.
-        run: the run.
-        flush_seconds: time limit of ``close``.
-        most_records: size of the queue.
-        clock: seconds, monotonic.
-    """
+    """Output of metrics to a tracking service; ``flush_seconds`` limits ``close``."""
 
     def __init__(
         self,
@@ -167,6 +143,7 @@ class HostedTracker:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
+        # The run must never wait for a service.
         ours.setblocking(False)
         self._socket = ours
         start = {
@@ -182,7 +159,6 @@ class HostedTracker:
         self._pump()
 
     def log(self, metrics: Metrics) -> None:
-        """Queue the scalars of a step; returns at once."""
         self._records += 1
         if self._has_ended:
             self._tell(_ENDED)
@@ -196,7 +172,6 @@ class HostedTracker:
         """Do nothing: a service does not forget. Steps that it has are not logged again."""
 
     def notes(self) -> list[TrackerNote]:
-        """Return and clear what has to be reported."""
         notes, self._notes = self._notes, []
         return notes
 
@@ -222,7 +197,6 @@ class HostedTracker:
             self._notes.append(TrackerNote("tracker_lost", text, fields))
 
     def _flush(self) -> None:
-        """Send what is queued, and wait until the helper process has ended or the time is over."""
         self._queue.append(_line({"end": True}))
         deadline, all_sent = self._clock() + self._flush_seconds, False
         while not self._has_ended and (left := deadline - self._clock()) > 0:
@@ -273,7 +247,7 @@ class HostedTracker:
                 self._tell(_ENDED)
 
     def _tell(self, why: str) -> None:
-        """Report the first failure; the others would say the same."""
+        # Once: later failures would say the same.
         if not self._has_told:
             self._has_told = True
             text = f"{self._name}: {why}; the run continues, and metrics.jsonl has all values"
@@ -320,9 +294,9 @@ def _end_with_the_run(descriptor: int, seconds: float) -> None:
 
 
 def _records(connection: socket.socket) -> Iterator[dict[str, Any]]:
-    """Iterate over the lines received until the connection ends; a half line of a killed process is left out."""
     with suppress(ConnectionError):
         for line in connection.makefile("rb"):
+            # A half line of a killed process is left out.
             if line.endswith(b"\n"):
                 yield json.loads(line)
 
@@ -351,9 +325,9 @@ class _Service:
 
     @contextmanager
     def _only_process(self) -> Iterator[None]:
-        """Wait until the process of an earlier attempt has sent what it had."""
         self._folder.mkdir(exist_ok=True)
         with (self._folder / f"{self._file.stem}.lock").open("w") as lock:
+            # The process of an earlier attempt may still be sending what it had.
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
@@ -367,7 +341,7 @@ class _Service:
         return client
 
     def _log(self, client: HostedClient, step: int, values: dict[str, float]) -> bool:
-        """Log a record, unless that has been done; return True if the service has it."""
+        """Log a record, unless an earlier attempt has; return True if the service has it."""
         if step <= self._state.get("step", 0):
             return True
         if not self._call("log", lambda: client.log(step, values)):
@@ -379,13 +353,14 @@ class _Service:
     def _save(self) -> None:
         new = self._file.with_suffix(".tmp")
         new.write_text(json.dumps(self._state), encoding="utf-8")
+        # Atomic: a killed process must not leave a file without the run's id.
         new.replace(self._file)
 
     def _call(self, name: str, action: Callable[[], None]) -> bool:
-        """Call the client; report the first failure of each kind of call."""
         try:
             action()
         except Exception as error:
+            # The first failure of each kind of call is enough for the user.
             if name not in self._failed_calls:
                 self._failed_calls.add(name)
                 self._report(name, error)

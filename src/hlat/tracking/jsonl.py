@@ -34,11 +34,9 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 @contextmanager
 def as_storage_error(path: Path, action: str) -> Iterator[None]:
-    """Turn an OSError inside the block into a StorageError that names the file and a remedy.
-
-    The block counts as a wait for the disk, which is no hang however long it takes.
-    """
+    """Turn an OSError inside the block into a StorageError that names the file and a remedy."""
     try:
+        # A wait for the disk is no hang, however long it takes.
         with blocking_call():
             yield
     except OSError as error:
@@ -116,7 +114,7 @@ class JsonLines:
             self._move = self._file.follow() or self._move
 
     def _append_here(self, line: bytes) -> str:
-        """Append a line; or, if the file had to be opened again under its name, write nothing and return how."""
+        """Append a line; or, if the file had to be opened again, write nothing and return how."""
         descriptor = os.dup(self._file.descriptor)  # keeps the lock until the content of a moved file is copied
         try:
             with _exclusive(descriptor):
@@ -137,18 +135,17 @@ class JsonLines:
             os.close(descriptor)
 
     def last_move(self) -> str:
-        """Return what was done if the file was renamed, removed or replaced since the last call."""
+        """Return, and forget, what was done if the file was renamed, removed or replaced."""
         move, self._move = self._move, ""
         return move
 
     def sync(self) -> None:
-        """Sync the file, so that every record so far survives a power failure."""
+        """Make every record so far survive a power failure."""
         assert self._file.descriptor >= 0, "sync() after close()"
         with as_storage_error(self.path, "flush"):
             os.fsync(self._file.descriptor)
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -170,12 +167,13 @@ class JsonLines:
         if decode(tail) is not None:
             os.write(descriptor, b"\n")
         else:
+            # A writer was killed within the record: half of it is worth nothing.
             os.ftruncate(descriptor, start)
 
 
 @contextmanager
 def _exclusive(descriptor: int) -> Iterator[None]:
-    """Hold the file lock; continue without it if the file system has none, or after a timeout."""
+    # Without the lock after a while: a writer that was stopped must not block the others.
     deadline, locked = time.monotonic() + _PATIENCE, False
     while not locked and time.monotonic() < deadline:
         try:
@@ -195,7 +193,7 @@ def _exclusive(descriptor: int) -> Iterator[None]:
 
 
 def _last_newline(descriptor: int, size: int) -> int:
-    """Return the offset of the last newline, or -1; searched backwards, because files grow for months."""
+    # Searched backwards, because files grow for months.
     end = size
     while end > 0:
         begin = max(0, end - _TAIL_BLOCK)
@@ -207,12 +205,7 @@ def _last_newline(descriptor: int, size: int) -> int:
 
 
 def iter_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield every record of a file, in order, without keeping it. A half-written last line is ignored.
-
-    Raises:
-        DataError: another line is not a JSON object; the message names it.
-        StorageError: the file cannot be read.
-    """
+    """Yield records in order, without keeping them; DataError names a damaged line, unless it is the last."""
     for number, (line, record) in enumerate(_decoded_lines(path), start=1):
         if record is None:
             shown = line[:60].rstrip(b"\n").decode("utf-8", errors="backslashreplace")
@@ -221,32 +214,26 @@ def iter_records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """Return every record of a file; see ``iter_records``."""
+    """Return every record of a file; raises as ``iter_records``."""
     return list(iter_records(path))
 
 
 def iter_valid_records(path: Path) -> Iterator[dict[str, Any] | None]:
-    """Yield the record of each line, in order, without keeping it; None for a line that cannot be read.
-
-    A missing file has none. A half-written last line is left out.
-
-    Raises:
-        StorageError: the file cannot be read.
-    """
+    """Yield each line's record, in order; None for a damaged line. A missing file has none."""
     if path.is_file():
         yield from (record for _, record in _decoded_lines(path))
 
 
 def read_valid_records(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the records of the lines that can be read, and the number of the others; see ``iter_valid_records``."""
+    """Return the records of the lines that can be read, and the number of the others."""
     decoded = list(iter_valid_records(path))
     return [record for record in decoded if record is not None], decoded.count(None)
 
 
 def _decoded_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Yield lines and their records, which are None for damaged lines; the last line counts only if it is whole."""
     with as_storage_error(path, "read"), path.open("rb") as lines:
         for line in lines:
+            # The last line counts only if it is whole: a run may be writing it.
             record = decode(line)
             if record is not None or line.endswith(b"\n"):
                 yield line, record
@@ -264,6 +251,7 @@ def filter_lines(path: Path, keep: Callable[[bytes], bool]) -> None:
             with path.open("rb") as lines, new.open("wb") as out:
                 out.writelines(line for line in lines if keep(line))
                 out.flush()
+                # Before the rename, and the folder after it: a power failure must not leave an empty file.
                 os.fsync(out.fileno())
             new.replace(path)
             sync_to_disk(path.parent)

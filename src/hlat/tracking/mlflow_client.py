@@ -15,7 +15,6 @@ class MlflowClient:
     """A run of an MLflow tracking server. Credentials come from the environment (``MLFLOW_TRACKING_TOKEN``, ...)."""
 
     def open(self, run: HostedRun, saved_id: str | None) -> str:
-        """Begin or continue a run; the fields of the recipe are its parameters."""
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         import mlflow  # noqa: PLC0415
 
@@ -29,12 +28,10 @@ class MlflowClient:
         return self._id
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Record the values with one request."""
         now = int(time.time() * 1000)
         self._client.log_batch(self._id, metrics=[self._metric(tag, value, now, step) for tag, value in values.items()])
 
     def close(self, failed: bool) -> None:
-        """End the run."""
         self._client.set_terminated(self._id, status="FAILED" if failed else "FINISHED")
 
     def _create(self, run: HostedRun) -> str:
@@ -48,6 +45,7 @@ class MlflowClient:
             artifacts = run.folder("mlflow").absolute().as_uri() if run.is_offline else None
             experiment_id = self._client.create_experiment(name, artifact_location=artifacts)
         created: str = self._client.create_run(experiment_id, run_name=run.name).info.run_id
+        # The fields of the recipe are the parameters of the run.
         parameters = [mlflow.entities.Param(name, str(value)[:_LONGEST]) for name, value in _fields(run.recipe)]
         for first in range(0, len(parameters), _MOST_PARAMETERS):
             self._client.log_batch(created, params=parameters[first : first + _MOST_PARAMETERS])
@@ -64,7 +62,6 @@ def _uri(run: HostedRun) -> str:
 
 
 def _fields(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Iterate over dotted names and values of all fields."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _fields(value, f"{prefix}{name}.")

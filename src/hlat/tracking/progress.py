@@ -25,19 +25,13 @@ _WORTH_SAYING = 2.0  # seconds
 
 
 class StageLines:
-    """The stages as lines of text: each once, and its time if it took long.
-
-    Args:
-        say: prints a line.
-        clock: seconds, monotonic.
-    """
+    """The stages as lines of text: each once, and its time if it took long."""
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._say, self._clock = say, clock
         self._name, self._begin = "", 0.0
 
     def __call__(self, name: str) -> None:
-        """Begin a stage; the empty name ends the last one."""
         seconds = self._clock() - self._begin
         if self._name and seconds > _WORTH_SAYING:
             self._say(f"{self._name}: {seconds:.0f} s")
@@ -48,14 +42,7 @@ class StageLines:
 
 @contextmanager
 def show_stages(config: TrackingConfig, say: Callable[[str], None]) -> Iterator[None]:
-    """Show the stages of the start within the block, as the recipe's console does.
-
-    On a terminal the line that is opened here becomes that of the run's console, and is closed with the block.
-
-    Args:
-        config: the section ``tracking``.
-        say: prints a line where there is no terminal.
-    """
+    """Show the stages of the start within the block, as the recipe's console does."""
     if not shows_progress(config):
         yield
     elif console_kind(config, sys.stdout) != "rich":
@@ -63,6 +50,7 @@ def show_stages(config: TrackingConfig, say: Callable[[str], None]) -> Iterator[
             yield
     else:
         with (
+            # The line that is opened here becomes that of the run's console, and is closed with the block.
             BottomLine(sys.stdout, StageLine("starting")) as line,
             observe_stages(lambda name: _show_stage(line, name)),
         ):
@@ -87,12 +75,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class DataProgress:
-    """Present state of a preparation, or of other work; called with each report of it.
-
-    Args:
-        clock: seconds, monotonic.
-        counts: what all its stages count; None for bytes, and what ``COUNTED`` says.
-    """
+    """Present state of a preparation, or of other work; ``counts`` says what is counted, None for bytes of files."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, counts: str | None = None) -> None:
         self._clock, self._counts = clock, counts
@@ -100,13 +83,12 @@ class DataProgress:
         self._first, self._begin = 0, clock()
 
     def __call__(self, stage: str, done: int, total: int) -> None:
-        """Take note of a report."""
         if stage != self._stage:
+            # What was done before, by an interrupted preparation, does not count for the speed.
             self._stage, self._first, self._begin = stage, done, self._clock()
         self._done, self._total = done, total
 
     def render(self, width: int) -> str:
-        """Return the line for a width in columns."""
         share = self._done / self._total if self._total else 0.0
         seconds = self._clock() - self._begin
         if not self._total:
@@ -122,7 +104,6 @@ class DataProgress:
         return fit(fields, width, colour=has_colour())
 
     def text(self) -> str:
-        """Return the state as a line of text."""
         prefix = "" if self._counts else "prepare: "
         seconds = self._clock() - self._begin
         if not self._total:
@@ -148,12 +129,7 @@ class DataProgress:
 
 @contextmanager
 def show_data_progress(stream: TextIO, say: Callable[[str], None]) -> Iterator[Progress]:
-    """Show the progress of data preparation within the block.
-
-    Args:
-        stream: where a line can be drawn if it is a terminal; a line that is open already is used.
-        say: prints a line of text, where it is none.
-    """
+    """Show the progress of data preparation within the block: a line on a terminal, else lines through ``say``."""
     progress, line = DataProgress(), open_line()
     if line is not None:
         line.show(progress.render)
@@ -168,7 +144,7 @@ def show_data_progress(stream: TextIO, say: Callable[[str], None]) -> Iterator[P
 
 @contextmanager
 def show_progress(stream: TextIO, say: Callable[[str], None]) -> Iterator[Progress]:
-    """Show the progress of an evaluation within the block, whose reports count micro-batches; see above."""
+    """Show the progress of an evaluation within the block, whose reports count micro-batches."""
     progress = DataProgress(counts=_BATCHES)
     progress("starting", 0, 0)
     if stream.isatty() and draws_lines():
@@ -179,7 +155,6 @@ def show_progress(stream: TextIO, say: Callable[[str], None]) -> Iterator[Progre
 
 
 def _printing(progress: DataProgress, say: Callable[[str], None]) -> Progress:
-    """Return a function that takes note of reports, and prints one every few seconds."""
     said_at = time.monotonic()
 
     def report(stage: str, done: int, total: int) -> None:

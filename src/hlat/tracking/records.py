@@ -94,15 +94,12 @@ class MetricsFile:
         self._file.append(dict(metrics))
 
     def last_move(self) -> str:
-        """Return what was done if the file was renamed, removed or replaced since the last call."""
         return self._file.last_move()
 
     def sync(self) -> None:
-        """Sync the file, so that every line so far survives a power failure."""
         self._file.sync()
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
@@ -110,26 +107,23 @@ def _cut_back(path: Path, last: int) -> tuple[int, int]:
     """Drop damaged lines and those of later steps; return the number of damaged ones, and the last step kept."""
     with as_storage_error(path, "read"), path.open("rb") as lines:
         steps = [_step_of(line) for line in lines]
+    # Nothing is rewritten if nothing has to go: the file of a long run is large.
     if any(step is None or step > last for step in steps):
         filter_lines(path, lambda line: (step := _step_of(line)) is not None and step <= last)
     return steps.count(None), max((step for step in steps if step is not None and step <= last), default=0)
 
 
 def _step_of(line: bytes) -> int | None:
-    """Return the step of a line, or None if the line is damaged."""
     record = decode(line)
     step = record.get("step") if record is not None else None
     return step if isinstance(step, int) else None
 
 
 def read_last_metrics(path: Path) -> dict[str, Any] | None:
-    """Return the metrics of the last complete line, without reading the lines before; None if there is none.
-
-    Raises:
-        StorageError: the file cannot be read.
-    """
+    """Return the metrics of the last complete line, or None, without reading the lines before."""
     with as_storage_error(path, "read"), path.open("rb") as file:
         size = file.seek(0, 2)
+        # Only the end is read: the file of a long run is large.
         file.seek(max(0, size - _TAIL_BYTES))
         lines = file.read().splitlines()
     for line in reversed(lines):
@@ -139,30 +133,17 @@ def read_last_metrics(path: Path) -> dict[str, Any] | None:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the metrics of every logged step, in order; floats have the logged bits, NaN and infinities included.
-
-    A half-written last line, of a run in progress or killed, is ignored.
-
-    Raises:
-        DataError: another line is not a JSON object; the message names it.
-        StorageError: the file cannot be read.
-    """
+    """Return the metrics of every logged step, in order; a half-written last line is ignored. Floats keep every bit."""
     return [from_json_value(record) for record in read_records(path)]
 
 
 @dataclass(frozen=True)
 class TrackerNote:
-    """Something that went wrong with an output.
+    """Something that went wrong with an output, for the user and as an event."""
 
-    Attributes:
-        kind: kind of the event.
-        text: line for the user.
-        fields: fields of the event.
-    """
-
-    kind: str
-    text: str
-    fields: dict[str, Any]
+    kind: str  # kind of the event
+    text: str  # line for the user
+    fields: dict[str, Any]  # fields of the event
 
 
 def moved_note(name: str, move: str) -> TrackerNote:
@@ -178,11 +159,7 @@ class MetricsOutput(Protocol):
     """Further output of the metrics, which a run can do without."""
 
     def log(self, metrics: Metrics) -> None:
-        """Add the metrics of a step.
-
-        Raises:
-            StorageError: they cannot be written; the output is closed and dropped.
-        """
+        """Add the metrics of a step; StorageError if they cannot be written: the output is then dropped."""
 
     def rewind(self, step: int) -> None:
         """Drop steps after ``step``, which will be repeated, if that is possible; may raise StorageError."""
@@ -195,46 +172,29 @@ class MetricsOutput(Protocol):
 
 
 class EventLog:
-    """Append-only file of events. Each one is synced to disk when ``append`` returns; events are rare.
-
-    Args:
-        path: the file; created if it does not exist. Its folder must exist.
-        clock: seconds since 1970, UTC.
-
-    Raises:
-        StorageError: the file cannot be opened or written.
-    """
+    """Append-only file of events, in an existing folder. Each one is synced to disk; events are rare."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._file = JsonLines(path)
 
     def append(self, kind: str, /, **fields: Any) -> None:
-        """Record that an event of this kind happened now. Fields must be JSON values.
-
-        Credentials in URLs are removed; a checkpoint of an earlier version or a library's error may contain them.
-        """
+        """Record that an event of this kind happened now. Fields must be JSON values."""
         assert not fields.keys() & {"time", "event"}, "time and event are set here"
         now = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
+        # A checkpoint of an earlier version or a library's error may contain credentials in URLs.
         self._file.append({"time": now, "event": kind, **redact_json(fields)})
         self._file.sync()
 
     def last_move(self) -> str:
-        """Return what was done if the file was renamed, removed or replaced since the last call."""
         return self._file.last_move()
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """Return every event, oldest first. A half-written last line is ignored.
-
-    Raises:
-        DataError: another line is not a JSON object; the message names it.
-        StorageError: the file cannot be read.
-    """
+    """Return every event, oldest first; raises as ``iter_records``. A half-written last line is ignored."""
     return read_records(path)
 
 
@@ -252,16 +212,7 @@ class GeneratedText:
 
 
 def append_samples(folder: Path, step: int, samples: Iterable[tuple[str, str]]) -> None:
-    """Add generated texts to the file in a run's folder.
-
-    Args:
-        folder: folder of the run.
-        step: optimizer steps done.
-        samples: prompts, each with its new text.
-
-    Raises:
-        StorageError: the file cannot be written.
-    """
+    """Add prompts with their generated texts to the file in a run's folder; raises StorageError."""
     log = EventLog(folder / SAMPLES_NAME)
     try:
         for prompt, text in samples:
@@ -271,12 +222,7 @@ def append_samples(folder: Path, step: int, samples: Iterable[tuple[str, str]]) 
 
 
 def read_samples(folder: Path) -> list[GeneratedText]:
-    """Return the generated texts of a run, by step; of a step that was repeated, the last ones.
-
-    Raises:
-        DataError: a line other than the last is damaged.
-        StorageError: the file cannot be read.
-    """
+    """Return generated texts by step; of a repeated step, the last ones. DataError for a damaged line."""
     path = folder / SAMPLES_NAME
     newest = {(sample.step, sample.prompt): sample for sample in _parse_samples(path)} if path.is_file() else {}
     return sorted(newest.values(), key=lambda sample: sample.step)
@@ -293,29 +239,21 @@ _ROWS = 1 << 12  # rows that are converted together
 
 
 def metrics_table(run: Path) -> "pa.Table":
-    """Read the metrics of a run, which may be in progress.
+    """Read the metrics of a run, which may be in progress: one row per logged step, ascending.
 
-    A half-written last line is ignored. A run that resumes from an earlier step repeats steps: a line replaces all
-    lines before it whose step is not smaller, since they belong to weights that the run no longer has. hlat cuts such
-    lines off when it resumes; they are left in files that were concatenated or restored from a copy.
-
-    Args:
-        run: run folder, or its metrics.jsonl.
-
-    Returns:
-        One row per logged step, in ascending order. A column for each key of ``Metrics``; nested values such as
-        ``seconds`` have a column per key, as in ``seconds.data``. Values that a step does not have are null; NaN and
-        infinities are values.
+    A column for each key of ``Metrics``; nested values have a column per key, as in ``seconds.data``. Values that a
+    step does not have are null. ``run`` is its folder, or its metrics.jsonl.
 
     Raises:
         DataError: there is no such file, or a line other than the last is damaged.
-        StorageError: the file cannot be read.
     """
     path = run / "metrics.jsonl" if run.is_dir() else run
     if not path.is_file():
         raise DataError(
             f"{run}: has no metrics. Give the folder of a run that has logged a step, or its metrics.jsonl."
         )
+    # A run that resumes repeats steps. hlat cuts off the earlier lines; they are left in files that were concatenated
+    # or restored from a copy.
     table = _TableBuilder()
     for number, line in enumerate(iter_records(path), start=1):
         if type(step := line.get("step")) is not int:
@@ -332,7 +270,7 @@ class _TableBuilder:
         self._parts: list[dict[str, pa.Array]] = []
 
     def add(self, step: int, row: dict[str, Any]) -> None:
-        """Add a row in place of all rows whose step is not smaller."""
+        # A line replaces all before it whose step is not smaller: they belong to weights that the run no longer has.
         while self._rows and self._rows[-1]["step"] >= step:
             self._rows.pop()
         while not self._rows and self._parts and self._last_step() >= step:
@@ -344,7 +282,6 @@ class _TableBuilder:
             self._finish_part()
 
     def build(self) -> "pa.Table":
-        """Return the table."""
         import pyarrow as pa  # noqa: PLC0415  (a supervisor needs no tables)
 
         if self._rows or not self._parts:
@@ -361,13 +298,13 @@ class _TableBuilder:
         self._rows = []
 
     def _column(self, name: str) -> "pa.ChunkedArray":
-        """Join a column of all parts, in the narrowest type that holds it."""
         import pyarrow as pa  # noqa: PLC0415  (a supervisor needs no tables)
 
         parts = [part.get(name) for part in self._parts]
         known = {part.type for part in parts if part is not None and part.null_count < len(part)}
         if known == {pa.int64(), pa.float64()}:
             known = {pa.float64()}
+        # The narrowest type that holds all parts; text where they have nothing in common.
         wanted = pa.int64() if not known else known.pop() if len(known) == 1 else pa.string()
         lengths = [len(part["step"]) for part in self._parts]
         return pa.chunked_array(
@@ -376,7 +313,6 @@ class _TableBuilder:
 
 
 def _rows_of(part: "dict[str, pa.Array]") -> list[dict[str, Any]]:
-    """Return the rows of finished columns, without the nulls."""
     columns = {name: column.to_pylist() for name, column in part.items()}
     return [
         {name: values[index] for name, values in columns.items() if values[index] is not None}

@@ -53,11 +53,7 @@ def scalars_event(time: float, step: int, values: Mapping[str, float]) -> bytes:
 
 
 def write_record(file: "BinaryIO | AppendedFile", data: bytes) -> None:
-    """Append a TFRecord to an unbuffered file: length, checksum of the length, data, checksum of the data.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Append a TFRecord to an unbuffered file: length, checksum of the length, data, checksum of the data."""
     length = struct.pack("<Q", len(data))
     left = memoryview(length + _masked_checksum(length) + data + _masked_checksum(data))
     while left:
@@ -65,19 +61,20 @@ def write_record(file: "BinaryIO | AppendedFile", data: bytes) -> None:
 
 
 def crc32c(data: bytes) -> int:
-    """Return the CRC-32C (Castagnoli) of bytes. Records have a few hundred; zlib has another polynomial."""
+    """Return the CRC-32C (Castagnoli) of bytes; zlib has another polynomial."""
     crc = 0xFFFFFFFF
+    # A record has a few hundred bytes: Python is fast enough.
     for byte in data:
         crc = _CRC[(crc ^ byte) & 0xFF] ^ (crc >> 8)
     return crc ^ 0xFFFFFFFF
 
 
 def _crc_table() -> list[int]:
-    """CRC-32C of each byte, by the reversed polynomial."""
     table = []
     for byte in range(256):
         crc = byte
         for _ in range(8):
+            # The reversed polynomial of RFC 3720.
             crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
         table.append(crc)
     return table
@@ -87,7 +84,7 @@ _CRC = _crc_table()
 
 
 def _masked_checksum(data: bytes) -> bytes:
-    """TFRecord's checksum: the CRC-32C rotated right by 15 bits, plus a constant."""
+    """Return TFRecord's checksum: the CRC-32C rotated right by 15 bits, plus a constant."""
     crc = crc32c(data)
     return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
 
@@ -153,8 +150,7 @@ def _tag(key: str) -> str:
 class TensorBoard:
     """Writer of scalars to event files in a folder; the folder is created in an existing one.
 
-    Scalars that an earlier process of the run wrote for steps after ``start_step`` are marked as superseded, so that
-    TensorBoard shows each step once.
+    Scalars of an earlier process for steps after ``start_step`` are marked as superseded: each step is shown once.
 
     Raises:
         StorageError: the folder cannot be written.
@@ -166,22 +162,18 @@ class TensorBoard:
         self._writer = self._open(start_step)
 
     def rewind(self, step: int) -> None:
-        """Mark the scalars of steps after ``step`` as superseded."""
         self.close()
         self._writer = self._open(step)
 
     def log(self, metrics: Metrics) -> None:
-        """Add the scalars of one step."""
         with as_storage_error(self._folder, "write TensorBoard events"):
             self._move = self._writer.add(metrics["step"], scalars(metrics)) or self._move
 
     def notes(self) -> list[TrackerNote]:
-        """Return a note if the file was moved since the last call; errors are raised."""
         move, self._move = self._move, ""
         return [moved_note(f"{self._folder.name}/{self._writer.name}", move)] if move else []
 
     def close(self, failed: bool = False) -> None:
-        """Close the file. Closing it twice is harmless."""
         self._writer.close()
 
     def _open(self, step: int) -> "_EventFile":
@@ -193,11 +185,7 @@ class TensorBoard:
 
 
 class _EventFile:
-    """Event file that supersedes the scalars of other files in its folder for steps after ``step``.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Event file that supersedes the scalars of other files in its folder for steps after ``step``."""
 
     def __init__(self, path: Path, step: int) -> None:
         self.name, self._file = path.name, AppendedFile(path)
@@ -215,5 +203,4 @@ class _EventFile:
         return move
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()

@@ -33,28 +33,17 @@ EQUAL_STEPS = BatchSchedule(1)
 
 
 class Eta:
-    """Estimator of the time left, from the pace since the oldest of the recent marks.
-
-    Steps before the first mark do not count: the first step of a process compiles, allocates and warms caches.
-    Validation and checkpoints between marks count, because they will recur.
-
-    Args:
-        total_steps: number of steps of the run.
-        clock: seconds, monotonic.
-        batches: batches of the steps; a step is assumed to take time in proportion to its samples.
-    """
+    """Estimator of the time left, from the pace since the oldest of the recent marks."""
 
     def __init__(self, total_steps: int, clock: Callable[[], float], batches: BatchSchedule = EQUAL_STEPS) -> None:
         self._total, self._batches = total_steps, batches
         self._clock = clock
+        # The first mark comes after the first step, which compiles, allocates and warms caches. Validation and
+        # checkpoints between marks count, because they will recur.
         self._marks: deque[tuple[int, float]] = deque(maxlen=_WINDOW)
 
     def mark(self, step: int) -> float | None:
-        """Record that ``step`` is done now; the first record of a step counts.
-
-        Returns:
-            Seconds left, or None while there is only one mark.
-        """
+        """Record that ``step`` is done now; return the seconds left, or None while there is only one mark."""
         if not self._marks or step > self._marks[-1][0]:
             self._marks.append((step, self._clock()))
         (first_step, first_time), (_, now) = self._marks[0], self._marks[-1]
@@ -62,17 +51,13 @@ class Eta:
             return 0.0
         if step <= first_step:
             return None
+        # A step is assumed to take time in proportion to its samples.
         first, last, end = map(self._batches.first_of, (first_step, step, self._total))
         return (end - last) * (now - first_time) / (last - first)
 
 
 class LogStream(io.TextIOBase):
-    """Stream that logs each line that is written to it.
-
-    Args:
-        logger: receives the lines.
-        level: their level.
-    """
+    """Stream that logs each line that is written to it, at one level."""
 
     encoding = "utf-8"
 
@@ -81,7 +66,6 @@ class LogStream(io.TextIOBase):
         self._rest = ""
 
     def write(self, text: str) -> int:
-        """Log the complete lines; keep an incomplete one until it ends. Return the length of the text."""
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
             if line.strip():
@@ -89,13 +73,11 @@ class LogStream(io.TextIOBase):
         return len(text)
 
     def close(self) -> None:
-        """Log an incomplete last line."""
         if not self.closed and self._rest:
             self.write("\n")
         super().close()
 
     def writable(self) -> bool:
-        """Return True."""
         return True
 
     def __enter__(self) -> "LogStream":
@@ -109,23 +91,21 @@ class OtherRankTracker:
     """Stand-in for ``Tracker`` on other ranks: it prints messages to standard output, and ignores all else."""
 
     def log(self, metrics: Metrics) -> None:
-        """Do nothing: rank 0 records the metrics."""
+        """Ignored: rank 0 records the metrics."""
 
     def step_done(self, step: int) -> None:
-        """Do nothing: rank 0 shows the step."""
+        """Ignored: rank 0 shows the step."""
 
     def event(self, kind: str, /, **fields: Any) -> None:
-        """Do nothing: rank 0 records the event."""
+        """Ignored: rank 0 records the event."""
 
     def rewind(self, step: int) -> None:
-        """Do nothing: rank 0 rewinds the metrics."""
+        """Ignored: rank 0 rewinds the metrics."""
 
     def message(self, text: str) -> None:
-        """Write a line to the log."""
         print(escape_controls(redact(text)), flush=True)  # noqa: T201  (this rank's standard output is its log)
 
     def warn(self, text: str) -> None:
-        """Write a warning to the log."""
         self.message(f"warning: {text}")
 
     def __enter__(self) -> Self:
@@ -140,9 +120,8 @@ class OtherRankTracker:
 class Tracker:
     """Recorder of a run's metrics, events and messages. A context manager; leaving it closes everything.
 
-    If metrics.jsonl or events.jsonl cannot be written, StorageError is raised, because a run without a record is worth
-    little. A console that is gone (a closed terminal, the end of ``| head``) is dropped, and so is TensorBoard if its
-    files cannot be written, with one message: these must not end the run. Neither do hosted trackers.
+    If metrics.jsonl or events.jsonl cannot be written, StorageError is raised: a run without a record is worth little.
+    A console that is gone, TensorBoard and hosted trackers must not end the run: they are dropped, with one message.
     """
 
     def __init__(
@@ -181,6 +160,7 @@ class Tracker:
 
     def event(self, kind: str, /, **fields: Any) -> None:
         """Record an event; it and all metrics before it survive a power failure when this returns."""
+        # An event says that something has happened to the steps before it: their lines have to be there.
         self._metrics.sync()
         self._events.append(kind, **fields)
         self._show(lambda console: console.event(kind, fields))
@@ -208,11 +188,7 @@ class Tracker:
         self._show(lambda console: console.warning(redact(text)))
 
     def close(self, failed: bool = False) -> None:
-        """Close all outputs, even if closing one of them fails.
-
-        Args:
-            failed: True if the run ends by an error; then no hosted tracker is waited for.
-        """
+        """Close all outputs, even if closing one of them fails; ``failed`` waits for no hosted tracker."""
         with ExitStack() as stack:
             stack.callback(self._metrics.close)
             stack.callback(self._events.close)
@@ -256,7 +232,6 @@ class Tracker:
             self._record_lost_output()
 
     def _record_lost_output(self) -> None:
-        """Record how many lines of this process's output have been lost, if that has changed."""
         lines, why = lost_output()
         if lines != self._lost:
             self._lost = lines
@@ -285,19 +260,10 @@ def open_tracker(
     name: str = "run",
     recipe: Mapping[str, Any] | None = None,
 ) -> Tracker:
-    """Open the outputs of a run, to continue after ``start_step``.
+    """Open the outputs of a run, in its existing folder, to continue after ``start_step``.
 
-    Args:
-        run_dir: existing folder of the run.
-        config: console and TensorBoard settings.
-        total_steps: number of steps of the run, for percentage and time left.
-        start_step: steps done so far; metrics of later steps are dropped from the file.
-        batches: batches of the steps, for the time left; by default all steps are equal.
-        clock: seconds, monotonic, for the time left.
-        wall_clock: seconds since 1970, for the time of events.
-        stream: output of the console; standard output if None.
-        name: name of the run, for hosted trackers.
-        recipe: resolved recipe as JSON values, for hosted trackers.
+    ``clock`` is for the time left, ``wall_clock`` (seconds since 1970) for the time of events; ``name`` and ``recipe``
+    (JSON values) are for hosted trackers.
 
     Raises:
         LaunchError: the package of a hosted tracker is not installed.
@@ -324,6 +290,7 @@ def open_tracker(
         for field, settings in wanted(config).items():
             run = HostedRun(name, run_dir, redact_json(recipe or {}), settings)
             outputs.append(HostedTracker(field, run, config.flush_seconds))
+        # Nothing is left that can fail: from here on the tracker closes what was opened.
         opened.pop_all()
     tracker = Tracker(metrics, events, outputs, console, total_steps=total_steps, clock=clock, batches=batches)
     if metrics.unreadable:

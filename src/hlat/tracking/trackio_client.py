@@ -10,11 +10,11 @@ class TrackioClient:
     """A run of Trackio. The Hugging Face token for a Space comes from the environment or from ``hf auth login``."""
 
     def open(self, run: HostedRun, saved_id: str | None) -> str:
-        """Begin or continue a run; Trackio identifies it by its name, which gets a suffix for that."""
         if run.is_offline:
             os.environ["TRACKIO_DIR"] = str(run.folder("trackio"))
         import trackio  # noqa: PLC0415
 
+        # Trackio identifies a run by its name, which gets a suffix for that.
         name = saved_id or f"{run.name}-{os.urandom(4).hex()}"
         self._run = trackio.init(
             project=run.settings["project"],
@@ -29,9 +29,7 @@ class TrackioClient:
         return name
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Add a row to the run."""
         self._run.log(dict(values), step=step)
 
     def close(self, failed: bool) -> None:
-        """Send what is left."""
         self._run.finish()

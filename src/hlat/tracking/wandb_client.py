@@ -10,7 +10,6 @@ class WandbClient:
     """A run of Weights & Biases. The API key comes from the environment or from ``wandb login``."""
 
     def open(self, run: HostedRun, saved_id: str | None) -> str:
-        """Begin or continue a run; nothing of this process's console, code or git state is recorded."""
         import wandb  # noqa: PLC0415
 
         run_id = saved_id or uuid.uuid4().hex[:12]
@@ -25,14 +24,13 @@ class WandbClient:
             dir=run.run_dir,
             mode=run.settings["mode"],
             resume=None if run.is_offline else "allow",
+            # Nothing of this process's console, code or git state is recorded.
             settings=wandb.Settings(console="off", disable_git=True, save_code=False, silent=True),
         )
         return run_id
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Add a row to the run's history."""
         self._run.log(dict(values), step=step)
 
     def close(self, failed: bool) -> None:
-        """Upload what is left, and end the run."""
         self._run.finish(exit_code=1 if failed else 0)

@@ -58,13 +58,9 @@ class BatchReader(Protocol):
 
 
 class BatchSource(Protocol):
-    """Training data of a run.
+    """Training data of a run."""
 
-    Attributes:
-        notes: lines about the data to log at the start of the run.
-    """
-
-    notes: list[str]
+    notes: list[str]  # lines to log at the start of the run
 
     def reader(self, model: ParallelModel, samples: int) -> BatchReader:
         """Return a reader of this rank's sequences from global sample ``samples`` on. Collective."""
@@ -80,13 +76,7 @@ class BatchSource(Protocol):
 
 
 class PreparedBatchSource:
-    """Batches of prepared data.
-
-    Args:
-        data: the samples.
-        batches: boundaries of the global batches.
-        total: number of samples that the run reads.
-    """
+    """Batches of prepared data; ``total`` is the number of samples that the run reads."""
 
     def __init__(self, data: TrainingData, batches: BatchSchedule, total: int) -> None:
         self._data, self._batches = data, batches
@@ -94,7 +84,6 @@ class PreparedBatchSource:
         self.notes = [f"data: {', '.join(epochs)} in this run", *(f"packing: {waste}" for waste in data.waste)]
 
     def reader(self, model: ParallelModel, samples: int) -> BatchReader:
-        """Return a reader of this rank's rows; it reads them when called."""
         del samples
         return _PreparedReader(self._data, self._batches, model.rows)
 
@@ -102,7 +91,6 @@ class PreparedBatchSource:
         """Do nothing: the global sample index is the whole position."""
 
     def state(self) -> list[TensorChunk]:
-        """Return no tensors: the global sample index is the whole position."""
         return []
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
@@ -128,12 +116,7 @@ class _PreparedReader:
 
 
 class OnlineBatchSource:
-    """Batches that are tokenized during training.
-
-    Args:
-        data: the samples.
-        ranks: all processes of the run.
-    """
+    """Batches that are tokenized during training."""
 
     def __init__(self, data: OnlineData, ranks: HostGroup) -> None:
         self._data, self._ranks = data, ranks
@@ -155,23 +138,19 @@ class OnlineBatchSource:
         return _OnlineReader(lambda say: self._data.loader(index, self._cursors, samples, say), group)
 
     def advance(self, progress: StreamProgress | None) -> None:
-        """Move the cursors of the streams that a step consumed."""
         assert progress is not None, "a batch of online data has its stream positions"
         self._cursors.advance(progress)
 
     def state(self) -> list[TensorChunk]:
         """Return the cursors of all streams, gathered from the ranks that tokenize them. Collective."""
+        # Each cursor is nonzero on one rank only, so the sum over ranks is that rank's value.
         known = np.zeros_like(self._cursors.values)
         if self._reports_cursors:
             known[self._owned] = self._cursors.values[self._owned]
         return replicated_chunks({_CURSORS: self._ranks.all_reduce_sum(torch.from_numpy(known))})
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
-        """Load the cursors of a checkpoint, or reset them if it is None.
-
-        Raises:
-            CheckpointError: the checkpoint has no cursors, or those of another number of streams or sources.
-        """
+        """Load a checkpoint's cursors; raises CheckpointError for another number of streams or sources."""
         if checkpoint is None:
             self._cursors.values[:] = self._data.cursors().values
             return
@@ -184,9 +163,11 @@ class _OnlineReader:
         self._start, self._group = start, group
         self._feed: OnlineLoader | None = None
         self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()
+        # The thread starts the feed while another thread may close the reader.
         self._start_lock, self._closed = threading.Lock(), False
 
     def __call__(self, samples: int) -> LocalBatch:
+        # The ranks of the group work on the same samples: one tokenizes, the others receive.
         return self._group.run_on_rank0(lambda: self._read(samples))
 
     def _read(self, samples: int) -> LocalBatch:
@@ -216,14 +197,7 @@ _REPORT_EVERY = (
 
 
 class BatchPrefetcher:
-    """Reads one batch ahead. A context manager; leaving it ends the thread.
-
-    Args:
-        reader: reads this rank's sequences of a step.
-        batches: boundaries of the global batches.
-        pinned: copy batches to page-locked memory, from which an accelerator can fetch them asynchronously.
-        say: shows a message of the reader to the user.
-    """
+    """Reads one batch ahead, into page-locked memory if ``pinned``. A context manager; leaving it ends the thread."""
 
     def __init__(self, reader: BatchReader, batches: BatchSchedule, pinned: bool, say: Callable[[str], None]) -> None:
         self._reader, self._batches, self._pinned, self._say = reader, batches, pinned, say
@@ -250,7 +224,6 @@ class BatchPrefetcher:
             self._prefetched = None
 
     def restart(self, reader: BatchReader) -> None:
-        """Read with another reader from now on."""
         self._reader = reader
 
     def next_batch(self, samples: int) -> LocalBatch:
@@ -276,7 +249,7 @@ class BatchPrefetcher:
         return future.result()
 
     def _is_alive(self) -> bool:
-        """Return True if the read goes on: the thread waits for a disk, or a helper process gives signs of life."""
+        # A slow disk or tokenizer is no hang: the thread waits for the disk, or a helper process gives signs of life.
         return self._reader.silence() < 2 * _REPORT_EVERY or ProgressRecord.waits_for_disk(self._thread_id)
 
     def _show_notes(self) -> None:

@@ -31,36 +31,23 @@ from hlat.training.step import StepResult
 
 @dataclass(frozen=True)
 class LoopStart:
-    """Everything that a component is given when the loop begins.
-
-    Attributes:
-        recipe: recipe of the run, with ``precision.mode`` resolved.
-        runtime: rank, device and processes of the run.
-        step: optimizer steps done so far.
-        tracker: receives metrics, events and messages; on ranks other than 0 messages go to the rank's log.
-        stack: context managers entered here are left when the loop ends, also by an error.
-    """
+    """Everything that a component is given when the loop begins."""
 
     recipe: Recipe
     runtime: Runtime
     step: int
+    # receives metrics, events and messages; on ranks other than 0 messages go to the rank's log
     tracker: Tracker | OtherRankTracker
-    stack: ExitStack
+    stack: ExitStack  # context managers entered here are left when the loop ends, also by an error
 
 
 @dataclass(frozen=True)
 class StepEnd:
-    """The step just done.
+    """Result of a step as components get it, whether it is the last of this process or not."""
 
-    Attributes:
-        step: its number, counted from 1.
-        result: loss, gradient norm, learning rate and verdict; tensors stay on the device.
-        is_last: True if this process does no further step.
-    """
-
-    step: int
-    result: StepResult
-    is_last: bool
+    step: int  # its number, counted from 1
+    result: StepResult  # loss, gradient norm, learning rate and verdict; tensors stay on the device
+    is_last: bool  # True if this process does no further step
 
 
 class TrainingComponent:
@@ -71,18 +58,15 @@ class TrainingComponent:
 
     Components of other packages are built by ``Kind(options, parameters)``: their validated options, and this rank's
     parameters, whose values are not there yet.
-
-    Attributes:
-        Options: pydantic model of the options in ``training.components.NAME``; none by default.
     """
 
-    Options: ClassVar[type[BaseModel]] = Section
+    Options: ClassVar[type[BaseModel]] = Section  # of training.components.NAME; none by default
 
     def begin(self, start: LoopStart) -> None:
         """Take part from here on: the state is that of the checkpoint that the run resumes from, if there is one."""
 
     def before_step(self) -> None:
-        """Prepare for the next step."""
+        """Take part before the batch of the next step is read."""
 
     def after_step(self, end: StepEnd) -> None:
         """Handle a step that is done; components that come before the checkpointer change what it saves."""
@@ -91,11 +75,7 @@ class TrainingComponent:
         """Forget the steps after ``step``: the run has returned to it, and the state is that of then."""
 
     def at_end(self, result: StepResult | None) -> None:
-        """Finish after the last step.
-
-        Args:
-            result: result of the last step; None if there was no step or it was rolled back.
-        """
+        """Finish after the last step; ``result`` is None if there was no step or it was rolled back."""
 
     def state(self) -> Sequence[ExtraState]:
         """Return the tensors to be saved, always the same ones; a checkpoint is loaded into them in place."""
@@ -104,8 +84,7 @@ class TrainingComponent:
     def reset(self) -> None:
         """Set the state to that of a run that begins with the weights as they are.
 
-        Called when there is nothing to be loaded: at the first step of a run, when a run resumes from a checkpoint
-        without this component's state, and when it rolls back to such a state.
+        Called when there is nothing to load: at a run's first step, or if the checkpoint lacks this state.
         """
 
 
@@ -119,51 +98,39 @@ class ComponentList(TrainingComponent):
         return iter(self._components)
 
     def begin(self, start: LoopStart) -> None:
-        """Begin all."""
         for component in self._components:
             component.begin(start)
 
     def before_step(self) -> None:
-        """Prepare all for the next step."""
         for component in self._components:
             component.before_step()
 
     def after_step(self, end: StepEnd) -> None:
-        """Let all handle the step that is done."""
         for component in self._components:
             component.after_step(end)
 
     def after_rollback(self, step: int) -> None:
-        """Let all return to ``step``."""
         for component in self._components:
             component.after_rollback(step)
 
     def at_end(self, result: StepResult | None) -> None:
-        """Finish all."""
         for component in self._components:
             component.at_end(result)
 
     def state(self) -> Sequence[ExtraState]:
-        """Return the tensors of all."""
         return [state for component in self._components for state in component.state()]
 
     def reset(self) -> None:
-        """Reset all."""
         for component in self._components:
             component.reset()
 
 
 @dataclass(frozen=True)
 class StateChanges:
-    """Differences between the components of a run and those of the checkpoint that it continues from.
+    """Differences between the components of a run and those of the checkpoint that it continues from."""
 
-    Attributes:
-        begun: names of components that have no state in the checkpoint; they begin with the weights as they are.
-        dropped: names of states in the checkpoint that no component continues.
-    """
-
-    begun: tuple[str, ...] = ()
-    dropped: tuple[str, ...] = ()
+    begun: tuple[str, ...] = ()  # components without state in the checkpoint; they begin with the weights as they are
+    dropped: tuple[str, ...] = ()  # states in the checkpoint that no component continues
 
 
 def load_state(
@@ -173,11 +140,7 @@ def load_state(
     optimizer: Optimizer,
     components: ComponentList,
 ) -> StateChanges:
-    """Load weights, optimizer, RNG and components from a checkpoint, in place.
-
-    Raises:
-        CheckpointError: tensors are missing or do not fit.
-    """
+    """Load weights, optimizer, RNG and components in place; raises CheckpointError if tensors do not fit."""
     saved = extra_names(checkpoint)
     wanted = {component: component.state() for component in components}
     found = {component: all(one.name in saved for one in states) for component, states in wanted.items()}
@@ -186,6 +149,7 @@ def load_state(
     begun: list[str] = []
     for component, states in wanted.items():
         if not found[component]:
+            # After the weights are loaded: an average, for example, begins with them.
             component.reset()
             begun += [one.name for one in states]
     names = {one.name for states in wanted.values() for one in states}

@@ -21,7 +21,7 @@ from hlat.runtime.storage.run_folder import OnceMarkers
 
 
 def fault_folder(recipe: Recipe) -> Path:
-    """Folder that records the faults that have happened in this run."""
+    """Folder of a run that records which faults have happened."""
     return recipe.run_dir / "faults"
 
 
@@ -33,14 +33,7 @@ def checkpoint_disk(recipe: Recipe, rank: int) -> Disk:
 
 
 class FaultyDisk(Disk):
-    """Disk of one rank with injected faults.
-
-    Args:
-        faults: all faults of the recipe.
-        rank: this rank.
-        folder: records the faults that have happened; see ``fault_folder``.
-        sleep: function that waits for some seconds.
-    """
+    """Disk of one rank with injected faults; ``folder`` records those that have happened."""
 
     def __init__(
         self, faults: Sequence[FaultConfig], rank: int, folder: Path, sleep: Callable[[float], None] = time.sleep
@@ -53,12 +46,10 @@ class FaultyDisk(Disk):
         self._corrupted: set[tuple[int, int]] = set()
 
     def make_folder(self, path: Path) -> None:
-        """Make a folder, unless ``unavailable`` is injected."""
         self._raise_if_hit(path, "unavailable", errno.ENOTCONN)
         super().make_folder(path)
 
     def create(self, path: Path) -> FileIO:
-        """Create a file, unless ``unavailable`` is injected; after a pause for each ``slow_disk``."""
         self._raise_if_hit(path, "unavailable", errno.ENOTCONN)
         for fault in self._hits(path, "slow_disk"):
             with blocking_call():
@@ -71,6 +62,7 @@ class FaultyDisk(Disk):
         self._raise_if_hit(path, "enospc", errno.ENOSPC)
         if data and self._corrupts(path, "torn_write"):
             super().write(file, data[: len(data) // 2])
+            # A torn write reports success: only reading the file again tells.
             return len(data)
         if data and self._corrupts(path, "corrupt"):
             corrupted = bytearray(data)
@@ -79,7 +71,6 @@ class FaultyDisk(Disk):
         return super().write(file, data)
 
     def sync_file(self, file: FileIO) -> None:
-        """Sync a file, unless ``eio`` is injected."""
         self._raise_if_hit(Path(os.fsdecode(file.name)), "eio", errno.EIO)
         super().sync_file(file)
 
@@ -88,15 +79,14 @@ class FaultyDisk(Disk):
             raise OSError(code, os.strerror(code), str(path))
 
     def _corrupts(self, path: Path, kind: str) -> bool:
-        """Return True if this write has to be corrupted: the first one of each save that is hit."""
         step = step_of_path(path)
+        # Only the first write of each save that is hit.
         if step is None or not self._hits(path, kind) or (key := (step, len(kind))) in self._corrupted:
             return False
         self._corrupted.add(key)
         return True
 
     def _hits(self, path: Path, kind: str) -> list[FaultConfig]:
-        """Return the faults of a kind that hit the save to which a path belongs."""
         step = step_of_path(path)
         if step is None:
             return []
@@ -109,6 +99,7 @@ class FaultyDisk(Disk):
         hits = len(marks & self._before) + sum(hit == number for hit, _ in self._hit)
         if step < fault.at_step or hits >= fault.steps:
             return False
+        # On disk: a restarted run that saves the step again finds a working disk.
         self._once.claim(f"{number}-{fault.kind}-{hits}")
         self._hit.add((number, step))
         return True

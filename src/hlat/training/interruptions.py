@@ -59,14 +59,8 @@ def _no_deadline() -> bool:
 class StopRequest:
     """Context manager in which stop signals set ``signal`` instead of ending the process; ignored signals stay ignored.
 
-    A second signal raises KeyboardInterrupt wherever the program is. Outside the main thread, to which Python delivers
-    no signals, nothing changes.
-
-    Args:
-        ranks: the processes of the run.
-        on_request: called with the name of the first signal.
-        is_over: returns True if the deadline has passed.
-        clock: seconds, monotonic.
+    A second signal raises KeyboardInterrupt wherever the program is. ``on_request`` gets the name of the first one;
+    ``is_over`` is True once the deadline has passed.
     """
 
     def __init__(
@@ -90,9 +84,9 @@ class StopRequest:
             self._vote.start(self._request())
 
     def vote_result(self) -> str | None:
-        """Return the result of the vote, after the step: a signal's name, ``deadline``, or None to continue.
+        """Return a signal's name, ``deadline``, or None to continue, after the step: the same on every rank.
 
-        The same on every rank. With several ranks, a signal that arrives during the step counts after the next one.
+        With several ranks, a signal that arrives during the step counts after the next one.
         """
         number = self._request() if self._alone else self._vote.result()
         if number == _DEADLINE_VOTE:
@@ -105,6 +99,7 @@ class StopRequest:
         return _DEADLINE_VOTE if self._is_over() else 0
 
     def __enter__(self) -> "StopRequest":
+        # Python delivers signals to the main thread only, and lets no other one set handlers.
         if threading.current_thread() is threading.main_thread():
             # Ignored signals stay ignored: nohup ignores SIGHUP, a shell's background job SIGINT.
             handled = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
@@ -132,15 +127,7 @@ _SAVE_FACTOR = 2.0  # the margin as a multiple of the longest save so far
 
 
 class Deadline:
-    """Time to save and stop.
-
-    Args:
-        recovery: the recipe's ``recovery`` section.
-        longest_save: returns the seconds that the longest save so far took until it was durable.
-        environment: environment variables of this process.
-        clock: seconds on a monotonic clock that all processes of the machine share.
-        time_of_day: seconds since 1970.
-    """
+    """Time to save and stop; ``longest_save`` returns the seconds of the longest save so far."""
 
     def __init__(
         self,
@@ -151,6 +138,7 @@ class Deadline:
         time_of_day: Callable[[], float] = time.time,
     ) -> None:
         self._longest_save, self._clock = longest_save, clock
+        # The supervisor counts from the first attempt on; this process may be a later one.
         self._deadline = _seconds_or_none(environment.get(DEADLINE_ENV))
         if self._deadline is None and recovery.deadline_seconds is not None:  # no supervisor
             self._deadline = clock() + recovery.deadline_seconds
@@ -159,12 +147,12 @@ class Deadline:
 
     @property
     def has_passed(self) -> bool:
-        """True once it is time to save and stop."""
         now = self._clock()
         if self._deadline is not None and now >= self._deadline:
             return True
         if self._end_of_job is None:
             return False
+        # A multiple of the longest save so far, because the next one may take longer.
         return now >= self._end_of_job - max(_MIN_MARGIN, _SAVE_FACTOR * self._longest_save())
 
 
@@ -179,13 +167,7 @@ _SNAPSHOT_DUE, _SAVER_BUSY = 1, 2  # the vote is a maximum: a busy rank overrule
 
 
 class SnapshotClock:
-    """Timer of snapshots, with the same answer on all ranks.
-
-    Args:
-        every: seconds between two snapshots; None takes none.
-        ranks: the processes of the run; rank 0's clock decides.
-        clock: seconds, monotonic.
-    """
+    """Timer of snapshots: rank 0's clock decides for all ranks. ``every`` is None for no snapshots."""
 
     def __init__(self, every: float | None, ranks: HostGroup, clock: Callable[[], float] = time.monotonic) -> None:
         self._every, self._first, self._clock = every, ranks.is_first, clock
@@ -207,7 +189,6 @@ class SnapshotClock:
         return is_open and self._vote.result() == _SNAPSHOT_DUE
 
     def restart(self) -> None:
-        """Count the seconds from now: the state has just been saved."""
         self._last = self._clock()
 
 
@@ -231,15 +212,9 @@ _UNKNOWN_CHIP = "unknown"  # family of a chip that the catalog does not have
 
 @contextmanager
 def explained_out_of_memory(recipe: Recipe, runtime: Runtime, steps: Callable[[], int]) -> Iterator[None]:
-    """Replace torch's error about a full device within the block by one that says what the rank held and what fits.
+    """Raise DeviceMemoryError in place of torch's error: it says what the rank held and which changes would fit.
 
-    Args:
-        recipe: recipe of the run.
-        runtime: device and rank of this process.
-        steps: returns the steps that this process has done. In the first one a restart would fail in the same way.
-
-    Raises:
-        DeviceMemoryError: the device has too little memory.
+    ``steps`` returns the steps that this process has done. In the first one a restart would fail in the same way.
     """
     try:
         yield
@@ -259,7 +234,7 @@ def explained_out_of_memory(recipe: Recipe, runtime: Runtime, steps: Callable[[]
 
 
 def _memory_request(error: torch.OutOfMemoryError) -> str:
-    """Return what was asked for, which torch says in the first two sentences, without its advice on the allocator."""
+    # The first two sentences say what was asked for; the rest is torch's advice on its allocator.
     return ". ".join(str(error).partition("\n")[0].split(". ")[:2]).rstrip(".")
 
 
@@ -273,10 +248,10 @@ def _memory_held(runtime: Runtime) -> str:
 
 
 def _memory_advice(recipe: Recipe, runtime: Runtime) -> str:
-    """Say what plans count for the recipe, and the changes that fit by that count."""
     from hlat.planner import USABLE_MEMORY_SHARE  # noqa: PLC0415 - only where memory is short
 
     recipe = recipe.in_mode(resolve_mode(recipe.precision.mode, has_fast_bf16(runtime.device)))
+    # By the planner's count, so that the advice is what hlat plan would say.
     needed = _memory_needed(recipe, runtime)
     total, limit = sum(needed.values()), USABLE_MEMORY_SHARE * backend_of(runtime.device).memory_bytes(runtime.device)
     parts = ", ".join(f"{name} {_gib(each)}" for name, each in needed.items() if each)

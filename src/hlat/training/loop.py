@@ -75,9 +75,9 @@ def run(
     ``hlat train --nproc``).
 
     Args:
-        recipe: a validated recipe.
+        recipe: with all of its rules checked.
         stream: output of the console; standard output if None.
-        data_progress: context manager that opens a progress display while text is prepared.
+        data_progress: opens a progress display while text is prepared.
         profile: write a trace of steps 4 to 6 of each rank, and a table, to <run.dir>/profile.
         allow_faults: inject the faults listed in the recipe. If False, a recipe that lists any is refused.
         require_step: resume from this step; fail unless it is the newest checkpoint.
@@ -90,6 +90,7 @@ def run(
     enter_phase("start")  # an earlier run of this process may have ended in another one
     refuse_faults(recipe.faults, allow_faults)
     this_rank = rank_info()
+    # Before anything is written: a component that cannot be imported is a mistake in the recipe.
     installed_components(recipe)
     if this_rank.rank == 0:
         check_installed(recipe.tracking)
@@ -116,6 +117,8 @@ def run(
         folder = _lock_run_folder(stack, recipe, runtime, stream)
         open_run_folder(recipe.run_dir, earlier)  # again: the folder may have changed while waiting for the lock
         resumes = runtime.ranks.run_on_rank0(lambda: has_begun(recipe.run_dir))
+        # A new run is recorded before data is prepared, so that one that dies early leaves its recipe. One that goes on
+        # is recorded once it is accepted.
         if not resumes:
             runtime.ranks.run_on_rank0(lambda: record_attempt(recipe, runtime, origin))
         try:
@@ -161,7 +164,7 @@ def _take_lock(stack: ExitStack, recipe: Recipe, stream: TextIO | None) -> int:
 
 
 def _open_tracker(state: RunState, stream: TextIO | None) -> Tracker | OtherRankTracker:
-    """Open the run's record on rank 0; messages of the other ranks go to their logs."""
+    # One writer of the record; messages of the other ranks go to their logs.
     if not state.runtime.ranks.is_first:
         return OtherRankTracker()
     recipe = state.recipe
@@ -207,6 +210,7 @@ def _train(
         if state.step < last_step:
             enter_stage("compiling, first step" if compiles else "first step")
         while state.step < last_step and stop_reason is None:
+            # Overlaps with the step: the answer is there when it ends.
             stop.start_vote()
             components.before_step()
             result = _training_step(state, prefetcher)
@@ -216,6 +220,7 @@ def _train(
             if result.verdict.action == "rollback":
                 roll_back(state, prefetcher, tracker)
                 components.after_rollback(state.step)
+                # Also after a rollback: the vote of this step has to be completed on every rank.
                 result, stop_reason = None, stop.vote_result()
                 continue
             stop_reason = stop.vote_result()
@@ -263,7 +268,6 @@ def _open_prefetcher(state: RunState, tracker: Tracker | OtherRankTracker) -> Ba
 
 
 def _training_step(state: RunState, prefetcher: BatchPrefetcher) -> StepResult:
-    """Read a batch, compute its gradient, check it and update the weights. Collective."""
     enter_phase("data")
     skipped = state.anomalies.skipped
     for first_sample in skipped.skipped_after(state.step):  # read and dropped: online streams have to move past them
@@ -277,6 +281,7 @@ def _training_step(state: RunState, prefetcher: BatchPrefetcher) -> StepResult:
 
     result = update(state.model, state.optimizer, state.recipe, state.step + 1, loss, check)
     enter_phase("between")
+    # After the update: if the step fails, a restart reads its samples again.
     state.training_data.advance(local_batch.progress)
     state.last_batch = local_batch.batch
     state.step += 1

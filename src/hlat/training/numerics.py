@@ -39,18 +39,9 @@ from hlat.runtime.random_keys import stream_key
 
 
 def configure_rounding(recipe: Recipe, here: RankInfo) -> None:
-    """Let the device of this process round as the recipe says; to be called before the process joins its run.
-
-    Every rank has a seed of its own: errors of ranks that compute the same positions of different sequences are then
-    independent, and cancel in sums. No element is stored by two ranks, which the rules of a recipe see to.
-
-    Args:
-        recipe: recipe of the run.
-        here: rank of this process.
-
-    Raises:
-        LaunchError: the device cannot, or the environment asks for the opposite.
-    """
+    """Let this process's device round as the recipe says, before it joins its run; raises LaunchError if it cannot."""
+    # A seed of its own for every rank: errors of ranks that compute the same positions of different sequences are then
+    # independent, and cancel in sums. The rules of a recipe see to it that no element is stored by two ranks.
     seed = stream_key(recipe.training.seed, "hardware rounding", here.rank) >> 33  # 31 bits
     backend_of(find_device_type(recipe.run.device)).configure_rounding(recipe.precision.in_hardware, seed)
 
@@ -58,16 +49,9 @@ def configure_rounding(recipe: Recipe, here: RankInfo) -> None:
 def resolve_precision(
     recipe: Recipe, runtime: Runtime, saved_recipe: Mapping[str, Any] | None
 ) -> tuple[Recipe, str | None]:
-    """Replace ``auto`` by a precision mode of ``MODES``, the same on every rank. Collective.
+    """Replace ``auto`` by a mode of ``MODES``, the same on every rank, and explain the choice if need be. Collective.
 
-    Args:
-        recipe: recipe of the run.
-        runtime: process group and device of this rank.
-        saved_recipe: the ``recipe`` entry of the metadata of the checkpoint to resume from; None for a new run.
-
-    Returns:
-        The recipe, and a line that explains the choice, or warns of one that is slow here; None instead of the line
-        if there is nothing to say.
+    ``saved_recipe`` is the ``recipe`` entry of the checkpoint to resume from; None for a new run.
     """
     fast = all(runtime.ranks.all_gather(has_fast_bf16(runtime.device)))
     if recipe.precision.mode != AUTO:
@@ -81,28 +65,22 @@ def resolve_precision(
 def resolve_determinism(recipe: Recipe, runtime: Runtime, saved_recipe: Mapping[str, Any] | None) -> Recipe:
     """Replace ``run.deterministic=auto`` by the same value on every rank, and set torch to it. Collective.
 
-    Args:
-        recipe: recipe with a resolved precision mode.
-        runtime: process group and device of this rank.
-        saved_recipe: as for ``resolve_precision``.
+    The precision mode has to be resolved before; ``saved_recipe`` is as for ``resolve_precision``.
     """
     asked = recipe.run.determinism
     if asked is None and saved_recipe is not None:
         asked = saved_determinism(saved_recipe)
     if asked is None:
+        # All ranks: the kernels of one model have to agree.
         asked = all(runtime.ranks.all_gather(deterministic_by_default(recipe, runtime.device)))
     configure_numerics(runtime.device, asked)  # until here, auto was true
     return recipe.with_determinism(asked)
 
 
 def emulation_warning(mode: str, device: torch.device) -> str | None:
-    """Return a warning if products in the dtype of a mode would be emulated by a device without fast bf16.
-
-    Args:
-        mode: one of ``MODES``.
-        device: device of this rank. Where hlat itself multiplies bf16 as fp32, there is nothing to warn of.
-    """
+    """Return a warning if a device without fast bf16 would emulate the products of a mode of ``MODES``."""
     compute = MODES[mode].compute
+    # Where hlat itself multiplies bf16 as fp32, there is nothing to warn of.
     if compute != torch.bfloat16 or backend_of(device).product_dtype(compute) != compute:
         return None
     return (
@@ -137,26 +115,15 @@ _CAUSES = {
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Names of what computes the parts of a model. Runs with the same names have the same bits, as far as hlat decides.
+    """Names of what computes the parts of a model. Runs with the same names have the same bits."""
 
-    Attributes:
-        kernels: computes norms, RoPE, SwiGLU and loss.
-        attention: computes attention.
-        products: computes products of weights and activations.
-    """
-
-    kernels: str = TORCH
+    kernels: str = TORCH  # of norms, RoPE, SwiGLU and loss
     attention: str = TORCH
-    products: str = TORCH
+    products: str = TORCH  # of weights and activations
 
     @classmethod
     def of(cls, recipe: Recipe, runtime: Runtime) -> "Arithmetic":
-        """Name what computes a recipe's model on this process's device.
-
-        Args:
-            recipe: with ``precision.mode`` resolved.
-            runtime: device and number of processes.
-        """
+        """Name what computes a recipe's model on this process's device; ``precision.mode`` has to be resolved."""
         compute = MODES[recipe.precision.mode].compute
         deterministic = recipe.run.determinism is not False
         compiles = decide_compilation(recipe, runtime.device, runtime.world).on
@@ -167,10 +134,8 @@ class Arithmetic:
         )
 
     def saved_in(self, versions: Mapping[str, str]) -> "Arithmetic":
-        """Return the names in the versions of a checkpoint. Earlier versions of hlat did not save all of them.
-
-        They had no other kernels than torch's, and said nothing of products: those of fp32 were torch's.
-        """
+        """Return the names in the versions of a checkpoint; earlier versions of hlat did not save all of them."""
+        # Earlier versions had no other kernels than torch's, and said nothing of products: those of fp32 were torch's.
         own_attention = describe_attention() in self.attention
         earlier = {
             "kernels": TORCH,
@@ -180,7 +145,6 @@ class Arithmetic:
         return Arithmetic(**{each.name: versions.get(each.name, earlier[each.name]) for each in fields(self)})
 
     def names(self) -> dict[str, str]:
-        """Return the names by part, as checkpoints and events have them."""
         return asdict(self)
 
     def by_subject(self) -> dict[str, str]:
@@ -188,17 +152,11 @@ class Arithmetic:
         return {subject: getattr(self, part) for part, subject in _SUBJECTS.items()}
 
     def differences(self, saved: "Arithmetic") -> Iterator[str]:
-        """Yield a message for each part that another name computed before."""
         for subject in self._changed(saved).values():
             yield f"{subject}: they round differently, so the run will not be bitwise the one that was not interrupted"
 
     def check_resume(self, versions: Mapping[str, str], recipe: Recipe, changes: Iterable[RecipeChange]) -> None:
         """Check that what computes the model is what did before a checkpoint, or that somebody asked for the change.
-
-        Args:
-            versions: versions of the checkpoint.
-            recipe: the present recipe; ``run.deterministic=false`` accepts every change.
-            changes: its differences from the recipe of the checkpoint.
 
         Raises:
             CheckpointError: the bits would differ unasked, such as where there is no compiler or no space for it.
@@ -209,6 +167,7 @@ class Arithmetic:
             for part, text in self._changed(self.saved_in(versions)).items()
             if part in versions and not any(path.startswith(_CAUSES[part]) for path in paths)
         ]
+        # run.deterministic=false accepts other bits.
         if unasked and recipe.run.deterministic:
             raise CheckpointError(
                 "\n  ".join(["the run cannot resume here bit for bit: other kernels compute its model", *unasked])
@@ -218,7 +177,6 @@ class Arithmetic:
             )
 
     def _changed(self, saved: "Arithmetic") -> dict[str, str]:
-        """Describe each part that another name computed before, by part."""
         now, before = self.names(), saved.names()
         return {
             part: f"{subject}: computed by {now[part]}, before the checkpoint by {before[part]}"

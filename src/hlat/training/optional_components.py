@@ -35,14 +35,7 @@ class WeightAverage(TrainingComponent):
     """Average of the rows that this rank stores: as many fp32 elements, sharded as the weights are.
 
     Up to ``start_step`` the average equals the weights. From then on every multiple of ``every_steps`` updates it,
-    unless the optimizer's update was skipped. In modes with fp32 master weights these are averaged, otherwise the bf16
-    weights, converted to fp32. There is no communication and no wait for the device.
-
-    Args:
-        decay: weight of the old average in an update.
-        every_steps: steps between two updates.
-        start_step: step with whose weights the average begins.
-        parameters: this rank's parameters.
+    unless the optimizer's update was skipped. There is no communication and no wait for the device.
     """
 
     def __init__(self, decay: float, every_steps: int, start_step: int, parameters: Sequence[LocalParameter]) -> None:
@@ -53,12 +46,10 @@ class WeightAverage(TrainingComponent):
         ]
 
     def state(self) -> Sequence[ExtraState]:
-        """Return the averages."""
         return [ExtraState("ema", self._averages)]
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Begin with the weights as they are."""
         for average, each in zip(self._averages, self._parameters, strict=True):
             average.copy_(each.tensor)
 
@@ -104,14 +95,11 @@ class Installed:
     options: BaseModel
 
     def build(self, parameters: Sequence[LocalParameter]) -> TrainingComponent:
-        """Build the component.
-
-        Raises:
-            RecipeError: its constructor failed, or its state has another name than the component.
-        """
+        """Build the component; raises RecipeError if its constructor fails or its state has another name."""
         try:
             component = self.kind(self.options, parameters)  # type: ignore[call-arg]
             names = {state.name for state in component.state()}
+        # Code of another package may raise anything.
         except Exception as error:
             raise RecipeError([_component_problem(self.name, f"it cannot be built: {_error_text(error)}.")]) from error
         if names - {self.name}:
@@ -145,6 +133,7 @@ def _load_component(name: str, options: Mapping[str, Any]) -> Installed:
         raise RecipeError(
             [_component_problem(name, "the name is reserved for hlat's own state.", "Rename the component.")]
         )
+    # Two packages with the same name: hlat must not choose for the user.
     candidates = entry_points(group=GROUP, name=name)
     if len(candidates) != 1:
         raise RecipeError([_not_one_component(name, list(candidates))])
@@ -207,15 +196,7 @@ BUILT_IN: tuple[Callable[[Recipe, Sequence[LocalParameter]], TrainingComponent |
 
 
 def requested_components(recipe: Recipe, parameters: Sequence[LocalParameter]) -> ComponentList:
-    """Build the components that the recipe asks for.
-
-    Args:
-        recipe: recipe of the run, with ``precision.mode`` resolved.
-        parameters: this rank's parameters; weights need not be there yet.
-
-    Raises:
-        RecipeError: a component of another package cannot be used.
-    """
+    """Build the components that the recipe asks for, before weights are there; raises RecipeError for a bad one."""
     built = [build(recipe, parameters) for build in BUILT_IN]
     others = [installed.build(parameters) for installed in installed_components(recipe)]
     return ComponentList([*(component for component in built if component is not None), *others])

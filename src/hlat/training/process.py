@@ -50,7 +50,7 @@ class OperatorTime:
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of work of an operator or kernel, by its name."""
+    """Return the kind of work of an operator or kernel: the first whose words its name contains."""
     return next((kind for kind, words in _KINDS_OF_WORK if any(word in name for word in words)), _OTHER_WORK)
 
 
@@ -74,14 +74,7 @@ def table(times: Iterable[OperatorTime], steps: int) -> str:
 
 @contextmanager
 def profile_steps(wanted: bool, folder: Path, rank: int, say: Callable[[str], None]) -> Iterator[Callable[[], None]]:
-    """Profile steps 4 to 6, and yield the function to call after each step.
-
-    Args:
-        wanted: False yields a function that does nothing.
-        folder: receives trace and table.
-        rank: rank of this process, for the file names.
-        say: shows the table to the user.
-    """
+    """Profile steps 4 to 6 if wanted, and yield the function to call after each step; ``say`` shows the table."""
     if not wanted:
         yield lambda: None
         return
@@ -96,6 +89,7 @@ def profile_steps(wanted: bool, folder: Path, rank: int, say: Callable[[str], No
     activities = [ProfilerActivity.CPU]
     if torch.accelerator.is_available():
         activities += [each for each in torch.profiler.supported_activities() if each != ProfilerActivity.CPU]
+    # One step of warm-up: starting to trace takes time that is not the step's.
     plan = schedule(wait=_SKIPPED_STEPS - 1, warmup=1, active=_PROFILED_STEPS, repeat=1)
     with profile(activities=activities, schedule=plan, on_trace_ready=write) as running:
         yield running.step
@@ -119,11 +113,11 @@ _COLLECT_EVERY = 100  # steps
 
 
 class GarbageCollection:
-    """Collects after every 100th step."""
+    """Collector that runs after every 100th step."""
 
     def after_step(self, step: int) -> None:
-        """Collect the two younger generations, if this step is a multiple of 100."""
         if step % _COLLECT_EVERY == 0:
+            # The two younger generations are enough: no step creates reference cycles that hold tensors.
             gc.collect(1)
 
 
@@ -132,6 +126,7 @@ def scheduled_gc() -> Iterator[GarbageCollection]:
     """Disable automatic collection inside the block, and freeze the objects that exist at its start."""
     was_enabled = gc.isenabled()
     gc.collect()
+    # What exists now stays for the whole run: later collections need not look at it.
     gc.freeze()
     gc.disable()
     try:
@@ -143,22 +138,16 @@ def scheduled_gc() -> Iterator[GarbageCollection]:
 
 
 class Profiler(TrainingComponent):
-    """Profiles steps 4 to 6 of this process (``hlat train --profile``).
-
-    Args:
-        wanted: False does nothing.
-    """
+    """Profiles steps 4 to 6 of this process (``hlat train --profile``)."""
 
     def __init__(self, wanted: bool) -> None:
         self._wanted = wanted
 
     def begin(self, start: LoopStart) -> None:
-        """Start the profiler."""
         folder, rank = start.recipe.run_dir / "profile", start.runtime.rank
         self._step = start.stack.enter_context(profile_steps(self._wanted, folder, rank, start.tracker.message))
 
     def after_step(self, end: StepEnd) -> None:
-        """Count the step; after the last profiled one trace and table are written."""
         self._step()
 
 
@@ -166,11 +155,9 @@ class GarbageCollector(TrainingComponent):
     """Runs Python's garbage collector after the same steps on every rank."""
 
     def begin(self, start: LoopStart) -> None:
-        """Take over from the automatic collection."""
         self._collection = start.stack.enter_context(scheduled_gc())
 
     def after_step(self, end: StepEnd) -> None:
-        """Collect, after every 100th step."""
         self._collection.after_step(end.step)
 
 
@@ -183,11 +170,9 @@ class FaultInjection(TrainingComponent):
         self._faults = FaultInjector(recipe.faults, state.runtime.ranks, fault_folder(recipe), recipe.batches)
 
     def begin(self, start: LoopStart) -> None:
-        """Observe the phases."""
         self._faults.set_parameters(self._state.model.local_parameters)
         start.stack.enter_context(observe_phases(self._faults))
 
     def before_step(self) -> None:
-        """Record the number of the next step, and the first sample of its batch."""
         step = self._state.step
         self._faults.begin_step(step + 1, self._state.anomalies.skipped.next_step_start(step))

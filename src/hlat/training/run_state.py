@@ -69,7 +69,7 @@ from hlat.training.validation.evaluation import Evaluation, open_evaluation
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """A checkpoint of this run."""
+    """Newest checkpoint that this process has saved or resumed from."""
 
     step: int
     path: Path
@@ -84,7 +84,7 @@ class DamagedCheckpoint:
 
     @property
     def step(self) -> int:
-        """Step of the checkpoint; -1 if its name has none."""
+        """Step in the checkpoint's name; -1 if there is none."""
         step = step_of_path(Path(self.path))
         return -1 if step is None else step
 
@@ -98,12 +98,8 @@ def check_nothing_lost(
 ) -> None:
     """Check that the newest state found is as new as the durable one, or that the newer one is damaged. Collective.
 
-    Args:
-        ranks: the processes of the run.
-        run_dir: the folder of the run.
-        found: step of the newest valid state; None if there is none.
-        earlier: the step known to be durable; None if unknown.
-        damaged: checkpoints just found damaged and set aside; only rank 0's list is used.
+    ``found`` is the step of the newest valid state, ``earlier`` has the step known to be durable; None for no such.
+    ``damaged`` are checkpoints just set aside; only rank 0's list is used.
 
     Raises:
         StateLostError: a durable state is missing.
@@ -131,7 +127,7 @@ DataProgress = Callable[[], AbstractContextManager[ProgressCallback | None]]
 
 
 def no_progress() -> AbstractContextManager[None]:
-    """Prepare without a progress display."""
+    """Open no progress display while text is prepared."""
     return nullcontext()
 
 
@@ -179,30 +175,18 @@ class RunState:
         return self.anomalies.skipped.samples_of(self.step) * self.recipe.data.sequence_length
 
     def data_notes_at_end(self) -> list[str]:
-        """Return notes on data of which not all checksums were compared while the model trained. Collective.
-
-        Raises:
-            DataError: a checksum differs.
-        """
+        """Return notes on checksums compared late; raises DataError if one differs. Collective."""
+        # Shards are compared while the model trains, so that it starts at once.
         read = (self.prepared, *self.sets.values())
         return self.runtime.ranks.run_on_rank0(lambda: [note for data in read for note in data.notes_at_end()])
 
     def utilization(self, tokens_per_second: float, convention: Literal["causal", "full"]) -> float:
-        """Return the model FLOP/s utilization: FLOP/s that the model needs as a share of the peak of all devices.
-
-        Args:
-            tokens_per_second: training throughput of the run.
-            convention: count attention FLOPs as ``causal`` or ``full``.
-        """
+        """Return the model FLOP/s utilization, a share of the peak of all devices."""
         flops = flops_per_token(self.recipe.model, self.recipe.data.sequence_length, convention)
         return flops * tokens_per_second / (self.peak.value * self.runtime.world)
 
     def check_folder(self) -> None:
-        """Check on every rank that the run's folder is there. Collective.
-
-        Raises:
-            StateLostError: the folder is gone.
-        """
+        """Raise StateLostError on every rank if the run's folder is gone. Collective."""
         self.runtime.ranks.run_on_all(self.folder.check)
 
     def content(self) -> CheckpointContent:
@@ -235,8 +219,10 @@ def _prepare_data(recipe: Recipe, runtime: Runtime, data_progress: DataProgress)
         with data_progress() as progress:
             made.append(prepare_recipe_data(recipe, progress=progress))
 
+    # Preparing text may take long: what can be refused is refused before.
     weights = runtime.ranks.run_on_rank0(lambda: _check_inputs(recipe))
     runtime.ranks.run_on_rank0(make)
+    # Machines without a shared file system prepare the text themselves.
     runtime.ranks.run_on_all(lambda: make() if runtime.local_rank == 0 and runtime.rank > 0 else None)
     prepared = runtime.ranks.run_on_all(lambda: made[0] if made else open_prepared(recipe.prepared_dir))
     runtime.ranks.run_on_all(lambda: prepared.check_before_training() if runtime.local_rank == 0 else None)
@@ -285,11 +271,7 @@ def _open_evaluation(
 
 
 def _check_inputs(recipe: Recipe) -> Path | None:
-    """Check the recipe's input files before the text is prepared, which may take long.
-
-    Returns:
-        The checkpoint or Hugging Face folder whose weights the run starts from, if the recipe names one.
-    """
+    """Check input files before the text is prepared; return the folder of the weights to start from, if any."""
     check_tokenizer(recipe.data, recipe.model.vocab_size)
     init_from = recipe.checkpoint.init_from
     return find_weights(init_from, recipe.model) if init_from is not None else None
@@ -313,17 +295,13 @@ def build_run_state(
 ) -> RunState:
     """Build a run and load its newest valid checkpoint, if there is one. Collective.
 
-    Args:
-        recipe: recipe of the run.
-        runtime: process group and device of this rank.
-        folder: the locked folder of the run.
-        data_progress: context manager that opens a progress display while text is prepared.
-        require_step: step that the newest valid checkpoint must have; None accepts any, or none.
-        earlier: durable step and run id of the previous attempt; None in the first one.
+    ``require_step`` is the step that this checkpoint must have; None accepts any, or none. ``earlier`` is the durable
+    step and run id of the previous attempt. The folder has to be locked.
 
     Raises:
         HlatError: any subclass; the message says what is wrong and what would work.
     """
+    # First: ranks with different recipes or code would hang in some later collective.
     check_consistent(runtime.ranks, {"recipe": _dotted_fields(recipe.model_dump(mode="json")), "code": code_identity()})
     seed_generators(recipe.training.seed)
     enter_stage("preparing data")
@@ -340,6 +318,7 @@ def build_run_state(
     check_nothing_lost(runtime.ranks, folder.path, newest.step if newest is not None else None, earlier, damaged)
     asked_for = recipe.precision.mode
     saved_recipe = read_saved_run(newest)[0] if newest is not None else None
+    # Before the model is built: the mode decides about the dtype of the weights.
     recipe, precision_note = resolve_precision(recipe, runtime, saved_recipe)
     recipe = resolve_determinism(recipe, runtime, saved_recipe)
     arithmetic = Arithmetic.of(recipe, runtime)
@@ -350,6 +329,7 @@ def build_run_state(
         recipe_changes += evaluation.changes_since(newest.meta.get("evaluation", {}))
     fresh = newest is None and recipe.checkpoint.init_from is None
     enter_stage("building the model")
+    # Weights that are loaded below need not be initialised.
     model = build_parallel(recipe, runtime, seed if fresh else None)
     precision = recipe.precision
     optimizer = build_optimizer(
@@ -402,7 +382,8 @@ def build_run_state(
 
 
 def _earlier_weights(recipe: Recipe) -> str | None:
-    """Return the identity of the weights that this run began with before; None if it had others or none is known."""
+    """Return the identity of the weights that this run began with before; None if unknown or others."""
+    # A run that starts anew, before its first checkpoint, must begin with the same weights as before.
     events, _ = read_valid_records(recipe.run_dir / "events.jsonl")
     begun = [event for event in events if event.get("init_from") == recipe.checkpoint.init_from]
     found = begun[-1].get("init_sha256") if begun else None
@@ -412,14 +393,7 @@ def _earlier_weights(recipe: Recipe) -> str | None:
 def _open_storage(
     recipe: Recipe, runtime: Runtime, folder: RunFolder, damaged: list[DamagedCheckpoint]
 ) -> tuple[CheckpointStore, Tiers]:
-    """Open the run's checkpoint store, snapshots and object store. Collective.
-
-    Args:
-        recipe: recipe of the run.
-        runtime: process group and device of this rank.
-        folder: the run's folder; its ``run_id`` is set.
-        damaged: receives the checkpoints that are found damaged, now and later.
-    """
+    """Open checkpoint store, snapshots and object store; ``damaged`` receives bad checkpoints. Collective."""
     disk = checkpoint_disk(recipe, runtime.rank)
     store = CheckpointStore(
         recipe.run_dir / "checkpoints",

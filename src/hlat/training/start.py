@@ -72,28 +72,17 @@ _POLL_EVERY = 0.1  # seconds
 
 
 def _say_nothing(text: str) -> None:
-    """Show nothing."""
+    """Ignore the message about a wait."""
 
 
 @contextmanager
 def run_lock(
     run_dir: Path, say: Callable[[str], None] = _say_nothing, patience: float = _LOCK_PATIENCE
 ) -> Iterator[int]:
-    """Hold the lock of the run directory. The system releases it when the process ends, however it ends.
+    """Hold the lock of an existing run directory; yields its file descriptor, which holds the lock until it closes.
 
-    If the present holder is about to end, wait for it: a process whose supervisor was killed saves and stops, and a
-    process that was killed may have left a saver that finishes writing a checkpoint. A holder on another host is waited
-    for a shorter time, because it cannot be looked at. The holder may also belong to an earlier attempt of this launch
-    on several hosts, and never end because its host is stopped: then the lock file is replaced. Whoever holds the old
-    one is found out before it writes (``RunFolder.check``).
-
-    Args:
-        run_dir: an existing folder.
-        say: called once with a message if another process is waited for.
-        patience: seconds to wait at most.
-
-    Yields:
-        A file descriptor that holds the lock; a process that inherits it holds the lock until it closes it.
+    A holder that is about to end is waited for, ``patience`` seconds at most. One on another host is waited for less
+    long, because it cannot be looked at. ``say`` is called once with a message before the wait.
 
     Raises:
         LaunchError: another process holds the lock.
@@ -101,6 +90,9 @@ def run_lock(
     """
     file = _open_lock(run_dir)
     try:
+        # A process whose supervisor was killed saves and stops, and a killed one may have left a saver that still
+        # writes. A holder of an earlier attempt of this launch may never end, because its host is stopped: its lock
+        # file is replaced, and it notices before it writes (RunFolder.check).
         if not _take_lock(file) and not _wait_for_lock(file, run_dir, say, patience):
             file.close()
             file = _replace_lock(run_dir)
@@ -121,9 +113,9 @@ def _open_lock(run_dir: Path) -> TextIOWrapper:
 
 
 def _replace_lock(run_dir: Path) -> TextIOWrapper:
-    """Put a new lock file, which this process holds, in the place of the present one."""
     path = run_dir / f"{LOCK_NAME}.{os.getpid()}"
     file = path.open("a+")
+    # Before the rename: nobody can take the new file in between.
     fcntl.flock(file, fcntl.LOCK_EX)
     path.replace(run_dir / LOCK_NAME)
     return file
@@ -158,13 +150,13 @@ def _wait_for_lock(file: TextIOWrapper, run_dir: Path, say: Callable[[str], None
 
 
 def _lock_patience(holder: str, longest: float) -> float:
-    """Seconds to wait for a holder."""
     if not holder:  # it has the lock and is about to write its process id
         return longest
     fields = _lock_fields(holder)
     if fields.get("on") != socket.gethostname():
         return _OTHER_HOST if fields else 0.0
     numbers = (fields.get("pid", ""), fields.get("launcher", ""))
+    # A dead writer with a living child, or a dead launcher: the holder is about to end.
     is_ending = any(number.isdigit() and not is_running(int(number)) for number in numbers)
     return longest if is_ending else 0.0
 
@@ -187,17 +179,11 @@ _PACKAGES = ("numpy", "pyarrow", "safetensors", "tokenizers", "transformers", "t
 
 @dataclass(frozen=True)
 class RunOrigin:
-    """Origin of a recipe.
+    """File and overrides of a recipe."""
 
-    Attributes:
-        source: recipe file, or the name of a shipped recipe.
-        text: its text; empty if it could not be read.
-        overrides: ``a.b=c`` each.
-    """
-
-    source: str
-    text: str
-    overrides: tuple[str, ...] = ()
+    source: str  # recipe file, or the name of a shipped recipe
+    text: str  # its text; empty if it could not be read
+    overrides: tuple[str, ...] = ()  # ``a.b=c`` each
 
 
 def has_begun(run_dir: Path) -> bool:
@@ -209,10 +195,7 @@ def has_begun(run_dir: Path) -> bool:
 def record_attempt(recipe: Recipe, runtime: Runtime, origin: RunOrigin | None) -> None:
     """Write the resolved recipe to the run's folder, and append this attempt. For rank 0, in an existing folder.
 
-    Args:
-        recipe: the recipe as it was loaded; ``precision.mode`` may still be auto.
-        runtime: processes and device.
-        origin: file and overrides; None for a recipe that a program has made.
+    The recipe is as it was loaded; ``precision.mode`` may still be auto. ``origin`` is None if a program made it.
 
     Raises:
         StorageError: a file cannot be written, or would replace a recipe of the user's.
@@ -272,7 +255,6 @@ def _earlier_recipe(file: Path) -> dict[str, Any] | None:
 
 
 def _changed_fields(before: dict[str, Any] | None, now: dict[str, Any], prefix: str = "") -> list[dict[str, Any]]:
-    """List the fields in which two recipes differ, by dotted path."""
     if before is None:
         return []
     found: list[dict[str, Any]] = []
@@ -280,6 +262,7 @@ def _changed_fields(before: dict[str, Any] | None, now: dict[str, Any], prefix: 
         old, new = before.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
             found += _changed_fields(old, new, f"{prefix}{name}.")
+        # As JSON: a tuple of the recipe is a list in the file.
         elif json.dumps(old, default=str) != json.dumps(new, default=str):
             found.append({"path": f"{prefix}{name}", "old": old, "new": new})
     return found
@@ -296,7 +279,6 @@ def _package_versions() -> dict[str, str]:
 
 
 def _git_record() -> dict[str, str] | None:
-    """Return the commit of the git project of the working folder; None if it is in none."""
     commit = git_commit(Path.cwd())
     return None if commit is None else {"commit": commit}
 
@@ -331,7 +313,6 @@ def _shared_git_folder(own: Path) -> Path:
 
 
 def _resolve_git_name(own: Path, shared: Path, name: str, links: int) -> str | None:
-    """Return the commit of HEAD or a branch."""
     text = _git_name_content(own, shared, name)
     branch = _BRANCH.fullmatch(text)
     if branch is None:
@@ -369,6 +350,7 @@ def announce(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
     begins = recipe.checkpoint.init_from is not None and state.saved is None
     loaded = {"init_from": recipe.checkpoint.init_from, "init_sha256": state.initial_weights} if begins else {}
     tracker.event(
+        # A run that is killed before its first checkpoint starts again.
         "resume" if state.step else "start",
         step=state.step,
         parameters=parameters,

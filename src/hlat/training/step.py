@@ -41,12 +41,7 @@ class StepResult:
 
 
 def accumulate_gradients(model: ParallelModel, batch: Batch) -> torch.Tensor:
-    """Compute the gradient of the global batch's mean loss into ``.grad``; return this rank's term of the loss.
-
-    Args:
-        model: this rank's shard.
-        batch: the sequences ``model.rows(size)`` of the global batch.
-    """
+    """Add the gradient of the global batch's mean loss to ``.grad``; return this rank's term of the loss."""
     return model.accumulate_gradients(batch.inputs_BS, batch.labels_BS, batch.positions_BS)
 
 
@@ -60,13 +55,8 @@ def update(
 ) -> StepResult:
     """Reduce loss and gradients over all ranks, and update the weights if the verdict applies the update. Collective.
 
-    Args:
-        model: this rank's shard, with its gradients.
-        optimizer: optimizer of its parameters.
-        recipe: gives clipping and learning-rate schedule.
-        step: number of this step, counted from 1.
-        loss: result of ``accumulate_gradients``.
-        check: returns the verdict; None always applies the update, without synchronizing with the device.
+    ``step`` counts from 1, ``loss`` is the result of ``accumulate_gradients``. Without ``check``, the update is always
+    applied, and the device is not waited for.
     """
     enter_phase("reduce")
     loss, norm = model.reduce_loss_and_norm(loss)
@@ -81,6 +71,7 @@ def update(
             optimizer.clip_gradients(norm, recipe.optimizer.clip_norm)
         optimizer.set_learning_rate(rate)
         optimizer.step()
+    # None instead of zeros: frees the memory, and backward writes gradients without reading them.
     optimizer.zero_grad(set_to_none=True)
     return StepResult(loss, norm, rate, verdict)
 
@@ -89,7 +80,7 @@ TRAINING_PHASES = ("data", "forward", "backward", "reduce", "optimizer", "device
 
 
 class PhaseTimer:
-    """Seconds per named phase since the last ``reset``. A phase observer: a phase lasts until the next one begins."""
+    """Seconds per named phase since the last ``reset``; a phase lasts until the next one begins."""
 
     def __init__(self, first: str = "between", clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -97,7 +88,6 @@ class PhaseTimer:
         self._phase, self._since = first, clock()
 
     def __call__(self, phase: str) -> None:
-        """End the current phase and begin another."""
         now = self._clock()
         self._seconds[self._phase] += now - self._since
         self._phase, self._since = phase, now

@@ -33,11 +33,9 @@ from hlat.training.validation.losses import ValidationResult
 
 
 def reproducible_metrics(state: RunState, result: StepResult) -> dict[str, Any]:
-    """Return the metrics of the step just done that are the same on any machine: values and position in the data.
-
-    Collective. Waits for the device once: the norm of the weights is that after the update, so that the times read
-    afterwards are those of finished steps.
-    """
+    """Return the step's metrics that are the same on any machine: values and position in the data. Collective."""
+    # Waits for the device once. The norm is that after the update, so times read afterwards are those of finished
+    # steps.
     norm = state.model.parameter_norm()
     enter_phase("device")
     loss, gradient_norm, parameter_norm = torch.stack((result.loss, result.gradient_norm, norm)).tolist()
@@ -55,13 +53,7 @@ def reproducible_metrics(state: RunState, result: StepResult) -> dict[str, Any]:
 
 
 def timing_metrics(state: RunState, tokens: int, timer: PhaseTimer) -> dict[str, Any]:
-    """Return the metrics that depend on machine and time: throughput, MFU, memory, seconds per phase. Collective.
-
-    Args:
-        state: the run.
-        tokens: tokens of the steps since the last line.
-        timer: seconds per phase since the last line; it is reset.
-    """
+    """Return the metrics of machine and time since the last line, and reset the timer. Collective."""
     rate = tokens / timer.training_seconds
     return {
         "tokens_per_second": rate,
@@ -73,9 +65,10 @@ def timing_metrics(state: RunState, tokens: int, timer: PhaseTimer) -> dict[str,
 
 
 def batch_crc32(state: RunState) -> int:
-    """Return the checksum of the last global batch: the sum of its sequences' CRC-32, modulo 2^32. Collective."""
+    """Return the sum of the CRC-32 of the last global batch's sequences, modulo 2^32. Collective."""
     local = 0
     if state.last_batch is not None and state.model.is_model_parallel_leader:
+        # A sum, because it does not depend on which rank has which rows.
         local = sum(zlib.crc32(row.tobytes()) for row in state.last_batch.inputs_BS.numpy())
     return int(state.runtime.ranks.all_reduce_sum(torch.tensor([local], dtype=torch.int64)).item()) & 0xFFFFFFFF
 
@@ -105,11 +98,7 @@ _ACTIONS = {
 
 
 def report_anomaly(state: RunState, result: StepResult, tracker: Tracker | OtherRankTracker) -> None:
-    """Record the anomaly of the step just done, if there is one. Collective.
-
-    Raises:
-        NumericsError: the action of the verdict is "stop".
-    """
+    """Record the step's anomaly, if any; raises NumericsError if the verdict is to stop. Collective."""
     verdict = result.verdict
     if verdict.samples is None:
         return
@@ -133,23 +122,16 @@ def report_anomaly(state: RunState, result: StepResult, tracker: Tracker | Other
 
 
 def check_finite(state: RunState, result: StepResult) -> None:
-    """Check that the weights are finite, and also loss and gradient norm if the update was applied. Collective.
-
-    Every rank sees the same numbers and decides the same. Waits for the device, so call it where that happens anyway.
-
-    Raises:
-        NumericsError: one of them is infinite or NaN.
-    """
+    """Raise NumericsError unless the weights, and the numbers of an applied update, are finite. Collective."""
+    # Waits for the device, so it is called where that happens anyway. Every rank sees the same numbers and decides
+    # alike.
     values = torch.stack((result.loss, result.gradient_norm, state.model.parameter_norm())).tolist()
     check_values(state, result.verdict.applied, *values)
 
 
 def check_values(state: RunState, applied: bool, loss: float, gradient_norm: float, parameter_norm: float) -> None:
-    """Check that the norm of the weights is finite, and also loss and gradient norm if the update was applied.
-
-    Raises:
-        NumericsError: one of them is infinite or NaN.
-    """
+    """Raise NumericsError unless the norm of the weights, and the numbers of an applied update, are finite."""
+    # A refused update may have an infinite loss: it changed nothing.
     if all(map(math.isfinite, (parameter_norm, *((loss, gradient_norm) if applied else ())))):
         return
     numbers = f"loss {loss}, gradient norm {gradient_norm}, parameter norm {parameter_norm}"
@@ -171,28 +153,16 @@ def _diverged(state: RunState, problem: str) -> NumericsError:
 
 
 class MetricsLines(TrainingComponent):
-    """Writer of the lines of a run: evaluates, if the step does, and writes the line that was collected before.
-
-    Args:
-        state: the run; its ``unwritten_metrics`` are those of a line that is not written yet.
-        tracker: receives the lines.
-        timer: measures the seconds per phase between two lines.
-
-    Attributes:
-        validation: result on the validation split of the last step, if that step evaluated.
-    """
+    """Evaluates, if the step does, and writes the line of metrics that was collected before the save."""
 
     def __init__(self, state: RunState, tracker: Tracker | OtherRankTracker, timer: PhaseTimer) -> None:
         self._state, self._tracker, self._timer = state, tracker, timer
         self._tokens_before = state.tokens  # at the last line, or where this process started from
         self._attempts = EvaluationAttempts(state.recipe.run_dir)
-        self.validation: ValidationResult | None = None
+        self.validation: ValidationResult | None = None  # of the last step, if it evaluated
 
     def write_missing(self) -> None:
-        """Write the line of the resumed step, if the checkpoint has its metrics and the file does not. Collective.
-
-        This process did not time that step, so the line has no times.
-        """
+        """Write the resumed step's line if the checkpoint has it and the file does not; without times. Collective."""
         state, tracker = self._state, self._tracker
         metrics, state.unwritten_metrics = state.unwritten_metrics, None
         if metrics is None or not self._is_due():
@@ -201,11 +171,7 @@ class MetricsLines(TrainingComponent):
             self.validation = self._write(metrics)
 
     def collect(self, result: StepResult) -> None:
-        """Collect the metrics of the step just done, if it is logged, to be saved in its checkpoint. Collective.
-
-        Raises:
-            NumericsError: loss, gradient norm or weights are not finite; the line is written first, without evaluation.
-        """
+        """Collect the step's metrics if it is logged; raises NumericsError if they are not finite. Collective."""
         state = self._state
         metrics = state.unwritten_metrics = reproducible_metrics(state, result) if self._is_due() else None
         if metrics is None:
@@ -214,21 +180,17 @@ class MetricsLines(TrainingComponent):
             values = (metrics[name] for name in ("loss", "grad_norm", "param_norm"))
             check_values(state, result.verdict.applied, *values)
         except NumericsError:
+            # The line shows the user at which numbers the run diverged.
             self._log(metrics | self._times())
             raise
 
     def after_step(self, end: StepEnd) -> None:
-        """Evaluate, if this step does, and write the collected line. Collective.
-
-        Raises:
-            StateLostError: the run's folder is gone.
-            StorageError: the line cannot be written.
-        """
+        """Evaluate, if this step does, and write the collected line. Collective."""
         metrics, self._state.unwritten_metrics = self._state.unwritten_metrics, None
         self.validation = None if metrics is None else self._write(metrics, timed=True)
 
     def after_rollback(self, step: int) -> None:
-        """Drop the collected line and start timing anew."""
+        # The undone steps took time, which is not that of the tokens to come.
         self._state.unwritten_metrics, self._tokens_before, self.validation = None, self._state.tokens, None
         self._timer.reset()
 
@@ -263,10 +225,10 @@ class MetricsLines(TrainingComponent):
         return step == self._state.recipe.total_steps or (every is not None and step % every == 0)
 
     def _passed(self, tokens: int | None) -> bool:
-        """True if the last step reached or passed a multiple of so many training tokens."""
         if tokens is None:
             return False
         batches, length, step = self._state.recipe.batches, self._state.recipe.data.sequence_length, self._state.step
+        # Steps rarely end on a multiple exactly: the first one at or past it counts.
         return batches.first_of(step) * length // tokens > batches.first_of(step - 1) * length // tokens
 
     def _evaluate(self) -> EvaluationResult | None:
@@ -281,6 +243,7 @@ class MetricsLines(TrainingComponent):
         result, failure = None, ""
         try:
             result = state.evaluation.run(state.model)
+        # A failure on one rank must not end the run: all ranks learn of it below, and go on.
         except Exception as error:
             failure = f"{type(error).__name__}: {error}"
         enter_phase("between")
@@ -304,5 +267,4 @@ class MetricsCollection(TrainingComponent):
         self._lines = lines
 
     def after_step(self, end: StepEnd) -> None:
-        """Collect the metrics of the step. Collective."""
         self._lines.collect(end.result)

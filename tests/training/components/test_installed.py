@@ -25,7 +25,7 @@ from tests.support.same_runs import assert_same_state
 SOURCE = '''
 import torch
 from hlat.checkpoint import ExtraState
-from hlat.config.sections.base import Section
+from hlat.config import Section
 from hlat.training.components import TrainingComponent
 
 class Options(Section):

@@ -17,10 +17,9 @@ from hlat.checkpoint.format.base import CheckpointFormat
 from hlat.checkpoint.format.format_1 import Format1
 from hlat.runtime.errors import CheckpointError, CheckpointFormatError
 
-FORMATS: dict[int, CheckpointFormat] = {
+FORMATS: dict[int, CheckpointFormat] = {  # by version
     1: Format1(),
 }
-"""Formats by version."""
 
 
 def newest_format() -> CheckpointFormat:
@@ -29,13 +28,9 @@ def newest_format() -> CheckpointFormat:
 
 
 def format_numbered(version: Any) -> CheckpointFormat:
-    """Return the format of a version, as found in a manifest.
-
-    Raises:
-        CheckpointFormatError: the version is newer than all that this version of hlat reads.
-        CheckpointError: hlat has never written such a version.
-    """
+    """Format of a version in a manifest; CheckpointFormatError if newer than all, CheckpointError if unknown."""
     newest = newest_format().version
+    # The type first: True and 1.0 are equal to 1.
     if type(version) is int and version in FORMATS:
         return FORMATS[version]
     if type(version) is int and version > newest:

@@ -25,48 +25,30 @@ Raises CheckpointError if the file is missing."""
 
 
 class CheckpointFormat(ABC):
-    """One version of the checkpoint format.
+    """Writer and reader of one version of the checkpoint format."""
 
-    Attributes:
-        version: its number, ``format`` in the manifest.
-        small_files: files that describe a checkpoint, as opposed to files of tensors. They are compared with their
-            checksums whenever a checkpoint is listed, and downloaded to show it. No other file may have their names.
-    """
-
+    # Its number, ``format`` in the manifest.
     version: int
+    # Files that describe a checkpoint, as opposed to files of tensors. They are compared with their checksums
+    # whenever a checkpoint is listed, and downloaded to show it. No other file may have their names.
     small_files: tuple[str, ...]
 
     @abstractmethod
     def write_chunks(self, disk: Disk, folder: Path, chunks: Sequence[TensorChunk], rank: int) -> WriteResult:
         """Write the chunks of a process into an existing folder and fsync the files, but not the folder itself.
 
-        Args:
-            disk: file-system operations.
-            folder: folder of the checkpoint, or of a rank part of a snapshot.
-            chunks: chunks to be written by this process.
-            rank: rank of this process. No two ranks write the same file.
-
-        Raises:
-            OSError: a file-system operation failed.
+        No two ranks write the same file. The folder is that of a checkpoint, or of a rank part of a snapshot. OSError
+        if a file-system operation failed.
         """
 
     @abstractmethod
     def write_small_files(
         self, disk: Disk, folder: Path, chunks: Iterable[StoredChunk], meta: bytes
     ) -> dict[str, FileRecord]:
-        """Write the small files and fsync them; called on rank 0, after all ranks have written their chunks.
+        """Write the small files and fsync them; return their records by name.
 
-        Args:
-            disk: file-system operations.
-            folder: folder of the checkpoint.
-            chunks: chunks that all processes wrote; those of a tensor cover it exactly once.
-            meta: the metadata as JSON.
-
-        Returns:
-            Their records by name.
-
-        Raises:
-            OSError: a file-system operation failed.
+        Called on rank 0, after all ranks have written their chunks; those of a tensor cover it exactly once. ``meta``
+        is JSON. OSError if a file-system operation failed.
         """
 
     @abstractmethod
@@ -86,24 +68,14 @@ class CheckpointFormat(ABC):
     def read_meta(self, read: ReadFile, step: int | None = None) -> dict[str, Any]:
         """Read the metadata: step, tokens, samples, recipe, versions, ...
 
-        Args:
-            read: returns the content of a small file.
-            step: step that it has to be of; None for any.
-
-        Raises:
-            CheckpointError: it is missing or invalid, or of another step.
+        CheckpointError if it is missing or invalid, or not of ``step`` (None for any).
         """
 
     @abstractmethod
     def read_index(self, read: ReadFile, file_bytes: Mapping[str, int]) -> dict[str, StoredTensor]:
         """Read the index: every tensor by name, with its positions in the files.
 
-        Args:
-            read: returns the content of a small file.
-            file_bytes: size in bytes of every file that the index may refer to, from the manifest.
-
-        Raises:
-            CheckpointError: the index is missing, invalid, or contradicts the sizes of the files.
+        CheckpointError if it is missing, invalid, or contradicts ``file_bytes``, the sizes in the manifest.
         """
 
     @abstractmethod
@@ -112,6 +84,5 @@ class CheckpointFormat(ABC):
     ) -> list[torch.Tensor]:
         """Read regions of tensors to the CPU, in the saved dtype.
 
-        Raises:
-            CheckpointError: a file cannot be read, or contradicts the index.
+        CheckpointError if a file cannot be read, or contradicts the index.
         """

@@ -23,8 +23,8 @@ from hlat.runtime.progress import blocking_call
 from hlat.runtime.storage.local_files import sync_to_disk
 from hlat.runtime.storage.run_folder import RunFolder
 
-_COPY_BYTES = 1 << 20
-_BUFFER_BYTES = 1 << 16
+_COPY_BYTES = 1 << 20  # read at once
+_BUFFER_BYTES = 1 << 16  # small writes are collected up to this
 _PIECE_BYTES = 1 << 24  # hashed and written at once, so that a large tensor makes progress that others can see
 _WEIGHT_FILES = (".gguf", ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".npz", ".h5")  # of other formats
 
@@ -67,12 +67,10 @@ class Disk:
 
     @blocking_call()
     def remove_file(self, path: Path) -> None:
-        """Remove a file or a symbolic link."""
         path.unlink()
 
     @blocking_call()
     def remove_folder(self, path: Path) -> None:
-        """Remove an empty folder."""
         path.rmdir()
 
     @blocking_call()
@@ -98,22 +96,13 @@ class Disk:
 
 
 def make_folders(disk: Disk, path: Path, inside: Path | None = None) -> None:
-    """Create a folder and its missing parents.
-
-    Args:
-        disk: file-system operations.
-        path: the folder.
-        inside: a parent that has to exist and is never created: if it is missing, its file system may be unmounted.
-            None if all parents may be created.
-
-    Raises:
-        OSError: an operation failed, or ``inside`` does not exist.
-    """
+    """Create a folder and its missing parents up to ``inside``, which has to exist; None may create all."""
     if path == inside:
         return
     try:
         disk.make_folder(path)
     except FileNotFoundError:
+        # A missing ``inside`` is never created: its file system may be unmounted. A root is its own parent.
         if path.parent in (inside, path):
             raise
         make_folders(disk, path.parent, inside)
@@ -121,15 +110,8 @@ def make_folders(disk: Disk, path: Path, inside: Path | None = None) -> None:
 
 
 def refuse_file_name(target: Path, what: str) -> None:
-    """Refuse a folder to be written whose name ends as that of a file with weights: another format is expected there.
-
-    Args:
-        target: the folder.
-        what: what is written, as the beginning of a sentence.
-
-    Raises:
-        CheckpointError: it has such a name.
-    """
+    """Raise CheckpointError for a folder to be written with the ending of a weight file, such as .gguf."""
+    # The user expects another format there.
     ending = target.suffix.lower()
     if ending in _WEIGHT_FILES:
         folder = target.with_suffix("")
@@ -138,28 +120,14 @@ def refuse_file_name(target: Path, what: str) -> None:
 
 
 def check_new_folder(target: Path) -> None:
-    """Check that a checkpoint can be written to a folder: it does not exist, or is empty.
-
-    Raises:
-        CheckpointError: it exists and is not empty, or has the name of a file.
-    """
+    """Raise CheckpointError unless a folder does not exist or is empty, and is not named like a weight file."""
     refuse_file_name(target, "a checkpoint is a folder")
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise CheckpointError(f"{target}: exists already and is not empty. Name a folder that does not exist yet.")
 
 
 def make_checkpoints_folder(disk: Disk, root: Path, folder: RunFolder | None) -> None:
-    """Create the folder for checkpoints if it is missing. Never create a run folder that has disappeared.
-
-    Args:
-        disk: file-system operations.
-        root: the folder for checkpoints.
-        folder: the run folder that contains ``root``; None outside a run.
-
-    Raises:
-        StateLostError: the run folder has disappeared.
-        OSError: an operation failed.
-    """
+    """Create the folder for checkpoints if missing; StateLostError if the run folder around it has disappeared."""
     if folder is None:
         make_folders(disk, root)
         return
@@ -217,26 +185,24 @@ class HashedFile:
             for begin in range(0, len(data), _PIECE_BYTES):
                 view = memoryview(data)[begin : begin + _PIECE_BYTES]
                 self._hash.update(view)
+                # A raw write may take only some of the bytes.
                 while view:
                     view = view[self._disk.write(self._file, view) :]
         except BaseException as exc:
             self._error = exc
 
     def tell(self) -> int:
-        """Bytes written so far."""
         return self._position
 
     def flush(self) -> None:
         """Do nothing: the buffer is written when the file is complete. Some writers need this method."""
 
     def check(self) -> None:
-        """Raise the error of an earlier write, if one failed."""
         if self._error is not None:
             raise self._error
 
     @property
     def record(self) -> FileRecord:
-        """Size and hash of the bytes written."""
         return FileRecord(self._position, self._hash.hexdigest())
 
     def __enter__(self) -> Self:
@@ -246,6 +212,7 @@ class HashedFile:
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
+            # After an error the file is not complete, and its bytes need not be durable.
             if kind is None:
                 self._put(self._buffer)
                 self.check()
@@ -272,15 +239,10 @@ def copy_file(disk: Disk, source: Path, path: Path) -> FileRecord:
 
 @dataclass(frozen=True)
 class Remedy:
-    """Advice for a user whose storage failed, besides repairing it; phrases that complete a sentence.
+    """Advice for a user whose storage failed, besides repairing it; phrases that complete a sentence."""
 
-    Attributes:
-        elsewhere: how to use other storage.
-        less: how to need less space; empty if there is no way.
-    """
-
-    elsewhere: str
-    less: str = ""
+    elsewhere: str  # use of other storage
+    less: str = ""  # use of less space; empty if there is no way
 
 
 RUN_REMEDY = Remedy("use another run.dir", less=", keep fewer checkpoints (checkpoint.keep_last)")
@@ -301,15 +263,7 @@ _REMEDY_BY_ERRNO = {
 def storage_error(
     exc: OSError, failure: str, folder: Path, needed: int | None = None, remedy: Remedy = RUN_REMEDY
 ) -> StorageError:
-    """Build the error that a user sees when a file-system operation failed.
-
-    Args:
-        exc: error of the system.
-        failure: what could not be done, such as "cannot save the checkpoint of step 40".
-        folder: folder that was written or read.
-        needed: bytes that the complete operation writes, if known.
-        remedy: what the user can do.
-    """
+    """Build the error that a user sees when a file-system operation failed, with what would help."""
     reason = exc.strerror or str(exc)
     where = f"{exc.filename}: " if exc.filename else ""
     need = "" if needed is None else f" It needs {human_bytes(needed)} ({needed} bytes) in {folder}."
@@ -319,7 +273,7 @@ def storage_error(
 
 
 def human_bytes(count: int) -> str:
-    """Format a size for humans: 1536 -> '1.5 KiB'."""
+    """Format a size for humans, in binary units: 1536 -> '1.5 KiB'."""
     size = float(count)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1024:

@@ -27,14 +27,16 @@ from hlat.runtime.errors import CheckpointError
 
 META_NAME = "meta.json"
 
+# The ranges of 64-bit integers: larger numbers would overflow where they are used.
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Ids = _Count | list[_Count] | None
 
 
-_LISTED = 8
+_LISTED = 8  # problems in a message
 
 
 class _Strict(BaseModel):
+    # Strict: "40" for 40 is not what hlat writes, so the file was edited.
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
@@ -77,17 +79,7 @@ class _Meta(_Strict):
 
 
 def parse_meta(data: bytes) -> dict[str, Any]:
-    """Parse and check the metadata of a checkpoint.
-
-    Args:
-        data: content of ``meta.json``.
-
-    Returns:
-        The JSON object, unchanged.
-
-    Raises:
-        CheckpointError: it is not a JSON object, or fields have types that hlat does not write; lists all of them.
-    """
+    """Parse ``meta.json`` and return it unchanged; CheckpointError lists fields of types that hlat does not write."""
     try:
         meta = json.loads(data)
     except (ValueError, RecursionError) as exc:
@@ -114,21 +106,18 @@ class Format1(CheckpointFormat):
     small_files = (META_NAME, INDEX_NAME)
 
     def write_chunks(self, disk: Disk, folder: Path, chunks: Sequence[TensorChunk], rank: int) -> WriteResult:
-        """Write the chunks as files of DCP."""
         return write_chunks(disk, folder, chunks, rank)
 
     def write_small_files(
         self, disk: Disk, folder: Path, chunks: Iterable[StoredChunk], meta: bytes
     ) -> dict[str, FileRecord]:
-        """Write the index and the metadata."""
+        # The index first: it checks that the chunks cover every tensor.
         return {INDEX_NAME: write_index(disk, folder, chunks), META_NAME: write_file(disk, folder / META_NAME, meta)}
 
     def manifest_fields(self, step: int, files: Mapping[str, FileRecord]) -> dict[str, Any]:
-        """Return step and files."""
         return {"step": step, "files": {name: asdict(record) for name, record in sorted(files.items())}}
 
     def parse_manifest(self, manifest: Mapping[str, Any]) -> tuple[int, dict[str, FileRecord]]:
-        """Check and return step and files."""
         files = {name: _record(name, entry) for name, entry in manifest["files"].items()}
         for required in (INDEX_NAME, META_NAME):
             if required not in files:
@@ -139,14 +128,13 @@ class Format1(CheckpointFormat):
         return step, files
 
     def read_meta(self, read: ReadFile, step: int | None = None) -> dict[str, Any]:
-        """Read ``meta.json``."""
         meta = parse_meta(read(META_NAME))
+        # A file of another checkpoint may be valid by itself.
         if step is not None and (found := meta.get("step", step)) != step:
             raise CheckpointError(f"{META_NAME} is of step {found}, the manifest of step {step}")
         return meta
 
     def read_index(self, read: ReadFile, file_bytes: Mapping[str, int]) -> dict[str, StoredTensor]:
-        """Read ``.metadata``."""
         try:
             return parse_index(read(INDEX_NAME), file_bytes)
         except CheckpointError as exc:
@@ -155,7 +143,6 @@ class Format1(CheckpointFormat):
     def read_regions(
         self, folder: Path, index: Mapping[str, StoredTensor], regions: Sequence[Region]
     ) -> list[torch.Tensor]:
-        """Read regions from the files of DCP."""
         return read_regions(folder, index, regions)
 
 
@@ -170,6 +157,7 @@ def _record(name: str, entry: Mapping[str, Any]) -> FileRecord:
 
 def is_safe_name(name: str) -> bool:
     """True if a name is a relative path that stays inside its folder on every platform."""
+    # A manifest may be hostile: no name in it may lead out of the checkpoint.
     path = PurePosixPath(name)
     plain = not path.is_absolute() and path.as_posix() == name and ".." not in path.parts and name not in ("", ".")
     return plain and not any(character in name for character in "\\:\0")

@@ -28,22 +28,13 @@ from hlat.runtime.distributed.sendable_types import sendable
 from hlat.runtime.errors import CheckpointError
 from hlat.runtime.progress import blocking_call
 
-Box = tuple[tuple[int, ...], tuple[int, ...]]
-"""Offsets and sizes of a chunk."""
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets and sizes of a chunk
 
 _DIVIDED = 4  # a tensor may be split along at most this many dimensions; weights have two, stacks of them three
 
 
 def cover_problem(shape: tuple[int, ...], boxes: Sequence[Box]) -> str:
-    """Describe why chunks do not cover a tensor, each element exactly once.
-
-    Args:
-        shape: shape of the tensor, without negative numbers.
-        boxes: offsets and sizes of the chunks, without negative numbers.
-
-    Returns:
-        A phrase that can follow the tensor's name; empty if the chunks cover the tensor.
-    """
+    """Describe, after the name of a tensor, why chunks do not cover each element exactly once; empty if they do."""
     for offsets, sizes in boxes:
         if not len(offsets) == len(sizes) == len(shape):
             return f"the number of dimensions of a chunk differs from that of its shape {shape}"
@@ -52,6 +43,7 @@ def cover_problem(shape: tuple[int, ...], boxes: Sequence[Box]) -> str:
     covered = sum(math.prod(sizes) for _, sizes in boxes)
     if covered != math.prod(shape):
         return f"shape {shape} has {math.prod(shape)} elements, its chunks have {covered}"
+    # One chunk inside the tensor with as many elements is the tensor.
     if len(boxes) < 2:
         return ""
     divided = [d for d, full in enumerate(shape) if any(sizes[d] != full for _, sizes in boxes)]
@@ -65,10 +57,10 @@ def _corner_differences(shape: tuple[int, ...], boxes: Sequence[Box], divided: S
     """Corners whose signed counts differ between the boxes and the full tensor.
 
     The list is empty if and only if the boxes cover the tensor exactly once. Let f(x) be the number of boxes that
-    contain x. The indicator function of an interval [a, b) is H(x - a) - H(x - b), with H the unit step. So f is a sum
-    of products of steps, one product for each corner of each box, with sign (-1)^(number of upper ends). Such products
-    are linearly independent for different corners. Hence f is 1 inside the tensor and 0 elsewhere if and only if the
-    signed corners of all boxes add up to those of the full tensor. This takes 2^dimensions operations per box.
+    contain x. The indicator function of [a, b) is H(x - a) - H(x - b), with H the unit step. So f is a sum of products
+    of steps, one for each corner of each box, with sign (-1)^(number of upper ends). Such products are linearly
+    independent for different corners. Hence f is 1 inside the tensor and 0 elsewhere if and only if the signed corners
+    of all boxes add up to those of the full tensor. This takes 2^dimensions operations per box.
     """
     count: Counter[tuple[int, ...]] = Counter()
     full_box = ((0,) * len(shape), shape)
@@ -139,11 +131,7 @@ class StoredTensor:
 
 
 def write_index(disk: Disk, folder: Path, chunks: Iterable[StoredChunk]) -> FileRecord:
-    """Write the index of the chunks that all processes wrote, and fsync it.
-
-    Raises:
-        OSError: a file-system operation failed.
-    """
+    """Check and write the index of the chunks that all processes wrote, and fsync it."""
     # Imported by the process that writes, not at the start of a run: with DTensor and sympy it takes half a second, and
     # much longer on a busy machine.
     with blocking_call():
@@ -176,33 +164,15 @@ def write_index(disk: Disk, folder: Path, chunks: Iterable[StoredChunk]) -> File
 
 
 def parse_index(data: bytes, file_bytes: Mapping[str, int]) -> dict[str, StoredTensor]:
-    """Check an index given as bytes and return its tensors by name.
-
-    Args:
-        data: content of the index file.
-        file_bytes: size in bytes of every file that the index may refer to, from the manifest.
-
-    Raises:
-        CheckpointError: it is not an index, names a class that is not allowed, or contradicts the checkpoint's files.
-    """
+    """Tensors of an index by name; CheckpointError if it is damaged, hostile, or contradicts ``file_bytes``."""
     return _parse(data, file_bytes, _is_known, lambda name: True)
 
 
 def parse_foreign_index(
     data: bytes, file_bytes: Mapping[str, int], wanted: Callable[[str], bool]
 ) -> dict[str, StoredTensor]:
-    """Check the index of a checkpoint of another program, and return some of its tensors by name.
-
-    Such an index has entries that are not tensors, and names classes of other programs; both are only passed over.
-
-    Args:
-        data: content of the index file.
-        file_bytes: size in bytes of every file that the index may refer to.
-        wanted: returns True for the name of a tensor to be returned; other entries are not checked.
-
-    Raises:
-        CheckpointError: it is not an index, or what it says of a wanted tensor is impossible.
-    """
+    """Parse the index of another program; only tensors with a ``wanted`` name are checked and returned."""
+    # Such an index has entries that are not tensors, and names classes of other programs; both are passed over.
     return _parse(data, file_bytes, lambda name: True, wanted)
 
 
@@ -218,7 +188,7 @@ def _parse(
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Disable the cyclic garbage collector, which takes longer than creating the millions of objects of an index."""
+    # The cyclic collector would take longer than creating the millions of objects of an index.
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -250,7 +220,6 @@ def _tensors(index: Any, file_bytes: Mapping[str, int], wanted: Callable[[str], 
 
 
 def _owner(key: Any) -> str:
-    """Name of the tensor that a position belongs to."""
     (name,) = _fields(key, _METADATA_INDEX, "fqn")
     if type(name) is not str:
         raise CheckpointError("a position belongs to a tensor without a name")
@@ -282,6 +251,7 @@ def _tensor(
     shown = f"tensor {_shown(name)}"
     properties, size = _fields(entry, _TENSOR_STORAGE_METADATA, "properties", "size")
     dtype, shape = _dtype(properties, shown), _sizes(size, "shape", name)
+    # Zeros count as one: torch computes strides from the other lengths.
     if math.prod(max(1, length) for length in shape) * dtype.itemsize > _LARGEST:
         raise CheckpointError(f"{shown}: impossible shape {shape}: its size in bytes exceeds 2^63 - 1")
     boxes = [_box(chunk, name) for chunk in chunks]
@@ -303,7 +273,7 @@ def _box(chunk: Any, name: str) -> Box:
 
 
 def _position(shown: str, position: Any, needed: int, file_bytes: Mapping[str, int]) -> tuple[str, int, int]:
-    """File name, first byte and length of a chunk. Tensors are stored uncompressed: its elements must fit in there."""
+    """File name, first byte and length of a chunk."""
     file, begin, length = _fields(position, _STORAGE_INFO, "relative_path", "offset", "length")
     if position.state.get("transform_descriptors"):
         raise CheckpointError(f"{shown}: stored in an unknown form")
@@ -312,6 +282,7 @@ def _position(shown: str, position: Any, needed: int, file_bytes: Mapping[str, i
         raise CheckpointError(f"{shown}: stored in {_shown(file)}, which is not a file of this checkpoint")
     if not (_is_size(begin) and _is_size(length)) or begin + length > available:
         raise CheckpointError(f"{shown}: reaches beyond the end of {file}")
+    # Tensors are stored uncompressed, so the elements must fit in there.
     if needed > length:
         raise CheckpointError(f"{shown}: needs {needed} bytes, the file has {length} for it")
     return file, begin, length
@@ -332,11 +303,7 @@ def _chunks(tensors: Mapping[str, StoredTensor]) -> Iterator[StoredChunk]:
 
 
 def _fields(made: Any, kind: str, *names: str) -> list[Any]:
-    """Fields of an object of one of DCP's classes.
-
-    Raises:
-        CheckpointError: it is an object of another class, or lacks a field.
-    """
+    """Fields of an object of one of DCP's classes; CheckpointError if it is another, or lacks one."""
     if type(made) is not PickledObject or made.name != kind or type(made.state) is not dict:
         raise CheckpointError(f"expected a {kind.rpartition('.')[2]}, found something else")
     try:
@@ -358,11 +325,12 @@ def _sizes(value: Any, kind: str, name: str) -> tuple[int, ...]:
 
 
 def _is_size(value: Any) -> bool:
+    # Not isinstance: bool is an int.
     return type(value) is int and 0 <= value <= _LARGEST
 
 
 def _dtype(properties: Any, shown: str) -> torch.dtype:
-    """Data type of a dense tensor: the first of the properties that DCP stores; the second one is the layout."""
+    # DCP stores the properties as a tuple: first the data type, then the layout, which has to be dense.
     is_kind = type(properties) is PickledObject and properties.name == _TENSOR_PROPERTIES
     state = properties.state if is_kind else None
     dtype, layout = state[:2] if type(state) is tuple and len(state) > 1 else (None, None)

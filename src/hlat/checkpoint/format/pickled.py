@@ -33,18 +33,10 @@ class PickledObject:
 
 
 def read_pickle(data: bytes, is_known: Callable[[str], bool]) -> Any:
-    """Read the value that a pickle describes.
+    """Read the value that a pickle describes, in time and memory proportional to its length.
 
-    Time and memory are proportional to the length of the pickle. Values may be shared, and a list may contain itself:
-    callers must not recurse deeper than the structure they expect.
-
-    Args:
-        data: the complete pickle.
-        is_known: returns True if the pickle may contain the name ``module.name``.
-
-    Raises:
-        CheckpointError: it has a name that is not known.
-        ValueError: it is damaged, or has opcodes that plain data does not need.
+    Values may be shared, and a list may contain itself: callers must not recurse deeper than the structure they expect.
+    CheckpointError for a name that is not known; ValueError for damage or opcodes that plain data does not need.
     """
     machine = _Machine(data, is_known)
     try:
@@ -56,7 +48,7 @@ def read_pickle(data: bytes, is_known: Callable[[str], bool]) -> Any:
 
 
 def _run(machine: "_Machine", data: bytes) -> Any:
-    """Run the opcodes to the end. The most frequent ones, half of all, are inlined here to save function calls."""
+    # The most frequent opcodes, half of all, are inlined here to save function calls.
     at, stack, memo, number = 0, machine.stack, machine.memo, _U32.unpack_from
     while True:
         code = data[at]
@@ -78,10 +70,7 @@ def _run(machine: "_Machine", data: bytes) -> Any:
 
 
 class _Machine:
-    """State of the stack machine: position, stack, stacks below open marks, and memo.
-
-    The memo is a dictionary, so an entry with a large key takes no more memory than any other.
-    """
+    """State of the stack machine: position, stack, stacks below open marks, and memo."""
 
     __slots__ = ("at", "below", "data", "is_known", "memo", "stack")
 
@@ -89,17 +78,17 @@ class _Machine:
         self.data, self.at, self.is_known = data, 0, is_known
         self.stack: list[Any] = []
         self.below: list[list[Any]] = []
+        # A dictionary: an entry with a large key takes no more memory than any other.
         self.memo: dict[int, Any] = {}
 
     def unsigned(self, form: struct.Struct) -> int:
-        """Read the next unsigned number."""
         (number,) = form.unpack_from(self.data, self.at)
         self.at += form.size
         return int(number)
 
     def bytes(self, count: int) -> bytes:
-        """Read the next ``count`` bytes."""
         end = self.at + count
+        # A slice would be short without an error.
         if end > len(self.data):
             raise IndexError
         found = self.data[self.at : end]
@@ -107,8 +96,8 @@ class _Machine:
         return found
 
     def pop(self, count: int) -> tuple[Any, ...]:
-        """Pop the last ``count`` values of the stack."""
         stack = self.stack
+        # A negative start would take values from the end.
         if len(stack) < count:
             raise IndexError
         values = tuple(stack[len(stack) - count :])
@@ -116,7 +105,6 @@ class _Machine:
         return values
 
     def pop_mark(self) -> list[Any]:
-        """Pop the values since the last mark, and close that mark."""
         values, self.stack = self.stack, self.below.pop()
         return values
 
@@ -152,6 +140,7 @@ def _long(it: _Machine) -> None:
 
 
 def _text(form: struct.Struct) -> Callable[[_Machine], None]:
+    # surrogatepass, as pickle itself writes text.
     return lambda it: it.stack.append(it.bytes(it.unsigned(form)).decode("utf-8", "surrogatepass"))
 
 
@@ -177,6 +166,7 @@ def _set_items(it: _Machine, values: Sequence[Any]) -> None:
         raise ValueError("an item is set in a value that is not a dictionary")
     for at in range(0, len(values), 2):
         key = values[at]
+        # A list is not hashable, and a tuple of shared tuples may take exponential time to hash.
         if type(key) is not str and type(key) is not PickledObject:
             raise ValueError("a key is neither a string nor an object")
         target[key] = values[at + 1]

@@ -34,67 +34,49 @@ from hlat.runtime.errors import CheckpointError
 
 @dataclass(frozen=True)
 class TensorChunk:
-    """A rectangular chunk of a named tensor.
-
-    Attributes:
-        name: name of the tensor in the checkpoint.
-        shape: shape of the full tensor.
-        offsets: index of the chunk's first element in the full tensor, one number per dimension.
-        rows: the chunk, split along its first dimension into consecutive tensors: views of live tensors on any device.
-            There are several because a parameter that fuses several tensors interleaves their rows.
-        replicated: True if every process has this chunk, in which case rank 0 writes it. False if no other process
-            has it.
-    """
+    """A rectangular chunk of a named tensor, not yet written."""
 
     name: str
-    shape: tuple[int, ...]
-    offsets: tuple[int, ...]
+    shape: tuple[int, ...]  # of the full tensor
+    offsets: tuple[int, ...]  # index of the chunk's first element in the full tensor
+    # The chunk, split along its first dimension into consecutive tensors: views of live tensors on any device. There
+    # are several because a parameter that fuses several tensors interleaves their rows.
     rows: tuple[torch.Tensor, ...]
-    replicated: bool = False
+    replicated: bool = False  # every process has it, and rank 0 writes it; else no other has it
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Shape of the chunk."""
         first = self.rows[0].shape
         return tuple(first) if len(self.rows) == 1 else (sum(rows.shape[0] for rows in self.rows), *first[1:])
 
     @property
     def dtype(self) -> torch.dtype:
-        """Data type of the tensor."""
         return self.rows[0].dtype
 
     @property
     def nbytes(self) -> int:
-        """Size of the chunk in bytes."""
         return sum(rows.nbytes for rows in self.rows)
 
     def tensor(self) -> torch.Tensor:
-        """The chunk as one contiguous CPU tensor, whose storage has exactly its size.
-
-        Shares memory with ``rows`` where that is possible.
-        """
+        # Shares memory with ``rows`` where that is possible.
         return _compact(self.rows[0] if len(self.rows) == 1 else torch.cat(self.rows))
 
 
 @dataclass(frozen=True)
 class ComputedChunk(TensorChunk):
-    """A chunk whose values are computed when it is written, so that few chunks are in memory at a time.
+    """A chunk whose values are computed when it is written, so that few are in memory at a time."""
 
-    Its ``rows`` have shape and dtype but no values (meta device).
-
-    Attributes:
-        compute: returns the values. Several chunks may be computed at the same time, each in a thread of its own.
-    """
-
+    # Returns the values, while ``rows`` have shape and dtype only (meta device). Several chunks may be computed at
+    # the same time, each in a thread of its own.
     compute: Callable[[], torch.Tensor] = field(kw_only=True)
 
     def tensor(self) -> torch.Tensor:
-        """Compute the chunk, as one contiguous CPU tensor whose storage has exactly its size."""
         return _compact(self.compute())
 
 
 def _compact(tensor: torch.Tensor) -> torch.Tensor:
     tensor = tensor.detach().cpu().contiguous()
+    # torch.save writes the complete storage, also that of a small view.
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
@@ -120,19 +102,8 @@ class WriteResult:
 
 
 def write_chunks(disk: Disk, folder: Path, chunks: Sequence[TensorChunk], rank: int) -> WriteResult:
-    """Write the chunks of a process into an existing folder and fsync the files, but not the folder itself.
-
-    A chunk on a device, or one that is not contiguous, is copied first; there is at most one such copy per thread.
-
-    Args:
-        disk: file-system operations.
-        folder: folder of the checkpoint.
-        chunks: chunks to be written by this process.
-        rank: rank of this process; part of the file names, so that no two processes write the same file.
-
-    Raises:
-        OSError: a file-system operation failed. The caller must remove the files written so far.
-    """
+    """Write the chunks of a process into an existing folder and fsync the files, but not the folder itself."""
+    # After an error the other threads stop at their next chunk; the caller removes what was written.
     stop = threading.Event()
     tasks = [
         lambda name=name, group=group: _write_file(disk, folder, name, group, stop)
@@ -155,6 +126,7 @@ def _write_file(
                 if stop.is_set():
                     break
                 begin = file.tell()
+                # A chunk on a device, or one that is not contiguous, is copied here: one copy per thread at most.
                 torch.save(chunk.tensor(), cast(IO[bytes], file))
                 file.check()
                 byte_range = (name, begin, file.tell() - begin)
@@ -221,16 +193,7 @@ class _Overlap:
 
 
 def read_regions(folder: Path, index: Mapping[str, StoredTensor], regions: Sequence[Region]) -> list[torch.Tensor]:
-    """Read regions into new CPU tensors of the saved dtype.
-
-    Args:
-        folder: the checkpoint.
-        index: its tensors by name, from ``read_index``.
-        regions: regions of tensors in the index.
-
-    Raises:
-        CheckpointError: a file cannot be read, or contradicts the index.
-    """
+    """Read regions into new CPU tensors of the saved dtype; CheckpointError if a file contradicts the index."""
     found: list[torch.Tensor] = []
     overlaps: list[_Overlap] = []
     for region in regions:
@@ -241,6 +204,7 @@ def read_regions(folder: Path, index: Mapping[str, StoredTensor], regions: Seque
         with ThreadPoolExecutor(_READERS) as pool:
             for _ in pool.map(lambda overlap: _read_overlaps(folder, overlap), overlaps):
                 pass
+    # A damaged file may raise anything: zipfile, struct and torch have errors of their own.
     except Exception as exc:
         raise CheckpointError(f"{folder}: its tensors cannot be read ({type(exc).__name__}: {exc})") from exc
     return found
@@ -268,6 +232,7 @@ def _read_overlaps(folder: Path, overlap: _Overlap) -> None:
             _fill_overlap(file, start, target)
             return
         row, (first, *columns) = math.prod(sizes[1:]) * item, overlap.begin
+        # Whole rows are read into the target without a copy.
         if target.shape[1:] == sizes[1:] and target.is_contiguous():
             _fill_overlap(file, start + first * row, target)
             return
@@ -282,10 +247,11 @@ def _read_overlaps(folder: Path, overlap: _Overlap) -> None:
 
 
 def _fill_overlap(file: FileIO, position: int, target: torch.Tensor) -> None:
-    """Read bytes from a position of a file into a contiguous tensor."""
+    # As bytes: numpy has no bfloat16.
     view = memoryview(cast(Any, target.reshape(-1).view(torch.uint8).numpy()))
     file.seek(position)
     while view:
+        # A single read returns at most 2 GiB on Linux.
         count = file.readinto(view)
         if not count:
             raise EOFError(f"{file.name!r} ends too early")
@@ -293,19 +259,17 @@ def _fill_overlap(file: FileIO, position: int, target: torch.Tensor) -> None:
 
 
 def _elements(file: FileIO, chunk: StoredChunk, nbytes: int) -> int:
-    """Byte position in the file of a chunk's elements.
-
-    Raises:
-        ValueError: the chunk's bytes have no record of ``nbytes`` uncompressed bytes of elements.
-    """
+    """Byte position in the file of a chunk's elements; ValueError if they are not ``nbytes`` there, uncompressed."""
     with ZipFile(cast(Any, _Slice(file, chunk.begin, chunk.length))) as archive:
         records = [record for record in archive.infolist() if record.filename.endswith("/data/0")]
     if len(records) != 1 or records[0].compress_type != ZIP_STORED or records[0].file_size != nbytes:
         raise ValueError(f"{file.name!r} does not hold {nbytes} bytes of elements at {chunk.begin}")
     header = chunk.begin + records[0].header_offset
     file.seek(header)
+    # The local header has lengths of its own: its extra field pads the elements to an alignment.
     name, extra = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
     start: int = header + _LOCAL_HEADER.size + name + extra
+    # The header comes from the file, which may be damaged.
     if not chunk.begin <= start <= chunk.begin + chunk.length - nbytes:
         raise ValueError(f"{file.name!r} holds elements outside their byte range at {chunk.begin}")
     return start

@@ -17,11 +17,7 @@ SOURCE_FORMATS: tuple[SourceFormat, ...] = (HuggingFaceFolder(), NxdShards(), To
 
 
 def find_format(folder: Path) -> SourceFormat:
-    """Return the first format that recognises a folder.
-
-    Raises:
-        CheckpointError: there is no such folder, or no format recognises it.
-    """
+    """Return the first format that recognises a folder; CheckpointError if none does."""
     for source in SOURCE_FORMATS:
         if folder.is_dir() and source.recognises(folder):
             return source

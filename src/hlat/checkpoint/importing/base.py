@@ -17,46 +17,29 @@ from hlat.runtime.errors import CheckpointError
 
 @dataclass(frozen=True)
 class SourceTensor:
-    """A canonical tensor of a source.
+    """A canonical tensor of a source: shape and dtype now, values when they are read."""
 
-    Attributes:
-        header: its shape and data type (meta device).
-        read: returns its values on the CPU.
-    """
-
-    header: torch.Tensor
-    read: Callable[[], torch.Tensor]
+    header: torch.Tensor  # its shape and data type (meta device)
+    read: Callable[[], torch.Tensor]  # returns its values on the CPU
 
 
 @dataclass(frozen=True)
 class SourceModel:
-    """A model that was found in a folder; its tensors have the names and shapes of the model section.
-
-    Attributes:
-        config: model section.
-        tensors: the weights by canonical name.
-        files: file name -> path of the tokenizer's files.
-        special: special token ids of the model; None if the source does not say, so that the tokenizer's are used.
-        generation: special token ids for generation.
-    """
+    """A model that was found in a folder; its tensors have the names and shapes of the model section."""
 
     config: ModelConfig
-    tensors: Mapping[str, SourceTensor]
+    tensors: Mapping[str, SourceTensor]  # by canonical name
+    # File name -> path of the tokenizer's files.
     files: Mapping[str, Path] = field(default_factory=dict)
-    special: SpecialIds | None = None
-    generation: SpecialIds | None = None
+    special: SpecialIds | None = None  # ids of the model; None if the source does not say: then those of the tokenizer
+    generation: SpecialIds | None = None  # special token ids for generation
 
 
 class SourceFormat(ABC):
-    """A format of weights that ``hlat import`` reads. Nothing in its files may be executed.
+    """A format of weights that ``hlat import`` reads. Nothing in its files may be executed."""
 
-    Attributes:
-        name: name of the format, for messages.
-        signs: files by which a folder of this format is recognised, for messages.
-    """
-
-    name: str
-    signs: str
+    name: str  # for messages
+    signs: str  # files by which a folder of this format is recognised, for messages
 
     @abstractmethod
     def recognises(self, folder: Path) -> bool:
@@ -64,11 +47,7 @@ class SourceFormat(ABC):
 
     @abstractmethod
     def open(self, folder: Path, config: ModelConfig | None) -> SourceModel:
-        """Find the tensors of a folder, without reading their values.
-
-        Args:
-            folder: the folder.
-            config: model section; None if the user gave none.
+        """Find the tensors of a folder, without reading their values; ``config`` is None if the user gave no model.
 
         Raises:
             RecipeError: hlat does not support the model.
@@ -78,11 +57,7 @@ class SourceFormat(ABC):
 
 
 def required_model(config: ModelConfig | None, folder: Path, name: str) -> ModelConfig:
-    """Return the model section that the user gave.
-
-    Raises:
-        CheckpointError: the user gave none.
-    """
+    """Return the model section that the user gave; CheckpointError if none was given."""
     if config is None:
         raise CheckpointError(
             f"{folder}: {name} do not say which model they are of. Give --model: a preset, such as llama-2-7b, or the "
@@ -92,19 +67,15 @@ def required_model(config: ModelConfig | None, folder: Path, name: str) -> Model
 
 
 def checked(config: ModelConfig, tensors: Mapping[str, SourceTensor], folder: Path) -> dict[str, SourceTensor]:
-    """Return the tensors in order of execution, after comparing their names, shapes and data types with the model's.
-
-    Raises:
-        CheckpointError: tensors missing, unexpected, or of another shape or kind of numbers; lists all. Or tied
-            embeddings that differ.
-    """
+    """Return the tensors in order of execution; CheckpointError lists those that do not fit the model."""
     expected = canonical_shapes_of(config, len(tensors), folder)
+    # Tied embeddings may be stored twice: both have to be equal, and one is kept.
     tensors = merge_tied(config, tensors, lambda name: tensors[name].read())
     check_canonical(expected, {name: tensor.header for name, tensor in tensors.items()}, str(folder))
     return {name: tensors[name] for name in expected}
 
 
 def canonical_shapes_of(config: ModelConfig, found: int, folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return name and shape of the model's tensors, after checking that so many found tensors can be those."""
+    """Name and shape of the model's tensors; CheckpointError if it has too many layers for those found."""
     check_layers(config, found, str(folder))
     return canonical_shapes(config)

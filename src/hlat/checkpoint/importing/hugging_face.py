@@ -16,11 +16,9 @@ class HuggingFaceFolder(SourceFormat):
     signs = "config.json and *.safetensors"
 
     def recognises(self, folder: Path) -> bool:
-        """Look for config.json."""
         return (folder / "config.json").is_file()
 
     def open(self, folder: Path, config: ModelConfig | None) -> SourceModel:
-        """Read config.json and the headers of the safetensors files."""
         if config is not None:
             raise CheckpointError(f"{folder}: its config.json says which model it is; leave out --model.")
         fields, tensors = read_hf(folder)

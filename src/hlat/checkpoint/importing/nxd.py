@@ -48,7 +48,7 @@ from hlat.runtime.errors import CheckpointError
 
 SHARD = re.compile(r"(?:dp_rank_(?P<dp>\d+)_)?(?:ep_rank_(?P<ep>\d+)_)?tp_rank_(?P<tp>\d+)_pp_rank_(?P<pp>\d+)\.pt")
 
-_LISTED = 8
+_LISTED = 8  # ranks in a message
 
 
 class TensorReference:
@@ -62,18 +62,15 @@ _REFERENCE = (TensorReference, "torch_xla.utils.serialization.TensorReference")
 
 @dataclass(frozen=True)
 class RankFile:
-    """The state dictionary of a rank."""
+    """The file of a rank, opened when its first tensor is needed."""
 
     path: Path
 
     @cached_property
     def entries(self) -> dict[str, Any]:
-        """Names and values: tensors, references, and others that are not weights.
-
-        Raises:
-            CheckpointError: the file is damaged, or would run code.
-        """
+        """Names and values: tensors, references and others; CheckpointError if damaged, or if it would run code."""
         content = _load(self.path)
+        # Some versions wrap the state dictionary.
         if isinstance(content, Mapping) and isinstance(inner := content.get("model"), Mapping):
             content = inner
         if not isinstance(content, Mapping) or not all(isinstance(name, str) for name in content):
@@ -81,13 +78,10 @@ class RankFile:
         return dict(content)
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Return a tensor, whose values are read when they are used.
-
-        Raises:
-            CheckpointError: the rank has no such tensor, or its file is damaged.
-        """
+        """Return a tensor, whose values are read when used; CheckpointError if it is missing or damaged."""
         value = self.entries.get(name)
         if isinstance(value, TensorReference):
+            # It becomes part of a path, so it must not be a text.
             if type(value.tid) is not int or value.tid < 0:
                 raise CheckpointError(f"{self.path}: {name} refers to an impossible file.")
             value = _load(self.path.with_name(f"{self.path.name}.tensors") / f"tensor_{value.tid}.pt")
@@ -97,8 +91,8 @@ class RankFile:
 
 
 def _load(path: Path) -> Any:
-    """Load a file without running anything that it names."""
     try:
+        # weights_only: nothing that the file names is run; the only class it may name is the reference.
         with torch.serialization.safe_globals([_REFERENCE]):
             return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except FileNotFoundError:
@@ -118,20 +112,13 @@ def _load(path: Path) -> Any:
 
 @dataclass(frozen=True)
 class RankFiles:
-    """The files of all ranks.
+    """The files of all tensor and pipeline ranks."""
 
-    Attributes:
-        tensor: tensor-parallel degree.
-        pipeline: pipeline-parallel degree.
-        by_rank: files by (tensor rank, pipeline rank).
-    """
-
-    tensor: int
-    pipeline: int
-    by_rank: Mapping[tuple[int, int], RankFile]
+    tensor: int  # degree of tensor parallelism
+    pipeline: int  # degree of pipeline parallelism
+    by_rank: Mapping[tuple[int, int], RankFile]  # by (tensor rank, pipeline rank)
 
     def of_stage(self, pipeline_rank: int) -> Iterator[RankFile]:
-        """Yield the files of a pipeline stage by tensor rank."""
         for tensor_rank in range(self.tensor):
             yield self.by_rank[tensor_rank, pipeline_rank]
 
@@ -145,15 +132,12 @@ def shard_folder(folder: Path) -> Path | None:
 
 
 def find_rank_files(folder: Path) -> RankFiles:
-    """Find the model's file of every rank; data-parallel ranks have the same weights, so those of the first are taken.
-
-    Raises:
-        CheckpointError: files of some ranks are missing, or there are experts; lists all.
-    """
+    """Find the model's file of every rank; CheckpointError if some are missing, or if there are experts."""
     place = shard_folder(folder)
     matches = [(file, match) for file in (place or folder).iterdir() if (match := SHARD.fullmatch(file.name))]
     if any(int(match["ep"] or 0) > 0 for _, match in matches):
         raise CheckpointError(f"{folder}: has expert-parallel ranks; hlat has no mixtures of experts.")
+    # Data-parallel ranks have the same weights: those of the first are taken.
     found = {
         (int(match["tp"]), int(match["pp"])): RankFile(file) for file, match in matches if int(match["dp"] or 0) == 0
     }
@@ -192,11 +176,9 @@ class NxdShards(SourceFormat):
     signs = "dp_rank_XX_tp_rank_XX_pp_rank_XX.pt, in it or in its folder model"
 
     def recognises(self, folder: Path) -> bool:
-        """Look for a file with the name of a shard."""
         return shard_folder(folder) is not None
 
     def open(self, folder: Path, config: ModelConfig | None) -> SourceModel:
-        """Read the names, shapes and references of all ranks."""
         config = required_model(config, folder, self.name)
         files = find_rank_files(folder)
         pieces = _pieces(files)
@@ -208,6 +190,7 @@ class NxdShards(SourceFormat):
             shape = shapes.get(name, ())
             header = torch.empty(shape, dtype=piece.dtype(), device="meta")
             tensors[name] = SourceTensor(header, functools.partial(heads.read, name, piece, shape))
+        # Names and kinds of numbers; the shapes of the shards are compared below, where several parts share a tensor.
         found = checked(config, tensors, folder)
         pieces = {name: pieces.get(name) or pieces[HEAD] for name in found}
         stored = {name: heads.stored_shape(name, shape) for name, shape in expected.items()}
@@ -219,42 +202,28 @@ class NxdShards(SourceFormat):
 
 @dataclass(frozen=True)
 class _Piece:
-    """A canonical tensor in the files of a stage's tensor ranks.
+    """A canonical tensor in the files of a stage's tensor ranks."""
 
-    Attributes:
-        files: files of all ranks.
-        stage: pipeline rank.
-        source: name in the files.
-        part: position among the parts of a fused tensor.
-        parts: number of those; 1 for a tensor of its own.
-    """
-
-    files: RankFiles
-    stage: int
-    source: str
-    part: int
-    parts: int
+    files: RankFiles  # of all ranks
+    stage: int  # pipeline rank
+    source: str  # name in the files
+    part: int  # position among the parts of a fused tensor
+    parts: int  # 1 for a tensor of its own
 
     def of_ranks(self) -> list[torch.Tensor]:
-        """Return the stored tensors of all tensor ranks, with all their parts."""
         return [file.tensor(self.source) for file in self.files.of_stage(self.stage)]
 
     def repeats(self, other: "_Piece") -> bool:
-        """True if another stage stores the same tensor with the same values, as it may with tied embeddings."""
+        # With tied embeddings, the first and the last stage store the same matrix.
         both = zip(self.of_ranks(), other.of_ranks(), strict=True)
         return self.source == other.source and all(torch.equal(first, second) for first, second in both)
 
     def dtype(self) -> torch.dtype:
-        """Return the data type; if ranks differ, the one that theirs promote to."""
+        # Ranks should agree; if not, the type that all fit in.
         return functools.reduce(torch.promote_types, (tensor.dtype for tensor in self.of_ranks()))
 
     def problems(self, name: str, shape: tuple[int, ...]) -> list[str]:
-        """Compare the shapes of all ranks with those that a tensor of this shape has.
-
-        Args:
-            name: canonical name.
-            shape: shape of the parts of all ranks together.
-        """
+        """Compare the shapes of all ranks with those of a tensor of this shape, all ranks together."""
         found = []
         for rank, tensor in enumerate(self.of_ranks()):
             local = tuple(self.own_rows(name, tensor, shape).shape)
@@ -265,10 +234,11 @@ class _Piece:
         return found
 
     def own_rows(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-        """Take the rows of this part from a fused tensor; the first part has its share, the others share the rest."""
+        """Take the rows of this part from a fused tensor."""
         if self.parts == 1:
             return tensor
         rows = _local_shape(name, shape, self.files.tensor)[0]
+        # The first part has its share, the others share the rest: keys and values may be repeated.
         if self.part == 0:
             return tensor[:rows]
         return tensor[tensor.shape[0] - (self.parts - self.part) * rows :][:rows]
@@ -303,6 +273,7 @@ def _pieces(files: RankFiles) -> dict[str, _Piece]:
             parts = _FUSED.get(rest, (rest,))
             for index, part in enumerate(parts):
                 piece, other = _Piece(files, stage, source, index, len(parts)), found.get(prefix + part)
+                # Two models in one folder would be mixed layer by layer.
                 if other is not None and not piece.repeats(other):
                     where = f"{other.source} of pipeline rank {other.stage} and {source} of pipeline rank {stage}"
                     raise CheckpointError(f"{prefix + part}: {where} differ, as if of two models. Save it again.")
@@ -311,7 +282,6 @@ def _pieces(files: RankFiles) -> dict[str, _Piece]:
 
 
 def _local_shape(name: str, shape: tuple[int, ...], ranks: int) -> tuple[int, ...]:
-    """Return the shape of a rank's part of a tensor."""
     if len(shape) < 2:  # norms, which every rank has
         return shape
     rows, columns = shape
@@ -320,30 +290,18 @@ def _local_shape(name: str, shape: tuple[int, ...], ranks: int) -> tuple[int, ..
 
 @dataclass(frozen=True)
 class _HeadOrder:
-    """Order of the heads that the ranks store.
+    """Order in which the tensor ranks store query and key heads, and how to undo it."""
 
-    Attributes:
-        key_heads: number of the model's key heads.
-        copies: how often each key head is stored.
-        key_order: key head at each position of the ranks' key heads.
-        head_dim: width of a head.
-    """
-
-    key_heads: int
-    copies: int
-    key_order: Sequence[int]
-    head_dim: int
+    key_heads: int  # number in the model
+    copies: int  # how often each key head is stored
+    key_order: Sequence[int]  # key head at each position of the ranks' key heads
+    head_dim: int  # width of a head
 
     def stored_shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape that the parts of all ranks have together."""
         return (shape[0] * self.copies, *shape[1:]) if name.endswith((_K, _V)) else shape
 
     def read(self, name: str, piece: _Piece, shape: tuple[int, ...]) -> torch.Tensor:
-        """Read a tensor from the files of all ranks.
-
-        Raises:
-            CheckpointError: copies of a key head differ, or a file is damaged.
-        """
+        """Read a tensor from the files of all ranks; CheckpointError if copies of a key head differ."""
         stored = self.stored_shape(name, shape)
         local = [piece.own_rows(name, tensor, stored) for tensor in piece.of_ranks()]
         if len(shape) < 2:
@@ -361,8 +319,8 @@ class _HeadOrder:
         ]
 
     def _sort_queries(self, joined: torch.Tensor, name: str) -> torch.Tensor:
-        """Sort rows of query heads by key head; the order among those of a key head does not matter, and is kept."""
-        by_key: torch.Tensor = joined.unflatten(0, (len(self.key_order), -1))  # the query heads of each stored key head
+        # The order among the queries of a key head does not matter, and is kept.
+        by_key: torch.Tensor = joined.unflatten(0, (len(self.key_order), -1))
         return by_key[sorted(range(len(self.key_order)), key=self.key_order.__getitem__)].flatten(0, 1)
 
     def _take_one_copy(self, joined: torch.Tensor, name: str) -> torch.Tensor:
@@ -376,11 +334,7 @@ class _HeadOrder:
 
 
 def _head_order(config: ModelConfig, files: RankFiles, pieces: dict[str, _Piece], folder: Path) -> _HeadOrder:
-    """Find out how often key heads are repeated, and in which order, from the first layer's keys.
-
-    Raises:
-        CheckpointError: the keys are missing, or do not fit the model.
-    """
+    """Find out from the first layer's keys how often key heads are repeated, and in which order."""
     heads, width = config.n_kv_heads, config.n_head_dim
     name = f"model.layers.0.{_K}"
     piece = pieces.get(name)
@@ -396,6 +350,7 @@ def _head_order(config: ModelConfig, files: RankFiles, pieces: dict[str, _Piece]
         )
     candidates = [_HeadOrder(heads, copies, order, width) for order in _orders(heads, copies)]
     shape = (heads * width, config.hidden_size)
+    # The files do not say which of the two orders they have: the one in which all copies are equal is right.
     for order in candidates:
         if piece.problems(name, order.stored_shape(name, shape)):
             return order  # the comparison of shapes says what is wrong

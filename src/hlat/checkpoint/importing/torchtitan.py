@@ -37,6 +37,7 @@ _IN_LAYER = {
     "attention_norm.weight": "input_layernorm.weight",
     "ffn_norm.weight": "post_attention_layernorm.weight",
 }
+# Projections whose rows torchtitan has in another order; see the head of this module.
 _ROTATED = (".self_attn.q_proj.weight", ".self_attn.k_proj.weight")
 _NAME = re.compile(r"(?:model\.)?((?:layers\.(?P<layer>\d+)\.)?(?P<rest>.+))", re.DOTALL)
 _WEIGHTS = re.compile(r"(?:model\.)?(?:tok_embeddings|layers|norm|output)\.", re.DOTALL)
@@ -49,11 +50,10 @@ class TorchtitanCheckpoint(SourceFormat):
     signs = ".metadata and *.distcp, as torchtitan saves them"
 
     def recognises(self, folder: Path) -> bool:
-        """Look for the index of DCP, outside of checkpoints of hlat, which have one too."""
+        # Checkpoints of hlat have an index of DCP too.
         return (folder / INDEX_NAME).is_file() and not (folder / MARKER_NAME).is_file()
 
     def open(self, folder: Path, config: ModelConfig | None) -> SourceModel:
-        """Read the index."""
         config = required_model(config, folder, self.name)
         index = _read_index(folder)
         if not index:
@@ -62,6 +62,7 @@ class TorchtitanCheckpoint(SourceFormat):
                 "layers.0.attention.wq.weight."
             )
         found = {canonical_name(name): _source_tensor(folder, index, name, config.n_head_dim) for name in index}
+        # With and without the prefix model., a folder can hold a tensor twice.
         if len(found) < len(index):
             last = {canonical_name(name): name for name in index}
             twice = [f"{name} and {other}" for name in index if (other := last[canonical_name(name)]) != name]
@@ -71,24 +72,21 @@ class TorchtitanCheckpoint(SourceFormat):
 
 
 def _read_index(folder: Path) -> dict[str, StoredTensor]:
-    """Read the index of the weights.
-
-    Raises:
-        CheckpointError: it is damaged, or files are missing.
-    """
+    """Read the index of the weights; CheckpointError if it is damaged, or files are missing."""
     try:
         sizes = {file.name: file.stat().st_size for file in folder.glob("*.distcp")}
         data = (folder / INDEX_NAME).read_bytes()
     except OSError as error:
         raise CheckpointError(f"{folder}: cannot be read: {error.strerror}.") from error
     try:
+        # Optimizer and schedule have classes of their own, which are passed over.
         return parse_foreign_index(data, sizes, lambda name: _WEIGHTS.match(name) is not None)
     except CheckpointError as error:
         raise CheckpointError(f"{folder / INDEX_NAME}: {error}") from error
 
 
 def canonical_name(name: str) -> str:
-    """Return the canonical name of a tensor; a name that torchtitan's LLaMA does not have is returned unchanged."""
+    """Canonical name of a tensor; one that torchtitan's LLaMA does not have is returned unchanged."""
     match = _NAME.fullmatch(name)
     if match is None:
         return name

@@ -22,42 +22,21 @@ from hlat.runtime.errors import CheckpointError
 def import_model(
     source: str | Path, out_dir: str | Path, *, model: str | Path | None = None, tokenizer: str | Path | None = None
 ) -> Path:
-    """Convert a model of any known format to a checkpoint of its weights, without changing dtypes.
+    """Convert a model of any known format to a checkpoint of its weights, dtypes unchanged; return its folder.
 
-    A few tensors are in memory at a time, one for each thread that writes.
-
-    Args:
-        source: folder of the model.
-        out_dir: checkpoint to be written; it must not exist, or be an empty folder.
-        model: preset or config.json of the model, for formats that do not describe it.
-        tokenizer: tokenizer.json, a SentencePiece model, or a folder with one of them; None for the source's own.
-
-    Returns:
-        The folder of the checkpoint.
+    ``model`` is a preset or config.json, for formats that do not describe their model. ``tokenizer`` replaces the
+    source's own: a tokenizer.json, a SentencePiece model, or a folder with one of them.
 
     Raises:
         RecipeError: hlat does not support this model, or there is no such preset.
-        CheckpointError: the format is not known, files are missing or damaged, or ``out_dir`` exists and is not empty.
+        CheckpointError: the format is not known, files are missing or damaged, or ``out_dir`` is not empty.
         StorageError: a file-system operation failed; nothing is left behind.
     """
     return _import(find_format(Path(source)), Path(source), Path(out_dir), model, tokenizer)
 
 
 def import_hf(hf_dir: str | Path, out_dir: str | Path) -> Path:
-    """Convert a Hugging Face model folder to a checkpoint of its weights and tokenizer, without changing dtypes.
-
-    Args:
-        hf_dir: folder with config.json and safetensors files; pickled weights are refused.
-        out_dir: checkpoint to be written; it must not exist, or be an empty folder.
-
-    Returns:
-        The folder of the checkpoint.
-
-    Raises:
-        RecipeError: hlat does not support this model.
-        CheckpointError: files are missing or damaged, or ``out_dir`` exists and is not empty.
-        StorageError: a file-system operation failed; nothing is left behind.
-    """
+    """Convert a Hugging Face folder with safetensors, with errors as ``import_model``; pickled weights are refused."""
     return _import(HuggingFaceFolder(), Path(hf_dir), Path(out_dir), None, None)
 
 
@@ -69,18 +48,22 @@ def _import(
     tokenizer: str | Path | None,
 ) -> Path:
     target = out_dir.absolute()
+    # Before the source is read, which takes long.
     check_new_folder(target)
     config = None if model is None else model_section(str(model))
     found = source_format.open(source, config)
     tokenizer_files = found.files if tokenizer is None else _tokenizer_files(Path(tokenizer))
+    # Read when it is written: a few tensors are in memory at a time, one for each thread that writes.
     chunks = [_chunk(name, tensor) for name, tensor in found.tensors.items()]
     files = {f"{TOKENIZER}/{name}": file for name, file in tokenizer_files.items()}
+    # Step 0: weights alone, not the state of a run.
     commit(Disk(), target, CheckpointContent(0, chunks, _meta(found), files), NEW_FOLDER_REMEDY)
     return target
 
 
 def _meta(found: SourceModel) -> dict[str, Any]:
     meta: dict[str, Any] = {"step": 0, "model": found.config.model_dump(mode="json")}
+    # Without them the tokenizer's ids are used.
     if found.special is not None and found.generation is not None:
         meta |= {"special_ids": asdict(found.special), "generation_ids": asdict(found.generation)}
     return meta | {"versions": software_versions()}
@@ -92,11 +75,7 @@ def _chunk(name: str, tensor: SourceTensor) -> ComputedChunk:
 
 
 def _tokenizer_files(path: Path) -> dict[str, Path]:
-    """Find the files of a tokenizer that the user named, under the names that checkpoints give them.
-
-    Raises:
-        CheckpointError: there is no tokenizer at the path.
-    """
+    """Files of a tokenizer that the user named, under the names of checkpoints; CheckpointError if none."""
     files = {path.name: path} if path.is_file() else tokenizer_files_in(path)
     named = {("tokenizer.model" if name.endswith(".model") else name): file for name, file in files.items()}
     if not {"tokenizer.json", "tokenizer.model"} & named.keys():

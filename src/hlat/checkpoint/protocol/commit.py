@@ -66,21 +66,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class CheckpointContent:
-    """Content of a checkpoint, as far as this rank writes it.
+    """Content of a checkpoint, as far as this rank writes it."""
 
-    Attributes:
-        step: optimizer step of the state; 0 for weights alone.
-        chunks: tensor chunks of this rank.
-        meta: metadata, JSON values only; the other ranks' values are ignored, rank 0's is written.
-        files: path inside the checkpoint -> file to copy there; only rank 0's are copied.
-        parts: rank parts of a snapshot that this rank copies unchanged.
-    """
-
-    step: int
-    chunks: Sequence[TensorChunk]
-    meta: Mapping[str, Any]
-    files: Mapping[str, Path]
-    parts: Sequence[PartCopy] = ()
+    step: int  # of the state; 0 for weights alone
+    chunks: Sequence[TensorChunk]  # of this rank
+    meta: Mapping[str, Any]  # JSON values; rank 0's is written, the others are ignored
+    files: Mapping[str, Path]  # path inside the checkpoint -> file to copy there; only rank 0's
+    parts: Sequence[PartCopy] = ()  # of a snapshot, which this rank copies unchanged
 
 
 def commit(
@@ -91,23 +83,9 @@ def commit(
     ranks: HostGroup | None = None,
     folder: RunFolder | None = None,
 ) -> None:
-    """Write a checkpoint folder by the protocol above. Collective.
-
-    Args:
-        disk: file-system operations.
-        final: folder of the checkpoint, on a file system that all ranks share.
-        content: content of this rank.
-        remedy: what a user can do if the storage fails.
-        ranks: processes that write together; None for this process alone.
-        folder: folder of the run, which contains ``final``. None if the checkpoint belongs to no run; then missing
-            parents of ``final`` are created.
-
-    Raises:
-        StateLostError: a rank found that the run folder has disappeared.
-        StorageError: a file-system operation failed on some rank. If that was before the commit point, there is no new
-            checkpoint, and what was written has been removed as far as possible.
-        CheckpointError: a name in ``files`` is not a path inside the checkpoint.
-    """
+    """Write a checkpoint folder by the protocol above, on a file system that all ranks share. Collective."""
+    # Without a run folder, missing parents are created. A StorageError before the commit point leaves nothing behind;
+    # StateLostError says that the run folder has disappeared.
     _Commit(disk, final, content, remedy, ranks or HostGroup(), folder).run()
 
 
@@ -125,6 +103,7 @@ class _Commit:
     ) -> None:
         self._disk, self._final, self._content, self._remedy, self._ranks = disk, final, content, remedy, ranks
         self._folder, self._format = folder, newest_format()
+        # A new one for each save: a writer that outlives its run must not write into the folder of another save.
         token = ranks.broadcast(secrets.token_hex(_TOKEN_BYTES))
         self._staging = final.with_name(f"{STAGING_PREFIX}{final.name}-{token}")
         self._failure = f"cannot save the checkpoint {final.name}"
@@ -132,12 +111,16 @@ class _Commit:
         copied = sum(copy.part.bytes for copy in content.parts)
         self._needed = copied + sum(
             chunk.nbytes + _CHUNK_BYTES for chunk in self._chunks
-        )  # bytes; of this rank, then summed over all
+        )  # bytes of this rank, then of all
 
     def run(self) -> None:
+        # Mistakes of the caller are found before anything is written.
         meta = self._on_all_ranks(lambda: self._check() if self._ranks.is_first else b"")
+        # Ranks share the disk: rank 0 compares the sum with the free space.
         self._needed = sum(self._ranks.all_gather(self._needed))
         try:
+            # Each line ends when all ranks have done it, or all raise: rank 0 writes the manifest after all tensors
+            # are durable.
             self._on_all_ranks(self._begin)
             written = self._ranks.gather(self._on_all_ranks(self._write))
             self._on_all_ranks(lambda: self._finish(written, meta) if written is not None else None)
@@ -154,15 +137,16 @@ class _Commit:
             raise CheckpointError(
                 f"{self._final}: cannot contain a file named {refused[0]!r}. Use a plain relative path."
             )
+        # NaN is not JSON: other programs could not read the file.
         meta = json.dumps(self._content.meta, indent=1, allow_nan=False).encode()
         self._needed += sum(source.stat().st_size for source in files.values()) + len(meta) + _OVERHEAD_BYTES
         return meta
 
     def _on_all_ranks(self, action: Callable[[], T]) -> T:
-        """Run a step on every rank. If it fails on any, all ranks raise an error that names the failed rank."""
         try:
             return self._ranks.run_on_all(lambda: self._with_storage_error(action))
         except StorageError as error:
+            # Its own error; one that came from another rank names that rank.
             if self._ranks.world > 1 and error.from_rank is None:
                 raise type(error)(f"rank {self._ranks.rank}: {error}") from error
             raise
@@ -207,18 +191,7 @@ class _Commit:
 
 
 def check_free_space(disk: Disk, folder: Path, needed: int, failure: str, remedy: Remedy) -> None:
-    """Fail early if there is too little space. Writing can fail later too: other processes may fill the disk.
-
-    Args:
-        disk: file-system operations.
-        folder: folder to be written to.
-        needed: bytes to be written.
-        failure: what could not be done, such as "cannot save the checkpoint of step 40".
-        remedy: what the user can do.
-
-    Raises:
-        StorageError: fewer than ``needed`` bytes are free.
-    """
+    """Fail early if fewer than ``needed`` bytes are free. Writing can fail later too: others may fill the disk."""
     free = disk.free_bytes(folder)
     if free < needed:
         raise StorageError(
@@ -242,20 +215,19 @@ def _copy(disk: Disk, staging: Path, files: Mapping[str, Path]) -> dict[str, Fil
 
 
 def rename_into_place(disk: Disk, staging: Path, final: Path) -> None:
-    """Rename a complete, fsynced staging folder to its final name: the commit point.
-
-    Raises:
-        OSError: a file-system operation failed.
-    """
+    """Rename a complete, fsynced staging folder to its final name: the commit point."""
     if final.exists():
         replaced = final.with_name(REPLACED_PREFIX + final.name)
         disk.remove_tree(replaced)
+        # A folder cannot be renamed onto one that is not empty. A crash before the next rename is undone by
+        # ``clean_up``.
         disk.rename(final, replaced)
         try:
             disk.rename(staging, final)
         except BaseException:
             disk.rename(replaced, final)
             raise
+        # The new one has to be durable before the old one goes.
         disk.sync_folder(final.parent)
         disk.remove_tree(replaced)
         return
@@ -264,11 +236,7 @@ def rename_into_place(disk: Disk, staging: Path, final: Path) -> None:
 
 
 def clean_up(disk: Disk, root: Path) -> None:
-    """Remove what an interrupted save or removal left in a folder of checkpoints.
-
-    Raises:
-        StorageError: a file-system operation failed.
-    """
+    """Remove what an interrupted save or removal left in a folder of checkpoints; StorageError if that fails."""
     try:
         for entry in sorted(root.iterdir()):
             if entry.name.startswith(REPLACED_PREFIX):
@@ -280,7 +248,7 @@ def clean_up(disk: Disk, root: Path) -> None:
 
 
 def _finish_replacement(disk: Disk, replaced: Path, final: Path) -> None:
-    """Remove a replaced checkpoint if the new one exists; otherwise rename it back."""
+    # The crash was between the two renames: the old checkpoint is the only one.
     if not final.exists():
         disk.rename(replaced, final)
         disk.sync_folder(final.parent)
@@ -289,7 +257,7 @@ def _finish_replacement(disk: Disk, replaced: Path, final: Path) -> None:
 
 
 def remove_checkpoint(disk: Disk, folder: Path) -> None:
-    """Remove a checkpoint. It is renamed first, so that a crash cannot leave an incomplete folder under its name."""
+    """Remove a checkpoint. It is renamed first: a crash cannot leave an incomplete folder under its name."""
     trash = folder.with_name(TRASH_PREFIX + folder.name.removeprefix(REPLACED_PREFIX))
     disk.remove_tree(trash)
     disk.rename(folder, trash)

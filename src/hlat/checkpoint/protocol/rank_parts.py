@@ -41,54 +41,32 @@ PART_NAME = "part.json"
 @sendable
 @dataclass(frozen=True)
 class RankPart:
-    """Manifest of a rank part, ``part.json``.
+    """Manifest of a rank part, ``part.json``: the chunks and files that one rank has written."""
 
-    Attributes:
-        token: random token of the snapshot.
-        step: optimizer steps done.
-        rank: rank that wrote the part.
-        world: number of parts, which is the world size.
-        files: path inside the folder -> size and hash.
-        chunks: position of each tensor chunk in the files.
-        meta: metadata of the checkpoint, in rank 0's part; None in the others.
-    """
-
-    token: str
-    step: int
+    token: str  # random, the same in all parts of a snapshot
+    step: int  # optimizer steps done
     rank: int
-    world: int
-    files: Mapping[str, FileRecord]
+    world: int  # world size, which is the number of parts
+    files: Mapping[str, FileRecord]  # path inside the folder -> size and hash
     chunks: Sequence[StoredChunk]
-    meta: Mapping[str, Any] | None
+    meta: Mapping[str, Any] | None  # of the checkpoint, in rank 0's part; None in the others
 
     @property
     def bytes(self) -> int:
-        """Total size of the files in bytes."""
         return sum(record.bytes for record in self.files.values())
 
 
 def part_folder_name(rank: int) -> str:
-    """Folder name of a rank part: 3 -> 'rank-00003'."""
+    """Folder name of a rank part, padded to five digits: 3 -> 'rank-00003'."""
     return f"rank-{rank:05d}"
 
 
 def write_part(
     disk: Disk, final: Path, part: RankPart, chunks: Sequence[TensorChunk], copied: Mapping[str, Path]
 ) -> tuple[RankPart, bytes]:
-    """Write a rank part and fsync it.
+    """Write a rank part and fsync it; ``part`` has no files and chunks yet. Returns it with them, and ``part.json``.
 
-    Args:
-        disk: file-system operations.
-        final: folder of the part.
-        part: the part without files and chunks.
-        chunks: tensor chunks to be written.
-        copied: path inside the folder -> file to copy there.
-
-    Returns:
-        The part with its files and chunks, and the content of ``part.json``.
-
-    Raises:
-        OSError: a file-system operation failed. The caller must remove what was written so far.
+    OSError if the disk fails: the caller must remove what was written so far.
     """
     staging = final.with_name(STAGING_PREFIX + final.name)
     disk.remove_tree(staging)
@@ -105,27 +83,21 @@ def write_part(
 
 
 def finish_part(disk: Disk, staging: Path, final: Path, text: bytes) -> None:
-    """Write ``part.json`` and the marker of a part, fsync, and rename the folder to its final name.
-
-    Raises:
-        OSError: a file-system operation failed.
-    """
+    """Write ``part.json`` and the marker of a part, fsync, and rename the folder to its final name."""
     record = write_file(disk, staging / PART_NAME, text)
     write_file(disk, staging / MARKER_NAME, record.sha256.encode())
+    # Names in folders are durable only after an fsync of the folder; all of it before the rename.
     for folder in sorted(path for path in staging.rglob("*") if path.is_dir()):
         disk.sync_folder(folder)
     disk.sync_folder(staging)
     disk.rename(staging, final)
+    # The rename, and the folder of the snapshot, which may be new.
     for folder in (final.parent, final.parent.parent):
         disk.sync_folder(folder)
 
 
 def read_part(folder: Path) -> RankPart:
-    """Read the manifest of a part; its other files are not read.
-
-    Raises:
-        CheckpointError: the folder is not a rank part, or its manifest is damaged.
-    """
+    """Read the manifest of a part, and no other file; CheckpointError if it is damaged or no part."""
     try:
         marker, text = (folder / MARKER_NAME).read_bytes(), (folder / PART_NAME).read_bytes()
     except OSError as exc:
@@ -136,11 +108,7 @@ def read_part(folder: Path) -> RankPart:
 
 
 def parse_part(text: bytes) -> RankPart:
-    """Parse the content of a ``part.json``.
-
-    Raises:
-        CheckpointError: it is invalid.
-    """
+    """Parse the content of a ``part.json``; CheckpointError if it is invalid."""
     try:
         return _part_from(json.loads(text))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
@@ -172,19 +140,12 @@ class PartCopy:
     part: RankPart
 
     def write(self, disk: Disk, target: Path) -> dict[str, FileRecord]:
-        """Copy the files into the staging folder of a checkpoint.
-
-        Returns:
-            Size and hash of each file.
-
-        Raises:
-            OSError: a file-system operation failed.
-            CheckpointError: a file does not match its hash.
-        """
+        """Copy the files into the staging folder of a checkpoint; CheckpointError if one does not match its hash."""
         for name, record in sorted(self.part.files.items()):
             make_folders(disk, (target / name).parent, inside=target)
             if copy_file(disk, self.folder / name, target / name) != record:
                 raise CheckpointError(f"{self.folder / name}: does not match its checksum")
+        # ``commit`` syncs the staging folder itself.
         for folder in sorted({(target / name).parent for name in self.part.files} - {target}):
             disk.sync_folder(folder)
         return dict(self.part.files)
@@ -219,6 +180,7 @@ def _part_from(text: Any) -> RankPart:
 
 
 def _chunk_from(entry: Any) -> StoredChunk:
+    # A damaged name may be any attribute of torch, or none.
     dtype = getattr(torch, entry["dtype"], None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{entry['dtype']!r} is not a dtype")
@@ -228,12 +190,14 @@ def _chunk_from(entry: Any) -> StoredChunk:
 
 
 def _count_from(value: Any) -> int:
+    # Not isinstance: bool is an int.
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r} is not a non-negative integer")
     return value
 
 
 def _name_from(name: Any) -> str:
+    # A hostile part must not write outside its folder, nor replace its own manifest.
     if not isinstance(name, str) or not is_safe_name(name) or name in (PART_NAME, MARKER_NAME):
         raise ValueError(f"{name!r} is not a plain path inside the part")
     return name
@@ -243,11 +207,7 @@ _PIECE = 1 << 24  # bytes sent per round; held in memory twice
 
 
 def next_in_ring(nodes: Sequence[int]) -> list[int]:
-    """Rank that stores the copy of each rank's part; the rank itself if there is only one machine.
-
-    Args:
-        nodes: machine number of each rank.
-    """
+    """Rank that keeps the copy of each rank's part, from the machine of each rank; itself on a single machine."""
     members: dict[int, list[int]] = {}
     for rank, node in enumerate(nodes):
         members.setdefault(node, []).append(rank)
@@ -255,6 +215,7 @@ def next_in_ring(nodes: Sequence[int]) -> list[int]:
     keepers = []
     for rank, node in enumerate(nodes):
         others = members[ring[(ring.index(node) + 1) % len(ring)]]
+        # Modulo: the next machine may have fewer ranks.
         keepers.append(others[members[node].index(rank) % len(others)] if len(ring) > 1 else rank)
     return keepers
 
@@ -268,26 +229,21 @@ def replicate(
 ) -> None:
     """Send this rank's part to its keeper, and store the parts that this rank keeps for others. Collective.
 
-    Args:
-        disk: file-system operations.
-        ranks: processes of the run.
-        keepers: keeper of each rank, from ``next_in_ring``.
-        own: folder of this rank's part, the part, and the content of its ``part.json``.
-        target: returns the folder on this machine for the part of a rank.
+    ``own`` is the folder of the part, the part and its ``part.json``; ``target`` gives the folder for a rank's part.
 
-    Raises:
-        OSError: a file-system operation failed. The caller must remove what was written so far.
-        CheckpointError: a received file does not match its hash.
+    OSError if the disk fails, CheckpointError if a file differs from its hash: the caller must remove what was written.
     """
     folder, part, text = own
     texts = ranks.all_gather(len(text))
     sources = [rank for rank, keeper in enumerate(keepers) if keeper == ranks.rank]
     received = {rank: bytearray() for rank in sources}
+    # The manifests first: a keeper has to know the files before their bytes come.
     _pump(ranks, keepers, texts, iter([text]), {rank: buffer.extend for rank, buffer in received.items()}, max(texts))
     receivers = {rank: _PartReceiver(disk, bytes(buffer), target(rank)) for rank, buffer in received.items()}
     sender = _PartSender(folder, part)
     sinks = {rank: receiver.take for rank, receiver in receivers.items()}
     _pump(ranks, keepers, ranks.all_gather(part.bytes), sender.blocks(), sinks, _PIECE)
+    # Only now: all ranks have to take part in every round.
     for errors in (sender.errors, *(receiver.errors for receiver in receivers.values())):
         for error in errors:
             raise error
@@ -303,21 +259,13 @@ def _pump(
     sinks: Mapping[int, Callable[[memoryview], object]],
     block_bytes: int,
 ) -> None:
-    """Send and receive in rounds: rank r sends ``sizes[r]`` bytes, in blocks of ``block_bytes``.
-
-    Args:
-        ranks: processes of the run.
-        keepers: rank that each rank sends to.
-        sizes: bytes that each rank sends.
-        blocks: the blocks of this rank.
-        sinks: sending rank -> function that takes a block received from it.
-        block_bytes: bytes per block; the last one of a rank may be shorter.
-    """
+    """Exchange in rounds: rank r sends ``sizes[r]`` bytes, in ``block_bytes`` each, to its keeper. Collective."""
     for begin in range(0, max(sizes), block_bytes):
         count = {rank: max(0, min(block_bytes, sizes[rank] - begin)) for rank in [ranks.rank, *sinks]}
         sent = {}
         if count[ranks.rank]:
             sent[keepers[ranks.rank]] = torch.frombuffer(bytearray(next(blocks)), dtype=torch.uint8)
+        # Sizes are known to both sides, so no round needs a header.
         buffers = {rank: torch.empty(count[rank], dtype=torch.uint8) for rank in sinks if count[rank]}
         ranks.exchange(sent, buffers)
         advance()
@@ -343,6 +291,7 @@ class _PartSender:
         while left > 0:  # also after an error: the receiver expects part.bytes bytes
             size = min(_PIECE, left)
             left -= size
+            # Zeros for what could not be read: the hash will not match, and this rank raises its error.
             yield bytes(pending[:size]).ljust(size, b"\0")
             del pending[:size]
 
@@ -359,7 +308,7 @@ class _PartSender:
 
 
 class _PartReceiver:
-    """Writer of a part that is received in blocks; its errors are collected in ``errors``."""
+    """Writer of a part that arrives in blocks; ``errors`` has what failed, so that the rounds can go on."""
 
     def __init__(self, disk: Disk, text: bytes, final: Path) -> None:
         self._disk, self._text, self._final = disk, text, final
@@ -370,11 +319,9 @@ class _PartReceiver:
         self._resume(None)
 
     def take(self, data: memoryview) -> None:
-        """Take the next block."""
         self._resume(data)
 
     def finish(self) -> None:
-        """Rename the complete part to its final name. Raises OSError if a file-system operation fails."""
         assert self._complete, "as many bytes are received as the part has"
         finish_part(self._disk, self._staging, self._final, self._text)
 
@@ -389,7 +336,7 @@ class _PartReceiver:
             self.errors.append(error)
 
     def _write_files(self) -> Generator[None, memoryview | None, None]:
-        """Write the blocks sent into this generator, file by file."""
+        """Write the blocks sent into this generator, file by file; a block may end one file and begin others."""
         self._disk.remove_tree(self._staging)
         make_folders(self._disk, self._staging, inside=self._final.parents[2])
         data = memoryview(b"")

@@ -40,37 +40,27 @@ STAGING_PREFIX = ".staging-"  # of a folder that is still being written
 
 STEP_FOLDER = re.compile(r"step-(\d{8,})")
 
-_READ_BYTES = 1 << 20
-_READERS = min(8, os.cpu_count() or 1)
+_READ_BYTES = 1 << 20  # 1 MiB
+_READERS = min(8, os.cpu_count() or 1)  # threads; hashing releases the GIL
 
 
 @sendable
 @dataclass(frozen=True)
 class CheckpointManifest:
-    """Content of a manifest: files by path inside the checkpoint (with '/' as separator), their step and format.
+    """Content of a manifest, whose paths have '/' as separator on every platform."""
 
-    Attributes:
-        step: optimizer steps done.
-        files: size and checksum of each file.
-        version: version of the format.
-    """
-
-    step: int
-    files: Mapping[str, FileRecord]
-    version: int
+    step: int  # optimizer steps done
+    files: Mapping[str, FileRecord]  # by path inside the checkpoint
+    version: int  # of the format
 
     @property
     def format(self) -> CheckpointFormat:
-        """Format of the files."""
         return format_numbered(self.version)
 
     def content_problems(self, read: ReadFile) -> list[str]:
-        """List problems of the metadata and of the index, for a checkpoint whose checksums match.
-
-        Args:
-            read: returns the content of a small file.
-        """
+        """List problems of the metadata and the index, for a checkpoint whose checksums match."""
         try:
+            # Checksums do not help against a file that was edited together with them.
             self.format.read_meta(read, self.step)
             self.format.read_index(read, self.file_bytes)
         except CheckpointError as exc:
@@ -79,12 +69,11 @@ class CheckpointManifest:
 
     @property
     def file_bytes(self) -> dict[str, int]:
-        """Size in bytes of every file."""
         return {name: record.bytes for name, record in self.files.items()}
 
 
 def step_folder_name(step: int) -> str:
-    """Folder name of a step: 40 -> 'step-00000040'."""
+    """Folder name of a step, padded to eight digits: 40 -> 'step-00000040'."""
     return f"step-{step:08d}"
 
 
@@ -102,21 +91,12 @@ def write_manifest(disk: Disk, folder: Path, manifest: CheckpointManifest) -> No
 
 
 def read_manifest(folder: Path) -> CheckpointManifest:
-    """Read the manifest of a committed checkpoint.
-
-    Raises:
-        CheckpointError: the marker is missing or does not match the manifest, or the manifest is invalid.
-        StorageError: the files exist but cannot be read.
-    """
+    """Read the manifest of a committed checkpoint; CheckpointError if damaged, StorageError if unreadable."""
     return check_manifest(_read_file(folder / MARKER_NAME), _read_file(folder / MANIFEST_NAME))
 
 
 def check_manifest(marker: bytes, data: bytes) -> CheckpointManifest:
-    """Parse a manifest after comparing it with its marker; both are given as bytes.
-
-    Raises:
-        CheckpointError: the marker does not match the manifest, or the manifest is invalid.
-    """
+    """Parse a manifest after comparing it with its marker; CheckpointError if either is invalid."""
     if marker != hashlib.sha256(data).hexdigest().encode():
         raise CheckpointError(f"{MANIFEST_NAME} does not match the checksum in {MARKER_NAME}")
     try:
@@ -128,22 +108,12 @@ def check_manifest(marker: bytes, data: bytes) -> CheckpointManifest:
 
 
 def read_stored_meta(folder: Path, manifest: CheckpointManifest) -> dict[str, Any]:
-    """Read the metadata of a checkpoint folder.
-
-    Raises:
-        CheckpointError: it is missing or invalid.
-        StorageError: it exists but cannot be read.
-    """
+    """Read the metadata by a manifest; CheckpointError if damaged, StorageError if unreadable."""
     return manifest.format.read_meta(lambda name: _read_file(folder / name))
 
 
 def read_stored_index(folder: Path, manifest: CheckpointManifest) -> dict[str, StoredTensor]:
-    """Read and check the index of a checkpoint folder.
-
-    Raises:
-        CheckpointError: it is missing, is not an index, or contradicts the checkpoint's files.
-        StorageError: it exists but cannot be read.
-    """
+    """Read and check the index by a manifest; CheckpointError if damaged, StorageError if unreadable."""
     return manifest.format.read_index(lambda name: _read_file(folder / name), manifest.file_bytes)
 
 
@@ -158,9 +128,7 @@ def refuse_newer_format(folder: Path) -> None:
 
 
 def verify_checkpoint(folder: Path) -> list[str]:
-    """List everything that is wrong with a checkpoint folder; an empty list means that it is valid.
-
-    Every byte is read; files are hashed in parallel, in blocks of 1 MiB.
+    """List everything that is wrong with a checkpoint folder; an empty list means that it is valid. Every byte is read.
 
     Raises:
         StorageError: the storage cannot be read at all (permission, stale mount). The checkpoint may still be valid.
@@ -171,6 +139,7 @@ def verify_checkpoint(folder: Path) -> list[str]:
         return [str(exc)]
     problems = []
     match = STEP_FOLDER.fullmatch(folder.name)
+    # A folder that was renamed by hand would be resumed from at the wrong step.
     if match and int(match[1]) != manifest.step:
         problems.append(f"the folder is named {folder.name}, its content is of step {manifest.step}")
     with ThreadPoolExecutor(_READERS) as pool:
@@ -183,9 +152,11 @@ def verify_checkpoint(folder: Path) -> list[str]:
 
 def _check_file(folder: Path, name: str, expected: FileRecord) -> str:
     path = folder / name
+    # A link could lead out of the checkpoint, and its target may change later.
     if any(entry.is_symlink() for entry in [path, *path.parents][: len(PurePosixPath(name).parts)]):
         return f"{name} is a symbolic link"
     try:
+        # The size first: it costs no read.
         size = path.stat().st_size
         if size != expected.bytes:
             return f"{name} has {size} bytes, the manifest says {expected.bytes}"
@@ -216,15 +187,10 @@ def _read_file(path: Path) -> bytes:
 
 
 def _unreadable(path: Path, name: str, exc: OSError) -> str:
-    """Describe why a file of a checkpoint cannot be read.
-
-    A missing file and an I/O error are damage of the checkpoint.
-
-    Raises:
-        StorageError: any other error, which is a problem of the storage.
-    """
+    """Describe a missing or damaged file; StorageError for any other error, which is a problem of the storage."""
     if exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
         return f"{name} is missing"
+    # The disk has lost the bytes, so the checkpoint is damaged; an earlier one may be readable.
     if exc.errno == errno.EIO:
         return f"{name} cannot be read ({exc.strerror})"
     raise storage_error(exc, f"cannot read {name}", path.parent, remedy=READ_REMEDY) from exc
@@ -250,13 +216,12 @@ class Checkpoint:
 
     @cached_property
     def manifest(self) -> CheckpointManifest:
-        """Its manifest, read once."""
         return read_manifest(self.path)
 
     @cached_property
     def index(self) -> dict[str, StoredTensor]:
-        """Tensors by name with their positions on disk; read once, checked against the sizes of the files."""
         try:
+            # Checked against the sizes of the files: an index must not cause huge allocations.
             return read_stored_index(self.path, self.manifest)
         except CheckpointError as exc:
             raise type(exc)(f"{self.path}: {exc}") from None
@@ -271,8 +236,7 @@ class Checkpoint:
     def check(self, targets: Mapping[str, torch.Tensor]) -> None:
         """Check that the checkpoint has every target with its shape and dtype; targets may be on the meta device.
 
-        Raises:
-            CheckpointError: lists every tensor that is missing or differs.
+        CheckpointError lists the tensors that are missing or differ.
         """
         saved = self.tensors
         problems = []
@@ -294,11 +258,7 @@ class Checkpoint:
         return {name.removeprefix(prefix): tensor for name, tensor in loaded.items()}
 
     def read(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
-        """Read the named tensors to the CPU.
-
-        Raises:
-            CheckpointError: some names are not in the checkpoint; lists them.
-        """
+        """Read the named tensors to the CPU; CheckpointError names those that it does not have."""
         names = list(names)
         absent = [name for name in names if name not in self.tensors]
         if absent:
@@ -307,14 +267,8 @@ class Checkpoint:
         return dict(zip(names, self.read_regions(regions), strict=True))
 
     def read_regions(self, regions: Sequence[Region]) -> list[torch.Tensor]:
-        """Read regions of tensors to the CPU, in the saved dtype, whatever chunks they were saved in.
-
-        Args:
-            regions: regions inside tensors of the checkpoint; only their rows are read.
-
-        Raises:
-            CheckpointError: a file cannot be read, or contradicts the index.
-        """
+        """Read regions to the CPU, in the saved dtype; CheckpointError if a file contradicts the index."""
+        # Only their rows are read, whatever chunks they were saved in.
         return self.manifest.format.read_regions(self.path, self.index, regions)
 
 
@@ -328,11 +282,8 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
 
 def open_on_all_ranks(folder: Path, ranks: HostGroup) -> Checkpoint:
-    """Open the same checkpoint on every rank, and check that all ranks see the files that rank 0 sees. Collective.
-
-    Raises:
-        CheckpointError: a rank does not see the checkpoint, or sees a different one.
-    """
+    """Open a checkpoint on every rank; CheckpointError if a rank sees other files than rank 0. Collective."""
+    # The marker stands for all files: it is the hash of the manifest, which has theirs.
     marker = ranks.run_on_rank0(lambda: _marker(folder))
     return ranks.run_on_all(lambda: _open_same(folder, marker))
 
@@ -358,12 +309,7 @@ def _open_same(folder: Path, marker: bytes) -> Checkpoint:
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """Read the metadata of a checkpoint: step, tokens, samples, recipe, versions, ...
-
-    Raises:
-        CheckpointError: it is missing or invalid, or a newer version of hlat wrote it.
-        StorageError: it exists but cannot be read.
-    """
+    """Read the metadata of a checkpoint: step, tokens, samples, recipe, versions, ...; errors as ``read_manifest``."""
     try:
         return read_stored_meta(folder, read_manifest(folder))
     except CheckpointError as exc:
@@ -384,14 +330,11 @@ def _entries(root: Path) -> Iterator[Path]:
 
 
 def resolve(path: Path) -> Path:
-    """Find the checkpoint that a path given by a user refers to, and verify every byte of it.
+    """Find the checkpoint that a path given by a user refers to, verify every byte of it, and return its folder.
 
     Args:
-        path: a checkpoint, a folder of checkpoints, or a run folder. If there are several checkpoints, the newest valid
-            one is taken; each damaged newer one is logged as a warning.
-
-    Returns:
-        The folder of the checkpoint.
+        path: a checkpoint, a folder of checkpoints, or a run folder. Of several checkpoints the newest valid one is
+            taken; each damaged newer one is logged as a warning.
 
     Raises:
         CheckpointError: there is no checkpoint, or none is valid; lists what is wrong with each.
@@ -420,8 +363,8 @@ def resolve(path: Path) -> Path:
 
 
 def _others_here(path: Path) -> str:
-    """Return what may be meant by a path of no checkpoint: those beside it, or what to give at all."""
     try:
+        # A step that was mistyped, most likely: the message names the checkpoints beside it.
         beside = [folder.name for folder in step_folders(path.parent)]
     except OSError:
         beside = []

@@ -49,7 +49,7 @@ DamageHandler = Callable[[Path | str, list[str]], None]
 
 
 def log_damage(folder: Path | str, problems: list[str]) -> None:
-    """Log a warning about a damaged checkpoint."""
+    """Log a warning about a damaged checkpoint, the default ``DamageHandler``."""
     _LOG.warning("checkpoint %s is damaged and set aside: %s", folder, "; ".join(problems))
 
 
@@ -73,19 +73,10 @@ class CheckpointStore:
     ) -> None:
         """Open the store; create its folder if it is missing.
 
-        Args:
-            root: the checkpoints folder.
-            keep_last: number of newest checkpoints that ``prune`` keeps.
-            keep_every_steps: checkpoints at multiples of this step are kept for ever; None for no such rule.
-            on_damage: called on rank 0 for each damaged checkpoint that was renamed, with its new name and what is
-                wrong with it; by default a warning is logged.
-            disk: file-system operations.
-            ranks: processes of the run; None for this process alone.
-            folder: the open run folder; nothing is written once it has disappeared. None for a store outside a run.
-
-        Raises:
-            StorageError: the folder cannot be created or cleaned, the run folder has disappeared, or the ranks do not
-                see the same folder.
+        ``prune`` keeps the newest ``keep_last`` checkpoints, and multiples of ``keep_every_steps`` for ever.
+        ``on_damage`` is called on rank 0 for each damaged checkpoint that was renamed. Nothing is written once the run
+        ``folder`` has disappeared; None for a store outside a run. StorageError if the folder cannot be created or
+        cleaned, or if the ranks do not see the same folder.
         """
         self.root = Path(root)
         self.keep_last = keep_last
@@ -100,11 +91,7 @@ class CheckpointStore:
             self._check_shared()
 
     def clean_up(self) -> None:
-        """Remove what an interrupted save or removal left behind. Collective; there must be no other writer.
-
-        Raises:
-            StorageError: the folder cannot be created or cleaned, or the run folder has disappeared.
-        """
+        """Remove what an interrupted save or removal left behind; there must be no other writer. Collective."""
         self._ranks.run_on_rank0(self._open)
 
     def _open(self) -> None:
@@ -115,7 +102,7 @@ class CheckpointStore:
         clean_up(self._disk, self.root)
 
     def _check_shared(self) -> None:
-        """Check that all ranks see a folder that rank 0 creates: the path may be local to each machine."""
+        # The path may be local to each machine, so rank 0 creates a folder there, and all have to see it.
         probe = self.root / self._ranks.run_on_rank0(self._make_probe)
         try:
             self._ranks.run_on_all(lambda: self._check_visible(probe))
@@ -147,20 +134,10 @@ class CheckpointStore:
         meta: Mapping[str, Any],
         files: Mapping[str, Path] | None = None,
     ) -> Path:
-        """Write the checkpoint of a step, replacing one of the same step.
+        """Write the checkpoint of a step, replacing one of the same step, and return its folder.
 
-        Args:
-            step: optimizer steps done.
-            chunks: tensor chunks of this rank, from ``collect``.
-            meta: metadata of the run; JSON values only.
-            files: path inside the checkpoint -> file to copy there (the tokenizer).
-
-        Returns:
-            The folder of the checkpoint.
-
-        Raises:
-            StorageError: a file-system operation failed on some rank. No incomplete checkpoint is left, and earlier
-                checkpoints are unchanged.
+        ``chunks`` are those of this rank; ``meta`` has JSON values; ``files``: path inside the checkpoint -> file to
+        copy. StorageError if a rank failed: no incomplete checkpoint is left, and earlier ones are unchanged.
         """
         final = self.root / step_folder_name(step)
         commit(
@@ -170,12 +147,7 @@ class CheckpointStore:
         return final
 
     def save_from_parts(self, step: int, parts: Sequence[PartCopy], meta: Mapping[str, Any]) -> Path:
-        """Write the checkpoint of a step from the rank parts of a snapshot; each part is passed by one rank.
-
-        Raises:
-            StorageError: a file-system operation failed on some rank, as in ``save``.
-            CheckpointError: a file of a part does not match its hash.
-        """
+        """Write a checkpoint from rank parts, each passed by one rank; CheckpointError if a part is damaged."""
         final = self.root / step_folder_name(step)
         commit(self._disk, final, CheckpointContent(step, [], meta, {}, parts), ranks=self._ranks, folder=self.folder)
         self._verified.add(step)
@@ -186,19 +158,10 @@ class CheckpointStore:
         return [_step_of(folder) for folder in step_folders(self.root)]
 
     def newest(self, require_step: int | None = None) -> Checkpoint | None:
-        """Open the newest valid checkpoint; return None if this run has never had a checkpoint.
+        """Open the newest valid checkpoint; None if there never was one. Damaged newer ones get the suffix ``.bad``.
 
-        Damaged newer checkpoints are renamed to ``<name>.bad`` and reported.
-
-        Args:
-            require_step: step that the newest checkpoint must have, with no damaged checkpoint after it; nothing is
-                renamed in this case. None for the newest valid one.
-
-        Raises:
-            CheckpointError: there were checkpoints, but none is valid; starting over silently would hide the loss. Or
-                the newest checkpoint is not of the required step.
-            CheckpointFormatError: the newest checkpoint was written by a newer version of hlat.
-            StorageError: the storage cannot be read.
+        With ``require_step`` it must be of that step, with no damaged one after it, and nothing is renamed.
+        CheckpointError if none is valid (starting over silently would hide the loss), or if it is of another step.
         """
         if require_step is not None:
             return self.open(self._ranks.run_on_rank0(lambda: self._find_required(require_step)))
@@ -209,11 +172,7 @@ class CheckpointStore:
         return self.open(step)
 
     def newest_step(self) -> int | None:
-        """Find the step of the newest valid checkpoint, or None. Damaged newer ones are renamed as ``newest`` does.
-
-        Raises:
-            StorageError: the storage cannot be read.
-        """
+        """Find the step of the newest valid checkpoint, or None; damaged newer ones are renamed as in ``newest``."""
         return self._ranks.run_on_rank0(self._find_newest)
 
     def open(self, step: int) -> Checkpoint:
@@ -257,19 +216,13 @@ class CheckpointStore:
         )
 
     def prune(self) -> list[int]:
-        """Remove the checkpoints that the retention rule does not keep; see ``prunable_steps`` for the rule.
-
-        Returns:
-            The steps removed.
-
-        Raises:
-            StorageError: a file-system operation failed; the checkpoints that are left are complete.
-        """
+        """Remove the checkpoints that ``prunable_steps`` names, and return their steps; those left are complete."""
         return self._ranks.run_on_rank0(self._prune)
 
     def _prune(self) -> list[int]:
         removed = prunable_steps(self.steps(), self.keep_last, self.keep_every_steps, self._is_valid)
         try:
+            # Oldest first: an interruption leaves the newer ones.
             for step in removed:
                 remove_checkpoint(self._disk, self.root / step_folder_name(step))
         except OSError as exc:
@@ -282,14 +235,17 @@ class CheckpointStore:
         return step in self._verified
 
     def _set_aside(self, folder: Path) -> Path:
+        # It may be valid: only a version that can read it may judge.
         refuse_newer_format(folder)
         target = folder.with_name(folder.name + BAD_SUFFIX)
         count = 1
+        # The same step may have been set aside before; nothing is lost.
         while target.exists():
             count += 1
             target = folder.with_name(f"{folder.name}{BAD_SUFFIX}.{count}")
         try:
             self._disk.rename(folder, target)
+            # Durable now: the run goes on and may write this step again.
             self._disk.sync_folder(self.root)
         except OSError as exc:
             raise storage_error(exc, f"cannot set aside the damaged checkpoint {folder.name}", self.root) from exc
@@ -299,17 +255,10 @@ class CheckpointStore:
 def prunable_steps(
     steps: Sequence[int], keep_last: int, keep_every_steps: int | None, is_valid: Callable[[int], bool]
 ) -> list[int]:
-    """Steps whose checkpoints the retention rule removes.
+    """Steps whose checkpoints the retention rule removes; ``steps`` are those of all checkpoints, ascending.
 
     It keeps the last ``keep_last`` checkpoints, those at multiples of ``keep_every_steps``, and the newest valid one
-    with all after it.
-
-    Args:
-        steps: steps of all checkpoints, ascending.
-        keep_last: number of newest checkpoints to keep.
-        keep_every_steps: multiples of this step are kept; None for no such rule.
-        is_valid: returns True if the checkpoint of a step is valid; called from the newest step downwards, up to the
-            first valid one.
+    with all after it. ``is_valid`` is called from the newest step downwards, up to the first valid one.
     """
     old = [step for step in steps[:-keep_last] if not keep_every_steps or step % keep_every_steps]
     if not old:
@@ -339,7 +288,7 @@ class FailedAttempt:
 @sendable
 @dataclass(frozen=True)
 class SaveResult:
-    """Final outcome of a save."""
+    """Final outcome of a save, after all attempts."""
 
     step: int
     path: Path | None  # None if the save failed
@@ -372,13 +321,8 @@ def save_with_retries(
 ) -> SaveResult:
     """Save a checkpoint, retrying if the storage fails, then remove old checkpoints by the retention rule. Collective.
 
-    Args:
-        store: store that gets the checkpoint.
-        content: content of this rank.
-        retries: maximum number of attempts after the first one.
-        on_failure: called with every failed attempt that is followed by another one.
-        pause: waits before the next attempt, 1, 2, 4, ... seconds, at most a minute.
-        clock: monotonic clock in seconds.
+    At most ``retries`` attempts follow the first one, after pauses of 1, 2, 4, ... seconds, at most a minute. A failed
+    attempt that another one follows goes to ``on_failure``.
     """
     begin, attempts = clock(), 0
     while True:
@@ -386,6 +330,7 @@ def save_with_retries(
         try:
             path = store.save(content.step, content.chunks, content.meta, content.files)
         except StateLostError as error:
+            # The run folder is gone or replaced: no attempt could succeed.
             return SaveResult(content.step, None, clock() - begin, attempts, str(error))
         except StorageError as error:
             message = str(error)
@@ -400,8 +345,8 @@ def save_with_retries(
 
 
 def _prune_or_message(store: CheckpointStore) -> str:
-    """Remove old checkpoints; return the error message if that fails. The new checkpoint is durable in any case."""
     try:
+        # The new checkpoint is durable in any case, so a failure here does not fail the save.
         store.prune()
     except StorageError as error:
         return str(error)

@@ -72,18 +72,14 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse to change a field.
-
-        Raises:
-            RecipeError: always, in the words of recipes.
-        """
+        # In the words of recipes: pydantic's own error would name a frozen instance.
         remedy = 'Load it with other values, as in hlat.load_recipe(PATH, {"training.steps": 100}).'
         raise RecipeError([Problem(name, "cannot be changed in a recipe that has been loaded.", remedy)])
 
     @model_validator(mode="before")
     @classmethod
     def _no_truth_for_a_number(cls, values: Any) -> Any:
-        """Turn a boolean in a numeric field (``steps: yes``) into text, which is refused: pydantic would read 1."""
+        # A boolean in a numeric field (steps: yes) becomes text, which is refused: pydantic would read 1.
         if not isinstance(values, dict):
             return values
         numbers = [name for name, field in cls.model_fields.items() if _is_number(field.annotation)]
@@ -101,7 +97,6 @@ class ComponentSection(Section):
 
 
 def _is_number(annotation: Any) -> bool:
-    """True if a field takes a number, or a number or null."""
     if get_origin(annotation) is Annotated:
         return _is_number(get_args(annotation)[0])
     kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
@@ -109,12 +104,7 @@ def _is_number(annotation: Any) -> bool:
 
 
 def fixed(default: Any = ..., *, formerly: Any = None, **constraints: Any) -> Any:
-    """A field that must not change within one run: it defines the model, the data order or the numbers.
-
-    Args:
-        default: default of the field; without one it is required.
-        formerly: value in effect for recipes older than the field, if it differs from the default.
-        constraints: as in pydantic's ``Field``.
-    """
+    """Field that must not change within a run; ``formerly`` is the value of recipes older than the field."""
+    # It defines the model, the data order or the numbers. The rest is as in pydantic's Field.
     extra = {"resume": "fixed"} | ({} if formerly is None else {"formerly": formerly})
     return Field(default, json_schema_extra=extra, **constraints)

@@ -204,7 +204,6 @@ class ModelConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _options_of_architecture(cls, values: Any) -> Any:
-        """Set the options that the architecture fixes, such as the biases of Qwen2."""
         return with_fixed_options(values) if isinstance(values, dict) else values
 
     @property
@@ -219,10 +218,8 @@ class ModelConfig(Section):
 
     @property
     def n_kv_heads(self) -> int:
-        """Key and value heads, with the default resolved."""
         return self.kv_heads or self.heads
 
     @property
     def n_head_dim(self) -> int:
-        """Width of a head, with the default resolved."""
         return self.head_dim or self.hidden_size // self.heads

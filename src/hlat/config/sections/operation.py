@@ -130,11 +130,8 @@ class FaultConfig(Section):
 
 
 def refuse_faults(faults: Sequence[FaultConfig], allowed: bool) -> None:
-    """Refuse injected faults unless the user allowed them: a recipe from elsewhere must not make a run fail.
-
-    Raises:
-        RecipeError: the recipe lists faults and they are not allowed.
-    """
+    """Raise RecipeError for injected faults that the user has not allowed."""
+    # A recipe from elsewhere must not make a run fail.
     if faults and not allowed:
         kinds = ", ".join(f"{fault.kind} at step {fault.at_step}" for fault in faults)
         remedy = "Give --allow-faults if the run is to fail in these ways, or remove them."

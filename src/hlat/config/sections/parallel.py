@@ -60,7 +60,6 @@ class ParallelConfig(Section):
 
     @property
     def stages_per_rank(self) -> int:
-        """Stages that one pipeline rank runs, with the default resolved."""
         return resolved_virtual_stages(self.pipeline, self.schedule, self.virtual_stages)
 
     @property
@@ -70,16 +69,12 @@ class ParallelConfig(Section):
 
     @property
     def gathers_again(self) -> bool:
-        """True if gathered inputs are not kept for backward, whatever else is recomputed.
-
-        A split backward pass would keep what its first half has gathered until its second half.
-        """
+        # A split backward pass would keep what its first half has gathered until its second half.
         split = self.pipeline > 1 and self.schedule in ZERO_BUBBLE
         return self.shards_sequences and self.gather_again != "never" and not split
 
     @property
     def stages(self) -> int:
-        """Stages that the layers are cut into."""
         return self.pipeline * self.stages_per_rank
 
     @property
@@ -88,11 +83,7 @@ class ParallelConfig(Section):
         return self.tensor * self.pipeline * self.context
 
     def describe(self, data: int | None = None) -> str:
-        """The layout in words, for people.
-
-        Args:
-            data: the data-parallel degree; None leaves it open.
-        """
+        """Return the layout in words; ``data`` is the data-parallel degree, None leaves it open."""
         processes = f"N x {self.model_ranks}" if data is None else f"{data * self.model_ranks}"
         plural = "" if processes == "1" else "es"
         axes = f"pipeline {self.pipeline} x data {data or 'N'} x context {self.context} x tensor {self.tensor}"

@@ -27,11 +27,7 @@ _CONTINUES = b"\xff\xff\xff\xff"  # first bytes of each message of a stream, sin
 
 
 class ArrowFormat(FileFormat):
-    """Arrow files and streams.
-
-    Args:
-        column: kind of the column that holds the documents.
-    """
+    """Arrow files and streams, with a column of any kind."""
 
     kind = "arrow"
     endings: ClassVar[tuple[str, ...]] = (".arrow", ".arrows", ".feather", ".ipc")
@@ -40,7 +36,7 @@ class ArrowFormat(FileFormat):
         self.column: ColumnKind = column
 
     def is_own_content(self, head: bytes) -> bool:
-        """Return True for the first bytes of a file or stream; a stream of before 2019 begins with any length."""
+        # A stream of before 2019 begins with any length, so only other known contents are refused.
         return head.startswith((_MAGIC, _CONTINUES)) or super().is_own_content(head)
 
     def _read(self, file: InputFile, start: int) -> Iterator[Row]:
@@ -59,16 +55,16 @@ class ArrowFormat(FileFormat):
             yield from self.column.rows(columns, file, 0, start, lambda _: min(source.tell(), size))
 
     def ranges(self, file: InputFile, size: int) -> Iterator[FileRange]:
-        """Yield ranges of the rows of record batches; a stream is one range."""
         rows = self._batch_rows(file.path)
         if rows is None:
             yield WHOLE_FILE
             return
+        # A batch has no recorded size here: bytes are shared out by rows.
         total = file.path.stat().st_size
         yield from group_ranges(((count, total * count // max(sum(rows), 1)) for count in rows), size)
 
     def _batch_rows(self, path: Path) -> list[int] | None:
-        """Return the number of rows of each record batch; None for a stream."""
+        """Return the rows of each record batch; None for a stream, which has no list of them."""
         with pa.memory_map(str(path)) as source:
             if source.read(len(_MAGIC)) != _MAGIC:
                 return None
@@ -77,13 +73,9 @@ class ArrowFormat(FileFormat):
 
 
 def stream_batches(reader: Any, source: Any, path: Path) -> Iterator[Any]:
-    """Yield the record batches of a stream.
-
-    Raises:
-        DataError: the stream has no end marker, without which a stream that was cut between two batches looks complete;
-            or bytes follow it, which would be left out.
-    """
+    """Yield the record batches; DataError without an end marker, or with bytes after it."""
     read = source.tell()
+    # A stream that was cut between two batches looks complete but for its end marker.
     for batch in reader:
         read = source.tell()
         yield batch
@@ -100,13 +92,8 @@ def stream_batches(reader: Any, source: Any, path: Path) -> Iterator[Any]:
 
 
 def _check_not_joined(source: Any, path: Path) -> None:
-    """Check that the batches that the footer of a file lists end where the footer begins.
-
-    Of files that were joined only the last footer is read, at the places of the first file: half of the rows.
-
-    Raises:
-        DataError: other bytes are between them.
-    """
+    """Raise DataError if the record batches that the footer lists do not end where it begins."""
+    # Of files that were joined only the last footer is read, at the places of the first file: half of the rows.
     tail = source.size() - _TAIL.size
     source.seek(tail)
     begin = tail - _TAIL.unpack(source.read(_TAIL.size))[0]

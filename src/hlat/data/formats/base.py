@@ -12,8 +12,8 @@
 A format is one class in one file of this folder, and one line of the registry. Nothing else knows which formats there
 are. The defaults below are those of a file that has rows and can only be read from its beginning.
 
-A range is a part of a file that can be read without what precedes it. A stream of samples reads ranges from all over
-the corpus, so a range is small compared with the corpus.
+A range is a part of a file that can be read without what precedes it. Samples come from ranges all over the corpus, so
+a range is small compared with the corpus.
 """
 
 import io
@@ -28,20 +28,14 @@ from hlat.data.formats.streams import Stream, is_compressed, is_other_content, o
 from hlat.runtime.errors import DataError
 from hlat.runtime.storage.local_files import HEAD_BYTES, recognize
 
-WHOLE = -1
-"""Value of ``stop`` for a range that is a complete file."""
+WHOLE = -1  # value of ``stop`` for a range that is a complete file
 
 
 class FileRange(NamedTuple):
-    """A part of a file.
+    """A part of a file that can be read alone."""
 
-    Attributes:
-        start: first row, document or byte, as the format counts.
-        stop: end of the range, exclusive; ``WHOLE`` (-1) for the complete file.
-    """
-
-    start: int
-    stop: int
+    start: int  # first row, document or byte, as the format counts
+    stop: int  # end of the range, exclusive; ``WHOLE`` (-1) for the complete file
 
 
 WHOLE_FILE = FileRange(0, WHOLE)
@@ -66,14 +60,10 @@ def byte_ranges(total: int, size: int) -> Iterator[FileRange]:
 
 
 def group_ranges(groups: Iterable[tuple[int, int]], size: int) -> Iterator[FileRange]:
-    """Yield ranges of the rows of groups, dividing groups that are larger than ``size`` bytes.
-
-    Args:
-        groups: number of rows, and of bytes, of each group.
-        size: approximate bytes per range.
-    """
+    """Yield ranges of rows of about ``size`` bytes; ``groups`` are (rows, bytes), each cut by itself."""
     first = 0
     for rows, total in groups:
+        # A row is never cut, so there are at most as many ranges as rows.
         count = min(max(-(-total // size), 1), max(rows, 1))
         edges = [first + rows * number // count for number in range(count + 1)]
         yield from (FileRange(start, stop) for start, stop in pairwise(edges) if stop > start)
@@ -89,39 +79,25 @@ def cut_rows(rows: Iterator[Row], part: FileRange) -> Iterator[Row]:
 
 
 class Companion(NamedTuple):
-    """The second file of a format whose documents are two files with the same name.
+    """The second file of a format whose documents are two files with the same name."""
 
-    Attributes:
-        main: ending of the file that a corpus lists.
-        ending: ending of the file that belongs to it.
-        path: returns the path or name of the second file of a first one.
-        rule: a sentence about the two, for messages, without its full stop.
-    """
-
-    main: str
-    ending: str
-    path: Callable[[str], str]
-    rule: str
+    main: str  # ending of the file that a corpus lists
+    ending: str  # ending of the file that belongs to it
+    path: Callable[[str], str]  # returns the path or name of the second file of a first one
+    rule: str  # a sentence about the two, for messages, without its full stop
 
 
 class FileFormat(ABC):
-    """One kind of file.
+    """One kind of file; subclass it to add a format."""
 
-    Attributes:
-        kind: the word for such files in messages.
-        endings: endings of their names, lower-case with the dot, without an ending for compression.
-        compressible: True if files may also be compressed with gzip or zstd.
-        column: kind of the column that holds the documents; None if the format has no columns.
-        is_one_document: True if a file is one document; it has no rows, and an empty file is an empty document.
-        companion: the second file of such a file; None if there is none.
-    """
-
-    kind: ClassVar[str]
+    kind: ClassVar[str]  # the word for such files in messages
+    # Endings of their names, lower-case with the dot, without an ending for compression.
     endings: ClassVar[tuple[str, ...]] = ()
-    compressible: ClassVar[bool] = False
+    compressible: ClassVar[bool] = False  # True if files may also be compressed with gzip or zstd
+    # True if a file is one document; it has no rows, and an empty file is an empty document.
     is_one_document: ClassVar[bool] = False
-    companion: ClassVar[Companion | None] = None
-    column: ColumnKind | None = None
+    companion: ClassVar[Companion | None] = None  # the second file of such a file; None if there is none
+    column: ColumnKind | None = None  # kind of the column that holds the documents; None if the format has no columns
 
     @property
     def name(self) -> str:
@@ -134,10 +110,8 @@ class FileFormat(ABC):
         return self.column is not None and self.column.holds_tokens
 
     def accepts(self, column: ColumnKind) -> bool:
-        """Return True if a source that names a column of this kind may have files of this format.
-
-        A format without columns ignores the name, unless it holds text and the column is one of tokens.
-        """
+        """Return True if a source that names a column of this kind may have files of this format."""
+        # A format without columns ignores the name, unless it holds text and the column is one of tokens.
         return self.column is column or (self.column is None and column.holds_tokens <= self.holds_tokens)
 
     def check(self, path: Path) -> None:
@@ -152,25 +126,21 @@ class FileFormat(ABC):
         self.check_head(path, self.read_head(path))
 
     def check_head(self, path: Path, head: bytes) -> None:
-        """Check the first bytes of a file, decompressed; raise DataError if no file of this format has them."""
+        """Raise DataError if no file of this format has these first bytes, decompressed."""
         if not self.is_own_content(head):
             raise _other_content(path, head)
 
     def is_own_content(self, head: bytes) -> bool:
-        """Return True if a file of this format may begin with these bytes; unless a format says more, any text."""
+        """Return True if a file of this format may begin with these bytes; by default any text."""
         return recognize(head) is None
 
     def read_head(self, path: Path) -> bytes:
-        """Return the first bytes of a file, decompressed.
-
-        Raises:
-            DataError: it is not compressed as its ending says.
-        """
+        """Return the first bytes, decompressed; DataError if not compressed as the ending says."""
         with path.open("rb") as raw:
             return self.open_checked(path, raw).read(HEAD_BYTES)
 
     def open_checked(self, path: Path, raw: io.BufferedReader) -> Stream:
-        """Return a stream of the decompressed content of a file that was just opened; raise as ``read_head``."""
+        """Return a stream of the decompressed content of an opened file; raise as ``read_head``."""
         if self.compressible and is_compressed(path):
             head = raw.read(HEAD_BYTES)
             if head and is_other_content(path, head):
@@ -180,7 +150,7 @@ class FileFormat(ABC):
         return raw
 
     def bad_beginning(self, path: Path) -> RowError | None:
-        """Check a file by its first bytes; return their problem if the file is a document, and so a row that is bad.
+        """Return the problem that the first bytes show, of a file that is one document and so one bad row.
 
         Raises:
             DataError: it is no file of this format, or cannot be read.
@@ -190,14 +160,10 @@ class FileFormat(ABC):
         return None
 
     def documents(self, file: InputFile, start: int = 0) -> Iterator[Row]:
-        """Yield the documents of a file from row ``start`` on, in order.
+        """Yield the documents of a file from row ``start`` on, in order, one batch in memory.
 
-        Memory is bounded by one document and one batch of rows. Nothing is skipped silently: a null is a row with
-        content None, which the caller counts.
-
-        Raises:
-            DataError: the file is missing, empty, damaged or truncated, or has no column of this name. Problems of a
-                single row are returned in ``Row.error``.
+        A null is a row with content None. DataError if the file is missing, empty, damaged or truncated, or has no such
+        column; the problem of a single row is its ``Row.error``.
         """
         with convert_file_errors(file.path, self.kind):
             self.check(file.path)
@@ -205,14 +171,10 @@ class FileFormat(ABC):
 
     @abstractmethod
     def _read(self, file: InputFile, start: int) -> Iterator[Row]:
-        """Yield the documents of a file from row ``start`` on; errors of the libraries are passed on."""
+        """Yield the documents from row ``start`` on; errors of the libraries are passed on."""
 
     def ranges(self, file: InputFile, size: int) -> Iterator[FileRange]:
-        """Yield the ranges of a file, in order.
-
-        Args:
-            file: the file; its vocabulary may be None.
-            size: approximate bytes per range.
+        """Yield the ranges of a file, of about ``size`` bytes, in order; the file's vocabulary may be None.
 
         Raises:
             OSError: the file cannot be read.
@@ -223,13 +185,7 @@ class FileFormat(ABC):
         yield WHOLE_FILE
 
     def remote_ranges(self, path: Path, total: int, size: int) -> Iterator[FileRange]:
-        """Yield the ranges of a file that is not fetched.
-
-        Args:
-            path: the end of its URL.
-            total: its size in bytes.
-            size: approximate bytes per range.
-        """
+        """Yield the ranges of a file that is not fetched, from its name and ``total`` bytes."""
         del path, total, size
         yield WHOLE_FILE
 
@@ -250,25 +206,22 @@ class FileFormat(ABC):
     def address(self, row: int, line: int | None, position: int) -> str:
         """Return the position of a bad row in its file, for messages; empty if the file is one document.
 
-        Args:
-            row: index of the row: in the file, or, if ranges are not rows, in its range.
-            line: its line number, from 1; None if unknown.
-            position: byte of the file at which it ends, approximately; only for formats whose ranges are bytes.
+        ``row`` counts in the file or, if ranges are not rows, in its range. ``line`` counts from 1; None if unknown.
+        ``position`` is about the byte at which the row ends, for formats whose ranges are bytes.
         """
         del position
         return f", row {row}" if line is None else f", line {line}"
 
     def doubt(self, paths: Sequence[Path]) -> str:
-        """Return a sentence if the local files of a source seem to hold less than they should, or an empty string."""
+        """Return a sentence if a source's local files seem to hold less than they should, else ""."""
         del paths
         return ""
 
     def folder_files(self, names: Sequence[str], read: Callable[[str], bytes]) -> list[str] | None:
         """Return the files of a folder that is one data set of this format, in order; None if it is not one.
 
-        Args:
-            names: paths of all its files, relative to the folder, with "/".
-            read: returns the content of a small file.
+        ``names`` are the paths of all its files, relative to the folder, with "/"; ``read`` returns a small file's
+        content.
 
         Raises:
             DataError: it is one, but cannot be read; the message continues the name of the folder.
@@ -278,7 +231,6 @@ class FileFormat(ABC):
 
 
 def _other_content(path: Path, head: bytes) -> DataError:
-    """Return the error of a file that is no file of its ending."""
     found = recognize(head)
     what = found.what if found else "plain text" if head.isascii() else "something else"
     remedy = found.remedy if found else f"Give it the ending of what it is, without {path.suffix}, or fetch it again."
@@ -286,11 +238,7 @@ def _other_content(path: Path, head: bytes) -> DataError:
 
 
 class _RowRangeReader:
-    """Reader of ranges of rows for formats that can begin at any row.
-
-    Args:
-        file_format: the format.
-    """
+    """Reader of ranges of rows, for formats that can begin at any row."""
 
     def __init__(self, file_format: FileFormat) -> None:
         self._format = file_format

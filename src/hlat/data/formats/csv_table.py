@@ -7,9 +7,8 @@ A record ends at a line feed outside of quotes, which is only known from all quo
 found by reading the file once, and are not found for files that are not fetched.
 
 A field is quoted if it begins with a quote; a quote inside it is written twice. In other fields quotes are ordinary
-characters, as for Python's csv module and for pyarrow. Bytes are not decoded: in UTF-8 no part of another character
-looks like a delimiter, a quote or a line feed. Fields are text: an empty one is an empty document, and none is null.
-Memory is bounded.
+characters, as for Python's csv module and for pyarrow. Fields are text: an empty one is an empty document, and none is
+null. Memory is bounded.
 """
 
 from collections.abc import Iterator
@@ -44,36 +43,22 @@ _FIELD_START, _PLAIN, _QUOTED, _QUOTE_IN_QUOTED = range(4)
 
 
 class CsvRecord(NamedTuple):
-    """A record that is not an empty line.
+    """A record that is not an empty line, without its fields taken apart."""
 
-    Attributes:
-        line: number of its first line, from 1.
-        offset: byte of the stream at which it begins.
-        end: byte of the stream after it.
-        content: its bytes with its line end; of a longer record the first ``MAX_LINE_BYTES`` + 1 bytes.
-        is_closed: False if the stream ends within a quoted field of it.
-    """
-
-    line: int
-    offset: int
-    end: int
-    content: bytes
-    is_closed: bool
+    line: int  # number of its first line, from 1
+    offset: int  # byte of the stream at which it begins
+    end: int  # byte of the stream after it
+    content: bytes  # its bytes with its line end; of a longer record the first ``MAX_LINE_BYTES`` + 1 bytes
+    is_closed: bool  # False if the stream ends within a quoted field of it
 
     @property
     def is_too_long(self) -> bool:
-        """True if the record is longer than ``MAX_LINE_BYTES``; ``content`` is then only its beginning."""
+        """True if ``content`` is only the beginning of the record."""
         return len(self.content) > MAX_LINE_BYTES
 
 
 def iter_records(stream: Stream, delimiter: bytes, offset: int = 0) -> Iterator[CsvRecord]:
-    """Yield the records of a stream, the header too; a byte order mark at the beginning of one is left out.
-
-    Args:
-        stream: the stream, read from its current position, at which a record begins.
-        delimiter: the byte between fields.
-        offset: bytes before this position.
-    """
+    """Yield the records from the stream's position on, header included; ``offset`` bytes precede it."""
     line, position = 1, offset
     while True:
         record = _next_record(stream, delimiter, line, position)
@@ -82,17 +67,18 @@ def iter_records(stream: Stream, delimiter: bytes, offset: int = 0) -> Iterator[
         found, lines = record
         line, position = line + lines, found.end
         if found.content in _EMPTY_LINES:
-            lines, skipped = skip_blank(stream, b"\n")
+            lines, skipped = skip_blank(stream, b"\n")  # many at a time: a file may end with gigabytes of empty lines
             line, position = line + lines, position + skipped
         else:
             yield found
 
 
 def _next_record(stream: Stream, delimiter: bytes, line: int, offset: int) -> tuple[CsvRecord, int] | None:
-    """Read one record; return it and its number of lines, or None at the end of the stream."""
+    """Return one record and its number of lines; None at the end of the stream."""
     quotes, pieces = _QuoteScanner(delimiter), list[bytes]()
     kept = lines = 0
     end = offset
+    # Once enough is kept of a record that is too long, the rest is read in small pieces and dropped.
     while piece := stream.readline(max(MAX_LINE_BYTES + 1 - kept, _READ_BYTES)):
         end += len(piece)
         if not pieces:  # also where files were joined
@@ -109,23 +95,17 @@ def _next_record(stream: Stream, delimiter: bytes, line: int, offset: int) -> tu
 
 
 class _QuoteScanner:
-    """Follows the quotes of a record, in pieces cut anywhere.
-
-    Args:
-        delimiter: the byte between fields.
-    """
+    """Follows the quotes of a record, in pieces that are cut anywhere."""
 
     def __init__(self, delimiter: bytes) -> None:
         self._delimiter, self._state = delimiter, _FIELD_START
 
     @property
     def is_open(self) -> bool:
-        """True if the pieces so far end within a quoted field."""
         return self._state == _QUOTED
 
     def scan(self, piece: bytes) -> None:
-        """Go on to the end of a piece."""
-        if not self.is_open and _QUOTE not in piece:
+        if not self.is_open and _QUOTE not in piece:  # the common case, without a loop over fields
             self._state = _FIELD_START if piece.endswith(self._delimiter) else _PLAIN
             return
         position = 0
@@ -149,11 +129,8 @@ class _QuoteScanner:
 
 
 def split_fields(record: bytes, delimiter: bytes) -> list[bytes]:
-    """Split a record into its fields, without quotes and line end.
-
-    Raises:
-        ValueError: something follows the closing quote of a field, or a field without quotes has a carriage return.
-    """
+    """Return the fields without quotes and line end; ValueError if a quote or carriage return is misplaced."""
+    # Bytes are enough: in UTF-8 no part of another character looks like a delimiter, a quote or a line feed.
     body = record.removesuffix(b"\n").removesuffix(b"\r")
     if _QUOTE not in body:
         return _plain_fields(body, delimiter)
@@ -182,7 +159,7 @@ def _plain_fields(body: bytes, delimiter: bytes) -> list[bytes]:
 
 
 def _quoted_field(body: bytes, start: int) -> tuple[bytes, int]:
-    """Return a quoted field whose content begins at ``start``, and the position after its closing quote."""
+    """Return the quoted field whose content begins at ``start``, and the position after its closing quote."""
     parts, position = list[bytes](), start
     while True:
         quote = body.find(_QUOTE, position)
@@ -198,15 +175,15 @@ _TEXT_UTF8 = "Write the file as UTF-8 with a header row."
 
 
 class _Header(NamedTuple):
-    """The first row of a file: its number of fields, the field of the text, and the byte after it."""
+    """The first row of a file."""
 
     fields: int
-    text: int
-    end: int
+    text: int  # field of the text
+    end: int  # byte after the row
 
 
 class CsvFormat(FileFormat):
-    """Comma-separated values."""
+    """Comma-separated values, of which one column is text."""
 
     kind = "csv"
     endings: ClassVar[tuple[str, ...]] = (".csv",)
@@ -227,7 +204,6 @@ class CsvFormat(FileFormat):
                     yield make_row(row, self._text(record, header, record.line, expansion), raw.tell())
 
     def ranges(self, file: InputFile, size: int) -> Iterator[FileRange]:
-        """Yield ranges of bytes that begin with a record; a compressed file is one range."""
         if is_compressed(file.path):
             yield WHOLE_FILE
             return
@@ -236,6 +212,7 @@ class CsvFormat(FileFormat):
             header = next(records, None)
             start = end = 0 if header is None else header.end
             for record in records:
+                # Every record is read: only so is it known which line feeds are outside of quotes.
                 if record.offset - start >= size:
                     yield FileRange(start, record.offset)
                     start = record.offset
@@ -244,25 +221,18 @@ class CsvFormat(FileFormat):
             yield FileRange(start, end)
 
     def range_reader(self) -> RangeReader:
-        """Return a reader of the records of a range."""
         return _RecordRangeReader(self)
 
     def bytes_of(self, file: InputFile, part: FileRange) -> tuple[int, int | None] | None:
-        """Return the range: it is one of bytes, unless it is a compressed file."""
         del file
         return None if part == WHOLE_FILE else part
 
     def address(self, row: int, line: int | None, position: int) -> str:
-        """Return the line at which a bad row begins, or the byte at which it ends."""
         del row
         return f", the record that ends at byte {position:,}" if line is None else f", line {line}"
 
     def records_in(self, file: InputFile, part: FileRange) -> Iterator[Row]:
-        """Yield the rows of a range of a plain file, numbered from its beginning.
-
-        Raises:
-            DataError: see ``documents``.
-        """
+        """Yield the rows of a range of a plain file, numbered from its beginning; errors as ``documents``."""
         with convert_file_errors(file.path, self.kind), file.path.open("rb") as raw:
             header = self._header(file, next(iter_records(raw, self.delimiter), None))
             raw.seek(part.start)
@@ -273,11 +243,7 @@ class CsvFormat(FileFormat):
                 yield make_row(row, self._text(record, header, None, ""), record.end)
 
     def _header(self, file: InputFile, record: CsvRecord | None) -> _Header:
-        """Return the columns of a file.
-
-        Raises:
-            DataError: the first row has no such column, or several, or is not the header of a table.
-        """
+        """Return the columns; DataError if the first row is no header, or has not exactly one such column."""
         if record is None:
             raise DataError(f"{file.path}: no header: the file has only empty lines. {_TEXT_UTF8}")
         self._check_closed(file, record)
@@ -294,7 +260,7 @@ class CsvFormat(FileFormat):
         return _Header(len(names), names.index(file.column), record.end)
 
     def _remedy(self, names: list[str]) -> str:
-        """Say what to do about a header without the column, which may be no header, or divided otherwise."""
+        # A single name with another delimiter in it is a table that is divided otherwise.
         other = next((sign for sign in ";\t|," if len(names) == 1 and sign in names[0]), None)
         if other is None:
             return f"{self.column.remedy} The first line of the file names its columns."
@@ -302,7 +268,7 @@ class CsvFormat(FileFormat):
         return f"{remedy}: write it anew, as parquet or jsonl, with a first line that names the columns."
 
     def _names(self, header: CsvRecord) -> list[str]:
-        """Return the names of the columns; raise ValueError if there are none."""
+        """Return the names of the columns; ValueError if the row is no header."""
         if header.is_too_long:
             raise ValueError(f"more than {MAX_LINE_BYTES:,} bytes")
         try:
@@ -311,7 +277,7 @@ class CsvFormat(FileFormat):
             raise ValueError(f"invalid UTF-8 ({error.reason})") from error
 
     def _check_closed(self, file: InputFile, record: CsvRecord) -> None:
-        """Raise DataError if the file ends within quotes: everything after the quote would be one field."""
+        # Everything after the quote would be one field, and so one document.
         if not record.is_closed:
             raise DataError(
                 f"{file.path}: the row that ends the file begins at byte {record.offset:,} (line {record.line} from "
@@ -320,7 +286,6 @@ class CsvFormat(FileFormat):
             )
 
     def _text(self, record: CsvRecord, header: _Header, line: int | None, expansion: str) -> str | RowError:
-        """Return the text of a record, or why it is a bad row."""
         if record.is_too_long:
             reason = f"a row of more than {MAX_LINE_BYTES:,} bytes{expansion}"
             return RowError(line, reason, "A document may not be longer: cut it into several, one per row.")
@@ -345,11 +310,7 @@ class TsvFormat(CsvFormat):
 
 
 class _RecordRangeReader:
-    """Reader of ranges of bytes.
-
-    Args:
-        table: the format.
-    """
+    """Reader of ranges of bytes, each of which begins with a record."""
 
     def __init__(self, table: CsvFormat) -> None:
         self._table = table

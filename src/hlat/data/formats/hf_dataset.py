@@ -24,28 +24,29 @@ from hlat.runtime.terminal import escape_name, plural
 
 _STATE, _INFO, _DICT = "state.json", "dataset_info.json", "dataset_dict.json"
 _SHARDS, _SHARD = "data-*-of-*.arrow", re.compile(r"data-\d+-of-(\d+)\.arrow")
+# Of damaged JSON of any shape.
 _UNKNOWN = (DataError, OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration, RecursionError)
 _SAVE_AGAIN = "Save the dataset again with save_to_disk."
 
 
 class HuggingFaceFormat(ArrowFormat):
-    """Datasets in folders, with a column of text or of token ids."""
+    """Datasets that ``save_to_disk`` wrote, with a column of text or of token ids."""
 
     kind = "hf-dataset"
     endings = ()
 
     def _batch_rows(self, path: Path) -> list[int] | None:
-        """Return the number of rows of each record batch; a stream is walked through, which reads only its headers."""
         rows = super()._batch_rows(path)
         if rows is not None:
             return rows
+        # A stream is walked through; as it is mapped, only the headers of its batches are read.
         with pa.memory_map(str(path)) as source:
             return [batch.num_rows for batch in stream_batches(ipc.open_stream(source), source, path)]
 
     def doubt(self, paths: Sequence[Path]) -> str:
-        """Return a sentence if dataset_info.json says more rows than the files have, as after a filter too."""
         folder = paths[0].parent
         try:
+            # The file dataset_info.json keeps the number of rows from before a filter, so fewer rows are only a doubt.
             splits = json.loads((folder / _INFO).read_bytes())["splits"]
             split = json.loads((folder / _STATE).read_bytes()).get("_split")
             said = (splits[split] if split in splits else next(iter(splits.values())))["num_examples"]
@@ -57,19 +58,11 @@ class HuggingFaceFormat(ArrowFormat):
         return f"{folder}: {found:,} rows, and {_INFO} says {said:,}; fewer are right after a filter or a selection."
 
     def folder_files(self, names: Sequence[str], read: Callable[[str], bytes]) -> list[str] | None:
-        """Return the files of a saved dataset in the order of its state.json.
-
-        Args:
-            names: paths of all files of the folder.
-            read: returns the content of a small file.
-
-        Raises:
-            DataError: the dataset is incomplete or damaged, has several splits, or has other rows than its files.
-        """
         if _DICT in names:
             return _split_files(names, read)
         if _STATE in names and (_INFO in names or any(fnmatch(name, _SHARDS) for name in names)):
             return _dataset_files("", names, read)
+        # Datasets in folders below would otherwise be read as loose arrow files, whatever their state.json says.
         inner = [name.removesuffix(f"/{_STATE}") for name in names if name.endswith(f"/{_STATE}")]
         inner = [folder for folder in inner if f"{folder}/{_INFO}" in names]
         if inner:
@@ -80,7 +73,7 @@ class HuggingFaceFormat(ArrowFormat):
 
 
 def _split_files(names: Sequence[str], read: Callable[[str], bytes]) -> list[str]:
-    """Return the files of the only split of a DatasetDict."""
+    """Return the files of a DatasetDict, which must have a single split."""
     splits = _json(_DICT, read).get("splits")
     if not isinstance(splits, list) or not splits or not all(isinstance(split, str) for split in splits):
         raise DataError(f"{_DICT} does not list the splits. {_SAVE_AGAIN}")
@@ -93,16 +86,7 @@ def _split_files(names: Sequence[str], read: Callable[[str], bytes]) -> list[str
 
 
 def _dataset_files(folder: str, names: Sequence[str], read: Callable[[str], bytes]) -> list[str]:
-    """Return the data files of one dataset.
-
-    Args:
-        folder: its folder, with a "/" at the end; empty for the folder of the source itself.
-        names: paths of all files of the source.
-        read: returns the content of a small file.
-
-    Raises:
-        DataError: see ``HuggingFaceFormat.folder_files``.
-    """
+    """Return the data files of the dataset in ``folder`` ("" or "name/"); DataError if it is incomplete."""
     for file in (_STATE, _INFO):
         if folder + file not in names:
             raise DataError(f"{folder}{file} is missing: the dataset was not saved completely. {_SAVE_AGAIN}")
@@ -116,7 +100,7 @@ def _dataset_files(folder: str, names: Sequence[str], read: Callable[[str], byte
 
 
 def _refuse_missing_shards(folder: str, files: list[str]) -> None:
-    """Raise DataError if the names of the files speak of more files than state.json lists."""
+    """Raise DataError if the file names speak of more files than state.json lists."""
     for file in files:
         if (shard := _SHARD.fullmatch(file.removeprefix(folder))) and int(shard[1]) != len(files):
             raise DataError(
@@ -126,13 +110,14 @@ def _refuse_missing_shards(folder: str, files: list[str]) -> None:
 
 
 def _refuse_views(path: str, state: dict[str, Any]) -> None:
-    """Raise DataError if the rows of a dataset are not the rows of its files, one after the other."""
+    """Raise DataError if the rows of a dataset are not those of its files, one after the other."""
     for key, value in state.items():
         if key.startswith("_indices") and value:
             raise DataError(
                 f"{path} has a mapping of indices ({escape_name(key)}), which selects and orders the rows. Save the "
                 "dataset again after dataset.flatten_indices()."
             )
+    # A transform is stored as a format, or, by old versions of datasets, in the history of the table.
     options, history = state.get("_format_kwargs"), state.get("_inplace_history")
     steps = history if isinstance(history, list) else []
     past = any(isinstance(step, dict) and step.get("transforms") for step in steps)
@@ -154,8 +139,8 @@ def _entries(path: str, state: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def _data_file(folder: str, entry: dict[str, str], names: Sequence[str]) -> str:
-    """Return the path of a data file, which must lie in the folder of its state.json."""
     path = folder + entry["filename"]
+    # A path out of the folder must never be opened.
     if "/" in entry["filename"] or path not in names:
         raise DataError(
             f"{folder}{_STATE} names the data file {escape_name(entry['filename'][:200])}, which is not next to it. "

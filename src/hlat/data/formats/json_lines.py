@@ -45,15 +45,12 @@ _NO_LINES = re.compile(rb"\s*(?:\[\s*\{|[\[{]\s*\n)")
 _LOOKED_AT = 1 << 16  # bytes at the beginning of a file in which keys are counted
 _LONG_INTEGER = 1 << 64  # stands for one that Python does not convert: neither a text nor a token id
 _LENIENT = json.JSONDecoder(parse_int=lambda digits: int(digits) if len(digits) < 4000 else _LONG_INTEGER)
+# Keeps keys that are there twice.
 _PAIRS = json.JSONDecoder(object_pairs_hook=lambda pairs: pairs, parse_int=lambda _: 0)
 
 
 class JsonLinesFormat(FileFormat):
-    """JSON lines.
-
-    Args:
-        column: kind of the value that holds the document.
-    """
+    """JSON lines, of which one key holds the document."""
 
     kind = "jsonl"
     endings = (".jsonl", ".ndjson", ".json", ".jsonlines", ".jl", ".ldjson")
@@ -63,8 +60,8 @@ class JsonLinesFormat(FileFormat):
         self.column: ColumnKind = column
 
     def check_head(self, path: Path, head: bytes) -> None:
-        """Check that a file does not begin like JSON that is no lines: all of its lines would be bad rows."""
         super().check_head(path, head)
+        # All lines of such a file would be bad rows: say once what it is.
         if begins := _NO_LINES.match(head.removeprefix(BOM)):
             is_list = begins[0].lstrip().startswith(b"[")
             what = "one JSON list, not lines of objects" if is_list else "JSON objects of several lines each"
@@ -82,47 +79,38 @@ class JsonLinesFormat(FileFormat):
                         yield make_row(row, self._content(line.content, file, line.number, line.offset), raw.tell())
 
     def ranges(self, file: InputFile, size: int) -> Iterator[FileRange]:
-        """Yield ranges of bytes; a compressed file is one range."""
         if is_compressed(file.path):
             yield WHOLE_FILE
         else:
             yield from byte_ranges(file.path.stat().st_size, size)
 
     def remote_ranges(self, path: Path, total: int, size: int) -> Iterator[FileRange]:
-        """Yield ranges of bytes, which need not be read for this; a compressed file is one range."""
+        # A plain file: its ranges are found without a look at the content.
         if path.suffix.lower() in self.endings:
             yield from byte_ranges(total, size)
         else:
             yield WHOLE_FILE
 
     def range_reader(self) -> RangeReader:
-        """Return a reader of the lines that begin in a range."""
         return _LineRangeReader(self)
 
     def bytes_of(self, file: InputFile, part: FileRange) -> tuple[int, int | None] | None:
-        """Return the range: it is one of bytes, unless it is a compressed file."""
         del file
         return None if part == WHOLE_FILE else part
 
     def address(self, row: int, line: int | None, position: int) -> str:
-        """Return the line of a bad row, or the byte at which it ends."""
         del row
         return f", the line that ends at byte {position:,}" if line is None else f", line {line}"
 
     def lines_in(self, file: InputFile, part: FileRange) -> Iterator[Row]:
-        """Yield the rows of the lines that begin in the bytes ``start <= byte < stop`` of a plain file.
-
-        Rows are numbered from 0, beginning with the first of these lines.
-
-        Raises:
-            DataError: see ``documents``.
-        """
+        """Yield the lines that begin in ``start <= byte < stop`` of a plain file, numbered from 0."""
         with convert_file_errors(file.path, self.kind), file.path.open("rb") as raw:
             if part.start == 0:
                 self.check(file.path)  # a file of a store is first seen here
             if part.start > 0:  # the line that contains byte ``start - 1`` begins before ``start``
                 raw.seek(part.start - 1)
                 skip_line(raw)
+            # So each line is in exactly one range: that of its first byte.
             for row, line in enumerate(iter_lines(raw, offset=raw.tell())):
                 if line.offset >= part.stop:
                     return
@@ -130,15 +118,9 @@ class JsonLinesFormat(FileFormat):
                 content = _too_long(None, "") if long else self._content(line.content, file, None, line.offset)
                 yield make_row(row, content, raw.tell())
 
+    # number: from 1, None if unknown; offset: byte of the file at which the line begins
     def _content(self, line: bytes, file: InputFile, number: int | None, offset: int) -> Content | RowError | None:
-        """Return the document of a line, or why it is a bad row.
-
-        Args:
-            line: the bytes of the line.
-            file: its file.
-            number: line number in the file, from 1; None if unknown.
-            offset: byte of the file at which the line begins.
-        """
+        """Return the document of a line, or why it is a bad row."""
         try:
             record = _parse(line.decode())
         except UnicodeDecodeError as error:
@@ -160,11 +142,7 @@ class JsonLinesFormat(FileFormat):
 
 
 class _LineRangeReader:
-    """Reader of ranges of bytes.
-
-    Args:
-        lines: the format.
-    """
+    """Reads a range of bytes: the lines that begin in it, also one that goes on after it."""
 
     def __init__(self, lines: JsonLinesFormat) -> None:
         self._lines = lines
@@ -183,23 +161,22 @@ def _naming_texts(error: RowError, record: dict[str, Any]) -> RowError:
 
 
 def _parse(text: str) -> Any:
-    """Parse a line; again without a byte order mark, as between joined files, and without limits, if that fails."""
     try:
+        # It refuses long integers, and a byte order mark, as there is one where files were joined.
         return json.loads(text)
     except ValueError:
         return _LENIENT.decode(text.removeprefix("\ufeff"))
 
 
 def _count_key(line: bytes, key: str) -> int:
-    """Count how often an object has a key at its top; of several values JSON does not say which counts."""
+    """Count how often an object has a key at its top: JSON does not say which of several values counts."""
     spellings = {json.dumps(key).encode(), json.dumps(key, ensure_ascii=False).encode(errors="surrogatepass")}
-    if sum(map(line.count, spellings)) < 2:
+    if sum(map(line.count, spellings)) < 2:  # a search for bytes, so that nearly no line is parsed twice
         return 1
     return sum(name == key for name, _ in _PAIRS.decode(line.decode().removeprefix("\ufeff")))
 
 
 def _no_json(line: bytes, number: int | None, error: Exception) -> RowError:
-    """Describe a line that is no JSON."""
     if isinstance(error, RecursionError):
         return RowError(number, "JSON that is nested too deeply to be read", "Remove the row, or its nested fields.")
     if b"\0" in line:

@@ -56,24 +56,14 @@ def index_path(data: str) -> str:
 class MegatronDataset:
     """Documents of one dataset, memory-mapped; opening it checks everything except the tokens.
 
-    Args:
-        data: the .bin file.
-        index: the .idx file; None for the one next to the .bin.
-
-    Attributes:
-        documents: number of documents.
-        sequences: number of sequences; a document consists of zero or more of them.
-        tokens: number of tokens of all sequences.
-        dtype: dtype of the tokens, a little-endian integer.
-
-    Raises:
-        DataError: a file is missing, unreadable, truncated or damaged, or the two do not belong together.
+    Without ``index`` the .idx next to the .bin is used. ``dtype`` is a little-endian integer. DataError if a file is
+    missing, unreadable, truncated or damaged, or if the two do not belong together.
     """
 
     def __init__(self, data: Path, index: Path | None = None) -> None:
         self._data, self._index = data, index or Path(index_path(str(data)))
         index_bytes, self._bytes = _size(self._index), _size(data)
-        code, self.sequences, entries = self._read_header(index_bytes)
+        code, self.sequences, entries = self._read_header(index_bytes)  # a document has zero or more sequences
         self.dtype = np.dtype(_DTYPES[code]).newbyteorder("<")
         offset = _HEADER.size
         self._lengths = self._table("<i4", offset, self.sequences)
@@ -81,7 +71,7 @@ class MegatronDataset:
         self._begins = self._table("<i8", offset, self.sequences)
         offset += self._begins.nbytes
         self._firsts = self._table("<i8", offset, entries)
-        self.documents = entries - 1
+        self.documents = entries - 1  # the last entry is the end
         self._check_documents()
         self.tokens = self._check_sequences()
         self._mapped: StoredTokens = _map(data, self.dtype.str, 0, self._bytes // self.dtype.itemsize)
@@ -90,7 +80,7 @@ class MegatronDataset:
         return self.documents
 
     def document(self, number: int) -> StoredTokens:
-        """Return the tokens of a document, shape (tokens,), read-only; a view if its sequences are contiguous."""
+        """Return the tokens of a document, shape (tokens,), read-only; a view if they are contiguous."""
         first, end = int(self._firsts[number]), int(self._firsts[number + 1])
         sequences = [self._sequence(sequence) for sequence in range(first, end)]
         begins, lengths = self._begins[first:end], self._lengths[first:end].astype(np.int64)
@@ -102,7 +92,7 @@ class MegatronDataset:
         return joined
 
     def document_lengths(self, start: int = 0, end: int | None = None) -> npt.NDArray[np.int64]:
-        """Return the number of tokens of the documents ``start`` to ``end`` - 1, int64, shape (documents,)."""
+        """Return the tokens of the documents from ``start`` to before ``end``, int64."""
         firsts = self._firsts[start : (self.documents if end is None else end) + 1]
         totals = np.concatenate([[0], np.cumsum(self._lengths[firsts[0] : firsts[-1]], dtype=np.int64)])
         return np.asarray(np.diff(totals[firsts - firsts[0]]), dtype=np.int64)
@@ -114,11 +104,7 @@ class MegatronDataset:
     # --- checks ----------------------------------------------------------------------------------------------------
 
     def _read_header(self, size: int) -> tuple[int, int, int]:
-        """Return the type code, the number of sequences, and the number of entries of the document table.
-
-        Raises:
-            DataError: the header is not valid, or the file does not have the size that follows from it.
-        """
+        """Return type code, number of sequences, and entries of the document table."""
         with _check_readable(self._index).open("rb") as file:
             head = file.read(_HEADER.size)
         if head.startswith(_OLD_MAGIC):
@@ -126,6 +112,7 @@ class MegatronDataset:
                 f"{self._index}: an index of the older format (TNTIDX, --dataset-impl lazy or cached), which hlat does "
                 "not read. Write the dataset again with --dataset-impl mmap."
             )
+        # Only compared as far as it goes: a short file is truncated, not of another kind.
         if not head.startswith(_MAGIC[: len(head)]) and (found := recognize(head)):
             raise DataError(f"{self._index}: not an index of Megatron-LM: it begins like {found.what}. {found.remedy}")
         if not head.startswith(_MAGIC[: len(head)]) or not head:
@@ -181,16 +168,13 @@ class MegatronDataset:
             )
 
     def _check_sequences(self) -> int:
-        """Check that every sequence lies within the .bin, and return the total number of tokens.
-
-        Raises:
-            DataError: a sequence does not, or the sequences do not reach the end of the .bin.
-        """
+        """Check that the sequences cover the .bin to its end; return the number of tokens."""
         total = end = 0
         for start in range(0, self.sequences, _CHECK_ENTRIES):
             lengths = self._lengths[start : start + _CHECK_ENTRIES].astype(np.int64)
             begins = self._begins[start : start + _CHECK_ENTRIES]
             ends = begins + lengths * self.dtype.itemsize
+            # The last bound, so that the sums above cannot have overflowed unseen.
             wrong = (lengths < 0) | (begins < 0) | (begins % self.dtype.itemsize != 0) | (begins > 1 << 62)
             if (indices := np.flatnonzero(wrong)).size:
                 raise self._misplaced(start + int(indices[0]))
@@ -231,7 +215,6 @@ def _size(file: Path) -> int:
 
 
 def _check_readable(file: Path) -> Path:
-    """Return the file; raise DataError if it cannot be read."""
     other = ".idx" if file.suffix == ".bin" else ".bin"
     try:
         os.close(os.open(file, os.O_RDONLY))
@@ -246,8 +229,7 @@ def _check_readable(file: Path) -> Path:
 
 
 def _map(file: Path, dtype: str, offset: int, count: int) -> npt.NDArray[Any]:
-    """Memory-map an array in a file; an empty array cannot be mapped and is allocated instead."""
-    if count == 0:
+    if count == 0:  # an empty array cannot be memory-mapped
         return np.empty(0, dtype)
     return np.memmap(file, dtype=dtype, mode="r", offset=offset, shape=(count,))
 
@@ -257,7 +239,7 @@ _MAX_DATASETS = 256  # maximum number of open datasets: a process can map only s
 
 
 class MegatronFormat(FileFormat):
-    """Datasets of Megatron-LM."""
+    """Datasets of Megatron-LM: pairs of a .bin and an .idx."""
 
     kind = "megatron"
     endings = (".bin", ".idx")
@@ -267,7 +249,6 @@ class MegatronFormat(FileFormat):
 
     @property
     def holds_tokens(self) -> bool:
-        """True: the documents are token ids."""
         return True
 
     def check(self, path: Path) -> None:
@@ -277,7 +258,6 @@ class MegatronFormat(FileFormat):
         yield from _Documents(file).rows(file, start)
 
     def ranges(self, file: InputFile, size: int) -> Iterator[FileRange]:
-        """Yield ranges of documents; each begins with the first document after another ``size`` bytes."""
         dataset = MegatronDataset(file.path, file.companion)
         first = total = last = 0
         for start in range(0, len(dataset), _DOCUMENTS_PER_READ):
@@ -286,6 +266,7 @@ class MegatronFormat(FileFormat):
             )
             ends = total + np.cumsum(lengths)
             numbers = (ends - lengths) // size
+            # A range begins with the first document after another ``size`` bytes.
             for edge in (start + np.flatnonzero(np.diff(numbers, prepend=last))).tolist():
                 yield FileRange(first, edge)
                 first = edge
@@ -294,30 +275,18 @@ class MegatronFormat(FileFormat):
             yield FileRange(first, len(dataset))
 
     def range_reader(self) -> RangeReader:
-        """Return a reader of ranges of documents, which keeps datasets open."""
         return _DocumentReader()
 
 
 class _Documents:
-    """Documents of one dataset, by their index.
-
-    Args:
-        file: its .bin, and its .idx as the companion.
-
-    Raises:
-        DataError: see MegatronDataset.
-    """
+    """Documents of one dataset, by their index; errors as ``MegatronDataset``."""
 
     def __init__(self, file: InputFile) -> None:
         self._dataset = MegatronDataset(file.path, file.companion)
         self._bytes = self._dataset.tokens * self._dataset.dtype.itemsize
 
     def rows(self, file: InputFile, start: int, stop: int | None = None) -> Iterator[Row]:
-        """Yield the documents ``start <= row < stop``, to the end if ``stop`` is None; tokens are uint32.
-
-        Raises:
-            DataError: a token is not in the vocabulary.
-        """
+        """Yield the documents ``start <= row < stop`` as uint32; DataError for an id outside the vocabulary."""
         total = len(self._dataset)
         for number in range(start, total if stop is None else stop):
             tokens = _check_ids(file, number, self._dataset.document(number))
@@ -325,14 +294,14 @@ class _Documents:
 
 
 class _DocumentReader:
-    """Reader of ranges of documents, which keeps datasets open."""
+    """Reader of ranges of documents, which keeps datasets open: opening one verifies its index."""
 
     def __init__(self) -> None:
         self._datasets: OrderedDict[Path, _Documents] = OrderedDict()
 
     def rows(self, file: InputFile, part: FileRange, row: int) -> Iterator[Row]:
         dataset = self._datasets.pop(file.path, None) or _Documents(file)
-        if file.stays:
+        if file.stays:  # a cache must be able to delete its files, which an open map would keep on the disk
             self._datasets[file.path] = dataset
             while len(self._datasets) > _MAX_DATASETS:
                 self._datasets.popitem(last=False)

@@ -3,8 +3,8 @@
     .parquet, .pq --row groups--> batches of rows --> documents
                   --row groups, divided--> ranges of rows
 
-Many ranges may be cut from one row group, which can only be decoded completely, so the most recently used decoded
-groups are kept, up to a limit.
+A row group can only be decoded completely, and many ranges may be cut from one. So the decoded groups that were used
+last are kept, up to a limit.
 """
 
 from bisect import bisect_right
@@ -28,11 +28,7 @@ _GROUP_CACHE_BYTES = 1 << 28  # maximum bytes of decoded row groups
 
 
 class ParquetFormat(FileFormat):
-    """Parquet files.
-
-    Args:
-        column: kind of the column that holds the documents.
-    """
+    """Parquet files, with a column of any kind."""
 
     kind = "parquet"
     endings = (".parquet", ".parq", ".pq")
@@ -41,7 +37,7 @@ class ParquetFormat(FileFormat):
         self.column: ColumnKind = column
 
     def is_own_content(self, head: bytes) -> bool:
-        """Return True for the first bytes of every parquet file, also one whose footer is encrypted."""
+        # An encrypted file is parquet too: ``_open`` says what is wrong with it.
         return head.startswith((b"PAR1", _ENCRYPTED))
 
     def _read(self, file: InputFile, start: int) -> Iterator[Row]:
@@ -53,6 +49,7 @@ class ParquetFormat(FileFormat):
             for group in range(parquet.num_row_groups):
                 rows, row_bytes = _row_group_size(parquet, file.column, group)
                 if first + rows > start:
+                    # By the average row of the group, so that a batch of large documents is small.
                     batch_rows = min(max(BATCH_BYTES // row_bytes, 1), BATCH_ROWS)
                     batches = parquet.iter_batches(
                         batch_rows, row_groups=[group], columns=[file.column], use_threads=False
@@ -62,7 +59,6 @@ class ParquetFormat(FileFormat):
                 first += rows
 
     def ranges(self, file: InputFile, size: int) -> Iterator[FileRange]:
-        """Yield ranges of the rows of row groups."""
         with _open(file.path) as parquet:
             groups = [
                 (parquet.metadata.row_group(group).num_rows, _column_bytes(parquet, file.column, group))
@@ -71,7 +67,6 @@ class ParquetFormat(FileFormat):
         yield from group_ranges(groups, size)
 
     def range_reader(self) -> RangeReader:
-        """Return a reader of ranges of rows, which keeps decoded row groups."""
         return _GroupReader(self.column, self.kind)
 
     def bytes_of(self, file: InputFile, part: FileRange) -> tuple[int, int | None] | None:
@@ -84,15 +79,14 @@ class ParquetFormat(FileFormat):
 
 
 class _Groups(NamedTuple):
-    """First row of each row group, and the end; and the bytes of a column in each, None if there is no such column."""
+    """The row groups of a file, and a column's place in them."""
 
-    starts: list[int]
-    parts: list[tuple[int, int] | None]
+    starts: list[int]  # first row of each group, and the end
+    parts: list[tuple[int, int] | None]  # bytes of the column in each; None if there is no such column
 
 
 def _groups(file: InputFile) -> _Groups:
-    """Return the row groups of a file, which is read again only if it has been written since."""
-    stat = file.path.stat()
+    stat = file.path.stat()  # a part of the cache's key: a file that has been written since is read again
     return _read_groups(file.path, file.column, (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino))
 
 
@@ -106,19 +100,14 @@ def _read_groups(path: Path, column: str, stamp: tuple[int, ...]) -> _Groups:
 
 
 def _bytes_of(chunks: list[Any]) -> tuple[int, int] | None:
-    """Return the first byte of chunks, and their end; None if there are none."""
+    # The dictionary, where there is one, precedes the data pages.
     begins = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
     ends = [at + chunk.total_compressed_size for at, chunk in zip(begins, chunks, strict=True)]
     return (min(begins), max(ends)) if chunks else None
 
 
 class _GroupReader:
-    """Reader of ranges of rows, which keeps decoded row groups.
-
-    Args:
-        column: kind of the column.
-        kind: the word for the format in messages.
-    """
+    """Reader of ranges of rows, which keeps decoded row groups up to ``_GROUP_CACHE_BYTES``."""
 
     def __init__(self, column: ColumnKind, kind: str) -> None:
         self._column, self._kind = column, kind
@@ -134,11 +123,11 @@ class _GroupReader:
             yield from cut_rows(self._column.rows([values], file, first, first, lambda _: 0), part)
 
     def _group(self, file: InputFile, group: int) -> Any:
-        """Return the column of a row group, from the cache if it is there."""
         key = (file.path, file.column, group)
         if key not in self._groups:
             self._groups[key] = self._decode(file, group)
             self._bytes += self._groups[key].nbytes
+            # The newest group stays, however large: it is about to be read.
             while self._bytes > _GROUP_CACHE_BYTES and len(self._groups) > 1:
                 self._bytes -= self._groups.popitem(last=False)[1].nbytes
         self._groups.move_to_end(key)
@@ -152,12 +141,9 @@ class _GroupReader:
 
 @contextmanager
 def _open(path: Path) -> Iterator[pq.ParquetFile]:
-    """Open a file; the library ends the process when it is asked for the size of an encrypted column.
-
-    Raises:
-        DataError: the file is encrypted: its footer is, or is signed.
-    """
+    """Open a file; DataError if its footer is encrypted, or signed over encrypted columns."""
     with path.open("rb") as raw:
+        # Checked first: the library ends the process when it is asked for the size of an encrypted column.
         is_encrypted = raw.read(4) == _ENCRYPTED
         raw.seek(max(path.stat().st_size - 8, 0))  # the length of the footer, and PAR1
         footer_bytes = int.from_bytes(raw.read()[:4], "little")
@@ -173,14 +159,14 @@ def _open(path: Path) -> Iterator[pq.ParquetFile]:
 
 
 def _row_group_size(parquet: pq.ParquetFile, column: str, group: int) -> tuple[int, int]:
-    """Return the number of rows of a row group, and the average decompressed bytes of a row in the column."""
+    """Return the rows of a row group, and the average decompressed bytes of a row in the column."""
     metadata = parquet.metadata.row_group(group)
     total = sum(chunk.total_uncompressed_size for chunk in _chunks(metadata, column))
     return metadata.num_rows, max(total // max(metadata.num_rows, 1), 1)
 
 
 def _column_bytes(parquet: pq.ParquetFile, column: str, group: int) -> int:
-    """Return the decompressed bytes of a column in a row group; of the first one, if there is no such column."""
+    """Return the decompressed bytes of a column in a row group; of the first, if there is no such column."""
     metadata = parquet.metadata.row_group(group)
     chunks = _chunks(metadata, column) or [metadata.column(0)]  # a missing column is reported when the text is read
     return int(chunks[0].total_uncompressed_size)

@@ -21,15 +21,15 @@ from hlat.data.formats.streams import COMPRESSED_ENDINGS
 from hlat.data.formats.text import TextFormat
 from hlat.runtime.errors import DataError
 
-DEFAULT = TextFormat()
-"""The format of files with an ending that is not known."""
+DEFAULT = TextFormat()  # the format of files with an ending that is not known
+# Formats that exist once per kind of column.
 _OF_COLUMNS: tuple[Callable[[ColumnKind], FileFormat], ...] = (
     ParquetFormat,
     ArrowFormat,
     HuggingFaceFormat,
     JsonLinesFormat,
 )
-"""Formats that exist once per kind of column."""
+# All formats.
 FORMATS: tuple[FileFormat, ...] = (
     *(file_format(column) for column in COLUMN_KINDS for file_format in _OF_COLUMNS),
     CsvFormat(),
@@ -37,9 +37,8 @@ FORMATS: tuple[FileFormat, ...] = (
     MegatronFormat(),
     DEFAULT,
 )
-"""All formats."""
 _BY_NAME = {file_format.name: file_format for file_format in FORMATS}
-assert len(_BY_NAME) == len(FORMATS), "names are unique"
+assert len(_BY_NAME) == len(FORMATS), "names are unique"  # records of prepared data tell formats apart by name
 
 _TABLES = "Convert it to parquet or jsonl, with the text in its own column."
 _TOKEN_FILES = (
@@ -63,17 +62,13 @@ _UNSUPPORTED = {
 def format_of(file: Path, column: ColumnKind = TEXT_COLUMN) -> FileFormat:
     """Return the format of a file by its suffix; an unknown suffix is text.
 
-    Args:
-        file: the file.
-        column: kind of the column that its source names.
-
     Raises:
-        DataError: the suffix is of a file type that hlat does not read, or does not read compressed, or not with a
-            column of this kind.
+        DataError: hlat does not read files of this suffix, or not compressed, or not with a column of this kind.
     """
     suffixes = [suffix.lower() for suffix in file.suffixes]
     compressed = bool(suffixes) and suffixes[-1] in COMPRESSED_ENDINGS
     ending = next(iter(suffixes[::-1][compressed:]), "")
+    # One format for each kind of column; only one of them accepts the source's column.
     found = [file_format for file_format in FORMATS if ending in file_format.endings] or [DEFAULT]
     if compressed and not found[0].compressible:
         raise DataError(
@@ -98,15 +93,9 @@ def format_of(file: Path, column: ColumnKind = TEXT_COLUMN) -> FileFormat:
 def folder_format(
     names: Sequence[str], read: Callable[[str], bytes], column: ColumnKind
 ) -> tuple[FileFormat, list[str]] | None:
-    """Return the format of a folder that is one data set, and its files in order; None for an ordinary folder.
+    """Return format and files, in order, of a folder that is one data set; None for an ordinary folder.
 
-    Args:
-        names: paths of all its files, relative to the folder, with "/".
-        read: returns the content of a small file.
-        column: kind of the column that the source names.
-
-    Raises:
-        DataError: it is a data set that cannot be read; the message continues the name of the folder.
+    ``names`` are relative to the folder, with "/". A DataError continues the name of the folder.
     """
     for file_format in FORMATS:
         if file_format.accepts(column) and (files := file_format.folder_files(names, read)) is not None:
@@ -115,11 +104,7 @@ def folder_format(
 
 
 def format_named(name: str) -> FileFormat:
-    """Return the format that a record names.
-
-    Raises:
-        DataError: there is none of this name.
-    """
+    """Return the format that a record names; DataError if this version has none of this name."""
     if name not in _BY_NAME:
         raise DataError(f"{name!r} is not a file format of this version of hlat; it reads {', '.join(_BY_NAME)}")
     return _BY_NAME[name]

@@ -40,75 +40,48 @@ _MAX_NAMES = 20  # column names that a message lists
 
 
 class InputFile(NamedTuple):
-    """A local file, and everything that reading its documents may need.
-
-    Attributes:
-        path: the file.
-        column: column or key of its documents; ignored by formats without columns.
-        vocabulary: vocabulary of the given tokenizer; None if the tokenizer is trained on the corpus.
-        companion: the file that belongs to it, for formats of two files; None for the one next to it.
-        stays: True for a file of the user, which may be kept open; False for one that a cache has to delete.
-    """
+    """A local file, and everything that reading its documents may need."""
 
     path: Path
-    column: str
+    column: str  # column or key of its documents; ignored by formats without columns
+    # Vocabulary of the given tokenizer; None if the tokenizer is trained on the corpus.
     vocabulary: Vocabulary | None = None
-    companion: Path | None = None
-    stays: bool = True
+    companion: Path | None = None  # the file that belongs to it, for formats of two files; None for the one next to it
+    stays: bool = True  # True for a file of the user, which may be kept open; False for one that a cache has to delete
 
     @property
     def known_ids(self) -> Vocabulary:
-        """The vocabulary, for a file of tokens."""
+        """The vocabulary, of a file of tokens."""
         assert self.vocabulary is not None, "files of tokens are refused unless a tokenizer is given"
         return self.vocabulary
 
 
 class RowError(NamedTuple):
-    """Problem of a bad row, which cannot be read.
+    """The reason why a row cannot be read, and what would help."""
 
-    Attributes:
-        line: line number of the row in the file, from 1; None if rows are not lines.
-        reason: the problem.
-        remedy: a sentence that says how to fix it.
-    """
-
-    line: int | None
-    reason: str
-    remedy: str
+    line: int | None  # line number of the row in the file, from 1; None if rows are not lines
+    reason: str  # the problem
+    remedy: str  # a sentence that says how to fix it
 
 
 class Row(NamedTuple):
-    """One document of a file.
+    """One document of a file, or the reason why there is none."""
 
-    Attributes:
-        row: index in the file, from 0.
-        content: the text, or the tokens if the file contains tokens; None if the column is null or the row is bad.
-        position: approximate number of bytes of the file read so far, for progress.
-        error: the problem of a bad row; None for a good row.
-    """
-
-    row: int
+    row: int  # index in the file, from 0
+    # The text, or the tokens if the file contains tokens; None if the column is null or the row is bad.
     content: Content | None
-    position: int
-    error: RowError | None = None
+    position: int  # approximate number of bytes of the file read so far, for progress
+    error: RowError | None = None  # the problem of a bad row; None for a good row
 
 
 def make_row(row: int, content: Content | RowError | None, position: int) -> Row:
-    """Make a row from its content, or a bad row from an error."""
+    """Make a good row from a content or a null, or a bad row from an error."""
     return Row(row, None, position, content) if isinstance(content, RowError) else Row(row, content, position)
 
 
 @contextmanager
 def convert_file_errors(file: Path, kind: str) -> Iterator[None]:
-    """Convert exceptions of the reading libraries into a DataError that names the file.
-
-    Args:
-        file: the file.
-        kind: its format, for messages.
-
-    Raises:
-        DataError: the file is missing, unreadable, damaged or truncated, or the library or the disk refuses it.
-    """
+    """Convert exceptions of the reading libraries, and of the disk, into a DataError that names the file."""
     try:
         yield
     except FileNotFoundError as error:
@@ -119,14 +92,14 @@ def convert_file_errors(file: Path, kind: str) -> Iterator[None]:
         raise _unreadable(file, kind, error) from error
 
 
+# What the libraries say of bytes after the end of compressed data; the beginning was checked before.
 _APPENDED = ("Not a gzipped file", "Unknown frame descriptor")
-"""What the libraries say of bytes after the end of compressed data; the beginning was checked before."""
 
 
 def _unreadable(file: Path, kind: str, error: Exception) -> DataError:
-    """Return the error of a file that a library cannot read: damaged, unless the library or the disk is the reason."""
     reason = str(error).strip().rstrip(".").splitlines()[0] if str(error).strip() else type(error).__name__
     again = "It is truncated or damaged: fetch or write the file again."
+    # The file is damaged, unless the library or the disk is the reason: then it may be whole.
     match error:
         case LongWindowError():
             reason = "compressed with a window of more than 128 MiB (zstd --long), which hlat does not read"
@@ -156,7 +129,7 @@ def missing_column(column: str, names: list[str]) -> str:
 
 
 def same_columns(column: str, count: int) -> str:
-    """Describe, for messages, that several columns have the name of the documents', and what would work."""
+    """Describe, for messages, that several columns have the name of the documents'."""
     return f"{count} columns are called {column!r}. Rename them."
 
 
@@ -165,29 +138,18 @@ BATCH_BYTES = 1 << 26  # approximate size of a batch of rows
 
 
 class ColumnKind(ABC):
-    """Meaning of the values of a column.
+    """Meaning of the values of a column; subclass it to add a kind."""
 
-    Attributes:
-        field: field of data and data.sources that names the column.
-        holds_tokens: True if the values are token ids.
-        name_suffix: end of the names of formats that read such columns.
-    """
-
-    field: ClassVar[str]
-    holds_tokens: ClassVar[bool]
-    name_suffix: ClassVar[str]
+    field: ClassVar[str]  # field of data and data.sources that names the column
+    holds_tokens: ClassVar[bool]  # True if the values are token ids
+    name_suffix: ClassVar[str]  # end of the names of formats that read such columns
 
     @property
     def remedy(self) -> str:
-        """A sentence for the message that a column does not exist."""
         return f"Set data.{self.field} to one of these."
 
     def check(self, file: InputFile, schema: pa.Schema) -> None:
-        """Check that a table has the column, and that its type is right.
-
-        Raises:
-            DataError: it does not, or it is not.
-        """
+        """Raise DataError unless a table has the column exactly once, with a readable type."""
         if file.column not in schema.names:
             raise DataError(f"{file.path}: {missing_column(file.column, schema.names)}. {self.remedy}")
         if (count := schema.names.count(file.column)) > 1:
@@ -207,7 +169,7 @@ class ColumnKind(ABC):
 
     @abstractmethod
     def wrong_type(self, fitting: list[str]) -> str:
-        """Describe what a column should hold and what would work; ``fitting`` are the columns that hold it."""
+        """Describe what a column should hold; ``fitting`` are the columns that hold it."""
 
     @abstractmethod
     def convert(self, values: Any, file: InputFile) -> Iterable[Content | RowError | None]:
@@ -215,27 +177,18 @@ class ColumnKind(ABC):
 
     @abstractmethod
     def from_json(self, value: object, file: InputFile, line: int | None) -> Content | RowError | None:
-        """Convert the value of a key.
-
-        Args:
-            value: the value, as json.loads returns it.
-            file: its file.
-            line: its line number in the file, from 1; None if unknown.
-        """
+        """Convert the value of a key, as json.loads returns it; ``line`` is its line number from 1, None if unknown."""
 
     def rows(
         self, columns: Iterable[Any], file: InputFile, first: int, start: int, position: Callable[[int], int]
     ) -> Iterator[Row]:
         """Yield the rows of a column from row ``start`` on.
 
-        Args:
-            columns: the column of each of the table's batches, pyarrow arrays.
-            file: its file.
-            first: index of the first row of the first batch.
-            start: index of the first row to yield.
-            position: bytes of the file read after so many rows.
+        ``columns`` has the column of each of the table's batches, pyarrow arrays; ``first`` is the index of the first
+        row of the first batch; ``position`` gives the bytes of the file read after so many rows.
         """
         for values in columns:
+            # Rows before the start are sliced off before they are converted: a restart skips them at no cost.
             skip = min(max(start - first, 0), len(values))
             for begin in range(skip, len(values), BATCH_ROWS):
                 for row, content in enumerate(self.convert(values.slice(begin, BATCH_ROWS), file), first + begin):
@@ -254,23 +207,19 @@ class TextColumn(ColumnKind):
     name_suffix = ""
 
     def is_readable(self, column_type: pa.DataType) -> bool:
-        """Return True for strings of any kind, also dictionary-encoded ones, for bytes, and for nothing but nulls."""
         value = column_type.value_type if pa.types.is_dictionary(column_type) else column_type
         return self.is_usual(value) or bool(
             pa.types.is_string_view(value) or _is_bytes(value) or pa.types.is_null(value)
         )
 
     def is_usual(self, column_type: pa.DataType) -> bool:
-        """Return True for the two usual types of strings."""
         return bool(pa.types.is_string(column_type) or pa.types.is_large_string(column_type))
 
     def wrong_type(self, fitting: list[str]) -> str:
-        """Describe that the column must hold strings."""
         columns = ", ".join(fitting) or "this file has none"
         return f"not text. Set data.text_column to a column of strings ({columns})."
 
     def convert(self, values: Any, file: InputFile) -> Iterable[Content | RowError | None]:
-        """Convert values to texts: all at once if they are small and valid UTF-8, otherwise one by one."""
         del file
         is_dictionary = pa.types.is_dictionary(values.type)
         # In a dictionary column, every row of the batch can refer to the largest value.
@@ -278,12 +227,12 @@ class TextColumn(ColumnKind):
         if values.nbytes > max_bytes or _is_bytes(values.type.value_type if is_dictionary else values.type):
             return map(_text, values)
         try:
+            # All at once, which is faster; one by one only where a value may be bad or too large.
             return list(values.to_pylist())
         except UnicodeDecodeError:
             return map(_text, values)
 
     def from_json(self, value: object, file: InputFile, line: int | None) -> Content | RowError | None:
-        """Return a string that UTF-8 can encode, or null."""
         if value is None:
             return None
         if not isinstance(value, str):
@@ -293,8 +242,8 @@ class TextColumn(ColumnKind):
 
 
 def _text(value: Any) -> str | RowError | None:
-    """Convert one value to text; return an error for a too long one or one that is not UTF-8."""
     plain = value.value if isinstance(value, pa.DictionaryScalar) else value
+    # The length is looked at before the text is copied.
     buffer = plain.as_buffer() if plain is not None and plain.is_valid else None
     if buffer is not None and buffer.size > MAX_LINE_BYTES:
         reason = f"a text of {buffer.size:,} bytes; a document may have {MAX_LINE_BYTES:,}"
@@ -312,7 +261,7 @@ def _is_bytes(column_type: pa.DataType) -> bool:
 
 
 def _lone_surrogate(text: str, line: int | None) -> RowError | None:
-    """Return an error if a text contains half of a surrogate pair, which JSON can spell but UTF-8 cannot encode."""
+    """Return an error for half of a surrogate pair, which JSON can spell but UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -334,41 +283,37 @@ _ID_BYTES = 4
 
 
 class TokensColumn(ColumnKind):
-    """A column of lists of integers of any width."""
+    """A column of lists of integers of any width, the ids of data.tokenizer.path."""
 
     field = "tokens_column"
     holds_tokens = True
     name_suffix = "-tokens"
 
     def is_readable(self, column_type: pa.DataType) -> bool:
-        """Return True for lists of integers; for lists that are all empty, and for nothing but nulls."""
         types = pa.types
+        # Lists that are all empty, and columns of nothing but nulls, have no integer type.
         is_list = _is_list(column_type)
         return self.is_usual(column_type) or bool(types.is_null(column_type.value_type if is_list else column_type))
 
     def is_usual(self, column_type: pa.DataType) -> bool:
-        """Return True for lists of integers."""
         return _is_list(column_type) and bool(pa.types.is_integer(column_type.value_type))
 
     def wrong_type(self, fitting: list[str]) -> str:
-        """Describe that the column must hold lists of integers."""
         columns = ", ".join(fitting) or "this file has none"
         return f"not lists of token ids. Set data.tokens_column to a column of lists of integers ({columns})."
 
     def convert(self, values: Any, file: InputFile) -> Iterator[Content | RowError | None]:
-        """Yield the tokens of each list, uint32."""
         for value in values:
             yield _from_arrow(value.values, file) if value.is_valid else None
 
     def from_json(self, value: object, file: InputFile, line: int | None) -> Content | RowError | None:
-        """Return the tokens of a list, uint32, or null."""
         if value is None:
             return None
         if not isinstance(value, list):
             reason = f"{file.column!r} holds {_JSON_TYPES.get(type(value), 'a number')}, not a list of token ids"
             return RowError(line, reason, "Set data.tokens_column to a key of lists of integers.")
         for index, number in enumerate(value):
-            if type(number) is not int:
+            if type(number) is not int:  # not isinstance: a boolean is an int for Python
                 found = "null" if number is None else _JSON_TYPES.get(type(number), "a number")
                 return RowError(line, f"{file.column!r}: its entry {index} is {found}, not a token id", _REPAIR_TOKENS)
             if not 0 <= number < file.known_ids.size:
@@ -382,8 +327,7 @@ def _is_list(column_type: pa.DataType) -> bool:
 
 
 def _from_arrow(ids: Any, file: InputFile) -> Content | RowError:
-    """Convert one list, an arrow array of integers."""
-    if len(ids) * _ID_BYTES > MAX_LINE_BYTES:
+    if len(ids) * _ID_BYTES > MAX_LINE_BYTES:  # the same limit in bytes as for a text
         reason = f"{file.column!r} holds {len(ids):,} token ids; a document may have {MAX_LINE_BYTES // _ID_BYTES:,}"
         return RowError(None, reason, "Cut it into several rows.")
     if ids.null_count:
@@ -396,6 +340,7 @@ def _from_arrow(ids: Any, file: InputFile) -> Content | RowError:
 
 
 def _unknown_id(file: InputFile, index: int, found: int, line: int | None) -> RowError:
+    # Python refuses to print integers of thousands of digits.
     shown = str(found) if abs(found) < 1 << 64 else "far outside"
     reason = (
         f"{file.column!r}: its token {index} has the id {shown}, but the ids of data.tokenizer.path are 0 to "
@@ -407,5 +352,5 @@ def _unknown_id(file: InputFile, index: int, found: int, line: int | None) -> Ro
 TOKENS_COLUMN = TokensColumn()
 
 
+# All kinds. If a section of a recipe names columns of several kinds, the first of these counts.
 COLUMN_KINDS: tuple[ColumnKind, ...] = (TOKENS_COLUMN, TEXT_COLUMN)
-"""All kinds. If a section of a recipe names columns of several kinds, the first of these counts."""

@@ -5,8 +5,7 @@
 A few compressed bytes can expand to gigabytes. So data is decompressed only when it is read, in chunks of bounded size;
 the readers of lines and texts bound how much of one is kept in memory.
 
-Lines end at line feeds only. At most ``MAX_LINE_BYTES`` + 1 bytes of a line are kept. The rest of a longer line is
-skipped when the next line is requested, so that a caller that stops at it does not wait for it to be decompressed.
+Lines end at line feeds only. At most ``MAX_LINE_BYTES`` + 1 bytes of a line are kept.
 """
 
 import gzip
@@ -21,8 +20,8 @@ _GZIP, _ZSTD = (".gz", ".gzip"), (".zst", ".zstd")
 COMPRESSED_ENDINGS = (*_GZIP, *_ZSTD)
 _CHUNK = 1 << 18
 
+# A stream of bytes that is read once, from the beginning, and can be peeked into.
 Stream = io.BufferedReader | gzip.GzipFile
-"""A stream of bytes that is read once, from the beginning, and can be peeked into."""
 
 
 class DamagedStream(Exception):
@@ -39,18 +38,14 @@ def is_compressed(file: Path) -> bool:
 
 
 def is_other_content(file: Path, head: bytes) -> bool:
-    """Return True if the first bytes of a file show that it is not compressed as its suffix says."""
+    """Return True if the first bytes show that a file is not compressed as its suffix says."""
     if file.suffix.lower() in _GZIP:
         return not head.startswith(b"\x1f\x8b")
     return not (head.startswith(b"\x28\xb5\x2f\xfd") or head[1:4] == b"\x2a\x4d\x18")  # a frame, or one to skip
 
 
 def open_decompressed(file: Path, raw: io.BufferedReader) -> Stream:
-    """Return a stream of the decompressed content of an open file; the file's suffix selects the format.
-
-    Reading from the stream raises EOFError, zlib.error, gzip.BadGzipFile or DamagedStream if the data is damaged or
-    truncated, and LongWindowError.
-    """
+    """Return the decompressed content, by suffix; reading raises what ``convert_file_errors`` converts."""
     ending = file.suffix.lower()
     if ending in _GZIP:
         return gzip.GzipFile(fileobj=raw)
@@ -58,7 +53,7 @@ def open_decompressed(file: Path, raw: io.BufferedReader) -> Stream:
 
 
 def describe_expansion(raw: io.BufferedReader, decompressed: int) -> str:
-    """Describe how many compressed bytes have been read, how many bytes they gave, and the ratio, for messages."""
+    """Describe for messages how many compressed bytes gave how many bytes, and the ratio."""
     read = max(raw.tell(), 1)
     return f"{read:,} compressed bytes gave {decompressed:,}, {decompressed / read:,.0f} times as many"
 
@@ -82,25 +77,19 @@ class _Zstandard(io.RawIOBase):
             raise (LongWindowError if "too much memory" in str(error) else DamagedStream)(str(error)) from error
 
 
+# Maximum bytes of a line with its newline; 100 MB of Chinese text take 200 MB if JSON spells it as \uXXXX.
 MAX_LINE_BYTES = 1 << 28
-"""Maximum bytes of a line with its newline; 100 MB of Chinese text take 200 MB if JSON spells it as \\uXXXX."""
+# Byte order mark of UTF-8, which some programs write at the beginning of a file: no part of its text.
 BOM = b"\xef\xbb\xbf"
-"""Byte order mark of UTF-8, which some programs write at the beginning of a file: no part of its text."""
 _READ_BYTES = 1 << 16
 
 
 class TextLine(NamedTuple):
-    """A line that is not blank.
+    """A line that is not blank, or the beginning of a line that is too long."""
 
-    Attributes:
-        number: line number from 1; blank lines count.
-        offset: byte of the stream at which the line begins.
-        content: bytes of the line with its newline; of a longer line the first ``MAX_LINE_BYTES`` + 1 bytes.
-    """
-
-    number: int
-    offset: int
-    content: bytes
+    number: int  # line number from 1; blank lines count
+    offset: int  # byte of the stream at which the line begins
+    content: bytes  # bytes of the line with its newline; of a longer line the first ``MAX_LINE_BYTES`` + 1 bytes
 
     @property
     def end(self) -> int:
@@ -109,18 +98,12 @@ class TextLine(NamedTuple):
 
     @property
     def is_too_long(self) -> bool:
-        """True if the line is longer than ``MAX_LINE_BYTES``; ``content`` is then only its beginning."""
+        """True if ``content`` is only the beginning of the line."""
         return len(self.content) > MAX_LINE_BYTES
 
 
 def iter_lines(stream: Stream, number: int = 0, offset: int = 0) -> Iterator[TextLine]:
-    """Yield the lines of a stream that are not blank.
-
-    Args:
-        stream: the stream, read from its current position.
-        number: lines before this position.
-        offset: bytes before this position.
-    """
+    """Yield the lines that are not blank; ``number`` lines and ``offset`` bytes precede the position."""
     while content := stream.readline(MAX_LINE_BYTES + 1):
         number += 1
         if content.isspace() and len(content) <= MAX_LINE_BYTES:
@@ -131,6 +114,8 @@ def iter_lines(stream: Stream, number: int = 0, offset: int = 0) -> Iterator[Tex
         offset += len(content)
         rest = len(content) > MAX_LINE_BYTES and not content.endswith(b"\n")
         del content  # frees memory before more is read
+        # Only now, when the next line is requested: a caller that stops at a long line does not wait for the rest of it
+        # to be decompressed.
         if rest:
             offset += skip_line(stream)
 
@@ -146,18 +131,13 @@ def skip_line(stream: Stream) -> int:
 
 
 def skip_blank(stream: Stream, characters: bytes | None = None) -> tuple[int, int]:
-    """Skip blank lines, many at a time; return the number of lines and their bytes.
-
-    Args:
-        stream: the stream, at the beginning of a line.
-        characters: bytes of which a blank line consists; None for all white space.
-    """
+    """Skip lines of white space, or of ``characters``, many at a time; return lines and bytes."""
     lines = skipped = 0
     while peeked := stream.peek(_READ_BYTES):
         blank = peeked[: len(peeked) - len(peeked.lstrip(characters))]
         end = blank.rfind(b"\n") + 1
         if not end:
             break
-        stream.read(end)
+        stream.read(end)  # up to the last line end only: white space after it may begin a line with text
         lines, skipped = lines + blank.count(b"\n"), skipped + end
     return lines, skipped

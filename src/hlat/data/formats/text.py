@@ -14,8 +14,7 @@ from hlat.data.formats.rows import InputFile, Row, RowError, convert_file_errors
 from hlat.data.formats.streams import BOM, describe_expansion, open_decompressed
 from hlat.runtime.storage.local_files import recognize
 
-MAX_TEXT_BYTES = 1 << 30
-"""Maximum size in bytes of a compressed text file after decompression."""
+MAX_TEXT_BYTES = 1 << 30  # maximum size in bytes of a compressed text file after decompression
 _READ_BYTES = 1 << 20
 _CHECKED_BYTES = 1 << 16
 _MARK = BOM.decode()
@@ -30,11 +29,10 @@ class TextFormat(FileFormat):
     is_one_document = True
 
     def check(self, path: Path) -> None:
-        """Accept any file that is compressed as it says: an empty one is an empty document, other content a bad row."""
+        # Only the compression: an empty file is an empty document, other content a bad row.
         self.read_head(path)
 
     def bad_beginning(self, path: Path) -> RowError | None:
-        """Return the problem of the first bytes of a file, decompressed, if they are no text; None for a good one."""
         with convert_file_errors(path, self.kind), path.open("rb") as raw:
             content = self.open_checked(path, raw).read(_CHECKED_BYTES)
         if len(content) == _CHECKED_BYTES:  # the last character may be cut
@@ -43,7 +41,7 @@ class TextFormat(FileFormat):
         return found if isinstance(found, RowError) else None
 
     def _read(self, file: InputFile, start: int) -> Iterator[Row]:
-        """Yield the file as row 0; nothing is read if ``start`` > 0."""
+        # The file is row 0, so a restart after it has nothing to read.
         if start > 0:
             return
         with file.path.open("rb") as raw:
@@ -52,7 +50,6 @@ class TextFormat(FileFormat):
         yield make_row(0, text, file.path.stat().st_size)
 
     def address(self, row: int, line: int | None, position: int) -> str:
-        """Return nothing: the file is the row."""
         del row, line, position
         return ""
 
@@ -65,11 +62,11 @@ _JSON_LINES = "Give it the ending .jsonl. Text that is meant to be such lines go
 
 
 def _read_content(file: Path, raw: io.BufferedReader) -> bytes | bytearray | RowError:
-    """Read a text file; return an error for a compressed one with more than ``MAX_TEXT_BYTES``."""
     stream = open_decompressed(file, raw)
     if stream is raw:
         return raw.read()
     content = bytearray()
+    # Chunk by chunk, since the size of what a small compressed file expands to is not known before.
     while chunk := stream.read(_READ_BYTES):
         content += chunk
         if len(content) > MAX_TEXT_BYTES:
@@ -83,6 +80,7 @@ def _read_content(file: Path, raw: io.BufferedReader) -> bytes | bytearray | Row
 def _decode(content: bytes | bytearray) -> str | RowError:
     """Decode UTF-8, without byte order marks; return an error for other content and for text with NUL bytes."""
     glob = "name the text files with a glob such as folder/**/*.txt."
+    # Bytes of another kind of file are named before "invalid UTF-8" is said of them. Markup is text.
     found = recognize(content)
     if found is not None and not found.is_markup:
         return RowError(None, f"this is {found.what}", f"{found.remedy} If it is no part of the corpus, {glob}")

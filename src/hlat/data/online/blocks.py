@@ -7,12 +7,11 @@
           files --a thread of low priority--> all pages recorded, or compared if the stamp of the file has changed
 
 Each format divides its files as it can: into rows, documents or bytes, or not at all. Blocks are assigned to streams,
-so they are small if the corpus is small: every stream should get some. The reader of each format is kept, because it
-may keep what it had to decode or to open for other blocks of a file.
+so a small corpus has small blocks: every stream should get some.
 
-The part of a file that has a block is not known in Arrow, Megatron and compressed files: only the thread compares them,
-so that the first batch does not wait until a large file has been read, by each process that reads blocks of it.
-Files of object stores are compared as they are read only: their version is compared whenever they are fetched.
+The bytes of a block are not known in Arrow, Megatron and compressed files. Only the thread compares those, so that the
+first batch does not wait until a large file has been read. Files of object stores are compared only as they are read:
+their version is compared whenever they are fetched.
 
 Rows that cannot be read are reported and counted: each tokenizing process counts the rows it has read, as often as it
 reads them. If data.unreadable_rows is 0, the first bad row is an error; otherwise the fraction is checked from the
@@ -45,70 +44,48 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class FileBlock:
-    """A range of a file.
+    """A range of a file of the corpus, which is read as one."""
 
-    Attributes:
-        file: index of the file.
-        start: first row, document or byte, as the file's format counts.
-        stop: end of the range, exclusive; ``WHOLE`` (-1) for the complete file.
-    """
-
-    file: int
-    start: int
-    stop: int
+    file: int  # index of the file
+    start: int  # first row, document or byte, as the file's format counts
+    stop: int  # end of the range, exclusive; ``WHOLE`` (-1) for the complete file
 
     @property
     def part(self) -> FileRange:
-        """The range."""
         return FileRange(self.start, self.stop)
 
 
 def choose_block_bytes(total: int, streams: int) -> int:
-    """Return the block size for a corpus of ``total`` bytes and ``streams`` streams."""
+    """Return the block size in bytes for a corpus of ``total`` bytes and ``streams`` streams."""
     return min(max(total // (_BLOCKS_PER_STREAM * streams), _MIN_BYTES), _MAX_BYTES)
 
 
-def split_file(index: int, file: SourceFile, size: int) -> list[FileBlock]:
-    """Return the blocks of a file, in order; a remote file is not fetched.
-
-    Args:
-        index: index of the file.
-        file: the file.
-        size: approximate bytes per block.
-
-    Raises:
-        DataError: the file cannot be read, or is damaged.
-    """
+def split_file(index: int, file: SourceFile, size: int) -> list[FileBlock]:  # size: approximate bytes of a block
+    """Return the blocks of a file, in order; DataError if it cannot be read or is damaged."""
     with convert_file_errors(Path(file.path), file.format.kind):
         return [FileBlock(index, part.start, part.stop) for part in _ranges(file, size)]
 
 
 def _ranges(file: SourceFile, size: int) -> Iterator[FileRange]:
     if file.cached_store is not None:
-        yield from file.format.remote_ranges(Path(file.path), file.size, size)
+        yield from file.format.remote_ranges(Path(file.path), file.size, size)  # without fetching it
         return
     with file.open_local() as local, file.as_input(local, None) as opened:
         yield from file.format.ranges(opened, size)
 
 
 def blocks_to_array(blocks: list[FileBlock]) -> Int64s:
-    """Return blocks as an int64 array of shape (blocks, 3)."""
+    """Return (file, start, stop) of each block as int64, shape (blocks, 3)."""
     return np.array([(block.file, block.start, block.stop) for block in blocks], dtype=np.int64).reshape(-1, 3)
 
 
 CONTENT_FILE = "corpus.content"
-_CONTENT_PAGE = 1 << 20
+_CONTENT_PAGE = 1 << 20  # bytes that one cell of the record stands for: 8 MB of cells for 1 TB
 _CONTENT_REMEDY = "Restore the file, or start a new run with another run.dir and data.prepared_dir."
 
 
 class CorpusContent:
-    """Content of the files of a corpus.
-
-    Args:
-        files: the files.
-        folders: folders with a record each; what one of them knows is compared with.
-        fingerprint: that of the prepared data.
-    """
+    """Compares the content of files with what records in ``folders`` know of it, for one ``fingerprint``."""
 
     def __init__(self, files: Sequence[SourceFile], folders: Iterable[Path], fingerprint: str) -> None:
         self._files = files
@@ -119,21 +96,9 @@ class CorpusContent:
             places, [(part.path, part.size) for part in parts], _CONTENT_PAGE, fingerprint, _CONTENT_REMEDY
         )
 
+    # end: byte after the last row that begins in the range; 0 if not known yet
     def check(self, file: SourceFile, opened: InputFile, part: FileRange, end: int = 0) -> int:
-        """Compare or record what a range of a file is read from.
-
-        Args:
-            file: the file.
-            opened: the same, opened.
-            part: the range.
-            end: byte after the last row that begins in it; 0 if it is not known yet.
-
-        Returns:
-            The end of the bytes that were compared.
-
-        Raises:
-            DataError: the content differs from that of an earlier reading.
-        """
+        """Compare or record the bytes of a range; return the end of what was compared."""
         number, found = self._number(file), file.format.bytes_of(opened, part)
         if found is None:  # left to ``complete``
             return file.size
@@ -142,23 +107,13 @@ class CorpusContent:
             self._record.check(number, opened.path, max(first, 0), last)
         return stop
 
-    def complete(self, worker: int = 0, workers: int = 1, budget: float = float("inf")) -> None:
-        """Compare or record all of the local files, or as many as ``budget`` bytes allow.
-
-        Those that were recorded come first: they may be another text by now. A file is not read if its stamp is the
-        same as when it was recorded or compared last.
-
-        Args:
-            worker: number of the process; each one takes other files.
-            workers: number of processes.
-            budget: bytes.
-
-        Raises:
-            DataError: the content of a file differs, or it cannot be read.
-        """
+    def complete(self, worker: int = 0, workers: int = 1, budget: float = float("inf")) -> None:  # budget in bytes
+        """Compare or record a worker's share of the files; DataError if one differs."""
         own = [part for file in self._files[worker::workers] for part in file.files if part.cached_store is None]
+        # Recorded ones come first: they may be another text by now. Those with an unchanged stamp are not read.
         numbers = sorted(map(self._number, own), key=lambda number: not self._record.is_complete(number))
         for number in numbers:
+            # A file costs something by itself: many tiny files take long too.
             if (budget := budget - self._parts[number].size - (_CONTENT_PAGE >> 4)) >= 0:
                 self._record.complete(number, Path(self._parts[number].path))
 
@@ -168,7 +123,6 @@ class CorpusContent:
         return [part for part in local if not self._record.is_complete(self._number(part))]
 
     def close(self) -> None:
-        """Close the record."""
         self._record.close()
 
     def _number(self, file: SourceFile) -> int:
@@ -176,32 +130,23 @@ class CorpusContent:
 
 
 class BlockReader:
-    """Reads blocks.
-
-    Args:
-        vocabulary: vocabulary of the tokenizer.
-        content: what is known of the content of the files; None to compare nothing.
-    """
+    """Reads blocks; ``content`` None compares nothing."""
 
     def __init__(self, vocabulary: Vocabulary, content: CorpusContent | None = None) -> None:
         self._vocabulary, self._content = vocabulary, content
+        # By format; kept, for what they had to decode or to open for other blocks.
         self._readers: dict[str, RangeReader] = {}
 
     def rows(self, file: SourceFile, block: FileBlock, row: int) -> Iterator[Row]:
-        """Yield the rows of a block from its ``row``-th on, counted from the beginning of the block.
-
-        The content of the block is compared before it is read, and, if the file's stamp has changed meanwhile, again at
-        its end. Changes of the file are also looked for before a row or the file is reported as damaged.
-
-        Raises:
-            DataError: as the format's ``documents``; or the file has changed since it was listed or first read.
-        """
+        """Yield the rows of a block from its ``row``-th on; DataError, also if the file has changed."""
         with file.open_local() as local:
             file.check_unchanged()
             with file.as_input(local, self._vocabulary) as opened:
+                # Before reading, and again at the end if the stamp has changed meanwhile.
                 end = self._compare(file, opened, block)
                 try:
                     for found_row in self._read_rows(file, opened, block, row):
+                        # A file that is being written looks damaged: say that it has changed.
                         if found_row.error is not None:
                             file.check_unchanged()
                         end = max(end, found_row.position)
@@ -213,7 +158,6 @@ class BlockReader:
                 self._compare(file, opened, block, end)
 
     def _compare(self, file: SourceFile, opened: InputFile, block: FileBlock, end: int = 0) -> int:
-        """Compare the content of a block, and of rows that go on to byte ``end``; return the end of the block."""
         return 0 if self._content is None else self._content.check(file, opened, block.part, end)
 
     def _read_rows(self, file: SourceFile, opened: InputFile, block: FileBlock, row: int) -> Iterator[Row]:
@@ -228,11 +172,7 @@ _REPORTED_ROWS = 20  # bad rows reported one by one, and remembered, so that non
 
 
 class BadRowMonitor:
-    """Counts the rows and bad rows of one process, and reports bad rows.
-
-    Args:
-        share: the largest fraction of rows that may be unreadable.
-    """
+    """Counts the rows and bad rows of one process, and reports bad rows; ``share`` of them may be bad."""
 
     def __init__(self, share: float) -> None:
         self._share, self._rows, self._unreadable = share, 0, 0
@@ -240,11 +180,7 @@ class BadRowMonitor:
         self._notes: list[str] = []
 
     def count(self, file: SourceFile, block: FileBlock, row: Row) -> None:
-        """Count a row.
-
-        Raises:
-            DataError: the row cannot be read, and the limit is exceeded.
-        """
+        """Count a row; DataError if it is bad and the limit is exceeded."""
         self._rows += 1
         if row.error is None:
             return
@@ -279,17 +215,12 @@ class BadRowMonitor:
 
 
 def _describe_row(file: SourceFile, block: FileBlock, row: Row) -> str:
-    """Return file and line or row of a bad row, for messages."""
     line = None if row.error is None else row.error.line
     return f"{file.path}{file.format.address(block.start + row.row, line, row.position)}"
 
 
 class DocumentReader:
-    """Reads documents from blocks, following a worker's plan.
-
-    Attributes:
-        content: what is known of the content of the files.
-    """
+    """Reads documents from blocks, following a worker's plan."""
 
     def __init__(self, plan: WorkerPlan) -> None:
         self._plan = plan
@@ -297,22 +228,16 @@ class DocumentReader:
         self._orders = [source.epoch_order(plan.shuffle) for source in plan.sources]
         self._split_rule = SplitRule(below=plan.validation_below)
         self._files = plan.source_files()
+        # What is known of the files.
         self.content = CorpusContent(self._files, map(Path, plan.records), plan.fingerprint)
         self._block_reader = BlockReader(plan.vocabulary, self.content)
         self._bad_rows = BadRowMonitor(plan.unreadable_share)
 
     def notes(self) -> list[str]:
-        """Return the notes for the user since the last call."""
         return self._bad_rows.notes()
 
     def documents(self, source: int, partition: int, partitions: int) -> Callable[[int, int], Iterator[StreamDocument]]:
-        """Return a function (block, row) -> the documents of a block partition from there on, without end.
-
-        Args:
-            source: index of the source.
-            partition: index of the block partition.
-            partitions: number of block partitions of the source.
-        """
+        """Return a function (block, row) -> the partition's documents from there on, without end."""
 
         def documents(block_number: int, row: int) -> Iterator[StreamDocument]:
             empty_blocks = 0
@@ -331,12 +256,11 @@ class DocumentReader:
         return documents
 
     def _block(self, source: int, order: EpochOrder, position: int) -> FileBlock:
-        """Return the block at a position of a source's order."""
         number = self._plan.sources[source].first_block + int(order.items([position])[0])
         return FileBlock(*self._blocks[number].tolist())
 
     def _training_documents(self, block: FileBlock, block_number: int, row: int) -> Iterator[StreamDocument]:
-        """Yield the documents of a block that are neither null nor empty nor validation text, from ``row`` on."""
+        """Yield documents from ``row`` on that are neither null, empty nor validation text."""
         file = self._files[block.file]
         for found_row in self._block_reader.rows(file, block, row):
             self._bad_rows.count(file, block, found_row)
@@ -345,10 +269,7 @@ class DocumentReader:
                 yield StreamDocument(block_number, found_row.row, content)
 
     def _refuse_empty_source(self, source: int, empty_blocks: int, epoch_length: int) -> None:
-        """Raise DataError after about 32 epochs of blocks without a training document.
-
-        If one of N blocks had any, the probability of missing it that often would be e^-32.
-        """
+        # If one of N blocks had a document, the probability of missing it for 32 epochs would be e^-32.
         if empty_blocks > 32 * epoch_length:
             name = self._plan.sources[source].name
             raise DataError(f"{name}: no text for training: every document is null, empty, or validation text.")

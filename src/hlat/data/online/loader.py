@@ -54,19 +54,12 @@ def build_worker_plan(
 ) -> WorkerPlan:
     """Return the plan for a rank's workers: everything that decides which tokens form which sample.
 
-    Args:
-        prepared: the result of ``prepare_online``.
-        config: the data section.
-        seed: seed of the order.
-        assignment: samples and streams of the rank.
-
-    Raises:
-        DataError: a file is missing or has changed; or a phase has no sample of its own.
+    DataError if a file is missing or has changed, or a phase has no sample of its own.
     """
     manifest = prepared.manifest
     assert manifest.blocks is not None, "prepared for mode online"
     weighted = is_weighted(config)
-    phases: list[tuple[list[int], int | None]] = [([1], None)]
+    phases: list[tuple[list[int], int | None]] = [([1], None)]  # one source, all joined, without end
     if weighted:
         phases = [(list(phase.weights), phase.stop) for phase in phase_weights(config)]
     counts = manifest.blocks.counts
@@ -93,10 +86,7 @@ def build_worker_plan(
 
 
 def _current_identity(source: SourceRecord) -> FileIdentity:
-    """Return the identity of a file as the file system reports it now.
-
-    A file may be moved or touched between runs, but must not change during training.
-    """
+    """Return the identity of a file as the file system reports it now."""
     kind = source.format.name, source.column
     if is_url(source.path):
         return source.path, *kind, source.bytes, source.mtime_ns, source.etag
@@ -109,11 +99,11 @@ def _current_identity(source: SourceRecord) -> FileIdentity:
             f"{source.path}: has {stat.st_size:,} bytes, had {source.bytes:,} when this data was prepared. Restore the "
             "file, or start a new run with another run.dir."
         )
+    # The time of now: a file may be moved or touched between runs, but must not change during training.
     return source.path, *kind, stat.st_size, stat.st_mtime_ns, ""
 
 
 def _weighted_sources(config: DataConfig, counts: list[int], seed: int) -> list[SourcePlan]:
-    """Return a plan per source, for sources mixed by weights."""
     firsts = [sum(counts[:index]) for index in range(len(counts))]
     return [
         SourcePlan(source.label, first, [count], [1.0], stream_key(seed, "source", index))
@@ -122,7 +112,6 @@ def _weighted_sources(config: DataConfig, counts: list[int], seed: int) -> list[
 
 
 def _joined_source(config: DataConfig, counts: list[int], seed: int) -> SourcePlan:
-    """Return the plan of all sources joined, for sources without weights."""
     repeats = [source.repeat for source in config.sources] or [1.0]
     return SourcePlan("the corpus", 0, counts, repeats, seed)
 
@@ -132,42 +121,33 @@ Int64s = npt.NDArray[np.int64]
 
 @sendable
 class StreamProgress(NamedTuple):
-    """Positions of the streams after a batch.
+    """Positions of the streams after a batch."""
 
-    Attributes:
-        streams: index of each stream that moved, int64, shape (n,).
-        sources: index of its source, int64, shape (n,).
-        cursors: its new cursor, int64, shape (n, 3).
-    """
-
-    streams: Int64s
-    sources: Int64s
-    cursors: Int64s
+    streams: Int64s  # index of each stream that moved, int64, shape (n,)
+    sources: Int64s  # index of its source, int64, shape (n,)
+    cursors: Int64s  # its new cursor, int64, shape (n, 3)
 
 
 class CursorTable:
-    """The cursor of every stream of every source: the complete state of online data.
-
-    Attributes:
-        values: int64, shape (streams, sources, 3): block, row in the block, offset. See ``streams.StreamCursor``.
-    """
+    """The cursor of every stream of every source: the complete state of online data."""
 
     def __init__(self, streams: int, sources: int) -> None:
-        self.values = np.zeros((streams, sources, 3), dtype=np.int64)
+        self.values = np.zeros((streams, sources, 3), dtype=np.int64)  # block, row, offset of each StreamCursor
 
     def advance(self, progress: StreamProgress) -> None:
-        """Store the cursors after a batch."""
         self.values[progress.streams, progress.sources] = progress.cursors
 
 
 class _Worker:
-    """A tokenizing process and the frames it sends."""
+    """A tokenizing process, and the frames that it sends."""
 
     def __init__(self, plan: WorkerPlan, cursors: Int64s) -> None:
+        # One thread each: the workers share the cores.
         threads = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
         with ProgressRecord.open_file() as file:
             self._progress, descriptor = ProgressRecord.starting(file), file.fileno()
             self._process = subprocess.Popen(
+                # -P: modules in the current folder must not hide those of Python
                 [sys.executable, "-P", "-m", "hlat.data.online.worker", str(descriptor)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -180,22 +160,18 @@ class _Worker:
             plan.send(self._process.stdin, cursors)
 
     def frame(self) -> Frame:
-        """Return the next frame.
-
-        Raises:
-            DataError: text cannot be read, or the process was killed.
-            StorageError: the disk of the cache cannot be read or written.
-        """
+        """Return the next frame; DataError or StorageError of the worker, or DataError if it was killed."""
         assert self._process.stdout is not None
         frame = Frame.receive(self._process.stdout)
         if frame is None:
             code = self._process.wait()
             cause = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
             reason = (
+                # SIGBUS: a memory-mapped page is no longer in the file.
                 "because a file was cut off while it was read" if code == -signal.SIGBUS else "because memory ran out"
             )
             error = DataError(f"a tokenizing process {cause}, perhaps {reason}. Run again to resume.")
-            error.retryable = True
+            error.retryable = True  # killed from outside: the same run may well succeed
             raise error
         if frame.kind in (DATA_ERROR, STORAGE_ERROR, INTERNAL_ERROR):
             error_type = {DATA_ERROR: DataError, STORAGE_ERROR: StorageError, INTERNAL_ERROR: RuntimeError}[frame.kind]
@@ -207,7 +183,6 @@ class _Worker:
         return self._progress.silence(0.0, self._process.pid)
 
     def close(self) -> None:
-        """End the process."""
         self._process.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
@@ -219,12 +194,9 @@ class _Worker:
 class OnlineLoader:
     """Reads this rank's samples, one step after the other.
 
-    Args:
-        plan: the plan; ``first`` and ``streams`` are set here.
-        cursors: initial positions of the streams; not changed.
-        first: the first global sample.
-        workers: number of processes to start.
-        notify: called with a note for the user as soon as a worker sends one: it may explain why ``read`` takes long.
+    Starts up to ``workers`` processes, from global sample ``first`` and ``cursors``, which are not changed; ``first``
+    and ``streams`` of the plan are set here. ``notify`` is called with a worker's note as soon as it comes: it may
+    explain why ``read`` takes long.
     """
 
     def __init__(
@@ -238,7 +210,7 @@ class OnlineLoader:
         self._plan, self._assignment, self._next = plan, plan.assignment, first
         self._notify = notify
         owned = self._assignment.owned
-        count = min(workers, len(owned))
+        count = min(workers, len(owned))  # a stream is tokenized by one process
         self._worker_of_stream = np.full(self._assignment.streams, -1, dtype=np.int64)
         self._workers: list[_Worker] = []
         self._waited_for: _Worker | None = None
@@ -270,8 +242,8 @@ class OnlineLoader:
         return self._batch([frame for frame in frames if frame.kind == ROW]), _progress(frames)
 
     def silence(self) -> float:
-        """Return the seconds since the last sign of life of the worker that ``read`` waits for; from any thread."""
-        return math.inf if self._waited_for is None else self._waited_for.silence()
+        """Return the seconds since the last sign of life of the worker that ``read`` waits for."""
+        return math.inf if self._waited_for is None else self._waited_for.silence()  # called from any thread
 
     def _frame(self, worker: _Worker) -> Frame:
         self._waited_for = worker
@@ -291,12 +263,13 @@ class OnlineLoader:
         )
 
     def close(self) -> None:
-        """End the workers."""
+        """End the worker processes."""
         for worker in self._workers:
             worker.close()
 
 
 def _progress(frames: list[Frame]) -> StreamProgress:
+    # The last frame of a stream has its newest cursor.
     last = {(frame.stream, frame.source): frame.cursor for frame in frames}
     return StreamProgress(
         np.array([stream for stream, _ in last], dtype=np.int64),
@@ -308,16 +281,8 @@ def _progress(frames: list[Frame]) -> StreamProgress:
 class OnlineData:
     """The training samples of a run that tokenizes during training.
 
-    Args:
-        prepared: the result of ``prepare_online``.
-        config: the data section.
-        seed: seed of the order.
-        batches: boundaries of the global batches.
-        ranks: number of data-parallel ranks.
-
-    Raises:
-        DataError: a phase has no sample of its own, or the cache is smaller than the files that the streams read at a
-            time.
+    DataError if a phase has no sample of its own, or the cache is smaller than the files that the streams read at a
+    time.
     """
 
     def __init__(
@@ -330,7 +295,6 @@ class OnlineData:
 
     @property
     def is_evenly_assigned(self) -> bool:
-        """True if every stream is tokenized by one rank only."""
         return self._plan.assignment.is_even
 
     @property
@@ -356,12 +320,12 @@ class OnlineData:
         return notes
 
     def cursors(self) -> CursorTable:
-        """Return the initial cursors of all streams."""
         return CursorTable(self._plan.assignment.streams, len(self._plan.sources))
 
     def _refuse_small_cache(self, config: DataConfig) -> None:
-        """Raise DataError if the cache cannot hold one file per stream of a rank: a stream needs the file it reads."""
+        """Raise DataError if the cache cannot hold the largest files, one per stream of a rank."""
         plan = self._plan
+        # A stream needs the file that it reads, and at worst those are the largest.
         sizes = sorted((size for path, _, _, size, _, _ in plan.files if is_url(path)), reverse=True)
         streams = len(plan.assignment.owned)
         needed, limit = sum(sizes[:streams]), plan.cache[1]
@@ -378,13 +342,6 @@ class OnlineData:
         return replace(self._plan.assignment, index=index).owned
 
     def loader(self, index: int, cursors: CursorTable, first: int, notify: Callable[[str], None]) -> OnlineLoader:
-        """Start the processes that tokenize one data-parallel rank's samples.
-
-        Args:
-            index: the data-parallel rank.
-            cursors: positions of the streams.
-            first: the first global sample.
-            notify: called with notes for the user.
-        """
+        """Start the processes of data-parallel rank ``index``, from global sample ``first``."""
         plan = replace(self._plan, assignment=replace(self._plan.assignment, index=index))
         return OnlineLoader(plan, cursors.values, first, self._workers, notify)

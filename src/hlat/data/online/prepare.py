@@ -7,9 +7,9 @@
           --pages of small files-----------> corpus.content; the others while the model trains (``blocks.py``)
           --times of files when the first page is recorded--> corpus.times
 
-The corpus is not read completely unless a tokenizer is trained on it or it is small: at first a file is identified by
-its size and the hash of its beginning, middle and end, and by all of its content while the model trains. As with
-prepared data, hashes decide which documents are validation text; of these, as many are taken as the recipe evaluates
+The corpus is not read completely unless a tokenizer is trained on it or it is small. At first a file is identified by
+its size and the hash of its beginning, middle and end; by all of its content only while the model trains. As with
+prepared data, hashes decide which documents are validation text. Of these, as many are taken as the recipe evaluates
 on, from blocks all over the corpus.
 """
 
@@ -90,15 +90,8 @@ def prepare_online(
 ) -> PreparedData:
     """Prepare everything online training needs besides the text itself; return at once if that is done already.
 
-    Args:
-        config: the data section, of mode ``online``.
-        out_dir: the output folder.
-        validation_tokens: approximate number of validation tokens; None for all there are.
-        progress: called with stage "sample" while a tokenizer is trained (``ProgressCallback`` of prepare/corpus.py).
-
-    Raises:
-        DataError: the corpus or tokenizer cannot be used, or the folder holds other data.
-        StorageError: a file cannot be read or written.
+    ``validation_tokens`` is approximate; None for all there are. DataError if the corpus or tokenizer cannot be used or
+    the folder holds other data, StorageError of files.
     """
     folder = resolve_output_folder(out_dir)
     files = [_with_sampled_hash(file) for file in list_files(config, folder)]
@@ -120,11 +113,7 @@ def prepare_online(
 
 
 def _compare_content(prepared: PreparedData, files: list[SourceFile]) -> None:
-    """Compare or record all content of the files, as far as that does not take long.
-
-    Raises:
-        DataError: the content of a file differs; or it was written after its preparation, and before all was recorded.
-    """
+    """Compare or record the content of small files; DataError if a file differs, or may be another text."""
     is_new = not (prepared.dir / CONTENT_FILE).exists()  # or prepared by a version that kept no such record
     parts = [part for file in files for part in file.files]
     if is_new:  # written before the record: they are those of the text that is recorded
@@ -135,6 +124,7 @@ def _compare_content(prepared: PreparedData, files: list[SourceFile]) -> None:
         content.complete(budget=_RECORDED_BYTES)
         incomplete = [] if is_new else content.incomplete()
     before = dict(zip([part.path for part in parts], _recorded_times(prepared), strict=True)) if incomplete else {}
+    # Written after its preparation, and before all of it was recorded: nobody knows whether it is the same text.
     written = [part.path for part in incomplete if before[part.path] != part.mtime_ns]
     if written:
         raise DataError(
@@ -145,7 +135,7 @@ def _compare_content(prepared: PreparedData, files: list[SourceFile]) -> None:
 
 
 def _recorded_times(prepared: PreparedData) -> list[int]:
-    """Return when each file had been written, in ns, at the start that began to record the content of the corpus."""
+    """Return when each file had been written, in ns, at the start that began to record the content."""
     with suppress(OSError, ValueError, TypeError, KeyError):
         times = json.loads((prepared.dir / _TIMES_FILE).read_bytes())
         if times["fingerprint"] == prepared.fingerprint:
@@ -154,11 +144,12 @@ def _recorded_times(prepared: PreparedData) -> list[int]:
 
 
 def _with_sampled_hash(file: SourceFile) -> SourceFile:
-    """Return the file with a hash of its size, beginning, middle and end; for a remote file, of its stored version."""
+    """Return the file with a hash of its size, beginning, middle and end."""
     if file.index is not None:
         file = replace(file, index=_with_sampled_hash(file.index))
     digest = hashlib.sha256(str(file.size).encode())
     if file.cached_store is not None:
+        # Of a remote file, the stored version: its content would have to be fetched.
         digest.update((file.etag or str(file.mtime_ns)).encode())
         return replace(file, sha256=digest.hexdigest())
     try:
@@ -172,7 +163,7 @@ def _with_sampled_hash(file: SourceFile) -> SourceFile:
 
 
 def _without_hash(file: SourceFile) -> SourceFile:
-    """Return the file without its hash: a sampled hash must not be compared with the hash of a fetched file."""
+    # A sampled hash must not be compared with the hash of a fetched file.
     return replace(file, sha256="", index=None if file.index is None else _without_hash(file.index))
 
 
@@ -235,6 +226,7 @@ class _OnlinePreparation:
             }
         )
         sync_folder(self._folder)
+        # The manifest makes the folder prepared data, so all other files are on disk before it.
         write_data_manifest(self._folder, manifest)
         sync_folder(self._folder)
 
@@ -278,7 +270,7 @@ class _OnlinePreparation:
         return self._write_split("validation", documents, dtype, total_bytes)
 
     def _validation_documents(self, blocks: list[FileBlock], vocabulary: Vocabulary) -> Iterator[Content]:
-        """Yield the documents of the given validation files, or else those chosen by hash, with blocks permuted."""
+        """Yield the documents of the validation files, or else those chosen by hash."""
         reader = BlockReader(vocabulary)
         if self._config.validation.path is not None:
             for file in self._files:
@@ -288,6 +280,7 @@ class _OnlinePreparation:
         if not self._below:
             return
         assignment = SplitRule(below=self._below)
+        # Permuted, so that the few documents that are taken come from all over the corpus.
         for number in permute(0, 0, np.arange(len(blocks)), len(blocks)).tolist():
             file = self._files[blocks[number].file]
             for content in _documents(reader.rows(file, blocks[number], 0)):
@@ -320,5 +313,4 @@ class _OnlinePreparation:
 
 
 def _documents(rows: Iterator[Row]) -> Iterator[Content]:
-    """Yield the contents of rows that are neither null nor empty."""
     yield from (row.content for row in rows if row.content is not None and len(row.content))

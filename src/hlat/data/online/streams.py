@@ -37,13 +37,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 def assign_streams(seed: int, streams: int, samples: npt.ArrayLike) -> Int64s:
-    """Return the stream of each global sample: int64, the shape of ``samples``.
-
-    Args:
-        seed: seed of the order.
-        streams: number of streams, V.
-        samples: global sample indexes, any shape.
-    """
+    """Return the stream of each global sample, int64, the shape of ``samples``."""
     indexes = np.asarray(samples, dtype=np.int64)
     rounds, offsets = np.divmod(indexes, streams)
     distinct, inverse = np.unique(rounds, return_inverse=True)
@@ -59,40 +53,30 @@ def partition_count(streams: int, blocks: int) -> int:
 
 @dataclass(frozen=True)
 class StreamAssignment:
-    """The samples and streams of one data-parallel rank.
+    """The samples and streams of one data-parallel rank."""
 
-    Attributes:
-        index: this data-parallel rank.
-        ranks: number of data-parallel ranks.
-        batches: boundaries of the global batches.
-        streams: number of streams.
-        seed: seed of the order.
-    """
-
-    index: int
-    ranks: int
-    batches: BatchSchedule
+    index: int  # this data-parallel rank
+    ranks: int  # number of data-parallel ranks
+    batches: BatchSchedule  # boundaries of the global batches
     streams: int
-    seed: int
+    seed: int  # seed of the order
 
     @property
     def is_even(self) -> bool:
-        """True if the streams can be divided among the ranks, so that each is tokenized by one rank.
-
-        Batches of a ramp need no check of their own. If V and the sizes of all batches are multiples of the number of
-        ranks, so are the parts into which the ends of rounds cut a batch; and of so many consecutive samples of a round
-        each rank has the same number.
-        """
+        """True if each stream can be tokenized by a single rank."""
+        # Batches of a ramp need no check. If V and the sizes of all batches are multiples of the number of ranks, so
+        # are the parts into which the ends of rounds cut a batch; and of so many consecutive samples of a round each
+        # rank has the same number.
         size = self.batches.size
         return self.streams % self.ranks == 0 and (size % self.streams == 0 or self.streams % size == 0)
 
     @property
     def owned(self) -> Int64s:
-        """The streams that this rank tokenizes, int64; all streams if they cannot be divided among the ranks."""
+        """The streams that this rank tokenizes, int64; all if they cannot be divided evenly."""
         return np.arange(self.index, self.streams, self.ranks) if self.is_even else np.arange(self.streams)
 
     def samples(self, first: int) -> Int64s:
-        """Return this rank's global samples of the step that begins with sample ``first``, ascending, int64."""
+        """Return this rank's global samples, int64, ascending, of the step that begins with ``first``."""
         batch = self.batches.batch_at(first)
         step = np.arange(batch.start, batch.stop, dtype=np.int64)
         rank_batch = len(batch) // self.ranks
@@ -102,7 +86,7 @@ class StreamAssignment:
         return selected
 
     def nearest_even_streams(self) -> int:
-        """Return the number of streams nearest to this one that can be divided among the ranks."""
+        """Return the nearest number of streams that can be divided among the ranks."""
         return next(
             count
             for distance in range(self.streams * self.batches.size + self.ranks)
@@ -112,7 +96,7 @@ class StreamAssignment:
 
 
 def row_stride(streams: int, partitions: int) -> int:
-    """Return the row stride of a stream: it keeps every (streams // partitions)-th row of its block partition."""
+    """Return the row stride of a stream, which keeps every (streams // partitions)-th row of its partition."""
     assert gcd(streams, partitions) == partitions, "the number of partitions divides the number of streams"
     return streams // partitions
 
@@ -125,32 +109,21 @@ _NO_POSITIONS = np.empty(0, dtype=np.int64)
 
 
 class StreamCursor(NamedTuple):
-    """The position of a stream's next row.
+    """The position of a stream's next row."""
 
-    Attributes:
-        block: index of the current block in the endless sequence of the block partition.
-        row: row of the next document in that block.
-        offset: with concat, tokens of the document already used; with best-fit, rows already used of the group that
-            begins with the document.
-    """
-
-    block: int = 0
-    row: int = 0
+    block: int = 0  # index of the current block in the endless sequence of the block partition
+    row: int = 0  # row of the next document in that block
+    # With concat, tokens of the document already used; with best-fit, rows already used of the group that begins with
+    # the document.
     offset: int = 0
 
 
 class StreamDocument(NamedTuple):
-    """A document of a stream.
+    """A document of a stream, with the place where a cursor finds it again."""
 
-    Attributes:
-        block: index of its block in the endless sequence of the block partition.
-        row: its row in the block.
-        content: text or token ids.
-    """
-
-    block: int
-    row: int
-    content: Content
+    block: int  # index of its block in the endless sequence of the block partition
+    row: int  # its row in the block
+    content: Content  # text or token ids
 
 
 class _UntokenizedPiece(NamedTuple):
@@ -174,29 +147,19 @@ class _TokenizedPiece(NamedTuple):
 
 @dataclass(frozen=True)
 class RowSettings:
-    """Settings that decide how rows are made.
+    """Settings that decide how rows are made."""
 
-    Attributes:
-        length: tokens per row, S.
-        packing: "concat" or "best-fit".
-        isolate: True to record document boundaries, so that attention stays within a document.
-        end: the end token; None for none.
-    """
-
-    length: int
-    packing: str
-    isolate: bool
-    end: int | None
+    length: int  # tokens per row, S
+    packing: str  # "concat" or "best-fit"
+    isolate: bool  # True to record document boundaries, so that attention stays within a document
+    end: int | None  # the end token; None for none
 
 
 class RowStream:
-    """The rows of one stream of one source.
+    """The rows of one stream of one source, from ``cursor`` on.
 
-    Args:
-        settings: settings of the rows.
-        documents: returns the documents from (block, row) on, without null and empty ones and validation text.
-        cursor: position of the first row.
-        cut: divides a text into pieces of at least a number of characters, whose tokens, joined, are those of the text.
+    ``documents`` returns those from (block, row) on, without null and empty ones and validation text. ``cut`` divides a
+    text into pieces of at least so many characters; their tokens, joined, are those of the text.
     """
 
     def __init__(
@@ -209,6 +172,7 @@ class RowStream:
         self._settings, self._cursor, self._cut = settings, cursor, cut
         self._pieces = self._pieces_of(documents(cursor.block, cursor.row))
         self._ready: deque[_TokenizedPiece] = deque()
+        # The document is read again from its beginning.
         self._buffered_tokens = -cursor.offset  # unused tokens in the buffer; concat only
         self._untokenized: deque[_UntokenizedPiece] = deque()
         self._tokenized_before = 0  # tokens so far of the document that is being tokenized
@@ -220,9 +184,10 @@ class RowStream:
         return self._cursor
 
     def missing_tokens(self, rows: int) -> int:
-        """Return how many more tokens are needed for ``rows`` rows; best-fit may need still more once it has them."""
+        """Return how many more tokens ``rows`` rows need; with best-fit perhaps not all yet."""
         length = self._settings.length
         if self._settings.packing == "concat":
+            # The last label is the first token of the following row.
             return max(rows * length + 1 - self._buffered_tokens, 0)
         complete, rest = self._buffered_groups()
         if self._group is None:
@@ -244,15 +209,11 @@ class RowStream:
         return complete, rest
 
     def next_pieces(self, tokens: float, characters: float) -> list[Content]:
-        """Return the next documents or pieces, of about ``tokens`` tokens; ``add_tokens`` must follow.
-
-        Args:
-            tokens: number of tokens needed.
-            characters: estimated characters of text per token.
-        """
+        """Return contents of about ``tokens`` tokens; ``add_tokens`` must follow."""
         while tokens > 0:
             piece = next(self._pieces)
             self._untokenized.append(piece)
+            # An estimate: the caller asks again.
             tokens -= len(piece.content) / (characters if isinstance(piece.content, str) else 1)
         return [piece.content for piece in self._untokenized]
 
@@ -262,7 +223,7 @@ class RowStream:
             if self._settings.packing == "concat" and isinstance(content, str):
                 pieces = self._cut(content, _PIECE)
                 piece = next(pieces)
-                for after in pieces:
+                for after in pieces:  # one piece late, because only the last one is marked as the end of its document
                     yield _UntokenizedPiece(block, row, False, piece)
                     piece = after
                 yield _UntokenizedPiece(block, row, True, piece)
@@ -336,5 +297,4 @@ class RowStream:
         return fit_documents([len(document.ids) for document in documents], self._settings.length), documents
 
     def _after(self, last: _TokenizedPiece) -> StreamCursor:
-        """Return the cursor of the row after a group's last document."""
         return StreamCursor(last.block, last.row + 1)

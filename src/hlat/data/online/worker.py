@@ -61,9 +61,7 @@ class _SampleRequest(NamedTuple):
 class RowProducer:
     """The rows of some streams, in the order of their samples.
 
-    Args:
-        plan: the worker's plan.
-        cursors: initial positions of all streams, int64, shape (streams, sources, 3).
+    ``cursors`` are the initial positions of all streams, int64, shape (streams, sources, 3).
     """
 
     def __init__(self, plan: WorkerPlan, cursors: Int64s) -> None:
@@ -77,15 +75,10 @@ class RowProducer:
 
     @property
     def content(self) -> CorpusContent:
-        """Record of the content of the files."""
         return self._reader.content
 
     def frames(self) -> Iterator[Frame]:
-        """Yield rows, without end.
-
-        Raises:
-            DataError: text cannot be read.
-        """
+        """Yield rows and notes, without end; DataError if text cannot be read."""
         requests = self._requests()
         while True:
             batch = list(islice(requests, _TOGETHER))
@@ -110,9 +103,9 @@ class RowProducer:
             yield from map(_SampleRequest._make, zip(*(column.tolist() for column in columns), strict=True))
 
     def _tokenize_for(self, requests: list[_SampleRequest]) -> None:
-        """Tokenize the text needed for the rows of these requests."""
         counts = Counter((request.stream, request.source) for request in requests)
         rows = {self._stream(*key): self._rows_for(key, count) for key, count in counts.items()}
+        # Several rounds: the tokens of a text are only estimated, and best-fit may need more once it has some.
         while True:
             waiting: deque[tuple[RowStream, int]] = deque()
             contents: list[Content] = []
@@ -133,7 +126,6 @@ class RowProducer:
                 del tokens[:count]
 
     def _stream(self, number: int, source: int) -> RowStream:
-        """Return the stream with this index for a source, created on first use."""
         key = (number, source)
         if key not in self._streams:
             partition, cursor = number % self._partitions[source], StreamCursor(*self._cursors[number, source].tolist())
@@ -142,14 +134,15 @@ class RowProducer:
         return self._streams[key]
 
     def _skipped(self, key: tuple[int, int]) -> int:
-        """Return the number of rows of the block partition that other streams keep before this stream's next row."""
+        """Return the partition's rows that other streams keep before this stream's next row."""
         number, source = key
+        # At the very beginning; later, a whole stride separates its rows.
         if self._stream(*key).cursor == StreamCursor():
             return number // self._partitions[source]
         return row_stride(self._plan.assignment.streams, self._partitions[source]) - 1
 
     def _rows_for(self, key: tuple[int, int], count: int) -> int:
-        """Return the number of rows of the block partition to read for ``count`` rows of this stream."""
+        """Return the number of the partition's rows to read for ``count`` rows of this stream."""
         stride = row_stride(self._plan.assignment.streams, self._partitions[key[1]])
         return self._skipped(key) + 1 + (count - 1) * stride
 
@@ -159,7 +152,7 @@ class RowProducer:
         for _ in range(self._skipped((request.stream, request.source))):
             stream.next_row()
         segments, length = stream.next_row(), self._plan.settings.length
-        if not request.taken:
+        if not request.taken:  # the stream has still moved on, and the parent keeps its cursor
             return Frame(SKIPPED, request.sample, request.stream, request.source, stream.cursor, b"")
         inputs_S, labels_S = np.empty(length, dtype=np.int64), np.empty(length, dtype=np.int64)
         positions_S = np.empty(length, dtype=np.int64) if self._plan.settings.isolate else None
@@ -171,8 +164,7 @@ class RowProducer:
 def main(progress: int | None = None) -> None:
     """Serve one parent: read the plan from stdin, and write frames to stdout until stdin is closed.
 
-    Args:
-        progress: open file of this process's progress record; None if nobody reads it.
+    ``progress`` is the open file of this process's progress record; None if nobody reads it.
     """
     if progress is not None:
         begin_progress(progress)
@@ -183,6 +175,7 @@ def main(progress: int | None = None) -> None:
         plan, cursors = WorkerPlan.receive(sys.stdin.buffer)
     except EOFError:
         return
+    # The parent closes stdin when it ends, however it ends. A blocked main thread would not notice.
     threading.Thread(target=_wait_for_end, args=(sys.stdin.buffer,), daemon=True).start()
     ready: queue.Queue[Frame] = queue.Queue(maxsize=_AHEAD)
     threading.Thread(target=_send, args=(ready, frames), daemon=True).start()
@@ -210,14 +203,13 @@ def _send(ready: "queue.Queue[Frame]", frames: IO[bytes]) -> None:
 
 
 def _record_content(rows: "RowProducer", share: tuple[int, int], ready: "queue.Queue[Frame]") -> None:
-    """Record or compare the content of this worker's share of the files, now and when one is written later.
-
-    A difference ends the run. Other workers do not read these files completely, however many blocks of them they read.
-    """
+    """Record or compare the content of this worker's share of the files, again whenever one is written."""
     if sys.platform == "linux":  # where a thread has a priority of its own
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # training must not become slower by it
     try:
         while True:
+            # A difference ends the run. Other workers do not read these files completely, however many of their blocks
+            # they read.
             rows.content.complete(*share)
             time.sleep(_LOOK_AGAIN)
     except DataError as error:
@@ -230,7 +222,6 @@ def _wait_for_end(stream: IO[bytes]) -> None:
 
 
 def _error_frame(error: Exception) -> Frame:
-    """Return a frame from which the parent raises the same error."""
     if isinstance(error, HlatError):
         return _message_frame(STORAGE_ERROR if isinstance(error, StorageError) else DATA_ERROR, str(error))
     return _message_frame(INTERNAL_ERROR, "a tokenizing process failed:\n" + "".join(traceback.format_exception(error)))
@@ -241,10 +232,10 @@ def _message_frame(kind: int, text: str) -> Frame:
 
 
 class _ParentLogHandler(logging.Handler):
-    """Sends log records to the parent, which shows them to the user, such as an object store not answering."""
+    """Sends log records to the parent, which shows them to the user."""
 
     def __init__(self, ready: "queue.Queue[Frame]") -> None:
-        super().__init__(logging.WARNING)
+        super().__init__(logging.WARNING)  # such as that an object store does not answer: it explains why no row comes
         self._ready = ready
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -252,7 +243,7 @@ class _ParentLogHandler(logging.Handler):
 
 
 def _open_many_files() -> None:
-    """Raise the limit on open files to its maximum: each stream has a file of each source open, often over 1024."""
+    # Each stream has a file of each source open, often more than the usual limit of 1024.
     _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # macOS allows fewer than the hard limit says
         resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))

@@ -30,83 +30,55 @@ _HEAD = np.dtype(
 ROW, SKIPPED, NOTE, DATA_ERROR, STORAGE_ERROR, INTERNAL_ERROR = range(6)
 
 
+# Path or URL, format, column, size in bytes, modification time in nanoseconds, and ETag of a file.
 FileIdentity = tuple[str, str, str, int, int, str]
-"""Path or URL, format, column, size in bytes, modification time in nanoseconds, and ETag of a file."""
 
 
 @dataclass(frozen=True)
 class SourcePlan:
-    """One source of blocks, or all sources joined if they have no weights.
+    """One source of blocks, or all sources joined if they have no weights."""
 
-    Attributes:
-        name: name for messages.
-        first_block: index of its first block in the block index.
-        blocks: number of blocks of each of its lists.
-        repeats: occurrences of each list in an epoch.
-        seed: seed of the order of its blocks.
-    """
-
-    name: str
-    first_block: int
-    blocks: list[int]
-    repeats: list[float]
-    seed: int
+    name: str  # name for messages
+    first_block: int  # index of its first block in the block index
+    blocks: list[int]  # number of blocks of each of its lists
+    repeats: list[float]  # occurrences of each list in an epoch
+    seed: int  # seed of the order of its blocks
 
     def epoch_order(self, shuffle: bool) -> EpochOrder:
         """Return the order in which its blocks are read."""
         return EpochOrder(self.blocks, self.repeats, self.seed, shuffle)
 
     def partition_count(self, streams: int) -> int:
-        """Return the number of partitions of its blocks."""
         return partition_count(streams, sum(int(n * times) for n, times in zip(self.blocks, self.repeats, strict=True)))
 
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """Everything a worker needs except the cursors.
+    """Everything a worker needs except the cursors."""
 
-    Attributes:
-        block_file: path of the block index.
-        files: identity of each file.
-        indexes: identity of the companion of each file; None for formats of one file.
-        cache: folder and size limit in bytes of the cache for files of URLs.
-        tokenizer: folder of the tokenizer.
-        vocab_size: size of the tokenizer's vocabulary.
-        settings: settings of the rows.
-        shuffle: True to read blocks in permuted order.
-        validation_below: documents whose hash is below this are validation text.
-        unreadable_share: the largest fraction of rows that may be unreadable.
-        sources: the sources, in the order of the recipe.
-        phases: weights, and the global sample before which each phase ends; [([1], None)] without weights.
-        assignment: samples and streams of this rank.
-        streams: the streams of this worker.
-        first: the first global sample.
-        records: folders with a record of the content of the files.
-        fingerprint: that of the prepared data.
-        share: number of this worker, and number of workers of all ranks: each records other files completely.
-    """
-
-    block_file: str
-    files: list[FileIdentity]
-    indexes: list[FileIdentity | None]
-    cache: tuple[str, int]
-    tokenizer: str
-    vocab_size: int
+    block_file: str  # path of the block index
+    files: list[FileIdentity]  # identity of each file
+    indexes: list[FileIdentity | None]  # identity of the companion of each file; None for formats of one file
+    cache: tuple[str, int]  # folder and size limit in bytes of the cache for files of URLs
+    tokenizer: str  # folder of the tokenizer
+    vocab_size: int  # size of the tokenizer's vocabulary
     settings: RowSettings
-    shuffle: bool
-    validation_below: int
-    unreadable_share: float
-    sources: list[SourcePlan]
+    shuffle: bool  # True to read blocks in permuted order
+    validation_below: int  # documents whose hash is below this are validation text
+    unreadable_share: float  # the largest fraction of rows that may be unreadable
+    sources: list[SourcePlan]  # the sources, in the order of the recipe
+    # Weights, and the global sample before which each phase ends; [([1], None)] without weights.
     phases: list[tuple[list[int], int | None]]
-    assignment: StreamAssignment
-    streams: list[int]
-    first: int
-    records: list[str]
-    fingerprint: str
+    assignment: StreamAssignment  # samples and streams of this rank
+    streams: list[int]  # the streams of this worker
+    first: int  # the first global sample
+    records: list[str]  # folders with a record of the content of the files
+    fingerprint: str  # that of the prepared data
+    # Number of this worker, and number of workers of all ranks: each records other files completely.
     share: tuple[int, int] = (0, 1)
 
     def source_files(self) -> list[SourceFile]:
-        """Return the files, ready to be opened."""
+        """Return the files, ready to be opened, with their companions."""
         cache = Cache(Path(self.cache[0]), self.cache[1])
 
         def file(identity: FileIdentity) -> SourceFile:
@@ -121,26 +93,22 @@ class WorkerPlan:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """Valid token ids of documents that are tokens already."""
         return Vocabulary(self.vocab_size, self.settings.end)
 
     def send(self, stream: IO[bytes], cursors: Int64s) -> None:
-        """Send the plan and the cursors of all streams, int64, shape (streams, sources, 3), to a worker."""
+        """Send the plan and the cursors, int64, shape (streams, sources, 3), to a worker."""
         stream.write(json.dumps(asdict(self)).encode() + b"\n")
         stream.write(cursors.astype("<i8").tobytes())
         stream.flush()
 
     @classmethod
     def receive(cls, stream: IO[bytes]) -> "tuple[WorkerPlan, Int64s]":
-        """Receive the plan and the cursors that ``send`` sent.
-
-        Raises:
-            EOFError: the stream ended before all of it came, because the parent was interrupted or killed.
-        """
+        """Receive what ``send`` sent; EOFError if the parent ended before all of it came."""
         line = stream.readline()
         if not line.endswith(b"\n"):
             raise EOFError
         fields = json.loads(line)
+        # JSON made plain objects of the inner dataclasses.
         fields["settings"] = RowSettings(**fields["settings"])
         batches = fields["assignment"].pop("batches")
         schedule = BatchSchedule(batches["size"], tuple((count, size) for count, size in batches["ramp"]))
@@ -155,34 +123,25 @@ class WorkerPlan:
 
 
 class Frame(NamedTuple):
-    """One message of a worker.
+    """One message of a worker: a row, a note or an error."""
 
-    Attributes:
-        kind: ROW; SKIPPED if the stream passed a row that another rank takes; NOTE for the user; or, as the last frame,
-            an error of the data, of storage, or an internal one.
-        sample: global sample; -1 for notes and errors, as are stream and source.
-        stream: index of the stream.
-        source: index of the source.
-        cursor: position of the stream after this row.
-        content: the row (see ``pack_row``), or the message.
-    """
-
+    # ROW; SKIPPED if the stream passed a row that another rank takes; NOTE for the user; or, as the last frame, an
+    # error of the data, of storage, or an internal one.
     kind: int
-    sample: int
-    stream: int
-    source: int
-    cursor: StreamCursor
-    content: bytes
+    sample: int  # global sample; -1 for notes and errors, as are stream and source
+    stream: int  # index of the stream
+    source: int  # index of the source
+    cursor: StreamCursor  # position of the stream after this row
+    content: bytes  # the row (see ``pack_row``), or the message
 
     def send(self, stream: IO[bytes]) -> None:
-        """Write the frame."""
         numbers = (self.kind, self.sample, self.stream, self.source, *self.cursor, len(self.content))
         stream.write(np.array([numbers], dtype=_HEAD).tobytes())
         stream.write(self.content)
 
     @classmethod
     def receive(cls, stream: IO[bytes]) -> "Frame | None":
-        """Read the next frame; None if the worker has ended."""
+        """Read the next frame; None if the worker has ended, also in the middle of a frame."""
         head = stream.read(_HEAD.itemsize)
         if len(head) < _HEAD.itemsize:
             return None
@@ -194,13 +153,13 @@ class Frame(NamedTuple):
 
 
 def pack_row(inputs_S: Int64s, labels_S: Int64s, positions_S: Int64s | None) -> bytes:
-    """Encode a row as int32 columns: inputs, labels and, unless None, positions. Token ids are below 2^31."""
+    """Encode a row as int32 columns: inputs, labels and, unless None, positions."""
     columns = [inputs_S, labels_S] if positions_S is None else [inputs_S, labels_S, positions_S]
-    return np.stack(columns).astype("<i4").tobytes()
+    return np.stack(columns).astype("<i4").tobytes()  # token ids are below 2^31: half of what int64 would send
 
 
 def unpack_rows(contents: list[bytes], length: int, isolate: bool) -> Iterator[Int64s]:
-    """Yield inputs, labels and, if documents are isolated, positions of several rows: int64, shape (rows, S) each."""
+    """Yield inputs, labels and, if isolated, positions of several rows: int64, shape (rows, S) each."""
     columns = 3 if isolate else 2
     packed = np.frombuffer(b"".join(contents), dtype="<i4").reshape(len(contents), columns, length)
     yield from (packed[:, column].astype(np.int64) for column in range(columns))

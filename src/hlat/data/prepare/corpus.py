@@ -48,28 +48,16 @@ _UNIT_ROWS = 1 << 18  # upper bound: rows without text add no bytes to a unit, a
 
 
 class CorpusRow(NamedTuple):
-    """One row of a file.
+    """One row of a file, with its place in the corpus."""
 
-    Attributes:
-        file: index of the file in the corpus.
-        row: index of the row in the file.
-        content: text or token ids; None for a null or unreadable row.
-        position: bytes of all selected files up to and including this row.
-        error: why the row cannot be read; None if it can.
-    """
-
-    file: int
-    row: int
-    content: Content | None
-    position: int
-    error: RowError | None
+    file: int  # index of the file in the corpus
+    row: int  # index of the row in the file
+    content: Content | None  # text or token ids; None for a null or unreadable row
+    position: int  # bytes of all selected files up to and including this row
+    error: RowError | None  # why the row cannot be read; None if it can
 
     def unreadable(self, rows: int) -> list[BadRow]:
-        """Return a list with this row if it cannot be read, else an empty list.
-
-        Args:
-            rows: rows read so far, this one included.
-        """
+        """Return a list with this row if it is bad, else an empty one; ``rows`` were read so far."""
         if self.error is None:
             return []
         return [BadRow(self.file, self.row, self.error.line, rows, self.error.reason, self.error.remedy)]
@@ -77,56 +65,38 @@ class CorpusRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Corpus:
-    """The files of a corpus, and the range of them to read.
-
-    Attributes:
-        files: all files.
-        file_range: indexes of the files to read: all of them, or those of one partition.
-        unreadable_rows: the largest fraction of rows that may be unreadable.
-        vocabulary: vocabulary of the given tokenizer; None if the tokenizer is trained.
-    """
+    """The files of a corpus, and the range of them to read."""
 
     files: list[SourceFile]
-    file_range: range
-    unreadable_rows: float
-    vocabulary: Vocabulary | None = None
+    file_range: range  # indexes of the files to read: all of them, or those of one partition
+    unreadable_rows: float  # the largest fraction of rows that may be unreadable
+    vocabulary: Vocabulary | None = None  # vocabulary of the given tokenizer; None if the tokenizer is trained
 
     @property
     def bytes(self) -> int:
-        """Total size of the files to read."""
+        """Size in bytes of the files to read."""
         return sum(self.files[index].size for index in self.file_range)
 
     @property
     def with_all_files(self) -> "Corpus":
-        """The same corpus with all files selected."""
         return replace(self, file_range=range(len(self.files)))
 
     def new_bad_row_counter(self) -> BadRowCounter:
-        """Return a new counter of bad rows."""
         return BadRowCounter(self.unreadable_rows, self.files)
 
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """Parameters of the training/validation split.
+    """Parameters of the training/validation split."""
 
-    Attributes:
-        fraction: fraction of the documents that is validation text, chosen by hash; 0 for none.
-        tails: for each source, the character (or token) at which its validation tail begins; None if not split by tail.
-        characters_before: for each source, its characters (or tokens) before the selected files; only used with tails.
-    """
-
-    fraction: float
+    fraction: float  # fraction of the documents that is validation text, chosen by hash; 0 for none
+    # For each source, the character (or token) at which its validation tail begins; None if not split by tail.
     tails: dict[int, int] | None = None
+    # For each source, its characters (or tokens) before the selected files; only used with tails.
     characters_before: dict[int, int] = field(default_factory=dict)
 
     def split_rule(self, file: SourceFile, characters_before: int) -> SplitRule:
-        """Return the rule that splits the documents of a file.
-
-        Args:
-            file: the file.
-            characters_before: characters (or tokens) of the file's source that precede these documents.
-        """
+        """Return the rule for a file's documents, which follow so many characters of its source."""
         if file.is_validation:
             return ALL_VALIDATION
         if self.tails is not None:
@@ -135,11 +105,7 @@ class SplitPlan:
 
 
 def read_rows(corpus: Corpus, start: CorpusPosition) -> Iterator[CorpusRow]:
-    """Yield the rows of the selected files from a position on, in order.
-
-    Raises:
-        DataError: a file cannot be read, or has changed since it was hashed.
-    """
+    """Yield the rows of the selected files from a position on; DataError if one is unreadable or has changed."""
     before = sum(corpus.files[index].size for index in range(corpus.file_range.start, start.file))
     with closing(prefetch_in_order(corpus.files[start.file : corpus.file_range.stop])) as fetched:
         for index, (file, local) in enumerate(fetched, start.file):
@@ -147,22 +113,18 @@ def read_rows(corpus: Corpus, start: CorpusPosition) -> Iterator[CorpusRow]:
                 for row in file.format.documents(opened, start.row if index == start.file else 0):
                     yield CorpusRow(index, row.row, row.content, before + row.position, row.error)
             file.check_unchanged()
-            before += file.size
+            before += file.size  # positions are bytes on disk: of a compressed file, those of the compressed data
 
 
 def read_with_progress(corpus: Corpus, progress: Callable[[int, int], None]) -> Iterator[CorpusRow]:
-    """Yield all readable rows, and report the bytes done at every thousandth of the corpus.
-
-    Raises:
-        DataError: as ``read_rows``; or too many rows cannot be read.
-    """
+    """Yield all readable rows, and report progress; DataError if a file or too many rows cannot be read."""
     total, reported, bad_rows = corpus.bytes, 0, corpus.new_bad_row_counter()
     progress(0, total)
     for row in read_rows(corpus, CorpusPosition(corpus.file_range.start)):
         bad_rows.add(1, row.unreadable(1))
         if row.error is None:
             yield row
-        if row.position - reported > total // 1000:
+        if row.position - reported > total // 1000:  # a thousand reports at most, however many rows there are
             reported = row.position
             progress(reported, total)
     bad_rows.finish()
@@ -184,16 +146,10 @@ def read_texts(corpus: Corpus, plan: SplitPlan, progress: Callable[[int, int], N
 def unfinished_units(
     corpus: Corpus, plan: SplitPlan, unit_bytes: int, finished: Callable[[int], UnitIndex | None]
 ) -> Iterator[WorkUnit]:
-    """Yield the units that are not finished, in order; none if no files are selected.
+    """Yield the units that are not finished, in order; DataError as ``read_with_progress``.
 
-    Args:
-        corpus: the corpus to divide.
-        plan: parameters of the split.
-        unit_bytes: a unit ends with the document that reaches this many bytes of text or tokens, or with its source.
-        finished: returns the index of a unit by number, or None if the unit is not finished.
-
-    Raises:
-        DataError: as ``read_rows``; or too many rows cannot be read.
+    ``finished`` returns the index of a unit by number, None if it is not finished. A unit ends with the document that
+    reaches ``unit_bytes`` bytes of text or tokens, or with its source.
     """
     position, last, number = CorpusPosition(corpus.file_range.start), not corpus.file_range, 0
     characters: dict[int, int] = defaultdict(int, plan.characters_before)
@@ -208,6 +164,7 @@ def unfinished_units(
             span = builder.span(number, rows.head is None)
             yield builder.unit(span, plan.split_rule(builder.file, characters[span.source]))
         else:
+            # Reading goes on after the finished units: they are skipped without being read.
             rows, span = None, index.span
             bad_rows.add(span.rows, span.unreadable)
         position, last = span.next, span.last
@@ -231,11 +188,7 @@ class _Peekable:
 
 
 class _UnitBuilder:
-    """A unit under construction.
-
-    Attributes:
-        file: its first file.
-    """
+    """A unit under construction; ``file`` is its first file."""
 
     def __init__(self, files: list[SourceFile], first: int) -> None:
         self._files, self.file = files, files[first]
@@ -252,6 +205,7 @@ class _UnitBuilder:
             self._bytes < unit_bytes
             and self._rows < _UNIT_ROWS
             and rows.head is not None
+            # Tokens of a source are contiguous in the shards, so no unit has documents of two.
             and self._files[rows.head.file].source == self.file.source
         ):
             row = rows.take()
@@ -271,7 +225,6 @@ class _UnitBuilder:
             self._empty += row.content is not None
 
     def span(self, number: int, last: bool) -> UnitSpan:
-        """Return the description of the rows taken."""
         return UnitSpan(
             number=number,
             next=self._next,
@@ -286,30 +239,24 @@ class _UnitBuilder:
         )
 
     def unit(self, span: UnitSpan, split_rule: SplitRule) -> WorkUnit:
-        """Return the unit, ready to be tokenized."""
         where = f"{self.file.path}, from row {self._from_row}"
         return WorkUnit(span, split_rule, self._documents, self.file.format.holds_tokens, where)
 
 
+# Called with the stage (hash, measure, sample, tokenize, merge or verify), the bytes done, and the bytes in total. The
+# stage "train tokenizer" counts merges. A total of 0 is one that is not known yet. Bytes are those of files, so a
+# compressed file counts with its size on disk.
 ProgressCallback = Callable[[str, int, int], None]
-"""Called with the stage (hash, measure, sample, tokenize, merge or verify), the bytes done, and the bytes in total.
-
-The stage "train tokenizer" counts merges. A total of 0 is one that is not known yet. Bytes are those of files, so a
-compressed file counts with its size on disk.
-"""
 
 _CHARACTERS = "characters"
 _ROWS = 8  # of a file in an object store, of which the tokens are compared with the text
 
 
 def plan_split(config: DataConfig, corpus: Corpus, stored: Path, progress: ProgressCallback) -> SplitPlan:
-    """Return the parameters of the split; with data.validation.by=tail, count the characters of the corpus first.
+    """Return the parameters of the split; with data.validation.by=tail, count the characters first.
 
-    Args:
-        config: the data section.
-        corpus: the corpus; tails are computed from all its files, whichever of them are selected.
-        stored: file that stores the counted characters, so that a restart need not count again.
-        progress: called with progress reports, see ProgressCallback.
+    Tails are computed from all files, whichever are selected. Counts are kept in ``stored``, so that a restart need not
+    count again.
     """
     validation = config.validation
     if validation.path is not None or validation.fraction == 0:
@@ -330,7 +277,7 @@ def plan_split(config: DataConfig, corpus: Corpus, stored: Path, progress: Progr
 
 
 def _counted_before(stored: Path) -> list[int] | None:
-    """Read the characters of each file that an interrupted run counted; None if missing or damaged."""
+    """Read the counts of an interrupted run, by file; None if missing or damaged."""
     try:
         record = json.loads(stored.read_bytes())
         return list(record[_CHARACTERS]) if checksum_matches(record) else None
@@ -339,11 +286,7 @@ def _counted_before(stored: Path) -> list[int] | None:
 
 
 def vocabulary_of_given_tokenizer(config: DataConfig) -> Vocabulary | None:
-    """Return the vocabulary of the tokenizer that the recipe gives; None if the tokenizer is to be trained.
-
-    Raises:
-        DataError: the tokenizer cannot be read.
-    """
+    """Return the vocabulary of the recipe's tokenizer; None if it is to be trained."""
     settings = config.tokenizer
     return (
         None if settings.path is None else Vocabulary.from_tokenizer(load_tokenizer(settings.path, settings.eos_token))
@@ -351,7 +294,6 @@ def vocabulary_of_given_tokenizer(config: DataConfig) -> Vocabulary | None:
 
 
 def _characters_of_files(corpus: Corpus, progress: ProgressCallback) -> list[int]:
-    """Count the characters (or tokens) of every file."""
     counts = [0] * len(corpus.files)
     for document in read_with_progress(corpus, partial(progress, "measure")):
         counts[document.file] += 0 if document.content is None else len(document.content)
@@ -361,19 +303,10 @@ def _characters_of_files(corpus: Corpus, progress: ProgressCallback) -> list[int
 def make_tokenizer(
     config: DataConfig, corpus: Corpus, plan: SplitPlan, folder: Path, progress: ProgressCallback
 ) -> tuple[Tokenizer, list[str]]:
-    """Load or train the tokenizer and save it to a folder; return it, and notes for the user.
+    """Load the tokenizer, or train it on the training text, and save it; return it, and notes for the user.
 
-    A tokenizer that an interrupted run has already saved there is reused.
-
-    Args:
-        config: the data section.
-        corpus: the corpus to train on.
-        plan: parameters of the split; the tokenizer is not trained on validation text.
-        folder: the folder to write; an unfinished copy may lie next to it.
-        progress: called with progress reports, see ProgressCallback.
-
-    Raises:
-        DataError: the tokenizer cannot be read, or no tokenizer can be trained on the text.
+    A tokenizer that an interrupted run has already saved in ``folder`` is reused. DataError if it cannot be read or
+    trained.
     """
     settings = config.tokenizer
     if not folder.exists():
@@ -381,7 +314,7 @@ def make_tokenizer(
         shutil.rmtree(unfinished, ignore_errors=True)
         given = None if settings.path is None else load_tokenizer(settings.path, settings.eos_token)
         (given or _train_tokenizer(config, corpus, plan, progress)).save(unfinished)
-        unfinished.rename(folder)
+        unfinished.rename(folder)  # so a folder under its final name is complete
     tokenizer = load_saved(folder)
     if settings.path is not None:
         said = describe_tokenizer(load_tokenizer(settings.path, settings.eos_token), _some_texts(corpus))
@@ -395,8 +328,8 @@ def make_tokenizer(
 
 
 def _some_texts(corpus: Corpus) -> list[str]:
-    """Return a little text of the corpus; of one in an object store, of its first file."""
     texts, first = read_beginnings(corpus.files), corpus.file_range[:1]
+    # Files of an object store are fetched for this only if nothing is local: one of them.
     if texts or not first or corpus.files[first[0]].format.holds_tokens:
         return texts
     with suppress(DataError, StorageError):  # whoever prepares the file reports it
@@ -406,7 +339,6 @@ def _some_texts(corpus: Corpus) -> list[str]:
 
 
 def _train_tokenizer(config: DataConfig, corpus: Corpus, plan: SplitPlan, progress: ProgressCallback) -> Tokenizer:
-    """Train a tokenizer as the recipe describes."""
     settings = config.tokenizer
     counts: dict[Split, int] = dict.fromkeys(SPLITS, 0)
     texts = _counted(read_texts(corpus, plan, partial(progress, "sample")), counts)
@@ -423,21 +355,13 @@ def _train_tokenizer(config: DataConfig, corpus: Corpus, plan: SplitPlan, progre
 
 
 def _counted(texts: Iterator[tuple[Split, str]], counts: dict[Split, int]) -> Iterator[tuple[Split, str]]:
-    """Yield the texts, and count those of each split."""
     for split, text in texts:
         counts[split] += 1
         yield split, text
 
 
 def refuse_empty_split(config: DataConfig, corpus: Corpus, counts: dict[Split, int], undo: str = "") -> None:
-    """Raise DataError if a split that the recipe wants has no text.
-
-    Args:
-        config: the data section.
-        corpus: the corpus that was read, for messages.
-        counts: number of documents of each split.
-        undo: the step required before preparing with other settings, appended to the message.
-    """
+    """Raise DataError if a split that the recipe wants has no text; ``undo`` ends the message."""
     if counts["train"] == 0:
         others = f" and {len(corpus.files) - 1} more" if len(corpus.files) > 1 else ""
         raise DataError(f"{corpus.files[0].path}{others}: no text for training: {_WHY_NO_TEXT}")

@@ -70,31 +70,19 @@ _WILDCARD = re.compile(r"[*?\[]")
 
 
 class PartitionRecord(StrictRecord):
-    """Contents of part.json, the record of a finished partition.
+    """Contents of part.json, the record of a finished partition."""
 
-    Attributes:
-        format_version: version of the data format.
-        part: number of this partition, from 1.
-        parts: number of partitions.
-        settings: the settings that decide the content.
-        files: all files of the corpus; those of other partitions have no sha256.
-        first: index of the partition's first file.
-        stop: index after the partition's last file.
-        tails: for each source, the character at which its validation tail begins; None if not split by tail.
-        units: number of units.
-        indexes_sha256: hash of all unit indexes, in order; each index holds the hashes of its token files.
-    """
-
-    format_version: int
-    part: int
+    format_version: int  # version of the data format
+    part: int  # number of this partition, from 1
     parts: int
-    settings: dict[str, object]
-    files: list[SourceRecord]
-    first: int
-    stop: int
+    settings: dict[str, object]  # the settings that decide the content
+    files: list[SourceRecord]  # all files of the corpus; those of other partitions have no sha256
+    first: int  # index of the partition's first file
+    stop: int  # index after the partition's last file
+    # For each source, the character at which its validation tail begins; None if not split by tail.
     tails: dict[int, int] | None
     units: int
-    indexes_sha256: str
+    indexes_sha256: str  # hash of all unit indexes, in order; each index holds the hashes of its token files
 
 
 def partition_folder(prepared_dir: Path, part: int, parts: int) -> Path:
@@ -103,13 +91,12 @@ def partition_folder(prepared_dir: Path, part: int, parts: int) -> Path:
 
 
 def split_files(sizes: list[int], parts: int) -> list[range]:
-    """Divide files into contiguous partitions of about equal bytes; return the range of file indexes of each.
-
-    A file belongs to the partition that contains the middle of the file on the line of all bytes.
-    """
+    """Divide files into contiguous partitions of about equal bytes; return the range of file indexes of each."""
     total = max(sum(sizes), 1)
     before, counts = 0, [0] * parts
     for size in sizes:
+        # A file belongs to the partition that has its middle on the line of all bytes: the same on every machine, in
+        # integers.
         counts[min((2 * before + size) * parts // (2 * total), parts - 1)] += 1
         before += size
     ends = [sum(counts[: number + 1]) for number in range(parts)]
@@ -127,13 +114,8 @@ def prepare_partition(
 ) -> PartitionRecord:
     """Tokenize one partition of a corpus; return at once if that is done already, even if the corpus is gone.
 
-    Args:
-        config: the data section; it must give a tokenizer.
-        out_dir: the folder of the partition.
-        part: number of the partition, from 1.
-        parts: number of partitions.
-        workers: number of tokenizing processes; None uses data.workers, or one per core if that is None too.
-        progress: called with progress reports, see ProgressCallback.
+    The recipe must give a tokenizer. ``part`` counts from 1. ``workers`` None uses data.workers, or one process per
+    core if that is None too.
 
     Raises:
         DataError: as ``prepare``, or the recipe gives no tokenizer.
@@ -162,6 +144,7 @@ def prepare_partition(
             if done is None:
                 check_first_bytes(files[file_range.start : file_range.stop], config.unreadable_rows)
             known = load_hashes(folder / (PARTIAL if done is None else FINISHED))
+            # Only its own files: hashing reads all of a file.
             files[file_range.start : file_range.stop] = hash_files(
                 files[file_range.start : file_range.stop], known, partial(report, "hash")
             )
@@ -183,13 +166,11 @@ def prepare_partition(
 def _finished_without_corpus(
     config: DataConfig, folder: Path, key: dict[str, object], error: SourceNotFoundError
 ) -> PartitionRecord:
-    """Return the finished partition although its corpus can no longer be listed, as ``prepare`` does.
-
-    Raises:
-        SourceNotFoundError: other settings, or paths where the prepared files were not.
-    """
+    """Return the finished partition of these settings though its corpus is gone; else raise ``error``."""
     done = read_partition_record(folder)
     paths = (source.path for source in numbered_sources(config))
+    # A glob cannot be listed any more. Its fixed beginning must be that of the files: a mistyped path must not go
+    # unnoticed.
     begins = (_WILDCARD.split(local_path(path))[0] for path in paths)
     places = tuple(begin if is_url(begin) else str(Path(begin)) for begin in begins)
     if _staging_key(done.settings, done.part, done.parts) != key or not all(
@@ -201,10 +182,9 @@ def _finished_without_corpus(
 
 
 def read_partition_record(folder: Path) -> PartitionRecord:
-    """Read the record of the finished partition in a folder.
+    """Read the record of a finished partition.
 
-    Raises:
-        DataError: the record is missing, damaged or of another format version; the message begins with the folder.
+    DataError, which begins with the folder, if it is missing, damaged or of another format version.
     """
     path = folder / FINISHED / _PARTITION_FILE
     try:
@@ -223,11 +203,7 @@ def read_partition_record(folder: Path) -> PartitionRecord:
 
 
 def indexes_sha256(units: Path, count: int) -> str:
-    """Hash the indexes of the first ``count`` units, in order.
-
-    Raises:
-        OSError: an index is missing or cannot be read.
-    """
+    """Hash the indexes of the first ``count`` units, in order; OSError if one is missing."""
     digest = hashlib.sha256()
     for number in range(count):
         digest.update(index_file(units, number).read_bytes())
@@ -261,14 +237,13 @@ def train_tokenizer(config: DataConfig, folder: str | Path, progress: ProgressCa
 
 
 def _staging_key(settings: dict[str, object], part: int, parts: int) -> dict[str, object]:
-    """Return the settings that identify the staging folder of a partition."""
     return {"--part": f"{part}/{parts}", **settings}
 
 
 def _refuse_other_partition(
     folder: Path, done: PartitionRecord, key: dict[str, object], files: list[SourceFile]
 ) -> None:
-    """Raise DataError if a finished partition was prepared with other settings or from other files."""
+    """Raise DataError if a finished partition is of other settings or other files."""
     before = [(record.path, record.content) for record in done.files]
     found = setting_differences(_staging_key(done.settings, done.part, done.parts), key) + describe_corpus_changes(
         before, files
@@ -307,6 +282,7 @@ def _build_partition(
         units=finished.units,
         indexes_sha256=indexes_sha256(staging.units, finished.units),
     )
+    # last: the record names every unit, so all of them exist
     write_record(staging.root / _PARTITION_FILE, record)
     for written in (staging.out, staging.units, staging.root):
         sync_folder(written)
@@ -337,12 +313,10 @@ class FinishedPartition:
 
     @property
     def units(self) -> Path:
-        """Folder of its units."""
         return self.folder / FINISHED / "units"
 
     @property
     def file_range(self) -> range:
-        """Indexes of the corpus files that it was made from."""
         return range(self.record.first, self.record.stop)
 
 
@@ -351,15 +325,11 @@ def merge_partition_folders(
 ) -> PreparedData:
     """Make prepared data from all partitions of a corpus; return at once if that is done already.
 
-    Args:
-        config: the data section that the partitions were prepared with.
-        out_dir: the output folder.
-        folders: the folders of the partitions, in any order.
-        progress: called with "merge", the bytes of the corpus done, and the bytes in total.
+    The folders come in any order. ``progress`` gets "merge", the bytes of the corpus done, and the bytes in total.
 
     Raises:
-        DataError: partitions are missing, given twice, unfinished, damaged, or of another corpus or other settings (the
-            message lists all problems); or the whole corpus has more unreadable rows than data.unreadable_rows allows.
+        DataError: lists all problems: partitions missing, given twice, unfinished, damaged, or of another corpus or
+            other settings; or too many unreadable rows in the whole corpus.
         StorageError: a file cannot be read or written.
     """
     folder, report = resolve_output_folder(out_dir), progress or ignore_progress
@@ -389,11 +359,7 @@ def find_partition_folders(prepared_dir: Path) -> list[Path]:
 
 
 def _load_partitions(folders: list[Path], settings: dict[str, object]) -> list[FinishedPartition]:
-    """Read the partitions' records and check them; return the partitions in their order.
-
-    Raises:
-        DataError: lists every problem of every partition.
-    """
+    """Read and check the partitions; return them in order. DataError lists all their problems."""
     partitions: list[FinishedPartition] = []
     problems: list[str] = []
     for folder in dict.fromkeys(folders):
@@ -417,7 +383,7 @@ def _load_partitions(folders: list[Path], settings: dict[str, object]) -> list[F
 def _partition_problems(
     partition: FinishedPartition, first: FinishedPartition, settings: dict[str, object]
 ) -> Iterator[str]:
-    """Yield the problems of one partition, compared with the recipe's settings and with the first partition."""
+    """Yield how a partition differs from the recipe's settings and from the first partition."""
     record, reference = partition.record, first.record
     for difference in setting_differences(record.settings, settings):
         yield f"{partition.folder}: {difference}"
@@ -437,7 +403,7 @@ def _partition_problems(
 
 
 def _numbering_problems(partitions: list[FinishedPartition]) -> Iterator[str]:
-    """Yield a problem for each partition that is missing or given twice, and if the numbers of partitions differ."""
+    """Yield each partition that is missing or given twice, and partitions of different divisions."""
     if not partitions:
         return
     counts = {partition.record.parts for partition in partitions}
@@ -481,6 +447,7 @@ def _merge_partitions(
     corpus = Corpus(files, range(len(files)), config.unreadable_rows)
     tokenizer, notes = make_tokenizer(config, corpus, SplitPlan(0.0), staging.out / TOKENIZER_FOLDER, progress)
     bad_rows, done = corpus.new_bad_row_counter(), 0
+    # The partitions are only read: a merge that fails can be done again.
     with UnitMerger(config, files, staging.out, token_dtype(tokenizer.vocab_size), consume=False) as merger:
         for partition in partitions:
             for number in range(partition.record.units):

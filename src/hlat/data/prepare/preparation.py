@@ -61,19 +61,13 @@ def prepare(
 ) -> PreparedData:
     """Tokenize a corpus into memory-mapped shards with a manifest; return at once if that is done already.
 
-    If it is killed and called again with the same corpus and settings, it resumes, and the result is byte for byte that
-    of an uninterrupted call. Finished data with these settings and these paths is used as it is when the corpus no
-    longer exists or can no longer be listed; ``notes`` report that.
-
-    Args:
-        config: the data section.
-        out_dir: the output folder; its subfolder ``partial`` holds unfinished work.
-        workers: number of tokenizing processes; None uses data.workers, or one per core if that is None too.
-        progress: called with progress reports, see ProgressCallback.
+    A call after a killed one, with the same corpus and settings, resumes; the result is byte for byte that of an
+    uninterrupted call. Finished data of these settings and paths is used when the corpus can no longer be listed;
+    ``notes`` say so. ``workers`` None uses data.workers, or one process per core.
 
     Raises:
         DataError: the corpus or tokenizer cannot be used, more rows are unreadable than data.unreadable_rows allows, or
-            the folder holds data that was prepared with other settings or from another corpus.
+            the folder holds data of other settings or of another corpus.
         StorageError: a file cannot be read or written.
     """
     folder = resolve_output_folder(out_dir)
@@ -112,23 +106,14 @@ def prepare(
             staging.claim(settings, files)
             if not (staging.out / MANIFEST_FILE).exists():
                 _build(config, files, settings, staging, workers, report)
-            publish(staging)
+            publish(staging)  # also where an earlier run was interrupted after its manifest was written
             # This cache belongs to the folder alone; data.cache_dir is for sharing.
             shutil.rmtree(folder / CACHE_FOLDER, ignore_errors=True)
     return open_prepared(folder, config)
 
 
-def resolve_output_folder(out_dir: str | Path, chosen_by: str = "data.prepared_dir") -> Path:
-    """Return the output folder with ``~`` expanded; it need not exist.
-
-    Args:
-        out_dir: the folder as the user gave it.
-        chosen_by: the recipe field or option that names it, for error messages.
-
-    Raises:
-        DataError: the path, or one of its parents, is a file or a link to nowhere.
-        StorageError: the path cannot be accessed.
-    """
+def resolve_output_folder(out_dir: str | Path, chosen_by: str = "data.prepared_dir") -> Path:  # chosen_by: for messages
+    """Return the output folder, which need not exist; DataError if a parent is a file or a dead link."""
     folder = Path(local_path(out_dir))
     with convert_disk_errors(folder, chosen_by):
         existing = next((path for path in (folder, *folder.parents) if path.exists()), None)
@@ -142,12 +127,9 @@ def resolve_output_folder(out_dir: str | Path, chosen_by: str = "data.prepared_d
 def _open_without_corpus(
     config: DataConfig, folder: Path, manifest: DataManifest, error: SourceNotFoundError
 ) -> PreparedData:
-    """Open finished data whose corpus can no longer be listed: a cluster need not store the raw text.
-
-    Raises:
-        DataError: the data was prepared from other paths than the recipe's. A mistyped path must not go unnoticed.
-    """
+    """Open finished data whose corpus is gone: a cluster need not store the raw text."""
     recorded = manifest.places["corpus"]
+    # A mistyped path must not go unnoticed.
     if recorded != recipe_locations(config)["corpus"]:
         raise DataError(
             f"{error} {folder} holds data prepared from another path. To use that data, set in the recipe: "
@@ -158,7 +140,7 @@ def _open_without_corpus(
 
 
 def _with_note(prepared: PreparedData, note: str) -> PreparedData:
-    """Add a note that the manifest on the disk does not get; an empty one is left out."""
+    """Add a note, unless it is empty, that the manifest on the disk does not get."""
     notes = [*prepared.manifest.notes, *filter(None, [note])]
     return replace(prepared, manifest=prepared.manifest.model_copy(update={"notes": notes}))
 
@@ -171,7 +153,6 @@ def _build(
     workers: int | None,
     progress: ProgressCallback,
 ) -> None:
-    """Tokenize the corpus and write the complete result into the staging folder."""
     corpus = Corpus(files, range(len(files)), config.unreadable_rows, vocabulary_of_given_tokenizer(config))
     plan = plan_split(config, corpus, staging.characters, progress)
     tokenizer, notes = make_tokenizer(config, corpus, plan, staging.out / TOKENIZER_FOLDER, progress)
@@ -198,15 +179,7 @@ def tokenize_units(
 ) -> None:
     """Tokenize all units that are not finished yet.
 
-    Args:
-        corpus: the corpus; ``file_range`` selects the files to tokenize.
-        plan: how documents are assigned to splits.
-        staging: the folder with the tokenizer, where the units are written.
-        dtype: dtype of the tokens.
-        workers: number of tokenizing processes; None for one per core.
-        progress: called with progress reports, see ProgressCallback.
-        on_finished: called after units have been finished, and once before and after all; returns the bytes of the
-            selected files that are done.
+    ``on_finished`` is called after units have been finished, and once before and after all; it returns the bytes done.
     """
     pending = unfinished_units(corpus, plan, _choose_unit_bytes(corpus.bytes), partial(read_index, staging.units))
     with WorkerPool(workers or _cores(), staging.out / TOKENIZER_FOLDER, staging.units, dtype) as pool:
@@ -222,32 +195,23 @@ def _choose_unit_bytes(total: int) -> int:
 
 
 def _cores() -> int:
-    """Return the number of cores this process may use; systems without CPU affinity give all cores."""
+    # A container may allow fewer than the machine has; macOS has no affinity.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def ignore_progress(stage: str, done: int, total: int) -> None:
-    """Ignore a progress report: the default when the caller passes no callback."""
+    """Do nothing with a progress report, where the caller passes no callback."""
     del stage, done, total
 
 
 @contextmanager
 def folder_lock(folder: Path, wait: bool) -> Iterator[None]:
-    """Hold an exclusive lock on a folder, so that one preparation at a time works in it.
-
-    The operating system releases the lock when the process ends, in whatever way.
-
-    Args:
-        folder: an existing folder.
-        wait: wait for the lock; otherwise raise at once if another process holds it.
-
-    Raises:
-        DataError: another process holds the lock, and ``wait`` is False.
-    """
+    """Hold an exclusive lock on an existing folder; DataError if another process has it, unless ``wait``."""
     with ExitStack() as stack:
         descriptor = os.open(folder, os.O_RDONLY)
         stack.callback(os.close, descriptor)
         try:
+            # The operating system releases the lock when the process ends, in whatever way.
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError as error:
             raise DataError(

@@ -66,8 +66,7 @@ from hlat.runtime.terminal import plural
 
 HASHES = "hashes.json"
 
-KnownHashes = dict[Stamp, str]
-"""The sha256 of files by their identity."""
+KnownHashes = dict[Stamp, str]  # the sha256 of files by their identity
 
 
 def load_hashes(folder: Path, manifest: DataManifest | None = None) -> KnownHashes:
@@ -84,19 +83,15 @@ def load_hashes(folder: Path, manifest: DataManifest | None = None) -> KnownHash
 
 
 def save_hashes(folder: Path, files: list[SourceFile]) -> None:
-    """Write the hashes of these files to ``hashes.json``, replacing its content.
-
-    Raises:
-        OSError: the disk refused the write.
-    """
+    """Replace ``hashes.json`` by the hashes of these files; OSError if the disk refuses."""
     stored = [(*file.stamp, file.sha256) for source in files for file in source.files]
     write_atomic(folder / HASHES, json.dumps(stored).encode())
 
 
 def update_hashes(folder: Path, files: list[SourceFile], known: KnownHashes) -> None:
-    """Save the hashes of the files if some are not in ``known``; do nothing if the folder cannot be written to."""
+    """Save the hashes of the files if some are not in ``known``."""
     if any(file.stamp not in known for source in files for file in source.files):
-        with suppress(OSError):
+        with suppress(OSError):  # only a convenience: a folder that cannot be written to is still good to train on
             save_hashes(folder, files)
 
 
@@ -106,44 +101,28 @@ _KEY_FILE = "key.json"
 
 @dataclass(frozen=True)
 class StagingFolder:
-    """The staging folder inside the output folder.
+    """The staging folder inside the output folder, where interrupted work is resumed."""
 
-    Attributes:
-        folder: the output folder.
-    """
-
-    folder: Path
+    folder: Path  # the output folder
 
     @property
     def root(self) -> Path:
-        """The staging folder itself."""
         return self.folder / PARTIAL
 
     @property
     def units(self) -> Path:
-        """Folder of the finished units."""
         return self.root / "units"
 
     @property
     def characters(self) -> Path:
-        """File with the counted characters of each file."""
         return self.root / "characters.json"
 
     @property
     def out(self) -> Path:
-        """Folder in which the result is built."""
         return self.root / "out"
 
     def claim(self, settings: dict[str, Any], files: list[SourceFile]) -> None:
-        """Prepare the folder for work, and keep what an interrupted run of the same preparation left.
-
-        Args:
-            settings: the settings that decide the content.
-            files: the files of the corpus, with their hashes.
-
-        Raises:
-            DataError: the folder holds finished units of another preparation, which may have taken days.
-        """
+        """Prepare the folder, keeping work of the same preparation; DataError for finished work of another."""
         if not self._can_resume(settings, files):
             (self.root / _KEY_FILE).unlink(
                 missing_ok=True
@@ -152,20 +131,19 @@ class StagingFolder:
             self._refuse_foreign_files()
         self.units.mkdir(parents=True, exist_ok=True)
         self.out.mkdir(exist_ok=True)
+        # Half-written files of a run that was killed.
         for leftover in [*self.units.glob("*.tmp"), *self.out.glob("*.tmp")]:
             leftover.unlink()
         save_hashes(self.root, files)
         content = [[file.path, file.content] for file in files]
         key = {"format": WORK_VERSION, "settings": settings, "files": content}
+        # Last: a folder with a key can be resumed.
         write_atomic(self.root / _KEY_FILE, json.dumps(key).encode())
 
     def _can_resume(self, settings: dict[str, Any], files: list[SourceFile]) -> bool:
-        """Return True if the folder holds work of the same preparation; if False, the folder may be deleted.
-
-        Raises:
-            DataError: it holds finished units of another preparation.
-        """
+        """Return False if the folder may be deleted; DataError for finished units of another preparation."""
         reasons = self._differences_from(settings, files)
+        # Finished units may have taken days: the user decides.
         if reasons and next(self.units.glob("*.json"), None) is not None:
             raise DataError(
                 f"{self.root}: holds finished work of an interrupted preparation that differs from this one:"
@@ -175,7 +153,6 @@ class StagingFolder:
         return not reasons
 
     def _differences_from(self, settings: dict[str, Any], files: list[SourceFile]) -> list[str]:
-        """Describe how the preparation that left this folder differs from the one described by the arguments."""
         try:
             key = json.loads((self.root / _KEY_FILE).read_bytes())
             if key["format"] != WORK_VERSION:
@@ -229,16 +206,7 @@ class _SourceCounts:
 class UnitMerger:
     """Merges finished units, in order; a context manager that leaves no half-written file.
 
-    Args:
-        config: the data section: tokens per shard, handling of duplicates, names of the sources.
-        files: the files of the corpus, whose indexes number bad rows.
-        out: folder of the shards and boundaries.
-        dtype: dtype of the tokens.
-        consume: True to delete the token files of units once shards hold their tokens. False to keep them; their
-            checksums are then verified, since they may have been copied from another machine.
-
-    Attributes:
-        position: bytes of the corpus covered by the units merged so far.
+    ``position`` is the number of bytes of the corpus in the units merged so far.
     """
 
     def __init__(
@@ -246,6 +214,8 @@ class UnitMerger:
     ) -> None:
         self._drop, self._names = config.duplicates == "drop", recipe_source_names(config)
         self._next, self._last = 0, False
+        # consume: delete token files of units once shards have their tokens. If they are kept, they may come from
+        # another machine, so checksums are verified.
         self._seen, self._consume = DuplicateFinder(), consume
         self._rows = {file.source: _SourceCounts() for file in files}
         self._quarantine = QuarantineWriter(out, files)
@@ -271,16 +241,9 @@ class UnitMerger:
             self._last = unit.span.last
 
     def add_unit(self, unit: UnitIndex, folder: Path) -> None:
-        """Add the next unit of the corpus.
-
-        Args:
-            unit: its index.
-            folder: the folder of its files.
-
-        Raises:
-            DataError: its files are damaged.
-            OSError: a file cannot be read or written.
-        """
+        """Add the next unit of the corpus; DataError if its files are damaged, OSError if the disk refuses."""
+        # Here all units pass in the order of the corpus, so the first of equal documents is kept, on any number of
+        # workers.
         copies = self._seen.add(unit.hashes)
         rows = self._rows[unit.span.source]
         rows.add(unit.span, copies)
@@ -299,7 +262,7 @@ class UnitMerger:
         return {split: self._documents[split].documents if self._shards[split].position else 0 for split in SPLITS}
 
     def close(self) -> tuple[dict[Split, SplitRecord], list[SourceRows], QuarantineRecord | None]:
-        """Finish all files; return the split records, the counts of rows, and the record of bad rows (or None)."""
+        """Finish all files; return the split records, the counts of rows, and the record of bad rows."""
         rows = [
             SourceRows(
                 source=source,
@@ -345,17 +308,7 @@ def complete_staging(
     merger: UnitMerger,
     notes: list[str],
 ) -> None:
-    """Finish the merged files, and write the manifest, still inside the staging folder.
-
-    Args:
-        staging: the staging folder.
-        config: the data section.
-        settings: the settings that decide the content.
-        files: the files of the corpus.
-        tokenizer: the tokenizer of the tokens.
-        merger: the merger that has received all units.
-        notes: notes for the user about the preparation so far.
-    """
+    """Finish the merged files, and write the manifest, still inside the staging folder."""
     dtype = token_dtype(tokenizer.vocab_size)
     splits, rows, quarantine = merger.close()
     manifest = DataManifest(
@@ -375,6 +328,7 @@ def complete_staging(
         sources=[SourceRecord.from_file(file) for file in files],
     )
     sync_folder(staging.out)
+    # After the other files are on disk: a staging folder with a manifest is complete.
     write_data_manifest(staging.out, manifest)
     sync_folder(staging.out)
 
@@ -382,6 +336,7 @@ def complete_staging(
 def publish(staging: StagingFolder) -> None:
     """Move the result to the output folder; after an interruption, the next run moves the rest."""
     names = sorted(path.name for path in staging.out.iterdir() if path.suffix != CHECKSUM_SUFFIX)
+    # The manifest last: it makes the folder prepared data.
     for name in [*(name for name in names if name != MANIFEST_FILE), MANIFEST_FILE]:
         (staging.out / name).rename(staging.folder / name)
     sync_folder(staging.folder)

@@ -42,13 +42,8 @@ def verify_data(
 ) -> PreparedData:
     """Open prepared data and check all of its content: checksums, token range, document boundaries, counts.
 
-    Args:
-        dir: the folder.
-        config: if given, the settings that decide the content must equal those the data was prepared with.
-        progress: called with "verify_data", the bytes checked, and the bytes in total.
-
-    Raises:
-        DataError: lists every problem found, one per line.
+    With ``config``, the settings that decide the content are compared too. ``progress`` gets "verify_data" and bytes.
+    DataError lists every problem found, one per line.
     """
     folder = Path(local_path(dir))
     found = find_problems(folder, config, progress)
@@ -59,18 +54,11 @@ def verify_data(
 
 
 def verify_and_seal(dir: str | Path, progress: ProgressCallback | None = None) -> PreparedData:
-    """Run ``verify_data``, then add a checksum to a manifest that has none, if the folder is writable.
-
-    Args:
-        dir: the folder.
-        progress: see ``verify_data``.
-
-    Raises:
-        DataError: lists every problem found, one per line.
-    """
+    """Run ``verify_data``, then add a checksum to a manifest that has none, if the folder is writable."""
     prepared = verify_data(dir, progress=progress)
     if prepared.manifest.has_checksum:
         return prepared
+    # Only after everything was verified: the checksum says so.
     with suppress(OSError), folder_lock(prepared.dir, wait=True):
         write_data_manifest(prepared.dir, prepared.manifest)
     return open_prepared(prepared.dir)
@@ -79,11 +67,7 @@ def verify_and_seal(dir: str | Path, progress: ProgressCallback | None = None) -
 def find_problems(
     folder: Path, config: DataConfig | None = None, progress: ProgressCallback | None = None
 ) -> list[str]:
-    """Return all problems of prepared data, one sentence each; an empty list if there are none.
-
-    Raises:
-        DataError: the manifest is missing or cannot be read, so nothing else can be checked.
-    """
+    """Return all problems, one sentence each; DataError without a manifest, as nothing can be checked."""
     manifest = read_data_manifest(folder)
     if manifest is None:
         raise DataError(f"{folder}: no prepared data here (no {MANIFEST_FILE}). Run hlat data prepare first.")
@@ -95,6 +79,7 @@ def find_problems(
         *contradictions,
         *_tokenizer_problems(folder, manifest),
         *sizes,
+        # These checks map files by the sizes in the manifest.
         *([] if contradictions or sizes else _run_check("", 0, lambda: list(content_problems(folder, manifest)))),
         *_file_problems(folder, manifest, {problem.partition(":")[0] for problem in sizes}, progress),
     ]
@@ -132,11 +117,10 @@ def _file_problems(
 
 
 def _run_check(name: str, size: int, check: Callable[[], list[str]]) -> list[str]:
-    """Run one check of a file; a file that cannot be read is a problem too."""
     del size
     try:
         return check()
-    except OSError as error:
+    except OSError as error:  # a problem like any other: the remaining files are still checked
         return [f"{name or error.filename}: cannot be read: {error.strerror}"]
 
 
@@ -147,6 +131,7 @@ def _shard_problems(folder: Path, shard: ShardRecord, manifest: DataManifest) ->
     position = 0
     for chunk in _chunks(folder / shard.file):
         digest.update(chunk)
+        # A damaged file may end within a token.
         tokens = np.frombuffer(chunk[: len(chunk) // little.itemsize * little.itemsize], dtype=little)
         if not outside and int(tokens.max(initial=0)) >= manifest.vocab_size:
             first = int(np.argmax(tokens >= manifest.vocab_size))
@@ -174,7 +159,6 @@ def _boundary_problems(folder: Path, record: SplitRecord) -> list[str]:
 
 
 def _bad_row_list_problems(folder: Path, record: QuarantineRecord) -> list[str]:
-    """Compare the checksum of the list of bad rows."""
     try:
         content = (folder / record.file).read_bytes()
     except FileNotFoundError:

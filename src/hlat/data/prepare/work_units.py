@@ -42,12 +42,11 @@ from hlat.data.stores.local_files import CHECKSUM_KEY, checksum_matches, with_ch
 from hlat.data.tokenizers.base import TokenIdArray, Tokenizer
 from hlat.runtime.errors import DataError
 
-Hashes = npt.NDArray[np.uint64]
-"""Shape (documents, 2): the two 64-bit halves of each hash."""
+Hashes = npt.NDArray[np.uint64]  # Shape (documents, 2): the two 64-bit halves of each hash
 Bools = npt.NDArray[np.bool_]
 
+# Largest number of hashes in a merged run: a merge needs memory for its result in addition to its inputs.
 LARGEST_RUN = 1 << 26
-"""Largest number of hashes in a merged run: a merge needs memory for its result in addition to its inputs."""
 
 
 def hash_documents(documents: Sequence[bytes], are_tokens: bool = False) -> Hashes:
@@ -58,18 +57,14 @@ def hash_documents(documents: Sequence[bytes], are_tokens: bool = False) -> Hash
 
 
 class DuplicateFinder:
-    """Detects duplicates among all documents added so far; keeps their hashes in a few sorted runs of growing size.
-
-    Args:
-        largest: largest number of hashes in a merged run.
-    """
+    """Finds duplicates among all documents added so far, from a few sorted runs of their hashes."""
 
     def __init__(self, largest: int = LARGEST_RUN) -> None:
         self._largest = largest
         self._runs: list[Hashes] = []  # each of shape (2, n), sorted by its first row
 
     def add(self, hashes: Hashes) -> Bools:
-        """Add documents, in the order of the corpus; return a mask of the duplicates of earlier ones, shape (n,)."""
+        """Return a mask of the duplicates of earlier documents, shape (n,); add in corpus order."""
         order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable: of equal hashes the first stays first
         ordered = hashes[order]
         known = np.zeros(len(order), dtype=np.bool_)
@@ -84,8 +79,8 @@ class DuplicateFinder:
         return duplicates
 
     def _merge_runs(self) -> None:
-        """Merge the last runs while they are of similar size, so that runs are few and each hash is merged rarely."""
         while len(self._runs) > 1:
+            # Runs of similar size are merged, so that runs are few and each hash is merged rarely.
             older, newer = self._runs[-2:]
             if older.shape[1] > 2 * newer.shape[1] or older.shape[1] + newer.shape[1] > self._largest:
                 return
@@ -94,10 +89,11 @@ class DuplicateFinder:
 
 
 def _find_in_run(run: Hashes, hashes: Hashes) -> Bools:
-    """Return a mask of the hashes present in a run, shape (n,); second halves are compared where first halves match."""
+    """Return a mask of the hashes present in a run, shape (n,)."""
     firsts, seconds = run
     position = np.searchsorted(firsts, hashes[:, 0])
     found = np.zeros(len(hashes), dtype=np.bool_)
+    # Second halves are compared where first halves match; then the next entry with the same first half.
     candidates = np.arange(len(hashes))
     while candidates.size:  # nearly always at most two rounds: few hashes share their first half
         candidates = candidates[position[candidates] < len(firsts)]
@@ -121,82 +117,52 @@ class CorpusPosition:
 
 @dataclass(frozen=True)
 class UnitSpan:
-    """The documents of a unit, and counts of the rows read to get them.
+    """The documents of a unit, and counts of the rows read to get them."""
 
-    Attributes:
-        number: index of the unit in the corpus, or in its partition.
-        next: position at which the following unit begins.
-        last: True for the last unit of the corpus or partition.
-        source: index of the source of all its documents.
-        characters: characters (or tokens) of its documents.
-        rows: rows read, of any content.
-        null_rows: rows without text, left out.
-        empty_documents: empty documents, left out.
-        unreadable: bad rows, left out and listed.
-        position: bytes of the corpus' files up to the end of its last document.
-    """
-
-    number: int
-    next: CorpusPosition
-    last: bool
-    source: int
-    characters: int
-    rows: int
-    null_rows: int
-    empty_documents: int
-    unreadable: list[BadRow]
-    position: int
+    number: int  # index of the unit in the corpus, or in its partition
+    next: CorpusPosition  # position at which the following unit begins
+    last: bool  # True for the last unit of the corpus or partition
+    source: int  # index of the source of all its documents
+    characters: int  # characters (or tokens) of its documents
+    rows: int  # rows read, of any content
+    null_rows: int  # rows without text, left out
+    empty_documents: int  # empty documents, left out
+    unreadable: list[BadRow]  # bad rows, left out and listed
+    position: int  # bytes of the corpus' files up to the end of its last document
 
     def to_json(self) -> dict[str, Any]:
-        """Return the span as JSON values for ``from_json``."""
         return {**vars(self), "next": vars(self.next)}
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "UnitSpan":
-        """Return the span that ``to_json`` encoded."""
         unreadable = [BadRow(*row) for row in stored["unreadable"]]
         return cls(**{**stored, "next": CorpusPosition(**stored["next"]), "unreadable": unreadable})
 
 
 @dataclass(frozen=True)
 class WorkUnit:
-    """A unit to be tokenized.
+    """A unit that is to be tokenized."""
 
-    Attributes:
-        span: description of its documents.
-        split_rule: rule that splits its documents.
-        documents: content as bytes, see ``content_bytes``.
-        are_tokens: True if the documents are token ids, False if they are text.
-        where: file and row of its beginning, for messages.
-    """
-
-    span: UnitSpan
-    split_rule: SplitRule
-    documents: list[bytes]
-    are_tokens: bool
-    where: str
+    span: UnitSpan  # description of its documents
+    split_rule: SplitRule  # rule that splits its documents
+    documents: list[bytes]  # content as bytes, see ``content_bytes``
+    are_tokens: bool  # True if the documents are token ids, False if they are text
+    where: str  # file and row of its beginning, for messages
 
 
 @dataclass(frozen=True)
 class SplitIndex:
-    """The pieces of one unit in one split; a piece is a document, or the part of one before or after a tail boundary.
+    """The pieces of one unit in one split: documents, or parts of one on one side of a tail boundary."""
 
-    Attributes:
-        documents: index in the unit of each piece's document, int64, shape (pieces,).
-        lengths: tokens of each piece, its end token included, int64, shape (pieces,).
-        text_bytes: bytes of UTF-8 text that each piece stands for, int64, shape (pieces,).
-        sha256: checksum of the token file; empty if there are no pieces and so no file.
-    """
-
-    documents: Int64s
-    lengths: Int64s
-    text_bytes: Int64s
-    sha256: str
+    documents: Int64s  # index in the unit of each piece's document, int64, shape (pieces,)
+    lengths: Int64s  # tokens of each piece, its end token included, int64, shape (pieces,)
+    text_bytes: Int64s  # bytes of UTF-8 text that each piece stands for, int64, shape (pieces,)
+    sha256: str  # checksum of the token file; empty if there are no pieces and so no file
 
 
 @dataclass(frozen=True)
 class UnitIndex:
-    """The index of a finished unit: its span, the hash of each document, and the pieces of each split."""
+    """The index of a finished unit, as its JSON file holds it."""
 
     span: UnitSpan
     hashes: Hashes
@@ -204,18 +170,7 @@ class UnitIndex:
 
 
 def write_tokenized_unit(unit: WorkUnit, tokenizer: Tokenizer, folder: Path, dtype: str) -> None:
-    """Tokenize a unit, unless its documents are tokens already, and write its files, the index last.
-
-    Args:
-        unit: the unit.
-        tokenizer: the tokenizer.
-        folder: folder of the unit files.
-        dtype: dtype of the stored tokens, little-endian.
-
-    Raises:
-        OSError: a file cannot be written; the unit then counts as unfinished.
-        DataError: the tokenizer cannot encode a text.
-    """
+    """Tokenize a unit and write its files; OSError of the disk, DataError of the tokenizer."""
     by_split = _pieces_by_split(unit, tokens_from_bytes) if unit.are_tokens else _pieces_by_split(unit, bytes.decode)
     ends = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
     splits: dict[Split, dict[str, str]] = {}
@@ -235,6 +190,7 @@ def write_tokenized_unit(unit: WorkUnit, tokenizer: Tokenizer, folder: Path, dty
         }
     hashes = base64.b64encode(hash_documents(unit.documents, unit.are_tokens).tobytes()).decode()
     index = with_checksum({"span": unit.span.to_json(), "hashes": hashes, "splits": splits})
+    # The index last: it makes the unit finished.
     write_atomic(index_file(folder, unit.span.number), json.dumps(index).encode())
 
 
@@ -251,15 +207,11 @@ def _pieces_by_split(unit: WorkUnit, decode: Callable[[bytes], ContentT]) -> dic
 
 
 def read_index(folder: Path, number: int) -> UnitIndex | None:
-    """Read the index of a unit; None if the unit is not finished. Earlier versions wrote indexes without a checksum.
-
-    Raises:
-        DataError: the index is damaged.
-    """
+    """Read the index of a unit; None if the unit is not finished; DataError if it is damaged."""
     file = index_file(folder, number)
     try:
         stored = json.loads(file.read_bytes())
-        if CHECKSUM_KEY in stored and not checksum_matches(stored):
+        if CHECKSUM_KEY in stored and not checksum_matches(stored):  # earlier versions wrote indexes without a checksum
             raise ValueError("its content does not match the checksum in it")
         splits = {split: _decode_split_index(stored["splits"][split]) for split in SPLITS}
         hashes = np.frombuffer(base64.b64decode(stored["hashes"]), dtype="<u8").reshape(-1, 2)
@@ -279,7 +231,7 @@ def tokens_file(folder: Path, number: int, split: Split) -> Path:
 
 
 def index_file(folder: Path, number: int) -> Path:
-    """Return the path of a unit's index."""
+    """Return the path of the file whose existence makes a unit finished."""
     return folder / f"{number:08d}.json"
 
 

@@ -36,20 +36,13 @@ _PATIENCE = 60.0  # seconds after which a process that does not compute is told
 
 
 class WorkerPool:
-    """Worker processes that tokenize units; a context manager that leaves no process behind.
-
-    Args:
-        count: number of processes; each is started when there is work for it.
-        tokenizer: folder of the tokenizer.
-        folder: folder of the unit files.
-        dtype: dtype of the tokens.
-    """
+    """Up to ``count`` processes that tokenize units; a context manager that leaves none behind."""
 
     def __init__(self, count: int, tokenizer: Path, folder: Path, dtype: str) -> None:
         self._count = count
         self._folder = folder
         self._settings = {"tokenizer": str(tokenizer), "folder": str(folder), "dtype": dtype}
-        self._tasks: queue.Queue[WorkUnit | None] = queue.Queue()
+        self._tasks: queue.Queue[WorkUnit | None] = queue.Queue()  # None ends a thread
         self._results: queue.Queue[int | BaseException] = queue.Queue()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._threads: list[threading.Thread] = []
@@ -75,18 +68,18 @@ class WorkerPool:
             half_written.unlink()
 
     def run(self, units: Iterator[WorkUnit]) -> Iterator[int]:
-        """Tokenize the units; yield the number of each unit once its files are on disk, in any order.
+        """Yield the number of each unit once its files are on disk, in any order.
 
-        Raises:
-            DataError: a unit cannot be tokenized, or a worker process was killed.
-            StorageError: a file cannot be written.
+        DataError if a unit cannot be tokenized or a worker was killed, StorageError of the disk.
         """
         waiting = 0
         for unit in units:
+            # A process is started only when all others have work: a small corpus needs few.
             if waiting == len(self._processes) < self._count:
                 self._start()
             self._tasks.put(unit)
             waiting += 1
+            # Twice the workers: each has a unit to go on with, and memory is bounded.
             while waiting > 2 * self._count or (waiting and not self._results.empty()):
                 yield self._next()
                 waiting -= 1
@@ -103,7 +96,7 @@ class WorkerPool:
                 return result
 
     def _tell_waits(self) -> None:
-        """Tell once of each unit whose process has not answered for long, unless it computes: it is waited for."""
+        """Warn once of each unit whose process has not answered for long, unless it computes."""
         for pid, (where, begin) in list(self._working.items()):
             seconds = time.monotonic() - begin
             if seconds <= _PATIENCE:
@@ -154,7 +147,7 @@ class WorkerPool:
                 self._results.put(self._outcome(reply, unit, process))
         except BrokenPipeError:
             self._results.put(_worker_ended(process, where))
-        except BaseException as error:
+        except BaseException as error:  # of any kind: the main thread waits for a result of each unit
             self._results.put(error)
         finally:
             process.stdout.close()
@@ -163,7 +156,7 @@ class WorkerPool:
 
     def _outcome(self, line: bytes, unit: WorkUnit, process: "subprocess.Popen[bytes]") -> int | Exception:
         """Return the number of the finished unit from a worker's reply, or the error to raise."""
-        if not line:
+        if not line:  # the process has ended: it was killed
             return _worker_ended(process, unit.where)
         reply = json.loads(line)
         if "done" in reply:
@@ -178,7 +171,6 @@ class WorkerPool:
 
 
 def _worker_ended(process: "subprocess.Popen[bytes]", where: str) -> DataError:
-    """Return the error for a worker process that has ended unexpectedly."""
     code = process.wait()
     cause = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
     return DataError(
@@ -188,7 +180,7 @@ def _worker_ended(process: "subprocess.Popen[bytes]", where: str) -> DataError:
 
 
 def write_unit(stream: IO[bytes], unit: WorkUnit) -> None:
-    """Send a unit to a worker."""
+    """Send a unit: a line of JSON with the sizes of its documents, then their bytes."""
     span, split_rule = unit.span, unit.split_rule
     header = {
         "span": span.to_json(),
@@ -204,7 +196,7 @@ def write_unit(stream: IO[bytes], unit: WorkUnit) -> None:
 
 
 def read_unit(stream: IO[bytes]) -> WorkUnit | None:
-    """Receive a unit; None at the end of the stream."""
+    """Receive a unit; None at the end of the stream, also in the middle of a unit."""
     line = stream.readline()
     if not line.endswith(b"\n"):
         return None
@@ -217,18 +209,15 @@ def read_unit(stream: IO[bytes]) -> WorkUnit | None:
 
 
 def main() -> None:
-    """Serve one parent. The first line of stdin is JSON: {"tokenizer": folder, "folder": staging, "dtype": name}.
-
-    Ends without a word when stdin is closed, also before that line: the parent was interrupted or killed.
-    """
+    """Serve one parent, whose first line is JSON: {"tokenizer": folder, "folder": staging, "dtype": name}."""
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output printed by a library must not be mistaken for a reply
     line = sys.stdin.buffer.readline()
-    if not line.endswith(b"\n"):
+    if not line.endswith(b"\n"):  # the parent was interrupted or killed: end without a word
         return
     settings = json.loads(line)
     tokenizer = load_saved(Path(settings["tokenizer"]))
-    units: queue.Queue[WorkUnit] = queue.Queue(maxsize=1)
+    units: queue.Queue[WorkUnit] = queue.Queue(maxsize=1)  # the next unit is received while one is tokenized
     threading.Thread(target=_receive, args=(sys.stdin.buffer, units), daemon=True).start()
     while True:
         unit = units.get()

@@ -19,18 +19,12 @@ from hlat.data.source_file import SourceFile
 from hlat.data.stores.local_files import AtomicFileWriter
 from hlat.runtime.errors import DataError
 
-MIN_BAD_ROWS = 100
-"""Bad rows from which on their share is checked before the end of the corpus."""
+MIN_BAD_ROWS = 100  # bad rows from which on their share is checked before the end of the corpus
 _MAX_EXAMPLES = 3
 
 
 class BadRowCounter:
-    """Counter of rows, in the order of the corpus, that raises DataError once too many of them are bad.
-
-    Args:
-        share: maximum share of bad rows, from data.unreadable_rows.
-        files: files of the corpus, which ``BadRow.file`` indexes.
-    """
+    """Counts rows in the order of the corpus; DataError once more than ``share`` of them are bad."""
 
     def __init__(self, share: float, files: list[SourceFile]) -> None:
         self._share, self._files = share, files
@@ -38,17 +32,10 @@ class BadRowCounter:
         self._examples: list[str] = []
 
     def add(self, rows: int, bad_rows: Sequence[BadRow]) -> None:
-        """Count the rows of a work unit.
-
-        Args:
-            rows: number of rows.
-            bad_rows: the bad ones among them, in order.
-
-        Raises:
-            DataError: too many rows are bad.
-        """
+        """Count the rows of a work unit, of which ``bad_rows`` are bad; DataError for too many."""
         before = self._rows
         for bad in bad_rows:
+            # The rows up to this one, so that the count at an error does not depend on the size of units.
             self._rows = before + bad.rows
             self._bad_rows += 1
             where = _describe_position(bad, self._files)
@@ -64,11 +51,7 @@ class BadRowCounter:
         self._rows = before + rows
 
     def finish(self) -> None:
-        """Check the share of bad rows at the end of the corpus.
-
-        Raises:
-            DataError: too many rows are bad.
-        """
+        """Check the share at the end of the corpus; DataError for too many."""
         self._check("in all")
 
     def _check(self, when: str) -> None:
@@ -87,17 +70,13 @@ class BadRowCounter:
 
 
 def too_many_bad_rows(bad_rows: int, rows: int, share: float) -> bool:
-    """Return True if more than a share of the rows are bad; the share is taken exactly as it is written in decimal."""
+    """Return True if more than a share of the rows are bad."""
+    # Exactly the share that is written in the recipe: 0.1 as a float is a little more than a tenth.
     return bad_rows > Fraction(repr(share)) * rows
 
 
 class QuarantineWriter:
-    """Writer of the quarantine file: the bad rows, one JSON object per line. Without bad rows no file is written.
-
-    Args:
-        folder: folder of the file.
-        files: files of the corpus, which ``BadRow.file`` indexes.
-    """
+    """Writes the quarantine file, one JSON object per bad row; without bad rows there is no file."""
 
     def __init__(self, folder: Path, files: list[SourceFile]) -> None:
         self._path, self._files = folder / QUARANTINE_FILE, files
@@ -105,7 +84,6 @@ class QuarantineWriter:
         self._rows = 0
 
     def append(self, bad_rows: Sequence[BadRow]) -> None:
-        """Write more rows."""
         for bad in bad_rows:
             record = {"file": self._files[bad.file].path, **_row_numbers(bad), "reason": bad.reason}
             self._file = self._file or AtomicFileWriter(self._path)
@@ -113,13 +91,12 @@ class QuarantineWriter:
             self._rows += 1
 
     def close(self) -> QuarantineRecord | None:
-        """Complete the file and return its record; return None if there were no bad rows."""
+        """Complete the file and return its record; None if there were no bad rows."""
         if self._file is None:
             return None
         return QuarantineRecord(file=QUARANTINE_FILE, rows=self._rows, sha256=self._file.close())
 
     def abandon(self) -> None:
-        """Remove the file if it is not complete."""
         if self._file is not None:
             self._file.abandon()
 
@@ -134,6 +111,6 @@ def _describe_position(bad: BadRow, files: list[SourceFile]) -> str:
 
 
 def _round_up(share: float) -> float:
-    """Round a share up to two significant digits."""
+    # Two significant digits, rounded up: the share that is suggested must be enough.
     scale = 10.0 ** (1 - floor(log10(share)))
     return ceil(share * scale) / scale

@@ -32,7 +32,7 @@ from hlat.data.tokenizers.base import Tokenizer
 
 
 def manifest_problems(manifest: DataManifest) -> Iterator[str]:
-    """Yield the contradictions within a manifest."""
+    """Yield the contradictions within a manifest, one sentence each."""
     stated = (manifest.tokenizer_sha256, manifest.dtype, manifest.splits, manifest.sources, manifest.blocks)
     if content_fingerprint(*stated) != manifest.fingerprint:
         yield f"{MANIFEST_FILE}: the fingerprint does not match the shards in it"
@@ -143,13 +143,7 @@ def _file_sizes(manifest: DataManifest) -> Iterator[tuple[str, int]]:
 
 
 def content_problems(folder: Path, manifest: DataManifest) -> Iterator[str]:
-    """Yield the differences between the small files and the manifest; ``size_problems`` must have found none.
-
-    Of the document boundaries, only those at which a source begins or ends are checked.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
+    """Yield differences between small files and manifest; OSError if a file cannot be read."""
     for split, record in manifest.splits.items():
         yield from _boundary_problems(split, record, document_boundaries(folder, record))
     if manifest.blocks is not None:
@@ -157,15 +151,12 @@ def content_problems(folder: Path, manifest: DataManifest) -> Iterator[str]:
 
 
 def document_boundaries(folder: Path, record: SplitRecord) -> npt.NDArray[np.uint64]:
-    """Memory-map the document boundaries of a split.
-
-    Returns:
-        First token of each document and end of the last one, uint64, shape (documents + 1,).
-    """
+    """Map the first token of each document and the end of the last one: uint64, (documents + 1,)."""
     return np.memmap(folder / record.documents_file, dtype="<u8", mode="r", shape=(record.documents + 1,))
 
 
 def _boundary_problems(split: Split, record: SplitRecord, starts: npt.NDArray[np.uint64]) -> Iterator[str]:
+    # Only the boundaries at which a source begins or ends are read: opening must stay quick.
     document = token = 0
     for source in [None, *record.sources]:
         if source is not None:
@@ -179,6 +170,6 @@ def _block_problems(folder: Path, record: BlocksRecord, files: int) -> Iterator[
     if hashlib.sha256(content).hexdigest() != record.sha256:
         yield f"{record.file}: the checksum differs from the manifest's"
         return
-    blocks = np.load(BytesIO(content), allow_pickle=False)
+    blocks = np.load(BytesIO(content), allow_pickle=False)  # the bytes that were hashed, not the file again
     if blocks.shape != (sum(record.counts), 3) or not (0 <= blocks[:, 0].min() <= blocks[:, 0].max() < files):
         yield f"{MANIFEST_FILE}: has {sum(record.counts)} blocks of {files} files, which {record.file} does not"

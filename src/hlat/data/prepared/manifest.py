@@ -34,19 +34,12 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class RecordFormat:
-    """One version of the records.
-
-    Attributes:
-        version: ``format_version`` in the record.
-        write: adds what is stored besides the fields.
-        read: removes it again; raises ValueError if the record is damaged.
-        has_checksum: True if the record has a checksum of its own content.
-    """
+    """One version of the records, and how to write and read it."""
 
     version: int
-    write: Callable[[Record], Record]
-    read: Callable[[Record], Record]
-    has_checksum: bool
+    write: Callable[[Record], Record]  # adds what is stored besides the fields
+    read: Callable[[Record], Record]  # removes it again; raises ValueError if the record is damaged
+    has_checksum: bool  # True if the record has a checksum of its own content
 
 
 def _unchanged(record: Record) -> Record:
@@ -59,18 +52,16 @@ def _checked(stored: Record) -> Record:
     return {key: value for key, value in stored.items() if key != CHECKSUM_KEY}
 
 
+# Formats by version.
 RECORD_FORMATS: dict[int, RecordFormat] = {
     3: RecordFormat(3, _unchanged, _unchanged, has_checksum=False),
     4: RecordFormat(4, with_checksum, _checked, has_checksum=True),
 }
-"""Formats by version."""
 
-FORMAT_VERSION = max(RECORD_FORMATS)
-"""Version that is written."""
+FORMAT_VERSION = max(RECORD_FORMATS)  # version that is written
 
 
-WORK_VERSION = 3
-"""Format version of unfinished work, and of partitions of a corpus."""
+WORK_VERSION = 3  # format version of unfinished work, and of partitions of a corpus
 MANIFEST_FILE = "manifest.json"
 TOKENIZER_FOLDER = "tokenizer"
 QUARANTINE_FILE = "quarantine.jsonl"
@@ -82,7 +73,7 @@ SourceIndex = Annotated[int, Field(strict=True, ge=-1, le=1 << 31)]
 
 
 def shard_file(split: Split, index: int) -> str:
-    """Return the file name of a shard."""
+    """Return the file name of a shard, which begins with its split and sorts in order."""
     return f"{split}-{index:05d}.bin"
 
 
@@ -98,7 +89,7 @@ class StrictRecord(BaseModel):
 
 
 class ShardRecord(StrictRecord):
-    """A shard file."""
+    """A shard file: its name, its size in tokens and in bytes, its hash."""
 
     file: str
     tokens: Count
@@ -128,33 +119,21 @@ class SplitRecord(StrictRecord):
 
 
 class SourceRows(StrictRecord):
-    """Counts of the rows of one source; each row is null, empty, unreadable, or a document.
+    """Counts of the rows of one source; each row is null, empty, unreadable, or a document."""
 
-    Attributes:
-        source: index of the source; -1 for data.validation.path.
-        name: its name in the recipe, if it has one.
-        rows: all rows.
-        null_rows: rows without text, left out.
-        empty_documents: rows with an empty text, left out.
-        unreadable_rows: bad rows, left out.
-        documents: all other rows. A document inside which a validation tail begins is in both splits.
-        copies: documents that are exact copies of earlier ones, dropped or not.
-        copied_tokens: tokens of these copies, end-of-sequence tokens included.
-    """
-
-    source: SourceIndex
-    name: str | None
+    source: SourceIndex  # index of the source; -1 for data.validation.path
+    name: str | None  # its name in the recipe, if it has one
     rows: Count
-    null_rows: Count
-    empty_documents: Count
-    unreadable_rows: Count
-    documents: Count
-    copies: Count
-    copied_tokens: Count
+    null_rows: Count  # rows without text, left out
+    empty_documents: Count  # rows with an empty text, left out
+    unreadable_rows: Count  # bad rows, left out
+    documents: Count  # all other rows. A document inside which a validation tail begins is in both splits.
+    copies: Count  # documents that are exact copies of earlier ones, dropped or not
+    copied_tokens: Count  # tokens of these copies, end-of-sequence tokens included
 
 
 class QuarantineRecord(StrictRecord):
-    """The file that lists the bad rows."""
+    """The file that lists the bad rows, and their number."""
 
     file: str
     rows: Count
@@ -176,23 +155,17 @@ class SourceRecord(StrictRecord):
 
     @model_validator(mode="after")
     def _check_content(self) -> Self:
-        """Check that ``content`` begins with the index of a source."""
         if not isinstance(self.content[0], int) or self.content[0] < -1:
             raise ValueError(f"content: begins with {self.content[0]!r}, which is not the index of a source")
         return self
 
     @property
     def column(self) -> str:
-        """Column or key of its documents."""
         return str(self.content[1])
 
     @property
     def format(self) -> FileFormat:
-        """Its format.
-
-        Raises:
-            DataError: this version of hlat does not know it.
-        """
+        """Format of the file; DataError if this version of hlat does not know it."""
         return format_named(str(self.content[2]))
 
     @property
@@ -202,7 +175,6 @@ class SourceRecord(StrictRecord):
 
     @classmethod
     def from_file(cls, file: SourceFile) -> "SourceRecord":
-        """Make the record of a file of the corpus."""
         return cls(
             path=file.path,
             use="validation" if file.is_validation else "split",
@@ -215,74 +187,48 @@ class SourceRecord(StrictRecord):
         )
 
     def to_file(self) -> SourceFile:
-        """Return the file of the corpus that this record describes."""
         identity = self.bytes, self.mtime_ns, self.sha256, self.etag
         index = None if self.index is None else self.index.to_file()
         return SourceFile(self.path, self.format, self.column, int(self.content[0]), *identity, index)
 
 
 class BlocksRecord(StrictRecord):
-    """Blocks of text that streams read, for data that is tokenized while training (data.mode "online").
+    """Blocks of text that streams read, for data that is tokenized while training (data.mode "online")."""
 
-    Attributes:
-        file: name of the block index file, an int64 array of shape (blocks, 3).
-        sha256: hash of that file.
-        bytes: size of that file.
-        counts: number of blocks of each source, in the order of the sources.
-        below: documents whose hash lies below this are validation documents.
-    """
-
-    file: str
-    sha256: Sha256
-    bytes: Count
-    counts: list[Count]
+    file: str  # name of the block index file, an int64 array of shape (blocks, 3)
+    sha256: Sha256  # hash of that file
+    bytes: Count  # size of that file
+    counts: list[Count]  # number of blocks of each source, in the order of the sources
+    # Documents whose hash lies below this are validation documents.
     below: Annotated[int, Field(strict=True, ge=0, le=1 << 64)]
 
 
 class DataManifest(StrictRecord):
-    """Content of prepared data, and the settings and source files that it was made from.
+    """Content of prepared data, and the settings and source files that it was made from."""
 
-    Attributes:
-        format_version: version of the record, one of ``RECORD_FORMATS``.
-        fingerprint: see ``content_fingerprint``.
-        dtype: dtype of the tokens in the shards.
-        vocab_size: number of token ids of the tokenizer.
-        eos_id: end-of-sequence token; None for none.
-        bos_id: begin-of-sequence token of the tokenizer, which is not in the data; None if unknown.
-        tokenizer_sha256: see ``Tokenizer.sha256``.
-        splits: counts and files by split.
-        rows: counts of the rows by source.
-        quarantine: the list of bad rows; None if there are none.
-        notes: sentences for the user about this preparation.
-        settings: see ``content_settings``.
-        places: see ``recipe_locations``.
-        sources: the source files.
-        blocks: the blocks of text; None unless the text is tokenized while training.
-    """
-
-    format_version: int
-    fingerprint: str
-    dtype: Literal["uint16", "uint32"]
-    vocab_size: Count
-    eos_id: Count | None
-    bos_id: Count | None
-    tokenizer_sha256: Sha256
-    splits: dict[Split, SplitRecord]
-    rows: list[SourceRows]
-    quarantine: QuarantineRecord | None
-    notes: list[str]
-    settings: dict[str, Any]
-    places: dict[Literal["corpus", "tokenizer"], list[str]]
-    sources: list[SourceRecord]
-    blocks: BlocksRecord | None = None
+    format_version: int  # version of the record, one of ``RECORD_FORMATS``
+    fingerprint: str  # see ``content_fingerprint``
+    dtype: Literal["uint16", "uint32"]  # dtype of the tokens in the shards
+    vocab_size: Count  # number of token ids of the tokenizer
+    eos_id: Count | None  # end-of-sequence token; None for none
+    bos_id: Count | None  # begin-of-sequence token of the tokenizer, which is not in the data; None if unknown
+    tokenizer_sha256: Sha256  # see ``Tokenizer.sha256``
+    splits: dict[Split, SplitRecord]  # counts and files by split
+    rows: list[SourceRows]  # counts of the rows by source
+    quarantine: QuarantineRecord | None  # the list of bad rows; None if there are none
+    notes: list[str]  # sentences for the user about this preparation
+    settings: dict[str, Any]  # see ``content_settings``
+    places: dict[Literal["corpus", "tokenizer"], list[str]]  # see ``recipe_locations``
+    sources: list[SourceRecord]  # the source files
+    blocks: BlocksRecord | None = None  # the blocks of text; None unless the text is tokenized while training
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
-        """Check that all file names are those that hlat writes, so that no file outside the folder is ever opened."""
         if set(self.splits) != set(SPLITS):
             raise ValueError(f"splits: has {sorted(self.splits)}, expected {sorted(SPLITS)}")
         if set(self.places) != {"corpus", "tokenizer"}:
             raise ValueError("places: must have exactly the keys corpus and tokenizer")
+        # Only names that hlat writes, so that no file outside the folder is ever opened.
         for field, name, expected in _file_names(self):
             if name != expected:
                 raise ValueError(f"{field}: file name is {name!r}, expected {expected!r}")
@@ -290,7 +236,6 @@ class DataManifest(StrictRecord):
 
     @property
     def has_checksum(self) -> bool:
-        """True if the manifest was written with a checksum of its own content."""
         return RECORD_FORMATS[self.format_version].has_checksum
 
     @property
@@ -301,22 +246,18 @@ class DataManifest(StrictRecord):
 
     @property
     def all_rows(self) -> int:
-        """Number of rows of all sources."""
         return sum(source.rows for source in self.rows)
 
     @property
     def null_rows(self) -> int:
-        """Number of rows without text."""
         return sum(source.null_rows for source in self.rows)
 
     @property
     def empty_documents(self) -> int:
-        """Number of rows with an empty text."""
         return sum(source.empty_documents for source in self.rows)
 
     @property
     def unreadable_rows(self) -> int:
-        """Number of bad rows, which could not be read."""
         return sum(source.unreadable_rows for source in self.rows)
 
     @property
@@ -326,12 +267,10 @@ class DataManifest(StrictRecord):
 
     @property
     def copies(self) -> int:
-        """Number of documents that are exact copies of earlier ones."""
         return sum(source.copies for source in self.rows)
 
     @property
     def copies_dropped(self) -> bool:
-        """True if copies were left out."""
         return bool(self.settings.get("data.duplicates") == "drop")
 
 
@@ -342,17 +281,10 @@ def content_fingerprint(
     sources: list[SourceRecord] | None = None,
     blocks: BlocksRecord | None = None,
 ) -> str:
-    """Compute the fingerprint of prepared data: a hash of its tokenizer and shards.
-
-    Args:
-        tokenizer_sha256: see ``Tokenizer.sha256``.
-        dtype: dtype of the tokens.
-        splits: shards by split.
-        sources: source files; used only together with ``blocks``.
-        blocks: if the text is tokenized while training, its blocks.
-    """
+    """Compute the fingerprint of prepared data: a hash of its tokenizer and shards, or its blocks."""
     shards = [[shard.sha256 for shard in splits[split].shards] for split in SPLITS]
     content: list[Any] = [tokenizer_sha256, dtype, shards]
+    # Text that is tokenized while training has no shards: the files and their blocks stand for it.
     if blocks is not None:
         content += [[source.content for source in sources or []], blocks.model_dump()]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
@@ -378,20 +310,12 @@ class UnknownFormatError(Exception):
 
 
 def write_data_manifest(folder: Path, manifest: DataManifest) -> None:
-    """Write the manifest of a folder.
-
-    Raises:
-        OSError: the disk refused the write.
-    """
+    """Write the manifest of a folder in ``FORMAT_VERSION``; OSError if the disk refuses."""
     write_record(folder / MANIFEST_FILE, manifest.model_copy(update={"format_version": FORMAT_VERSION}))
 
 
 def read_data_manifest(folder: Path) -> DataManifest | None:
-    """Read the manifest of a folder; return None if it has none.
-
-    Raises:
-        DataError: the manifest is damaged, or has another format.
-    """
+    """Read the manifest of a folder; None if it has none; DataError if it is damaged or of another format."""
     path = folder / MANIFEST_FILE
     try:
         return DataManifest.model_validate(read_record(path))
@@ -416,23 +340,14 @@ def read_data_manifest(folder: Path) -> DataManifest | None:
 
 
 def write_record(path: Path, record: StrictRecord) -> None:
-    """Write a record, which is of format ``FORMAT_VERSION``.
-
-    Raises:
-        OSError: the disk refused the write.
-    """
+    """Write a record, which is of format ``FORMAT_VERSION``; OSError if the disk refuses."""
+    # As JSON values, of which the checksum is computed when it is read.
     content = RECORD_FORMATS[FORMAT_VERSION].write(json.loads(record.model_dump_json()))
     write_atomic(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Read the fields of a record that ``write_record`` or an earlier version wrote.
-
-    Raises:
-        OSError: the file does not exist or cannot be read.
-        ValueError: it is damaged; the message says how.
-        UnknownFormatError: its format version is not read.
-    """
+    """Read the fields of a record; OSError if it is unreadable, ValueError if damaged, or UnknownFormatError."""
     try:
         stored = json.loads(path.read_bytes())
     except RecursionError as error:
@@ -440,7 +355,7 @@ def read_record(path: Path) -> dict[str, Any]:
     if not isinstance(stored, dict):
         raise ValueError(f"a JSON {type(stored).__name__}, not an object")
     version = stored.get("format_version")
-    if type(version) is not int or version not in RECORD_FORMATS:
+    if type(version) is not int or version not in RECORD_FORMATS:  # not isinstance: true is 1 for Python
         *others, newest = map(str, sorted(RECORD_FORMATS))
         raise UnknownFormatError(f"data format {version!r}; this version reads {', '.join(others)} and {newest}")
     return RECORD_FORMATS[version].read(stored)

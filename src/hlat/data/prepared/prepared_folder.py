@@ -47,27 +47,21 @@ _NO_CHECKSUM = (
 
 @dataclass(frozen=True)
 class PreparedData:
-    """Opened prepared data.
+    """Opened prepared data: a folder, its manifest and its tokenizer."""
 
-    Attributes:
-        dir: the folder.
-        manifest: its manifest.
-        tokenizer: the tokenizer that prepared it.
-        run_dir: folder of the run that trains on it, which remembers what it has read; None for other uses.
-    """
-
-    dir: Path
+    dir: Path  # the folder
     manifest: DataManifest
     tokenizer: Tokenizer
+    # Folder of the run that trains on it, which remembers what it has read; None for other uses.
     run_dir: Path | None = None
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the tokens and the tokenizer; it does not depend on the folder or on the source files."""
+        """Hash of tokens and tokenizer; independent of the folder and the source files."""
         return self.manifest.fingerprint
 
     def with_sources(self, sources: list[SourceRecord]) -> "PreparedData":
-        """Return the same data with other source files, for a corpus that was moved; nothing is written."""
+        """Return the same data with other source files, for a corpus that was moved; writes nothing."""
         return replace(self, manifest=self.manifest.model_copy(update={"sources": sources}))
 
     def for_run(self, run_dir: Path) -> "PreparedData":
@@ -76,12 +70,11 @@ class PreparedData:
 
     @property
     def record_folders(self) -> list[Path]:
-        """Folders that remember the content of what was read; empty unless a run reads the data."""
+        """Folders that remember what was read; empty unless a run reads the data."""
         return [] if self.run_dir is None else [self.dir, self.run_dir]
 
     @property
     def tokenizer_dir(self) -> Path:
-        """Folder of the tokenizer files."""
         return self.dir / TOKENIZER_FOLDER
 
     @property
@@ -91,7 +84,7 @@ class PreparedData:
         return [*self.manifest.notes, *([] if scarce is None else [" ".join(scarce)])]
 
     def _held_out(self) -> list[HeldOut]:
-        """Validation text of each source of which documents are chosen by hash; none for other splits."""
+        """Return the validation text of each source whose documents are split by hash; none otherwise."""
         manifest = self.manifest
         if manifest.settings.get("data.validation.by") != "document" or manifest.blocks is not None:
             return []  # of online data, only so much as the recipe evaluates is kept
@@ -114,7 +107,6 @@ class PreparedData:
 
     @property
     def train_tokens(self) -> int:
-        """Number of tokens of the training split."""
         return self.manifest.splits["train"].tokens
 
     @property
@@ -124,7 +116,7 @@ class PreparedData:
 
     @property
     def token_bytes(self) -> npt.NDArray[np.int64]:
-        """UTF-8 bytes that each token spells, int64, shape (vocab_size,); see ``Tokenizer.token_bytes``."""
+        """UTF-8 bytes that each token spells, int64, shape (vocab_size,)."""
         return self.tokenizer.token_bytes
 
     def text_and_spelling(self, split: Split) -> list[tuple[float, float]]:
@@ -145,36 +137,29 @@ class PreparedData:
         return [(count * shared if text is None else text, max(count, 1)) for text, count in pairs]
 
     def _spelled(self, split: Split, start: int, stop: int) -> int:
-        """Add up the bytes that tokens spell; ids outside the vocabulary, which batches report, count nothing."""
+        """Add up the bytes that tokens spell."""
         tokens, table, total = self.tokens(split), self.token_bytes, 0
         for begin in range(start, stop, _COUNTED_TOKENS):
             ids = tokens.read(begin, min(begin + _COUNTED_TOKENS, stop))
+            # Ids outside the vocabulary are reported when they are in a batch.
             total += int(table[ids[ids < len(table)]].sum())
         return total
 
     def check_shards(self, split: Split) -> None:
-        """Compare the shards of a split with their checksums; reads every byte of them.
-
-        Raises:
-            DataError: lists the damaged shards.
-        """
+        """Read a split and compare it with its checksums; DataError lists the damaged shards."""
         shards = self.manifest.splits[split].shards
         damaged = [shard.file for shard in shards if sha256_of(self.dir / shard.file) != shard.sha256]
         if damaged:
             raise self._damaged(", ".join(damaged[:_MAX_PROBLEMS]) + (", ..." if len(damaged) > _MAX_PROBLEMS else ""))
 
     def check_before_training(self) -> None:
-        """Compare the shards of every split of at most 1 GiB with their checksums.
-
-        Raises:
-            DataError: lists the damaged shards of a split.
-        """
+        """Run ``check_shards`` for every split of at most 1 GiB."""
         for split in SPLITS:
             if split not in self._large_splits:
                 self.check_shards(split)
 
     def check_while_training(self) -> None:
-        """Start to compare the splits that ``check_before_training`` leaves out; reading tokens tells the result."""
+        """Start to compare the larger splits; reading tokens raises what is found."""
         self._content.compare_all(self._large_splits)
 
     def notes_at_end(self) -> list[str]:
@@ -188,7 +173,7 @@ class PreparedData:
 
     @property
     def training_notes(self) -> list[str]:
-        """Sentences for the user of a run: splits that ``check_before_training`` leaves out because of their size."""
+        """Sentences about the splits that ``check_before_training`` leaves out."""
         return [
             f"{self._shard_bytes(split) / 1e9:,.1f} GB of {split} shards are compared with their checksums while the "
             f"model trains; hlat data verify {self.dir} compares them before."
@@ -214,7 +199,7 @@ class PreparedData:
         )
 
     def tokens(self, split: Split) -> TokenArray:
-        """Memory-map the tokens of a split. A run compares them, as it reads them, with what was read before."""
+        """Map the tokens of a split. A run compares them, as it reads them, with what was read before."""
         shards = self.manifest.splits[split].shards
         paths, counts = [self.dir / shard.file for shard in shards], [shard.tokens for shard in shards]
         if not self.record_folders:
@@ -222,19 +207,11 @@ class PreparedData:
         return TokenArray(paths, counts, self.manifest.dtype, partial(self._content.check, split))
 
     def document_boundaries(self, split: Split) -> npt.NDArray[np.uint64]:
-        """Memory-map the document boundaries of a split.
-
-        The first call for a split reads the file, 8 bytes per document, and compares its checksum.
-
-        Returns:
-            First token of each document and end of the last one, uint64, shape (documents + 1,).
-
-        Raises:
-            DataError: the file is damaged.
-        """
+        """Memory-map first token of each document and end of the last: uint64, shape (documents + 1,)."""
         if split not in self._boundaries:
             record = self.manifest.splits[split]
             file = self.dir / record.documents_file
+            # The first call reads all of it, 8 bytes per document. DataError if it is damaged.
             if sha256_of(file) != record.documents_sha256:
                 raise self._damaged(record.documents_file)
             self._boundaries[split] = document_boundaries(self.dir, record)
@@ -242,27 +219,24 @@ class PreparedData:
 
     @cached_property
     def _boundaries(self) -> dict[Split, npt.NDArray[np.uint64]]:
-        """Cache of verified document boundaries, by split."""
         return {}
 
 
 def open_prepared(dir: str | Path, config: DataConfig | None = None) -> PreparedData:
     """Open prepared data after checking its manifest, file sizes and some document boundaries.
 
-    ``hlat.data.prepare.verification`` checks the rest.
-
-    Args:
-        dir: the folder.
-        config: if given, its settings that decide the content must be those that the data was prepared with.
+    ``hlat.data.prepare.verification`` checks the rest. With ``config``, the settings that decide the content must be
+    those that the data was prepared with.
 
     Raises:
-        DataError: the folder has no prepared data, or it is incomplete, damaged, or prepared with other settings.
+        DataError: no prepared data, or it is incomplete, damaged, or prepared with other settings.
     """
     folder = Path(local_path(dir))
     manifest = read_data_manifest(folder)
     if manifest is None:
         raise DataError(f"{folder}: no prepared data here (no {MANIFEST_FILE}). Run hlat data prepare first.")
     _refuse(folder, list(manifest_problems(manifest)))
+    # Before content is looked at: files are mapped by the sizes in the manifest.
     _refuse(folder, list(size_problems(folder, manifest)))
     tokenizer = load_saved(folder / TOKENIZER_FOLDER)
     if reason := changed_ids(manifest, tokenizer):
@@ -279,7 +253,6 @@ def open_prepared(dir: str | Path, config: DataConfig | None = None) -> Prepared
 
 
 def _refuse(folder: Path, problems: list[str]) -> None:
-    """Raise DataError if there are any problems."""
     if problems:
         listed = "".join(f"\n  {problem}" for problem in problems[:_MAX_PROBLEMS])
         more = f"\n  and {len(problems) - _MAX_PROBLEMS} more" if len(problems) > _MAX_PROBLEMS else ""
@@ -290,17 +263,7 @@ def _refuse(folder: Path, problems: list[str]) -> None:
 
 
 def check_settings(folder: Path, manifest: DataManifest, config: DataConfig, more: list[str] | None = None) -> None:
-    """Check that data was prepared with these settings.
-
-    Args:
-        folder: folder of the data, for the message.
-        manifest: its manifest.
-        config: the settings.
-        more: further differences to report.
-
-    Raises:
-        DataError: there is a difference.
-    """
+    """Raise DataError if data was prepared with other settings, or if there are ``more`` differences."""
     problems = setting_problems(folder, manifest, config) + (more or [])
     if problems:
         listed = "".join(f"\n  {problem}" for problem in problems)
@@ -311,11 +274,7 @@ def check_settings(folder: Path, manifest: DataManifest, config: DataConfig, mor
 
 
 def setting_problems(folder: Path, manifest: DataManifest, config: DataConfig) -> list[str]:
-    """Describe the differences between the settings of prepared data and a recipe, in one sentence each.
-
-    Raises:
-        DataError: see ``current_settings``.
-    """
+    """Describe how the settings of prepared data differ from a recipe's; errors of ``current_settings``."""
     problems = setting_differences(manifest.settings, current_settings(folder, manifest, config))
     bad_rows, rows = manifest.unreadable_rows, manifest.all_rows
     if too_many_bad_rows(bad_rows, rows, config.unreadable_rows):
@@ -327,16 +286,7 @@ def setting_problems(folder: Path, manifest: DataManifest, config: DataConfig) -
 
 
 def current_settings(folder: Path, manifest: DataManifest | None, config: DataConfig) -> dict[str, Any]:
-    """Return ``content_settings``; for a deleted tokenizer use the copy in the finished data of the folder.
-
-    Args:
-        folder: folder of the data, for the message.
-        manifest: manifest of the finished data; None if there is none.
-        config: the data section.
-
-    Raises:
-        DataError: the recipe's tokenizer does not exist, and the data was prepared with another one.
-    """
+    """Return ``content_settings``; DataError if the tokenizer is gone and the data has another."""
     path = config.tokenizer.path
     if manifest is None or path is None or Path(local_path(path)).exists():
         return content_settings(config)
@@ -346,21 +296,15 @@ def current_settings(folder: Path, manifest: DataManifest | None, config: DataCo
             f"data.tokenizer.path {path}: no such tokenizer. {folder} contains data that was prepared with "
             f"{' '.join(earlier) or 'a tokenizer trained on its corpus'}. Set that to use it, or correct the path."
         )
+    # Of a deleted tokenizer, the copy in the finished data counts.
     return content_settings(config, manifest.tokenizer_sha256)
 
 
 def check_tokenizer(config: DataConfig, vocab_size: int) -> None:
-    """Check the vocabulary size of the recipe's tokenizer before data is prepared.
+    """Check before data is prepared that the model has an embedding row for each token of the recipe's tokenizer.
 
     A tokenizer that does not exist here, such as one of the Hugging Face Hub, is left to ``prepare``, which may find a
-    copy of it in finished data.
-
-    Args:
-        config: the data section.
-        vocab_size: embedding rows of the model.
-
-    Raises:
-        DataError: the tokenizer is unreadable, or has more tokens than the model has embedding rows.
+    copy of it in finished data. DataError if it is unreadable, or has more tokens than ``vocab_size`` rows.
     """
     path = config.tokenizer.path
     if path is None or not Path(local_path(path)).exists():
@@ -374,17 +318,7 @@ def check_tokenizer(config: DataConfig, vocab_size: int) -> None:
 
 
 def check_token_ids(prepared: PreparedData, split: Split, highest: int, position: int) -> None:
-    """Check that token ids of a split are in the vocabulary.
-
-    Args:
-        prepared: the data.
-        split: the split.
-        highest: the highest of the ids.
-        position: a position of these tokens in the split, for the message.
-
-    Raises:
-        DataError: the highest id is not in the vocabulary.
-    """
+    """Raise DataError, which names the shard, if the ``highest`` id is outside the vocabulary."""
     if highest >= prepared.tokenizer.vocab_size:
         raise DataError(
             f"{prepared.tokens(split).file_of(position)}: damaged: it contains token {highest}, the vocabulary has "
@@ -394,15 +328,7 @@ def check_token_ids(prepared: PreparedData, split: Split, highest: int, position
 
 
 def check_vocabulary(prepared: PreparedData, vocab_size: int) -> None:
-    """Check that a model has an embedding row for every token id of the data.
-
-    Args:
-        prepared: the data.
-        vocab_size: embedding rows of the model.
-
-    Raises:
-        DataError: it has fewer embedding rows than the tokenizer has tokens.
-    """
+    """Raise DataError if the model has fewer embedding rows than the data's tokenizer has tokens."""
     needed = prepared.manifest.vocab_size
     if needed > vocab_size:
         raise DataError(

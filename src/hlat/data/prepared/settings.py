@@ -16,12 +16,10 @@ from hlat.data.tokenizers.load import load_tokenizer
 
 
 def recipe_locations(config: DataConfig) -> dict[str, list[str]]:
-    """List the settings of a recipe that locate the corpus and the tokenizer, as "field=value".
+    """List the settings that locate the corpus and the tokenizer, as "field=value", by "corpus" and "tokenizer".
 
-    After the corpus or the tokenizer was deleted, prepared data is still used for recipes with the same locations.
-
-    Returns:
-        Locations under the keys "corpus" and "tokenizer"; the latter is empty for a tokenizer trained on the corpus.
+    After corpus or tokenizer was deleted, prepared data is still used for recipes with the same locations. A tokenizer
+    trained on the corpus has none.
     """
     corpus = {"data.path": config.path}
     corpus |= {f"data.sources.{index}.path": source.path for index, source in enumerate(config.sources)}
@@ -38,12 +36,8 @@ def recipe_locations(config: DataConfig) -> dict[str, list[str]]:
 def content_settings(config: DataConfig, tokenizer_sha256: str | None = None) -> dict[str, Any]:
     """Return the settings that decide the prepared content, by field name; paths are not among them.
 
-    Args:
-        config: the data section.
-        tokenizer_sha256: hash to use for the recipe's tokenizer if its file does not exist any more.
-
-    Raises:
-        DataError: the tokenizer, of which the hash of the content is needed, cannot be read.
+    ``tokenizer_sha256`` stands for the recipe's tokenizer if its file is gone. DataError if the tokenizer cannot be
+    read.
     """
     settings: dict[str, Any] = {
         **_columns(config),
@@ -101,10 +95,7 @@ def _format(settings: dict[str, Any], name: str) -> str:
 
 
 def recipe_source_names(config: DataConfig) -> dict[int, str | None]:
-    """Return the name of each source in a recipe, by its index; None for a source without name.
-
-    The index -1 stands for data.validation.path and has the name "validation".
-    """
+    """Return the name of each source by index, or None; -1 is data.validation.path, "validation"."""
     names: list[str | None] = [] if config.path is None else [None]
     return {-1: "validation", **dict(enumerate([*names, *(source.name for source in config.sources)]))}
 

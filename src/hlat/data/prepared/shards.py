@@ -4,12 +4,12 @@
     tokens of a row --pages of 64 KiB--> ContentRecord --> the same as before, or a DataError with the shard
     shards that are not compared before training --a process of low priority--> checksums of the manifest
 
-A shard is a raw little-endian array. It is written under a temporary name. Its sha256 is written to a file next to it
-before it gets its final name, so a shard under its final name is complete. The token file of a unit is removed as soon
-as finished shards contain all its tokens, so a preparation needs little more disk space than its result.
+A shard is a raw little-endian array, written under a temporary name. Before it gets its final name, its sha256 is
+written to a file next to it. So a shard under its final name is complete. The token file of a unit is removed as soon
+as finished shards contain all its tokens: a preparation needs little more disk space than its result.
 
-The process is started by rank 0 (``python -m hlat.data.prepared.shards``), because a thread would take the interpreter
-from the training step. It ends with its parent, and does not read again what an earlier start compared.
+Rank 0 starts the process (``python -m hlat.data.prepared.shards``); a thread would take the interpreter from the
+training step. It ends with its parent, and does not read again what an earlier start compared.
 """
 
 import hashlib
@@ -51,16 +51,10 @@ def token_dtype(vocab_size: int) -> Literal["uint16", "uint32"]:
 
 
 class ShardWriter:
-    """Writer of the shards of one split, from the tokens of work units in order.
+    """Writes the shards of one split from the tokens of work units in order.
 
-    After a restart, the same units are appended again; tokens that full shards contain already are skipped.
-
-    Args:
-        folder: folder of the shards.
-        split: the split, which begins their names.
-        shard_tokens: number of tokens in every shard but the last.
-        dtype: "uint16" or "uint32".
-        consume: remove the token files of units when finished shards contain them.
+    After a restart, the same units are appended again; tokens that full shards contain already are skipped. With
+    ``consume``, token files of units are removed when finished shards contain them.
     """
 
     def __init__(self, folder: Path, split: Split, shard_tokens: int, dtype: str, consume: bool = True) -> None:
@@ -73,23 +67,13 @@ class ShardWriter:
         self._file: AtomicFileWriter | None = None
         self.position = 0
 
+    # Lengths in tokens, int64, and kept, bool: shape (documents,).
     def append(self, tokens: Path, lengths: Int64s, kept: Bools, sha256: str) -> None:
-        """Append documents from the token file of a work unit.
-
-        Args:
-            tokens: the file, which contains its documents one after the other.
-            lengths: number of tokens of each document, int64, shape (documents,).
-            kept: mask of the documents to append, bool, shape (documents,).
-            sha256: expected hash of the file, compared before tokens are copied.
-
-        Raises:
-            DataError: the file has another length or hash.
-            OSError: the disk refused the write.
-        """
+        """Append the ``kept`` documents of a unit's token file; DataError if the file is damaged."""
         start, self.position = self.position, self.position + int(lengths[kept].sum())
         self._merged.append((self.position, tokens))
         finished = self._full_shards * self._shard_tokens
-        if self.position > max(start, finished):
+        if self.position > max(start, finished):  # else all of it is in full shards already, and the file may be gone
             self._check(tokens, int(lengths.sum()), sha256)
             self._copy(tokens, int(lengths.sum()), _kept_ranges(lengths, kept, skip=max(finished - start, 0)))
         self._drop_merged()
@@ -148,7 +132,6 @@ class ShardWriter:
         return self._file
 
     def _free_tokens(self) -> int:
-        """Return how many more tokens fit into the current shard."""
         written = 0 if self._file is None else self._file.size // self._dtype.itemsize
         return self._shard_tokens - written
 
@@ -166,10 +149,7 @@ class ShardWriter:
 
 
 def _kept_ranges(lengths: Int64s, kept: Bools, skip: int) -> Iterator[tuple[int, int]]:
-    """Yield the token ranges of the kept documents in their file, without their first ``skip`` tokens.
-
-    Contiguous documents are one range.
-    """
+    """Yield the token ranges of runs of kept documents, without the first ``skip`` tokens."""
     ends = np.cumsum(lengths)
     edges = np.flatnonzero(
         np.diff(kept.astype(np.int8), prepend=0, append=0)
@@ -183,13 +163,13 @@ def _kept_ranges(lengths: Int64s, kept: Bools, skip: int) -> Iterator[tuple[int,
 
 
 class BoundaryWriter:
-    """Writer of the document boundaries of a split: first token of each document and end of the last one, uint64."""
+    """Writes first token of each document and end of the last one, uint64."""
 
     def __init__(self, path: Path) -> None:
         self._file = AtomicFileWriter(path)
         self._position = 0
         self.documents = 0
-        self._file.write(bytes(8))
+        self._file.write(bytes(8))  # document 0 begins at token 0
 
     def append(self, lengths: Int64s) -> None:
         """Append documents by their number of tokens, int64, shape (documents,)."""
@@ -203,18 +183,13 @@ class BoundaryWriter:
         return self._file.close()
 
     def abandon(self) -> None:
-        """Remove the file if it is not complete."""
         self._file.abandon()
 
 
 class TokenArray:
     """Tokens of a split by position, memory-mapped, across its shards.
 
-    Args:
-        paths: the shard files in order.
-        counts: number of tokens of each shard.
-        dtype: "uint16" or "uint32".
-        check: called with shard, first byte and end before these bytes are read; raises DataError if they have changed.
+    ``check`` gets shard, first byte and end before these bytes are read, and raises DataError if they have changed.
     """
 
     def __init__(
@@ -245,7 +220,7 @@ class TokenArray:
         return out
 
     def read_into(self, start: int, out: npt.NDArray[np.int64]) -> None:
-        """Fill ``out`` with the tokens from ``start`` on."""
+        """Fill ``out``, int64, with the tokens from ``start`` on."""
         shard = int(np.searchsorted(self._starts, start, side="right")) - 1
         filled = 0
         while filled < len(out):
@@ -265,13 +240,7 @@ _CONTENT_REMEDY = (
 
 
 class ShardContent:
-    """Content of the shards of both splits.
-
-    Args:
-        folder: folder of the shards.
-        manifest: its manifest.
-        folders: folders with a record each; what one of them knows is compared with.
-    """
+    """Compares the shards of both splits, as they are read, with records in ``folders``."""
 
     def __init__(self, folder: Path, manifest: DataManifest, folders: Sequence[Path]) -> None:
         self._folder, self._folders = folder, folders
@@ -286,22 +255,14 @@ class ShardContent:
         self._lock, self._problem, self._unfinished = threading.Lock(), "", ""
 
     def check(self, split: Split, shard: int, start: int, stop: int) -> None:
-        """Compare or record the pages that overlap the bytes ``start <= byte < stop`` of a shard.
-
-        Raises:
-            DataError: the content differs; or the process that compares checksums has found a difference.
-        """
+        """Compare or record pages of ``start <= byte < stop``; DataError if they, or a checksum, differ."""
         if self._process is not None or self._problem:
             self.look_at_process()
         number = self._first[split] + shard
         self._record.check(number, self._paths[number], start, stop)
 
     def look_at_process(self) -> str:
-        """Return why the process has not compared all checksums; empty if it has, or was not started.
-
-        Raises:
-            DataError: it has found a difference.
-        """
+        """Return why not all checksums were compared, or ""; DataError for a difference."""
         with self._lock:  # training and evaluation read in threads of their own
             if self._process is not None and self._process.poll() is not None:
                 output, _ = self._process.communicate()
@@ -320,7 +281,7 @@ class ShardContent:
     def compare_all(self, splits: Sequence[Split]) -> None:
         """Start the process that compares the shards of some splits with their checksums."""
         if splits:
-            self._unfinished = "the run has ended before"
+            self._unfinished = "the run has ended before"  # true until the process has ended
             command = [sys.executable, "-P", "-m", __name__, str(self._folder), ",".join(splits)]
             self._process = subprocess.Popen(
                 [*command, *map(str, self._folders)],
@@ -330,20 +291,16 @@ class ShardContent:
             )
 
     def compare(self, splits: Sequence[Split]) -> None:
-        """Compare the shards of some splits with their checksums, unless that was done since they were written.
-
-        Raises:
-            DataError: a shard differs, or cannot be read.
-        """
+        """Compare shards with their checksums; DataError if one differs or cannot be read."""
         for number, shard in enumerate(self._shards):
             if ("train" if number < self._first["validation"] else "validation") in splits:
+                # A shard that was compared since it was written is not read.
                 self._record.complete(number, self._paths[number], shard.sha256)
 
 
 def _compare_checksums() -> None:
-    """Compare the shards of a folder; print the first difference and end with exit code 1."""
     folder, splits, *folders = sys.argv[1:]
-    os.nice(19)
+    os.nice(19)  # training must not become slower by it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     manifest = read_data_manifest(Path(folder))
     assert manifest is not None, "the folder was opened"

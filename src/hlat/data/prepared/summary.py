@@ -28,25 +28,15 @@ class LengthBucket:
 
 @dataclass(frozen=True)
 class LengthStatistics:
-    """Statistics of the document lengths of a split, in tokens, end-of-sequence tokens included.
+    """Statistics of the document lengths of a split, in tokens, end-of-sequence tokens included."""
 
-    Attributes:
-        shortest: length of the shortest document.
-        longest: length of the longest document.
-        mean: mean length.
-        median: 0.5 quantile of the lengths; 2**20 also stands for longer ones.
-        p90: 0.9 quantile, likewise.
-        p99: 0.99 quantile, likewise.
-        buckets: histogram by powers of two, from the shortest to the longest document.
-    """
-
-    shortest: int
-    longest: int
+    shortest: int  # length of the shortest document
+    longest: int  # length of the longest document
     mean: float
-    median: int
-    p90: int
-    p99: int
-    buckets: list[LengthBucket]
+    median: int  # 0.5 quantile of the lengths; 2**20 also stands for longer ones
+    p90: int  # 0.9 quantile, likewise
+    p99: int  # 0.99 quantile, likewise
+    buckets: list[LengthBucket]  # histogram by powers of two, from the shortest to the longest document
 
 
 @dataclass(frozen=True)
@@ -72,23 +62,14 @@ class SplitSummary:
 
 @dataclass(frozen=True)
 class Passage:
-    """A contiguous range of tokens of one document, decoded.
+    """A contiguous range of tokens of one document, decoded."""
 
-    Attributes:
-        document: index of the document in the split.
-        document_tokens: number of tokens of the document.
-        tokens: number of tokens of the passage.
-        begins: True if the passage begins at the beginning of the document.
-        ends: True if the passage ends at the end of the document.
-        text: decoded text.
-    """
-
-    document: int
+    document: int  # index of the document in the split
     document_tokens: int
     tokens: int
-    begins: bool
-    ends: bool
-    text: str
+    begins: bool  # True if the passage begins at the beginning of the document
+    ends: bool  # True if the passage ends at the end of the document
+    text: str  # decoded text
 
 
 @dataclass(frozen=True)
@@ -118,15 +99,9 @@ class Summary:
 
 
 def summarize(prepared: PreparedData, samples: int = 3, tokens: int = 128) -> Summary:
-    """Summarize prepared data.
+    """Summarize prepared data, with ``samples`` texts per split of ``tokens`` tokens, evenly spread over it.
 
-    Args:
-        prepared: the data.
-        samples: number of text samples per split, evenly spread over it.
-        tokens: number of tokens of each sample.
-
-    Raises:
-        DataError: the document boundaries are damaged, or an id is not in the vocabulary.
+    DataError if the document boundaries are damaged, or an id is not in the vocabulary.
     """
     manifest = prepared.manifest
     quarantine = manifest.quarantine
@@ -176,6 +151,7 @@ def _lengths(starts: npt.NDArray[np.uint64]) -> LengthStatistics:
     for begin in range(0, len(starts) - 1, _CHUNK):
         lengths = np.diff(starts[begin : begin + _CHUNK + 1].astype(np.int64))
         exact += np.bincount(np.minimum(lengths, _MAX_EXACT), minlength=_MAX_EXACT + 1)
+        # exact: lengths are far below 2**53
         powers = np.frexp(lengths.astype(np.float64))[1]
         documents += np.bincount(powers, minlength=65)
         np.add.at(tokens, powers, lengths)
@@ -191,16 +167,16 @@ def _lengths(starts: npt.NDArray[np.uint64]) -> LengthStatistics:
 
 
 def _power(length: int) -> int:
-    """Return the exponent of the smallest power of two above a length."""
     return length.bit_length()
 
 
 def _samples(prepared: PreparedData, split: Split, count: int, tokens: int) -> Iterator[TextSample]:
-    """Yield samples around the beginnings of evenly spread documents; a quarter of each lies before the beginning."""
+    """Yield samples around the beginnings of evenly spread documents."""
     starts = prepared.document_boundaries(split)
     documents, total = len(starts) - 1, int(starts[-1])
     chosen = {documents * (2 * number + 1) // (2 * count) for number in range(count)} if total else set()
     for document in sorted(chosen):
+        # A quarter of it lies before the beginning of the document.
         position = max(min(int(starts[document]) - tokens // 4, total - tokens), 0)
         yield TextSample(split, position, list(_passages(prepared, split, position, min(position + tokens, total))))
 

@@ -6,18 +6,19 @@
 
 **Mixture.** After i samples a source with shares w_1, w_2, ... should have supplied T(i) = w_1 + ... + w_i of them. Its
 n-th sample may come once T(i) is large enough, and must come before T(i) is too large: this is its window. With the
-windows of Tijdeman 1980 ("The chairman assignment problem", Discrete Mathematics 32) a sequence always exists, and
-taking the source whose window closes first finds it: each source is then within 1 - 1 / (2 K - 2) of T(i) after every
-i, for K sources and shares that change as often as they like. While the shares stay the same the sequence repeats, so a
-phase of 10^9 samples is stored as a table of one period, and any position is found without replaying the samples before
-it. All arithmetic is in integers.
+windows of Tijdeman 1980 ("The chairman assignment problem", Discrete Mathematics 32) a sequence always exists. Taking
+the source whose window closes first finds it. Each source is then within 1 - 1 / (2 K - 2) of T(i) after every i, for K
+sources and shares that change as often as they like. All arithmetic is in integers.
+
+While the shares stay the same the sequence repeats. So a phase of 10^9 samples is stored as a table of one period, and
+any position is found without replaying the samples before it.
 
 **Epochs.** N is the sum of the lists' repeated lengths. Items are rows of prepared data, or blocks of files where text
 is tokenized during training. A list with repeats 2.5 occurs twice in full in each epoch, and a different half of it
 once more.
 
-**Permutation.** A balanced Feistel network permutes the numbers of an even number of bits whatever its round function
-is (Luby and Rackoff 1988); a number outside [0, n) is permuted again until it falls inside, which leaves a permutation
+**Permutation.** A balanced Feistel network permutes the numbers of an even number of bits, whatever its round function
+is (Luby and Rackoff 1988). A number outside [0, n) is permuted again until it falls inside, which leaves a permutation
 of [0, n) ("cycle walking", Black and Rogaway 2002). The domain has fewer than 4 n numbers, or 64 for tiny n.
 """
 
@@ -43,22 +44,12 @@ _33 = np.uint64(33)
 def permute(seed: int, epoch: int, index: npt.ArrayLike, n: int) -> npt.NDArray[np.int64]:
     """Return the value at each index of the permutation of [0, n) that belongs to (seed, epoch).
 
-    Args:
-        seed: the seed of the run.
-        epoch: the epoch; each has its own permutation.
-        index: integers in [0, n), any shape.
-        n: size of the permutation, up to 2**62.
-
-    Returns:
-        int64, the shape of ``index``; over all of [0, n) each value occurs once.
-
-    Raises:
-        IndexError: an index is outside [0, n).
+    int64, the shape of ``index``, which is in [0, n), else IndexError. Over all of [0, n) each value occurs once.
     """
     values = np.asarray(index, dtype=np.int64)
     if values.size and not (values.min() >= 0 and values.max() < n):
         raise IndexError(f"indices must be in [0, {n})")
-    half = max(_LEAST_HALF_BITS, (max(n - 1, 1).bit_length() + 1) // 2)
+    half = max(_LEAST_HALF_BITS, (max(n - 1, 1).bit_length() + 1) // 2)  # n up to 2**62
     keys = [np.uint64(stream_key(seed, "order", epoch, round)) for round in range(_ROUNDS)]
     out = values.astype(np.uint64).ravel()
     outside = np.arange(out.size)
@@ -92,14 +83,8 @@ _CHUNK, _CACHED_CHUNKS = 1 << 12, 16
 class EpochOrder:
     """An endless sequence of epochs in which every item occurs as often as its list is repeated.
 
-    Args:
-        items: number of items of each list.
-        repeats: occurrences of each list in an epoch; the fractional part selects that fraction of its items.
-        seed: seed of the order.
-        shuffle: True for a new permutation each epoch; False for one list after the other.
-
-    Attributes:
-        epoch_length: positions per epoch, N.
+    The fraction of a list's ``repeats`` selects that fraction of its items. Without ``shuffle``, lists come one after
+    the other. ``epoch_length`` is N, the positions per epoch.
     """
 
     def __init__(self, items: Sequence[int], repeats: Sequence[float], seed: int, shuffle: bool) -> None:
@@ -122,8 +107,8 @@ class EpochOrder:
         return out
 
     def _order(self, epoch: int, offsets: Int64s) -> Int64s:
-        """Apply ``permute`` in cached chunks: permuting a few numbers takes as long as permuting many."""
         out = np.empty_like(offsets)
+        # In cached chunks, because permuting a few numbers takes as long as permuting many.
         for chunk in np.unique(offsets // _CHUNK).tolist():
             if (epoch, chunk) not in self._cached:
                 if len(self._cached) >= _CACHED_CHUNKS:
@@ -154,15 +139,10 @@ class EpochOrder:
 
 @dataclass(frozen=True)
 class PhaseWeights:
-    """The weights of the sources in one phase.
+    """The weights of the sources in one phase, as whole numbers."""
 
-    Attributes:
-        weights: relative weight of each source; non-negative integers, not all zero.
-        stop: the global sample before which the phase ends; None for no end.
-    """
-
-    weights: tuple[int, ...]
-    stop: int | None = None
+    weights: tuple[int, ...]  # relative weight of each source; non-negative integers, not all zero
+    stop: int | None = None  # the global sample before which the phase ends; None for no end
 
     @property
     def period(self) -> int:
@@ -172,21 +152,13 @@ class PhaseWeights:
 
 @dataclass(frozen=True)
 class _Segment:
-    """A range of the sequence: a table, repeated until the next segment, or without end.
+    """A range of the sequence: a table, repeated until the next segment, or without end."""
 
-    Attributes:
-        start: first global sample of the segment.
-        before: samples of each source before the segment, int64, shape (sources,).
-        sources: the table of sources.
-        ranks: for each entry, the number of earlier entries of the same source in the table.
-        totals: entries of each source in the table.
-    """
-
-    start: int
-    before: Int64s
-    sources: npt.NDArray[np.int32]
-    ranks: Int64s = field(repr=False)
-    totals: Int64s
+    start: int  # first global sample of the segment
+    before: Int64s  # samples of each source before the segment, int64, shape (sources,)
+    sources: npt.NDArray[np.int32]  # the table of sources
+    ranks: Int64s = field(repr=False)  # for each entry, the number of earlier entries of the same source in the table
+    totals: Int64s  # entries of each source in the table
 
     @classmethod
     def of(cls, start: int, before: Sequence[int], sources: Sequence[int]) -> "_Segment":
@@ -202,25 +174,18 @@ class _Segment:
 
 
 class Mixture:
-    """The sequence of sources over the global samples.
+    """The sequence of sources over the global samples; the last phase never ends.
 
-    Args:
-        phases: consecutive phases; the last one never ends.
-
-    Attributes:
-        sources: number of sources.
-
-    Raises:
-        ValueError: a phase ends before it begins, or the period of the weights exceeds ``LONGEST_PERIOD`` samples.
+    ValueError if a phase ends before it begins, or the weights repeat only after ``LONGEST_PERIOD`` samples.
     """
 
     def __init__(self, phases: Sequence[PhaseWeights]) -> None:
-        self.sources = len(phases[0].weights)
+        self.sources = len(phases[0].weights)  # number of sources
         self._segments = list(_segments(_Timeline(phases)))
         self._starts = np.array([segment.start for segment in self._segments], dtype=np.int64)
 
     def locate(self, samples: npt.ArrayLike) -> tuple[Int64s, Int64s]:
-        """Return the source of each global sample, and the number of earlier samples of that source; int64 each."""
+        """Return the source of each global sample, and the earlier samples of that source; int64."""
         indexes = np.asarray(samples, dtype=np.int64)
         sources, ordinals = np.empty_like(indexes), np.empty_like(indexes)
         segments = np.searchsorted(self._starts, indexes, side="right") - 1
@@ -254,7 +219,7 @@ class _Timeline:
         self.stops[-1] = None
         self.periods = [phase.period for phase in phases]
         count = len(phases[0].weights)
-        self.slack = max(2 * count - 2, 1)
+        self.slack = max(2 * count - 2, 1)  # Tijdeman's bound is 1 - 1 / (2 K - 2)
         self.unit = lcm(*self.periods) * self.slack
         self.rates = [[weight * (self.unit // phase.period) for weight in phase.weights] for phase in phases]
         self.targets_at_start = [[0] * count]  # T at the start of each phase, in units
@@ -264,11 +229,11 @@ class _Timeline:
             )
 
     def farthest_window(self, phase: int) -> int:
-        """Samples within which the window of every source closes that has a share in a phase."""
+        """Return the samples within which the window of every source of a phase closes."""
         return max(2 * self.unit // rate for rate in self.rates[phase] if rate) + 2
 
     def first_reaching(self, source: int, level: int, phase: int) -> int | None:
-        """Return the number of samples, from ``phase`` on, at which T of a source reaches ``level``; None for never."""
+        """Return after how many samples T of a source reaches ``level``; None for never."""
         for number in range(phase, len(self.starts)):
             start, stop, rate = self.starts[number], self.stops[number], self.rates[number][source]
             missing = level - self.targets_at_start[number][source]
@@ -298,7 +263,7 @@ class _Walk:
         self._opens, self._closes = [opens for opens, _ in windows], [closes for _, closes in windows]
 
     def _window(self, source: int) -> tuple[int | None, int | None]:
-        """Return the earliest and the latest number of samples that may include the next sample of a source."""
+        """Return the least and the greatest number of samples that may include a source's next sample."""
         timeline, count = self._timeline, self.counts[source]
         margin = timeline.unit // timeline.slack if len(self.counts) > 1 else timeline.unit
         opens = timeline.first_reaching(source, count * timeline.unit + margin, self._phase)
@@ -319,11 +284,9 @@ class _Walk:
         return best
 
     def leads(self, done: int) -> tuple[int, ...]:
-        """Return the lead of each source over its share, in units of the timeline.
-
-        While the weights stay the same, the rest of the sequence depends only on these leads.
-        """
+        """Return the lead of each source over its share, in units of the timeline."""
         timeline, phase = self._timeline, self._phase
+        # While the weights stay the same, the rest of the sequence depends only on these leads.
         elapsed = done - timeline.starts[phase]
         targets = zip(timeline.targets_at_start[phase], timeline.rates[phase], strict=True)
         return tuple(
@@ -339,11 +302,9 @@ def _segments(timeline: _Timeline) -> Iterator[_Segment]:
 
 
 def _phase_segments(timeline: _Timeline, walk: _Walk, phase: int) -> Iterator[_Segment]:
-    """Yield the segments of a phase: up to the first repetition of the sequence, its repetition, and the phase's end.
-
-    Near the end of a phase the weights of the next phase already matter: windows that close after it depend on them.
-    """
+    """Yield the segments of a phase: up to the first repetition, the repetition, the phase's end."""
     start, stop, period = timeline.starts[phase], timeline.stops[phase], timeline.periods[phase]
+    # Near the end of a phase the next weights already matter: windows that close after it depend on them.
     repeats_until = None if stop is None else stop - timeline.farthest_window(phase)
     walk.begin_phase(phase)
     done, before, table = start, list(walk.counts), list[int]()
@@ -382,20 +343,12 @@ def is_weighted(config: DataConfig) -> bool:
 
 
 def build_mixture(config: DataConfig) -> Mixture | None:
-    """Return the mixture that maps samples to sources; None if the sources have no weights.
-
-    Raises:
-        DataError: a phase has no sample of its own.
-    """
+    """Return the mixture, None without weights; DataError if a phase has no sample of its own."""
     return Mixture(phase_weights(config)) if is_weighted(config) else None
 
 
 def phase_weights(config: DataConfig) -> list[PhaseWeights]:
-    """Return the weights of a weighted data section, phase by phase.
-
-    Raises:
-        DataError: a phase has no sample of its own.
-    """
+    """Return the weights, phase by phase; DataError if a phase has no sample of its own."""
     if not config.phases:
         return [PhaseWeights(whole_weights([source.weight or 0.0 for source in config.sources]))]
     phases, before = [], 0
@@ -423,13 +376,7 @@ def is_ever_sampled(config: DataConfig, source: int) -> bool:
 
 
 def refuse_too_many_epochs(config: DataConfig, needed: Sequence[int], rows: Sequence[int]) -> None:
-    """Raise DataError if a run would repeat sources more often than ``max_epochs`` allows.
-
-    Args:
-        config: the data section.
-        needed: samples of each source that the run takes.
-        rows: samples in one pass over each source.
-    """
+    """Raise DataError if a run needs more samples of a source than ``max_epochs`` of its rows."""
     problems = []
     for source, need, available in zip(config.sources, needed, rows, strict=True):
         limit = None if source.max_epochs is None else int(source.max_epochs * available)

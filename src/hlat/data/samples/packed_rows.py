@@ -41,23 +41,16 @@ _NO_POSITIONS = np.empty(0, dtype=np.int64)
 
 
 class TokenRange(NamedTuple):
-    """Consecutive tokens of the split, as part of a row.
+    """Consecutive tokens of the split, as part of a row."""
 
-    Attributes:
-        start: position of the first token in the split.
-        length: number of inputs.
-        has_next: True if the token after the last input is its label.
-        starts_document: True if the first token begins a document.
-    """
-
-    start: int
-    length: int
-    has_next: bool
-    starts_document: bool
+    start: int  # position of the first token in the split
+    length: int  # number of inputs
+    has_next: bool  # True if the token after the last input is its label
+    starts_document: bool  # True if the first token begins a document
 
 
 class PackedRows(Protocol):
-    """The rows of a range of documents."""
+    """The rows that a packing makes of a range of documents."""
 
     def __len__(self) -> int: ...
 
@@ -67,45 +60,31 @@ class PackedRows(Protocol):
 
 @dataclass(frozen=True)
 class ConcatRows:
-    """Documents joined and cut every ``length`` tokens; a shorter rest at the end is left out.
+    """Documents joined and cut every ``length`` tokens; a shorter rest at the end is left out."""
 
-    Attributes:
-        first: position of the first token in the split.
-        tokens: number of tokens.
-        length: tokens per row, S.
-    """
-
-    first: int
+    first: int  # position of the first token in the split
     tokens: int
-    length: int
+    length: int  # tokens per row, S
 
     def __len__(self) -> int:
         return max((self.tokens - 1) // self.length, 0)
 
     def token_ranges(self, row: int) -> list[TokenRange]:
-        """Return the single token range of a row."""
         return [TokenRange(self.first + row * self.length, self.length, True, False)]
 
 
 @dataclass(frozen=True)
 class BestFitRows:
-    """Rows in which documents are kept uncut where they fit.
+    """Rows in which documents are kept uncut where they fit."""
 
-    Attributes:
-        starts: boundaries of the split's documents: the start of each, and the end of the last.
-        first: index of the document that is document 0 of ``fitted``.
-        fitted: the packing plan.
-    """
-
-    starts: npt.NDArray[np.uint64]
-    first: int
-    fitted: BestFitPlan
+    starts: npt.NDArray[np.uint64]  # boundaries of the split's documents: the start of each, and the end of the last
+    first: int  # index of the document that is document 0 of ``fitted``
+    fitted: BestFitPlan  # the packing plan
 
     def __len__(self) -> int:
         return len(self.fitted.rows) - 1
 
     def token_ranges(self, row: int) -> list[TokenRange]:
-        """Return the token ranges of a row."""
         plan, (begin, end) = self.fitted, self.fitted.rows[row : row + 2]
         ranges = []
         for index in range(begin, end):
@@ -117,29 +96,16 @@ class BestFitRows:
 
 @dataclass(frozen=True)
 class RowBatch:
-    """Rows that have been read, shape (B, S) each.
+    """Rows that have been read, shape (B, S) each."""
 
-    Attributes:
-        inputs_BS: token ids, int64; 0 for padding.
-        labels_BS: the token after each input, int64; ``IGNORED`` where there is none.
-        positions_BS: position of each token in its document, int64; None unless documents are isolated.
-        highest_token: the highest token id, and its position in the split.
-    """
-
-    inputs_BS: Int64s
-    labels_BS: Int64s
-    positions_BS: Int64s | None
-    highest_token: tuple[int, int]
+    inputs_BS: Int64s  # token ids, int64; 0 for padding
+    labels_BS: Int64s  # the token after each input, int64; ``IGNORED`` where there is none
+    positions_BS: Int64s | None  # position of each token in its document, int64; None unless documents are isolated
+    highest_token: tuple[int, int]  # the highest token id, and its position in the split
 
 
 class RowReader:
-    """Reads rows of a split.
-
-    Args:
-        tokens: the tokens of the split.
-        length: tokens per row, S.
-        starts: document boundaries, to isolate documents; None not to isolate them.
-    """
+    """Reads rows of ``length`` tokens; ``starts`` are document boundaries, None not to isolate documents."""
 
     def __init__(self, tokens: TokenArray, length: int, starts: npt.NDArray[np.uint64] | None) -> None:
         self._tokens, self._length, self._starts = tokens, length, starts
@@ -162,11 +128,11 @@ class RowReader:
         return RowBatch(inputs, labels, positions, highest)
 
     def _is_consecutive(self, row: list[TokenRange]) -> bool:
-        """Return True for a single range of S tokens with a label for the last; False if its document ends there."""
+        """Return True for a single range of S tokens with a label for the last."""
         return len(row) == 1 and row[0].length == self._length and row[0].has_next
 
     def _read_consecutive(self, starts: list[int]) -> RowBatch:
-        """Read rows of S consecutive tokens and the token after them, by far the most common kind."""
+        # By far the most common rows, so they have a short way of their own.
         tokens = np.empty((len(starts), self._length + 1), dtype=np.int64)
         for row, start in enumerate(starts):
             self._tokens.read_into(start, tokens[row])
@@ -179,12 +145,10 @@ class RowReader:
         return RowSegment(tokens, token_range.length, token_range.starts_document, self._document_starts(token_range))
 
     def _document_starts(self, token_range: TokenRange) -> Int64s:
-        """Return the starts of documents inside a range, relative to it.
-
-        The first token of the range is excluded, the token after its last one is included.
-        """
+        """Return the starts of documents inside a range, relative to it."""
         if self._starts is None:
             return _NO_POSITIONS
+        # Without the first token of the range, with the token after its last one, which is a label.
         low, high = np.searchsorted(self._starts, [token_range.start + 1, token_range.start + token_range.length + 1])
         return np.unique(self._starts[low:high].astype(np.int64) - token_range.start)
 
@@ -196,35 +160,21 @@ _FITTED_TOGETHER = 1 << 22  # documents packed jointly; more would take gigabyte
 
 @dataclass(frozen=True)
 class DocumentRange:
-    """Consecutive documents of a split, and their tokens.
+    """Consecutive documents of a split, and their tokens."""
 
-    Attributes:
-        first_document: index of the first document.
-        documents: number of documents.
-        first_token: position of the first token in the split.
-        tokens: number of tokens; the last document may be cut off.
-    """
-
-    first_document: int
+    first_document: int  # index of the first document
     documents: int
-    first_token: int
-    tokens: int
+    first_token: int  # position of the first token in the split
+    tokens: int  # number of tokens; the last document may be cut off
 
 
 @dataclass(frozen=True)
 class PackingWaste:
-    """Padding and cut documents of ``best-fit`` packing.
+    """Padding and cut documents of ``best-fit`` packing."""
 
-    Attributes:
-        padding: positions without a token.
-        positions: all positions of an epoch.
-        cut: documents longer than a row, which are cut.
-        documents: all documents.
-    """
-
-    padding: int
-    positions: int
-    cut: int
+    padding: int  # positions without a token
+    positions: int  # all positions of an epoch
+    cut: int  # documents longer than a row, which are cut
     documents: int
 
     def __str__(self) -> str:
@@ -236,13 +186,13 @@ class PackingWaste:
 
 
 def all_training_documents(prepared: PreparedData) -> DocumentRange:
-    """Return the range of all training documents."""
+    """Return the complete training split, whose sources follow one another without a gap."""
     record = prepared.manifest.splits["train"]
     return DocumentRange(0, record.documents, 0, record.tokens)
 
 
 def source_ranges(prepared: PreparedData, config: DataConfig) -> list[DocumentRange]:
-    """Return the training documents of each source, limited to its max_tokens; the range is empty if it has none."""
+    """Return the training documents of each source, up to its max_tokens; an empty range if it has none."""
     ranges, document, token = {}, 0, 0
     for record in prepared.manifest.splits["train"].sources:
         ranges[record.source] = DocumentRange(document, record.documents, token, record.tokens)
@@ -264,7 +214,7 @@ def _limit_tokens(prepared: PreparedData, documents: DocumentRange, limit: int |
 
 
 def pack_rows(prepared: PreparedData, documents: DocumentRange, length: int, packing: str) -> PackedRows:
-    """Divide a range of documents into rows of ``length`` tokens, with the given packing ("concat" or "best-fit")."""
+    """Divide a range of documents into rows of ``length`` tokens; packing is "concat" or "best-fit"."""
     if packing == "concat":
         return ConcatRows(documents.first_token, documents.tokens, length)
     return BestFitRows(
@@ -283,7 +233,6 @@ def measure_waste(prepared: PreparedData, rows: BestFitRows, documents: Document
 
 
 def _load_or_fit(prepared: PreparedData, documents: DocumentRange, length: int) -> BestFitPlan:
-    """Load the packing plan from disk, or compute it and try to store it."""
     name = f"best-fit-{length}-{prepared.fingerprint[:16]}-{documents.first_document}-{documents.documents}"
     folder = prepared.dir / "rows" / name
     if (stored := _load_plan(folder)) is None:
@@ -295,12 +244,12 @@ def _load_or_fit(prepared: PreparedData, documents: DocumentRange, length: int) 
             _save_plan(computed, folder)
         except OSError:
             return computed
-        return _load_plan(folder) or computed
+        return _load_plan(folder) or computed  # the stored one is mapped: processes share its memory
     return stored
 
 
 def _load_plan(folder: Path) -> BestFitPlan | None:
-    """Load the plan that ``_save_plan`` wrote; None if it is missing or damaged."""
+    """Load a stored plan; None if it is missing or damaged."""
     try:
         sums = json.loads((folder / _PLAN_SUMS).read_bytes())
         if not checksum_matches(sums) or any(sha256_of(folder / f"{name}.npy") != sums[name] for name in _PLAN_ARRAYS):
@@ -324,7 +273,7 @@ def _fit_in_chunks(sizes: np.ndarray, length: int) -> BestFitPlan:
 
 
 def _save_plan(plan: BestFitPlan, folder: Path) -> None:
-    """Write the plan to a temporary folder, then rename it: an existing folder is complete."""
+    # Written aside, then renamed: an existing folder is complete.
     temporary = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
     temporary.mkdir(parents=True)
     try:

@@ -29,30 +29,17 @@ Numbers = npt.NDArray[Any]
 
 
 class RowSegment(NamedTuple):
-    """Consecutive tokens of a row.
+    """Consecutive tokens of one row, of one document or of several joined."""
 
-    Attributes:
-        tokens: the inputs, followed by the label of the last one if there is one.
-        length: number of inputs.
-        starts_document: True if the first token begins a document.
-        document_starts: indexes in ``tokens``, after the first, at which documents begin; used only to isolate them.
-    """
-
-    tokens: Numbers
-    length: int
-    starts_document: bool
+    tokens: Numbers  # the inputs, followed by the label of the last one if there is one
+    length: int  # number of inputs
+    starts_document: bool  # True if the first token begins a document
+    # Indexes in ``tokens``, after the first, at which documents begin; used only to isolate them.
     document_starts: Numbers
 
 
 def fill_row(segments: Iterable[RowSegment], inputs_S: Numbers, labels_S: Numbers, positions_S: Numbers | None) -> None:
-    """Write one row into the given arrays, each of shape (S,).
-
-    Args:
-        segments: segments in order, S tokens at most.
-        inputs_S: filled with token ids.
-        labels_S: filled with token ids and ``NO_LABEL``.
-        positions_S: filled with the position of each token in its document, to isolate documents; None to join them.
-    """
+    """Write a row of at most S tokens into arrays of shape (S,); without positions, documents are joined."""
     inputs_S[:], labels_S[:], position = 0, NO_LABEL, 0
     for segment in segments:
         end = position + segment.length
@@ -60,12 +47,14 @@ def fill_row(segments: Iterable[RowSegment], inputs_S: Numbers, labels_S: Number
         labels_S[position : position + len(segment.tokens) - 1] = segment.tokens[1:]
         if positions_S is not None:
             positions_S[position:end] = _positions(segment)
+            # A document does not predict the first token of the next.
             labels_S[position + segment.document_starts - 1] = NO_LABEL
         elif segment.starts_document and position > 0:
             # Documents are joined: the label of a document's last token is the first token of the next.
             labels_S[position - 1] = segment.tokens[0]
         position = end
     if positions_S is not None:
+        # Padding counts as a document of its own.
         positions_S[position:] = np.arange(len(positions_S) - position)
 
 
@@ -84,30 +73,18 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class BestFitPlan:
-    """Rows, and the pieces of documents in each.
+    """Rows, and the pieces of documents in each."""
 
-    Attributes:
-        rows: index of the first piece of each row, and the number of pieces at the end: int64, shape (rows + 1,).
-        documents: document of each piece, int64, shape (pieces,).
-        offsets: offset of each piece in its document, in tokens, int64, shape (pieces,).
-        lengths: tokens of each piece, int64, shape (pieces,).
-    """
-
-    rows: Int64s
-    documents: Int64s
-    offsets: Int64s
-    lengths: Int64s
+    rows: Int64s  # index of the first piece of each row, and the number of pieces at the end: int64, shape (rows + 1,)
+    documents: Int64s  # document of each piece, int64, shape (pieces,)
+    offsets: Int64s  # offset of each piece in its document, in tokens, int64, shape (pieces,)
+    lengths: Int64s  # tokens of each piece, int64, shape (pieces,)
 
 
 def fit_documents(lengths: npt.ArrayLike, room: int) -> BestFitPlan:
-    """Pack documents into rows of ``room`` tokens.
+    """Pack documents, given by ``lengths`` in tokens, into rows of ``room`` tokens.
 
-    Args:
-        lengths: tokens of each document; empty documents are left out.
-        room: tokens of a row, S.
-
-    Returns:
-        A plan with every token of every document in exactly one piece; rows in the order of their first document.
+    Every token is in exactly one piece; rows are in the order of their first document. Empty documents are left out.
     """
     sizes = np.asarray(lengths, dtype=np.int64)
     cut_documents, cut_offsets = _full_rows(sizes, room)
@@ -130,7 +107,7 @@ def _full_rows(sizes: Int64s, room: int) -> tuple[Int64s, Int64s]:
 
 
 def _best_fit(sizes: Int64s, room: int) -> Int64s:
-    """Assign each piece to a bin (row); sizes are in [1, room). Return the bin of each piece."""
+    """Assign pieces with sizes in [1, room) to bins; return the bin of each."""
     bins = np.empty(len(sizes), dtype=np.int64)
     longest_first = np.argsort(-sizes, kind="stable")
     ordered = sizes[longest_first]
@@ -142,6 +119,7 @@ def _best_fit(sizes: Int64s, room: int) -> Int64s:
         while len(waiting):
             fitting = rooms >> size
             if fitting:
+                # The lowest bit: the bin in which the piece leaves the least room.
                 left = size + (fitting & -fitting).bit_length() - 1
                 candidates = open_bins[left].pop()
                 rooms ^= 0 if open_bins[left] else 1 << left

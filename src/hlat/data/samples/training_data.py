@@ -38,36 +38,20 @@ from hlat.runtime.random_keys import stream_key
 @sendable
 @dataclass(frozen=True)
 class Batch:
-    """Samples to train on or to evaluate.
+    """Samples to train on or to evaluate."""
 
-    Attributes:
-        inputs_BS: token ids, int64, CPU.
-        labels_BS: the token after each input, int64, CPU; -100 where there is none.
-        sample_ids: index in the split of each row's sample, int64, shape (B,).
-        positions_BS: position of each token in its document, int64, CPU; attention does not cross a position 0, which
-            begins a document. None unless documents are isolated.
-    """
-
-    inputs_BS: torch.Tensor
-    labels_BS: torch.Tensor
-    sample_ids: npt.NDArray[np.int64]
+    inputs_BS: torch.Tensor  # token ids, int64, CPU
+    labels_BS: torch.Tensor  # the token after each input, int64, CPU; -100 where there is none
+    sample_ids: npt.NDArray[np.int64]  # index in the split of each row's sample, int64, shape (B,)
+    # Position of each token in its document, int64, CPU; attention does not cross a position 0, which begins a
+    # document. None unless documents are isolated.
     positions_BS: torch.Tensor | None = None
 
 
 class TrainingData:
     """The training split as samples, addressed by a global index that continues over epochs.
 
-    Args:
-        prepared: the data.
-        config: the data section: sequence length, packing, isolation, order, sources and their weights.
-        seed: seed of the order.
-
-    Attributes:
-        mixture: maps each sample to its source; None if the sources have no weights.
-        samples_per_epoch: samples of one pass over the corpus, with each source repeated as configured.
-
-    Raises:
-        DataError: the corpus, or a source with a weight, is shorter than one sample; or a phase is shorter than one.
+    DataError if the corpus, or a source with a weight, is shorter than one sample, or if a phase is.
     """
 
     def __init__(self, prepared: PreparedData, config: DataConfig, seed: int) -> None:
@@ -81,7 +65,7 @@ class TrainingData:
         self._rows = [pack_rows(prepared, documents, length, config.packing) for documents in self._ranges]
         counts = [len(rows) for rows in self._rows]
         self._refuse_too_little(counts)
-        self.mixture = build_mixture(config)
+        self.mixture = build_mixture(config)  # None if the sources have no weights
         self._ends = np.cumsum(counts)
         if self.mixture is None:
             repeats = [1.0] if len(counts) == 1 else [source.repeat for source in config.sources]
@@ -89,17 +73,17 @@ class TrainingData:
         else:
             seeds = [stream_key(seed, "source", index) for index in range(len(counts))]
             self._orders = [EpochOrder([n], [1.0], s, config.shuffle) for n, s in zip(counts, seeds, strict=True)]
-        self.samples_per_epoch = sum(order.epoch_length for order in self._orders)
+        self.samples_per_epoch = sum(order.epoch_length for order in self._orders)  # each source repeated as configured
 
     def epochs(self, samples: int) -> dict[str, float]:
-        """Return the passes over the corpus (key "") in ``samples`` samples, or over each weighted source, by name."""
+        """Return the passes over the corpus (key "") in ``samples``, or over each weighted source."""
         if self.mixture is None:
             return {"": samples / self._orders[0].epoch_length}
         columns = zip(self._config.sources, self.mixture.counts(samples), self._orders, strict=True)
         return {source.label: int(count) / max(order.epoch_length, 1) for source, count, order in columns}
 
     def refuse_too_short(self, samples: int) -> None:
-        """Raise DataError if a run of ``samples`` samples exceeds data.sources.max_epochs of a source."""
+        """Raise DataError if ``samples`` samples exceed data.sources.max_epochs of a source."""
         if self.mixture is not None:
             rows = [len(rows) for rows in self._rows]
             refuse_too_many_epochs(self._config, self.mixture.counts(samples).tolist(), rows)
@@ -116,7 +100,7 @@ class TrainingData:
         ]
 
     def sample_ids(self, samples: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """Return the row of each global sample, int64, the shape of ``samples``; rows are numbered over all sources."""
+        """Return the row of each global sample, int64, same shape; numbered over all sources."""
         indexes = np.asarray(samples, dtype=np.int64)
         if self.mixture is None:
             return self._orders[0].items(indexes)
@@ -163,20 +147,10 @@ class TrainingData:
 class ValidationData:
     """A split, to validate on, as fixed windows of S labels; the last window is padded with labels -100.
 
-    All windows together predict every token of the split except the first exactly once.
-
-    Args:
-        prepared: the data.
-        sequence_length: tokens per window, S.
-        sequences: number of windows to use, spread evenly over the split and always the same; None for all.
-        isolate: attend only within a document; the first token of each document then has no prediction.
-        split: split to use; "train" for a folder that is prepared for validation only.
-
-    Attributes:
-        sources: names of the sources that the split has text of, in its order.
-
-    Raises:
-        DataError: the split has fewer than two tokens.
+    All windows together predict every token of the split except the first exactly once. ``sequences`` of them are used,
+    spread evenly and always the same; None for all. With ``isolate`` the first token of each document has no
+    prediction. The split "train" is for a folder that is prepared for validation only. DataError for fewer than two
+    tokens.
     """
 
     def __init__(
@@ -203,15 +177,10 @@ class ValidationData:
         self.sources = tuple(names.get(each.source, f"source {each.source}") for each in record.sources)
 
     def __len__(self) -> int:
-        """Return the number of windows in use."""
         return len(self._ids)
 
     def batch(self, first: int, count: int) -> Batch:
-        """Return windows ``first <= w < first + count`` of those in use; fewer at the end.
-
-        Raises:
-            DataError: a shard is damaged: it contains token ids outside the vocabulary.
-        """
+        """Return windows from ``first`` on, fewer at the end; DataError if a shard is damaged."""
         ids = self._ids[first : first + count]
         length, last = self._length, self._tokens - 1
         ranges = [[TokenRange(i * length, min(length, last - i * length), True, False)] for i in ids.tolist()]
@@ -231,10 +200,11 @@ class ValidationData:
     def label_bytes(self, labels: torch.Tensor, source: int | None = None) -> float:
         """Return the UTF-8 bytes of text that labels stand for, the divisor of bits per byte.
 
-        Args:
-            labels: token ids; -100 counts nothing.
-            source: index in ``sources`` of the source that all labels are of; None for any.
+        Labels of -100 count nothing. ``source`` is the index in ``sources`` of the one that all labels are of; None for
+        any.
         """
+        # Ids spell other bytes than the text if the tokenizer changes it: scaled by the ratio of the source of all
+        # labels.
         spelled = int(self._prepared.token_bytes[labels[labels != IGNORED].numpy()].sum())
         text, count = self._total if source is None else self._text_and_spelling[source]
         return spelled * text / count
@@ -249,11 +219,7 @@ class ValidationData:
         return sum(text), sum(spelled)
 
     def part_batch(self, parts: Sequence[tuple[int, int]]) -> Batch:
-        """Return a row for each (window, source), with the labels of that source only.
-
-        Raises:
-            DataError: a shard is damaged: it contains token ids outside the vocabulary.
-        """
+        """Return a row per (window, source), with that source's labels only; errors as ``batch``."""
         rows = [self.batch(window, 1) for window, _ in parts] or [self.batch(len(self), 1)]
         labels_BS = torch.cat([row.labels_BS for row in rows])
         for index, (window, source) in enumerate(parts):
@@ -270,11 +236,7 @@ class ValidationData:
 
 
 def make_batch(prepared: PreparedData, split: Split, rows: RowBatch, ids: npt.NDArray[np.int64]) -> Batch:
-    """Convert rows that have been read to a batch of tensors.
-
-    Raises:
-        DataError: the rows contain token ids outside the vocabulary.
-    """
+    """Convert rows to tensors; DataError if they contain token ids outside the vocabulary."""
     highest_id, position = rows.highest_token
     check_token_ids(prepared, split, highest_id, position)
     positions_BS = None if rows.positions_BS is None else torch.from_numpy(rows.positions_BS)
@@ -283,6 +245,7 @@ def make_batch(prepared: PreparedData, split: Split, rows: RowBatch, ids: npt.ND
 
 
 def _is_single_corpus(config: DataConfig) -> bool:
-    """Return True if samples may cross from one source into the next: no source has a weight, a repeat or a limit."""
+    """Return True if samples may cross from one source into the next."""
+    # A source with a repeat, a limit or a weight is addressed by itself.
     plain = all(source.repeat == 1 and source.max_tokens is None for source in config.sources)
     return plain and not is_weighted(config)

@@ -10,9 +10,6 @@
 
 A process that reads or fetches a file holds an flock on it. The kernel releases the lock when the process ends, for
 whatever reason. When space is needed, unlocked files are evicted, least recently used first.
-
-The number of bytes in use is stored in the lock file, because counting it for each new file would mean a stat of all
-files. It is counted again when the stored number says that the cache is full.
 """
 
 import errno
@@ -60,11 +57,7 @@ class CacheFolder:
         self._hashes: dict[str, str] | None = None
 
     def open(self) -> None:
-        """Create the folder, and remove partial files that killed processes left behind.
-
-        Raises:
-            OSError: the disk refused an operation.
-        """
+        """Create the folder, and remove partial files of killed processes; OSError if the disk refuses."""
         with self._mutex:
             if self._opened:
                 return
@@ -78,34 +71,28 @@ class CacheFolder:
 
     @contextmanager
     def locked(self) -> Iterator[_Usage]:
-        """Hold the cache's lock, exclusive among processes and threads; yield the usage, stored again if changed."""
+        """Hold the cache's lock, among processes and threads; yield the usage, stored if changed."""
         with os.fdopen(os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             stored = file.read(32)
+            # Stored, because counting would mean a stat of all files for each new one.
             used = _Usage(int(stored) if stored.strip().isdigit() else self._count_bytes())
             before = used.bytes
             yield used
             if used.bytes != before or not stored:
                 file.seek(0)
+                # Of fixed width: a shorter number overwrites a longer one.
                 file.write(f"{max(used.bytes, 0):<20d}\n".encode())
 
     # --- space -----------------------------------------------------------------------------------------------------
 
     def reserve(self, partial: IO[bytes], size: int, limit: int) -> bool:
-        """Extend a partial file to its full length, evicting other files; return False if too many of them are locked.
-
-        Args:
-            partial: the partial file.
-            size: its full length in bytes.
-            limit: maximum total size of the cache in bytes.
-
-        Raises:
-            OSError: the disk refused an operation.
-        """
+        """Extend a partial file to ``size``, evicting others; False if too many of them are locked."""
         with self.locked() as used:
             shortage = size + _MIN_FREE_DISK - shutil.disk_usage(self.path).free
             if used.bytes + size > limit or shortage > 0:
                 used.bytes = self._count_bytes()
+                # Counted again first, because the stored number says that the cache is full.
                 used.bytes -= self._evict(max(used.bytes + size - limit, shortage))
             if used.bytes + size > limit:
                 return False
@@ -121,13 +108,9 @@ class CacheFolder:
             return freed
 
     def publish(self, partial: Path, path: Path) -> None:
-        """Give a complete file its final name, under the lock: a concurrent count could see neither name, or both.
-
-        Raises:
-            OSError: the disk refused the rename.
-        """
+        """Give a complete file its final name; OSError if the disk refuses."""
         with self.locked():
-            partial.rename(path)
+            partial.rename(path)  # under the lock: a concurrent count could see neither name, or both
 
     def remove(self, partial: Path) -> None:
         """Remove a partial file of this process."""
@@ -137,7 +120,7 @@ class CacheFolder:
             used.bytes -= size
 
     def _evict(self, min_bytes: int) -> int:
-        """Remove unlocked files, least recently used first, until enough is freed; return the number of bytes."""
+        """Remove unlocked files, least recently used first, until enough is freed; return the bytes."""
         freed = 0
         for _, size, path in sorted((stat.st_mtime_ns, stat.st_size, path) for path, stat in self._files()):
             if freed >= min_bytes:
@@ -166,11 +149,7 @@ class CacheFolder:
             return self._hashes
 
     def add_hash(self, key: str, sha256: str) -> None:
-        """Append the hash of a file to ``hashes.jsonl`` and sync it.
-
-        Raises:
-            OSError: the disk refused the write.
-        """
+        """Append the hash of a file to ``hashes.jsonl`` and sync it; OSError if the disk refuses."""
         known = self.hashes()
         if known.get(key) != sha256:
             with self.locked(), (self.path / _HASHES).open("ab") as file:
@@ -192,11 +171,7 @@ class CacheFolder:
 
     @contextmanager
     def convert_disk_errors(self, url: str) -> Iterator[None]:
-        """Convert an OSError of the disk into a StorageError that names the folder and the file, and says what to do.
-
-        Raises:
-            StorageError: the disk refused an operation, or has no locks. Any other OSError is passed on.
-        """
+        """Convert an OSError of the disk, or of missing locks, into a StorageError."""
         try:
             yield
         except OSError as error:
@@ -225,22 +200,13 @@ def _remove_unlocked(path: Path) -> bool:
     return True
 
 
+# Function that fetches a complete file into an open file and returns its sha256; called again after a full disk. The
+# open file is unbuffered: a write may take only some of the bytes, and returns how many.
 FetchInto = Callable[[IO[bytes]], str]
-"""Function that fetches a complete file into an open file and returns its sha256; called again after a full disk.
-
-The open file is unbuffered: a write may take only some of the bytes, and returns how many.
-"""
 
 
 class Cache:
-    """A cache of remote files in a local folder, which is created on first use.
-
-    Args:
-        folder: the cache folder.
-        limit: maximum total size of its files in bytes.
-        clock: monotonic time in seconds.
-        sleep: function that waits for a number of seconds.
-    """
+    """A cache of remote files of at most ``limit`` bytes in a local folder, which is created on first use."""
 
     def __init__(
         self,
@@ -258,20 +224,15 @@ class Cache:
         self._users: Counter[str] = Counter()
 
     def known_sha256(self, file: RemoteFile) -> str | None:
-        """Return the sha256 of a file that was cached once, even if it was evicted since; None if it never was."""
+        """Return the sha256 of a file that was cached once, even if evicted since; None if never."""
         return self._folder.hashes().get(_key(file))
 
     @contextmanager
     def acquire(self, file: RemoteFile, fetch: FetchInto) -> Iterator[Path]:
-        """Yield the local path of a file, fetched if it is not cached; it is not evicted before the context ends.
+        """Yield the local path of a file, fetched if it is not cached; not evicted before the context ends.
 
-        Args:
-            file: the file and its version.
-            fetch: fetches the file.
-
-        Raises:
-            DataError: the cache is too small for the file; and whatever ``fetch`` raises.
-            StorageError: the disk refused the write; no partial file is left behind.
+        DataError if the cache is too small, StorageError of the disk, and whatever ``fetch`` raises. No partial file
+        stays.
         """
         key = _key(file)
         self._register(key, file)
@@ -292,14 +253,10 @@ class Cache:
     # --- opening and fetching --------------------------------------------------------------------------------------
 
     def _register(self, key: str, file: RemoteFile) -> None:
-        """Count the file as in use.
-
-        Raises:
-            DataError: the files that this process uses at the same time exceed the cache's limit.
-        """
+        """Count a file as in use; DataError if the files in use at a time exceed the limit."""
         with self._mutex:
             others = sum(size for other, size in self._sizes.items() if other != key)
-            if others + file.size > self.limit:
+            if others + file.size > self.limit:  # waiting would never end: this process itself has the others locked
                 open_files = f" next to {_gib(others)} of open files" if others else ""
                 raise DataError(
                     f"{file.url}: its {_gib(file.size)} do not fit into the cache{open_files}: data.cache_gib allows "
@@ -327,7 +284,7 @@ class Cache:
                     return self._fetch(partial, path, file, fetch)
 
     def _open_complete(self, path: Path, size: int) -> int | None:
-        """Return a descriptor of a cached file with a shared lock; None if it is not cached, or was truncated."""
+        """Return a descriptor of a cached file with a shared lock; None if it is not there, or truncated."""
         with self._folder.locked():
             try:
                 descriptor = os.open(path, os.O_RDONLY)
@@ -343,12 +300,13 @@ class Cache:
             return None
 
     def _open_partial(self, path: Path) -> IO[bytes] | None:
-        """Open and lock the partial file; return None if another process has completed or removed it meanwhile."""
+        """Lock the partial file; None if another process has completed or removed it meanwhile."""
         partial = Path(f"{path}{PART_SUFFIX}")
         file = os.fdopen(os.open(partial, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             with suppress(FileNotFoundError):
+                # While this process waited for the lock, the name may have got another file.
                 if os.path.samestat(partial.stat(), os.fstat(file.fileno())) and not path.exists():
                     return file
         except BaseException:
@@ -364,21 +322,19 @@ class Cache:
             self._reserve(partial, file)
             sha256 = self._write(partial, file, fetch)
             with self._folder.convert_disk_errors(file.url):
+                # Before the rename: a file under its final name has all of its bytes on disk.
                 os.fsync(partial.fileno())
                 self._folder.add_hash(_key(file), sha256)
                 self._folder.publish(temporary, path)
             fcntl.flock(partial, fcntl.LOCK_SH)
+            # The caller closes ``partial``; the lock stays with the copy.
             return os.dup(partial.fileno())
         except BaseException:
             self._folder.remove(temporary)
             raise
 
     def _reserve(self, partial: IO[bytes], file: RemoteFile) -> None:
-        """Reserve disk space for the file, waiting for files that other processes use.
-
-        Raises:
-            DataError: no space became free within ``MAX_OUTAGE_SECONDS``.
-        """
+        """Reserve disk space; DataError if others keep it for ``MAX_OUTAGE_SECONDS``."""
         start = self._clock()
         while True:
             with self._folder.convert_disk_errors(file.url):
@@ -392,7 +348,7 @@ class Cache:
             self._sleep(0.2)
 
     def _write(self, partial: IO[bytes], file: RemoteFile, fetch: FetchInto) -> str:
-        """Fetch into ``partial`` and return the sha256; retry while evicting other files frees space on a full disk."""
+        """Fetch into ``partial`` and return the sha256; retry while evicting frees a full disk."""
         while True:
             partial.seek(0)
             try:

@@ -40,39 +40,21 @@ class CachedStore:
 
     @contextmanager
     def acquire(self, file: RemoteFile, still_needed: Callable[[], bool]) -> Iterator[Path]:
-        """Yield the local path of a remote file, valid until the context ends.
-
-        Args:
-            file: the file and its version.
-            still_needed: polled while fetching; the fetch is cancelled once it returns False.
-
-        Raises:
-            DataError: see ``fetch`` and ``Cache.acquire``.
-            StorageError: see ``Cache.acquire``.
-            FetchCancelledError: see ``fetch``.
-        """
+        """Yield the local path of a remote file; errors of ``fetch`` and of ``Cache.acquire``."""
         with self.cache.acquire(file, lambda out: fetch(self.store, file, out, still_needed)) as path:
             yield path
 
 
 def fetch(store: Store, file: RemoteFile, out: IO[bytes], still_needed: Callable[[], bool]) -> str:
-    """Download a file into ``out``, from its beginning on, and return the sha256.
+    """Download a file into ``out``, a seekable, unbuffered file, and return the sha256.
 
-    Args:
-        store: where the file is.
-        file: the file and the version to download.
-        out: a seekable, unbuffered file, so that a full disk is noticed at once.
-        still_needed: polled while downloading; the download is cancelled once it returns False.
-
-    Raises:
-        DataError: the file is missing, denied, or was replaced by another version; or the outage was longer than
-            ``MAX_OUTAGE_SECONDS``.
-        OSError: the local disk refused the write.
-        FetchCancelledError: ``still_needed`` returned False.
+    DataError if it is missing, denied or replaced, or the outage exceeds ``MAX_OUTAGE_SECONDS``; OSError of the local
+    disk; FetchCancelledError if ``still_needed`` returns False.
     """
     attempts = store.retries.attempt(f"reading {file.url}", still_needed)
     transfer = _Transfer(store, file, out, attempts, still_needed)
     attempts.call(transfer.run, store.permanent_error(file))
+    # Only here: raised in an attempt, it would be taken for an error of the store.
     if transfer.disk_error is not None:
         raise transfer.disk_error
     return transfer.digest.hexdigest()
@@ -96,7 +78,7 @@ class _Transfer:
         if self._is_retry:
             self._store.check_version(self._file)
         self._is_retry = True
-        if not self._store.supports_ranges:
+        if not self._store.supports_ranges:  # else it goes on where the last attempt stopped
             self._restart()
         if not self._receive():
             return
@@ -105,7 +87,7 @@ class _Transfer:
         self._store.check_version(self._file)
 
     def _receive(self) -> bool:
-        """Receive and write bytes; return False on an error of the local disk, which retrying would not solve."""
+        """Receive and write bytes; return False on an error of the local disk."""
         for chunk in self._store.read(self._file, self._done):
             if not self._still_needed():
                 raise FetchCancelledError
@@ -122,6 +104,7 @@ class _Transfer:
                 self.disk_error = error
                 return False
             self.digest.update(chunk)
+            # A download that always starts again and always stops before this makes no progress.
             if self._done > self._furthest:
                 self._furthest = self._done
                 self._attempts.progress()
@@ -134,10 +117,9 @@ class _Transfer:
 
 
 def _write_all(out: IO[bytes], chunk: bytes) -> None:
-    """Write a complete chunk; one write to an unbuffered file may take only some of its bytes."""
     rest = memoryview(chunk)
     while rest:
-        rest = rest[out.write(rest) :]
+        rest = rest[out.write(rest) :]  # one write to an unbuffered file may take only some of its bytes
 
 
 _MAX_AHEAD = 16  # files; for a small file the request takes longer than the transfer
@@ -151,7 +133,7 @@ class Openable(Protocol):
 
     @property
     def size(self) -> int:
-        """Size in bytes."""
+        """Size in bytes, of a remote file too."""
 
     @property
     def cache_limit(self) -> int | None:
@@ -175,10 +157,9 @@ class _Task(NamedTuple):
 
 
 def prefetch_in_order(files: Sequence[F]) -> Generator[tuple[F, Path], None, None]:
-    """Yield each file with a local path, valid until the next file is requested; close the iterator to stop early.
+    """Yield each file with a local path, valid until the next is requested; close the iterator to stop early.
 
-    Raises:
-        Exception: whatever ``open_local`` raised for a file, when that file is reached.
+    Whatever ``open_local`` raised for a file is raised when that file is reached.
     """
     threads = _Threads()
     pending: deque[Future[_LocalFile]] = deque()
@@ -201,11 +182,11 @@ def prefetch_in_order(files: Sequence[F]) -> Generator[tuple[F, Path], None, Non
     finally:
         threads.stop()
         for future in pending:
-            future.add_done_callback(_release)
+            future.add_done_callback(_release)  # whatever was still being fetched is released as soon as it is there
 
 
 def _may_prefetch(candidate: Openable, ahead: int, current: Openable) -> bool:
-    """Return True if a file is remote and the cache has space for it next to the current one and those ahead."""
+    """Return True if a file is remote and the cache has space for it next to all that are open."""
     cache_limit = candidate.cache_limit
     if cache_limit is None:
         return False
@@ -239,14 +220,12 @@ class _Threads:
         return task.result
 
     def stop(self) -> None:
-        """Cancel all fetches and give the threads a few seconds to remove their partial files.
-
-        The wait is short because an unreachable store can block a thread for a minute; in that case the next start
-        removes the partial file.
-        """
+        """Cancel all fetches and give the threads a few seconds to remove their partial files."""
         self._stopped.set()
         for _ in self._threads:
             self._tasks.put(None)
+        # Short, because an unreachable store can block a thread for a minute; then the next start removes the partial
+        # file.
         deadline = time.monotonic() + _JOIN_SECONDS
         for thread in self._threads:
             thread.join(max(deadline - time.monotonic(), 0))

@@ -49,8 +49,7 @@ _DISK_ERRORS = {
 def write_atomic(path: Path, *chunks: bytes | memoryview) -> None:
     """Write a file so that a crash at any moment leaves either the complete file or nothing under its name.
 
-    Raises:
-        OSError: the disk refused the write; no temporary file is left behind.
+    OSError if the disk refuses the write; no temporary file is left behind.
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
@@ -59,6 +58,7 @@ def write_atomic(path: Path, *chunks: bytes | memoryview) -> None:
                 file.write(chunk)
             file.flush()
             os.fsync(file.fileno())
+        # After the fsync: else a crash could leave the final name with a part of the bytes.
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -79,35 +79,22 @@ class AtomicFileWriter:
         return self._file.tell()
 
     def write(self, chunk: bytes) -> None:
-        """Append a chunk.
-
-        Raises:
-            OSError: the disk refused the write.
-        """
         self._file.write(chunk)
         self._digest.update(chunk)
 
     def close(self, checksum_suffix: str | None = None) -> str:
-        """Sync the file, give it its final name, and return its sha256.
-
-        Args:
-            checksum_suffix: if given, the sha256 is first written to the file's name plus this suffix, so that a
-                file that exists under its final name always has a checksum file.
-
-        Raises:
-            OSError: the disk refused the write.
-        """
+        """Sync the file, give it its final name, and return its sha256; OSError if the disk refuses."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
         sha256 = self._digest.hexdigest()
+        # first: a file that exists under its final name always has a checksum file
         if checksum_suffix is not None:
             write_atomic(self._path.with_name(f"{self._path.name}{checksum_suffix}"), sha256.encode())
         Path(self._file.name).replace(self._path)
         return sha256
 
     def abandon(self) -> None:
-        """Close and remove an unfinished file, even if the disk refuses to flush its buffer."""
         Path(self._file.name).unlink(missing_ok=True)
         with suppress(OSError):  # closing flushes the buffer, and a full disk refuses that too
             self._file.close()
@@ -123,21 +110,13 @@ def sync_folder(path: Path) -> None:
 
 
 def is_disk_error(number: int | None) -> bool:
-    """Return True if an errno says that the disk refused an operation (full, read-only, no permission, I/O error)."""
+    """Return True if an errno says that the disk refused (full, read-only, no permission, I/O error)."""
     return number in _DISK_ERRORS
 
 
 @contextmanager
 def convert_disk_errors(folder: Path, chosen_by: str = "data.prepared_dir") -> Iterator[None]:
-    """Convert an OSError of the disk into a StorageError that names the folder and says what to do.
-
-    Args:
-        folder: the folder that is written to.
-        chosen_by: the recipe field or command-line option that sets the folder.
-
-    Raises:
-        StorageError: the disk refused an operation. Any other OSError is passed on.
-    """
+    """Convert an OSError of the disk into a StorageError that names the folder and says what to do."""
     try:
         yield
     except OSError as error:
@@ -147,7 +126,7 @@ def convert_disk_errors(folder: Path, chosen_by: str = "data.prepared_dir") -> I
 
 
 def unwritable_folder_error(folder: Path, reason: str, chosen_by: str = "data.prepared_dir") -> Exception:
-    """Build the StorageError for a folder that could not be written to."""
+    """Build the StorageError for a folder that could not be written to; ``chosen_by`` is its setting."""
     return StorageError(
         f"{folder}: cannot write prepared data: {reason}. Free space or make the folder writable, or choose another "
         f"one with {chosen_by}; then run the same command again: finished work is kept."
@@ -176,15 +155,13 @@ def checksum_matches(record: dict[str, Any]) -> bool:
 _HEAD, _CELL = 32, 8
 _EMPTY_CELL = bytes(_CELL)
 
+# Size, times of the last change of the content and of the attributes in ns, and inode of a file. The second time cannot
+# be set by programs: it shows a change after which the first one was put back.
 FileStamp = tuple[int, int, int, int]
-"""Size, times of the last change of the content and of the attributes in ns, and inode of a file.
-
-The second time cannot be set by programs: it shows a change after which the first one was put back.
-"""
 
 
 def file_stamp(path: Path) -> FileStamp:
-    """Return the stamp of a file; raise DataError if stat fails."""
+    """Return the stamp of a file; DataError if stat fails."""
     try:
         stat = os.stat(path)  # noqa: PTH116 - in a third of the time of Path.stat, for each row that is read
     except OSError as error:
@@ -193,15 +170,10 @@ def file_stamp(path: Path) -> FileStamp:
 
 
 class ContentRecord:
-    """Record of the content of some files.
+    """Record of the content of some files, given as (name for messages, size in bytes), in pages.
 
-    Args:
-        places: files of the record; what one of them knows is compared with. Places that cannot be written are left
-            out.
-        files: name for messages and size in bytes of each file.
-        page: bytes per page.
-        key: what else identifies the files; the cells of another key or other sizes are dropped.
-        remedy: end of the message about a difference.
+    Each of ``places`` is a file of the record; what one of them knows is compared with. Those that cannot be written
+    are left out. Cells of another ``key`` or other sizes are dropped. ``remedy`` ends the message about a difference.
     """
 
     def __init__(
@@ -216,7 +188,7 @@ class ContentRecord:
 
     @cached_property
     def _tables(self) -> list[int]:
-        """Descriptors of the files of cells, opened on first use: a start that is refused before has changed none."""
+        """Descriptors of the files of cells, opened on first use: a refused start has changed none."""
         tables = []
         for place in dict.fromkeys(self._places):
             with suppress(OSError):
@@ -224,15 +196,10 @@ class ContentRecord:
         return tables
 
     def check(self, number: int, local: Path, start: int = 0, stop: int | None = None) -> None:
-        """Compare or record the pages that overlap the bytes ``start <= byte < stop`` of a file; None for its end.
-
-        A page that this process has compared is read again only if the stamp of the file has changed.
-
-        Raises:
-            DataError: the content differs, or the file cannot be read.
-        """
+        """Compare or record pages of ``start <= byte < stop`` (None: the end); DataError if they differ."""
         stamp, size = file_stamp(local), self._files[number][1]
         known, bits = self._compared.get(number, (None, bytearray()))
+        # A page that this process has compared is read again only if the stamp of the file has changed.
         if known != stamp:
             self._check_size(number, stamp)
             bits = self._no_pages(number)
@@ -244,17 +211,8 @@ class ContentRecord:
                     self._compare(number, page, digest)
                 bits[page >> 3] |= 1 << (page & 7)
 
-    def complete(self, number: int, local: Path, sha256: str = "") -> None:
-        """Compare or record all of a file, unless all of it is recorded and its stamp is still the same.
-
-        Args:
-            number: index of the file.
-            local: its path.
-            sha256: expected hash of the complete file; empty if it is not known.
-
-        Raises:
-            DataError: the content differs, or the file cannot be read.
-        """
+    def complete(self, number: int, local: Path, sha256: str = "") -> None:  # sha256: of the complete file, if known
+        """Compare or record all of a file, unless done at its present stamp; DataError if it differs."""
         stamp = file_stamp(local)
         if self._completed.get(number) == stamp:
             return
@@ -265,6 +223,7 @@ class ContentRecord:
         self._check_size(number, stamp)
         pages = range(int(self._first[number + 1] - self._first[number]))
         whole = hashlib.sha256()
+        # From a record that knows all of it, if there is one: the file need not be read for the others.
         found = self._recorded(complete[0], number, pages) if complete else self._digests(local, pages, whole)
         for page, digest in found:
             self._compare(number, page, digest)
@@ -272,7 +231,7 @@ class ContentRecord:
             for table in self._tables:  # what was recorded is not what belongs there
                 self._write(table, _HEAD + _CELL * int(self._first[number]), bytes(_CELL * len(pages)))
             raise self._changed(number, "its checksum differs")
-        if file_stamp(local) == stamp:
+        if file_stamp(local) == stamp:  # else it was written meanwhile, and nobody knows what was read
             self._completed[number] = stamp
             for table in self._tables:
                 self._write(table, self._stamp_offset(number), cell)
@@ -301,7 +260,6 @@ class ContentRecord:
                 raise self._changed(number, f"it differs within bytes {start:,} to {stop:,}")
 
     def _no_pages(self, number: int) -> bytearray:
-        """Return a bit for each page of a file, none of them set."""
         return bytearray(int(self._first[number + 1] - self._first[number]) // 8 + 1)
 
     def _recorded(self, table: int, number: int, pages: Sequence[int]) -> Iterator[tuple[int, bytes]]:
@@ -325,7 +283,7 @@ class ContentRecord:
         return _HEAD + _CELL * (int(self._first[-1]) + number)
 
     def _is_recorded(self, table: int, number: int, stamp: bytes = b"") -> bool:
-        """Return True if a table has all pages of a file, recorded at this stamp, or at any if it is empty."""
+        """Return True if a table has all pages of a file, at this stamp, or at any if it is empty."""
         known = _read_cell(table, self._stamp_offset(number))
         if known == _EMPTY_CELL or (stamp and known != stamp):
             return False
@@ -359,6 +317,7 @@ def _open_table(place: Path, head: bytes) -> int:
     try:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(table, fcntl.LOCK_EX)
+        # Under the lock: of several processes that find another record, only one empties it.
         if os.pread(table, _HEAD, 0) != head:
             os.ftruncate(table, 0)
             os.pwrite(table, head, 0)

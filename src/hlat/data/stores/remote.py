@@ -46,8 +46,8 @@ from hlat.runtime.urls import WEB_PROTOCOLS, is_url
 
 _LOG = logging.getLogger(__name__)  # not configured by hlat: Python writes its warnings to stderr, a line each
 
+# Seconds without progress after which retries end. Outages of object stores last minutes, rarely longer.
 MAX_OUTAGE_SECONDS = 900.0
-"""Seconds without progress after which retries end. Outages of object stores last minutes, rarely longer."""
 
 _FIRST_DELAY, _MAX_DELAY = 0.5, 30.0  # seconds between attempts
 _LOG_INTERVAL = 60.0  # seconds between messages; a store that answers every other request has one outage, not many
@@ -56,7 +56,7 @@ T = TypeVar("T")
 
 
 class StoreUnavailableError(DataError):
-    """A store did not answer for ``MAX_OUTAGE_SECONDS``."""
+    """A store did not answer for ``MAX_OUTAGE_SECONDS``, so retries ended."""
 
 
 class FetchCancelledError(Exception):
@@ -66,15 +66,8 @@ class FetchCancelledError(Exception):
 class StoreRetries:
     """Retry state of one store, shared by all threads that read from it, so that an outage is logged once.
 
-    Args:
-        store: name of the store in messages, such as ``s3://bucket``.
-        clock: monotonic time in seconds.
-        sleep: function that waits for a number of seconds.
-        uniform: random number from [0, 1) for the jitter, so that many processes do not retry at the same moment.
-        log: function that logs one line for the user.
-        now: time of day.
-        has_answered: True if the store is known to exist, although this process has not reached it yet; None if this
-            process goes on with a run.
+    ``has_answered`` True: the store is known to exist, although this process has not reached it yet; None asks the
+    attempt of the run before. ``uniform`` draws the jitter, so that many processes do not retry at the same moment.
     """
 
     def __init__(
@@ -96,12 +89,7 @@ class StoreRetries:
         self._last_log = float("-inf")
 
     def attempt(self, activity: str, still_needed: Callable[[], bool] = lambda: True) -> "RetryLoop":
-        """Return a retry loop for one action.
-
-        Args:
-            activity: description of the action for messages, such as ``reading s3://bucket/a.parquet``.
-            still_needed: polled every second; the loop is cancelled once it returns False.
-        """
+        """Return a retry loop for one action, which ends once ``still_needed`` returns False."""
         return RetryLoop(self, activity, still_needed)
 
     def call(self, activity: str, action: Callable[[], T], make_error: Callable[[StorageFailure], Exception]) -> T:
@@ -119,17 +107,10 @@ class RetryLoop:
         self._failures = 0
 
     def call(self, action: Callable[[], T], make_error: Callable[[StorageFailure], Exception], asks: bool = True) -> T:
-        """Call an action, retried as often as needed, and return its result.
+        """Call a repeatable action until it succeeds; ``asks``: its success is an answer of the store.
 
-        Args:
-            action: can be called again after it failed.
-            make_error: makes the exception for an error that retrying would not solve.
-            asks: True if the action has an answer of the store if it succeeds.
-
-        Raises:
-            StoreUnavailableError: the outage lasted longer than ``MAX_OUTAGE_SECONDS``.
-            FetchCancelledError: the result is no longer needed.
-            Exception: the one that ``make_error`` made, or a HlatError that the action raised.
+        Raises StoreUnavailableError after ``MAX_OUTAGE_SECONDS``, FetchCancelledError, a HlatError of the action, or
+        what ``make_error`` makes of an error that retrying would not solve.
         """
         while True:
             try:
@@ -139,6 +120,7 @@ class RetryLoop:
                 raise
             except Exception as error:
                 failure = classify_error(error)
+                # At the start of a run, a name that does not resolve is a wrong name, or there is no network.
                 is_outage = failure.kind is FailureKind.NO_HOST and self._retries.has_answered
                 if failure.kind is not FailureKind.TRANSIENT and not is_outage:
                     raise make_error(failure) from error
@@ -148,7 +130,7 @@ class RetryLoop:
                 return result
 
     def progress(self, asked: bool = True) -> None:
-        """Record that the store answered, which ends an outage; or that something went well without asking it."""
+        """Record that the store answered, or that something went well without asking it."""
         self._retries.has_answered |= asked
         advance()
         if self._outage_start is None:
@@ -174,6 +156,7 @@ class RetryLoop:
         self._failures += 1
         if self._failures == 2:  # a single failure is not worth a message
             self._log_outage(failure)
+        # The exponent is bounded: 2 ** 1100 is no float.
         longest = min(_FIRST_DELAY * 2 ** min(self._failures - 1, 20), _MAX_DELAY, MAX_OUTAGE_SECONDS - lasted)
         self._pause(longest * (0.5 + 0.5 * retries._uniform()))
 
@@ -216,31 +199,18 @@ class StoreAccessError(DataError):
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """One version of one file of a store.
+    """One version of one file of a store."""
 
-    Attributes:
-        url: its URL, without credentials.
-        size: in bytes.
-        etag: the store's identifier of the version, such as S3's ETag; empty if it has none.
-        mtime_ns: time of last modification in ns, for stores without ETag; 0 if unknown.
-    """
-
-    url: str
-    size: int
-    etag: str
-    mtime_ns: int
+    url: str  # its URL, without credentials
+    size: int  # in bytes
+    etag: str  # the store's identifier of the version, such as S3's ETag; empty if it has none
+    mtime_ns: int  # time of last modification in ns, for stores without ETag; 0 if unknown
 
 
 class Store:
-    """The files behind one URL of a recipe.
+    """The files behind one URL of a recipe: a file, a folder or prefix, or a glob.
 
-    Args:
-        url: a file, a folder or prefix, or a glob.
-        retries: makes the retry state of a store from its name.
-
-    Raises:
-        DataError: a URL that contains credentials, an unknown protocol, or a backend that is not installed or cannot
-            start.
+    DataError for a URL with credentials, an unknown protocol, or a backend that is not installed or cannot start.
     """
 
     def __init__(self, url: str, retries: Callable[[str], StoreRetries] = StoreRetries) -> None:
@@ -257,21 +227,11 @@ class Store:
         self._streaming_only = False
 
     def find(self) -> list[RemoteFile]:
-        """List the files that the URL names, sorted by path like local files; empty for a glob without matches.
-
-        Raises:
-            StoreAccessError: no such file, no access, or no credentials.
-            StoreUnavailableError: an outage longer than ``MAX_OUTAGE_SECONDS``.
-        """
+        """List the files, sorted as local ones; StoreAccessError or StoreUnavailableError."""
         return self.retries.call(f"listing {self._url}", self._find, partial(self._permanent_error, self._url))
 
     def read(self, file: RemoteFile, start: int) -> Iterator[bytes]:
-        """Yield the bytes of a file from ``start`` on, in chunks; errors of the backend are passed on.
-
-        Raises:
-            TransientError: the server does not support range requests, and ``start`` is not 0. From then on
-                ``supports_ranges`` is False.
-        """
+        """Yield the bytes from ``start`` on, in chunks; errors of the backend are passed on."""
         if not self.supports_ranges:
             yield from self._read_stream(file, start)
             return
@@ -281,7 +241,7 @@ class Store:
                 try:
                     chunk = remote.read(min(_CHUNK, file.size - start))
                 except ValueError as error:  # fsspec's error for a server without range requests
-                    self._streaming_only = True
+                    self._streaming_only = True  # from now on: the next attempt starts from the beginning of the file
                     raise TransientError(_NO_RANGES) from error
                 if not chunk:
                     return
@@ -294,11 +254,7 @@ class Store:
         return not self._streaming_only
 
     def check_version(self, file: RemoteFile) -> None:
-        """Check that the file is still the version that was listed.
-
-        Raises:
-            DataError: another version has replaced it. Errors of the backend are passed on.
-        """
+        """Raise DataError if another version has replaced the file; backend errors are passed on."""
         now = self._remote_file(file.url, self._info(self._name(file.url)))
         if now != file:
             was, found = _describe_version(file), _describe_version(now)
@@ -308,18 +264,20 @@ class Store:
             )
 
     def permanent_error(self, file: RemoteFile) -> Callable[[StorageFailure], Exception]:
-        """Return a function that makes the exception for an error at this file that retrying would not solve."""
+        """Return a function that makes the error for a failure that retrying would not solve."""
         return partial(self._permanent_error, file.url)
 
     # --- listing ---------------------------------------------------------------------------------------------------
 
     def _find(self) -> list[RemoteFile]:
         files = [self._remote_file(self._prefix + name, info) for name, info in self._entries().items()]
+        # As local files, so that a corpus has the same order in a store.
         return sorted(files, key=lambda file: PurePosixPath(file.url).parts)
 
     def _entries(self) -> dict[str, dict[str, Any]]:
         """Return the backend's info of each file that the URL names, by the backend's name of it."""
         web = self._protocol in WEB_PROTOCOLS
+        # In a web URL, ? begins the query.
         first = min((at for sign in ("*[" if web else "*?[") if (at := self._root.find(sign)) >= 0), default=None)
         if first is not None:
             return self._matches(self._root[:first].rpartition("/")[0])
@@ -342,13 +300,11 @@ class Store:
         return {name: info for name, info in self._files_below(folder, depth).items() if pattern.match(name)}
 
     def _files_below(self, folder: str, depth: int | None) -> dict[str, dict[str, Any]]:
-        """Return the files below a folder, without hidden ones, down to a depth.
-
-        This walks the folders, because fsspec's ``find`` and ``glob`` treat a folder that could not be listed as empty.
-        """
+        """Return the files below a folder, without hidden ones, down to a depth."""
         self._fs.invalidate_cache()
         web = self._protocol in WEB_PROTOCOLS
         found: dict[str, dict[str, Any]] = {}
+        # walk, because fsspec's ``find`` and ``glob`` treat a folder that could not be listed as empty
         for _, _, files in self._fs.walk(folder + "/" * web, maxdepth=depth, detail=True, on_error="raise"):
             found |= {info["name"]: info for info in files.values()}
         visible = (name for name in found if not any(p.startswith(".") for p in name[len(folder) :].split("/")))
@@ -372,7 +328,6 @@ class Store:
         return RemoteFile(url, int(info["size"]), etag, 0 if etag or time is None else _nanoseconds(time))
 
     def _name(self, url: str) -> str:
-        """Return the backend's name of a listed file."""
         return url[len(self._prefix) :]
 
     def _read_stream(self, file: RemoteFile, start: int) -> Iterator[bytes]:
@@ -387,7 +342,7 @@ class Store:
 
 
 def local_path(path: str | Path) -> str:
-    """Return the path of a ``file://`` URL, or a path with the home folder for ~; return any other URL unchanged."""
+    """Return the path of a ``file://`` URL, or a path with ~ expanded; return any other URL unchanged."""
     text = os.fspath(path)
     protocol, _, rest = text.partition("://")
     if is_url(text):
@@ -403,7 +358,7 @@ def url_file_name(url: str) -> str:
 
 
 def _store_name(url: str) -> str:
-    """Return the server or bucket of a URL, such as ``s3://bucket``: the name of the store in messages."""
+    """Return the server or bucket of a URL, such as ``s3://bucket``, for messages."""
     protocol, _, rest = url.partition("://")
     return f"{protocol}://{rest.partition('/')[0]}"
 
@@ -415,11 +370,12 @@ def _describe_version(file: RemoteFile) -> str:
 
 
 def _nanoseconds(time: Any) -> int:
-    """Convert a time to ns, truncated to seconds: a store's listings and single answers differ in the fraction."""
+    """Convert a time of a store, in any of its forms, to ns."""
     if isinstance(time, str):
         try:
             time = parsedate_to_datetime(time)
         except ValueError:
             time = datetime.fromisoformat(time)
     seconds = time.timestamp() if isinstance(time, datetime) else float(time)
+    # truncated: a store's listings and single answers differ in the fraction
     return int(seconds) * 1_000_000_000

@@ -69,10 +69,7 @@ _CUT = re.compile(r"(?<=[A-Za-z])[ \n](?=[A-Za-z])")
 
 
 def cut_text(text: str, min_chars: int) -> Iterator[str]:
-    """Cut a text before white space between two ASCII letters, into chunks of at least ``min_chars`` (>= 1) characters.
-
-    A text without such a position stays uncut, so a chunk can be much longer; the last chunk can be shorter.
-    """
+    """Cut a text before white space between two ASCII letters, into chunks of at least ``min_chars`` characters."""
     start = 0
     while len(text) - start > min_chars:
         cut = _CUT.search(text, start + min_chars)
@@ -84,19 +81,19 @@ def cut_text(text: str, min_chars: int) -> Iterator[str]:
 
 
 def cuts_preserve_tokens(description: dict[str, Any]) -> bool:
-    """Return True if the tokenizer of a parsed tokenizer.json gives chunks the same tokens as the uncut text."""
+    """Return True if the tokenizer of a parsed tokenizer.json gives chunks the tokens of the uncut text."""
     model = description.get("model") or {}
     return (
         description.get("normalizer") is None
         and model.get("type") == "BPE"
         and not model.get("dropout")
+        # Other added tokens are found in a text before it is split.
         and all(token["special"] for token in description.get("added_tokens", []))
         and _has_proven_split(description.get("pre_tokenizer"))
     )
 
 
 def _has_proven_split(pre_tokenizer: dict[str, Any] | None) -> bool:
-    """Return True if the pre-tokenizer splits with one of the expressions for which cuts are proven safe."""
     match pre_tokenizer:
         case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
             return True  # GPT-2's expression, built into the library
@@ -112,23 +109,15 @@ def _has_proven_split(pre_tokenizer: dict[str, Any] | None) -> bool:
 
 
 class TokenIds(list[int]):
-    """Token ids of one text.
-
-    Args:
-        ids: the ids.
-        text: the text.
-        ends: index of the character in the text behind the last one of each token.
-
-    Attributes:
-        text_bytes: UTF-8 bytes of the text from the end of the token before to the end of each token, int64; the last
-            one has all that follows, so that their sum is that of the text.
-    """
+    """Token ids of one text, with the bytes of the text under each; ``ends`` are ends of tokens, in characters."""
 
     def __init__(self, ids: Sequence[int], text: str, ends: Sequence[int]) -> None:
         super().__init__(ids)
         sizes = np.fromiter((len(char.encode()) for char in text), np.int64, len(text))
         before = np.concatenate([[0], np.cumsum(sizes)])
         last = np.maximum.accumulate([*ends[:-1], len(text)]) if ids else np.empty(0, np.int64)
+        # From the end of the token before to the end of each token, int64. The last one has all that follows, so that
+        # their sum is that of the text.
         self.text_bytes: npt.NDArray[np.int64] = np.diff(before[last], prepend=0)
 
 
@@ -136,7 +125,6 @@ class TokenBytes(np.ndarray[Any, np.dtype[np.int64]]):
     """Table of bytes per token id, int64, shape (vocabulary,); for the ids of a text the bytes of that text."""
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the bytes of ids, or those of the text that the ids were made from."""
         return index.text_bytes if isinstance(index, TokenIds) else super().__getitem__(index)
 
 
@@ -147,32 +135,22 @@ _BATCH = 1 << 18  # characters per call of the library
 
 
 class Tokenizer(ABC):
-    """A tokenizer. Ids are in [0, vocab_size).
+    """Base of all tokenizers. Ids are in [0, vocab_size)."""
 
-    Attributes:
-        vocab_size: highest id plus 1.
-        eos_token: name of the end-of-sequence token, which ends a document; None for no such token.
-        eos_id: id of ``eos_token``; None for no such token.
-        bos_id: id of the begin-of-sequence token that models of this tokenizer expect in front of a text. ``encode``
-            does not add it. None if unknown.
-        unknown_id: id of the token for text that the vocabulary does not have; None for no such token.
-        files: content by name of every file that ``transformers.AutoTokenizer`` needs.
-        left_out: what of the given files is not used, a phrase each, such as "its BPE dropout".
-        not_exported: why a model with this tokenizer cannot be exported, and what would work; empty if it can.
-        ids_changed: why earlier versions gave other ids, and the file of which they took the hash; None if not.
-    """
-
-    vocab_size: int
-    eos_token: str | None
-    eos_id: int | None
+    vocab_size: int  # highest id plus 1
+    eos_token: str | None  # name of the end-of-sequence token, which ends a document; None for no such token
+    eos_id: int | None  # id of ``eos_token``; None for no such token
+    # Id of the begin-of-sequence token that models of this tokenizer expect in front of a text. ``encode`` does not add
+    # it. None if unknown.
     bos_id: int | None
-    files: dict[str, bytes]
-    left_out: Sequence[str] = ()
-    not_exported: str = ""
+    files: dict[str, bytes]  # content by name of every file that ``transformers.AutoTokenizer`` needs
+    left_out: Sequence[str] = ()  # what of the given files is not used, a phrase each, such as "its BPE dropout"
+    not_exported: str = ""  # why a model with this tokenizer cannot be exported, and what would work; empty if it can
+    # Why earlier versions gave other ids, and the file of which they took the hash; None if not.
     ids_changed: tuple[str, bytes] | None = None
     _more_identity: bytes = b""
 
-    unknown_id: int | None = None
+    unknown_id: int | None = None  # id of the token for text that the vocabulary does not have; None for no such token
 
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -191,8 +169,7 @@ class Tokenizer(ABC):
     def token_bytes(self) -> npt.NDArray[np.int64]:
         """UTF-8 bytes of the spelling of each token, int64, shape (vocab_size,); 0 for special tokens.
 
-        Summed over the tokens of ``encode`` they give the bytes of its text (hlat.data.tokenizers.base). Over
-        stored tokens that holds where ``keeps_text``.
+        Summed over the tokens of ``encode`` they give the bytes of its text; over stored tokens, where ``keeps_text``.
         """
 
     @property
@@ -217,10 +194,7 @@ class Tokenizer(ABC):
         """Encode a prompt for a model to continue, in the same way as ``transformers``.
 
         Unlike in ``encode``, names of special tokens in the text become these tokens, and a begin-of-sequence token is
-        added in front if the tokenizer's post-processing adds one.
-
-        Raises:
-            DataError: the text is not valid Unicode, or contains a character that the tokenizer cannot encode.
+        added in front if the tokenizer's post-processing adds one. Errors are those of ``encode``.
         """
         _check_text(text)
         return self._encode_prompt(text)
@@ -231,8 +205,7 @@ class Tokenizer(ABC):
     def encode_documents(self, texts: Sequence[str]) -> list[TokenIdArray]:
         """Encode each document in chunks, so that memory is bounded; the result equals ``encode``.
 
-        Returns:
-            Tokens of each document, uint32, shape (tokens,).
+        Each result is uint32, shape (tokens,).
         """
         arrays: list[list[TokenIdArray]] = [[] for _ in texts]
         for batch in _batches((index, chunk) for index, text in enumerate(texts) for chunk in self.chunks(text)):
@@ -242,7 +215,7 @@ class Tokenizer(ABC):
         return [ids[0] if len(ids) == 1 else np.concatenate(ids) for ids in arrays]
 
     def chunks(self, text: str, min_chars: int = CHUNK_CHARS) -> Iterator[str]:
-        """Cut a text into chunks of about ``min_chars`` characters without changing its tokens; it may stay uncut.
+        """Cut a text into chunks of about ``min_chars`` characters; it may stay uncut.
 
         The tokens of the chunks, concatenated, are the tokens of the text.
         """
@@ -255,7 +228,7 @@ class Tokenizer(ABC):
 
     @cached_property
     def earlier_sha256(self) -> str | None:
-        """Identity that earlier versions gave to the same files, for which they had other ids; None if the same."""
+        """Identity that earlier versions, with other ids, gave to the same files; None if the same."""
         return None if self.ids_changed is None else self._hash(self.ids_changed[1])
 
     def _hash(self, *parts: bytes) -> str:
@@ -263,11 +236,7 @@ class Tokenizer(ABC):
         return hashlib.sha256(b"".join((*parts, numbers))).hexdigest()
 
     def save(self, folder: Path) -> None:
-        """Write the files to a folder, which ``transformers.AutoTokenizer`` and ``load_saved`` can read.
-
-        Raises:
-            OSError: the disk refused the write.
-        """
+        """Write the files for ``transformers.AutoTokenizer`` and ``load_saved``; OSError if the disk refuses."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in self.files.items():
             write_atomic(folder / name, content)
@@ -282,7 +251,6 @@ def sentencepiece_byte_count(token: str) -> int:
 
 
 def _check_text(text: str) -> None:
-    """Raise DataError for lone surrogates, as Python reads bytes of a command line that are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -39,16 +39,10 @@ _BOS_NAMES = ("<s>", "<|begin_of_text|>", "<|startoftext|>", "<bos>", "[BOS]")
 
 
 class JsonTokenizer(Tokenizer):
-    """A tokenizer described by a ``tokenizer.json``.
+    """A tokenizer described by a ``tokenizer.json``, with its tokenizer_config.json if there is one.
 
-    Args:
-        content: the bytes of tokenizer.json.
-        config: the tokenizer_config.json that came with it, if any.
-        eos_token: name of the end-of-sequence token; "auto" for the tokenizer's own; None for none.
-        where: name of the file in errors.
-
-    Raises:
-        DataError: the content is not a tokenizer, or it has no such end-of-sequence token.
+    ``eos_token`` is the name of the end-of-sequence token; "auto" for the tokenizer's own; None for none. ``where``
+    names the file in errors. DataError if the content is not a tokenizer, or has no such token.
     """
 
     _requires_eos = True  # "auto" raises DataError if the tokenizer has no end-of-sequence token
@@ -61,7 +55,7 @@ class JsonTokenizer(Tokenizer):
         eos_token = resolve_eos_token(eos_token, config)
         content = self._mend(content, [*special_names(config), eos_token or ""], where)
         self._where = where
-        self._tokenizer.no_truncation()
+        self._tokenizer.no_truncation()  # a tokenizer.json may ask for it, and documents must stay whole
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
@@ -111,7 +105,6 @@ class JsonTokenizer(Tokenizer):
         self._special.update(known)
 
     def encode(self, text: str) -> list[int]:
-        """Encode a text; see ``Tokenizer.encode``."""
         ids = super().encode(text)
         if self.keeps_text:
             return ids
@@ -119,11 +112,7 @@ class JsonTokenizer(Tokenizer):
         return TokenIds(ids, text, [end for _, end in found.offsets])
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode each text; see ``Tokenizer.encode_batch``.
-
-        Raises:
-            DataError: a text that the library cannot encode with this tokenizer.
-        """
+        """Encode each text; DataError for one that the library cannot encode."""
         try:
             encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         except Exception as error:  # the library raises plain Exception
@@ -141,15 +130,12 @@ class JsonTokenizer(Tokenizer):
             self._tokenizer.encode_special_tokens = True
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Decode tokens to text; see ``Tokenizer.decode``."""
         return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True))
 
     def token_name(self, index: int) -> str:
-        """Return the name of a token; see ``Tokenizer.token_name``."""
         return str(self._tokenizer.id_to_token(index))
 
     def chunks(self, text: str, min_chars: int = CHUNK_CHARS) -> Iterator[str]:
-        """Cut a text into chunks without changing its tokens; see ``Tokenizer.chunks``."""
         return cut_text(text, min_chars) if self._can_cut else iter((text,))
 
     def _find_eos(self, chosen: str | None, vocabulary: dict[str, int], where: str) -> str | None:
@@ -163,12 +149,10 @@ class JsonTokenizer(Tokenizer):
 
     @cached_property
     def keeps_text(self) -> bool:
-        """True if the spellings are the text; see ``Tokenizer.keeps_text``."""
         return keeps_text(self._description)
 
     @cached_property
     def token_bytes(self) -> TokenBytes:
-        """Bytes per token; see ``Tokenizer.token_bytes``."""
         decoder = json.dumps(self._description.get("decoder"), ensure_ascii=False)
         byte_level, spaced = '"ByteLevel"' in decoder, "▁" in decoder
         alphabet = set(tokenizers.pre_tokenizers.ByteLevel.alphabet())
@@ -203,15 +187,10 @@ class CharTokenizer(JsonTokenizer):
         self._chars = {index: chr(point) for point, index in items}
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode each text; see ``Tokenizer.encode_batch``.
-
-        Raises:
-            DataError: a character that the vocabulary does not have.
-        """
+        """Encode each text; DataError for a character that the vocabulary does not have."""
         return [ids.tolist() for ids in self.encode_documents(texts)]
 
     def encode_documents(self, texts: Sequence[str]) -> list[TokenIdArray]:
-        """Encode each document; see ``Tokenizer.encode_documents``."""
         return [self._look_up(text) for text in texts]
 
     def _encode_prompt(self, text: str) -> list[int]:
@@ -221,19 +200,17 @@ class CharTokenizer(JsonTokenizer):
             return self.encode(text)  # raises a DataError that names the character
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Decode tokens to text; see ``Tokenizer.decode``."""
         return "".join(self._chars.get(int(index), "") for index in ids)
 
     @cached_property
     def token_bytes(self) -> TokenBytes:
-        """Bytes per token; see ``Tokenizer.token_bytes``."""
         sizes = np.zeros(self.vocab_size, dtype=np.int64)
         for index, char in self._chars.items():
             sizes[index] = len(char.encode())
         return sizes.view(TokenBytes)
 
     def _look_up(self, text: str) -> TokenIdArray:
-        points = np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
+        points = np.frombuffer(text.encode("utf-32-le"), dtype="<u4")  # one number per character
         indices = np.minimum(np.searchsorted(self._points, points), len(self._points) - 1)
         unknown = self._points[indices] != points
         if unknown.any():

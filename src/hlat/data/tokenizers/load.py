@@ -31,19 +31,12 @@ _EXAMPLE_CONTEXT = 12  # characters of an example around the first difference
 
 
 class RoundTripLoss(NamedTuple):
-    """Loss of a sample.
+    """Loss of a sample of texts that was encoded and decoded."""
 
-    Attributes:
-        lost: share of its bytes that do not come back.
-        unknown: share of its tokens that stand for unknown text.
-        differing: share of its pieces that the library which made the tokenizer gives other ids.
-        example: (text, text that comes back), shortened; empty if nothing is lost.
-    """
-
-    lost: float
-    unknown: float
-    differing: float
-    example: tuple[str, str]
+    lost: float  # share of its bytes that do not come back
+    unknown: float  # share of its tokens that stand for unknown text
+    differing: float  # share of its pieces that the library which made the tokenizer gives other ids
+    example: tuple[str, str]  # (text, text that comes back), shortened; empty if nothing is lost
 
 
 @dataclass
@@ -57,11 +50,7 @@ class _Sums:
 
 
 def check_export(tokenizer: Tokenizer, texts: Sequence[str]) -> None:
-    """Check that an export gives texts the ids of training: its tokenizer.json, by the library that reads it.
-
-    Raises:
-        DataError: the tokenizer cannot be exported, or with other ids.
-    """
+    """Check that the exported tokenizer.json gives texts the ids of training; DataError if not, or no export."""
     if tokenizer.not_exported:
         raise DataError(tokenizer.not_exported)
     exported = tokenizers.Tokenizer.from_str(tokenizer.files["tokenizer.json"].decode())
@@ -81,11 +70,7 @@ def check_export(tokenizer: Tokenizer, texts: Sequence[str]) -> None:
 
 
 def measure_loss(tokenizer: Tokenizer, texts: Sequence[str]) -> RoundTripLoss:
-    """Encode and decode a sample of texts, and compare.
-
-    Raises:
-        DataError: the tokenizer cannot encode a text.
-    """
+    """Encode and decode a sample of texts, and compare; DataError if a text cannot be encoded."""
     sums, example = _Sums(), ("", "")
     for piece in _pieces(texts):
         ids = tokenizer.encode(piece)
@@ -118,12 +103,7 @@ def vocabulary_texts(tokenizer: Tokenizer) -> list[str]:
 def describe_tokenizer(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[str, str] | None:
     """Return what a user should know of a tokenizer before training, and what would work; None for nothing.
 
-    Args:
-        tokenizer: the tokenizer that the recipe gives.
-        texts: a sample of the corpus.
-
-    Raises:
-        DataError: see ``measure_loss`` and ``check_export``.
+    ``texts`` are a sample of the corpus. DataError of ``measure_loss`` and ``check_export``.
     """
     check_export(tokenizer, texts)
     loss, said, remedy = measure_loss(tokenizer, texts), list[str](), ""
@@ -151,7 +131,7 @@ def _share(share: float) -> str:
 
 
 def _pieces(texts: Sequence[str]) -> Iterator[str]:
-    """Yield pieces of the texts: the beginning, the middle and the end of each, of evenly spread ones."""
+    """Yield beginning, middle and end of evenly spread texts."""
     pieces = []
     for text in texts:
         starts = sorted({0, max(0, len(text) // 2 - _CHARS // 2), max(0, len(text) - _CHARS)})
@@ -173,13 +153,12 @@ _LARGEST_CONFIG = 1 << 26  # bytes; published ones with many reserved tokens hav
 def load_tokenizer(path: str | Path, eos_token: str | None = "auto", *, is_saved: bool = False) -> Tokenizer:
     """Load a tokenizer from a tokenizer.json, a SentencePiece .model, or a folder that contains one of them.
 
-    Args:
-        path: the file or folder, or the id of a model of the Hugging Face Hub, whose tokenizer is downloaded once.
-        eos_token: name of the end-of-sequence token; "auto" for the tokenizer's own; None for none.
-        is_saved: True for the tokenizer of a run, which may be one that cannot be exported.
+    ``path`` may also be the id of a model of the Hugging Face Hub, whose tokenizer is downloaded once. ``eos_token`` is
+    the name of the end-of-sequence token; "auto" for the tokenizer's own; None for none. The tokenizer of a run
+    (``is_saved``) may be one that cannot be exported.
 
     Raises:
-        DataError: the tokenizer is missing, unreadable, has no such end-of-sequence token, or cannot be exported.
+        DataError: the tokenizer is missing, unreadable, has no such token, or cannot be exported.
     """
     path = _local_path(path)
     try:
@@ -201,12 +180,9 @@ def load_tokenizer(path: str | Path, eos_token: str | None = "auto", *, is_saved
 
 
 def load_saved(folder: Path) -> Tokenizer:
-    """Load the tokenizer that ``Tokenizer.save`` wrote: the SentencePiece model if there is one, else tokenizer.json.
-
-    Raises:
-        DataError: see ``load_tokenizer``.
-    """
+    """Load the tokenizer that ``Tokenizer.save`` wrote; errors of ``load_tokenizer``."""
     model = folder / "tokenizer.model"
+    # The model before its tokenizer.json, which is its conversion.
     return load_tokenizer(model if model.is_file() else folder, is_saved=True)
 
 
@@ -251,7 +227,8 @@ def _read_config(file: Path) -> dict[str, Any]:
 
 
 def _hub_advice(path: Path) -> str:
-    """Return how a model of the Hugging Face Hub is named, if this may be meant as one; its id has an owner."""
+    """Return how a model of the Hugging Face Hub is named, if this may be meant as one."""
+    # The id of a model has an owner; a single name lacks it.
     if path.suffix or path.is_absolute() or len(path.parts) > 1:
         return ""
     return (

@@ -51,16 +51,9 @@ _COMPARED = (
 class SentencePieceTokenizer(Tokenizer):
     """A tokenizer that runs a SentencePiece model.
 
-    Args:
-        content: the bytes of the .model file.
-        config: the tokenizer_config.json that came with it, if any.
-        eos_token: name of the piece that ends a document; "auto" for the model's own; None for none.
-        where: name of the file in errors.
-        is_saved: True for the tokenizer of a run, which goes on although its model cannot be converted.
-
-    Raises:
-        DataError: the content is not a model, the library is missing, the model has no such piece, or it cannot be
-            converted and is not that of a run.
+    ``eos_token`` is the piece that ends a document; "auto" for the model's own; None for none. ``where`` names the file
+    in errors. The tokenizer of a run (``is_saved``) goes on although its model cannot be converted. DataError if the
+    content is not a model, the library is missing, there is no such piece, or no conversion.
     """
 
     def __init__(
@@ -103,7 +96,7 @@ class SentencePieceTokenizer(Tokenizer):
                 raise DataError(self.not_exported) from error
 
     def _use_conversion(self, converted: bytes) -> None:
-        """Encode as the conversion does; raise ValueError if it has other ids than the model."""
+        """Encode as the conversion does; ValueError if it has other ids than the model."""
         documents = tokenizers.Tokenizer.from_str(converted.decode())
         documents.encode_special_tokens = True
         encoded = documents.encode_batch_fast(list(_COMPARED), add_special_tokens=False)
@@ -118,13 +111,11 @@ class SentencePieceTokenizer(Tokenizer):
         self._converted, self._documents = tokenizers.Tokenizer.from_str(converted.decode()), documents
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode each text; see ``Tokenizer.encode_batch``."""
         if self._is_plain or self._documents is None:
             return [self._model.encode(text, out_type=int) for text in texts]
         return [found.ids for found in self._documents.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def encode(self, text: str) -> list[int]:
-        """Encode a text; see ``Tokenizer.encode``."""
         ids = super().encode(text)
         if self._documents is None:
             return ids
@@ -132,7 +123,6 @@ class SentencePieceTokenizer(Tokenizer):
         return TokenIds(ids, text, [end for _, end in found.offsets])
 
     def encode_by_origin(self, text: str) -> list[int]:
-        """Encode a text with SentencePiece; see ``Tokenizer.encode_by_origin``."""
         return list(self._model.encode(text, out_type=int))
 
     def _encode_prompt(self, text: str) -> list[int]:
@@ -141,11 +131,9 @@ class SentencePieceTokenizer(Tokenizer):
         return list(self._converted.encode(text, add_special_tokens=True).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Decode tokens to text; see ``Tokenizer.decode``."""
         return str(self._model.decode([int(i) for i in ids]))
 
     def token_name(self, index: int) -> str:
-        """Return the name of a token; see ``Tokenizer.token_name``."""
         return str(self._model.id_to_piece(index))
 
     _converted: tokenizers.Tokenizer | None = None  # encodes prompts
@@ -154,7 +142,6 @@ class SentencePieceTokenizer(Tokenizer):
 
     @cached_property
     def token_bytes(self) -> TokenBytes:
-        """Bytes per token; see ``Tokenizer.token_bytes``."""
         model = self._model
         spelled = [
             0 if model.is_control(i) or model.is_unknown(i) else sentencepiece_byte_count(model.id_to_piece(i))
@@ -175,19 +162,18 @@ class SentencePieceTokenizer(Tokenizer):
         return index
 
     def chunks(self, text: str, min_chars: int = CHUNK_CHARS) -> Iterator[str]:
-        """Cut a text into chunks without changing its tokens; see ``Tokenizer.chunks``."""
         start = 0
         while self._can_cut and len(text) - start > min_chars:
             cut = _CUT.search(text, start + min_chars)
             if cut is None:
                 break
             yield text[start : cut.start()]
-            start = cut.end()
+            start = cut.end()  # without the space, which the model puts in front of the next chunk
         yield text[start:] if start else text
 
 
 def _load(content: bytes, where: str) -> Any:
-    """Load a model and read all its pieces; raise DataError if that fails."""
+    """Load a model and read all its pieces; DataError if that fails."""
     try:
         import sentencepiece  # noqa: PLC0415 - an extra
     except ImportError as error:
@@ -201,6 +187,7 @@ def _load(content: bytes, where: str) -> Any:
         )
     try:
         model = sentencepiece.SentencePieceProcessor(model_proto=content)
+        # All of them: a damaged model may load and fail at a piece.
         pieces = [model.id_to_piece(index) for index in [*range(len(model)), model.unk_id()]]
     except Exception as error:  # RuntimeError, OSError, IndexError or UnicodeDecodeError, depending on the damage
         reason = " ".join(str(error).split())

@@ -61,7 +61,7 @@ class NormalizerSpec(NamedTuple):
 
 
 class ModelProto(NamedTuple):
-    """A model."""
+    """A parsed model, with only the fields that decide ids."""
 
     pieces: list[Piece]
     trainer_spec: TrainerSpec
@@ -99,12 +99,10 @@ def parse_model(content: bytes) -> ModelProto:
 
 
 def _proto_fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield key and value of each field: a varint as an int, others as bytes; what a group has is left out.
-
-    The key holds the kind, so a field of another kind than its definition's is another field, as it is for protobuf.
-    """
+    """Yield key and value of each field: a varint as an int, others as bytes."""
     at = depth = 0
     while at < len(message):
+        # The key holds the kind, so a field of another kind than its definition's is another field, as for protobuf.
         key, at = _varint(message, at)
         kind = key & 7
         if kind == 0:
@@ -116,12 +114,12 @@ def _proto_fields(message: bytes) -> Iterator[tuple[int, Any]]:
         else:
             size, at = (_FIXED_SIZES[kind], at) if kind in _FIXED_SIZES else _varint(message, at)
             value, at = message[at : at + size], at + size
-        if depth == 0:
+        if depth == 0:  # what a group has is left out
             yield key, value
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """Return the number at a place, of which each byte gives seven bits, lowest first, and the place after it."""
+    """Return the number at a place, seven bits a byte, lowest first, and the place after it."""
     value = shift = 0
     while message[at] >= 128:
         value, at, shift = value | (message[at] & 127) << shift, at + 1, shift + 7
@@ -134,19 +132,13 @@ _SPACE = "▁"
 _STAND_IN = 0xF0000  # first of the private characters that stand for symbols while the rules are applied
 
 Json = dict[str, Any]
-Pieces = list[tuple[str, float, int]]
-"""Spelling, score and type of each piece, by id."""
+Pieces = list[tuple[str, float, int]]  # Spelling, score and type of each piece, by id
 
 
 def to_tokenizer_json(proto: Any, bos_id: int | None = None) -> bytes:
     """Convert a parsed ModelProto to the bytes of a tokenizer.json.
 
-    Args:
-        proto: the model.
-        bos_id: id of the piece to put in front of a prompt; None for none.
-
-    Raises:
-        ValueError: the model has a property that a tokenizer.json cannot have; the message names it.
+    The piece ``bos_id`` is put in front of a prompt. ValueError names a property that a tokenizer.json cannot have.
     """
     pieces = _pieces(proto)
     _refuse_what_has_no_equal(proto, pieces)
@@ -230,12 +222,10 @@ def _changed_symbols(charsmap: bytes, pieces: Pieces) -> list[str]:
 
 
 def _groups(charsmap: bytes) -> list[Json]:
-    """Build changes of characters that the library takes for one, where it would lose some that SentencePiece keeps.
-
-    A line end of two characters gets the rules of both. Letters with several marks (Vietnamese, Hangul, kana, if they
-    are decomposed) are composed before the rules, of which the library would apply the shortest.
-    """
     rules = tokenizers.normalizers.Precompiled(charsmap)
+    # The library takes some groups of characters for one, and loses what SentencePiece keeps. A line end of two
+    # characters gets the rules of both. Decomposed letters with several marks (Vietnamese, Hangul, kana) are composed
+    # first: of their rules the library would apply the shortest.
     both = rules.normalize_str("\r") + rules.normalize_str("\n")
     found = [] if rules.normalize_str("\r\n") == both else [_replace({"String": "\r\n"}, both)]
     return [*found, *([{"type": "NFC"}] if rules.normalize_str("e\u0301") == "é" else [])]
@@ -246,7 +236,7 @@ def _replace(pattern: dict[str, str], content: str) -> Json:
 
 
 def _pre_tokenizer(proto: Any, pieces: Pieces) -> Json | None:
-    """Build what keeps the user's symbols whole, and names of control pieces in a text from becoming these pieces."""
+    """Build what keeps symbols whole, and names of control pieces in a text from becoming these pieces."""
     symbols = sorted((piece for piece, _, kind in pieces if kind == _USER), key=len, reverse=True)
     isolates = bool(symbols) and proto.trainer_spec.model_type != _UNIGRAM  # of which the scores decide
     if not isolates and proto.trainer_spec.model_type != _UNIGRAM:
@@ -262,12 +252,8 @@ def _pre_tokenizer(proto: Any, pieces: Pieces) -> Json | None:
 
 
 def _cut_name(name: str, joined: set[str]) -> str:
-    """Build an expression for the first part of a name, which ends between two characters that no piece joins.
-
-    Args:
-        name: the name of a control piece, at least two characters.
-        joined: the pairs of neighbours in pieces of text; if they are everywhere, the first character is the part.
-    """
+    # Between two characters that no piece of text joins, so that the cut changes no ids; after the first if all are
+    # joined.
     cut = next((at for at in range(1, len(name)) if name[at - 1 : at + 1] not in joined), 1)
     return f"{re.escape(name[:cut])}(?={re.escape(name[cut:])})"
 
@@ -277,7 +263,6 @@ def _split(regex: str, behavior: str) -> Json:
 
 
 def _template(piece: str, index: int) -> Json:
-    """Build a post-processor that puts one piece in front of every text."""
     begin, text = {"SpecialToken": {"id": piece, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
     other = {"Sequence": {"id": "B", "type_id": 0}}
     return {
@@ -316,6 +301,7 @@ def _merges(normal: dict[str, float]) -> list[list[str]]:
     """List every pair of pieces that forms another piece, best first."""
     ranked = []
     for piece, score in normal.items():
+        # Runs of spaces have one score: merged from the left, one by one; the longest run is ranked first.
         spaces = not piece.strip(_SPACE)
         for split in range(1, len(piece)):
             left, right = piece[:split], piece[split:]

@@ -21,23 +21,12 @@ _MAX_IDS = 1 << 24  # sixty times the largest published vocabulary; a higher id 
 
 
 def parse_tokenizer_json(content: bytes, where: str) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """Parse a tokenizer.json.
-
-    Args:
-        content: bytes of the file.
-        where: name of the file in errors.
-
-    Returns:
-        The library's tokenizer, and the parsed JSON.
-
-    Raises:
-        DataError: the content is not a tokenizer, has no tokens, or has ids above 2**24.
-    """
+    """Return the library's tokenizer and the parsed JSON; DataError if it is none, or has no or too high ids."""
     try:
         description = json.loads(content)
         if not isinstance(description, dict):
             raise TypeError(f"a JSON {type(description).__name__}, not an object")
-        _check_merges(description.get("model"))
+        _check_merges(description.get("model"))  # before the library reads it, which would end the process
         tokenizer = tokenizers.Tokenizer.from_str(content.decode())
         ids = tokenizer.get_vocab(with_added_tokens=True).values()
     except BaseException as error:  # the library raises plain Exception, and panics as BaseException
@@ -103,11 +92,9 @@ def _only_splits(pre_tokenizer: dict[str, Any] | None) -> bool:
 
 
 def _check_merges(model: Any) -> None:
-    """Raise ValueError for a BPE model with merges that lack its ``continuing_subword_prefix``.
-
-    For such a model the library ends the process: it removes the length of the prefix from the right half of each
-    merge, in bytes, even where this cuts a character.
-    """
+    """Raise ValueError for a BPE model with merges that lack its ``continuing_subword_prefix``."""
+    # The library removes the length of the prefix from the right half of each merge, in bytes. Where this cuts a
+    # character, it ends the process.
     prefix = model.get("continuing_subword_prefix") if isinstance(model, dict) else None
     if not prefix or not isinstance(prefix, str):
         return
@@ -144,12 +131,10 @@ _TOKEN_LISTS = ("additional_special_tokens", "extra_special_tokens")
 def config_files(
     config: dict[str, Any] | None, special: dict[str, str | None], vocabulary: Container[str]
 ) -> dict[str, bytes]:
-    """Build tokenizer_config.json and special_tokens_map.json for ``transformers``; return their content by name.
+    """Build tokenizer_config.json and special_tokens_map.json for ``transformers``; return content by name.
 
-    Args:
-        config: the tokenizer_config.json that came with the tokenizer, if any.
-        special: names of special tokens in use, by field; None for one that there is not.
-        vocabulary: the names of all tokens. Others are left out: transformers gives them ids beyond the embedding.
+    ``special`` are the special tokens in use, by field. Tokens outside ``vocabulary`` are left out: transformers gives
+    them ids beyond the embedding.
     """
     kept = {key: value for key, value in (config or DEFAULT_CONFIG).items() if key not in _FIELDS_THAT_CHANGE_IDS}
     for key in [key for key, value in kept.items() if any(name not in vocabulary for name in _token_names(key, value))]:
@@ -170,12 +155,10 @@ def config_files(
 
 
 def is_like_qwen2(content: bytes) -> bool:
-    """Return True if transformers loads a tokenizer.json as it is for a model of type qwen2.
-
-    For these models alone transformers 5 ignores ``tokenizer_class`` and makes a tokenizer of Qwen2 of the vocabulary
-    and merges, which splits text in its own way.
-    """
+    """Return True if transformers loads a tokenizer.json as it is for a model of type qwen2."""
     description = json.loads(content)
+    # For models of type qwen2 alone transformers 5 ignores ``tokenizer_class`` and makes a tokenizer of Qwen2 of the
+    # vocabulary and merges, which splits text in its own way.
     match description.get("pre_tokenizer"):
         case {
             "pretokenizers": [
@@ -200,24 +183,16 @@ def names_without_id(config: dict[str, Any] | None, vocabulary: Container[str]) 
 
 
 def resolve_eos_token(requested: str | None, config: dict[str, Any] | None) -> str | None:
-    """Return the requested end-of-sequence token; replace "auto" by the one that tokenizer_config.json names, if any.
-
-    Raises:
-        DataError: tokenizer_config.json does not give the token as text.
-    """
+    """Return the end-of-sequence token; for "auto", the one that tokenizer_config.json names, if any."""
     if requested == "auto" and config is not None and "eos_token" in config:
         return special_token_name(config, "eos_token")
     return requested
 
 
 def special_token_name(config: dict[str, Any] | None, key: str) -> str | None:
-    """Return the name of a special token of tokenizer_config.json, given there as a string or as an object.
-
-    Raises:
-        DataError: it is not text.
-    """
+    """Return the name of a special token of tokenizer_config.json; DataError if it is not text."""
     value = (config or {}).get(key)
-    name = value.get("content", value) if isinstance(value, dict) else value
+    name = value.get("content", value) if isinstance(value, dict) else value  # given as a string or as an object
     if name is not None and not isinstance(name, str):
         raise DataError(f"tokenizer_config.json: {key} is {value!r}, expected the text of a token.")
     return name

@@ -37,13 +37,10 @@ BYTES = 256
 
 
 def build_bpe(texts: Iterable[str], vocab_size: int, special: Sequence[str], *, report: bool = False) -> bytes:
-    """Train byte-level BPE and return its tokenizer.json. Nothing can interrupt it (``train_bpe_in_process``).
+    """Train byte-level BPE and return its tokenizer.json; ``special`` tokens come first.
 
-    Args:
-        texts: texts to train on.
-        vocab_size: total number of tokens.
-        special: special tokens, which come first.
-        report: print the progress to standard error, a JSON object per line, if this release of tokenizers can.
+    Nothing can interrupt it (``train_bpe_in_process``). With ``report``, progress goes to stderr, a JSON object per
+    line.
     """
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -56,6 +53,7 @@ def build_bpe(texts: Iterable[str], vocab_size: int, special: Sequence[str], *, 
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=list(special),
+        # All 256 bytes, so that any text can be encoded.
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -72,24 +70,19 @@ _SAMPLE_KEY = b"hlat tokenizer sample"
 
 
 def sample_texts(texts: Iterable[str], max_bytes: int, distinct: bool = False) -> list[str]:
-    """Draw a uniform sample of chunks of a corpus, in the order of the corpus; the complete corpus if it fits.
-
-    Args:
-        texts: the corpus.
-        max_bytes: maximum size of the sample in UTF-8 bytes; at least one chunk is returned.
-        distinct: skip chunks that are in the sample already, for corpora of which copies are dropped.
-    """
+    """Draw a uniform sample of chunks of at most ``max_bytes`` UTF-8 bytes, in the order of the corpus."""
     kept: list[tuple[int, int, int, str]] = []  # a heap with the largest hash on top: (-hash, -position, bytes, text)
     ranks: set[int] = set()
     total = 0
     for position, chunk in enumerate(_chunks(texts)):
         encoded = chunk.encode()
         rank = int.from_bytes(hashlib.blake2b(encoded, digest_size=8, key=_SAMPLE_KEY).digest(), "little")
-        if distinct and rank in ranks:
+        if distinct and rank in ranks:  # for a corpus of which copies are dropped
             continue
         ranks.add(rank)
         heapq.heappush(kept, (-rank, -position, len(encoded), chunk))
         total += len(encoded)
+        # The smallest hashes stay: every chunk has the same chance, in one pass.
         while total > max_bytes and len(kept) > 1:
             removed = heapq.heappop(kept)
             ranks.discard(-removed[0])
@@ -105,12 +98,9 @@ def train_bpe(
 ) -> JsonTokenizer:
     """Train a byte-level BPE tokenizer, which encodes any text and decodes it to exactly the same text.
 
-    Args:
-        texts: texts to train on.
-        vocab_size: total number of tokens: 256 bytes, the end-of-sequence token, merges. A small corpus can give fewer.
-        eos_token: name of the end-of-sequence token; "auto" is <|endoftext|>, None for none.
-        progress: called with the stage, the merges done and those in total; it is then trained in a process of its own,
-            which can be interrupted. None trains in this process.
+    ``vocab_size`` counts 256 bytes, the end-of-sequence token and merges; a small corpus can give fewer. ``eos_token``
+    "auto" is <|endoftext|>, None is none. With ``progress`` it is trained in a process of its own, which can be
+    interrupted; it is called with the stage, the merges done and those in total.
 
     Raises:
         DataError: the vocabulary is too small for the 256 bytes and the end-of-sequence token.
@@ -133,12 +123,7 @@ def train_bpe(
 def train_char(alphabet: Iterable[str], eos_token: str | None = "auto") -> CharTokenizer:
     """Make a tokenizer with one token per character, ordered by code point; the end-of-sequence token comes last.
 
-    Args:
-        alphabet: all characters, in any order.
-        eos_token: name of the end-of-sequence token; "auto" and None for none.
-
-    Raises:
-        DataError: the name of the end-of-sequence token is a single character.
+    "auto" and None: no end-of-sequence token. DataError if its name is a single character.
     """
     chars = sorted(set(alphabet))
     name = None if eos_token == "auto" else eos_token
@@ -159,8 +144,7 @@ def _chunks(texts: Iterable[str]) -> Iterator[str]:
         yield from cut_text(text, _SAMPLE_CHUNK)
 
 
-STAGE = "train tokenizer"
-"""Stage of its progress reports, which count merges; the total is 0 until merging begins."""
+STAGE = "train tokenizer"  # stage of its progress reports, which count merges; the total is 0 until merging begins
 
 _PROGRESS_INTERVAL = 0.2  # seconds between two reports
 _TEXT_LENGTH = struct.Struct("<Q")
@@ -173,14 +157,7 @@ def train_bpe_in_process(
 ) -> bytes:
     """Train byte-level BPE in another process; return its tokenizer.json, the same as that of ``build_bpe``.
 
-    Args:
-        texts: texts to train on.
-        vocab_size: total number of tokens.
-        special: special tokens, which come first.
-        progress: called with the stage, the merges done, and those in total; on this thread.
-
-    Raises:
-        DataError: the process was killed, perhaps because memory ran out.
+    ``progress`` is called on this thread. DataError if the process was killed, perhaps because memory ran out.
     """
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "hlat.data.tokenizers.training"],
@@ -204,7 +181,7 @@ def train_bpe_in_process(
             thread.start()
         running = True
         while running:
-            readers[0].join(_PROGRESS_INTERVAL)
+            readers[0].join(_PROGRESS_INTERVAL)  # in short waits, so that Ctrl-C is handled between them
             running = any(thread.is_alive() for thread in readers)
             done, total = state.merges
             progress(STAGE, done, min(total, most))  # the library's total is the size of the vocabulary
@@ -263,7 +240,6 @@ def _received(stream: IO[bytes]) -> Iterator[str]:
 
 
 def _train_in_this_process() -> None:
-    """Train one tokenizer for the parent."""
     settings = json.loads(sys.stdin.buffer.readline())
     content = build_bpe(_received(sys.stdin.buffer), settings["vocab_size"], settings["special"], report=True)
     sys.stdout.buffer.write(content)

@@ -85,17 +85,11 @@ _X32 = 0x40000000  # numbers of x86_64 with pointers of 32 bits begin there
 
 
 def seccomp_filter(machine: str) -> bytes:
-    """Return the instructions of the filter.
-
-    Args:
-        machine: as ``platform.machine()`` names it.
-
-    Raises:
-        KeyError: the numbers of its system calls are not in the table.
-    """
+    """Return the filter's instructions for a ``platform.machine()``; raises KeyError if it is not in the table."""
     architecture, column = _ARCHITECTURES[machine]
     code = [
         _instruction(_LOAD, _ARCHITECTURE),
+        # First: numbers of another architecture mean other calls.
         _instruction(_JUMP_IF_EQUAL, architecture, 1, 0),
         _instruction(_RETURN, _KILL),
         _instruction(_LOAD, _NUMBER),
@@ -130,21 +124,14 @@ _SYSTEM = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache", "/etc
 
 @dataclass(frozen=True)
 class Confinement:
-    """One way to confine a process.
-
-    Attributes:
-        name: ``bubblewrap``, ``Landlock`` or ``none``.
-        command: starts the process that judges the program of its standard input.
-        calls: the seccomp filter; None for no restriction.
-        files: what Landlock lets it read, and the devices; None if files are confined otherwise, or not.
-        writable: most bytes in the folder of the program, which hlat watches; None if the kernel does.
-    """
+    """One way to confine a process: ``bubblewrap``, ``Landlock`` or ``none``."""
 
     name: str
-    command: tuple[str, ...]
-    calls: bytes | None
+    command: tuple[str, ...]  # starts the process that judges the program of its standard input
+    calls: bytes | None  # the seccomp filter; None for no restriction
+    # what Landlock lets it read, and the devices; None if files are confined otherwise, or not
     files: tuple[tuple[str, ...], tuple[str, ...]] | None
-    writable: int | None
+    writable: int | None  # most bytes in the folder of the program, which hlat watches; None if the kernel does
 
 
 def unconfined() -> Confinement:
@@ -188,13 +175,12 @@ def _calls() -> bytes | None:
 
 
 def _python() -> str:
-    """Return the program of Python itself, not the link to it in a virtual environment."""
     installed = Path(sys.base_prefix, "bin", "python{}.{}".format(*sys.version_info))  # a virtual one may be a copy
     return str((installed if installed.is_file() else Path(sys.executable)).resolve())
 
 
 def _readable() -> tuple[str, ...]:
-    """Files and folders that Python needs: itself, its library, shared libraries of the system."""
+    # What Python needs: itself, its library, shared libraries of the system.
     own = [_python(), sysconfig.get_path("stdlib"), str(Path(sys.base_prefix, "lib")), str(_INSIDE)]
     return tuple(dict.fromkeys([*_SYSTEM, *own]))
 
@@ -208,15 +194,10 @@ _UNCONFINED: ContextVar[bool] = ContextVar("_UNCONFINED", default=False)
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one program.
+    """Time and address space that one program may take."""
 
-    Attributes:
-        seconds: of wall time, and of processor time.
-        memory: bytes of address space, of each of its two processes.
-    """
-
-    seconds: int = 10
-    memory: int = 1 << 30
+    seconds: int = 10  # of wall time, and of processor time
+    memory: int = 1 << 30  # bytes of address space, of each of its two processes
 
 
 @contextmanager
@@ -230,11 +211,7 @@ def unconfined_execution() -> Iterator[None]:
 
 
 def find_confinement() -> Confinement:
-    """Find the strongest confinement that works on this machine: bubblewrap, or else Landlock.
-
-    Raises:
-        LaunchError: there is none.
-    """
+    """Find the strongest confinement that works here, bubblewrap or else Landlock; raises LaunchError without any."""
     if _UNCONFINED.get():
         return unconfined()
     found = {"bubblewrap": bubblewrap(), "Landlock": landlock()}
@@ -256,29 +233,21 @@ def _works(way: Confinement) -> bool:
 
 
 def run_program(program: str, limits: Limits | None = None, *, tests: str = "") -> bool:
-    """Run a program; return True if it ended without an exception, an exit or a broken limit, and passes its tests.
-
-    Args:
-        program: source of the program.
-        limits: its limits.
-        tests: statements about the program, which is in another process. What it returns is copied if it is plain:
-            numbers, texts, bytes, and collections of them. Without tests only the program itself says that it ended.
-
-    Raises:
-        LaunchError: this machine cannot confine the program.
-        DataError: the tests pass a function of the program a value that cannot be copied, such as a function.
-    """
+    """Return True if a program ends without exception, exit or broken limit, and passes its tests."""
     return _judge(find_confinement(), program, tests, limits)
 
 
 def run_programs(programs: Sequence[str], limits: Limits | None = None, *, tests: str = "") -> list[bool]:
-    """Run programs with the same tests, several at the same time; see ``run_program``."""
+    """Run programs with the same tests, several at the same time."""
     way = find_confinement()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(lambda program: _judge(way, program, tests, limits), programs))
 
 
 def _judge(way: Confinement, program: str, tests: str, limits: Limits | None) -> bool:
+    # The tests run in another process: what the program returns is copied if it is plain (numbers, texts, bytes, and
+    # collections of them). Without tests only the program itself says that it ended. Raises DataError if the tests pass
+    # it a value that cannot be copied, such as a function.
     verdict = _execute(way, program, tests, limits or Limits())
     if verdict.startswith("cannot pass "):
         raise DataError(f"the tests of a program {verdict.replace('pass', 'pass it a value of type', 1)}.")
@@ -300,6 +269,7 @@ def _execute(way: Confinement, program: str, tests: str, limits: Limits) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         cwd=folder,
+        # A program must not see secrets in the environment.
         env={},
         start_new_session=True,
     )
@@ -331,7 +301,7 @@ def _wait(process: "subprocess.Popen[bytes]", words: bytes, folder: Path, second
 
 
 def _size(folder: Path) -> int:
-    """Return the bytes of all files of a folder, which the program changes meanwhile."""
+    # The program changes the folder meanwhile.
     sizes = 0
     with suppress(OSError):  # without a sandbox it can remove the folder, or close it to hlat
         for entry in os.scandir(folder):
@@ -346,16 +316,7 @@ def complete_programs(responses: Sequence[Sequence[str]], docs: Sequence[dict[st
 
 
 def pass_at_k(references: Sequence[str], predictions: Sequence[Sequence[str]], k: Sequence[int]) -> dict[str, float]:
-    """Compute pass@k; a metric of lm-eval.
-
-    Args:
-        references: the tests of each problem.
-        predictions: programs for each problem.
-        k: numbers of samples, each at most the number of programs.
-
-    Returns:
-        Mean over the problems, by name, as in ``pass@1``.
-    """
+    """Compute pass@k, the mean over problems by name as in ``pass@1``, from their tests; a metric of lm-eval."""
     passed = [run_programs(programs, tests=tests) for tests, programs in zip(references, predictions, strict=True)]
     return {
         f"pass@{count}": sum(estimate_pass(len(each), sum(each), count) for each in passed) / len(passed) for count in k
@@ -363,5 +324,5 @@ def pass_at_k(references: Sequence[str], predictions: Sequence[Sequence[str]], k
 
 
 def estimate_pass(samples: int, passing: int, k: int) -> float:
-    """Estimate the probability that one of k samples passes."""
+    """Estimate the probability that one of k samples passes, without bias (arXiv 2107.03374, equation 1)."""
     return 1.0 - math.comb(samples - passing, k) / math.comb(samples, k)

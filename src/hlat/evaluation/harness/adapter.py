@@ -46,17 +46,11 @@ _SECONDS = 5.0
 
 @dataclass(frozen=True)
 class TaskList:
-    """Tasks, ready to be built.
-
-    Attributes:
-        manager: lm-eval's index of tasks.
-        group: configuration of a group that has all tasks of the suite.
-        downloads: data sets that are not on this machine.
-    """
+    """Tasks, ready to be built."""
 
     manager: TaskManager
-    group: dict[str, Any]
-    downloads: tuple[str, ...]
+    group: dict[str, Any]  # configuration of a group of all tasks of the suite
+    downloads: tuple[str, ...]  # data sets that are not on this machine
 
 
 def list_tasks(
@@ -66,14 +60,7 @@ def list_tasks(
     allow_code: CodePermission,
     is_online: bool | None = None,
 ) -> TaskList:
-    """Find and check the tasks of a suite.
-
-    Args:
-        suite: the suite.
-        files: folder of data files; None if there is none.
-        include: folders with further tasks.
-        allow_code: True if code that the model writes may be executed in a sandbox; "unsafe" if also without one.
-        is_online: True if data sets can be downloaded; None to find out.
+    """Find and check the tasks of a suite; ``is_online`` None finds out if data sets can be downloaded.
 
     Raises:
         DataError: tasks or files are missing, or need a download or code execution that is not possible; lists all.
@@ -125,7 +112,6 @@ def _problems(manager: TaskManager, entry: TaskEntry, files: Path | None, allow_
 
 
 def _downloads(manager: TaskManager, entry: TaskEntry) -> Iterator[str]:
-    """Data sets that a task would download."""
     if entry.files:
         return
     for _, config in _configurations(manager, entry.task):
@@ -153,7 +139,6 @@ def _configurations(manager: TaskManager, name: str) -> Iterator[tuple[str, dict
 
 
 def _settings(entry: TaskEntry, files: Path | None) -> dict[str, Any]:
-    """Return the configuration of a task: its name and what replaces its own settings."""
     settings: dict[str, Any] = {"task": entry.task, **entry.settings}
     if entry.shots is not None:
         settings["num_fewshot"] = entry.shots
@@ -161,12 +146,12 @@ def _settings(entry: TaskEntry, files: Path | None) -> dict[str, Any]:
         assert files is not None, "list_tasks has refused this"
         data_files = {split: str((files / name).resolve()) for split, name in entry.files.items()}
         reader = {"data_files": data_files} | ({"field": entry.field} if entry.field else {})
+        # The task's own data set is replaced by files that the user has.
         settings |= {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": reader}
     return settings
 
 
 def _can_download() -> bool:
-    """Return True if the Hugging Face hub can be reached."""
     if any(os.environ.get(name, "0").lower() in ("1", "true", "yes", "on") for name in _OFFLINE):
         return False
     address = urlsplit(constants.ENDPOINT)
@@ -184,14 +169,7 @@ _KNOWN_SETTINGS = {"until", "max_gen_toks", "do_sample", "temperature", "top_p",
 
 
 class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
-    """A served model with the interface of lm-eval.
-
-    Args:
-        served: the model.
-        seed: seed of sampled texts.
-        max_length: most tokens of context and continuation; None for the model's maximum.
-        max_new_tokens: most tokens of a generated text, whatever the task asks for; None for no such limit.
-    """
+    """A served model with the interface of lm-eval; limits are in tokens, None for the model's or the task's own."""
 
     def __init__(
         self, served: ServedModel, seed: int, max_length: int | None = None, max_new_tokens: int | None = None
@@ -199,34 +177,33 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         super().__init__()
         self._served, self._seed, self._max_new_tokens = served, seed, max_new_tokens
         self.max_length = max_length or served.config.max_sequence_length or _DEFAULT_LENGTH
+        # The choices of a question share its context, which lm-eval has encoded each time.
         self._encode = lru_cache(maxsize=64)(self._encode_text)
         self._start = tuple(served.tokenizer.encode_prompt(""))  # tokens that the tokenizer puts in front of a text
 
     @property
     def eot_token_id(self) -> int:
-        """Id of the token that ends a text."""
         if not self._served.end_ids:
             raise DataError(f"{self._served.path}: neither the model nor its tokenizer says which token ends a text.")
         return min(self._served.end_ids)
 
     @property
     def prefix_token_id(self) -> int:
-        """Token that precedes a text without context: that of the beginning, or else that of the end."""
+        # It precedes a text without context: the token of the beginning, or else that of the end.
         begin = self._served.tokenizer.bos_id
         return self.eot_token_id if begin is None else begin
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Encode a text; see ``TemplateLM.tok_encode``."""
         return list(self._encode(string, add_special_tokens))
 
     def _encode_text(self, text: str, add_special_tokens: bool | None) -> tuple[int, ...]:
         tokens, start = tuple(self._served.tokenizer.encode_prompt(text)), len(self._start)
         if add_special_tokens is None:
+            # A text that has the token already gets no second one.
             add_special_tokens = not text.startswith(self._served.tokenizer.token_name(self.prefix_token_id))
         return tokens[start:] if not add_special_tokens and tokens[:start] == self._start else tokens
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
-        """Score continuations; see ``LM.loglikelihood``."""
         scores: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
         return scores
 
@@ -238,7 +215,6 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return [(score.log_probability, score.is_greedy) for score in scores]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
-        """Score complete texts, in windows of the maximum length; see ``LM.loglikelihood_rolling``."""
         windows: list[tuple[Any, list[int], list[int]]] = []
         counts = []
         for request in requests:
@@ -255,7 +231,6 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return [sum(next(scores)[0] for _ in range(count)) for count in counts]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
-        """Generate texts; see ``LM.generate_until``."""
         seen: Counter[GenerationRequest] = Counter()
         asked, stops = [], []
         for request in requests:
@@ -290,6 +265,6 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return stop, GenerationRequest(tuple(context), new, tuple(stop), sampling)
 
     def _repeated(self, request: GenerationRequest, number: int) -> GenerationRequest:
-        """Number the repeats of a sampled request; those of a greedy one have the same text."""
+        # Repeats of a sampled request get other samples; those of a greedy one have the same text.
         repeat = number if request.sampling.temperature > 0 else 0
         return GenerationRequest(request.context, request.max_tokens, request.stop, request.sampling, repeat)

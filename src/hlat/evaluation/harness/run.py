@@ -41,45 +41,25 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SuiteOptions:
-    """Options of a run of a suite.
-
-    Attributes:
-        out: folder of results, and of responses that were computed before.
-        files: folder of the suite's data files; None if it needs none.
-        include: folders with further tasks.
-        limit: most samples of each task; None for all.
-        seed: seed of the choice of examples, and of sampled texts.
-        max_length: most tokens of context and continuation; None for the model's maximum.
-        max_new_tokens: most tokens of a generated text; None for what the tasks say.
-        allow_code: execute code that the model writes, in a sandbox; "unsafe": without one.
-        serving: how the model is evaluated.
-    """
+    """Options of one evaluation by a suite."""
 
     out: Path
     files: Path | None = None
     include: tuple[Path, ...] = ()
-    limit: int | None = None
-    seed: int = 1234
-    max_length: int | None = None
-    max_new_tokens: int | None = None
-    allow_code: CodePermission = False
+    limit: int | None = None  # most samples of each task; None for all
+    seed: int = 1234  # seed of the choice of examples, and of sampled texts
+    max_length: int | None = None  # most tokens of context and continuation; None for the model's maximum
+    max_new_tokens: int | None = None  # most tokens of a generated text; None for what the tasks say
+    allow_code: CodePermission = False  # execute code that the model writes, in a sandbox; "unsafe": without one
     serving: ServingOptions = field(default_factory=ServingOptions)
 
 
 def run_suite(
     path: str | Path, suite: Suite, options: SuiteOptions, runtime: Runtime, progress: Progress
 ) -> SuiteReport | None:
-    """Run a suite on a model and write the results. Collective.
+    """Run a suite on a model and write the results; return the report on rank 0, None on other ranks. Collective.
 
-    Args:
-        path: a checkpoint, a checkpoints folder or a run folder; or a Hugging Face folder.
-        suite: the suite.
-        options: see ``SuiteOptions``.
-        runtime: this process.
-        progress: called after each round of batches, on rank 0.
-
-    Returns:
-        The report on rank 0; None on other ranks.
+    ``path`` is a checkpoint, a checkpoints folder, a run folder, or a Hugging Face folder.
 
     Raises:
         DataError: lm-eval is not installed; or tasks, data files or downloads are missing: lists all.
@@ -93,6 +73,7 @@ def run_suite(
     def check() -> None:
         tasks.append(find_tasks(suite, options.files, options.include, options.allow_code))
 
+    # Before the model is loaded, which may take long.
     runtime.ranks.run_on_rank0(check)
 
     def work(served: ServedModel) -> SuiteReport:
@@ -106,11 +87,7 @@ def run_suite(
 
 
 def find_tasks(suite: Suite, files: Path | None, include: Sequence[Path], allow_code: CodePermission) -> Any:
-    """Find and check the tasks of a suite; warn of downloads. See ``list_tasks``.
-
-    Raises:
-        DataError: lm-eval is not installed; or tasks, data files or downloads are missing: lists all.
-    """
+    """Find and check the tasks of a suite; warn of downloads. Raises DataError without lm-eval, or listing problems."""
     with quiet():
         try:
             from hlat.evaluation.harness.adapter import list_tasks  # noqa: PLC0415  (an extra, and slow to import)
@@ -210,7 +187,6 @@ def _report(
 
 
 def _write(out: Path, suite: Suite, report: SuiteReport, samples: Mapping[str, Any]) -> None:
-    """Write the results; results.json last, so that it is there if all others are."""
     try:
         (out / "samples").mkdir(parents=True, exist_ok=True)
         for name, rows in samples.items():
@@ -218,13 +194,14 @@ def _write(out: Path, suite: Suite, report: SuiteReport, samples: Mapping[str, A
             write_atomic(out / "samples" / f"{name}.jsonl", ("\n".join(lines) + "\n").encode())
         write_atomic(out / "results.md", markdown_page(suite, report).encode())
         write_atomic(out / "results.html", html_page(suite, report).encode())
+        # Last, so that it is there if all others are.
         write_atomic(out / RESULTS, (json.dumps(report.to_dict(), indent=1) + "\n").encode())
     except OSError as error:
         raise StorageError(f"{out}: cannot write the results ({error.strerror or error}).") from error
 
 
 def _sample(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answer to one sample: its hashes identify question and prompt without repeating them."""
+    # The hashes identify question and prompt without repeating them.
     kept = ("doc_id", "filter", "target", "resps", "filtered_resps", "doc_hash", "prompt_hash", *row["metrics"])
     return {name: row[name] for name in kept if name in row}
 
@@ -236,34 +213,14 @@ def render_suite(
     limit: int | None = None,
     seed: int = 1234,
 ) -> list[TaskRequest]:
-    """Render the tasks of a suite to requests. No code of a model is executed.
-
-    Args:
-        suite: the suite.
-        files: folder of the suite's data files; None if it needs none.
-        include: folders with further tasks.
-        limit: number of examples of each task; None for all.
-        seed: seed of the choice of few-shot examples.
-
-    Raises:
-        DataError: lm-eval is not installed; tasks, data files or downloads are missing; or a task cannot be rendered.
-    """
+    """Render the tasks of a suite to requests, without executing a model's code; raises DataError listing problems."""
     found = find_tasks(suite, files, include, allow_code="unsafe")  # nothing is executed
     with quiet():
         return render_tasks(found.manager.load([found.group])["tasks"], limit, seed)
 
 
 def render_tasks(tasks: Mapping[str, Any], limit: int | None = None, seed: int = 1234) -> list[TaskRequest]:
-    """Render tasks to requests.
-
-    Args:
-        tasks: tasks of lm-eval by name, ``lm_eval.api.task.Task``.
-        limit: number of examples of each task; None for all.
-        seed: seed of the choice of few-shot examples.
-
-    Raises:
-        DataError: a task has no gold answers, or is of a kind that has none; lists all of them.
-    """
+    """Render tasks of lm-eval, by name; raises DataError listing those without gold answers."""
     requests: list[TaskRequest] = []
     problems: list[str] = []
     for name, task in tasks.items():
@@ -285,7 +242,6 @@ def render_tasks(tasks: Mapping[str, Any], limit: int | None = None, seed: int =
 
 
 def _by_document(task: Any) -> list[list[Any]]:
-    """Return the requests of each example of a task, in order."""
     documents: dict[int, list[Any]] = {}
     for instance in task.instances:
         documents.setdefault(instance.doc_id, []).append(instance)
@@ -293,10 +249,10 @@ def _by_document(task: Any) -> list[list[Any]]:
 
 
 def _render_choices(task: Any, name: str, group: int, instances: Sequence[Any]) -> Iterator[TaskRequest]:
-    """Yield the choices of a question; requests without the question, for mutual information, are left out."""
     document = instances[0].doc
     choices = task.doc_to_choice(document)
     golds = _gold_indices(task, document, choices)
+    # Not strict: requests without the question, for mutual information, come last and are left out.
     for index, (choice, instance) in enumerate(zip(choices, instances, strict=False)):
         context, continuation = instance.args[:2]
         yield TaskRequest(
@@ -310,15 +266,15 @@ def _render_choices(task: Any, name: str, group: int, instances: Sequence[Any]) 
 
 
 def _gold_indices(task: Any, document: Any, choices: Sequence[str]) -> set[int]:
-    """Return the indices of the right choices; lm-eval's tasks give an index, several, or a choice."""
     gold = task.doc_to_text(document) if task.multiple_input else task.doc_to_target(document)
+    # Tasks of lm-eval give an index, several, or a choice.
     several = gold if isinstance(gold, list) else [gold]
     return {choices.index(each) if isinstance(each, str) and each in choices else each for each in several}
 
 
 def _render_gold(task: Any, name: str, group: int, instances: Sequence[Any]) -> Iterator[TaskRequest]:
-    """Yield the gold answers of a task that generates a text: a question may have several."""
     target = task.doc_to_target(instances[0].doc)
+    # A question may have several gold answers.
     for text in dict.fromkeys(target if isinstance(target, list) else [target]):
         continuation = f"{task.config.target_delimiter}{text}"
         if continuation:
@@ -327,7 +283,6 @@ def _render_gold(task: Any, name: str, group: int, instances: Sequence[Any]) -> 
 
 
 def _render_text(task: Any, name: str, group: int, instances: Sequence[Any]) -> Iterator[TaskRequest]:
-    """Yield the text of a task that asks for its likelihood."""
     del task
     context, continuation = instances[0].args[:2]
     yield TaskRequest(task=name, group=group, context=context, continuation=continuation, is_gold=True)

@@ -88,7 +88,6 @@ class Suite(_Part):
 
     @property
     def entries(self) -> list[TaskEntry]:
-        """All tasks, in order."""
         return [entry for column in self.columns for entry in column.tasks]
 
     @property
@@ -98,19 +97,12 @@ class Suite(_Part):
 
 
 def suite_names() -> list[str]:
-    """Names of the suites that ship with hlat."""
+    """List the suites that ship with hlat, sorted."""
     return sorted(file.stem for file in _FOLDER.glob("*.yaml"))
 
 
 def load_suite(name: str) -> Suite:
-    """Load a suite.
-
-    Args:
-        name: name of a suite that ships with hlat, or a YAML file.
-
-    Raises:
-        DataError: there is no such suite, or the file has mistakes; lists all of them.
-    """
+    """Load a suite by its name or YAML file; raises DataError with all mistakes of the file."""
     file = Path(name) if name.endswith((".yaml", ".yml")) else _FOLDER / f"{name}.yaml"
     if not file.is_file() or (file.parent == _FOLDER and file.stem not in suite_names()):
         raise DataError(f"{name}: no such suite. Name one of {', '.join(suite_names())}, or a YAML file.")
@@ -143,30 +135,19 @@ RESULTS = "results.json"
 
 @dataclass(frozen=True)
 class SuiteReport:
-    """Results of a suite.
-
-    Attributes:
-        suite: name of the suite.
-        model: path, sha256, dtype and number of parameters of the model.
-        harness: name and version of the program that defines the tasks, and its seeds.
-        settings: what else decides about the results: limit, maximum lengths.
-        tasks: for each task its version, shots, samples and metrics.
-        columns: values in percent, by column; a column in which a task has no value is missing.
-        average: mean over all averaged tasks, in percent; None if there is none, or a task of it has no value.
-        run: how it was computed: processes, requests computed and looked up, seconds.
-    """
+    """Results of a suite on one model, as in results.json."""
 
     suite: str
-    model: Mapping[str, Any]
-    harness: Mapping[str, Any]
-    settings: Mapping[str, Any]
-    tasks: Mapping[str, Mapping[str, Any]]
-    columns: Mapping[str, float]
+    model: Mapping[str, Any]  # path, sha256, dtype and number of parameters of the model
+    harness: Mapping[str, Any]  # name and version of the program that defines the tasks, and its seeds
+    settings: Mapping[str, Any]  # what else decides about the results: limit, maximum lengths
+    tasks: Mapping[str, Mapping[str, Any]]  # for each task its version, shots, samples and metrics
+    columns: Mapping[str, float]  # values in percent, by column; a column in which a task has no value is missing
+    # mean over all averaged tasks, in percent; None if there is none, or a task of it has no value
     average: float | None
-    run: Mapping[str, Any]
+    run: Mapping[str, Any]  # how it was computed: processes, requests computed and looked up, seconds
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as JSON values."""
         return asdict(self)
 
 
@@ -192,23 +173,19 @@ def entry_value(entry: TaskEntry, tasks: Mapping[str, Mapping[str, Any]]) -> flo
     """Return the value of a task's metric, in percent; None if there is none."""
     metrics = tasks.get(entry.task, {}).get("metrics", {})
     names = [entry.metric, f"{entry.metric},none"] if entry.metric else [_first_metric(metrics)]
+    # A metric without a filter stands for the first of its filters.
     names += [name for name in metrics if entry.metric and name.startswith(f"{entry.metric},")]
     value = next((metrics[name] for name in names if metrics.get(name) is not None), None)
     return None if value is None else 100 * float(value)
 
 
 def _first_metric(metrics: Mapping[str, Any]) -> str:
-    """Name of the first metric that is not an error estimate."""
+    # lm-eval lists error estimates among the metrics.
     return next((name for name in metrics if "_stderr" not in name), "")
 
 
 def column_values(suite: Suite, tasks: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, float], float | None]:
-    """Compute the columns and the average of a suite.
-
-    Returns:
-        The mean over the tasks of each column in which every task has a value; and the mean over all averaged tasks,
-        each counted once, or None if one has no value.
-    """
+    """Return the means of complete columns, and of all averaged tasks; None if one has no value."""
     columns = {column.name: value for column in suite.columns if (value := _column_mean(column, tasks)) is not None}
     values = [entry_value(entry, tasks) for column in suite.columns if column.averaged for entry in column.tasks]
     found = [value for value in values if value is not None]
@@ -223,11 +200,7 @@ def _column_mean(column: Column, tasks: Mapping[str, Mapping[str, Any]]) -> floa
 
 
 def read_report(folder: Path) -> SuiteReport:
-    """Read the report that was written to a folder of results.
-
-    Raises:
-        DataError: there is none, or it is damaged.
-    """
+    """Read the report in a folder of results; raises DataError if there is none, or it is damaged."""
     file = folder / RESULTS
     try:
         return SuiteReport(**json.loads(file.read_text(encoding="utf-8")))
@@ -276,7 +249,6 @@ _TASK_HEADS = ["version", "shots", "samples", "metric", "value"]
 
 
 def _comparison(suite: Suite, report: SuiteReport) -> tuple[list[str], Rows]:
-    """Headings, and a row for the model and each published one."""
     heads = [f"{column.name}{' (lower is better)' if column.lower_is_better else ''}" for column in suite.columns]
     names = [column.name for column in suite.columns]
     own = {**report.columns}
@@ -312,7 +284,6 @@ def _task_rows(report: SuiteReport) -> Rows:
 
 
 def _notes(suite: Suite, report: SuiteReport) -> list[str]:
-    """Sentences above the table."""
     model, harness = report.model, report.harness
     notes = [
         f"Model {model['sha256'][:16]}, {model['dtype']}, {model['parameters']:,} parameters; {harness['name']} "

@@ -51,14 +51,7 @@ Launch = Callable[[RankPlaces, Mapping[str, str], Path], AbstractContextManager[
 
 
 class HostRanks:
-    """Processes of one attempt on this host.
-
-    Args:
-        attempt: the attempt.
-        member: this host's place in it.
-        launch: launches the processes.
-        beats: folder for heartbeats, to which a folder of the attempt is added.
-    """
+    """Processes of one attempt on this host; it adds a folder for their heartbeats to ``beats``."""
 
     def __init__(self, attempt: AttemptOrder, member: HostMember, launch: Launch, beats: Path) -> None:
         self.number = attempt.number
@@ -77,6 +70,7 @@ class HostRanks:
             ATTEMPT_ENV: f"{attempt.launch}/{attempt.number}",
         }
         if attempt.deadline is not None:
+            # Orders have the seconds that are left: clocks of hosts are never compared.
             environment[DEADLINE_ENV] = repr(machine_clock() + attempt.deadline)
         reports = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="hlat-launch-"))
         workers = self._stack.enter_context(launch(places, environment, Path(reports)))
@@ -85,18 +79,16 @@ class HostRanks:
     @property
     def done(self) -> int:
         """Number of the last instruction that was carried out."""
-        is_cleaning = self._cleaning is not None and self._cleaning.is_alive()
+        is_cleaning = self._cleaning is not None and self._cleaning.is_alive()  # the newest instruction still goes on
         return self._done - 1 if is_cleaning else self._done
 
     def follow(self, instructions: tuple[Instruction, ...]) -> None:
-        """Carry out the instructions that are new."""
         for instruction in instructions:
             if instruction.number > self._done:
                 self._carry_out(instruction)
                 self._done = instruction.number
 
     def statuses(self) -> tuple[RankStatus, ...]:
-        """States of the processes."""
         now, beats = time.monotonic(), {beat.rank: beat for beat in self._ranks.readings()}
         found = []
         for rank in self._ranks.ranks:
@@ -105,18 +97,16 @@ class HostRanks:
                 self._ended.setdefault(rank, now)
             report = None if code is None else self._ranks.report(rank)
             if report is not None:
-                report = replace(report, time=report.time - time.time())
+                report = replace(report, time=report.time - time.time())  # an age, for the same reason
             beat = beats[rank].aged(now) if rank in beats else None
             stopped = code is None and self._ranks.is_stopped(rank)
             found.append(RankStatus(rank, code, report, beat, stopped, self._stacks.get(rank, "")))
         return tuple(found)
 
     def run_id(self) -> str | None:
-        """Id of the run in its folder, once a rank has reported it; else None."""
         return self._ranks.run_id()
 
     def close(self) -> None:
-        """Kill what is left."""
         self._ranks.kill([rank for rank in self._ranks.ranks if self._ranks.poll(rank) is None])
         if self._cleaning is None or not self._cleaning.is_alive():
             self._ranks.end_leftovers(0.0, lambda: True)
@@ -133,11 +123,12 @@ class HostRanks:
             self._stacks = self._ranks.stacks()
         elif instruction.kind == "leftovers":
             end = self._ranks.end_leftovers
+            # On a thread: it waits for a save, and the host must give signs of life meanwhile.
             self._cleaning = threading.Thread(target=end, args=(instruction.value, lambda: False), daemon=True)
             self._cleaning.start()
 
 
-_POLL = 0.2
+_POLL = 0.2  # seconds
 _PUBLISH = 0.5  # seconds between two statuses if nothing has changed
 _LOOKING = 3.0  # seconds of looking whether another process has this host's number, or leads
 _LEADER_SILENCE = 10.0  # seconds without a sign of life after which another host leads
@@ -149,36 +140,22 @@ _GIVEN_UP = 3  # signals after which this host ends without waiting for a leader
 
 @dataclass(frozen=True)
 class HostPlace:
-    """This host in its cluster.
-
-    Attributes:
-        index: its number.
-        address: its address for the others.
-        nproc: processes that it runs.
-    """
+    """This host in its cluster."""
 
     index: int
-    address: str
-    nproc: int
+    address: str  # address for the other hosts
+    nproc: int  # processes that it runs
 
 
 @dataclass(frozen=True)
 class NewLeader:
-    """Knowledge of a supervisor that becomes the leader.
+    """Knowledge of a supervisor that becomes the leader."""
 
-    Attributes:
-        term: number of its leadership.
-        incarnation: this start of the supervisor.
-        table: statuses of all hosts.
-        launch: the launch whose leader it has followed; None if there was none.
-        attempt_age: seconds since it has seen the present attempt for the first time.
-    """
-
-    term: int
-    incarnation: str
+    term: int  # number of its leadership
+    incarnation: str  # this start of the supervisor
     table: HostTable
-    launch: str | None
-    attempt_age: float
+    launch: str | None  # the launch whose leader it has followed; None if there was none
+    attempt_age: float  # seconds since it has seen the present attempt for the first time
 
 
 Lead = Callable[[NewLeader], None]
@@ -188,14 +165,8 @@ Lead = Callable[[NewLeader], None]
 class HostAgent:
     """Supervisor of this host.
 
-    Args:
-        folder: folder of the files that hosts share.
-        place: this host.
-        launch: launches processes.
-        beats: folder for heartbeats.
-        stops: signals that this process has received.
-        lead: called on a thread if this host becomes the leader.
-        examine: examines this host after a failure that it was to blame for, and returns what is wrong with it.
+    It calls ``lead`` on a thread if this host becomes the leader. ``examine`` returns what is wrong with this host,
+    after a failure that it was to blame for.
     """
 
     def __init__(
@@ -265,14 +236,15 @@ class HostAgent:
         """Read the status of the leader and of this host, and of all hosts if the leader is silent."""
         orders = read_orders(self._folder)
         is_led = orders is not None and self._table.silence(orders.leader) < _LOOKING
+        # All hosts that read all files all the time would be too much for a shared disk.
         self._table.refresh({self._place.index, orders.leader} if orders is not None and is_led else None)
 
     def _refuse_twins(self) -> None:
-        """Look for a while whether another process runs as this host."""
         deadline = time.monotonic() + _LOOKING
         while time.monotonic() < deadline and not self._stops.received:
             self._table.refresh()
             time.sleep(_POLL)
+        # A file that is left of an earlier launch does not change; that of a living twin does.
         twin = self._table.living(_LOOKING).get(self._place.index)
         if twin is not None:
             raise LaunchError(
@@ -293,17 +265,14 @@ class HostAgent:
         return orders
 
     def _is_led(self, orders: Orders | None) -> bool:
-        """Return True if the leader who gave these orders is alive and has no successor.
-
-        A successor may be lost before its first orders: these orders then lead nobody, though their leader lives on.
-        """
+        """Return True if the leader who gave these orders is alive and has no successor."""
         if time.monotonic() - self._terms_read_at > _LOOKING:
             self._newest_term, self._terms_read_at = newest_term(self._folder), time.monotonic()
         is_alive = leader_is_alive(orders, self._table, _LEADER_SILENCE)
+        # A successor may be lost before its first orders: these then lead nobody, though their leader lives on.
         return orders is not None and orders.term >= self._newest_term and is_alive
 
     def _follow(self, orders: Orders | None, prober: Prober) -> None:
-        """Start, end and signal the processes of this host as the leader orders."""
         if orders is None:
             return
         attempt = orders.attempt

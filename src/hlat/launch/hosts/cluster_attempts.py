@@ -25,7 +25,7 @@ from hlat.runtime.process import DEADLINE_ENV
 from hlat.runtime.progress import machine_clock
 from hlat.runtime.terminal import plural
 
-_POLL = 0.2
+_POLL = 0.2  # seconds
 _ALIVE = 5.0  # seconds of silence up to which a host can take part in a new attempt
 _CONNECT = 2.0  # seconds to connect to a host before it takes part
 _REMINDER = 15.0  # seconds between two messages about hosts that are waited for
@@ -35,58 +35,31 @@ _SAVE_SIGNAL = 10  # SIGUSR1
 
 @dataclass(frozen=True)
 class Patience:
-    """Seconds to wait for hosts.
+    """Seconds to wait for hosts."""
 
-    Attributes:
-        first: for hosts above the smallest number, at the first attempt.
-        again: the same after a failure.
-        longest: for the smallest number of hosts.
-    """
-
-    first: float = 120.0
-    again: float = 20.0
-    longest: float = 1800.0
+    first: float = 120.0  # for hosts above the smallest number, at the first attempt
+    again: float = 20.0  # the same after a failure
+    longest: float = 1800.0  # for the smallest number of hosts
 
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """Settings of attempts on several hosts.
-
-    Attributes:
-        folder: folder of the files that hosts share.
-        own: number of this host.
-        least: smallest number of hosts.
-        most: number of hosts of the complete cluster.
-        fits: returns True if the recipe has a layout for this number of processes.
-        limits: time limits.
-        serve: serves the store of a rendezvous on an address within a block, and yields the port.
-        complain: shows a message about a problem.
-        event: records an event of the run, kind and fields.
-        patience: seconds to wait for hosts.
-    """
+    """Settings of attempts on several hosts."""
 
     folder: Path
-    own: int
-    least: int
-    most: int
-    fits: Callable[[int], bool]
+    own: int  # number of this host
+    least: int  # smallest number of hosts
+    most: int  # number of hosts of the complete cluster
+    fits: Callable[[int], bool]  # returns True if the recipe has a layout for this number of processes
     limits: HostLimits
-    serve: Callable[[str], Any]
-    complain: Callable[[str], None]
-    event: Callable[..., None]
-    patience: Patience = Patience()
+    serve: Callable[[str], Any]  # serves the store of a rendezvous on an address within a block, and yields the port
+    complain: Callable[[str], None]  # shows a message about a problem
+    event: Callable[..., None]  # records an event of the run, kind and fields
+    patience: Patience = Patience()  # seconds to wait for hosts
 
 
 class ClusterAttempts:
-    """Attempts on several hosts, ordered by their leader.
-
-    Args:
-        settings: settings.
-        table: statuses of the hosts.
-        bulletin: carries orders to them.
-        launch: random name of the launch.
-        state: state of the earlier leader's attempts, see ``keep``; None for the first leader.
-    """
+    """Attempts on several hosts, ordered by their leader; ``state`` is what an earlier leader has kept."""
 
     def __init__(
         self,
@@ -109,16 +82,11 @@ class ClusterAttempts:
 
     @property
     def world(self) -> int:
-        """Number of processes of the present attempt, or of the next one."""
         return sum(member.nproc for member in self._members)
 
     def prepare(self, is_stopped: Callable[[], bool]) -> None:
-        """Wait for the hosts of the next attempt.
-
-        Raises:
-            MissingHostsError: too few hosts have come.
-        """
-        if self._adopted is not None:
+        """Wait for the hosts of the next attempt; MissingHostsError if too few have come."""
+        if self._adopted is not None:  # the attempt of an earlier leader goes on: its hosts are there
             return
         begin = reminded = time.monotonic()
         patience = self._settings.patience
@@ -149,6 +117,7 @@ class ClusterAttempts:
             self._bulletin.end()
             return
         own = next(status for index, status in self._living().items() if index == self._settings.own)
+        # The deadline is on the clock of this host: others get the seconds that are left.
         variables = {name: text for name, text in environment.items() if name != DEADLINE_ENV}
         deadline = float(environment[DEADLINE_ENV]) - machine_clock() if DEADLINE_ENV in environment else None
         with self._settings.serve(own.address) as port:
@@ -164,6 +133,7 @@ class ClusterAttempts:
     def adapt(self, failure: Failure) -> str | None:
         """Go on without a host that was to blame twice in a row, if enough others are left."""
         member = next(each for each in self._members if failure.rank in each.ranks)
+        # An exception that a process has reported is the program's, or of a peer: no host is to blame.
         lost = failure.kind in ("signal", "hang", "host")
         if lost:
             self._bulletin.suspect(member.index, self._number)
@@ -215,7 +185,6 @@ class ClusterAttempts:
         return self._table.living(_ALIVE)
 
     def _ready(self) -> dict[int, HostStatus]:
-        """Hosts that can take part in a new attempt, by index."""
         idle = {
             index: status
             for index, status in self._living().items()
@@ -226,6 +195,7 @@ class ClusterAttempts:
             and index not in self._excluded
         }
         targets = [(status.address, status.port) for status in idle.values()]
+        # A host may write statuses on the shared disk and yet be cut off from the network.
         reached = can_connect(targets, _CONNECT)
         return {index: status for index, status in idle.items() if (status.address, status.port) in reached}
 
@@ -241,7 +211,6 @@ class ClusterAttempts:
         return []
 
     def _place(self, members: Sequence[HostMember]) -> tuple[HostMember, ...]:
-        """Number the ranks of the hosts."""
         placed: list[HostMember] = []
         for member in members:
             first = placed[-1].ranks.stop if placed else 0
@@ -259,7 +228,6 @@ class ClusterAttempts:
             self._settings.event("hosts", hosts=now, world=self.world)
 
     def _missing(self, ready: Mapping[int, HostStatus]) -> str:
-        """Say which hosts are there, and why others cannot take part."""
         reasons = []
         for index, status in self._living().items():
             if index not in ready and index not in self._excluded:

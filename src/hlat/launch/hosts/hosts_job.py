@@ -40,34 +40,22 @@ from hlat.runtime.process import host_name
 ADDRESSES_ENV = "HLAT_ADDRESSES"
 """Environment variable with the addresses of hosts whose names may not resolve: NAME=ADDRESS, separated by spaces."""
 
+# of Slurm, Kubernetes' indexed jobs, torchrun and others; the first that has a number counts
 _NODE_VARIABLES = ("SLURM_NODEID", "JOB_COMPLETION_INDEX", "GROUP_RANK", "NODE_RANK")
 
 
 @dataclass(frozen=True)
 class HostOptions:
-    """Hosts of a run.
+    """Options of ``hlat train`` that say how many hosts a run has, and which of them this is."""
 
-    Attributes:
-        nodes: number of hosts, or a range of it, as in 3:4.
-        node: number of this host, from 0; None to take it from the scheduler's environment variables.
-        address: address or name of this host for the others; None for that of the interface in GLOO_SOCKET_IFNAME, in
-            HLAT_ADDRESSES, or of the host's name.
-    """
-
-    nodes: str | int
-    node: int | None = None
+    nodes: str | int  # number of hosts, or a range of it, as in 3:4
+    node: int | None = None  # number of this host, from 0; None to take it from the scheduler's environment variables
+    # address or name of this host for the others; None for that of the interface in GLOO_SOCKET_IFNAME, in
+    # HLAT_ADDRESSES, or of the host's name
     address: str | None = None
 
     def resolve(self, nproc: int, environment: Mapping[str, str] = os.environ) -> tuple[int, int, HostPlace]:
-        """Return the smallest and the largest number of hosts, and this host.
-
-        Args:
-            nproc: processes of this host.
-            environment: environment variables.
-
-        Raises:
-            LaunchError: the options are wrong, or this host's number or address cannot be found; all problems at once.
-        """
+        """Return the smallest and largest number of hosts, and this host; LaunchError lists every problem."""
         problems: list[str] = []
         least, most = _parse_nodes(str(self.nodes), problems)
         node = self._number(environment, problems)
@@ -197,39 +185,24 @@ _ALIVE_SECONDS = 10.0  # seconds of silence up to which the signals of a host co
 
 @dataclass(frozen=True)
 class HostRun:
-    """A run on several hosts, as one of them supervises it.
-
-    Attributes:
-        place: this host.
-        least: smallest number of hosts.
-        most: number of hosts of the complete cluster.
-        launch: launches the processes of this host.
-        serve: serves the store of a rendezvous on an address within a block, and yields the port.
-        fits: returns True if the recipe has a layout for this number of processes.
-        examine: examines this host after a failure that it was to blame for, and returns what is wrong with it.
-        settings: settings of the supervision.
-        observe: context of the run, with the folder of heartbeats and of the account of goodput.
-    """
+    """A run on several hosts, as one of them supervises it."""
 
     place: HostPlace
-    least: int
-    most: int
-    launch: Launch
+    least: int  # smallest number of hosts
+    most: int  # number of hosts of the complete cluster
+    launch: Launch  # launches the processes of this host
+    # serves the store of a rendezvous on an address within a block, and yields the port
     serve: Callable[[str], AbstractContextManager[int]]
-    fits: Callable[[int], bool]
+    fits: Callable[[int], bool]  # returns True if the recipe has a layout for this number of processes
+    # examines this host after a failure that it was to blame for, and returns what is wrong with it
     examine: Callable[[], list[str]]
     settings: Supervision
+    # context of the run, with the folder of heartbeats and of the account of goodput
     observe: Callable[[Path], AbstractContextManager[None]]
 
 
 def supervise_host(run: HostRun) -> int:
-    """Supervise the processes of this host until the run has ended; return its exit code.
-
-    Raises:
-        LaunchError: this host cannot take part.
-        MissingHostsError: too few hosts have come.
-        StorageError: the folder of the run cannot be written.
-    """
+    """Supervise this host's processes until the run has ended; exit code and errors as ``supervise_on_hosts``."""
     folder = run.settings.run_dir / FOLDER
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -290,13 +263,11 @@ def _lead(run: HostRun, folder: Path, beats: Path, candidate: NewLeader) -> None
 
 
 def _inheritance(folder: Path, candidate: NewLeader) -> tuple[Orders | None, AttemptOrder | None]:
-    """Return the orders of the earlier leader of this launch, and the attempt that goes on; None without them.
-
-    Files of an earlier launch in the same folder, which may have ended in any way, are no inheritance.
-    """
+    """Return the orders of the earlier leader of this launch, and the attempt that goes on; None without them."""
     orders = read_orders(folder)
     living = candidate.table.living(_ALIVE_SECONDS).values()
     launches = {candidate.launch, *(status.launch for status in living)} - {None}
+    # Files of an earlier launch in the same folder, which may have ended in any way, are no inheritance.
     if orders is None or orders.final is not None or orders.launch not in launches:
         return None, None
     attempt = orders.attempt
@@ -305,13 +276,10 @@ def _inheritance(folder: Path, candidate: NewLeader) -> tuple[Orders | None, Att
 
 
 class ClusterStops:
-    """Signals received by the supervisors of all hosts.
+    """Signals received by the supervisors of all hosts; ``living`` returns the statuses of those alive, by index.
 
     A scheduler sends the same signal to every host; it counts once. A second signal, which ends a run without saving,
     counts as soon as one host has received two.
-
-    Args:
-        living: returns the statuses of the hosts that are alive, by index.
     """
 
     def __init__(self, living: Callable[[], Mapping[int, HostStatus]]) -> None:
@@ -320,7 +288,6 @@ class ClusterStops:
 
     @property
     def received(self) -> list[int]:
-        """Signal numbers in the order of arrival."""
         longest = max((list(status.signals) for status in self._living().values()), key=len, default=[])
         self._received += longest[len(self._received) :]
         return self._received

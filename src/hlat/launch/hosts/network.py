@@ -30,11 +30,7 @@ Target = tuple[str, int]
 
 @contextmanager
 def accept_connections(address: str) -> Iterator[int]:
-    """Accept connections on an address within the block, and on no other address; yield the port.
-
-    Raises:
-        OSError: this host does not have the address.
-    """
+    """Accept connections on this address only, and yield the port; OSError if it is not this host's."""
     with listen(address, 0) as listener:
         thread = threading.Thread(target=_accept, args=(listener,), name="reachability", daemon=True)
         thread.start()
@@ -49,7 +45,7 @@ def _accept(listener: socket.socket) -> None:
         try:
             connection, _ = listener.accept()
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED):
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED):  # these pass
                 time.sleep(_PROBE_EVERY)
                 continue
             return  # closed
@@ -61,6 +57,7 @@ def neighbours(index: int, indices: list[int]) -> list[int]:
     if len(indices) <= _FEW_HOSTS:
         return [other for other in indices if other != index]
     place, distance, found = indices.index(index), 1, []
+    # Few connections per host, and yet several others look at each host.
     while distance < len(indices):
         found.append(indices[(place + distance) % len(indices)])
         distance *= 2
@@ -78,7 +75,6 @@ class Prober:
 
     @contextmanager
     def running(self) -> Iterator["Prober"]:
-        """Connect within the block."""
         thread = threading.Thread(target=self._run, name="prober", daemon=True)
         thread.start()
         try:
@@ -88,7 +84,6 @@ class Prober:
             thread.join(2 * _CONNECT)
 
     def set_targets(self, targets: Mapping[int, Target]) -> None:
-        """Set the hosts to connect to, by index."""
         self._targets = dict(targets)
 
     def unreachable(self) -> dict[str, float]:
@@ -116,6 +111,7 @@ class Prober:
 
 def can_connect(targets: list[Target], seconds: float) -> set[Target]:
     """Connect to all targets at the same time; return those that answered within ``seconds``."""
+    # poll: select takes no descriptors above 1023
     poller, waiting, reached = select.poll(), {}, set()
     deadline = time.monotonic() + seconds
     try:
@@ -132,7 +128,7 @@ def can_connect(targets: list[Target], seconds: float) -> set[Target]:
                 poller.unregister(number)
                 pending -= 1
                 connection, target = waiting[number]
-                if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
+                if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:  # one that failed is writable too
                     reached.add(target)
             if not pending:
                 break
@@ -162,12 +158,8 @@ def blame_network(
     """Return the hosts that have lost their network, and the reason; None if all reach each other.
 
     A host whose link is down is to blame. Else it is the one that takes part in the most failing pairs; hosts that
-    share the first place have lost the network between them.
-
-    Args:
-        members: hosts of the attempt.
-        statuses: newest status of each, by index.
-        seconds: a pair fails if one side has not reached the other for so long.
+    share the first place have lost the network between them. A pair fails if one side has not reached the other for
+    ``seconds``. ``statuses`` are the newest of each host, by index.
     """
     by_index = {member.index: member for member in members}
     pairs = {

@@ -38,130 +38,78 @@ ORDERS = "orders.json"
 
 @dataclass(frozen=True)
 class RankStatus:
-    """State of a rank.
-
-    Attributes:
-        rank: its rank.
-        code: exit code, or minus the signal that ended it; None while it runs.
-        report: its error report; ``time`` is seconds before this status was written, negative.
-        beat: its heartbeat; times are seconds before this status was written, negative.
-        stopped: True if its process is stopped by a signal.
-        stack: stacks of its threads, if they were asked for.
-    """
+    """State of a rank, as the supervisor of its host reports it."""
 
     rank: int
-    code: int | None = None
-    report: ErrorReport | None = None
-    beat: HeartbeatReading | None = None
-    stopped: bool = False
-    stack: str = ""
+    code: int | None = None  # exit code, or minus the signal that ended it; None while it runs
+    report: ErrorReport | None = None  # its error report; time is seconds before this status was written, negative
+    beat: HeartbeatReading | None = None  # its heartbeat; times are seconds before this status was written, negative
+    stopped: bool = False  # True if its process is stopped by a signal
+    stack: str = ""  # stacks of its threads, if they were asked for
 
 
 @dataclass(frozen=True)
 class HostStatus:
-    """State of a host, as its supervisor writes it.
+    """State of a host, as its supervisor writes it."""
 
-    Attributes:
-        index: number of the host, which says in which order hosts get their ranks.
-        incarnation: random name of this start of the supervisor.
-        count: number of statuses written; while it grows, the supervisor is alive.
-        name: name of the host.
-        address: address of the host for the others.
-        port: port on which it accepts connections, as a proof that it can be reached.
-        nproc: processes that it can run.
-        version: version of hlat.
-        launch: random name of the launch whose leader it has followed; None before that.
-        attempt: number of the attempt whose processes it has; None if it is ready for one.
-        ranks: states of these processes.
-        run_id: id of the run in its folder, once a rank has reported it.
-        signals: signals that asked the run to stop, received by this supervisor.
-        done: number of the last instruction that was carried out.
-        unreachable: hosts that no longer answer, by index as text, with the seconds since they last did.
-        link: why the network interface does not work; empty if it does.
-        findings: problems that an examination of the host has found; empty if it is good.
-        examined: number of the attempt after which it was examined last, and found good.
-    """
-
-    index: int
-    incarnation: str
-    count: int
+    index: int  # number of the host, which says in which order hosts get their ranks
+    incarnation: str  # random name of this start of the supervisor
+    count: int  # number of statuses written; while it grows, the supervisor is alive
     name: str
-    address: str
-    port: int
-    nproc: int
+    address: str  # address of the host for the others
+    port: int  # port on which it accepts connections, as a proof that it can be reached
+    nproc: int  # processes that it can run
     version: str
-    launch: str | None = None
-    attempt: int | None = None
+    launch: str | None = None  # random name of the launch whose leader it has followed; None before that
+    attempt: int | None = None  # number of the attempt whose processes it has; None if it is ready for one
     ranks: tuple[RankStatus, ...] = ()
-    run_id: str | None = None
-    signals: tuple[int, ...] = ()
-    done: int = 0
+    run_id: str | None = None  # id of the run in its folder, once a rank has reported it
+    signals: tuple[int, ...] = ()  # signals that asked the run to stop, received by this supervisor
+    done: int = 0  # number of the last instruction that was carried out
+    # hosts that no longer answer, by index as text, with the seconds since they last did
     unreachable: Mapping[str, float] = field(default_factory=dict)
-    link: str = ""
-    findings: tuple[str, ...] = ()
-    examined: int = 0
+    link: str = ""  # why the network interface does not work; empty if it does
+    findings: tuple[str, ...] = ()  # problems that an examination of the host has found; empty if it is good
+    examined: int = 0  # number of the attempt after which it was examined last, and found good
 
 
 @dataclass(frozen=True)
 class HostMember:
-    """A host that takes part in an attempt.
-
-    Attributes:
-        index: its number.
-        incarnation: the start of its supervisor.
-        name: its name.
-        address: its address.
-        port: port on which it accepts connections.
-        first_rank: its first rank.
-        nproc: number of its ranks.
-    """
+    """A host that takes part in an attempt."""
 
     index: int
-    incarnation: str
+    incarnation: str  # the start of its supervisor
     name: str
     address: str
-    port: int
+    port: int  # port on which it accepts connections
     first_rank: int
     nproc: int
 
     @property
     def ranks(self) -> range:
-        """Ranks of the host."""
         return range(self.first_rank, self.first_rank + self.nproc)
 
     def describe(self) -> str:
-        """Describe the host with its ranks."""
         ranks = f"rank {self.first_rank}" if self.nproc == 1 else f"ranks {self.first_rank} to {self.ranks[-1]}"
         return f"host {self.name} ({ranks})"
 
 
 @dataclass(frozen=True)
 class AttemptOrder:
-    """An attempt that hosts are to start.
-
-    Attributes:
-        number: number of the attempt.
-        launch: random name of the launch, the same for all of its attempts.
-        members: hosts that take part.
-        address: address of the store.
-        port: port of the store.
-        secret: secret of the rendezvous.
-        environment: variables to set in each process.
-        deadline: seconds until the run has to save and stop, counted from the writing; None if there is no deadline.
-    """
+    """An attempt that the leader tells hosts to start, or to go on with."""
 
     number: int
-    launch: str
+    launch: str  # random name of the launch, the same for all of its attempts
     members: tuple[HostMember, ...]
-    address: str
+    address: str  # of the store, with port
     port: int
     secret: str
     environment: Mapping[str, str]
+    # seconds until the run has to save and stop, counted from the writing; None if there is no deadline
     deadline: float | None
 
     @property
     def world(self) -> int:
-        """Number of processes."""
         return sum(member.nproc for member in self.members)
 
     def member(self, index: int, incarnation: str) -> HostMember | None:
@@ -172,60 +120,40 @@ class AttemptOrder:
 
 @dataclass(frozen=True)
 class Instruction:
-    """Something that each member of an attempt is to do once.
+    """Something that each member of an attempt is to do once."""
 
-    Attributes:
-        number: instructions of an attempt are carried out in this order.
-        kind: "signal" (send ``value``), "kill", "stacks" (collect them), or "leftovers" (end them after ``value`` s).
-        ranks: ranks that it is about.
-        value: see ``kind``.
-    """
-
-    number: int
-    kind: str
+    number: int  # instructions of an attempt are carried out in this order
+    kind: str  # "signal" (send value), "kill", "stacks" (collect them), or "leftovers" (end them after value s)
     ranks: tuple[int, ...] = ()
-    value: float = 0.0
+    value: float = 0.0  # see kind
 
 
 @dataclass(frozen=True)
 class Orders:
-    """Orders of the leader.
+    """All that the leader publishes for the other hosts, at one time."""
 
-    Attributes:
-        term: number of its leadership; orders of earlier ones are void.
-        leader: index of its host.
-        incarnation: the start of its supervisor.
-        launch: random name of the launch.
-        attempt: attempt to start, or that goes on; None to end the present one.
-        instructions: instructions for this attempt.
-        suspects: hosts that were to blame, by index as text, with the number of the attempt: they examine themselves.
-        state: state of the supervision when the newest attempt began, for the next leader; empty before the first.
-        final: exit code of the run when it has ended; else None.
-    """
-
-    term: int
-    leader: int
-    incarnation: str
-    launch: str
-    attempt: AttemptOrder | None = None
+    term: int  # number of its leadership; orders of earlier ones are void
+    leader: int  # index of its host
+    incarnation: str  # the start of its supervisor
+    launch: str  # random name of the launch
+    attempt: AttemptOrder | None = None  # attempt to start, or that goes on; None to end the present one
     instructions: tuple[Instruction, ...] = ()
+    # hosts that were to blame, by index as text, with the number of the attempt: they examine themselves
     suspects: Mapping[str, int] = field(default_factory=dict)
+    # state of the supervision when the newest attempt began, for the next leader; empty before the first
     state: Mapping[str, Any] = field(default_factory=dict)
-    final: int | None = None
+    final: int | None = None  # exit code of the run when it has ended; else None
 
 
 def host_file(folder: Path, index: int) -> Path:
-    """Return the file of a host's status."""
+    """Path of the file in which a host, by its number, writes its status."""
     return folder / f"host-{index:05d}.json"
 
 
 def write_record(path: Path, record: HostStatus | Orders) -> None:
-    """Replace a file; only this user may read it, because orders have the secret of the rendezvous.
-
-    Raises:
-        OSError: the shared disk refuses it.
-    """
+    """Replace a file atomically; OSError if the shared disk refuses it."""
     partial = path.with_name(f"{path.name}.partial")
+    # Only this user may read it: orders have the secret of the rendezvous.
     descriptor = os.open(partial, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         json.dump(asdict(record), file)
@@ -279,27 +207,17 @@ def _parse_attempt(content: dict[str, Any]) -> AttemptOrder:
 
 @dataclass(frozen=True)
 class SeenStatus:
-    """A status, and when it was seen.
-
-    Attributes:
-        status: the status.
-        at: time when it was seen first, on the clock of the table.
-        alive: True if the supervisor of this start of the host has written one before: files of earlier launches lie
-            in the same folder.
-    """
+    """A status, and when it was seen."""
 
     status: HostStatus
-    at: float
+    at: float  # time when it was seen first, on the clock of the table
+    # True if the supervisor of this start of the host has written one before: files of earlier launches lie in the same
+    # folder
     alive: bool
 
 
 class HostTable:
-    """Statuses of all hosts.
-
-    Args:
-        folder: folder of the files.
-        clock: monotonic clock, seconds.
-    """
+    """Statuses of all hosts, as seen on a monotonic clock in seconds."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._clock = folder, clock
@@ -307,15 +225,9 @@ class HostTable:
         self._texts: dict[Path, bytes] = {}
 
     def refresh(self, indices: Collection[int] | None = None) -> None:
-        """Read statuses again.
-
-        Files are read, not only looked at: file servers let clients see a change when they open a file, and its time
-        of change much later.
-
-        Args:
-            indices: hosts to look at; None for all. Each host that looked at all would be too much for many of them.
-        """
+        """Read the statuses of some hosts again; None for all of them."""
         now = self._clock()
+        # Each host that looked at all others all the time would be too much for many of them.
         files = self._folder.glob("host-*.json") if indices is None else [host_file(self._folder, i) for i in indices]
         for path in sorted(files):
             status = self._read_if_changed(path)
@@ -331,6 +243,8 @@ class HostTable:
 
     def _read_if_changed(self, path: Path) -> HostStatus | None:
         try:
+            # Read, not only looked at: file servers let clients see a change when they open a file, and its time of
+            # change much later.
             text = path.read_bytes()
         except OSError:
             return None
@@ -340,7 +254,6 @@ class HostTable:
         return parse_status(text)
 
     def seen(self, index: int) -> SeenStatus | None:
-        """Return the last status of a host; None if it has none."""
         return self._seen.get(index)
 
     def silence(self, index: int) -> float:
@@ -368,12 +281,8 @@ def newest_term(folder: Path) -> int:
 
 
 def claim(folder: Path, term: int) -> bool:
-    """Become the leader of a term; return False if another host has.
-
-    Raises:
-        OSError: the shared disk refuses it.
-    """
-    with suppress(FileExistsError):
+    """Become the leader of a term; False if another host has. OSError if the shared disk refuses it."""
+    with suppress(FileExistsError):  # O_EXCL: only one host creates the file
         os.close(os.open(folder / f"term-{term:05d}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         for path in folder.glob("term-*"):  # of earlier launches and leaders; the newest one must remain
             number = path.name.removeprefix("term-")
@@ -384,10 +293,8 @@ def claim(folder: Path, term: int) -> bool:
 
 
 def first_number(term: int) -> int:
-    """Return a number above those of all attempts and instructions of earlier leaders.
-
-    What an earlier leader has begun and not yet written down cannot be known: its numbers must not be used again.
-    """
+    """Return a number above those of all attempts and instructions of earlier leaders."""
+    # What an earlier leader has begun and not yet written down cannot be known: its numbers must not be used again.
     return term << 20
 
 
@@ -404,12 +311,7 @@ class Follower:
         self.orders: Orders | None = None
 
     def accept(self, orders: Orders | None, alive: bool) -> Orders | None:
-        """Return the orders to carry out, having read some; None if there are none.
-
-        Args:
-            orders: orders as read from the shared folder; None if they could not be read.
-            alive: True if the leader who wrote them is alive.
-        """
+        """Return the orders to carry out, if any, given those read (None: unreadable) and if their writer lives."""
         if orders is None or orders.term < self.term:
             return self.orders
         if alive or (self.orders is not None and orders.term == self.orders.term):

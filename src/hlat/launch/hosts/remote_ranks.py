@@ -35,15 +35,9 @@ from hlat.resilience import Hang, HeartbeatReading
 
 
 class Bulletin:
-    """Orders of this leader.
+    """Orders of this leader; an attempt in the first ones is one that goes on under it.
 
-    Args:
-        folder: folder of the files.
-        orders: first orders; an attempt in them is one that goes on under the new leader.
-
-    Raises:
-        NotLeaderError: (each method) another host leads now.
-        OSError: (each method) the shared disk refuses a write.
+    Each method raises NotLeaderError if another host leads now, and OSError if the shared disk refuses a write.
     """
 
     def __init__(self, folder: Path, orders: Orders) -> None:
@@ -53,7 +47,6 @@ class Bulletin:
 
     @property
     def attempt(self) -> AttemptOrder | None:
-        """The present attempt."""
         return self._orders.attempt
 
     @property
@@ -74,7 +67,6 @@ class Bulletin:
             self._write(replace(self._orders, attempt=attempt, instructions=(), state=state))
 
     def end(self) -> None:
-        """Order the end of the present attempt."""
         with self._lock:
             self._write(replace(self._orders, attempt=None, instructions=()))
 
@@ -97,7 +89,6 @@ class Bulletin:
         return self._orders.suspects.get(str(index), 0)
 
     def finish(self, code: int) -> None:
-        """Publish the exit code of the run."""
         with self._lock:
             self._write(replace(self._orders, attempt=None, instructions=(), final=code))
 
@@ -107,11 +98,9 @@ class Bulletin:
         self._orders = orders
 
     def _refuse_successor(self) -> Orders | None:
-        """Return the orders in the folder; raise NotLeaderError if another host has claimed a later term.
-
-        File servers show new files late and the content of a known file at once, so both are looked at.
-        """
+        """Return the orders in the folder; raise NotLeaderError if another host has claimed a later term."""
         written = read_orders(self._folder)
+        # File servers show new files late and the content of a known file at once, so both are looked at.
         if max(newest_term(self._folder), 0 if written is None else written.term) > self._orders.term:
             raise NotLeaderError
         return written
@@ -119,49 +108,35 @@ class Bulletin:
 
 _REFRESH = 0.2  # seconds between two looks at the statuses
 _PER_HOST = 0.005  # the same for each host, when they are many
-_POLL = 0.05
+_POLL = 0.05  # seconds
 _STARTING = 180.0  # seconds for a supervisor to start its processes: it may have to import torch first
 _SHORT_SILENCE = 5.0  # seconds of silence after which a host is lost if something else has failed too
 _LONGEST_SILENCE = 30.0  # seconds of silence after which a host is lost in any case
 _STACKS = 6.0  # seconds for hosts to collect stacks
-_LOST_CODE = 1
+_LOST_CODE = 1  # exit code of a rank whose host is lost
 _CUT_GRACE = 5.0  # seconds for savers to end if a host or its network is lost: they wait for each other in vain
 
 
 @dataclass(frozen=True)
 class HostLimits:
-    """Time limits of hosts.
+    """Time limits after which a host, or the network between hosts, counts as lost."""
 
-    Attributes:
-        silence: seconds without a sign of life after which a host is lost.
-        outage: seconds for which hosts do not reach each other, and ranks do not progress, after which the network
-            between them has failed; None if it is not watched.
-    """
-
-    silence: float
+    silence: float  # seconds without a sign of life after which a host is lost
+    # seconds for which hosts do not reach each other, and ranks do not progress, after which the network between them
+    # has failed; None if it is not watched
     outage: float | None
 
     @classmethod
     def of(cls, hang_seconds: float | None) -> "HostLimits":
-        """Return the limits that detect a loss within ``recovery.hang_seconds``.
-
-        A cut of the network may pass, a host that is silent rarely comes back: it gets less time.
-        """
+        """Return the limits that detect a loss within ``recovery.hang_seconds``."""
         if hang_seconds is None:
             return cls(_LONGEST_SILENCE, None)
+        # A cut of the network may pass, a host that is silent rarely comes back: it gets less time.
         return cls(max(_SHORT_SILENCE, min(_LONGEST_SILENCE, 0.5 * hang_seconds)), 0.75 * hang_seconds)
 
 
 class RemoteRanks:
-    """Processes of an attempt on several hosts.
-
-    Args:
-        attempt: the attempt.
-        table: statuses of the hosts.
-        bulletin: carries instructions to them.
-        limits: time limits.
-        look: called again and again with this object; None does nothing.
-    """
+    """Processes of an attempt on several hosts; ``look`` is called again and again with this object."""
 
     def __init__(
         self,
@@ -185,7 +160,6 @@ class RemoteRanks:
 
     @property
     def ranks(self) -> Sequence[int]:
-        """Ranks of the attempt, in order."""
         return range(self._attempt.world)
 
     def poll(self, rank: int) -> int | None:
@@ -202,15 +176,14 @@ class RemoteRanks:
         status, member = self._status(rank), self._places[rank]
         if status is not None and status.code is not None:
             report = status.report
+            # An age in the file becomes a time of this host, comparable with those of other hosts.
             return None if report is None else replace(report, time=report.time + self._wall_time(member))
         return self._lost.get(member.index)
 
     def host(self, rank: int) -> str:
-        """Name of the host of a rank."""
         return self._places[rank].name
 
     def send(self, ranks: Sequence[int], number: int) -> None:
-        """Send a signal to ranks, on whichever hosts they are."""
         self._bulletin.instruct("signal", tuple(ranks), number)
 
     def kill(self, ranks: Sequence[int]) -> None:
@@ -221,7 +194,6 @@ class RemoteRanks:
             time.sleep(_POLL)
 
     def end_leftovers(self, grace: float, hurries: Callable[[], bool]) -> None:
-        """End processes that ranks left behind, on all hosts that are there."""
         is_cut = blame_network(self._attempt.members, self._joined, _SHORT_SILENCE) is not None
         grace = min(grace, _CUT_GRACE) if self._lost or is_cut else grace
         number = self._bulletin.instruct("leftovers", (), grace)
@@ -234,19 +206,16 @@ class RemoteRanks:
         return [rank.beat.aged(-self._seen_at[index]) for rank, index in found if rank is not None and rank.beat]
 
     def is_stopped(self, rank: int) -> bool:
-        """Return True if the process of a rank was stopped by a signal."""
         status = self._status(rank)
         return status is not None and status.stopped
 
     def stacks(self) -> dict[int, str]:
-        """Stacks of all threads of every rank whose host collects them in time."""
         number = self._bulletin.instruct("stacks")
         self._wait(lambda status: status.done >= number, _STACKS, lambda: False)
         found = {rank: self._status(rank) for rank in self.ranks}
         return {rank: "" if status is None else status.stack for rank, status in found.items()}
 
     def run_id(self) -> str | None:
-        """Id of the run in its folder, once a rank has reported it; else None."""
         return next((status.run_id for status in self._joined.values() if status.run_id is not None), None)
 
     def outage(self) -> Hang | None:

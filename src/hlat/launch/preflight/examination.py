@@ -40,8 +40,8 @@ from hlat.launch.preflight.request import HostTools, HostView, Peer, PreflightOp
 from hlat.runtime.distributed.addresses import own_addresses
 from hlat.runtime.distributed.run_secret import RUN_SECRET_ENV
 
+# Checks that must have found nothing before processes join each other
 _OBSTACLES = {"device-visible", "listen", "connections"}
-"""Checks that must have found nothing before processes join each other."""
 
 
 def run_preflight(
@@ -49,16 +49,7 @@ def run_preflight(
     tools: HostTools | None = None,
     command: Callable[[int], Sequence[str]] = rank_command,
 ) -> PreflightReport:
-    """Examine this host together with the others; all of them return the same report.
-
-    Args:
-        request: what is examined.
-        tools: functions of the system to measure with; None for the real ones.
-        command: returns the command line of a rank process, by its index on this host.
-
-    Returns:
-        The report. It is partial if this host could not meet the others.
-    """
+    """Examine this host with the others; all return one report, or a partial one if they could not meet."""
     return replace(_Examination(request, tools or HostTools(), command).run(), node=request.node)
 
 
@@ -74,6 +65,7 @@ class _Examination:
         request = self._request
         with ExitStack() as stack:
             stack.callback(lambda: remove_if_empty(request.run_dir, self._kept))
+            # First of all: they import torch while this process examines the host.
             ranks = RankProcesses(request.nproc, self._command)
             stack.callback(ranks.close)
             place, peer = self._listen(stack)
@@ -136,6 +128,7 @@ class _Examination:
         is_first = self._request.node == 0
         with ExitStack() as stack:
             if is_first and meeting.folder is not None:
+                # The other hosts try to lock it too (``_measure_sharing``), which must fail.
                 lock = stack.enter_context((meeting.folder / "lock").open("w"))
                 with suppress(OSError):  # HD16 reports that
                     self._tools.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -155,7 +148,6 @@ class _Examination:
             return PreflightReport.from_dict(_first(meeting, "verdict"))
 
     def _roll_call(self, meeting: Meeting) -> dict[str, Any]:
-        """Wait for all hosts; return those that came."""
         reports = meeting.gather("host", range(self._request.nodes))
         for node in range(self._request.nodes):
             if node in reports:
@@ -212,11 +204,11 @@ class _Examination:
         answers = ranks.ask(orders, self._limit)
         found = [facts_by_module(each, ranks.end_of(local), self._limit) for local, each in enumerate(answers)]
         again = any(each["trouble"] or each["broken"] for each in found)
+        # A network that broke meanwhile explains why processes failed or hung.
         connections = [check for check in checks_of("peers") if check.name == "connections"] if again else []
         return {"ranks": found, "facts": measure(connections, place), "first": first}
 
     def _verdict(self, meeting: Meeting, members: list[int]) -> PreflightReport:
-        """Gather what was measured together, and judge everything."""
         reports = meeting.gather("together", members)
         for node in members:
             if node in reports:
@@ -301,18 +293,8 @@ def check_before_restart(
     """Examine this host alone, without collectives; about as long as importing torch takes.
 
     Call it when the processes of the run have ended: those that still run are findings, except this process and those
-    that started it.
-
-    Args:
-        recipe: recipe of the run.
-        nproc: processes of this host.
-        run_dir: folder of the run.
-        seconds: time for the processes; one that hangs is ended then, and is a finding.
-        tools: functions of the system to measure with; None for the real ones.
-        command: returns the command line of a rank process, by its index.
-
-    Returns:
-        What was found, warnings included (``Finding.is_warning``); empty on a healthy host.
+    that started it. A rank process that hangs is ended after ``seconds``, and is a finding. Findings include warnings;
+    a healthy host has none.
     """
     request = make_request(recipe, (), PreflightOptions(nproc=nproc, nodes=1, node=0))
     place = HostView(replace(request, run_dir=run_dir.absolute()), tools or HostTools())

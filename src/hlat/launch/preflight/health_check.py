@@ -28,56 +28,36 @@ Stage = Literal["meeting", "host", "peers", "rank", "together"]
 
 @dataclass(frozen=True)
 class Symptom:
-    """A sign that something is wrong on a host.
+    """A sign that something is wrong on a host."""
 
-    Attributes:
-        node: index of the host.
-        message: one sentence, without a full stop.
-        rank: rank that shows it; None for the host.
-        is_warning: True if the host can take part in a run all the same.
-    """
-
-    node: int
-    message: str
-    rank: int | None = None
-    is_warning: bool = False
+    node: int  # index of the host
+    message: str  # one sentence, without a full stop
+    rank: int | None = None  # rank that shows it; None for the host
+    is_warning: bool = False  # True if the host can take part in a run all the same
 
 
 @dataclass(frozen=True)
 class Case:
-    """Facts from one place.
-
-    Attributes:
-        node: index of the host.
-        rank: rank of the process; None for facts about a host.
-        facts: measured values.
-    """
+    """Facts from one place."""
 
     node: int
-    rank: int | None
+    rank: int | None  # None for facts about a host
     facts: Facts
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that a check judges.
+    """All that a check judges."""
 
-    Attributes:
-        cases: its facts, from every place that measured.
-        hosts: name of each host, by index.
-        nproc: processes per host.
-        plan: needs of the recipe, as ``recipe_needs`` counts them; empty without a recipe.
-        links: published rates between devices, in bytes per second: ``device`` and ``host``; empty if unknown.
-    """
-
-    cases: tuple[Case, ...]
-    hosts: Mapping[int, str]
-    nproc: int = 1
+    cases: tuple[Case, ...]  # its facts, from every place that measured
+    hosts: Mapping[int, str]  # name of each host, by index
+    nproc: int = 1  # processes per host
+    # needs of the recipe, as recipe_needs counts them; empty without a recipe
     plan: Mapping[str, Any] = field(default_factory=dict)
+    # published rates between devices, in bytes per second: device and host; empty if unknown
     links: Mapping[str, float] = field(default_factory=dict)
 
     def of_host(self, node: int) -> list[Case]:
-        """Return the cases of one host."""
         return [case for case in self.cases if case.node == node]
 
 
@@ -87,7 +67,6 @@ def _no_symptoms(evidence: Evidence) -> Iterator[Symptom]:
 
 
 def _no_summary(evidence: Evidence) -> str:
-    """Report nothing."""
     return ""
 
 
@@ -98,31 +77,20 @@ def _measure_nothing(place: HostView) -> Facts:
 
 @dataclass(frozen=True)
 class HealthCheck:
-    """One check of the preflight.
+    """One numbered check of the preflight: measurement, judgement and remedy."""
 
-    Attributes:
-        id: stable number, such as HD03; never given to another check.
-        name: stable name in a few words with dashes.
-        stage: part of the examination in which it measures.
-        remedy: advice for the user if it finds something.
-        measure: measures on a host (stages host and peers).
-        module: key in ``rank_measurements.MEASUREMENTS`` of what each process measures (stages rank and together).
-        judge: finds symptoms in the facts of all places that could measure.
-        summary: describes what was measured in a few words, for a healthy report; may be empty.
-        after: names of checks that must have found nothing, else this one is not judged.
-        is_quick: True if it is part of the examination before a restart.
-    """
-
-    id: str
-    name: str
-    stage: Stage
-    remedy: str
-    measure: Callable[[HostView], Facts] = _measure_nothing
-    module: str = ""
+    id: str  # stable number, such as HD03; never given to another check
+    name: str  # stable name in a few words with dashes
+    stage: Stage  # part of the examination in which it measures
+    remedy: str  # advice for the user if it finds something
+    measure: Callable[[HostView], Facts] = _measure_nothing  # measures on a host (stages host and peers)
+    module: str = ""  # key in rank_measurements.MEASUREMENTS of what each process measures (stages rank and together)
+    # finds symptoms in the facts of all places that could measure
     judge: Callable[[Evidence], Iterator[Symptom]] = _no_symptoms
+    # describes what was measured in a few words, for a healthy report; may be empty
     summary: Callable[[Evidence], str] = _no_summary
-    after: tuple[str, ...] = ()
-    is_quick: bool = False
+    after: tuple[str, ...] = ()  # names of checks that must have found nothing, else this one is not judged
+    is_quick: bool = False  # True if it is part of the examination before a restart
 
 
 def megabytes(rate: float) -> str:
@@ -136,20 +104,17 @@ def gibibytes(count: float) -> str:
 
 
 def culprits(pairs: Mapping[tuple[int, int], bool]) -> list[int]:
-    """Return the fewest hosts that explain all failed pairs, by repeatedly taking the one with most failures.
-
-    Args:
-        pairs: (from, to) -> True if the pair failed. Where both are as likely, the receiving host is taken, which has
-            the firewall, and then the one with the higher index: host 0 is needed to report.
-    """
+    """Return the fewest hosts that explain all failed pairs (from, to), by taking those with most failures."""
     failed = {pair for pair, bad in pairs.items() if bad}
     found = []
     while failed:
         weights: dict[int, float] = {}
         for source, target in failed:
             weights[source] = weights.get(source, 0.0) + 1.0
+            # Where both are as likely, the receiving host is taken, which has the firewall, and then the one with the
+            # higher index: host 0 is needed to report.
             weights[target] = weights.get(target, 0.0) + 1.01
-        worst = max(weights, key=lambda node: (round(weights[node], 6), node))
+        worst = max(weights, key=lambda node: (round(weights[node], 6), node))  # equal sums may differ in the last bits
         found.append(worst)
         failed = {pair for pair in failed if worst not in pair}
     return sorted(found)

@@ -14,12 +14,12 @@ from hlat.launch.preflight.meeting import ask_time, connect, measure_rate
 from hlat.launch.preflight.request import HostView, Peer
 from hlat.runtime.terminal import plural
 
+# Memory of a process apart from its model: Python and torch take 0.3 GiB, buffers of data and saving the rest
 _PROCESS_BYTES = 512 << 20
-"""Memory of a process apart from its model: Python and torch take 0.3 GiB, buffers of data and saving the rest."""
+# Open files of a process apart from connections: libraries, shards of data, parts of a checkpoint, logs
 _OPEN_FILES = 256
-"""Open files of a process apart from connections: libraries, shards of data, parts of a checkpoint, logs."""
+# Connections to each other process: the default group, its control group, and one per axis of the layout
 _OPEN_FILES_PER_RANK = 8
-"""Connections to each other process: the default group, its control group, and one per axis of the layout."""
 
 
 def _measure_memory(place: HostView) -> Facts:
@@ -75,7 +75,7 @@ HOST_CHECKS = (
 )
 
 
-_SHOWN_FAULTS = 3
+_SHOWN_FAULTS = 3  # the newest ones of a host
 
 
 def _measure_device_faults(place: HostView) -> Facts:
@@ -102,9 +102,9 @@ DEVICE_FAULT_CHECKS = (
 
 
 _CONNECTING_THREADS = 16
+# Bytes per second below which a link is slow: a third of gigabit Ethernet, the slowest network in use. The usual cause
+# is a link that was negotiated down to 100 Mbit/s, 12 MB/s
 _SLOWEST_LINK = 40e6
-"""Bytes per second below which a link is slow: a third of gigabit Ethernet, the slowest network in use. The usual cause
-is a link that was negotiated down to 100 Mbit/s, 12 MB/s."""
 
 
 def _measure_listening(place: HostView) -> Facts:
@@ -250,9 +250,9 @@ NETWORK_CHECKS = (
 )
 
 
+# Seconds by which clocks may differ. With NTP they agree within milliseconds, so that a second means that it does not
+# run. Runs do not depend on clocks; times in logs of several hosts, job deadlines and signatures of object stores do
 _LARGEST_OFFSET = 1.0
-"""Seconds by which clocks may differ. With NTP they agree within milliseconds, so that a second means that it does not
-run. Runs do not depend on clocks; times in logs of several hosts, job deadlines and signatures of object stores do."""
 
 
 def _measure_clock(place: HostView) -> Facts:
@@ -274,6 +274,7 @@ def _judge_clocks(evidence: Evidence) -> Iterator[Symptom]:
         node: sum(abs(offset - other) <= _LARGEST_OFFSET for other in offsets.values())
         for node, offset in offsets.items()
     }
+    # The time that most hosts agree on, not that of host 0, whose own clock may be wrong.
     usual = offsets[max(near, key=lambda node: (near[node], -node))]
     for case in evidence.cases:
         difference = case.facts["offset"] - usual

@@ -54,12 +54,7 @@ CHECKS = _in_order(
 
 
 def checks_of(stage: Stage, quick: bool = False) -> list[HealthCheck]:
-    """Return the checks of a stage.
-
-    Args:
-        stage: the stage.
-        quick: True for those of the examination before a restart only.
-    """
+    """Return the checks of a stage; if ``quick``, only those of the examination before a restart."""
     return [check for check in CHECKS if check.stage == stage and (check.is_quick or not quick)]
 
 
@@ -82,13 +77,7 @@ def measure(checks: Sequence[HealthCheck], place: HostView) -> dict[str, Facts]:
 
 
 def facts_by_module(answers: list[Facts], died: str, seconds: float) -> Facts:
-    """Return facts of a process by module, its plan, and how far it came.
-
-    Args:
-        answers: its answers to an order.
-        died: description of its end; empty if it lives.
-        seconds: time that it had.
-    """
+    """Return facts of a process by module, its plan and how far it came; ``died`` is empty if it lives."""
     modules = {each["module"]: each.get("facts", {"error": each.get("error")}) for each in answers if "module" in each}
     done = bool(answers) and bool(answers[-1].get("done"))
     last = next((each["begin"] for each in reversed(answers) if "begin" in each), "starting")
@@ -105,23 +94,14 @@ def facts_by_module(answers: list[Facts], died: str, seconds: float) -> Facts:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that a check found wrong.
+    """Something that a check found wrong."""
 
-    Attributes:
-        id: stable number of the check, such as HD03.
-        name: stable name of the check, such as ``device-visible``.
-        host: name of the host.
-        message: one sentence, without a full stop.
-        remedy: advice.
-        is_warning: True if the host can take part in a run all the same.
-    """
-
-    id: str
-    name: str
+    id: str  # stable number of the check, such as HD03
+    name: str  # stable name of the check, such as device-visible
     host: str
-    message: str
+    message: str  # one sentence, without a full stop
     remedy: str
-    is_warning: bool = False
+    is_warning: bool = False  # True if the host can take part in a run all the same
 
     def __str__(self) -> str:
         return f"{self.id} {self.name}: {self.host}: {self.message}. {self.remedy}"
@@ -129,16 +109,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class ExaminedHost:
-    """A host and the checks that were judged for it.
-
-    Attributes:
-        name: name of the host.
-        checks: (number, name) of each check that was judged.
-        findings: what they found.
-    """
+    """A host and the checks that were judged for it."""
 
     name: str
-    checks: tuple[tuple[str, str], ...]
+    checks: tuple[tuple[str, str], ...]  # (number, name) of each check that was judged
     findings: tuple[Finding, ...] = ()
 
     @property
@@ -199,11 +173,7 @@ class PreflightReport:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        """Read what ``to_dict`` returned on another host.
-
-        Raises:
-            KeyError, TypeError: it is no report.
-        """
+        """Read what ``to_dict`` returned on another host; KeyError or TypeError if it is no report."""
         return cls(
             tuple(_host_from_json(host) for host in content["hosts"]),
             tuple(content["measured"]),
@@ -258,28 +228,18 @@ _MAX_RANKS = 8  # ranks in a message
 
 @dataclass
 class Gathered:
-    """Facts of an examination, as they come in.
+    """Facts of an examination, as they come in."""
 
-    Attributes:
-        hosts: name of each host, by index.
-        nproc: processes per host.
-        plan: needs of the recipe.
-        links: published rates between devices.
-        cases: facts by check.
-    """
-
-    hosts: dict[int, str]
+    hosts: dict[int, str]  # name of each host, by index
     nproc: int
-    plan: Facts = field(default_factory=dict)
-    links: Mapping[str, float] = field(default_factory=dict)
-    cases: dict[str, list[Case]] = field(default_factory=dict)
+    plan: Facts = field(default_factory=dict)  # needs of the recipe
+    links: Mapping[str, float] = field(default_factory=dict)  # published rates between devices
+    cases: dict[str, list[Case]] = field(default_factory=dict)  # facts by check
 
     def add(self, check: HealthCheck, node: int, rank: int | None, facts: Facts) -> None:
-        """Add facts of a check from one place."""
         self.cases.setdefault(check.name, []).append(Case(node, rank, facts))
 
     def add_host(self, node: int, facts: Mapping[str, Facts]) -> None:
-        """Add facts of a host, by check."""
         for check in CHECKS:
             if check.name in facts:
                 self.add(check, node, None, facts[check.name])
@@ -301,14 +261,7 @@ class Gathered:
 
 
 def judge(gathered: Gathered, ranks: int, seconds: float, checks: Sequence[HealthCheck] = CHECKS) -> PreflightReport:
-    """Judge all facts.
-
-    Args:
-        gathered: the facts.
-        ranks: number of processes that were examined.
-        seconds: duration of the examination.
-        checks: checks that were part of it, in the order of the table.
-    """
+    """Judge all facts; ``checks`` are those that were part of the examination, in the order of the table."""
     found: dict[str, list[Symptom]] = {}
     judged: list[HealthCheck] = []
     skipped, measured = [], []

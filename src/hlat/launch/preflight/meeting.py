@@ -72,33 +72,23 @@ class Alone:
         self._posts: dict[str, Report] = {}
 
     def post(self, stage: str, report: Report) -> None:
-        """Keep the report."""
         self._posts[stage] = report
 
     def gather(self, stage: str, nodes: Iterable[int]) -> dict[int, Report]:
-        """Return the report of this host."""
         return dict.fromkeys(nodes, self._posts[stage])
 
     def read_first(self, stage: str) -> Report | None:
-        """Return the report of this host."""
         return self._posts[stage]
 
     def leave(self) -> None:
-        """Do nothing."""
+        """Leave nothing behind: there are no files."""
 
 
 class SharedFolder:
     """The meeting of several hosts in the folder of the run.
 
-    Args:
-        run_dir: folder of the run.
-        node: index of this host.
-        nodes: number of hosts.
-        patience: seconds to wait for a host to arrive, and for a report of one that is alive.
-
-    Raises:
-        OSError: the folder cannot be written.
-        TimeoutError: host 0 did not open a meeting in time, as seen from another host.
+    ``patience``: seconds to wait for a host to arrive, and for a report of one that is alive. OSError: the folder
+    cannot be written. TimeoutError: host 0 did not open a meeting in time.
     """
 
     def __init__(self, run_dir: Path, node: int, nodes: int, patience: float) -> None:
@@ -114,11 +104,9 @@ class SharedFolder:
         self._beating.start()
 
     def post(self, stage: str, report: Report) -> None:
-        """Publish the report of this host."""
         write_atomic(self._file(stage, self._node), json.dumps(report).encode())
 
     def gather(self, stage: str, nodes: Iterable[int]) -> dict[int, Report]:
-        """Wait for the reports of hosts; return those that came."""
         found: dict[int, Report] = {}
         waiting, deadline, pause = set(nodes), time.monotonic() + self._patience, _POLL
         while waiting:
@@ -168,7 +156,7 @@ class SharedFolder:
 
     def _open(self) -> Path:
         folder = self._root / self._number
-        folder.mkdir(mode=0o700)
+        folder.mkdir(mode=0o700)  # reports have the tokens of the hosts
         write_atomic(self._root / "current", self._number.encode())
         return folder
 
@@ -242,17 +230,11 @@ class _Counts:
         return now - self._seen[node][1]
 
     def has(self, node: int) -> bool:
-        """Return True if a host has been seen alive."""
         return bool(self._seen.get(node, ("", 0.0))[0])
 
 
 def meet(run_dir: Path, node: int, nodes: int, patience: float) -> Meeting:
-    """Meet the other hosts, if there are any.
-
-    Raises:
-        OSError: the folder of the run cannot be written.
-        TimeoutError: host 0 did not open a meeting in time.
-    """
+    """Meet the other hosts, if there are any; OSError and TimeoutError as for ``SharedFolder``."""
     return Alone() if nodes == 1 else SharedFolder(run_dir, node, nodes, patience)
 
 
@@ -267,7 +249,7 @@ def remove_if_empty(folder: Path, kept: Path) -> None:
 
 
 def existing_part(folder: Path) -> Path:
-    """Return the part of a path that exists."""
+    """Return a path or its nearest parent that is there; a broken link is there."""
     while not os.path.lexists(folder) and folder != folder.parent:
         folder = folder.parent
     return folder
@@ -288,23 +270,13 @@ _SENT_BYTES = 4 << 20  # bytes: a third of a second at 100 Mbit/s
 _CHUNK = 1 << 18
 _REPEATS = (3, 8)  # the fastest counts: other programs can only slow a message down; more if all were slow
 _FAST_LINK = 100e6  # bytes per second
-_QUESTIONS = 5
+_QUESTIONS = 5  # the one with the quickest answer counts
 
 
 class LinkServer:
-    """Server of this host for the other hosts.
+    """Server of this host for the other hosts, which have to send its ``token`` first; port 0 takes a free one.
 
-    Args:
-        address: address to listen on.
-        port: port; 0 for a free one.
-        clock: seconds since 1970.
-
-    Attributes:
-        port: port that it listens on.
-        token: word that clients have to send.
-
-    Raises:
-        OSError: the address is not this machine's, or the port is taken.
+    OSError: the address is not this machine's, or the port is taken.
     """
 
     def __init__(self, address: str, port: int, clock: Callable[[], float]) -> None:
@@ -314,7 +286,6 @@ class LinkServer:
         threading.Thread(target=self._accept, name="link-server", daemon=True).start()
 
     def close(self) -> None:
-        """Stop listening."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -340,13 +311,10 @@ class LinkServer:
 
 
 def connect(peer: Peer) -> socket.socket:
-    """Connect to the server of a host, and prove that this one takes part.
-
-    Raises:
-        OSError: no connection within three seconds, or the server does not answer.
-    """
+    """Connect to another host's server, and prove that this one takes part; OSError after three seconds."""
     connection = socket.create_connection((peer.address, peer.port), timeout=_LINK_TIMEOUT)
     try:
+        # a question of one byte must not wait for more
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(peer.token.encode())
         _receive(connection, 1)
@@ -360,11 +328,7 @@ def connect(peer: Peer) -> socket.socket:
 
 
 def ask_time(peer: Peer, clock: Callable[[], float]) -> tuple[float, float]:
-    """Return how far the clock here is ahead of another host's, and the bound of that measurement's error, in seconds.
-
-    Raises:
-        OSError: the host does not answer.
-    """
+    """Seconds by which this clock is ahead of another host's, and the error's bound; OSError if it is silent."""
     best = (0.0, float("inf"))
     with connect(peer) as connection:
         for _ in range(_QUESTIONS):
@@ -372,16 +336,13 @@ def ask_time(peer: Peer, clock: Callable[[], float]) -> tuple[float, float]:
             connection.sendall(_ASK_TIME)
             (there,) = struct.unpack("!d", _receive(connection, 8))
             elapsed = time.perf_counter() - begin
+            # The answer took between nothing and all of the time: the quickest one bounds the error best.
             best = min(best, (asked_at + elapsed / 2 - there, elapsed / 2), key=lambda found: found[1])
     return best
 
 
 def measure_rate(peer: Peer) -> float:
-    """Return the bytes per second that the other host receives from this one.
-
-    Raises:
-        OSError: the host does not answer.
-    """
+    """Return the bytes per second that the other host receives from this one; OSError without an answer."""
     content, best = bytes(_CHUNK), float("inf")
     with connect(peer) as connection:
         for attempt in range(_REPEATS[1]):
@@ -397,12 +358,8 @@ def measure_rate(peer: Peer) -> float:
 
 
 def _receive(connection: socket.socket, count: int) -> bytes:
-    """Receive so many bytes.
-
-    Raises:
-        EOFError: the other end closed the connection before.
-        OSError: nothing came in time.
-    """
+    """Receive so many bytes; EOFError if the other end closed before, OSError if nothing came in time."""
+    # Longer messages only measure the rate: each chunk replaces the one before.
     content = bytearray(min(count, _CHUNK))
     left = count
     while left:

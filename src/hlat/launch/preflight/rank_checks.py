@@ -23,6 +23,7 @@ def _differences(
     """Compare values across places: (host, item, its value, value of most places); of a tie, that of the first."""
     by_case = [(case.node, values(case.facts)) for case in evidence.cases]
     for item in dict.fromkeys(item for _, found in by_case for item in found):
+        # repr: values may be lists, which cannot be counted
         counts = Counter(repr(found.get(item)) for _, found in by_case)
         usual = max(counts, key=lambda text: counts[text])  # the first of equal counts
         expected = next(found.get(item) for _, found in by_case if repr(found.get(item)) == usual)
@@ -106,10 +107,9 @@ SOFTWARE_CHECKS = (
 )
 
 
+# Share of a device's memory that other processes may use before this one has allocated anything. A driver keeps up to
+# about 1 GiB for itself and contexts of monitoring tools; a rank of a run takes most of it
 _USED_SHARE = 0.1
-"""Share of a device's memory that other processes may use before this one has allocated anything.
-
-A driver keeps up to about 1 GiB for itself and contexts of monitoring tools; a rank of a run takes most of it."""
 
 
 def _summary_of_devices(evidence: Evidence) -> str:
@@ -171,12 +171,12 @@ DEVICE_CHECKS = (
 )
 
 
+# Share of the usual rate below which a device is slow: equal ones differ by a few percent (power, temperature)
 _PRODUCTS_OF_OTHERS = 0.4
-"""Share of the usual rate below which a device is slow: equal ones differ by a few percent (power, temperature)."""
+# The same for processors: programs that share their cores take up to two thirds of a process's time for a moment
 _PRODUCTS_OF_OTHER_PROCESSES = 0.2
-"""The same for processors: programs that share their cores take up to two thirds of a process's time for a moment."""
+# Share of the published peak below which a known device is slow: large products reach 0.6 to 0.9 of it
 _PRODUCTS_OF_CATALOG = 0.5
-"""Share of the published peak below which a known device is slow: large products reach 0.6 to 0.9 of it."""
 
 
 def _judge_products(evidence: Evidence) -> Iterator[Symptom]:
@@ -212,6 +212,7 @@ def _judge_product_rates(evidence: Evidence) -> Iterator[Symptom]:
     for case in evidence.cases:
         kinds.setdefault(case.facts["kind"], []).append(case)
     for cases in kinds.values():
+        # The higher one of two: the lower may be the slow one.
         usual = median_high(case.facts["flops"] for case in cases)
         for case in cases:
             flops, peak = case.facts["flops"], case.facts["peak"]
@@ -260,11 +261,11 @@ MATMUL_CHECKS = (
 )
 
 
+# Share of the usual rate of equal groups below which a group is slow. Groups run at the same time and share the same
+# switches; a failed link or a wrong interface costs a factor of 4 and more
 _COLLECTIVES_OF_OTHERS = 1 / 3
-"""Share of the usual rate of equal groups below which a group is slow. Groups run at the same time and share the same
-switches; a failed link or a wrong interface costs a factor of 4 and more."""
+# Share of the published rate below which a group is slow: messages of 64 MiB reach 0.5 to 0.9 of it
 _COLLECTIVES_OF_CATALOG = 0.3
-"""Share of the published rate below which a group is slow: messages of 64 MiB reach 0.5 to 0.9 of it."""
 
 
 def _judge_collectives(evidence: Evidence) -> Iterator[Symptom]:

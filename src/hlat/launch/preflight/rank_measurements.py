@@ -33,31 +33,20 @@ from hlat.runtime.distributed.join import code_identity, device_group
 
 @dataclass(frozen=True)
 class RankTools:
-    """Functions of torch that checks of a process use.
-
-    Attributes:
-        product: multiplies two matrices.
-    """
+    """Functions of torch that checks of a process use."""
 
     product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = torch.mm
 
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Place of measurements in a process.
-
-    Attributes:
-        device: device of this process.
-        rank: rank in the run.
-        tools: functions to measure with.
-        ranks: all processes, once they have joined.
-        groups: groups of ranks by axis, once they have joined.
-    """
+    """The process that measures: device, tools, and the other processes once they have joined."""
 
     device: torch.device
     rank: int
     tools: RankTools = RankTools()
-    ranks: HostGroup = field(default_factory=HostGroup)
+    ranks: HostGroup = field(default_factory=HostGroup)  # all processes, once they have joined
+    # groups of ranks by axis, once they have joined
     groups: Mapping[str, list[list[int]]] = field(default_factory=dict)
 
 
@@ -91,11 +80,12 @@ def measure_software(place: RankPlace) -> Facts:
 
 _EXACT_SIZE = 256  # sums of 256 products of -4 to 4 stay below 2^13, and exact
 _ROUNDED_SIZE = 512
-_PRODUCT_REPEATS = 3
+_PRODUCT_REPEATS = 3  # the bits must be the same each time
 
 
 def measure_products(place: RankPlace) -> Facts:
     """Return the first wrong element of an exact product, and hashes of a rounded one."""
+    # Made on the host, so that devices multiply the same bits.
     values = torch.arange(_ROUNDED_SIZE * _ROUNDED_SIZE, dtype=torch.float32).sin().view(_ROUNDED_SIZE, _ROUNDED_SIZE)
     left = values.to(place.device)
     right = left.t().contiguous()
@@ -150,6 +140,7 @@ def measure_product_rate(place: RankPlace) -> Facts:
     size = measure_matmul(place.device, dtype, budget_seconds=0.15).size
     best = 0.0
     for _ in range(_RATE_ATTEMPTS):
+        # All processes compute at the same time, as in training.
         place.ranks.barrier()
         best = max(best, _sustained_flops(place.device, dtype, size))
         rates = place.ranks.all_gather(best)
@@ -204,7 +195,8 @@ def _group_of(ranks: list[int], world: int) -> dist.ProcessGroup:
 
 
 def _pattern(place: RankPlace, rank: int) -> torch.Tensor:
-    """Integers that differ between ranks; sums over thousands of ranks are exact in float32."""
+    """Integers that differ between ranks."""
+    # Below 251: sums over 66,000 ranks stay below 2^24, and exact in float32.
     return (torch.arange(_PATTERN_ELEMENTS, dtype=torch.float32, device=place.device) * (rank + 1)) % 251
 
 
@@ -233,6 +225,7 @@ def _reduce_rate(place: RankPlace, ranks: list[int], group: dist.ProcessGroup) -
         dist.all_reduce(message, group=group)
         synchronize(place.device)
         best = min(best, time.perf_counter() - begin)
+    # bytes that each member of a ring sends: reduce-scatter, then all-gather
     return 2 * (len(ranks) - 1) / len(ranks) * size / max(best, 1e-9)
 
 

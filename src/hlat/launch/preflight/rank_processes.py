@@ -22,13 +22,15 @@ from hlat.runtime.process import LAUNCHER_ENV
 
 Answer = dict[str, Any]
 
+# of a launcher around this command: these processes are no ranks of its run
 _OTHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 _PREFIXES = ("TORCHELASTIC_", "HLAT_LAUNCHER", "HLAT_BEATS")
 _MESSAGE = 400  # characters of a dead process's last words
 
 
 def rank_command(local_rank: int) -> list[str]:
-    """Return the command line of a rank process."""
+    """Return the words that start a rank process with this Python; they are the same for all."""
+    # -P: the current folder must not hide installed packages.
     return [sys.executable, "-P", "-m", "hlat.launch.preflight.rank_program"]
 
 
@@ -43,15 +45,7 @@ class _RankProcess:
 
 
 class RankProcesses:
-    """Rank processes of this host.
-
-    Args:
-        count: number of processes.
-        command: returns the command line of a process, by its index on this host.
-
-    Attributes:
-        count: number of processes.
-    """
+    """Rank processes of this host; ``command`` returns the words that start one, by its index on this host."""
 
     def __init__(self, count: int, command: Callable[[int], Sequence[str]] = rank_command) -> None:
         self.count = count
@@ -66,12 +60,8 @@ class RankProcesses:
     def ask(self, orders: Sequence[Mapping[str, Any]], seconds: float) -> list[list[Answer]]:
         """Give each process its order, and collect what they answer until all have done it, died, or time is over.
 
-        Args:
-            orders: orders of the first processes; the others get none.
-            seconds: time for all of them.
-
-        Returns:
-            Per process its answers; the last one is ``{"done": true}`` if it finished.
+        ``orders`` are those of the first processes; the others get none. Of a process that finished, the last answer is
+        ``{"done": true}``.
         """
         asked = self._ranks[: len(orders)]
         for rank, order in zip(asked, orders, strict=True):
@@ -111,7 +101,6 @@ class RankProcesses:
         return f"{how}: {lines[-1][:_MESSAGE]}" if lines else how
 
     def close(self) -> None:
-        """End all processes."""
         for rank in self._ranks:
             rank.process.kill()
             rank.process.wait()
@@ -127,6 +116,7 @@ def new_secret() -> str:
 
 
 def _start(command: Sequence[str], environment: Mapping[str, str]) -> _RankProcess:
+    # A pipe that nobody reads would fill, and the process would wait.
     errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
     process = subprocess.Popen(
         command,

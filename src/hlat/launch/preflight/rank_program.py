@@ -34,14 +34,10 @@ _WITHOUT_DEVICE = ("software",)  # modules of the stage rank that use no device
 
 
 def main(tools: RankTools | None = None) -> None:
-    """Follow the orders on standard input.
-
-    Args:
-        tools: functions to measure with; None for torch's.
-    """
+    """Follow the orders on standard input; None measures with torch's functions."""
     stop_with_launcher()
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
-        os.dup2(2, 1)
+        os.dup2(2, 1)  # whatever libraries print must not get between the answers
 
         def answer(content: dict[str, Any]) -> None:
             print(json.dumps(content), file=answers, flush=True)

@@ -72,6 +72,7 @@ def _control_group(folder: Path) -> Iterator[tuple[int, int]]:
             most, used = int((folder / limit).read_text()), int((folder / usage).read_text())
             lines = (folder / "memory.stat").read_text().splitlines()
             cached = next((int(line.split()[1]) for line in lines if line.split()[0] == cache), 0)
+            # The system gives a cache of files back when memory is needed.
             yield most, max(0, most - used + cached)
 
 
@@ -85,44 +86,28 @@ def _address_space_limit() -> Iterator[int]:
 _LOOPBACK = "127.0.0.1"
 _INTERFACE_ENV = "GLOO_SOCKET_IFNAME"
 _SLURM_STEP_LIMIT = 0xFFFFFFF0  # higher step numbers: batch script, interactive shell, ...
-_SLURM_SECONDS = 10.0
+_SLURM_SECONDS = 10.0  # to wait for scontrol
 
 
 @dataclass(frozen=True)
 class PreflightRequest:
-    """Subject of a preflight, as this host sees it.
+    """Subject of a preflight, as this host sees it."""
 
-    Attributes:
-        run_dir: folder of the run, or the folder to examine without a recipe.
-        recipe: recipe of the run; None examines the machines alone.
-        recipe_error: problems of the recipe on this host; empty if there are none.
-        nproc: processes per host.
-        nodes: number of hosts.
-        node: index of this host.
-        name: name of this host in the report.
-        names: names of all hosts, as far as they are known before they report.
-        address: address on which this host listens; None for the default.
-        port: port on which it listens; 0 for any free one.
-        cluster: machines of this kind, from the hardware catalog; None if unknown.
-        patience: seconds to wait for other hosts and for collectives.
-    """
-
-    run_dir: Path
-    recipe: Recipe | None = None
-    recipe_error: str = ""
+    run_dir: Path  # folder of the run, or the folder to examine without a recipe
+    recipe: Recipe | None = None  # recipe of the run; None examines the machines alone
+    recipe_error: str = ""  # problems of the recipe on this host; empty if there are none
     nproc: int = 1
     nodes: int = 1
     node: int = 0
-    name: str = ""
-    names: tuple[str, ...] = ()
-    address: str | None = None
-    port: int = 0
-    cluster: Cluster | None = None
-    patience: float = 60.0
+    name: str = ""  # name of this host in the report
+    names: tuple[str, ...] = ()  # names of all hosts, as far as they are known before they report
+    address: str | None = None  # address on which this host listens; None for the default
+    port: int = 0  # port on which it listens; 0 for any free one
+    cluster: Cluster | None = None  # machines of this kind, from the hardware catalog; None if unknown
+    patience: float = 60.0  # seconds to wait for other hosts and for collectives
 
     @property
     def world(self) -> int:
-        """Number of processes of the run."""
         return self.nodes * self.nproc
 
     @property
@@ -131,11 +116,7 @@ class PreflightRequest:
         return "auto" if self.recipe is None else self.recipe.run.device
 
     def listen_address(self) -> str:
-        """Return the address to listen on: as asked, or of the interface for collectives, or of this host's name.
-
-        Raises:
-            OSError: the interface has no address, or the name is unknown.
-        """
+        """Address to listen on: given, of the interface for collectives, or of the host's name; OSError if unknown."""
         if self.address is not None:
             return resolve_addresses(self.address)[0]
         if os.environ.get(_INTERFACE_ENV):
@@ -198,7 +179,7 @@ def make_request(
         recipe: recipe, its file, or the name of a shipped one; None examines the machines alone.
         overrides: changes of the recipe.
         options: options about the hosts.
-        environment: environment variables.
+        environment: variables of Slurm, Kubernetes or torchrun that number the hosts.
 
     Raises:
         LaunchError: an option is wrong, or it is unknown which host this is; every problem is listed.
@@ -237,9 +218,9 @@ def make_request(
 
 
 def _find_node(options: PreflightOptions, environment: Mapping[str, str], problems: list[str]) -> tuple[int, int]:
-    """Number of hosts, and index of this one."""
     in_job = bool(environment.get("SLURM_JOB_ID"))
     step = environment.get("SLURM_STEP_ID", environment.get("SLURM_STEPID", ""))
+    # Only in a step of srun does every node run this command; a job's variables are in its script too.
     in_step = in_job and step.isdecimal() and int(step) < _SLURM_STEP_LIMIT
     machines = _first_number(environment, "SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
     if in_job and not in_step and options.nodes is None and (machines or 1) > 1:
@@ -315,18 +296,11 @@ def _slurm_names(nodes: int, environment: Mapping[str, str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class HostTools:
-    """Functions of the system that checks of a host use.
+    """Functions of the system that checks of a host use."""
 
-    Attributes:
-        clock: seconds since 1970.
-        flock: locks an open file, as ``fcntl.flock``.
-        available_memory: bytes of memory that processes of this host can still allocate.
-        resolve: returns the addresses of a host name.
-        device_reports: returns the faults that devices of this host have reported.
-    """
-
-    clock: Callable[[], float] = time.time
+    clock: Callable[[], float] = time.time  # seconds since 1970
     flock: Callable[[int, int], None] = fcntl.flock
+    # bytes of memory that processes of this host can still allocate
     available_memory: Callable[[], int] = available_memory
     resolve: Callable[[str], list[str]] = resolve_addresses
     device_reports: Callable[[], list[str]] = device_reports
@@ -334,43 +308,26 @@ class HostTools:
 
 @dataclass(frozen=True)
 class Peer:
-    """Another host of the examination, or this one.
+    """Another host of the examination, or this one."""
 
-    Attributes:
-        name: name in the report.
-        hostname: name that the machine itself has.
-        address: address on which it listens.
-        addresses: all addresses of its interfaces.
-        port: port of its link server; 0 if it could not listen.
-        token: word that its link server expects.
-    """
-
-    name: str
-    hostname: str
-    address: str
-    addresses: tuple[str, ...]
-    port: int
-    token: str
+    name: str  # name in the report
+    hostname: str  # name that the machine itself has
+    address: str  # address on which it listens
+    addresses: tuple[str, ...]  # all addresses of its interfaces
+    port: int  # port of its link server; 0 if it could not listen
+    token: str  # word that its link server expects
 
 
 @dataclass(frozen=True)
 class HostView:
-    """Place of measurements on a host.
-
-    Attributes:
-        request: what is examined.
-        tools: functions to measure with.
-        listen_error: reason why this host cannot listen on its address; empty if it does.
-        peers: hosts by index, this one included; empty before they have met.
-        lock_file: file that host 0 has locked; None before the hosts have met, and on host 0.
-    """
+    """Place of measurements on a host."""
 
     request: PreflightRequest
     tools: HostTools = HostTools()
-    listen_error: str = ""
+    listen_error: str = ""  # reason why this host cannot listen on its address; empty if it does
+    # hosts by index, this one included; empty before they have met
     peers: Mapping[int, Peer] = field(default_factory=dict)
-    lock_file: Path | None = None
+    lock_file: Path | None = None  # file that host 0 has locked; None before the hosts have met, and on host 0
 
     def others(self) -> dict[int, Peer]:
-        """Return the other hosts by index."""
         return {node: peer for node, peer in self.peers.items() if node != self.request.node}

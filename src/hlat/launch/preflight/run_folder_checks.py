@@ -30,11 +30,10 @@ from hlat.tracking import read_events
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _WRITTEN = 16 << 20  # bytes that the rate is measured with
-_SPACE = 1 << 30
-"""Free bytes that a folder needs without a recipe: one checkpoint of a model of 90 million parameters."""
+_SPACE = 1 << 30  # Free bytes that a folder needs without a recipe: one checkpoint of a model of 90 million parameters
+# Bytes per second below which a disk is slow: a checkpoint of a 7B model (84 GB) would take over two hours. A disk of
+# any kind writes ten times as fast; a network file system that is overloaded or mounted over a wrong network does not
 _SLOWEST_DISK = 10e6
-"""Bytes per second below which a disk is slow: a checkpoint of a 7B model (84 GB) would take over two hours. A disk of
-any kind writes ten times as fast; a network file system that is overloaded or mounted over a wrong network does not."""
 
 
 @contextmanager
@@ -52,6 +51,7 @@ def _write(path: Path, content: bytes) -> None:
     with path.open("wb") as file:
         file.write(content)
         file.flush()
+        # The disk is examined, not the system's cache in memory.
         os.fsync(file.fileno())
 
 
@@ -122,6 +122,7 @@ def _judge_locks(evidence: Evidence) -> Iterator[Symptom]:
 def _measure_speed(place: HostView) -> Facts:
     try:
         with _scratch(place.request.run_dir) as folder:
+            # Random bytes: a file system that compresses would seem faster.
             content, best = os.urandom(_WRITTEN), float("inf")
             for number in range(2):
                 begin = time.perf_counter()

@@ -28,15 +28,10 @@ _WORDS = 300  # characters of a host's last words
 
 @dataclass(frozen=True)
 class HostOutput:
-    """Output of the command on one host.
+    """Output of the command on one host."""
 
-    Attributes:
-        report: its report; None if it printed none.
-        words: last line that it printed otherwise.
-    """
-
-    report: PreflightReport | None
-    words: str
+    report: PreflightReport | None  # None if it printed none
+    words: str  # last line that it printed otherwise
 
 
 def examine_by_ssh(
@@ -119,12 +114,7 @@ def _report(line: str) -> PreflightReport | None:
 
 
 def merge(hosts: Sequence[str], outputs: Sequence[HostOutput]) -> PreflightReport:
-    """Merge the reports of hosts.
-
-    Args:
-        hosts: names of the hosts.
-        outputs: outputs of the command on each of them.
-    """
+    """Merge the outputs of the command on all hosts into one report."""
     first = outputs[0].report
     seen = {} if first is None else {host.name: host for host in first.hosts}
     own = {name: _own_findings(name, output) for name, output in zip(hosts, outputs, strict=True)}

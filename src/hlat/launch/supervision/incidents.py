@@ -44,20 +44,13 @@ _CHECK_EVERY = 0.25  # seconds
 
 @dataclass(frozen=True)
 class ObservedHang:
-    """A hang with its evidence.
-
-    Attributes:
-        hang: the hang that the watchdog found.
-        stack: stack of the main thread of the first hanging rank.
-        file: file with the stacks of all ranks; None if it cannot be written.
-    """
+    """A hang that the watchdog found, with the stacks of that moment."""
 
     hang: Hang
-    stack: str
-    file: Path | None
+    stack: str  # stack of the main thread of the first hanging rank
+    file: Path | None  # file with the stacks of all ranks; None if it cannot be written
 
     def __str__(self) -> str:
-        """Describe the hang in one or two sentences."""
         hang = self.hang
         alone = len(hang.ranks) == 1
         who = f"rank {hang.ranks[0]} hangs" if alone else f"ranks {', '.join(map(str, hang.ranks))} hang"
@@ -67,29 +60,16 @@ class ObservedHang:
 
 @dataclass(frozen=True)
 class MonitorObservers:
-    """Functions that a monitor calls.
+    """Callbacks of a monitor, by which it reports to the supervisor and asks about the folder."""
 
-    Attributes:
-        on_start: called, perhaps often, once rank 0 has a heartbeat: from then on it shows what it does.
-        on_slow: called with each slow rank.
-        folder_is_ours: returns True if the run's folder is still the folder of this run.
-    """
-
+    # called, perhaps often, once rank 0 has a heartbeat: from then on it shows what it does
     on_start: Callable[[], None]
-    on_slow: Callable[[Straggler], None]
-    folder_is_ours: Callable[[], bool]
+    on_slow: Callable[[Straggler], None]  # called with each slow rank
+    folder_is_ours: Callable[[], bool]  # returns True if the run's folder is still the folder of this run
 
 
 class RunMonitor:
-    """Monitor of one attempt.
-
-    Args:
-        workers: processes of the attempt.
-        run_dir: folder of the run, in whose logs the stacks are kept.
-        watchdog: finds hangs; it learns over all attempts.
-        slowness: finds slow ranks.
-        observers: functions that it calls.
-    """
+    """Finds hangs and slow ranks of one attempt; its watchdog learns over all attempts."""
 
     def __init__(
         self,
@@ -114,6 +94,7 @@ class RunMonitor:
         beats = self.readings()
         if any(beat.rank == 0 for beat in beats):
             self._observers.on_start()
+        # Slow is a rank compared with all others, so all of them have to be there.
         for slow in self._slowness.check(beats, now) if len(beats) == len(self._workers.ranks) else []:
             self._observers.on_slow(slow)
         late = self._watchdog.check(beats, now, self._workers.is_stopped)
@@ -124,11 +105,9 @@ class RunMonitor:
         return hang is not None
 
     def readings(self) -> list[HeartbeatReading]:
-        """Heartbeats of the ranks that have one; after a hang, the heartbeats at the time it was found.
-
-        A stopped rank that is continued to write its stacks ends the phase that hung. A later heartbeat would then
-        count that phase as work.
-        """
+        """Heartbeats of the ranks that have one; after a hang, the heartbeats at the time it was found."""
+        # A stopped rank that is continued to write its stacks ends the phase that hung. A later heartbeat would then
+        # count that phase as work.
         if self._at_hang is not None:
             return self._at_hang
         return self._workers.readings()
@@ -149,39 +128,27 @@ class RunMonitor:
 
 
 def _describe_heartbeat(beat: HeartbeatReading) -> str:
-    """One line about a heartbeat, for the file of stacks."""
     what = "waits for other ranks" if beat.waiting else "at work"
     location = f", in {beat.location}" if beat.location else ""
     return f"==== rank {beat.rank}, pid {beat.pid}: {beat.phase} of step {beat.current_step}, {what}{location}"
 
 
-_BUG = 1
+_BUG = 1  # exit code, as Python's after an exception
 _LOG_TAIL_BYTES = 1 << 16  # bytes at the end of a log where a device's fault is searched for
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """Exit code and message of a run.
-
-    Attributes:
-        exit_code: exit code of the launcher.
-        message: message for the user; empty if the processes have printed everything.
-        cause: exit of the process that failed first; None if the run finished or was asked to stop.
-    """
+    """Exit code and message of a run."""
 
     exit_code: int
-    message: str = ""
+    message: str = ""  # message for the user; empty if the processes have printed everything
+    # exit of the process that failed first; None if the run finished or was asked to stop
     cause: ProcessExit | None = None
 
 
 def find_root_cause(exits: Sequence[ProcessExit], forwarded_signals: Sequence[int], run_dir: Path) -> RunOutcome:
-    """Find the reason for the end of a run.
-
-    Args:
-        exits: exits of all processes, in rank order.
-        forwarded_signals: signals that asked the run to stop, in the order of arrival.
-        run_dir: folder of the run, with the ranks' logs.
-    """
+    """Find why a run ended, from exits in rank order, signals in order of arrival, and the ranks' logs."""
     faults = {end.rank: fault for end in exits if end.failed and (fault := _device_fault(end, run_dir)) is not None}
     failures = sorted((end for end in exits if end.failed), key=lambda end: _cause_order(end, faults.get(end.rank)))
     if forwarded_signals or any(end.stopped for end in exits):
@@ -193,6 +160,7 @@ def find_root_cause(exits: Sequence[ProcessExit], forwarded_signals: Sequence[in
     stopped = [_stop_code_of(end) for end in exits if end.code != 0 and (end.stopped or end.was_signalled)]
     if stopped:
         return RunOutcome(stopped[0])
+    # Failures that are left were consequences of the signal.
     return RunOutcome(stop_exit_code(forwarded_signals[0]) if any(end.failed for end in exits) else 0)
 
 
@@ -231,6 +199,7 @@ def _cause_order(end: ProcessExit, fault: DeviceFault | None) -> tuple[int, floa
     elif end.code == -signal.SIGABRT:
         priority = 3  # NCCL's watchdog aborts the process when a peer is lost
     else:
+        # A signal that the launcher did not send, such as SIGKILL when memory runs out, comes from outside.
         priority = 0 if end.code < 0 else 3
     return priority, time, end.rank
 
@@ -284,13 +253,7 @@ def signal_name(number: int) -> str:
 
 
 class RunEvents:
-    """Appends to the events of a run. Errors of the disk are ignored here; the run itself reports them.
-
-    Args:
-        path: file of the events.
-        is_there: returns True if the folder is still the run's; nothing is written to another folder.
-        show: called with each event, kind and fields.
-    """
+    """Appends to a run's events while the folder is the run's; errors of the disk are left to the run to report."""
 
     def __init__(
         self, path: Path, folder_is_ours: Callable[[], bool], show: Callable[[str, Mapping[str, Any]], None]
@@ -318,16 +281,7 @@ class RunEvents:
         observed: ObservedHang | None,
         decision: RestartDecision | None,
     ) -> None:
-        """Record why an attempt ended, and the decision about a restart.
-
-        Args:
-            failure: classified failure.
-            host: name of the host of the rank that failed.
-            outcome: root cause and message.
-            beat: last heartbeat of the rank that failed.
-            observed: the hang, if it was one.
-            decision: decision about the restart; None if the run had been asked to stop.
-        """
+        """Record why an attempt ended, and the decision: None if the run had been asked to stop."""
         if observed is not None:
             hang = observed.hang
             self.event(

@@ -50,45 +50,33 @@ _POLL = 0.002  # seconds between two looks at them
 
 
 class LocalRanks:
-    """Processes of this machine as ``RunningRanks``.
-
-    Args:
-        workers: the processes.
-        beats: folder of their heartbeats.
-    """
+    """Processes of this machine as ``RunningRanks``; ``beats`` is the folder of their heartbeats."""
 
     def __init__(self, workers: ProcessSet, beats: Path) -> None:
         self._workers, self._beats = workers, beats
 
     @property
     def ranks(self) -> Sequence[int]:
-        """Ranks of the attempt, in order."""
         return sorted(self._workers.pids)
 
     def poll(self, rank: int) -> int | None:
-        """Exit code of a rank, or minus the signal that ended it; None while it runs."""
         return self._workers.poll(rank)
 
     def report(self, rank: int) -> ErrorReport | None:
-        """Error report of a rank that has ended; None if it left none."""
         return read_report(self._workers.error_file(rank))
 
     def host(self, rank: int) -> str:
-        """Name of this machine."""
         return host_name()
 
     def send(self, ranks: Sequence[int], number: int) -> None:
-        """Send a signal to ranks that are not known to have ended."""
         send_signal(self._workers, ranks, number)
 
     def kill(self, ranks: Sequence[int]) -> None:
-        """Kill ranks, including stopped ones, and wait until they have ended."""
         kill_ranks(self._workers, ranks)
 
     def end_leftovers(self, grace: float, hurries: Callable[[], bool]) -> None:
-        """End processes that ranks left behind; savers of checkpoints lead sessions of their own."""
         beats = [beat for beat in self.readings() if beat.saver is not None]
-        savers = {beat.saver for beat in beats if beat.saver is not None}
+        savers = {beat.saver for beat in beats if beat.saver is not None}  # they lead sessions of their own
 
         def silence() -> float:
             return min((read_saver_silence(self._beats, beat) for beat in beats), default=math.inf)
@@ -96,16 +84,14 @@ class LocalRanks:
         end_leftovers(self._workers, savers, silence, grace, hurries)
 
     def readings(self) -> list[HeartbeatReading]:
-        """Heartbeats of the ranks that have one."""
         found = (read_heartbeat(self._beats, rank) for rank in self.ranks)
         return [beat for beat in found if beat is not None]
 
     def is_stopped(self, rank: int) -> bool:
-        """Return True if the process of a rank was stopped by a signal."""
         return is_stopped(self._workers.pids[rank])
 
     def stacks(self) -> dict[int, str]:
-        """Stacks of every rank that writes them in time; of a stopped one, where it was stopped."""
+        # A stopped process writes its stacks when it goes on: they show where it was stopped.
         stopped = [rank for rank in self.ranks if self.is_stopped(rank)]
         send_signal(self._workers, self.ranks, STACKS_SIGNAL, send=signal_main_thread)
         self.send(stopped, signal.SIGCONT)
@@ -115,36 +101,27 @@ class LocalRanks:
         return {rank: read_stacks(self._beats, rank) for rank in self.ranks}
 
     def run_id(self) -> str | None:
-        """Id of the run in its folder, once a rank has reported it; else None."""
         return read_heartbeat_run_id(self._beats)
 
     def outage(self) -> Hang | None:
-        """Return None: processes of one machine need no network."""
-        return None
+        return None  # processes of one machine need no network
 
     def locate(self, hang: Hang) -> Hang:
-        """Return the hang as it is."""
         return hang
 
     def _wait_for_stacks(self, stopped: Sequence[int]) -> None:
-        """Wait until ranks have written their stacks; stop those again that were, so that they do not do much else."""
         deadline, waited_for = time.monotonic() + _WRITING, {rank for rank in self.ranks if self.poll(rank) is None}
         while waited_for and time.monotonic() < deadline:
             time.sleep(_POLL)
             done = {rank for rank in waited_for if has_stacks(self._beats, rank)}
+            # Stopped again, so that they do not do much else.
             self.send([rank for rank in stopped if rank in done], signal.SIGSTOP)
             waited_for -= done
         self.send([rank for rank in stopped if rank in waited_for], signal.SIGSTOP)
 
 
 class LocalAttempts:
-    """Attempts on this machine.
-
-    Args:
-        start: launches processes.
-        sizes: numbers of processes to run with.
-        beats: folder for the heartbeats of all attempts.
-    """
+    """Attempts on this machine, each with a folder of its own for heartbeats."""
 
     def __init__(self, start: Start, sizes: WorldSizePolicy, beats: Path) -> None:
         self._start, self._sizes, self._beats = start, sizes, beats
@@ -152,7 +129,6 @@ class LocalAttempts:
 
     @property
     def world(self) -> int:
-        """Number of processes of the present attempt, or of the next one."""
         return self._sizes.now
 
     def prepare(self, is_stopped: Callable[[], bool]) -> None:
@@ -160,7 +136,6 @@ class LocalAttempts:
 
     @contextmanager
     def start(self, environment: Mapping[str, str]) -> Iterator[RunningRanks]:
-        """Start the processes of the next attempt, with a folder for its heartbeats."""
         beats = self._beats / f"attempt-{self._count}"
         beats.mkdir()
         self._count += 1
@@ -180,48 +155,36 @@ class LocalAttempts:
         )
 
     def goes_on(self) -> bool:
-        """Return False: an attempt that saves and stops was asked to by the user."""
-        return False
+        return False  # an attempt that saves and stops was asked to by the user
 
     def keep(self, state: Mapping[str, Any]) -> None:
         """Do nothing: nobody takes over."""
 
 
 def _ignore(*arguments: object) -> None:
-    """Do nothing."""
+    """Default of callbacks: the caller shows nothing."""
 
 
 def _unobserved(beats: Path) -> AbstractContextManager[None]:
-    """Observe nothing."""
     return nullcontext()
 
 
 @dataclass(frozen=True)
 class SupervisedRun:
-    """A run to supervise.
-
-    Attributes:
-        start: launches its processes.
-        sizes: numbers of processes to run with.
-        run_dir: its folder.
-        recovery: section ``recovery`` of its recipe.
-        complain: shows an error to the user.
-        say: shows other messages to the user.
-        failed: called with the reason if the run fails for good.
-        show_event: called with each event of the supervisor, kind and fields.
-        show_start: shows what is being started until the function that it returns is called.
-        observe: context of the run, with the folder of its heartbeats and of its account of goodput.
-    """
+    """A run of this machine's processes, and where messages about it go."""
 
     start: Start
-    sizes: WorldSizePolicy
+    sizes: WorldSizePolicy  # numbers of processes to run with
     run_dir: Path
     recovery: RecoveryConfig
-    complain: Callable[[str], None]
-    say: Callable[[str], None]
-    failed: Callable[[RunOutcome], None] = _ignore
+    complain: Callable[[str], None]  # shows an error to the user
+    say: Callable[[str], None]  # shows other messages
+    failed: Callable[[RunOutcome], None] = _ignore  # called with the reason if the run fails for good
+    # called with each event of the supervisor, kind and fields
     show_event: Callable[[str, Mapping[str, Any]], None] = _ignore
+    # shows what is being started until the function that it returns is called
     show_start: Callable[[str], Callable[[], None]] = show_no_start
+    # context of the run, with the folder of its heartbeats and of its account of goodput
     observe: Callable[[Path], AbstractContextManager[None]] = _unobserved
 
 
@@ -251,11 +214,8 @@ def run_processes(
 ) -> RunOutcome:
     """Run ``hlat`` with the same arguments in several processes on this machine, and wait for their end.
 
-    Args:
-        arguments: arguments of the command.
-        nproc: number of processes.
-        folder: folder of their results, which may have logs.
-        show: receives the lines that they print; None prints them on the streams of this process.
+    ``folder`` is that of their results, which may have logs. ``show`` receives the lines that they print; None prints
+    them on the streams of this process.
     """
     from hlat.launch.multiprocess_launcher import hlat_command, launch_multiprocess  # noqa: PLC0415  (imports torch)
 
@@ -266,5 +226,5 @@ def run_processes(
     ):
         ranks = LocalRanks(workers, Path(reports))
         exits = wait_for_processes(ranks, stops)
-        ranks.end_leftovers(0.0, lambda: True)
+        ranks.end_leftovers(0.0, lambda: True)  # there is no checkpoint to wait for
     return find_root_cause(exits, stops.received, folder)

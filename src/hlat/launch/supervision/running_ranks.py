@@ -28,7 +28,7 @@ class RunningRanks(Protocol):
 
     @property
     def ranks(self) -> Sequence[int]:
-        """Ranks of the attempt, in order."""
+        """Ranks of the attempt, in ascending order."""
 
     def poll(self, rank: int) -> int | None:
         """Exit code of a rank, or minus the signal that ended it; None while it runs."""
@@ -37,7 +37,7 @@ class RunningRanks(Protocol):
         """Error report of a rank that has ended; None if it left none."""
 
     def host(self, rank: int) -> str:
-        """Name of the host of a rank."""
+        """Name of the host that a rank runs on, for messages."""
 
     def send(self, ranks: Sequence[int], number: int) -> None:
         """Send a signal to ranks that are not known to have ended; their child processes do not get it."""
@@ -80,21 +80,14 @@ class Attempts(Protocol):
         """Number of processes of the present attempt, or of the next one."""
 
     def prepare(self, is_stopped: Callable[[], bool]) -> None:
-        """Settle who takes part in the next attempt; wait for hosts if need be.
-
-        Args:
-            is_stopped: polled meanwhile; once it returns True, nothing is waited for.
+        """Settle who takes part in the next attempt; wait for hosts if need be, until ``is_stopped()``.
 
         Raises:
             LaunchError: too few hosts have come.
         """
 
     def start(self, environment: Mapping[str, str]) -> AbstractContextManager[RunningRanks]:
-        """Start the processes of the next attempt; those that still run at the end of the block are killed.
-
-        Args:
-            environment: variables to set in each process.
-        """
+        """Start the processes of the next attempt; those that still run at the end of the block are killed."""
 
     def adapt(self, failure: Failure) -> str | None:
         """Change who takes part after a failure; return what has changed, for the user, or None."""
@@ -114,28 +107,20 @@ class Stops(Protocol):
         """Signal numbers in the order of arrival."""
 
 
-_POLL = 0.05
+_POLL = 0.05  # seconds
 _NOTICING = 3.0  # seconds for the other ranks to notice a failure themselves
 _ENDING = 30.0  # seconds for a process to end after a signal
 
 
 @dataclass(frozen=True)
 class ProcessExit:
-    """The end of one process.
-
-    Attributes:
-        rank: its rank.
-        code: exit code, or minus the signal that ended it, as in subprocess.
-        report: its error report, if any.
-        noticed: time when the end was noticed, in seconds since the epoch.
-        was_signalled: True if the launcher had sent the signal that ended it.
-    """
+    """The end of a rank's process, as it was noticed by its launcher."""
 
     rank: int
-    code: int
+    code: int  # exit code, or minus the signal that ended it, as in subprocess
     report: ErrorReport | None
-    noticed: float
-    was_signalled: bool
+    noticed: float  # time when the end was noticed, in seconds since the epoch
+    was_signalled: bool  # True if the launcher had sent the signal that ended it
 
     @property
     def stopped(self) -> bool:
@@ -156,15 +141,12 @@ class ProcessExit:
 class SignalForwarder:
     """Context in which signals that ask a run to stop are recorded, to be forwarded to its processes.
 
-    Signals may arrive before there are processes. Ignored signals stay ignored. Outside the main thread, where Python
-    delivers no signals, the context has no effect.
-
-    Attributes:
-        received: signal numbers in the order of arrival.
+    Signals may arrive before there are processes. Outside the main thread, where Python delivers no signals, the
+    context has no effect.
     """
 
     def __init__(self) -> None:
-        self.received: list[int] = []
+        self.received: list[int] = []  # in the order of arrival
         self._previous: dict[signal.Signals, signal.Handlers | Callable[..., object] | int | None] = {}
 
     def __enter__(self) -> "SignalForwarder":
@@ -192,15 +174,9 @@ def never_hangs() -> bool:
 def wait_for_processes(
     workers: RunningRanks, signals: Stops, hangs: Callable[[], bool] = never_hangs
 ) -> list[ProcessExit]:
-    """Wait until all processes have ended.
+    """Wait until all processes have ended; return their exits in rank order.
 
-    Args:
-        workers: the processes.
-        signals: received signals, which are forwarded.
-        hangs: polled meanwhile; once it returns True, all processes are killed.
-
-    Returns:
-        The exit of every process, in rank order.
+    Received signals are forwarded. Once ``hangs()`` returns True, all processes are killed.
     """
     tracker = _ProcessTracker(workers)
     forwarded = 0
@@ -214,8 +190,9 @@ def wait_for_processes(
         if hurried_since is None and (failed or forwarded > 1):
             hurried_since = time.monotonic()
         waited = 0.0 if hurried_since is None else time.monotonic() - hurried_since
-        if failed and not tracker.sent and waited > _NOTICING:
+        if failed and not tracker.sent and waited > _NOTICING:  # these have not noticed the failure themselves
             tracker.send(signal.SIGTERM)
+        # Ranks do not notice the loss of a host, and would wait for it in vain.
         lost = any(exited.host_is_lost for exited in tracker.exits.values())
         if lost or waited > _ENDING or forwarded > 2 or (tracker.running and hangs()):
             tracker.kill()
@@ -234,11 +211,9 @@ class _ProcessTracker:
 
     @property
     def running(self) -> list[int]:
-        """Ranks of the processes that are still running."""
         return [rank for rank in self._workers.ranks if rank not in self.exits]
 
     def poll(self) -> None:
-        """Poll all running processes, and record those that ended."""
         for rank in self.running:
             code = self._workers.poll(rank)
             if code is not None:
@@ -246,12 +221,10 @@ class _ProcessTracker:
                 self.exits[rank] = ProcessExit(rank, code, report, time.time(), was_signalled=-code in self.sent)
 
     def send(self, number: int) -> None:
-        """Send a signal to the running processes."""
         self.sent.append(number)
         self._workers.send(self.running, number)
 
     def kill(self) -> None:
-        """Kill the running processes."""
         self.sent.append(signal.SIGKILL)
         self._workers.kill(self.running)
         self.poll()

@@ -55,45 +55,30 @@ _Identity = tuple[int, int] | None
 
 @dataclass(frozen=True)
 class HangReport:
-    """Activity of a rank when a run hung.
+    """Activity of a rank when a run hung."""
 
-    Attributes:
-        beat: its heartbeat; times are in seconds before the report, negative.
-        host: name of its host.
-        late: True if its own phase had lasted too long.
-    """
-
-    beat: HeartbeatReading
+    beat: HeartbeatReading  # its heartbeat; times are in seconds before the report, negative
     host: str
-    late: bool
+    late: bool  # True if its own phase had lasted too long
 
     @classmethod
     def of(cls, beat: HeartbeatReading, now: float, late: bool) -> "HangReport":
-        """Return the report of a rank of this host.
-
-        Args:
-            beat: its heartbeat.
-            now: seconds, on the clock of the heartbeat.
-            late: see ``late``.
-        """
+        """Return the report of a rank of this host; ``now`` is in seconds on the clock of its heartbeat."""
         return cls(beat.aged(now), platform.node(), late)
 
 
 class HangReports:
-    """Files of the reports of one rank's run.
+    """Files of the reports of a run, as ``rank`` writes and reads them.
 
     Errors of the disk are ignored: a rank that cannot report ends without a verdict about the others.
-
-    Args:
-        run_dir: folder of the run.
-        rank: this rank.
     """
 
     def __init__(self, run_dir: Path, rank: int) -> None:
         self._folder, self._rank = run_dir / "logs" / "hang", rank
         with suppress(OSError):
+            # of an earlier attempt: a rank is here before it joins the others, and only then can the run hang
             self._file(rank).unlink(missing_ok=True)
-        self._known_alarm = self._alarm()
+        self._known_alarm = self._alarm()  # one that is there already is of an earlier attempt
 
     def raise_alarm(self) -> None:
         """Ask every rank for its report."""
@@ -107,18 +92,12 @@ class HangReports:
         return self._known_alarm != before and self._known_alarm is not None
 
     def write(self, report: HangReport) -> None:
-        """Write the report of this rank."""
         with suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
             write_atomic(self._file(self._rank), json.dumps(asdict(report)).encode())
 
     def read(self, world: int, margin: float = 0.0) -> list[HangReport]:
-        """Return the reports of the last alarm, of those of the ``world`` ranks that have one.
-
-        Args:
-            world: number of ranks.
-            margin: seconds before that alarm from which reports count too.
-        """
+        """Return the reports since the last alarm, or ``margin`` seconds before it, of the ranks that have one."""
         alarm = -math.inf
         with suppress(OSError):
             alarm = (self._folder / _ALARM).stat().st_mtime
@@ -139,7 +118,7 @@ class HangReports:
     def _alarm(self) -> _Identity:
         with suppress(OSError):
             found = (self._folder / _ALARM).stat()
-            return found.st_ino, found.st_mtime_ns
+            return found.st_ino, found.st_mtime_ns  # each alarm is a new file
         return None
 
 
@@ -147,14 +126,7 @@ _LISTED = 8  # ranks or hosts in a message, at most
 
 
 def judge(reports: Sequence[HangReport], own: HangReport, world: int, local_world: int | None) -> Hang:
-    """Return the hang, with the ranks that cause it.
-
-    Args:
-        reports: reports of all ranks that have one.
-        own: that of a rank that is late; it says in which phase and step the run hangs.
-        world: number of ranks.
-        local_world: number of ranks of each host; None if it is unknown, or hosts differ.
-    """
+    """Return the hang and the ranks that cause it; ``own`` is of a late rank, ``local_world`` None if unknown."""
     seconds = -own.beat.since
     silent = sorted(set(range(world)) - {report.beat.rank for report in reports})
     if silent:
@@ -204,13 +176,7 @@ def watching_itself(recipe: Recipe, say: Callable[[str], None]) -> Iterator[None
 
     No effect under a supervisor, which does both. A single process is not ended, nor one without
     ``recovery.hang_seconds``. Outside the main thread, whose activity is what a heartbeat has, only metrics are served.
-
-    Args:
-        recipe: recipe of the run.
-        say: called with the address of the metrics.
-
-    Raises:
-        LaunchError: the metrics cannot be served at the recipe's address and port.
+    LaunchError: they cannot be served at the recipe's address.
     """
     here = rank_info()
     is_observed = here.local_rank == 0 and recipe.tracking.prometheus is not None
@@ -245,7 +211,6 @@ class _SelfWatch:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Watch on a thread inside the block."""
         thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         thread.start()
         try:
@@ -279,12 +244,12 @@ class _SelfWatch:
         hang = judge(reports or [own], own, self._world, _local_world())
         observed = ObservedHang(hang, "", self._write_stacks(hang))
         first_late = min((report.beat.rank for report in reports if report.late), default=self._rank)
-        if first_late == self._rank:
+        if first_late == self._rank:  # one rank records the hang, for all
             self._record(observed)
         with suppress(OSError, ValueError):
             os.write(2, f"rank {self._rank}: {observed}\n".encode("utf-8", "backslashreplace"))
         self._leave_report(observed)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)  # os._exit does not leave the block that would remove it
         os._exit(_EXIT_CODE)  # the main thread waits in a library, and would never handle an exception
 
     def _gather(self, own: HangReport) -> list[HangReport]:
@@ -300,7 +265,6 @@ class _SelfWatch:
                 return self._reports.read(self._world, _ENDING)  # a late rank may have ended before our alarm
 
     def _write_stacks(self, hang: Hang) -> Path | None:
-        """Append the stacks of this process to the file of the hang; None if it cannot be written."""
         path = log_path(self._run_dir, self._rank).with_name(f"hang-step-{hang.step:08d}.txt")
         try:
             with path.open("a", encoding="utf-8") as file:
@@ -313,7 +277,6 @@ class _SelfWatch:
         return path
 
     def _record(self, observed: ObservedHang) -> None:
-        """Write the events of the hang: one rank does, for all."""
         hang = observed.hang
         stacks = None if observed.file is None else str(observed.file)
         fields = {"rank": hang.ranks[0], "step": hang.step, "phase": hang.phase, "seconds": hang.seconds}

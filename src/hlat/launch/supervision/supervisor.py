@@ -45,7 +45,7 @@ from hlat.runtime.progress import machine_clock
 from hlat.runtime.storage.run_folder import EARLIER_ATTEMPT_ENV, EarlierAttempt, read_run_id
 
 _SAVING = 60.0  # seconds without progress that a running save may have after its rank ended
-_POLL = 0.05
+_POLL = 0.05  # seconds
 _SHORT_RUN = 600.0  # seconds: the start takes much of a shorter run, which is no fault
 _FINAL_EXIT_CODES = (2, 4)  # exit codes of user errors and divergence: a restart would end the same way
 
@@ -65,36 +65,26 @@ def show_no_start(text: str) -> Callable[[], None]:
 
 @dataclass(frozen=True)
 class Supervision:
-    """Settings of a supervised run, and where its messages go.
-
-    Attributes:
-        run_dir: its folder.
-        recovery: section ``recovery`` of its recipe.
-        complain: shows an error to the user.
-        say: shows other messages to the user.
-        failed: called with the reason if the run fails for good.
-        show_event: called with each event of the supervisor, kind and fields.
-        show_start: shows what is being started until the function that it returns is called; it may be called again.
-    """
+    """Settings of a supervised run, and where its messages go."""
 
     run_dir: Path
     recovery: RecoveryConfig
-    complain: Callable[[str], None]
-    say: Callable[[str], None]
-    failed: Callable[[RunOutcome], None] = _ignore
+    complain: Callable[[str], None]  # shows an error to the user
+    say: Callable[[str], None]  # shows other messages
+    failed: Callable[[RunOutcome], None] = _ignore  # called with the reason if the run fails for good
+    # called with each event of the supervisor, kind and fields
     show_event: Callable[[str, Mapping[str, Any]], None] = _hide
+    # shows what is being started until the function that it returns is called; it may be called again
     show_start: Callable[[str], Callable[[], None]] = show_no_start
 
 
 @dataclass(frozen=True)
 class _Attempt:
-    """Outcome of an attempt."""
-
     exits: list[ProcessExit]
     outcome: RunOutcome
     hang: ObservedHang | None
-    beats: dict[int, HeartbeatReading]
-    hosts: dict[int, str]
+    beats: dict[int, HeartbeatReading]  # the last of each rank
+    hosts: dict[int, str]  # names, by rank
 
     @property
     def failed(self) -> bool:
@@ -104,13 +94,8 @@ class _Attempt:
 class Supervisor:
     """Carries out attempts until the run ends.
 
-    Args:
-        run: settings.
-        attempts: starts the processes.
-        stops: signals that ask the run to stop.
-        beats: folder for the account of goodput.
-        inherited: state of an earlier supervisor of this run, see ``state``; None at the start.
-        age: seconds since that state was written.
+    It keeps the account of goodput in the folder ``beats``. A supervisor that takes over from another inherits its
+    ``state``, which was written ``age`` seconds ago.
     """
 
     def __init__(
@@ -212,6 +197,7 @@ class Supervisor:
             self._events.incident(failure, host, outcome, beat, attempt.hang, None)
         self._run.complain(outcome.message)
         self._run.failed(outcome)
+        # A hang comes this far only if the run had been asked to stop: other hangs are restarted.
         return stop_exit_code(self._stops.received[0]) if failure.kind == "hang" else outcome.exit_code
 
     def _report_stop_before_training(self, exit_code: int) -> None:
@@ -236,6 +222,7 @@ class Supervisor:
         before = self._attempts.world
         change = self._attempts.adapt(failure)
         if change is not None:
+            # with other hosts or processes, restarts begin anew
             self._restarts.reset()
             self._events.event("resized", rank=failure.rank, before=before, now=self._attempts.world)
             self._run.complain(change)
@@ -244,7 +231,7 @@ class Supervisor:
         run, stops = self._run, self._stops
         environment = {**self._deadline_variable(), **self._describe_earlier_attempt()}
         self._count += 1
-        self._attempts.keep(self.state())
+        self._attempts.keep(self.state())  # before the start: whoever takes over goes on with this attempt
         with self._showing_start() as has_started, self._attempts.start(environment) as ranks:
             self._ranks, slowness = ranks, StragglerDetector(run.recovery.slow_factor)
             observers = MonitorObservers(has_started, self._report_slow, self._folder_is_ours)
@@ -262,7 +249,6 @@ class Supervisor:
 
     @contextmanager
     def _showing_start(self) -> Iterator[Callable[[], None]]:
-        """Show that processes are being started, until the function that it yields is called or the block ends."""
         world = self._attempts.world
         has_started = self._run.show_start("starting" if world == 1 else f"starting {world} processes")
         try:
@@ -271,11 +257,10 @@ class Supervisor:
             has_started()
 
     def _deadline_variable(self) -> dict[str, str]:
-        """Environment variable with the time by which every attempt must save and stop."""
         return {} if self._deadline is None else {DEADLINE_ENV: repr(self._deadline)}
 
     def _describe_earlier_attempt(self) -> dict[str, str]:
-        """Environment variable about the earlier attempts for the next one; none before an attempt has trained."""
+        """Variable about the earlier attempts for the next one; none before an attempt has trained."""
         return (
             {EARLIER_ATTEMPT_ENV: EarlierAttempt(self._durable_step, self._run_id or "").variable()}
             if self._trained
@@ -310,8 +295,8 @@ class Supervisor:
         return code
 
     def _publish_goodput(self) -> None:
-        """Write the account of goodput for those who observe the run."""
         with suppress(OSError):
+            # replaced as a whole: the metrics server may read it at any time
             partial = self._beats / f"{GOODPUT_FILE}.partial"
             partial.write_text(json.dumps(self._goodput.state()), encoding="utf-8")
             partial.replace(self._beats / GOODPUT_FILE)
@@ -335,12 +320,9 @@ def _failure(attempt: _Attempt, cause: ProcessExit, trained: bool) -> Failure:
 
 
 def _durable_step(attempt: _Attempt, before: int) -> int:
-    """Newest durable step after an attempt that ended.
-
-    An attempt that began to train has found the newest valid checkpoint; earlier knowledge no longer counts.
-    """
     start_steps = [beat.start_step for beat in attempt.beats.values() if beat.start_step is not None]
     durable_steps = [beat.durable_step for beat in attempt.beats.values() if beat.durable_step is not None]
+    # An attempt that began to train has found the newest valid checkpoint; earlier knowledge no longer counts.
     return max(start_steps + durable_steps) if start_steps else before
 
 
@@ -358,14 +340,13 @@ def _failure_kind(attempt: _Attempt, cause: ProcessExit) -> AttemptFailureKind:
 
 
 def _deadline(recovery: RecoveryConfig) -> float | None:
-    """Time on the machine's clock by which every attempt must save and stop; None if there is none."""
     return None if recovery.deadline_seconds is None else machine_clock() + recovery.deadline_seconds
 
 
 def _goodput_line(seconds: dict[str, float]) -> str:
-    """Describe where the time went; a share is of use only for a run that is long compared with its start."""
     total = sum(seconds.values())
     parts = ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items() if round(value, 1))
+    # A share is of use only for a run that is long compared with its start.
     if total < _SHORT_RUN:
         return f"time {total:.1f} s: {parts}"
     return f"goodput {seconds['productive'] / total:.1%} of {total:.1f} s: {parts}"

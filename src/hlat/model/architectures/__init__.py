@@ -29,12 +29,12 @@ _ARCHITECTURES: dict[str, Architecture] = {
 
 
 def model_spec(config: ModelConfig) -> ModelSpec:
-    """Return the description of a model's parameters."""
+    """Describe a model's parameters and the tensors that its blocks save; imports no torch."""
     return _ARCHITECTURES[config.architecture].describe(config)
 
 
 def build_block(config: ModelConfig, shard: ModelShard) -> "DecoderBlock":
-    """Build a decoder block of a model's architecture."""
+    """Build a block of a model's architecture, with the heads and columns of a shard; imports torch."""
     return _ARCHITECTURES[config.architecture].block()(config, shard)
 
 

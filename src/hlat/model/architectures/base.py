@@ -36,26 +36,20 @@ def decoder_block() -> type["DecoderBlock"]:
 class NormPlace(Enum):
     """Place of the two norms of a block, around attention and around the feed-forward layer."""
 
-    INPUT = auto()
-    """Each normalises what its half of the block reads from the residual stream."""
-    OUTPUT = auto()
-    """Each normalises what its half of the block adds to the residual stream."""
+    INPUT = auto()  # each normalises what its half of the block reads from the residual stream
+    OUTPUT = auto()  # each normalises what its half of the block adds to the residual stream
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """An architecture.
+    """An architecture: description, class of its blocks, and place of their norms."""
 
-    Attributes:
-        describe: returns the description of a model's parameters and saved tensors.
-        block: returns the class of its decoder blocks, which is built with (model section, model shard). A function,
-            so that a description, with which models are counted and planned, does not import torch.
-        norm_place: where the norms of a block are, if its blocks are ``DecoderBlock`` in everything else; then the
-            compiled decoding step (``hlat.model.decoding``) computes them. None if they are not: torch decodes.
-    """
-
-    describe: Callable[[ModelConfig], ModelSpec]
+    describe: Callable[[ModelConfig], ModelSpec]  # returns the description of a model's parameters and saved tensors
+    # Returns the class of its decoder blocks, built with (model section, model shard). A function, so that a
+    # description, with which models are counted and planned, does not import torch.
     block: Callable[[], type["DecoderBlock"]]
+    # If blocks are ``DecoderBlock`` in everything but the place of norms; the compiled decoding step
+    # (``hlat.model.decoding``) then computes them. None if they are not: torch decodes.
     norm_place: NormPlace | None = None
 
 
@@ -64,6 +58,7 @@ _CORE = ("attention_log_sum", "attention_output")  # steps that run core attenti
 
 def decoder_spec(block: tuple[ParameterSpec, ...], saved: tuple[SavedTensor, ...], tie_embeddings: bool) -> ModelSpec:
     """Describe a decoder with these blocks, a token embedding, a final norm and a head."""
+    # A tied matrix has a term of its gradient on the first pipeline stage, and one on the last
     tied = GradientSum.TIED if tie_embeddings else GradientSum.NONE
     rows = (Axis.VOCABULARY, Axis.WIDTH)
     embedding = TensorSpec("model.embed_tokens.weight", *rows, Component.EMBEDDING, gradient_sum=tied)
@@ -106,6 +101,7 @@ def head_norms() -> tuple[ParameterSpec, ...]:
 
 
 def _head_norm(name: str) -> ParameterSpec:
+    # All heads share the weight, and each tensor rank has some of them: a sum over these ranks.
     tensor = TensorSpec(f"self_attn.{name}", Axis.HEAD, None, Component.NORMS, Initial.ONES, GradientSum.TENSOR)
     return ParameterSpec(f"attention.{name}", (tensor,), step="qk_norm", freed_by="qkv")
 

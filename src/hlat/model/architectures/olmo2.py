@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def olmo2_spec(config: ModelConfig) -> ModelSpec:
-    """Describe an OLMo 2 model."""
+    """Describe a model with norms after each half of a block, and of all queries and all keys."""
     return _describe(config.tie_embeddings, config.coalesce)
 
 
@@ -55,11 +55,7 @@ def _width_norm(name: str, heads: Axis, gradient_sum: GradientSum) -> ParameterS
 
 
 def _saved() -> tuple[SavedTensor, ...]:
-    """Describe the saved tensors: the residual stream is itself the input of attention and of the feed-forward layer.
-
-    The result of the feed-forward layer, which its norm saves, is never recomputed: that would take one more product
-    than other blocks.
-    """
+    # The residual stream itself is the input of attention and of the feed-forward layer.
     width = (Axis.WIDTH,)
     return (
         SavedTensor("x", axes=width, between=True, source_of=("attention_input", "residual")),
@@ -73,6 +69,7 @@ def _saved() -> tuple[SavedTensor, ...]:
         SavedTensor("residual", ("residual",), width, between=True, source_of=("feed_forward_input",)),
         SavedTensor("feed_forward_input", ("feed_forward_input",), width, gathers="residual"),
         *saved_by_feed_forward(),
+        # Saved by its norm, and never recomputed: that would take one more product than other blocks.
         SavedTensor("feed_forward_result", axes=width, between=True),
         SavedTensor("feed_forward_norm_scale", statistics=True, between=True),
     )

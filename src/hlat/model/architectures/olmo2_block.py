@@ -13,6 +13,7 @@ class Olmo2Attention(Attention):
     def __init__(self, config: ModelConfig, shard: ModelShard = FULL_MODEL) -> None:
         super().__init__(config, shard)
         here, size = shard_heads(config, shard), config.n_head_dim
+        # Elements of copied kv heads would count several times in the sum over shards.
         copies = kv_replication(config, shard.tensor_count)
         self.q_norm = ShardedRMSNorm(here.queries * size, config.heads * size, 1, config.norm_eps)
         self.k_norm = ShardedRMSNorm(here.kvs * size, config.n_kv_heads * size, copies, config.norm_eps)
@@ -24,19 +25,15 @@ class Olmo2Block(DecoderBlock):
     attention_class = Olmo2Attention
 
     def before_attention(self, x_BSD: torch.Tensor) -> torch.Tensor:
-        """Return the residual stream itself."""
         return x_BSD
 
     def after_attention(self, x_BSD: torch.Tensor, out_BSD: torch.Tensor) -> torch.Tensor:
-        """Add the normalised output of attention to the residual stream."""
         added: torch.Tensor = self.attention_norm(out_BSD)
         return x_BSD + added
 
     def before_feed_forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
-        """Return the residual stream itself."""
         return x_BSD
 
     def after_feed_forward(self, x_BSD: torch.Tensor, out_BSD: torch.Tensor) -> torch.Tensor:
-        """Add the normalised output of the feed-forward layer to the residual stream."""
         added: torch.Tensor = self.feed_forward_norm(out_BSD)
         return x_BSD + added

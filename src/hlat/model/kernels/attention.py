@@ -18,8 +18,7 @@ import torch
 
 from hlat.model.kernels.library import DTYPES, Attended, HeadRows, Library, check_operand, library
 
-WIDEST_HEAD = 256
-"""Largest width of a head."""
+WIDEST_HEAD = 256  # largest width of a head
 
 _SIDE, _LANES = 64, 16  # of attention.c: queries and keys of a block; numbers of the longest vector
 _DIMENSIONS = 4  # of queries, keys and values
@@ -68,7 +67,6 @@ def check_gradient(
 
 
 def _check_kernel(name: str, x: torch.Tensor) -> None:
-    """Raise TypeError or ValueError if the operand that decides about the others has no kernel."""
     if x.dtype not in DTYPES:
         raise TypeError(f"{name} is {x.dtype}, and one of {', '.join(map(str, DTYPES))} is needed")
     if x.dim() != _DIMENSIONS or x.shape[-1] > WIDEST_HEAD:
@@ -80,7 +78,7 @@ def _check_kernel(name: str, x: torch.Tensor) -> None:
 def _results(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: torch.Tensor | None, spans: Sequence[int], window: int
 ) -> _Tensors:
-    """Allocate output and log-sum-exp, fp32 (B, H, s)."""
+    """Output and log-sum-exp, fp32 (B, H, s), without values."""
     _check_kernel("q", q)
     check_attention(q, k, v, first, spans, window)
     return _by_position(q), q.new_empty(q.shape[:3], dtype=torch.float32)
@@ -97,7 +95,7 @@ def _gradients(
     spans: Sequence[int],
     window: int,
 ) -> _Tensors:
-    """Allocate the gradient by q, and those by k and v from each query head: fp32, in complete blocks and vectors."""
+    """The gradient by q, and those by k and v from each query head: fp32, in complete blocks and vectors; no values."""
     _check_kernel("q", q)
     check_attention(q, k, v, first, spans, window)
     check_gradient(grad, q, out, log_sums, torch.float32)
@@ -106,7 +104,6 @@ def _gradients(
 
 
 def _sums(key_sums: torch.Tensor, value_sums: torch.Tensor, k: torch.Tensor) -> _Tensors:
-    """Allocate the gradients by k and v."""
     _check_kernel("k", k)
     heads = key_sums.shape[1] if key_sums.dim() == _DIMENSIONS else 0
     if not k.shape[1] or not heads or heads % k.shape[1]:
@@ -117,17 +114,7 @@ def _sums(key_sums: torch.Tensor, value_sums: torch.Tensor, k: torch.Tensor) -> 
 
 
 def key_ranges(first: torch.Tensor | None, spans: Sequence[int], window: int, batch: int) -> _Tensors:
-    """Return the first and the last key of each query, int32 (B, s).
-
-    Args:
-        first: row offset of the first token of each query's document, (B, s); None for complete rows.
-        spans: start and stop of each range of row offsets of the queries, flattened, ascending.
-        window: number of keys that a query attends to at most, itself included; 0 for no limit.
-        batch: number of rows.
-
-    Raises:
-        ValueError: a document begins before its row, or behind a query.
-    """
+    """First and last key of each query, int32 (B, s); arguments as in ``attend_to_ranges``, 0 is no window."""
     pairs = zip(spans[::2], spans[1::2], strict=True)
     last_s = torch.cat([torch.arange(start, stop, dtype=torch.int32) for start, stop in pairs] or [torch.empty(0)])
     last = last_s.to(torch.int32).expand(batch, -1).contiguous()
@@ -150,7 +137,7 @@ def _library() -> Library:
 
 
 def _readable(*tensors: torch.Tensor) -> _Tensors:
-    """Return tensors whose last dimension is stored without gaps: the same ones, as far as theirs is."""
+    # The kernel wants a last dimension without gaps; most tensors have it, and are not copied.
     return tuple(x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous() for x in tensors)
 
 
@@ -245,30 +232,17 @@ torch.library.register_fake("hlat::attend_backward", _gradients, lib=_operators)
 torch.library.register_fake("hlat::attend_sums", _sums, lib=_operators)
 torch.library.register_autograd("hlat::attend", _differentiate, setup_context=_save_for_backward, lib=_operators)
 
-ATTENTION = torch.ops.hlat.attend.default
-"""The operator of compiled attention, as it appears in compiled graphs."""
+ATTENTION = torch.ops.hlat.attend.default  # the operator of compiled attention, as it appears in compiled graphs
 
 
 def attend_to_ranges(
-    q_BHsE: torch.Tensor,
-    k_BGTE: torch.Tensor,
-    v_BGTE: torch.Tensor,
-    first_Bs: torch.Tensor | None,
-    spans: Sequence[int],
-    window: int | None = None,
+    q_BHsE: torch.Tensor,  # bf16 or fp32, on a CPU; E at most ``WIDEST_HEAD``
+    k_BGTE: torch.Tensor,  # of complete rows, H a multiple of G
+    v_BGTE: torch.Tensor,  # likewise
+    first_Bs: torch.Tensor | None,  # row offset of the first token of each query's document, int64; None: a row is one
+    spans: Sequence[int],  # start and stop of each range of row offsets of the queries, flattened, ascending
+    window: int | None = None,  # keys that a query attends to at most, itself included; None for no limit
 ) -> torch.Tensor:
-    """Causal softmax attention of each query to its row, to its own document, or to the last keys of it.
-
-    Args:
-        q_BHsE: queries, bf16 or fp32, on a CPU; E at most ``WIDEST_HEAD``.
-        k_BGTE: keys of complete rows, H a multiple of G.
-        v_BGTE: values of complete rows.
-        first_Bs: row offset of the first token of each query's document, int64; None if a row is one document.
-        spans: start and stop of each range of row offsets of the queries, flattened, ascending.
-        window: number of keys that a query attends to at most, itself included; None for no limit.
-
-    Returns:
-        (B, H, s, E), in the dtype of the queries, stored position by position; softmax in fp32.
-    """
+    """Causal softmax attention of queries to their row, document or window: (B, H, s, E) by position, fp32 softmax."""
     out: torch.Tensor = torch.ops.hlat.attend(q_BHsE, k_BGTE, v_BGTE, first_Bs, spans, window or 0)[0]
     return out

@@ -22,8 +22,8 @@ from hlat.runtime.backend.c_library import CompilationFailed, compile_c_library,
 from hlat.runtime.distributed.join import in_fake_world
 
 _LOG = logging.getLogger(__name__)
+# Endings of the names of functions, by the dtype of their operands
 SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
-"""Endings of the names of functions, by the dtype of their operands."""
 _FUNCTIONS = (
     "norm",
     "norm_backward",
@@ -39,8 +39,7 @@ _FUNCTIONS = (
     "attend_sums",
 )
 _WITH_SCRATCH = ("attend", "attend_backward")
-DTYPES = tuple(SUFFIXES)
-"""Dtypes of the operands."""
+DTYPES = tuple(SUFFIXES)  # dtypes of the operands
 
 
 class Rows(ctypes.Structure):
@@ -72,7 +71,7 @@ class Norm(ctypes.Structure):
 
 
 class Rotation(ctypes.Structure):
-    """Arguments of ``rotate``."""
+    """Arguments of ``rotate``, in the order of the struct in C."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("sequence", "groups", "heads", "half")),
@@ -123,13 +122,7 @@ class Attended(ctypes.Structure):
 class Library:
     """The functions of the library, and the function of OpenMP that runs them on several threads.
 
-    Args:
-        library: the compiled library.
-        parallel: ``GOMP_parallel`` of the OpenMP library that torch uses.
-
-    Attributes:
-        build: the compiler and the instructions that it used, on which the bits of results depend.
-        attends: True if it computes attention, for which the compiler has to use AVX-512 or AVX2.
+    ``parallel`` is ``GOMP_parallel`` of the OpenMP library that torch uses.
     """
 
     def __init__(self, library: ctypes.CDLL, parallel: Any) -> None:
@@ -139,7 +132,9 @@ class Library:
         self._scratch_bytes: int = library.scratch_bytes()
         self._kept = threading.local()
         library.build.restype = ctypes.c_char_p
+        # The compiler and the instructions that it used, on which the bits of results depend.
         self.build: str = library.build().decode()
+        # The compiler has to use AVX-512 or AVX2 for it
         self.attends = bool(library.has_attention())
         self._functions = {
             (name, dtype): ctypes.cast(getattr(library, f"{name}_{suffix}"), ctypes.c_void_p)
@@ -148,22 +143,15 @@ class Library:
         }
 
     def run(self, name: str, dtype: torch.dtype, arguments: ctypes.Structure, rows: int, block_rows: int) -> None:
-        """Run a function on rows 0 to ``rows`` - 1.
-
-        Args:
-            name: name of the function.
-            dtype: dtype of its operands.
-            arguments: its arguments, all with pointers to tensors that the caller keeps.
-            rows: number of rows.
-            block_rows: rows of a block; must not depend on the number of threads.
-        """
+        """Run a function of operands of a dtype on ``rows`` rows; the caller keeps the tensors that it points to."""
+        # block_rows must not depend on the number of threads: blocks decide the bits of sums.
         function, threads = self._functions[name, dtype], torch.get_num_threads()
         size = self._scratch_bytes if name in _WITH_SCRATCH else 0
         memory = self._scratch(size * threads).data_ptr() if size else None
         self._run(self._parallel, threads, function, ctypes.byref(arguments), rows, block_rows, memory, size)
 
     def _scratch(self, size: int) -> torch.Tensor:
-        """Memory of the calling thread, kept for its next call: new pages would cost more than a small attention."""
+        # Kept for the thread's next call: new pages would cost more than a small attention.
         found: torch.Tensor | None = getattr(self._kept, "scratch", None)
         if found is None or len(found) < size:
             found = self._kept.scratch = torch.empty(size, dtype=torch.uint8)  # aligned, as all memory of torch
@@ -198,29 +186,25 @@ def check_operand(
 
 
 def is_available() -> bool:
-    """Return True if the library can be used. A rehearsal computes nothing: a compiler is enough for it."""
+    """True if the library can be used."""
+    # A rehearsal computes nothing: a compiler is enough for it
     return find_c_compiler() is not None if in_fake_world() else library() is not None
 
 
 def find_run(library: ctypes.CDLL) -> Any:
-    """Find ``run_with_scratch`` of ``threads.h`` in a library.
-
-    Its arguments: OpenMP's function, threads, kernel, the kernel's arguments, rows, rows of a block, memory, and bytes
-    of it for each thread.
-    """
+    """Find ``run_with_scratch`` of ``threads.h`` in a library."""
     run = library.run_with_scratch
     run.restype = None
     pointer, number = ctypes.c_void_p, ctypes.c_int64
+    # OpenMP's function, threads, kernel, its arguments, rows, rows of a block, memory, and bytes of it for each thread
     run.argtypes = (pointer, number, pointer, pointer, number, number, pointer, number)
     return run
 
 
 def find_openmp() -> Any:
-    """Find ``GOMP_parallel`` of the OpenMP library whose threads torch uses; LLVM's and Intel's have it too.
-
-    As the dynamic linker did for torch: first what the complete process sees, such as a library in LD_PRELOAD, then
-    what torch's library brings along.
-    """
+    """Find ``GOMP_parallel`` of the OpenMP library whose threads torch uses; LLVM's and Intel's have it too."""
+    # As the dynamic linker did for torch: first what the complete process sees, such as a library in LD_PRELOAD, then
+    # what torch's library brings along.
     everywhere = ctypes.CDLL(None)
     if hasattr(everywhere, "GOMP_parallel"):
         return everywhere.GOMP_parallel

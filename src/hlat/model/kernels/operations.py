@@ -45,20 +45,18 @@ _SMALLEST_WEIGHT_BLOCK = 64  # rows
 
 _TRITON = "triton"
 _TRITON_TYPES = types_with(lambda backend: backend.pointwise_kernels == _TRITON)
+# Names of the operators: the implementation of each for tensors without memory
 OPERATORS: dict[str, Callable[..., Any]] = {}
 """Names of the operators: the implementation of each for tensors without memory."""
 _operators = torch.library.Library("hlat", "FRAGMENT")
 
 
 def _operator(schema: str, on_meta: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function as an operator for CPU tensors, and another one for tensors without memory.
-
-    The latter checks the operands and allocates the results; if one operand has memory and another one has none, torch
-    calls it too.
-    """
+    """Register a function as an operator for CPU tensors, and another one for tensors without memory."""
     _operators.define(schema)
     name = schema.partition("(")[0]
     OPERATORS[name] = on_meta
+    # It checks the operands and allocates the results. Torch calls it too if only some operands have memory.
     _operators.impl(name, on_meta, "Meta")
     torch.library.impl(f"hlat::{name}", _TRITON_TYPES, in_triton(name, on_meta), lib=_operators)
 
@@ -70,16 +68,12 @@ def _operator(schema: str, on_meta: Callable[..., Any]) -> Callable[[Callable[..
 
 
 def in_triton(name: str, on_meta: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the implementation of an operator in Triton, which only CUDA builds of torch have.
-
-    Args:
-        name: name of the operator, and of the function in ``operations_triton``.
-        on_meta: checks the operands and allocates the results.
-    """
+    """Return the implementation of an operator in Triton: ``on_meta`` checks and allocates, a namesake computes."""
 
     def run(*operands: Any) -> Any:
         results = on_meta(*operands)
         written = () if results is None else results if isinstance(results, tuple) else (results,)
+        # Imported by the first call: only CUDA builds of torch have Triton.
         getattr(import_module("hlat.model.kernels.operations_triton"), name)(*operands, *written)
         return results
 
@@ -93,7 +87,7 @@ def _library() -> Library:
 
 
 def _check_rows(name: str, x: torch.Tensor) -> None:
-    """Raise TypeError or ValueError if the first operand, which decides about the others, has no kernel."""
+    # The other operands are compared with this one.
     if x.dtype not in DTYPES:
         raise TypeError(f"{name} is {x.dtype}, and one of {', '.join(map(str, DTYPES))} is needed")
     if x.dim() == 0:
@@ -105,11 +99,10 @@ def _block(width: int) -> int:
 
 
 def place_of_rows(x: torch.Tensor) -> tuple[torch.Tensor, int, int, int]:
-    """Describe where the rows of a tensor begin.
+    """Describe where the rows of a tensor begin, or of a copy if its strides are too irregular: the tensor comes first.
 
-    Returns:
-        The tensor, or a copy if its strides are too irregular; and ``inner``, ``outer_stride`` and ``inner_stride``:
-        ``inner`` rows follow each other at one stride, and such groups of rows at the other.
+    Then ``inner``, ``outer_stride`` and ``inner_stride``: ``inner`` rows follow each other at one stride, and such
+    groups of rows at the other.
     """
     width = x.shape[-1]
     if x.is_contiguous():
@@ -169,7 +162,6 @@ def _norm_backward_on_meta(
 def _norm_backward(
     gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the gradients by input and weight."""
     by_x, by_weight = _norm_backward_on_meta(gradient, x, weight, scale)
     width, count = x.shape[-1], scale.numel()
     if x.numel() == 0:
@@ -177,6 +169,7 @@ def _norm_backward(
     (x_rows, x), (gradient_rows, gradient) = _rows(x), _rows(gradient)
     weight, scale = weight.contiguous(), scale.contiguous()
     size = max(_SMALLEST_WEIGHT_BLOCK, _WEIGHT_BLOCK_ELEMENTS // width)
+    # Each block of rows sums into a row of its own, so the bits do not depend on the threads.
     partial = torch.empty((-(-count // size), width), dtype=torch.float32)
     arguments = Norm(
         width,
@@ -241,7 +234,6 @@ def _swiglu_on_meta(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 @_operator("swiglu(Tensor gate, Tensor up) -> Tensor", _swiglu_on_meta)
 def _swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """Compute ``silu(gate) * up``."""
     out = _swiglu_on_meta(gate, up)
     if out.numel() == 0:
         return out
@@ -258,6 +250,7 @@ def _swiglu_backward_on_meta(
     _check_rows("gate", gate)
     for name, tensor in (("gradient", gradient), ("up", up), ("by_gate", by_gate), ("by_up", by_up)):
         check_operand(name, tensor, gate.dtype, gate.shape, gate.device)
+    # The kernel would write into the copy that place_of_rows makes.
     if any(place_of_rows(result)[0] is not result for result in (by_gate, by_up)):
         raise ValueError(
             f"by_gate and by_up have strides {by_gate.stride()} and {by_up.stride()}, and rows without gaps in at most "
@@ -272,7 +265,6 @@ def _swiglu_backward_on_meta(
 def _swiglu_backward(
     gradient: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, by_gate: torch.Tensor, by_up: torch.Tensor
 ) -> None:
-    """Write the gradients of gate and up, whose strides are those of at most two merged dimensions."""
     _swiglu_backward_on_meta(gradient, gate, up, by_gate, by_up)
     if gate.numel() == 0:
         return
@@ -302,18 +294,13 @@ def _loss_sums_on_meta(logits: torch.Tensor, rows: torch.Tensor) -> tuple[torch.
 
 @_operator("cross_entropy_sums(Tensor logits, Tensor rows) -> (Tensor, Tensor, Tensor)", _loss_sums_on_meta)
 def _loss_sums(logits_NV: torch.Tensor, rows_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute each token's largest logit, sum of exponentials relative to it, and logit of its label: fp32 (N,).
-
-    Args:
-        logits_NV: contiguous.
-        rows_N: column of the label; outside of 0 to V - 1 if there is none, whose logit is then 0.
-
-    Without columns the largest logit is -infinity, and the sum 0.
-    """
+    """Each token's largest logit, sum of exponentials relative to it, and logit of its label: fp32 (N,)."""
     _check_loss(logits_NV, rows_N)
+    # Without columns the largest logit is -infinity, and the sum 0
     if logits_NV.numel() == 0:
         return torch.full(rows_N.shape, -torch.inf), torch.zeros(rows_N.shape), torch.zeros(rows_N.shape)
     peak, total, label = (torch.empty(len(logits_NV)) for _ in range(3))
+    # Rows outside of 0 to V - 1 have no label here; its logit is then 0.
     _run_loss("loss_sums", logits_NV, rows_N, peak, total, label)
     return peak, total, label
 
@@ -369,10 +356,8 @@ _LOG = logging.getLogger(__name__)
 
 
 def has_kernels(x: torch.Tensor) -> bool:
-    """Return True if the operators compute with tensors of this device and dtype.
-
-    Not for code that ``torch.compile`` traces: a compiler fuses the plain formulas itself.
-    """
+    """True if the operators compute with tensors of this device and dtype."""
+    # Not for code that torch.compile traces: a compiler fuses the plain formulas itself.
     return x.dtype in DTYPES and are_used_on(x.device)
 
 
@@ -396,7 +381,6 @@ def _has_triton(backend: Backend, device: torch.device) -> bool:
 
 @functools.cache
 def _can_launch(backend: Backend) -> bool:
-    """Return True if this process can compile and launch Triton's kernels; else log the reason."""
     compiler, problem = backend.compiler, ""
     if importlib.util.find_spec("triton") is None:
         problem = "Triton is not installed"
@@ -429,13 +413,7 @@ def builds_masks(device: torch.device | str) -> bool:
 
 
 def has_attention(device_type: str, dtype: torch.dtype, width: int) -> bool:
-    """Return True if the operator of attention computes with heads of this kind.
-
-    Args:
-        device_type: type of the device of queries, keys and values.
-        dtype: their dtype.
-        width: width of a head.
-    """
+    """True if the operator of attention computes with heads of this dtype and width."""
     return dtype in DTYPES and width <= WIDEST_HEAD and attention_is_used_on(device_type)
 
 
@@ -452,8 +430,7 @@ def describe_attention() -> str:
 def describe_kernels(device: torch.device) -> str:
     """Name what computes norms, RoPE, SwiGLU and loss of eager models on a device, for messages and checkpoints.
 
-    Computations with the same name have the same bits: it has the compiler and the instructions of the kernels, except
-    in a rehearsal, which compiles nothing.
+    The same name means the same bits: it has the compiler and the instructions of the kernels, except in a rehearsal.
     """
     backend = backend_of(device)
     if not are_used_on(device):
@@ -470,5 +447,5 @@ def _build() -> str:
 
 
 def _compiled() -> Library | None:
-    """Return the library; None in a rehearsal, which compiles nothing."""
+    # A rehearsal compiles nothing
     return None if in_fake_world() else library()

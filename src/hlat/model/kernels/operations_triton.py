@@ -28,7 +28,7 @@ _SMALLEST_PART = 64  # rows
 
 
 def rms_norm(x, weight, eps, out, scale):
-    """Normalise; see the operator."""
+    """Write output and scale, complete rows in a tile."""
     width, rows = x.shape[-1], scale.numel()
     tile, block = _tile(width)
     x, *place = place_of_rows(x)
@@ -37,9 +37,10 @@ def rms_norm(x, weight, eps, out, scale):
 
 
 def rms_norm_backward(gradient, x, weight, scale, by_x, by_weight):
-    """Compute the gradients of a norm; see the operator."""
+    """Write gradients by input and weight; the latter is summed over parts of the rows."""
     width, rows = x.shape[-1], scale.numel()
     tile, block = _tile(width)
+    # A function of the shape only, so that results have the same bits each time.
     part = triton.cdiv(max(_SMALLEST_PART, triton.cdiv(rows, _PARTS)), tile) * tile
     partial = torch.empty((triton.cdiv(rows, part), width), dtype=torch.float32, device=x.device)
     (x, *x_place), (gradient, *gradient_place) = place_of_rows(x), place_of_rows(gradient)
@@ -50,7 +51,7 @@ def rms_norm_backward(gradient, x, weight, scale, by_x, by_weight):
 
 
 def rotate(x_BSGRE, cos, sin, direction, out):
-    """Rotate by the angles or back; see the operator."""
+    """Write the rotated heads, a tile of heads of one position at a time."""
     x_BSGRE = x_BSGRE if x_BSGRE.stride(-1) == 1 else x_BSGRE.contiguous()
     cos, sin = cos.contiguous(), sin.contiguous()
     batch, sequence, groups, heads, width = x_BSGRE.shape
@@ -63,14 +64,14 @@ def rotate(x_BSGRE, cos, sin, direction, out):
 
 
 def swiglu(gate, up, out):
-    """Compute ``silu(gate) * up``; see the operator."""
+    """Write ``silu(gate) * up``."""
     (gate, *gate_place), (up, *up_place) = place_of_rows(gate), place_of_rows(up)
     rows, width, grid, tile, block = _tiles(gate)
     _swiglu[grid](gate, up, out, rows, width, *gate_place, *up_place, tile, block)
 
 
 def swiglu_backward(gradient, gate, up, by_gate, by_up):
-    """Write the gradients of gate and up; see the operator."""
+    """Write both gradients, each with rows where its tensor has them."""
     operands = [place_of_rows(each) for each in (gradient, gate, up, by_gate, by_up)]
     places = [number for _, *place in operands for number in place]
     rows, width, grid, tile, block = _tiles(gate)
@@ -78,14 +79,14 @@ def swiglu_backward(gradient, gate, up, by_gate, by_up):
 
 
 def cross_entropy_sums(logits_NV, rows_N, peak, total, label):
-    """Compute each token's largest logit, sum of exponentials and logit of its label; see the operator."""
+    """Write largest logit, sum of exponentials and label of each token, a program per token."""
     rows, width = logits_NV.shape
     block = min(_LOSS_BLOCK, _power(width))
     _loss_sums[(rows,)](logits_NV, rows_N.contiguous(), peak, total, label, width, block, num_warps=_warps(block))
 
 
 def cross_entropy_gradient_(logits_NV, rows_N, peak_N, factor_N):
-    """Overwrite logits by the gradient of the loss; see the operator."""
+    """Overwrite logits by the gradient of the loss."""
     rows, width = logits_NV.shape
     block = min(_TILE, _power(width))
     of_tokens = (each.contiguous() for each in (rows_N, peak_N, factor_N))
@@ -93,7 +94,7 @@ def cross_entropy_gradient_(logits_NV, rows_N, peak_N, factor_N):
 
 
 def first_equal(logits_NV, values_N, found):
-    """Find the first logit of each token that equals a value; see the operator."""
+    """Write the first column with a value for each token, a program per token."""
     rows, width = logits_NV.shape
     block = min(_LOSS_BLOCK, _power(width))
     _first_equal[(rows,)](logits_NV, values_N.contiguous(), found, width, block, num_warps=_warps(block))
@@ -104,7 +105,6 @@ def _power(width):
 
 
 def _tile(width):
-    """Return rows and columns of a tile of complete rows."""
     block = _power(width)
     return max(1, _TILE // block), block
 
@@ -119,13 +119,14 @@ def _tiles(x):
 
 
 def _warps(block):
-    """Warps of a program that sums over a row: about 16 elements for each thread, 4 to 16 warps."""
+    # For a program that sums over a row: about 16 elements for each thread.
     return min(16, max(4, block // 512))
 
 
 @triton.jit
 def _offsets(row, inner, outer_stride, inner_stride):
-    """Compute where rows begin: ``inner`` rows at a stride, and so on for every outer index."""
+    """Offsets at which rows begin: ``inner`` rows at a stride, and so on for every outer index."""
+    # int32 would overflow at 2^31 elements.
     row = row.to(tl.int64)
     return row // inner * outer_stride + row % inner * inner_stride
 
@@ -233,7 +234,6 @@ def _rotate(
 
 @triton.jit
 def _tile_of_program(rows, width, TILE: tl.constexpr, BLOCK: tl.constexpr):
-    """Return the rows and columns of this program's tile, and which of its elements exist."""
     row = tl.program_id(0) * TILE + tl.arange(0, TILE)
     column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
     return row, column, (row < rows)[:, None] & (column < width)
@@ -241,7 +241,6 @@ def _tile_of_program(rows, width, TILE: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _load(ptr, row, inner, outer_stride, inner_stride, column, inside):
-    """Load a tile of an operand whose rows begin where ``_offsets`` says, in fp32."""
     at = _offsets(row, inner, outer_stride, inner_stride)[:, None] + column
     return tl.load(ptr + at, mask=inside, other=0.0).to(tl.float32)
 

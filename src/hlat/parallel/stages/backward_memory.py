@@ -37,77 +37,51 @@ _CHAIN = (  # steps of RECOMPUTABLE in order of execution: a recomputed step nee
     "gate_up",
     "inner",
 )
-CORE_STEPS = frozenset({"attention_log_sum", "attention_output"})
-"""Steps that run core attention again."""
+CORE_STEPS = frozenset({"attention_log_sum", "attention_output"})  # steps that run core attention again
+# Tensors that core attention saves with context parallelism
 CONTEXT_TENSORS = frozenset({"gathered_keys_values", "attention_chunks", "attention_masks"})
-"""Tensors that core attention saves with context parallelism."""
 
 
 @dataclass(frozen=True)
 class BlockTensors:
-    """Bytes of the tensors of a block's backward pass, for one micro-batch on one rank.
+    """Bytes of the tensors of a block's backward pass, for one micro-batch on one rank."""
 
-    Attributes:
-        saved: tensors saved by the forward pass, by name (``model.derived.activation_bytes``).
-        recomputed: tensors of each recomputed step, which backward allocates, by step and name.
-        stream: the residual stream between attention and feed-forward; sharded with sequence parallelism.
-        inside: the input of attention and of the feed-forward layer, (B, S, D).
-        queries, keys: queries, and keys (or values).
-        inner: the intermediate activation of the feed-forward layer.
-        item: bytes of an element.
-        weights: elements of the weights of "qkv", "output", "gate_up" and "down": of one matrix product, or of several
-            with the same input, in the order of backward.
-        gathers: True with sequence parallelism.
-        reduces: True with tensor parallelism without sequence parallelism.
-        reorders: True if gathered sequences are copied into another order: of several rows.
-        cast: bytes per element of gradients by weights that are cast to another dtype; 0 if they are not.
-        kept: bytes per element of gradients by weights after that, until the end of the block.
-        fused: True if norms, rotations and SwiGLU need no temporary tensors.
-        head_sums: bytes of the gradients by keys and values from each query head; 0 if attention makes none.
-    """
-
-    saved: Mapping[str, float]
+    saved: Mapping[str, float]  # by the forward pass, by name (``hlat.model.activation_bytes``)
+    # Tensors of each recomputed step, which backward allocates, by step and name
     recomputed: Mapping[str, Mapping[str, float]]
-    stream: float
-    inside: float
+    stream: float  # the residual stream between attention and feed-forward; sharded with sequence parallelism
+    inside: float  # the input of attention and of the feed-forward layer, (B, S, D)
     queries: float
-    keys: float
-    inner: float
-    item: int
+    keys: float  # keys (or values)
+    inner: float  # the intermediate activation of the feed-forward layer
+    item: int  # of an element
+    # Elements of the weights of "qkv", "output", "gate_up" and "down": of one matrix product, or of several with the
+    # same input, in the order of backward.
     weights: Mapping[str, tuple[float, ...]]
-    gathers: bool
-    reduces: bool
-    reorders: bool
-    cast: float
-    kept: float
-    fused: bool = False
-    head_sums: float = 0.0
+    gathers: bool  # with sequence parallelism
+    reduces: bool  # with tensor parallelism without sequence parallelism
+    reorders: bool  # gathered sequences are copied into another order: of several rows
+    cast: float  # per element of gradients by weights that are cast to another dtype; 0 if they are not
+    kept: float  # per element of gradients by weights after that, until the end of the block
+    fused: bool = False  # norms, rotations and SwiGLU need no temporary tensors
+    head_sums: float = 0.0  # the gradients by keys and values from each query head; 0 if attention makes none
 
 
 @dataclass(frozen=True)
 class Peak:
-    """Most bytes that a pass has beyond what the forward pass saved.
-
-    Attributes:
-        total: all of them.
-        recomputed: those of recomputed tensors.
-    """
+    """Most bytes that a pass has beyond what the forward pass saved; of them those of recomputed tensors."""
 
     total: float
     recomputed: float = 0.0
 
 
 class BlockTape:
-    """Bytes beyond those that the forward pass saved: now, and at the peak.
-
-    Args:
-        block: the block.
-        keeps_saved: True for the first half of a split backward pass: what gradients by weights need stays.
-        keeps_recomputed: True for its second half: recomputed tensors stay until the block is done.
-    """
+    """Bytes beyond those that the forward pass saved: now, and at the peak."""
 
     def __init__(self, block: BlockTensors, keeps_saved: bool = False, keeps_recomputed: bool = False) -> None:
         self.now, self.peak = 0.0, Peak(0.0)
+        # In the first half of a split backward pass, what gradients by weights need stays; in the second half,
+        # recomputed tensors stay until the block is done.
         self.keeps_saved, self._keeps_recomputed = keeps_saved, keeps_recomputed
         self._replaceable = 0.0
         self._block, self._saved, self._alive = block, block.saved, dict(block.saved)
@@ -115,27 +89,24 @@ class BlockTape:
         self._waiting: dict[str, set[str]] = {}  # by step that ran again: its tensors that are still to be unpacked
 
     def add(self, *sizes: float) -> None:
-        """Allocate tensors."""
         self.now += sum(sizes)
         if self.now > self.peak.total:
             recomputed = sum(size for name, size in self._alive.items() if name not in self._saved)
             self.peak = Peak(self.now, recomputed)
 
     def free(self, *tensors: float | str) -> None:
-        """Free tensors: by size, or by name those that the forward pass saved or that were recomputed.
-
-        All tensors of a recomputed step are freed with the last of them.
-        """
+        """Free tensors: by size, or by name those that the forward pass saved or that were recomputed."""
         for tensor in tensors:
             if not isinstance(tensor, str):
                 self.now -= tensor
             elif tensor in self._saved:
                 self.now -= 0.0 if self.keeps_saved else self._alive.pop(tensor, 0.0)
             else:
+                # All tensors of a recomputed step are freed with the last of them
                 self._unpack(tensor)
 
     def free_copy(self, name: str, share: float, last: bool) -> None:
-        """Free the cast copy of a weight, a share of those of this name; if they are recomputed, all with the last."""
+        """Free a share of a weight's cast copies; recomputed ones are freed all together with the last."""
         if name in self._saved:
             self.now -= 0.0 if self.keeps_saved else self._saved[name] * share
         elif last:
@@ -156,7 +127,6 @@ class BlockTape:
                 self.now -= sum(self._alive.pop(tensor) for tensor in self._block.recomputed[step])
 
     def briefly(self, *sizes: float) -> None:
-        """Allocate tensors together, and free them."""
         self.add(*sizes)
         self.free(*sizes)
 
@@ -182,13 +152,11 @@ def norm_tensors(block: BlockTensors) -> tuple[float, ...]:
 
 
 def forward_bytes(block: BlockTensors) -> float:
-    """Compute the bytes that a block's forward pass has beyond what it saves, when it computes its last product.
-
-    The input of the feed-forward layer and the activations between its products live until the layer returns.
-    """
+    """Compute the bytes that a block's forward pass has beyond what it saves, when it computes its last product."""
     recomputed: dict[str, float] = {}
     for tensors in block.recomputed.values():
         recomputed |= tensors
+    # The input of the feed-forward layer and the activations between its products live until the layer returns.
     alive = sum(recomputed.get(name, 0.0) for name in ("residual", "feed_forward_input", "gate_up", "inner"))
     cast = recomputed.get("down_weight_copy", 0.0)
     # The product before needs its own weights.
@@ -205,10 +173,7 @@ def forward_bytes(block: BlockTensors) -> float:
 
 
 def backward_peak(block: BlockTensors) -> Peak:
-    """Compute the most bytes that the backward pass of a block has beyond what its forward pass saved.
-
-    The gradient by the block's output is included, and so are gradients by weights with ``kept`` bytes per element.
-    """
+    """Compute the most bytes that a block's backward pass has beyond what its forward pass saved."""
     return _peak(BlockTape(block), block)
 
 
@@ -285,16 +250,7 @@ def _gathered(block: BlockTensors) -> float:
 def _product(
     tape: BlockTape, block: BlockTensors, name: str, by_input: float, saved: str, by_output: tuple[float, ...]
 ) -> None:
-    """Compute gradients of matrix products: by the weights first, then by the input; of several, these are added.
-
-    Args:
-        tape: the tape.
-        block: the block.
-        name: the products' name among the weights.
-        by_input: bytes of the gradient by their input.
-        saved: name of their saved input, freed by the last; "" if something else needs it.
-        by_output: bytes of the gradient by the output of each, freed by it.
-    """
+    """Gradients of matrix products: by the weights first, then by the input; of several, these are added."""
     sizes = block.weights[name]
     for index, (size, output) in enumerate(zip(sizes, by_output, strict=True)):
         last = index == len(sizes) - 1
@@ -302,7 +258,7 @@ def _product(
         tape.add(by_input)
         tape.free_copy(f"{name}_weight_copy", size / sum(sizes) if sum(sizes) else 0.0, last)
         if last:
-            tape.free(saved)
+            tape.free(saved)  # "" if something else needs it
         if index > 0:
             tape.free(by_input)  # added to that of the products before
         if not tape.keeps_saved:
@@ -338,14 +294,10 @@ def _norm(tape: BlockTape, block: BlockTensors, source: str, scale: str, weight:
 
 
 def weight_peak(block: BlockTensors) -> Peak:
-    """Compute the same for the second half: gradients by weights, in the order in which the block has its parameters.
-
-        attention norm -> query, key, value -> output -> feed-forward norm -> gate and up -> down
-
-    Beyond what the forward pass saved and all that the first half kept. What is recomputed for one weight stays for
-    the others of the block (``activation_checkpointing/recomputation.py``), so that most of it is alive at the last
-    products; by then the gradients by outputs and the inputs of the parameters before them are gone.
-    """
+    """Compute the same for the second half, beyond all that the first half kept: gradients by weights."""
+    # In the order in which the block has its parameters. What is recomputed for one weight stays for the others of the
+    # block (activation_checkpointing/recomputation.py), so that most of it is alive at the last products; by then the
+    # gradients by outputs and the inputs of the parameters before them are gone.
     tape = BlockTape(block, keeps_recomputed=True)
     _weights_of_attention(tape, block)
     _weights_of_feed_forward(tape, block)
@@ -385,10 +337,7 @@ def _norm_by_weight(tape: BlockTape, block: BlockTensors, scale: str, weight: st
 def _product_by_weight(
     tape: BlockTape, block: BlockTensors, name: str, saved: str, by_output: tuple[float, ...]
 ) -> None:
-    """Compute the gradients by the weights of products with one input.
-
-    torch refers to a gradient until the next one exists (``dweights`` in ``stage_backward_weight``).
-    """
+    """Gradients by the weights of products with one input."""
     sizes = block.weights[name][::-1]  # in the order of the parameters
     for index, (size, output) in enumerate(zip(sizes, by_output, strict=True)):
         tape.add(size * block.item)
@@ -398,35 +347,24 @@ def _product_by_weight(
             tape.free(size * block.item)
         if index == len(sizes) - 1:
             tape.free(saved)
+        # Torch refers to a gradient until the next one exists (dweights in stage_backward_weight).
         tape.replace(size * ((block.cast or block.item) - block.kept))
         tape.free(output)
 
 
 @dataclass(frozen=True)
 class EndTensors:
-    """Sizes outside of the blocks, for one micro-batch on one rank.
-
-    Attributes:
-        model: the complete model.
-        tensor: number of tensor-parallel ranks.
-        tokens: tokens of a micro-batch on the rank.
-        item: bytes of an activation element.
-        stored: bytes of a weight element as it reaches the module.
-        gathers: True with sequence parallelism.
-        reorders: True if gathered sequences are copied into another order: of several rows.
-        rounds: True if the embedding's gradient is accumulated in fp32 where its weights are bf16.
-        fused: True if norms need no temporary tensors, and the gradient by logits overwrites them.
-    """
+    """Sizes outside of the blocks, for one micro-batch on one rank."""
 
     model: ModelConfig
-    tensor: int
-    tokens: float
-    item: int
-    stored: int
-    gathers: bool
-    reorders: bool
-    rounds: bool
-    fused: bool = False
+    tensor: int  # tensor-parallel ranks
+    tokens: float  # of a micro-batch on the rank
+    item: int  # bytes of an activation element
+    stored: int  # bytes of a weight element as it reaches the module
+    gathers: bool  # with sequence parallelism
+    reorders: bool  # gathered sequences are copied into another order: of several rows
+    rounds: bool  # the embedding's gradient is accumulated in fp32 where its weights are bf16
+    fused: bool = False  # norms need no temporary tensors, and the gradient by logits overwrites them
 
     @property
     def inside(self) -> float:
@@ -440,7 +378,7 @@ class EndTensors:
 
     @property
     def matrix(self) -> float:
-        """Elements of the head or of the embedding."""
+        """Elements (not bytes) of the head or of the embedding."""
         return len(vocabulary_rows(self.model, ModelShard(0, self.tensor))) * float(self.model.hidden_size)
 
 

@@ -20,43 +20,28 @@ from functools import lru_cache
 from hlat.config import Schedule
 from hlat.parallel.passes import pass_order
 
+# Messages of a rank that may be on their way when its next pass begins, except in 1F1B, which waits for them. In a
+# schedule that alternates forward and backward passes these are the messages of the last two of each.
 PENDING_SENDS = 4
-"""Messages of a rank that may be on their way when its next pass begins, except in 1F1B, which waits for them.
-
-In a schedule that alternates forward and backward passes these are the messages of the last two of each.
-"""
 _ROUNDS = 4  # rounds of as many micro-batches as ranks to replay; later rounds repeat the last
 
 
 @dataclass(frozen=True)
 class Instant:
-    """Numbers that decide the memory of a rank at an instant of a step.
+    """Numbers that decide the memory of a rank at an instant of a step; passes weighted by the size of their stage."""
 
-    Passes and stages are weighted by the size of their stage; one of mean size counts 1.
-
-    Attributes:
-        forward: True in a forward pass, False in a backward pass.
-        stage: index of the pass's stage among those of the rank.
-        alive: forward passes whose weight gradients are not computed yet, over all stages.
-        waiting: those of ``alive`` whose input gradients are computed; none for the first stage, which has no inputs.
-        earlier: those of ``waiting`` except for the current pass.
-        messages: messages in memory that are no input of a pass in ``alive``.
-        stages: stages that have gradients from earlier passes.
-        waiting_received: those of ``waiting`` that began with a gradient from another stage; not weighted.
-        last: forward passes alive of the rank's last stage; not weighted.
-        last_waiting: those of ``last`` whose input gradients are computed.
-    """
-
-    forward: bool
-    stage: int
+    forward: bool  # else a backward pass
+    stage: int  # index of the pass's stage among those of the rank
+    # Forward passes whose weight gradients are not computed yet, over all stages; one of mean size counts 1
     alive: float
+    # Those of ``alive`` whose input gradients are computed; none for the first stage, which has no inputs
     waiting: float
-    earlier: float
-    messages: int
-    stages: float
-    waiting_received: int
-    last: int
-    last_waiting: int
+    earlier: float  # those of ``waiting`` except for the current pass
+    messages: int  # in memory that are no input of a pass in ``alive``
+    stages: float  # that have gradients from earlier passes
+    waiting_received: int  # those of ``waiting`` that began with a gradient from another stage; not weighted
+    last: int  # forward passes alive of the rank's last stage; not weighted
+    last_waiting: int  # those of ``last`` whose input gradients are computed
 
 
 @lru_cache(maxsize=4096)
@@ -64,20 +49,11 @@ def peak_instants(
     schedule: Schedule,
     rank: int,
     ranks: int,
-    count: int,
-    sends: tuple[tuple[bool, bool], ...],
+    count: int,  # micro-batches of a step
+    sends: tuple[tuple[bool, bool], ...],  # for each stage of the rank: sends activations, gradients, to another rank
     sizes: tuple[float, ...],
 ) -> tuple[Instant, ...]:
-    """Find the instants of a step at which memory can peak.
-
-    Args:
-        schedule: pipeline schedule.
-        rank: pipeline rank.
-        ranks: number of pipeline ranks.
-        count: micro-batches of a step.
-        sends: for each stage of the rank, whether it sends activations, and gradients, to another rank.
-        sizes: layers of each stage of the rank, or any numbers in proportion.
-    """
+    """Find the instants of a step at which memory can peak, for stages of these sizes (layers, or in proportion)."""
     return tuple(_pareto_front(_replay(schedule, rank, ranks, min(count, _ROUNDS * ranks), sends, sizes)))
 
 
@@ -129,21 +105,16 @@ def _stage(schedule: Schedule, rank: int, ranks: int, index: int) -> int:
 
 
 class _Sent:
-    """Messages that a rank has sent and that are still in memory.
-
-    Args:
-        together: True if torch's loop sends and receives in one operation (1F1B). It then refers to the last message of
-            each kind until the next, also to the last gradient received.
-        sends: for each stage of the rank, whether it sends activations, and gradients, to another rank.
-    """
+    """Messages that a rank has sent and that are still in memory."""
 
     def __init__(self, together: bool, sends: tuple[tuple[bool, bool], ...]) -> None:
+        # 1F1B: torch's loop sends and receives in one operation. It then refers to the last message of each kind until
+        # the next, also to the last gradient received.
         self._together, self._sends = together, sends
         self._count = 0
         self._forward = self._backward = False
 
     def add(self, kind: str, index: int) -> None:
-        """Count the messages of a pass that has ended."""
         self._forward |= kind == "forward"
         self._backward |= kind == "backward"
         activations, gradients = self._sends[index]
@@ -158,7 +129,7 @@ class _Sent:
 
 
 def _pareto_front(instants: Iterable[Instant]) -> Iterator[Instant]:
-    """Select the instants that no other of a pass of the same kind and stage exceeds in all numbers."""
+    """The instants that no other of a pass of the same kind and stage exceeds in all numbers."""
     front: list[Instant] = []
     for instant in sorted(set(instants), key=_numbers, reverse=True):
         if not any(_kind(other) == _kind(instant) and _exceeds(other, instant) for other in front):
@@ -193,23 +164,13 @@ _AHEAD = ("interleaved-1f1b", "interleaved-zero-bubble", "zbv")
 
 @lru_cache(maxsize=1024)
 def posted_receives(schedule: Schedule, ranks: int, count: int, each: int) -> tuple[tuple[int, ...], ...]:
-    """Count the messages that wait for their pass.
-
-    Args:
-        schedule: pipeline schedule.
-        ranks: number of pipeline ranks.
-        count: micro-batches.
-        each: stages per rank.
-
-    Returns:
-        For each rank and each of its passes, in order, the messages received for later passes. What a stage hands to
-        another of the same rank counts as a message.
-    """
+    """Count for each rank and each of its passes, in order, the messages received for later passes."""
     orders = [pass_order(schedule, rank, ranks, count, each) for rank in range(ranks)]
     if schedule not in _AHEAD:
         return tuple((0,) * len(order) for order in orders)
     ranks_of_stages = {stage: rank for rank, order in enumerate(orders) for _, stage, _ in order}
     last = ranks * each - 1
+    # What a stage hands to another of the same rank counts as a message too
     there: set[tuple[bool, int, int]] = set()  # (forward, stage, micro-batch) of messages
     waiting, found = [0] * ranks, [list[int]() for _ in range(ranks)]
     running = set(range(ranks))

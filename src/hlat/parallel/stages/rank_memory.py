@@ -6,10 +6,10 @@
 The state of a rank is a linear function of its number of layers, so two counts determine it for any number.
 
 State is counted parameter by parameter, from the shapes that the model is built with (``parameter_layouts``). If
-everything divides evenly, it has the numbers of Rajbhandari et al. 2020 (ZeRO, section 5). Psi is the number of
-parameters of a rank's model shard (those of the model / (T P) with T tensor-parallel and P pipeline ranks), N the
-number of ranks that the state is sharded over, and p, g, m are bytes per parameter, per gradient and of the optimizer's
-state (m Psi is a sum over the parameters, of which each may have other states):
+everything divides evenly, these are the numbers of Rajbhandari et al. 2020 (ZeRO, section 5). Psi is the number of
+parameters of a rank's model shard: those of the model / (T P) with T tensor-parallel and P pipeline ranks. N ranks
+share the state. p, g and m are bytes per parameter, per gradient and of the optimizer's state (m Psi is a sum over the
+parameters, each of which may have other states):
 
     ZeRO    parameters between steps   within a step   gradients: accumulating   at the optimizer's step   state
     0       p Psi                      p Psi           g Psi                     g Psi                     m Psi
@@ -57,23 +57,14 @@ _GATHERED_STAGES = 3  # stages of a rank whose parameters torch's pipelines gath
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes of state of a rank.
+    """Bytes of parameters, gradients and optimizer state that a rank stores."""
 
-    Attributes:
-        parameters: parameters between steps.
-        parameters_within_step: maximum after a forward or backward pass of a micro-batch, gathered copies included.
-        gradients_accumulating: gradients after a backward pass of a micro-batch, maximum over the step.
-        gradients: gradients at the optimizer's step.
-        optimizer: optimizer state, from the first step on.
-        components: state of training components, such as an average of the weights; without padding, like moments.
-    """
-
-    parameters: int
-    parameters_within_step: int
-    gradients_accumulating: int
-    gradients: int
-    optimizer: int
-    components: int = 0
+    parameters: int  # between steps
+    parameters_within_step: int  # maximum after a forward or backward pass of a micro-batch, gathered copies included
+    gradients_accumulating: int  # after a backward pass of a micro-batch, maximum over the step
+    gradients: int  # at the optimizer's step
+    optimizer: int  # from the first step on
+    components: int = 0  # training components, such as an average of the weights; without padding, like moments
 
 
 def state_bytes_of_shards(
@@ -83,19 +74,12 @@ def state_bytes_of_shards(
     parameter_bytes: int = 4,
     gradient_bytes: int = 4,
 ) -> StateBytes:
-    """Count the bytes of state of a rank with these model shards.
+    """Count the bytes of state of a rank with these model shards, one per stage.
 
     The count is exact, except for two upper bounds if a sharded pipeline rank has several stages, where the number
     depends on the order of the schedule. ``parameters_within_step``: of more than three stages, three are gathered at a
     time (here the largest are counted). ``gradients_accumulating``: with fewer than two rounds of micro-batches (2 x
     pipeline), the gradients of one stage are reduced before the next stage has any.
-
-    Args:
-        step: model, layout and batch of a training step.
-        rank: the rank.
-        shards: model shards of the rank, one per stage.
-        parameter_bytes: bytes per parameter element.
-        gradient_bytes: bytes per gradient element.
     """
     stages = _stage_elements(step, rank, shards)
     stored = sum(stage.stored for stage in stages)
@@ -114,13 +98,7 @@ def state_bytes_of_shards(
 
 
 def gathered_ends(step: StepShape, rank: int, shards: Sequence[ModelShard]) -> int:
-    """Count the elements of embedding, norm and head in gathered copies, which a rank gathers once in a micro-batch.
-
-    Args:
-        step: model, layout and batch of a training step, sharded.
-        rank: the rank.
-        shards: model shards of the rank, one per stage.
-    """
+    """Count the elements of embedding, norm and head in gathered copies, which a rank gathers once in a micro-batch."""
     return sum(stage.ends for stage in _stage_elements(step, rank, shards))
 
 
@@ -134,29 +112,18 @@ def _stage_elements(step: StepShape, rank: int, shards: Sequence[ModelShard]) ->
 
 @dataclass(frozen=True)
 class _StageElements:
-    """Numbers of elements of one model shard on a rank.
+    """Numbers of elements of one model shard on a rank."""
 
-    Attributes:
-        unsharded: elements without data parallelism.
-        stored: elements stored between steps, padding included; the same as ``unsharded`` if nothing is sharded.
-        gathered: elements of a gathered copy, padding included.
-        ends: those of ``gathered`` outside of blocks (embedding, norm, head).
-        embedding: those of ``ends`` in the embedding.
-        unpadded: elements stored between steps, without padding.
-        state_bytes: bytes of optimizer state.
-    """
-
-    unsharded: int
-    stored: int
-    gathered: int
-    ends: int
-    embedding: int
-    unpadded: int
-    state_bytes: int
+    unsharded: int  # without data parallelism
+    stored: int  # between steps, padding included; the same as ``unsharded`` if nothing is sharded
+    gathered: int  # in a gathered copy, padding included
+    ends: int  # those of ``gathered`` outside of blocks (embedding, norm, head)
+    embedding: int  # those of ``ends`` in the embedding
+    unpadded: int  # stored between steps, without padding
+    state_bytes: int  # of optimizer state
 
     @classmethod
     def of(cls, layouts: dict[str, RowLayout], index: int, count: int, spec: OptimizerSpec[Any]) -> "_StageElements":
-        """Count the elements of data-parallel shard ``index`` of ``count``."""
         sizes = {name: _ShardedParameter(layout.rows, prod(layout.columns), count) for name, layout in layouts.items()}
         return cls(
             unsharded=sum(size.rows * size.columns for size in sizes.values()),
@@ -186,13 +153,12 @@ class _ShardedParameter:
         return -(-self.rows // self.count) * self.columns
 
     def elements(self, index: int) -> int:
-        """Elements of a shard, without padding."""
         size = -(-self.rows // self.count)
         return max(0, min(size, self.rows - index * size)) * self.columns
 
 
 def _gathered(stages: Sequence[_StageElements], step: StepShape) -> int:
-    """Count the elements of gathered copies that stay in memory after a pass."""
+    """Elements of gathered copies that stay in memory after a pass."""
     if not step.sharded:
         return 0
     if step.layout.zero == 3:
@@ -203,41 +169,25 @@ def _gathered(stages: Sequence[_StageElements], step: StepShape) -> int:
 
 @dataclass(frozen=True)
 class RankBytes:
-    """Bytes of a rank at the instant of peak memory.
+    """Bytes of a rank at the instant of peak memory."""
 
-    Attributes:
-        parameters: parameters and their gathered copies.
-        optimizer: state of the optimizer (moments and step counters) and of training components.
-        transient: transient memory, by name (``transient_bytes``).
-    """
-
-    parameters: float
-    optimizer: float
-    transient: dict[str, float]
+    parameters: float  # with their gathered copies
+    optimizer: float  # moments and step counters, and state of training components
+    transient: dict[str, float]  # by name (``transient_bytes``)
 
     @property
     def total(self) -> float:
-        """Total bytes."""
         return self.parameters + self.optimizer + sum(self.transient.values())
 
 
 def peak_rank_bytes(
     step: StepShape,
     pipeline_rank: int,
-    sizes: tuple[float, ...],
-    state: tuple[float, float, float],
+    sizes: tuple[float, ...],  # layers of each stage of the rank
+    state: tuple[float, float, float],  # parameters with gathered copies, gradients, optimizer and components
     kernels: EagerKernels = ACCELERATOR,
 ) -> RankBytes:
-    """Compute the bytes of a rank at the instant of a step at which it needs most.
-
-    Args:
-        step: model, layout and batch of a training step.
-        pipeline_rank: index on the pipeline axis.
-        sizes: layers of each stage of the rank.
-        state: bytes of parameters with their gathered copies, of accumulated gradients, and of the optimizer and
-            training components.
-        kernels: eager kernels of the device.
-    """
+    """Compute the bytes of a rank at the instant of a step at which it needs most."""
     parameters, gradients, optimizer = state
     found = transient_bytes(step, pipeline_rank, sizes, has_embedding_and_head(step, pipeline_rank), gradients, kernels)
     peak = max(found, key=lambda instant: sum(instant.values()))
@@ -249,6 +199,7 @@ def rank_bytes(
     step: StepShape, pipeline_rank: int, sizes: tuple[float, ...], kernels: EagerKernels = ACCELERATOR
 ) -> RankBytes:
     """Compute the peak bytes of a rank whose stages have ``sizes`` layers each, at least one."""
+    # State is a linear function of the layers: two counts determine it.
     few, more = _states(step, *has_embedding_and_head(step, pipeline_rank))
     extra = sum(sizes) / step.virtual - 1
     parameters, gradients, optimizer = (
@@ -264,8 +215,9 @@ def has_embedding_and_head(step: StepShape, pipeline_rank: int) -> tuple[bool, b
 
 
 def state_sizes(step: StepShape, state: StateBytes) -> tuple[float, float, float]:
-    """Convert state to the ``state`` of ``peak_rank_bytes``. FSDP2 gathers parameters in the compute dtype."""
+    """Convert state to the ``state`` of ``peak_rank_bytes``."""
     mode = MODES[step.mode]
+    # FSDP2 gathers parameters in the compute dtype.
     gathered = (state.parameters_within_step - state.parameters) * mode.compute.itemsize / mode.weights.itemsize
     kept = state.optimizer + state.components
     return state.parameters + gathered, float(state.gradients_accumulating), float(kept)
@@ -287,7 +239,7 @@ def state_bytes_in_mode(step: StepShape, rank: int, shards: list[ModelShard]) ->
 def _states(
     step: StepShape, embedding: bool, head: bool
 ) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
-    """Compute the state of a rank with one layer per stage, and with two."""
+    """State of a rank with one layer per stage, and with two."""
 
     def state(layers: int) -> tuple[float, float, float]:
         last = step.virtual - 1

@@ -51,7 +51,7 @@ def rank_model_shards(step: StepShape, rank: int) -> list[ModelShard]:
 
 
 def state_bytes(step: StepShape, rank: int, parameter_bytes: int = 4, gradient_bytes: int = 4) -> StateBytes:
-    """Compute the bytes of state of a rank; see ``state_bytes_of_shards`` for the arguments."""
+    """Compute the bytes of state of a rank; see ``state_bytes_of_shards``."""
     return state_bytes_of_shards(step, rank, rank_model_shards(step, rank), parameter_bytes, gradient_bytes)
 
 
@@ -68,36 +68,27 @@ def peak_memory_rank(step: StepShape) -> int:
 
 
 def representative_ranks(step: StepShape, needs: Sequence[float] | None = None) -> list[int]:
-    """Return the pipeline ranks that stand for all: the first two, the last, and the one that needs most memory.
-
-    The second has buffers of messages on both sides and, of the ranks that do, the most micro-batches in flight. Plans
-    report these ranks, and rehearsals run them.
-
-    Args:
-        step: the step.
-        needs: bytes that each pipeline rank needs; None to count them without a device.
-    """
+    """Return the pipeline ranks that plans report and rehearsals run: first two, last, and that with most ``needs``."""
+    # Bytes of each pipeline rank; without a device those of an accelerator.
     needs = _needs(step) if needs is None else needs
     last = step.layout.pipeline - 1
+    # The second has buffers of messages on both sides and, of the ranks that do, the most micro-batches in flight.
     return sorted({0, min(1, last), needs.index(max(needs)), last})
 
 
 def _needs(step: StepShape) -> list[float]:
-    """Count the bytes that each pipeline rank needs."""
     return [rank_bytes(step, rank, sizes).total for rank, sizes in enumerate(stage_layer_counts(step))]
 
 
 @lru_cache(maxsize=1024)
 def _balanced(step: StepShape) -> tuple[int, ...]:
-    """Balance the layers of stages by FLOPs and bytes.
-
-    FLOPs are per token (causal): forward, backward and recomputation. The head is expensive (a vocabulary of 128 k
-    costs as much as several layers); the embedding lookup and its gradient are a few operations per element.
-    Recomputation under a memory budget is left out, since it depends on the split.
-    """
+    """Balance the layers of stages by FLOPs per token (causal) and bytes."""
     count = step.parallel.stages
     if count == 1:
         return (step.model.layers,)
+    # Forward, backward and recomputation. The head is expensive: a vocabulary of 128 k costs as much as several layers.
+    # The embedding lookup and its gradient are a few operations per element. Recomputation under a memory budget is
+    # left out, since it depends on the split.
     layer, attention, head = _forward_flops(step)
     schedule = step.parallel.schedule
     # Each half of a split backward pass recomputes a block's matrix products, but only the first its attention.
@@ -119,7 +110,7 @@ def _balanced(step: StepShape) -> tuple[int, ...]:
 
 
 def _forward_flops(step: StepShape) -> tuple[float, float, float]:
-    """Compute forward FLOPs per token of a layer, of its core attention, and of the head."""
+    """Forward FLOPs per token of a layer, of its core attention, and of the head."""
     one, two = (step.model.model_copy(update={"layers": layers}) for layers in (1, 2))
     first, second = (forward_flops_per_token(model, step.sequence) for model in (one, two))
     layer = second - first
@@ -129,33 +120,21 @@ def _forward_flops(step: StepShape) -> tuple[float, float, float]:
 
 @dataclass(frozen=True)
 class StageCosts:
-    """Costs of pipeline stages as functions of their layers.
+    """Costs of pipeline stages as functions of their layers."""
 
-    Attributes:
-        ranks: pipeline rank of each stage.
-        layer: time of a layer, in any unit.
-        extra: time of each stage in addition to its layers (embedding, head), in the same unit.
-        need: bytes of a rank, by rank and number of layers; increases with the layers.
-        later: True if the later of equally slow stages of a rank gets a remaining layer; False for the earlier.
-    """
-
-    ranks: Sequence[int]
-    layer: float
-    extra: Sequence[float]
-    need: Callable[[int, int], float]
-    later: bool = False
+    ranks: Sequence[int]  # pipeline rank of each stage
+    layer: float  # time, in any unit
+    extra: Sequence[float]  # time of each stage in addition to its layers (embedding, head), in the same unit
+    need: Callable[[int, int], float]  # bytes of a rank, by rank and number of layers; increases with the layers
+    later: bool = False  # the later of equally slow stages of a rank gets a remaining layer, not the earlier
 
 
 def balance_layers(layers: int, stages: StageCosts) -> tuple[int, ...]:
-    """Return the number of layers of each stage, at least one.
-
-    Args:
-        layers: layers of the model, at least as many as stages.
-        stages: costs of the stages.
-    """
+    """Return the number of layers of each stage, at least one; there are no fewer layers than stages."""
     assignment = _Assignment(stages)
     slowest_rank = assignment.assign(layers, assignment.rank_time)
     slowest_stage = assignment.assign(layers, assignment.stage_time, slowest_rank)
+    # The maximum of each criterion is a limit for the next.
     limits = slowest_rank, slowest_stage
     assignment.assign(layers + 1, assignment.times, *limits)
     if sum(assignment.counts) > layers:  # otherwise every rank is at its limit, and memory does not matter
@@ -177,16 +156,14 @@ class _Assignment:
         self._bytes: dict[tuple[int, int], float] = {}
 
     def rank_time(self, stage: int, more: int = 0) -> float:
-        """Time of the rank that runs a stage."""
         rank = self._stages.ranks[stage]
         return self._extra_of_ranks[rank] + (self._layers_of_ranks[rank] + more) * self._stages.layer
 
     def stage_time(self, stage: int, more: int = 0) -> float:
-        """Time of a stage."""
         return self._stages.extra[stage] + (self.counts[stage] + more) * self._stages.layer
 
     def times(self, stage: int, more: int = 0) -> tuple[float, float, int, int]:
-        """Sort key: time of the stage's rank, time of the stage, and the priority of equally slow ones."""
+        # A sort key: the last two decide between equally slow stages
         priority = -stage if self._stages.later else stage
         return self.rank_time(stage, more), self.stage_time(stage, more), self._stages.ranks[stage], priority
 
@@ -206,17 +183,9 @@ class _Assignment:
         slowest_stage: float = inf,
         fullest: float = inf,
     ) -> Any:
-        """Assign all layers anew, each to the stage with the lowest ``cost(stage, 1)``, the first if several are equal.
+        """Assign all layers anew, each to the stage with the lowest ``cost(stage, 1)``; return the largest cost.
 
-        Args:
-            layers: number of layers to assign; fewer are assigned if the limits do not allow more.
-            cost: one of the methods above: a cost of the stage or of its rank.
-            slowest_rank: limit of ``rank_time``.
-            slowest_stage: limit of ``stage_time``.
-            fullest: limit of ``bytes``.
-
-        Returns:
-            The largest cost of any stage.
+        Of equal costs the first stage gets the layer. Fewer layers are assigned if the limits do not allow more.
         """
         stages = range(len(self._stages.ranks))
         self.counts = [1] * len(stages)
@@ -239,6 +208,5 @@ class _Assignment:
         return max(cost(stage) for stage in stages)
 
     def _fits(self, stage: int, slowest_rank: float, slowest_stage: float, fullest: float) -> bool:
-        """Return True if a stage can get one more layer within the limits."""
         in_time = self.rank_time(stage, 1) <= slowest_rank and self.stage_time(stage, 1) <= slowest_stage
         return in_time and (fullest == inf or self.bytes(stage, 1) <= fullest)

@@ -24,8 +24,8 @@ from hlat.parallel.stages.in_flight import Instant, peak_instants
 from hlat.parallel.stages.transient_sizes import ACCELERATOR, EagerKernels, TransientSizes, transient_sizes
 from hlat.precision import MODES
 
+# Bytes by name; missing names are 0. "parameters" is negative: those within a step that are freed by then.
 Bytes = dict[str, float]
-"""Bytes by name; missing names are 0. "parameters" is negative: those within a step that are freed by then."""
 
 
 def transient_bytes(
@@ -36,16 +36,7 @@ def transient_bytes(
     gradients: float,
     kernels: EagerKernels = ACCELERATOR,
 ) -> list[Bytes]:
-    """Compute transient bytes by name, for each instant at which memory can peak.
-
-    Args:
-        step: model, layout and batch of a training step.
-        pipeline_rank: index on the pipeline axis.
-        sizes: layers of each stage of the rank.
-        ends: (True if it has the embedding, True if it has the head).
-        gradients: bytes of accumulated gradients.
-        kernels: eager kernels of the device.
-    """
+    """Compute transient bytes by name, for each instant at which memory can peak; see ``transient_sizes``."""
     instants = _instants(step, pipeline_rank, sizes)
     rank = transient_sizes(step, sum(sizes), ends, gradients, kernels)
     if step.budget is not None:
@@ -67,11 +58,9 @@ def _within_budget(rank: TransientSizes, most: float, layers: float) -> Transien
 
 
 def _single_stage(step: StepShape, rank: TransientSizes, layers: float) -> list[Bytes]:
-    """List the transient bytes by name at the instants of a step without a pipeline.
-
-    The first of several micro-batches leaves its gradients to the last, whose blocks begin with all of them.
-    """
+    """Transient bytes by name at the instants of a step without a pipeline."""
     several = step.micro_batches > 1
+    # The first of several micro-batches leaves its gradients to the last, whose blocks begin with all of them.
     before = rank.gradients if several else 0.0
     blocks, norm = rank.per_pass, rank.final_norm
     # FSDP2 keeps the buffer of its last gather until the next, and gathers the next block in advance.
@@ -121,13 +110,7 @@ def _reduced_head(rank: TransientSizes, several: bool) -> float:
 
 
 def _head_reduction(rank: TransientSizes, before: float, first: Bytes) -> list[Bytes]:
-    """List the transient bytes by name while a head that is gathered apart is reduced, and in the block after it.
-
-    Args:
-        rank: sizes of the rank.
-        before: bytes of the gradients of earlier micro-batches.
-        first: the bytes while the first block runs backward.
-    """
+    """Bytes while a head that is gathered apart is reduced, and in the block after it."""
     return [
         {
             "parameters": -rank.head_freed,
@@ -141,13 +124,7 @@ def _head_reduction(rank: TransientSizes, before: float, first: Bytes) -> list[B
 
 
 def _second_block(step: StepShape, rank: TransientSizes, first: Bytes) -> list[Bytes]:
-    """List the transient bytes by name after the first block has run backward, whose gradients FSDP2 reduces.
-
-    Args:
-        step: model, layout and batch of a training step.
-        rank: sizes of the rank.
-        first: the bytes while the first block runs backward.
-    """
+    """Bytes after the first block has run backward (``first``), whose gradients FSDP2 reduces."""
     second = {
         **first,
         "activations": first["activations"] - rank.per_layer,
@@ -165,7 +142,7 @@ def _second_block(step: StepShape, rank: TransientSizes, first: Bytes) -> list[B
 
 
 def _last_block(step: StepShape, rank: TransientSizes, layers: float) -> list[Bytes]:
-    """List the transient bytes by name when the first block runs backward, with all gradients but its own."""
+    """Bytes when the first block runs backward, with all gradients but its own."""
     made = rank.gradients - rank.end_gradient - rank.block_gradient
     freed = (layers - 1) * rank.block_gather if step.sharded and step.layout.zero < 3 else rank.head_freed
     # If not sharded, or reduced already, the head's gradient is among the others.
@@ -189,7 +166,7 @@ def _last_block(step: StepShape, rank: TransientSizes, layers: float) -> list[By
 
 
 def _at(rank: TransientSizes, now: Instant) -> list[Bytes]:
-    """List the transient bytes by name at an instant of a pipeline; several sets if any may be largest."""
+    """Bytes at an instant of a pipeline; several sets if any may be largest."""
     blocks, buffers = now.alive * rank.per_pass, now.messages * rank.message
     common: Bytes = {"gradients": now.stages * rank.gradients, "activations": blocks, "buffers": buffers}
     if now.alive == 0:
@@ -202,7 +179,7 @@ def _at(rank: TransientSizes, now: Instant) -> list[Bytes]:
 
 
 def _in_backward(rank: TransientSizes, now: Instant, common: Bytes) -> list[Bytes]:
-    """List the transient bytes by name in a backward pass of a pipeline stage."""
+    """Bytes in a backward pass of a pipeline stage."""
     waiting, split = _waiting(rank, now), now.waiting > now.earlier
     # Gradients of the loss stay for the second half of a split pass; an unsplit pass has freed its own.
     heads = now.last if now.waiting else now.last - (now.stage == rank.virtual - 1)
@@ -236,7 +213,7 @@ def _waiting(rank: TransientSizes, now: Instant) -> float:
 
 
 def _at_loss(rank: TransientSizes, now: Instant, common: Bytes) -> list[Bytes]:
-    """List the transient bytes by name at the loss of a micro-batch in a pipeline, and in the loss's backward pass."""
+    """Bytes at the loss of a micro-batch in a pipeline, and in the loss's backward pass."""
     if rank.loss is None:
         return []
     waiting, saved = _waiting(rank, now), common["activations"] + now.last * rank.final_norm
@@ -260,40 +237,32 @@ def _at_loss(rank: TransientSizes, now: Instant, common: Bytes) -> list[Bytes]:
 
 
 def _reduction_in_pipeline(step: StepShape, rank: TransientSizes) -> list[Bytes]:
-    """List the transient bytes by name while FSDP2 reduces the gradients of a pipeline rank, at the end of a step."""
+    """Bytes while FSDP2 reduces the gradients of a pipeline rank, at the end of a step."""
     if not step.sharded:
         return []
     return [{"gradients": rank.gradients * step.virtual, "buffers": max(rank.block_reduced, rank.end_reduced)}]
 
 
 def _instants(step: StepShape, pipeline_rank: int, sizes: tuple[float, ...]) -> tuple[Instant, ...]:
-    """Find the instants of a step at which the memory of a pipeline rank can peak."""
     layout = step.layout
     if layout.pipeline == 1:
         return ()
     sends = _sends(step.parallel.schedule, layout.pipeline, step.virtual, pipeline_rank)
+    # Only proportions of the sizes count: equal ones share an entry of the cache.
     even = (1.0,) * len(sizes) if len(set(sizes)) == 1 else sizes
     return peak_instants(step.parallel.schedule, pipeline_rank, layout.pipeline, step.micro_batches, sends, even)
 
 
 @lru_cache(maxsize=4096)
 def _sends(schedule: Schedule, ranks: int, each: int, pipeline_rank: int) -> tuple[tuple[bool, bool], ...]:
-    """Return for each stage of a rank if it sends activations, and if it sends gradients, to another rank."""
+    """Pairs for the stages of a rank: sends activations, sends gradients, to another rank."""
     config = ParallelConfig(pipeline=ranks, schedule=schedule, virtual_stages=each)
     stages = Layout.of(config, ranks).remote_neighbour_stages(pipeline_rank)
     return tuple((stage + 1 in others, stage - 1 in others) for stage, others in stages)
 
 
 def optimizer_instant(step: StepShape, layers: float, ends: tuple[bool, bool]) -> list[dict[str, float]]:
-    """Compute the transient bytes by name while the optimizer updates a batch of matrices; none if it has no such.
-
-    Parameters gathered by FSDP2 are freed by then, but counted by the callers: their bytes are subtracted here.
-
-    Args:
-        step: model, layout and optimizer of a training step.
-        layers: layers of the rank.
-        ends: (True if it has the embedding, True if it has the head).
-    """
+    """Compute the transient bytes by name while the optimizer updates a batch of matrices; none if it has no such."""
     if optimizer_spec(step.optimizer, step.mode).matrix_dtype is None:
         return []
     model, mode, shards = step.model, MODES[step.mode], step.shards if step.sharded else 1
@@ -301,18 +270,17 @@ def optimizer_instant(step: StepShape, layers: float, ends: tuple[bool, bool]) -
     at_ends = matrices * model.vocab_size * model.hidden_size / step.layout.tensor
     elements = layers * block_share(model, step.layout.tensor) + at_ends
     gathered = (at_ends if step.layout.zero == 3 else elements) * mode.compute.itemsize if step.sharded else 0.0
+    # Parameters gathered by FSDP2 are freed by then, but counted by the callers.
     working = max(0.0, _working(step, max(1, round(layers))) - gathered)
     return [{"gradients": elements / shards * mode.gradients.itemsize, "working": working}]
 
 
 @lru_cache(maxsize=1024)
 def _working(step: StepShape, layers: int) -> float:
-    """Peak bytes of temporary tensors while a batch of hidden matrices, the first, is updated.
-
-    Counted as if rows and columns divided evenly. ``MatrixExchange.transform`` has the tensors in this order.
-    """
+    """Peak bytes of temporary tensors while a batch of hidden matrices, the first, is updated."""
     spec, plan = optimizer_spec(step.optimizer, step.mode), MatrixPlan(step, 0, range(layers))
     assert spec.matrix_dtype is not None, "the caller checked this"
+    # As if rows and columns divided evenly; in the order of the tensors in MatrixExchange.transform.
     item, layout, batch = spec.matrix_dtype.itemsize, step.layout, plan.batches[0]
     shards = step.shards if step.sharded else 1
     stored = {

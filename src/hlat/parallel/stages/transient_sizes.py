@@ -49,23 +49,16 @@ from hlat.precision import MODES
 
 @dataclass(frozen=True)
 class EagerKernels:
-    """Properties of a device's eager kernels that decide temporary memory.
+    """Properties of a device's eager kernels that decide temporary memory."""
 
-    Attributes:
-        fused: norms, rotations, SwiGLU and loss are one pass each, without temporary tensors (``model.kernels``).
-        masks: context-parallel attention to positions of other ranks builds masks.
-        head_sums: the backward pass of attention has gradients by keys and values from each query head, in fp32.
-        rounds: the embedding's gradient is accumulated in fp32 where its weights are bf16.
-    """
-
+    # Norms, rotations, SwiGLU and loss are one pass each, without temporary tensors (``model.kernels``)
     fused: bool = False
-    masks: bool = False
-    head_sums: bool = False
-    rounds: bool = False
+    masks: bool = False  # context-parallel attention to positions of other ranks builds masks
+    head_sums: bool = False  # backward of attention has gradients by keys and values from each query head, in fp32
+    rounds: bool = False  # the embedding's gradient is accumulated in fp32 where its weights are bf16
 
 
-ACCELERATOR = EagerKernels()
-"""Kernels of GPUs and other accelerators."""
+ACCELERATOR = EagerKernels()  # kernels of GPUs and other accelerators
 
 
 _FP32 = 4
@@ -74,58 +67,31 @@ _HEAD_TENSORS = ("final_norm", "loss_by_hidden", "loss_by_head")
 
 @dataclass(frozen=True)
 class SavedBytes:
-    """Bytes of activations that a micro-batch saves on a rank.
+    """Bytes of activations that a micro-batch saves on a rank."""
 
-    Attributes:
-        per_layer: per layer, with the activation checkpointing policy.
-        at_entry: outside of layers, without those of final norm, head and loss: kept until the pass ends.
-        final_norm: saved by the final norm.
-        by_loss: the gradients that the loss saves.
-    """
-
-    per_layer: float
-    at_entry: float
+    per_layer: float  # with the activation checkpointing policy
+    at_entry: float  # outside of layers, without those of final norm, head and loss: kept until the pass ends
     final_norm: float
-    by_loss: float
+    by_loss: float  # the gradients that the loss saves
 
 
 @dataclass(frozen=True)
 class BlockBytes:
-    """Most bytes that passes of a block have beyond what its forward pass saves.
+    """Most bytes that passes of a block have beyond what its forward pass saves."""
 
-    Attributes:
-        forward: at the end of a forward pass.
-        whole: of a backward pass that is not split.
-        by_inputs: of the first half of a split one.
-        by_weights: of its second half.
-    """
-
-    forward: float
-    whole: Peak
-    by_inputs: Peak
-    by_weights: Peak
+    forward: float  # at the end of a forward pass
+    whole: Peak  # of a backward pass that is not split
+    by_inputs: Peak  # of the first half of a split one
+    by_weights: Peak  # of its second half
 
 
 def saved_bytes(step: StepShape, ends: tuple[bool, bool], kernels: EagerKernels) -> SavedBytes:
-    """Count the bytes that a micro-batch saves on a rank.
-
-    Args:
-        step: model, layout and batch of a training step.
-        ends: (True if the rank has the embedding, True if it has the head).
-        kernels: eager kernels of the device.
-    """
+    """Count the bytes that a micro-batch saves on a rank; ``ends``: it has the embedding, it has the head."""
     return _saved_bytes(*_arguments(step, ends, kernels))
 
 
 def block_bytes(step: StepShape, kernels: EagerKernels, cast: float, kept: float) -> BlockBytes:
-    """Compute the most bytes that passes of a block have beyond what its forward pass saves.
-
-    Args:
-        step: model, layout and batch of a training step.
-        kernels: eager kernels of the device.
-        cast: bytes per element of gradients by weights that are cast to another dtype; 0 if they are not.
-        kept: bytes per element of gradients by weights after that, until the end of the block.
-    """
+    """Compute the most bytes that passes of a block have beyond what its forward pass saves; see ``BlockTensors``."""
     return _block_bytes(*_arguments(step, (False, False), kernels), cast, kept, kernels.fused, kernels.head_sums)
 
 
@@ -226,13 +192,12 @@ def _block_bytes(
 
 
 def _head_sums(config: ModelConfig, rows: int, sequence: int, tensor: int) -> float:
-    """Count the bytes of the gradients by keys and values of complete rows from each query head of a rank."""
+    """Bytes of the gradients by keys and values of complete rows from each query head of a rank."""
     heads = axis_share(config, Axis.QUERIES, tensor) / config.n_head_dim
     return 2 * heads * prod(head_sums_shape(rows, 1, sequence, config.n_head_dim)) * _FP32
 
 
 def _missing(everything: dict[str, int], saved: dict[str, int], names: set[str]) -> dict[str, float]:
-    """Select the tensors of these names that are not saved, with their bytes."""
     return {name: float(size) for name, size in everything.items() if name in names and name not in saved}
 
 
@@ -246,7 +211,7 @@ def _names(config: ModelConfig, step: str) -> set[str]:
 
 
 def _weights(config: ModelConfig, elements: Callable[..., float]) -> dict[str, tuple[float, ...]]:
-    """Count the elements of each weight of a block's matrix products on a rank, in the order of backward."""
+    """Elements of each weight of a block's matrix products on a rank, in the order of backward."""
     found: dict[str, tuple[float, ...]] = {}
     for parameter in model_spec(config).block:
         size = sum(elements(tensor) for tensor in parameter.tensors if tensor.is_hidden_matrix)
@@ -257,84 +222,45 @@ def _weights(config: ModelConfig, elements: Callable[..., float]) -> dict[str, t
 
 @dataclass(frozen=True)
 class TransientSizes:
-    """Transient bytes of a rank, by purpose.
+    """Transient bytes of a rank, by purpose."""
 
-    Attributes:
-        per_pass: activations that a micro-batch saves in one stage.
-        per_layer: activations that a micro-batch saves in one layer.
-        at_entry: activations that a micro-batch saves outside of blocks, until its pass ends.
-        final_norm: activations that the final norm saves; 0 without head.
-        by_loss: gradients that the loss saves.
-        block: temporary tensors while a block runs, beyond its saved activations.
-        embedding: temporary tensors while the embedding's gradient is computed; None without embedding.
-        loss: temporary tensors of head and loss in the forward pass; None without head.
-        loss_backward: temporary tensors of head and loss in the backward pass.
-        norm: temporary tensors of the final norm in the backward pass.
-        head_waits: True if the gradient of a tied head waits in autograd for that of the embedding.
-        head_gradient: gradient of the head, from the backward pass of the loss on, if it takes memory of its own.
-        first_head_gradient: the same in the first pass of a stage, whose gradients do not exist yet.
-        split_layer, split_pass: tensors that the first half of a split backward pass keeps for the weight gradients, of
-            a layer and of a stage; split_received: those of a pass that are in the receive buffer of a message;
-            split_norm: that of the final norm, the gradient by its output; 0 without head.
-        largest_gradient: the largest gradient of a parameter.
-        block_gradient, end_gradient: gradients of a block, and of embedding and head, as they are stored.
-        gradients: gradients of one stage.
-        gathered: gathered parameters of a sharded block, if they are freed after each pass.
-        block_gather: buffer in which parameters of a sharded block are gathered.
-        last_gather: such buffers that FSDP2 keeps from a forward pass of a pipeline stage, until its next gather.
-        block_kept: gradients of a sharded block before they are reduced or accumulated.
-        block_reduced: buffer in which gradients of a sharded block are reduced.
-        end_kept, end_reduced: the same for embedding and head, or for each of them if they are gathered apart.
-        head_freed: gathered head, freed after its backward pass; 0 if it stays until that of the embedding.
-        message: a message between stages.
-        virtual: number of stages.
-    """
-
-    per_pass: float
-    per_layer: float
-    at_entry: float
-    final_norm: float
-    by_loss: float
-    block: BlockBytes
-    embedding: float | None
-    loss: float | None
-    loss_backward: float
-    norm: float
-    head_waits: bool
-    head_gradient: float
-    first_head_gradient: float
-    split_layer: float
-    split_pass: float
-    split_received: float
-    split_norm: float
-    largest_gradient: float
-    block_gradient: float
-    end_gradient: float
-    gradients: float
-    gathered: float
-    block_gather: float
-    last_gather: float
-    block_kept: float
-    block_reduced: float
-    end_kept: float
-    end_reduced: float
-    head_freed: float
-    message: float
-    virtual: int
+    per_pass: float  # activations that a micro-batch saves in one stage
+    per_layer: float  # the same in one layer
+    at_entry: float  # outside of blocks, until its pass ends
+    final_norm: float  # activations that the final norm saves; 0 without head
+    by_loss: float  # gradients that the loss saves
+    block: BlockBytes  # temporary tensors while a block runs, beyond its saved activations
+    embedding: float | None  # temporary tensors while the embedding's gradient is computed; None without embedding
+    loss: float | None  # temporary tensors of head and loss in the forward pass; None without head
+    loss_backward: float  # temporary tensors of head and loss in the backward pass
+    norm: float  # temporary tensors of the final norm in the backward pass
+    head_waits: bool  # the gradient of a tied head waits in autograd for that of the embedding
+    head_gradient: float  # from the backward pass of the loss on, if it takes memory of its own
+    first_head_gradient: float  # the same in the first pass of a stage, whose gradients do not exist yet
+    split_layer: float  # of a layer: what the first half of a split backward pass keeps for the weight gradients
+    split_pass: float  # the same of a stage
+    split_received: float  # those of a pass that are in the receive buffer of a message
+    split_norm: float  # that of the final norm, the gradient by its output; 0 without head
+    largest_gradient: float  # of a parameter
+    block_gradient: float  # as it is stored
+    end_gradient: float  # of embedding and head, as it is stored
+    gradients: float  # of one stage
+    gathered: float  # parameters of a sharded block, if they are freed after each pass
+    block_gather: float  # buffer in which parameters of a sharded block are gathered
+    last_gather: float  # such buffers that FSDP2 keeps from a forward pass of a pipeline stage, until its next gather
+    block_kept: float  # gradients of a sharded block before they are reduced or accumulated
+    block_reduced: float  # buffer in which gradients of a sharded block are reduced
+    end_kept: float  # as ``block_kept`` for embedding and head, or for each of them if they are gathered apart
+    end_reduced: float  # as ``block_reduced``, likewise
+    head_freed: float  # gathered head, freed after its backward pass; 0 if it stays until that of the embedding
+    message: float  # between stages
+    virtual: int  # number of stages
 
 
 def transient_sizes(
     step: StepShape, layers: float, ends: tuple[bool, bool], gradients: float, kernels: EagerKernels
 ) -> TransientSizes:
-    """Count the transient tensors of a rank.
-
-    Args:
-        step: model, layout and batch of a training step.
-        layers: layers of the rank.
-        ends: (True if it has the embedding, True if it has the head).
-        gradients: bytes of accumulated gradients.
-        kernels: eager kernels of the device.
-    """
+    """Count the transient tensors of a rank with this many layers; ``ends``: it has the embedding, it has the head."""
     model, mode, layout = step.model, MODES[step.mode], step.layout
     saved = saved_bytes(step, ends, kernels)
     tokens = step.micro_batch * step.sequence / layout.context
@@ -405,12 +331,7 @@ def transient_sizes(
 
 
 def _split_backward_bytes(step: StepShape, size: float) -> float:
-    """Bytes per layer kept between the halves of a split backward pass: gradients by outputs of products and norms.
-
-    Args:
-        step: model, layout and batch of a training step.
-        size: bytes of one element per token of a micro-batch.
-    """
+    """Bytes per layer kept between the halves of a split backward pass: gradients by outputs of products and norms."""
     model, count = step.model, step.layout.tensor
     tensors = model_spec(model).block_tensors
     products = sum(axis_share(model, tensor.rows, count) for tensor in tensors if tensor.is_product)
@@ -421,7 +342,6 @@ def _split_backward_bytes(step: StepShape, size: float) -> float:
 
 
 def _parameter_sizes(step: StepShape) -> list[float]:
-    """Elements of each parameter of a block on a rank."""
     model = step.model
     return [
         sum(element_share(model, tensor, step.layout.tensor) for tensor in parameter.tensors)

@@ -4,9 +4,9 @@
     intervals.yaml -> shipped_interval("hopper", eight_bit=False) -> RatioInterval(low, high): measured over predicted
                    -> undecided_ratio() of two layouts of one job; ratio_between(one, other) of two families
 
-A data sheet does not state these numbers. benchmarks/planner_accuracy.py fits the constants.
-``benchmarks/planner_errors.py FILE --json`` computes the intervals (``intervals``, ``order``) from runs whose source
-was left out of the fit; benchmarks/published_runs/intervals.py and order.py have the rules.
+No data sheet states these numbers. benchmarks/planner_accuracy.py fits the constants.
+``benchmarks/planner_errors.py FILE --json`` computes the intervals from runs whose source was left out of the fit;
+benchmarks/published_runs/intervals.py and order.py have the rules.
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ class Constants:
 
     @cached_property
     def _tables(self) -> dict[str, Column]:
-        """Values by position of the family, for each constant asked for so far."""
+        # Filled by ``column`` with an array by position of the family, for each constant asked for.
         return {}
 
     def _for(self, name: str, family: str) -> float:
@@ -48,11 +48,9 @@ class Constants:
         raise KeyError(f"{name} has no value for {family}")
 
     def shared(self, name: str) -> float:
-        """The value of a constant that all families share."""
         return self.values[name, ALL]
 
     def with_values(self, changes: Mapping[tuple[str, str], float]) -> "Constants":
-        """A copy with some values replaced."""
         return Constants({**self.values, **changes})
 
 
@@ -74,14 +72,11 @@ _FIFTH_DEVIATIONS = 0.8416  # those beyond which 20 % lie
 
 @dataclass(frozen=True)
 class RatioInterval:
-    """An 80 % interval of the measured over the predicted step time, and the number of sources of its family.
-
-    A family has several chips: the sources of trainium are of Trainium 1.
-    """
+    """An 80 % interval of the measured over the predicted step time."""
 
     low: float
     high: float
-    sources: int
+    sources: int  # of the family, which has several chips: those of trainium are of Trainium 1
     family: str = ""
 
     @property
@@ -90,11 +85,11 @@ class RatioInterval:
         return log(self.high / self.low) / 2 / _TAIL_DEVIATIONS
 
     def of(self, predicted: float) -> tuple[float, float]:
-        """The interval of a predicted time, or of what is proportional to it."""
+        """Interval of a predicted time, or of what is proportional to it."""
         return predicted * self.low, predicted * self.high
 
     def widened(self, spread: float) -> "RatioInterval":
-        """The interval with a further uncertainty, a standard deviation of the logarithm, in quadrature."""
+        # A further standard deviation of the logarithm, in quadrature.
         added = _TAIL_DEVIATIONS * spread
         low, high = log(self.low), log(self.high)
         middle = (low + high) / 2
@@ -110,12 +105,7 @@ def _intervals_content() -> dict[str, Any]:
 
 
 def shipped_interval(family: str, *, eight_bit: bool) -> RatioInterval:
-    """The interval of a chip family and precision; the pooled one, widened, for one without published runs.
-
-    Args:
-        family: chip family.
-        eight_bit: True if products run in fp8.
-    """
+    """Interval of a chip family and precision; the pooled one, widened, without published runs."""
     table = _intervals_content()["intervals"]
     entry = table.get(family + " fp8" * eight_bit, table["pooled"])
     found = RatioInterval(entry["low"], entry["high"], entry["sources"], family)
@@ -123,15 +113,10 @@ def shipped_interval(family: str, *, eight_bit: bool) -> RatioInterval:
 
 
 def undecided_ratio() -> float:
-    """The ratio of two predicted step times from which on the faster layout of one job is so 4 times out of 5."""
+    """Ratio of two predicted step times from which on the faster layout is so 4 times out of 5."""
     return float(_intervals_content()["order"]["ratio"])
 
 
 def ratio_between(one: RatioInterval, other: RatioInterval) -> float:
-    """The ratio of two predicted times from which on the faster one is so 4 times out of 5, with independent errors.
-
-    Args:
-        one: interval of the first time.
-        other: interval of the second, of another family of chips.
-    """
+    """``undecided_ratio`` of two families of chips, whose errors are independent."""
     return exp(_FIFTH_DEVIATIONS * hypot(one.deviation, other.deviation))

@@ -7,7 +7,7 @@ scatter; an all-reduce is both), in n-1 steps, each with a latency. Each half al
 message once through the device's memory, which is why two ranks use less of their links than eight.
 
 Ranks are assigned to devices as in parallel/layout.py: tensor innermost, then context, then data, pipeline outermost. A
-group inside one fast-link domain uses the fast links. A group that spans domains is limited by the network; in each
+group inside one fast-link domain uses the fast links. A group that spans domains is limited by the network. In each
 instance it has the network shares of as many devices as it has members there.
 """
 
@@ -25,25 +25,15 @@ _TREE_STEPS = 8.0  # steps per doubling of the ranks: libraries use trees, not r
 
 @dataclass(frozen=True)
 class CommTimes:
-    """Seconds of communication, before overlap.
+    """Seconds of communication, before overlap."""
 
-    Attributes:
-        tensor: one all-reduce of a layer (or a scatter and a gather); there are two forward and two backward.
-        context: keys and values of a layer exchanged once, in a ring of messages or in one gather.
-        stage: one message between neighbouring stages, one way.
-        gather: all-gather of all weights of a rank, in 16 bits.
-        reduce: reduce-scatter of their gradients.
-        across: all-reduce of the gradients' shards across replicas; 0 without hybrid sharding.
-        members: ranks of a data-parallel group that share fast links.
-    """
-
-    tensor: Column
-    context: Column
-    stage: Column
-    gather: Column
-    reduce: Column
-    across: Column
-    members: Column
+    tensor: Column  # one all-reduce of a layer (or a scatter and a gather); two forward, two backward
+    context: Column  # keys and values of a layer exchanged once, in a ring or in one gather
+    stage: Column  # one message between neighbouring stages, one way
+    gather: Column  # all-gather of all weights of a rank, in 16 bits
+    reduce: Column  # reduce-scatter of their gradients
+    across: Column  # all-reduce of gradient shards across replicas; 0 without hybrid sharding
+    members: Column  # ranks of a data-parallel group that share fast links
 
 
 def comm_times(columns: WorkloadColumns, constants: Constants, program: Program = HLAT) -> CommTimes:
@@ -52,7 +42,7 @@ def comm_times(columns: WorkloadColumns, constants: Constants, program: Program 
     net = columns.network_rate * constants.column("network", columns)
     hop = constants.column("hop", columns)
     share = net / columns.per_instance  # per device
-    hidden = 2 * columns.tokens * columns.hidden
+    hidden = 2 * columns.tokens * columns.hidden  # bytes in 16 bits
 
     inside = columns.tensor <= columns.domain
     near_hop, far_hop = (np.where(own > 0, own, hop) for own in (columns.hop, columns.network_hop))
@@ -66,6 +56,7 @@ def comm_times(columns: WorkloadColumns, constants: Constants, program: Program 
     passages = _passages(columns, hidden, whole_chips) * sent / passage
     tensor = 2 * (half + np.where(columns.tensor > 1, start + passages, 0.0))
 
+    # keys and values, 2 bytes each
     keys = 4 * columns.tokens * np.maximum(columns.kv_heads / columns.tensor, 1.0) * columns.head_dim
     near = columns.tensor * columns.context <= columns.domain
     step = keys / np.where(near, fast, np.minimum(fast, share)) + _context_hop(columns, near, constants)
@@ -101,25 +92,17 @@ def comm_times(columns: WorkloadColumns, constants: Constants, program: Program 
 
 
 def _context_hop(columns: WorkloadColumns, near: NDArray[np.bool_], constants: Constants) -> Column:
-    """Latency of a message between context ranks, which are ``near`` if their group is inside one domain."""
+    """Latency of a message between context ranks; ``near`` if their group is inside one domain."""
     inside = np.where(columns.hop > 0, columns.hop, constants.column("hop", columns))
     outside = np.where(columns.network_hop > 0, columns.network_hop, constants.column("network_hop", columns))
     return np.where(near, inside, outside)
 
 
 def _steps(columns: WorkloadColumns, ranks: Column, message: Column, whole_chips: NDArray[np.bool_]) -> Column:
-    """Steps of a gather or scatter between the devices of an instance.
-
-    A ring has ranks - 1. Where the algorithm is chosen by size: small messages go to all chips at once, and are then
-    exchanged inside a chip; the distance between the chips of middle ones doubles; in the ring of large ones every
-    second device of a chip takes part, if the group has complete chips (the documentation's KangaRing).
-
-    Args:
-        columns: the workloads.
-        ranks: members of the group.
-        message: bytes of the complete message.
-        whole_chips: true where a group has all devices of its chips.
-    """
+    """Steps of a gather or scatter of a complete ``message`` between ``ranks`` of an instance."""
+    # Where the algorithm is chosen by size: small messages go to all chips at once, and are then exchanged inside a
+    # chip; the distance between the chips of middle ones doubles; in the ring of large ones every second device of a
+    # chip takes part, if the group has complete chips (the documentation's KangaRing).
     ring = ranks - 1
     chips = np.maximum(ranks / np.where(whole_chips, columns.per_chip, 1), 1)
     large = np.where(whole_chips & (columns.per_chip > 1), ranks / 2, ring)
@@ -129,27 +112,17 @@ def _steps(columns: WorkloadColumns, ranks: Column, message: Column, whole_chips
 
 
 def _passages(columns: WorkloadColumns, message: Column, whole_chips: NDArray[np.bool_]) -> Column:
-    """Passages of a message through the memory, relative to a ring's; the mean of a gather and a scatter.
-
-    A device of the ring of large messages reads once for two writes: 3 accesses instead of 4, and 4 instead of 6.
-    """
+    """Passages of a message through the memory, relative to a ring's; the mean of a gather and a scatter."""
     halved = whole_chips & (columns.per_chip > 1) & (columns.doubling_bytes > 0) & (message >= columns.doubling_bytes)
+    # A device of the ring of large messages reads once for two writes: 3 accesses instead of 4, and 4 instead of 6.
     return np.where(halved, (3 / 4 + 4 / 6) / 2, 1.0)
 
 
 def _data_latency(columns: WorkloadColumns, members: Column, message: Column, hop: Column, far: Column) -> Column:
-    """Seconds of the steps of a data-parallel gather or scatter, ``members`` of whose ranks share an instance.
-
-    Libraries have trees for sums, but only rings for gathers and scatters: n - 1 steps, of which instances - 1 over the
-    network (NCCL's tuner). Where the algorithm is chosen by size, it is first one between instances, then one inside.
-
-    Args:
-        columns: the workloads.
-        members: ranks of a group that share an instance.
-        message: bytes of the complete message.
-        hop: seconds of a step inside an instance.
-        far: seconds of a step between instances.
-    """
+    """Seconds of the steps of a data-parallel gather or scatter, ``members`` of whose ranks share an instance."""
+    # Libraries have trees for sums, but only rings for gathers and scatters: n - 1 steps, of which instances - 1 over
+    # the network (NCCL's tuner). Where the algorithm is chosen by size, it is first one between instances, then one
+    # inside.
     instances = np.ceil(columns.shards / members)
     # Slices of several instances (TPU, NVL72) gather on their own fast links first.
     flat = (instances > 1) & (columns.domain <= columns.per_instance)

@@ -40,35 +40,23 @@ _POINTWISE_BACKWARD = 1.5  # bytes per byte of forward
 
 @dataclass(frozen=True)
 class ComputeTimes:
-    """Seconds of one micro-batch on a rank, per layer unless stated otherwise.
+    """Seconds of one micro-batch on a rank, per layer unless stated otherwise."""
 
-    Attributes:
-        forward, backward: one pass, without communication and without the host's launch time.
-        products, attention, pointwise, gaps: components of forward and backward together.
-        forward_products: the products of the forward pass alone.
-        attention_forward, attention_backward: the attention core alone.
-        host_forward, host_backward: time the host takes to launch the kernels of a pass.
-        head: output projection and loss, forward and backward; per model, not per layer.
-        embedding: rows looked up, and the gradient of the table; per model.
-        weight: the share of backward that computes gradients of weights.
-        last: the last product of the block's forward pass.
-    """
-
-    forward: Column
+    forward: Column  # one pass, without communication and the host's launch time
     backward: Column
-    products: Column
+    products: Column  # forward and backward together, as attention, pointwise and gaps
     forward_products: Column
     attention: Column
     pointwise: Column
     gaps: Column
-    attention_forward: Column
+    attention_forward: Column  # the attention core alone
     attention_backward: Column
-    host_forward: Column
+    host_forward: Column  # the host launches the kernels of a pass
     host_backward: Column
-    head: Column
-    embedding: Column
-    weight: Column
-    last: Column
+    head: Column  # output projection and loss, forward and backward; per model, not per layer
+    embedding: Column  # rows looked up, and the gradient of the table; per model
+    weight: Column  # the share of backward that computes gradients of weights
+    last: Column  # the last product of the block's forward pass
 
 
 def compute_times(columns: WorkloadColumns, constants: Constants, program: Program = HLAT) -> ComputeTimes:
@@ -107,26 +95,17 @@ def compute_times(columns: WorkloadColumns, constants: Constants, program: Progr
 
 @dataclass(frozen=True)
 class Products:
-    """Time of matrix products.
-
-    Attributes:
-        rate: sustained FLOP/s of large products in 16 bits.
-        rate_in_blocks: the same in the precision of decoder blocks (16 or 8 bits).
-        unhidden: share of the memory traffic that computation does not hide.
-        misaligned: added share of time per side that is not a multiple of 64.
-        unaligned: slowdown where rows of an operand are not multiples of 16 bytes; 1 if a compiler pads them.
-    """
+    """Time of matrix products on the workloads' devices."""
 
     columns: WorkloadColumns
-    rate: Column
-    rate_in_blocks: Column
-    unhidden: Column
-    misaligned: Column
-    unaligned: Column
+    rate: Column  # FLOP/s of large products in 16 bits
+    rate_in_blocks: Column  # the same in the precision of decoder blocks (16 or 8 bits)
+    unhidden: Column  # share of the memory traffic that computation does not hide
+    misaligned: Column  # added share of time per side that is not a multiple of 64
+    unaligned: Column  # slowdown where rows of an operand are not multiples of 16 bytes; 1 if a compiler pads them
 
     @classmethod
     def of(cls, columns: WorkloadColumns, constants: Constants) -> "Products":
-        """Take the rates of the workloads' devices."""
         sustained = constants.column("products", columns)
         rate = columns.peak * columns.reached * sustained
         eight = columns.peak_eight_bit * columns.reached_eight_bit * sustained * constants.column("eight_bit", columns)
@@ -153,11 +132,8 @@ class Products:
     def forward_and_backward(
         self, m: Column, n: Column, k: Column, *, in_blocks: bool = False
     ) -> tuple[Column, Column, Column]:
-        """Seconds of (m, k) by (k, n) forward, of the input's gradient and of the weight's gradient.
-
-        Each of the three has matrices with rows of k elements and with rows of n: input and weight of k, the result and
-        its gradient of n.
-        """
+        """Seconds of (m, k) by (k, n) forward, of the input's gradient and of the weight's gradient."""
+        # Each of the three products has matrices with rows of k elements and with rows of n.
         slower = np.where((k % _LOADED > 0) | (n % _LOADED > 0), self.unaligned, 1.0)
         return (
             slower * self.seconds(m, n, k, in_blocks=in_blocks),
@@ -217,7 +193,7 @@ def _attention(
 
 
 def _pointwise(columns: WorkloadColumns, constants: Constants) -> Column:
-    """Seconds of a layer's forward pointwise operations (norms, residuals, activation, rotary embedding) in 16 bits."""
+    """Seconds of a layer's forward norms, residuals, activation and rotary embedding, in 16 bits."""
     compiled = np.isin(columns.family, _COMPILED)
     fused = np.where((columns.fused > 0) | compiled, constants.column("fused_traffic", columns), 1.0)
     # XLA shards activations between blocks over the tensor axis by itself.
@@ -265,14 +241,12 @@ def _accumulates(columns: WorkloadColumns) -> NDArray[np.bool_]:
 
 
 def _embedding(columns: WorkloadColumns, constants: Constants, sum_traffic: Column) -> Column:
-    """Seconds of the embedding, forward and backward.
-
-    Rows are copied, and their gradients added to those of the table, in 16 bits. The gradient of the table is dense
-    (torch.nn.Embedding without ``sparse``; jax.numpy.take): it is set to zero, and added to the sums of the step if
-    there are several micro-batches and these sums are not sharded.
-    """
+    """Seconds of the embedding, forward and backward."""
+    # The gradient of the table is dense (torch.nn.Embedding without sparse; jax.numpy.take): set to zero, and added to
+    # the sums of the step if there are several micro-batches and these sums are not sharded.
     table = columns.vocab / columns.tensor * columns.hidden
     added = np.where(_accumulates(columns), sum_traffic, 0.0)
+    # Rows are copied, and their gradients added to those of the table: 8 bytes per element, in 16 bits.
     traffic = 8 * columns.tokens * columns.hidden + table * (2 + added)
     seconds: Column = traffic / (columns.memory_rate * constants.column("memory", columns))
     return seconds

@@ -36,51 +36,30 @@ SOFTWARE_FAILURES_PER_DAY = 0.1
 
 @dataclass(frozen=True)
 class Reliability:
-    """Failures, saves and restarts of a run, in seconds.
+    """Failures, saves and restarts of a run, in seconds."""
 
-    Attributes:
-        mtbf: mean time between interruptions.
-        stall: time that a save stops training.
-        writing: time from the stall until the checkpoint is durable.
-        restart: time from an interruption until steps resume.
-        interval: training time between two saves: Daly's optimum, doubled as long as that costs almost no goodput.
-        goodput: share of time spent on steps that count, by Daly's formula.
-        saved_bytes: bytes of a checkpoint.
-        start_up: seconds of ``restart`` from the start of processes to the first step, without loading.
-    """
-
-    mtbf: float
-    stall: float
-    writing: float
-    restart: float
-    interval: float
-    goodput: float
-    saved_bytes: float = 0.0
-    start_up: float = 0.0
+    mtbf: float  # mean time between interruptions
+    stall: float  # a save stops training
+    writing: float  # from the stall until the checkpoint is durable
+    restart: float  # from an interruption until steps resume
+    interval: float  # between two saves: Daly's optimum, doubled as long as that costs almost no goodput
+    goodput: float  # share of time spent on steps that count, by Daly's formula
+    saved_bytes: float = 0.0  # of a checkpoint
+    start_up: float = 0.0  # share of restart: from the start of processes to the first step, without loading
 
 
 def storage_rate(cluster: Cluster, storage: StorageRate | None) -> float:
-    """Return the bytes per second in which the instances of a cluster save or load a checkpoint, all together.
-
-    Args:
-        cluster: the cluster.
-        storage: the stated rate; None for ``STORE_RATE_PER_INSTANCE``, up to ``STORE_RATE_LIMIT``.
-    """
+    """Bytes per second in which all instances together save or load; None for the assumed rate."""
     if storage is not None:
         return storage.of(cluster)
     return min(STORE_RATE_PER_INSTANCE * cluster.count, STORE_RATE_LIMIT)
 
 
 def predict_reliability(cluster: Cluster, state_bytes: float, storage: StorageRate | None = None) -> Reliability:
-    """Predict the reliability of a run.
+    """Predict failures, saves and restarts of a run.
 
     A save copies the state to the hosts while training stalls, then writes it to the file system beside the training. A
-    restart loads it at the same rate.
-
-    Args:
-        cluster: devices of the run.
-        state_bytes: bytes of weights and optimizer state, each element counted once over all devices.
-        storage: rate of the file system; None for the assumed one.
+    restart loads it at the same rate. ``state_bytes`` counts each element once over all devices.
 
     Raises:
         PlanError: failures are so frequent that the run would make no progress.
@@ -91,6 +70,7 @@ def predict_reliability(cluster: Cluster, state_bytes: float, storage: StorageRa
     writing = state_bytes / storage_rate(cluster, storage)
     start_up = START_UP_SECONDS.get(cluster.chip.family or "", DEFAULT_START_UP_SECONDS)
     restart = DETECTION_SECONDS + start_up + writing
+    # A new save cannot begin before the last one is durable. Daly's formula needs a stall above 0.
     interval = max(best_interval(max(stall, 1e-3), mtbf), writing)
     if restart + writing + interval > _MAX_CYCLE * mtbf:
         raise PlanError(
@@ -112,29 +92,22 @@ def predict_reliability(cluster: Cluster, state_bytes: float, storage: StorageRa
 
 @dataclass(frozen=True)
 class SimulatedGoodput:
-    """Goodput over many simulated runs: the mean, and the value that nine of ten runs exceed."""
+    """Goodput over many simulated runs."""
 
     mean: float
-    worst_tenth: float
+    worst_tenth: float  # nine of ten runs exceed it
 
 
 def simulate_goodput(expected: Reliability, work: float, rng: random.Random, runs: int = 100) -> SimulatedGoodput:
-    """Simulate runs with random failures.
-
-    Args:
-        expected: reliability of the run.
-        work: seconds of steps to complete.
-        rng: source of the failure times.
-        runs: number of simulated runs.
-    """
+    """Simulate runs of ``work`` seconds of steps with random failures."""
     shares = sorted(work / _run_seconds(expected, work, rng) for _ in range(runs))
     return SimulatedGoodput(sum(shares) / runs, shares[runs // 10])
 
 
 def _run_seconds(expected: Reliability, work: float, rng: random.Random) -> float:
-    """Seconds that one run takes."""
     clock = saved = 0.0  # saved: seconds of work in a durable checkpoint
     until_failure = rng.expovariate(1 / expected.mtbf)  # seconds of running time
+    # A run that makes no progress would never end.
     limit = 1000 * work
     while clock < limit:
         # Since the last durable save: as many complete intervals as fit before the failure.

@@ -51,18 +51,12 @@ def hlat_profile(request: PlanRequest, candidate: Candidate) -> SoftwareProfile:
 
 @dataclass(frozen=True)
 class AttentionPrice:
-    """Time of an attention kernel, by a kernel that published runs were fitted to.
+    """Time of an attention kernel, by a kernel that published runs were fitted to."""
 
-    Attributes:
-        kernel: that kernel, one of the four of ``SoftwareProfile.attention``.
-        forward, backward: time of the passes, relative to it.
-        slowed: time of the backward pass in deterministic mode, relative to it.
-    """
-
-    kernel: int
-    forward: float = 1.0
+    kernel: int  # one of the four of SoftwareProfile.attention
+    forward: float = 1.0  # time of the passes, relative to that kernel
     backward: float = 1.0
-    slowed: float = 1.0
+    slowed: float = 1.0  # time of the backward pass in deterministic mode, relative to it
 
 
 _ATTENTION_PRICES = {
@@ -83,7 +77,7 @@ _ATTENTION_PRICES = {
 
 
 def _attention_price(kernel: AttentionKernel | None, family: str) -> AttentionPrice:
-    """Price of a kernel; where it has none, as of a chip's compiler, that of the kernels of the family's time."""
+    # A kernel without a price, as of a chip's compiler, has that of the kernels of the family's time.
     eager = FLASH_ATTENTION_1 if CHIP_FAMILIES[family].first_kernels else FLASH_ATTENTION_2
     usual = AttentionPrice(FLASH_ATTENTION_3 if CHIP_FAMILIES[family].compiled else eager)
     return usual if kernel is None else _ATTENTION_PRICES.get(kernel.name, usual)
@@ -145,25 +139,19 @@ class Program:
         return kernels
 
     def softmax_bytes(self, columns: WorkloadColumns) -> tuple[Column | float, Column | float]:
-        """Memory traffic of masked softmax and dropout per score in memory, forward and backward.
-
-        2 bytes per score read or written, 1 for the dropout mask.
-        """
+        """Memory traffic of masked softmax and dropout per score in memory, forward and backward."""
+        # 2 bytes per score read or written, 1 for the dropout mask.
         return 9.0, 11.0
 
     def added_sums(self, columns: WorkloadColumns) -> Column | float:
-        """Share of the micro-batches whose gradients are added to the sums of the step.
-
-        A sum is torch's ``.grad``: the gradient of the first micro-batch becomes it, and nothing is added.
-        """
+        """Share of the micro-batches whose gradients are added to the sums of the step."""
+        # A sum is torch's .grad: the gradient of the first micro-batch becomes it, and nothing is added.
         return 1 - 1 / columns.micro_batches
 
     def cast_times(self, columns: WorkloadColumns, constants: Constants) -> tuple[Column, Column]:
-        """Seconds of a layer's casts to 8 bits, forward and backward; 0 without 8-bit products.
-
-        Casts are passes of their own over 16-bit tensors, read once and written twice: the gradient of a weight needs
-        input and gradient transposed.
-        """
+        """Seconds of a layer's casts to 8 bits, forward and backward; 0 without 8-bit products."""
+        # Casts are passes of their own over 16-bit tensors, read once and written twice: the gradient of a weight needs
+        # input and gradient transposed.
         rate = columns.memory_rate * constants.column("memory", columns)
         inputs = sum(columns.tokens * width for _, width in block_products(columns))
         once = np.where(columns.eight_bit > 0, 3 * inputs / rate * constants.column("casts", columns), 0.0)
@@ -178,47 +166,24 @@ class Program:
         return 1.0
 
     def context_exchange(self, columns: WorkloadColumns, start: Column, step: Column, passage: Column) -> Column:
-        """Seconds of one exchange of keys and values between context ranks: a gather, which starts once.
-
-        Args:
-            columns: the workloads.
-            start: seconds until a collective starts.
-            step: seconds of a message to the next rank.
-            passage: seconds in which all that is exchanged passes through the memory.
-        """
+        """Seconds of one exchange of keys and values between context ranks."""
+        # A gather, which starts once. ``step``: a message to the next rank; ``passage``: all of it through the memory.
         return start + (columns.context - 1) * step + passage
 
     def context_waits(
         self, columns: WorkloadColumns, once: Column, attention_forward: Column, attention_backward: Column
     ) -> tuple[Column, Column]:
-        """Exposed time of these exchanges in a layer, forward and backward.
-
-        A gather (Llama 3 herd, arXiv 2407.21783, section 3.3.2) is waited for; its backward pass scatters the
-        gradients, and gathers again what recomputation has freed.
-
-        Args:
-            columns: the workloads.
-            once: seconds of one exchange.
-            attention_forward: seconds of attention in a layer.
-            attention_backward: those of its backward pass.
-        """
+        """Exposed time of ``once`` per exchange in a layer, forward and backward."""
+        # A gather (Llama 3 herd, arXiv 2407.21783, section 3.3.2) is waited for. Its backward pass scatters the
+        # gradients, and gathers again what recomputation has freed.
         return once, np.where(columns.recompute > 0, 2.0, 1.0) * once
 
     def repeated(
         self, columns: WorkloadColumns, forward: Column, sums: Column, products: Column, attention: Column, last: Column
     ) -> Column:
-        """Seconds of a layer's forward pass that full recomputation repeats.
-
-        The results of the last all-reduce, and with ``early_stop`` of the last product, are not needed again.
-
-        Args:
-            columns: the workloads.
-            forward: seconds of the forward pass.
-            sums: those of its two all-reduces over the tensor axis.
-            products: those of its products.
-            attention: those of attention.
-            last: those of its last product.
-        """
+        """Seconds of a layer's forward pass that full recomputation repeats."""
+        # The results of the second all-reduce of ``sums``, and with early_stop of the last product, are not needed
+        # again.
         return forward - sums / 2 - columns.early_stop * last
 
     def hides_sums(self, columns: WorkloadColumns) -> NDArray[np.bool_]:
@@ -227,24 +192,15 @@ class Program:
         return hides
 
     def gathers(self, columns: WorkloadColumns, weights: Column) -> Column:
-        """Gathers (or scatters) in which all weights of a rank travel over the data axis.
-
-        One per block, and one for embedding and head (at ZeRO 3 one for each). Gradients that are summed whole are one
-        message.
-        """
+        """Gathers (or scatters) in which all weights of a rank travel over the data axis."""
+        # One per block, and one for embedding and head (at ZeRO 3 one for each). Gradients that are summed whole are
+        # one message.
         return np.where(columns.zero == 0, 1.0, blocks_and_ends(columns))
 
     def slowest_stage(
         self, columns: WorkloadColumns, layer: Column, head: Column, embedding: Column
     ) -> tuple[Column, Column]:
-        """Layers of the pipeline rank with the most, and seconds of the slowest one for a micro-batch.
-
-        Args:
-            columns: the workloads.
-            layer: seconds of a layer.
-            head: seconds of the head.
-            embedding: seconds of the embedding.
-        """
+        """Layers of the pipeline rank with the most, and seconds of the slowest one for a micro-batch."""
         several = columns.pipeline > 1
         largest, last = balanced_layers(columns, head / layer)
         largest = np.where(several, largest, columns.layers)
@@ -263,11 +219,8 @@ def blocks_and_ends(columns: WorkloadColumns) -> Column:
 def balanced_layers(columns: WorkloadColumns, head: Column) -> tuple[Column, Column]:
     """Layers of the ranks before the last one, and of the last one, whose longest time is least.
 
-    ``hlat.parallel.stages`` also looks at memory, and at each stage of a rank; the simulation uses its split.
-
-    Args:
-        columns: the workloads.
-        head: time of the head, in layers.
+    ``head`` is the head's time in layers. ``hlat.parallel.stages`` also looks at memory, and at each stage of a rank;
+    the simulation uses its split.
     """
     ranks, fewest = columns.pipeline, columns.virtual
 

@@ -4,12 +4,11 @@
                                           --exchanged_bytes-> bytes over the axes tensor, context, pipeline, data
 
 FLOPs are the rank's share of the model's, recomputation, and whole matrices of the optimizer. They are counted as in a
-rehearsal (rehearsal/trace.py): a multiply-add is two FLOPs; attention counts all pairs of positions that its
-kernel computes; its backward pass recomputes the scores. A test compares the counts with rehearsals; they are equal.
+rehearsal (rehearsal/trace.py): a multiply-add is two FLOPs; attention counts all pairs of positions that its kernel
+computes; its backward pass recomputes the scores. A test compares the counts with rehearsals; they are equal.
 
-A message counts the bytes of the complete tensor, as in a rehearsal (rehearsal/observers.py): the output of an
-all-gather, the input of a reduce-scatter, the operand of an all-reduce, the tensor sent. Messages of a few bytes per
-token or step are left out (loss sums, norms). Tests compare these counts with rehearsals, and the time model's own
+A message counts the bytes of the complete tensor, as in a rehearsal (rehearsal/observers.py). Messages of a few bytes
+per token or step are left out (loss sums, norms). Tests compare these counts with rehearsals, and the time model's own
 communication volume (comm_time.py) with these counts.
 """
 
@@ -61,10 +60,10 @@ def _layer_flops(request: PlanRequest, candidate: Candidate, tokens: float) -> f
 
 
 def _recomputed_flops(request: PlanRequest, candidate: Candidate, tokens: float) -> float:
-    """FLOPs of recomputing one layer. It stops before the last product, whose result is not needed."""
     if candidate.recompute == "none":
         return 0.0
     attention, matrix = _layer_elements(request, candidate)
+    # Recomputation stops before the last product, whose result is not needed.
     products = 2 * tokens * (attention + 2 * matrix) if candidate.recompute == "full" else 0.0
     return products + _CORE_PRODUCTS["forward"] * _core_flops(request, candidate, tokens)
 
@@ -84,10 +83,10 @@ def _core_flops(request: PlanRequest, candidate: Candidate, tokens: float) -> fl
 
 
 def _attended_positions(request: PlanRequest, candidate: Candidate) -> float:
-    """Positions that each query attends to: a window, all, or with context parallelism those up to its chunk's end."""
     window = request.model.window(request.sequence)
     if window is not None:
         return window
+    # Each context rank has two chunks of the sequence; a query attends to all positions up to the end of its chunk.
     chunks = 2 * candidate.context
     return request.sequence * (chunks + 1) / (2 * chunks) if candidate.context > 1 else request.sequence
 
@@ -96,7 +95,7 @@ AXES = ("tensor", "context", "pipeline", "data")
 
 
 def exchanged_bytes(request: PlanRequest, candidate: Candidate, pipeline_rank: int) -> dict[str, float]:
-    """Bytes exchanged in a step, by axis. ``data`` includes the context axis, over which FSDP stages too."""
+    """Bytes exchanged in a step, by axis. ``data`` includes the context axis, over which FSDP shards too."""
     step = candidate.step_shape(request)
     rank = step.first_rank(pipeline_rank)
     stages = rank_model_shards(step, rank)
@@ -126,14 +125,11 @@ def _layer_count(request: PlanRequest, stages: list[ModelShard]) -> int:
 
 
 def _tensor_bytes(request: PlanRequest, candidate: Candidate, stages: list[ModelShard]) -> float:
-    """Tensor-parallel bytes: each half of a block gathers its input and scatters its output, forward and backward.
-
-    What backward repeats comes on top: the gathers, and if the block is recomputed, its first scatter.
-    """
     if candidate.tensor == 1:
         return 0.0
     # Of four messages: the output of the block is not recomputed.
     repeated = 3 if candidate.recompute == "full" else 2 * candidate.parallel.gathers_again
+    # Each half of a block gathers its input and scatters its output, forward and backward: 8 messages.
     messages = float(_layer_count(request, stages) * (8 + repeated))
     # Both halves of a split backward pass recompute; the first stage has only one half.
     if candidate.schedule in ZERO_BUBBLE:
@@ -148,13 +144,13 @@ def _tensor_bytes(request: PlanRequest, candidate: Candidate, stages: list[Model
 
 
 def _context_bytes(request: PlanRequest, candidate: Candidate, stages: list[ModelShard]) -> float:
-    """Context-parallel bytes: keys and values gathered forward, and again unless kept; their gradients scattered."""
     if candidate.context == 1:
         return 0.0
     model = request.model
     tokens = candidate.micro_batch * request.sequence
     heads = max(model.n_kv_heads / candidate.tensor, 1.0)
     keys = tokens * heads * model.n_head_dim * MODES[request.mode].compute.itemsize
+    # Gathered forward, again in backward unless kept; the gradients are scattered once.
     times = {"none": 2, "selective": 3, "full": 3}[candidate.recompute]
     return candidate.accumulation(request.global_batch) * _layer_count(request, stages) * times * 2 * keys
 
@@ -167,10 +163,6 @@ def _pipeline_bytes(request: PlanRequest, candidate: Candidate, pipeline_rank: i
 
 
 def _data_bytes(request: PlanRequest, candidate: Candidate, rank: int, stages: list[ModelShard]) -> float:
-    """Data-parallel bytes: ZeRO 0 all-reduces all gradients once; FSDP2 gathers weights and scatters gradients.
-
-    Replicas of a hybrid layout sum their shards of the gradients once.
-    """
     if candidate.data * candidate.context == 1:
         return 0.0
     mode = MODES[request.mode]
@@ -182,11 +174,13 @@ def _data_bytes(request: PlanRequest, candidate: Candidate, rank: int, stages: l
         return float(counted.parameters), float(counted.parameters_within_step - counted.parameters)
 
     if candidate.zero == 0:
+        # ZeRO 0 all-reduces all gradients once.
         return state(0)[0] * mode.reduction.itemsize
     gathered = state(1)[1]
     ends = gathered_ends(candidate.step_shape(request), rank, stages)
     gathers = {1: gathered, 2: gathered, 3: micro_batches * (2 * (gathered - ends) + ends)}[candidate.zero]
     reductions = micro_batches if candidate.zero > 1 and candidate.pipeline == 1 else 1
     reduced = mode.reduction if mode.compute != mode.weights else mode.gradients
+    # Replicas of a hybrid layout sum their shards of the gradients once.
     summed = gathered / candidate.shards if candidate.replicas > 1 else 0.0
     return gathers * mode.compute.itemsize + (reductions * gathered + summed) * reduced.itemsize

@@ -10,16 +10,15 @@
 For equal stages this is Narayanan et al. 2021, section 2.2; for unequal ones, apart from the order of passes, the
 result of the simulation. If backward is split, gradients of weights fill the bubble. What remains is (p - 1)/v times a
 forward pass plus the excess of the input gradients' pass over the weight gradients' (Qi et al. 2024), and part of the
-backward pass is computed twice. Times of activities that overlap are combined by a smooth maximum (constants.yaml,
-``blend``).
+backward pass is computed twice.
 
 In the simulation, a pass starts when its rank is free and its input has arrived: for forward the output of the previous
 stage, for backward the gradient from the next stage, for gradients of weights the input-gradient pass of the same
 stage. Messages take time but do not occupy a rank, since they overlap with passes.
 
-A rehearsal records the operations of a real step; OperationTimes has their times. Messages are timed by asking the
-formulas about a workload whose message has that size. Sizes are nominal bytes: 16-bit elements count 2 bytes, and in
-fp32, where the rates of the device are halved, elements of 4 bytes count 2 as well.
+A rehearsal records the operations of a real step; OperationTimes has their times. Sizes of messages are nominal bytes:
+16-bit elements count 2 bytes, and in fp32, where the rates of the device are halved, elements of 4 bytes count 2 as
+well.
 """
 
 from collections.abc import Sequence
@@ -48,49 +47,30 @@ _INTERLEAVED_EXPOSED = 0.3  # share of the messages between stages; the rank's o
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of a step, on the slowest rank. The entries of ``STEP_COMPONENTS`` add up to ``step``.
-
-    Attributes:
-        step: complete step.
-        products, attention, pointwise, gaps: components of the layers, without recomputation.
-        recomputed: recomputation.
-        host: the device waits for the host.
-        tensor, context: exposed communication of tensor and context parallelism.
-        head: output projection, loss and embedding, if they delay the slowest rank.
-        bubble: waiting for other stages.
-        messages: messages between stages.
-        data: exposed data-parallel communication.
-        optimizer: the optimizer's step.
-        stragglers: waiting for the slowest device.
-        forward, backward: one micro-batch in one layer, with communication and recomputation; not per step.
-        weight: the share of that backward that computes gradients of weights, ``twice`` included.
-        twice: what a split backward pass computes twice; the first stage's is not split.
-        head_pass, embedding_pass: one micro-batch through the head and the embedding; not per step.
-        message: one message between stages; not per step.
-    """
+    """Seconds of a step, on the slowest rank. The entries of ``STEP_COMPONENTS`` add up to ``step``."""
 
     step: Column
-    products: Column
+    products: Column  # of the layers without recomputation, as attention, pointwise and gaps
     attention: Column
     pointwise: Column
     gaps: Column
     recomputed: Column
-    host: Column
-    tensor: Column
+    host: Column  # the device waits for the host
+    tensor: Column  # exposed communication of tensor and of context parallelism
     context: Column
-    head: Column
-    bubble: Column
-    messages: Column
-    data: Column
-    optimizer: Column
-    stragglers: Column
-    forward: Column
+    head: Column  # output projection, loss and embedding, if they delay the slowest rank
+    bubble: Column  # waiting for other stages
+    messages: Column  # between stages
+    data: Column  # exposed data-parallel communication
+    optimizer: Column  # the update
+    stragglers: Column  # waiting for the slowest device
+    forward: Column  # one micro-batch in one layer, with communication and recomputation; not per step
     backward: Column
-    weight: Column
-    twice: Column
-    head_pass: Column
+    weight: Column  # share of that backward that computes gradients of weights, twice included
+    twice: Column  # computed twice by a split backward pass; the first stage's is not split
+    head_pass: Column  # one micro-batch through the head and the embedding; not per step
     embedding_pass: Column
-    message: Column
+    message: Column  # between stages; not per step
 
     def row(self, index: int) -> dict[str, float]:
         """All fields of one workload."""
@@ -207,16 +187,13 @@ def step_times(columns: WorkloadColumns, constants: Constants | None = None, pro
 
 
 def matrix_time(columns: WorkloadColumns, known: Constants) -> Column:
-    """Seconds in which the ranks of a pipeline stage exchange and update the whole matrices of the optimizer.
-
-    The ranks share the FLOPs, and each sends and receives what it stores: there and back, over the links that the data
-    axis crosses.
-    """
+    """Seconds in which a pipeline stage exchanges and updates the optimizer's whole matrices."""
     ranks, layers = columns.tensor * columns.context * columns.data, np.ceil(columns.layers / columns.pipeline)
     rate = columns.peak * columns.reached * known.column("products", columns)
     fast = columns.link_rate * known.column("link", columns)
     net = columns.network_rate * known.column("network", columns) / columns.per_instance
     link = np.where(ranks <= np.maximum(columns.domain, columns.per_instance), fast, np.minimum(fast, net))
+    # Each rank sends and receives what it stores, there and back, over the links that the data axis crosses.
     sent = columns.matrix_message / (columns.tensor * np.where(columns.zero > 0, columns.shards, 1.0))
     exchange = np.where(ranks > 1, (ranks - 1) / ranks * sent / link, 0.0)
     seconds: Column = layers * (columns.matrix_flops / ranks / rate + exchange)
@@ -224,21 +201,17 @@ def matrix_time(columns: WorkloadColumns, known: Constants) -> Column:
 
 
 def _ends(columns: WorkloadColumns) -> Column:
-    """Share of sharded weights that travel with nothing to hide them, once per step: embedding, head and one block.
-
-    They are gathered before the first block computes, and reduced after the last has.
-    """
+    """Share of sharded weights that travel with nothing to hide them, once per step."""
     weights, layers = rank_weights(columns), np.ceil(columns.layers / columns.pipeline)
+    # Embedding, head and one block: gathered before the first block computes, and reduced after the last has.
     share: Column = 1 - (layers - 1) * layer_weights(columns) / weights
     return np.where((columns.zero > 0) & (columns.overlaps_data > 0), share, 0.0)
 
 
 def _data_comm(columns: WorkloadColumns, gather: Column, reduce: Column) -> tuple[Column, Column]:
-    """Data-parallel communication per micro-batch, and once per step.
-
-    ZeRO 2 stores only shards of gradients and scatters those of every micro-batch; with a pipeline, once at the end.
-    ZeRO 3 gathers weights for every pass. ZeRO 0 all-reduces: scatter and gather in the gradients' dtype.
-    """
+    """Data-parallel communication per micro-batch, and once per step."""
+    # ZeRO 2 and 3 store only shards of gradients and scatter those of every micro-batch; with a pipeline, once at the
+    # end. ZeRO 3 gathers weights for every pass. ZeRO 0 all-reduces: scatter and gather in the gradients' dtype.
     per_micro_batch = (columns.zero >= 2) & (columns.pipeline == 1)
     each = np.where(columns.zero == 3, 2 * gather, 0.0) + np.where(per_micro_batch, reduce, 0.0)
     gathered = np.select([columns.zero == 0, columns.zero == 3], [reduce, 0.0], gather)
@@ -252,7 +225,6 @@ def _smooth_maximum(a: Column, b: Column, blend: float) -> Column:
 
 
 def _device_and_host(device: Column, host: Column, blend: float) -> Column:
-    """Time of a device and the host that launches its kernels."""
     return np.where(host > 0, _smooth_maximum(device, host, blend), device)
 
 
@@ -263,10 +235,7 @@ def _exposed_smooth(comm: Column, work: Column, blend: float) -> Column:
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass of a micro-batch through a stage; times in seconds from the start of the step.
-
-    ``arrived`` is the arrival of its input from another stage; 0 without one.
-    """
+    """One pass of a micro-batch through a stage; times in seconds from the start of the step."""
 
     rank: int
     stage: int
@@ -274,7 +243,7 @@ class Pass:
     kind: PassKind
     start: float
     stop: float
-    arrived: float = 0.0
+    arrived: float = 0.0  # its input, from another stage; 0 without one
 
 
 @dataclass(frozen=True)
@@ -295,22 +264,14 @@ class Timeline:
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Seconds of a pass, by stage.
-
-    Attributes:
-        forward: forward pass.
-        backward: complete backward pass.
-        weight: the share of backward that computes gradients of weights, which zero-bubble schedules delay.
-        message: from the end of a pass until another rank has received its output.
-    """
+    """Seconds of a pass, by stage."""
 
     forward: Sequence[float]
-    backward: Sequence[float]
-    weight: Sequence[float]
-    message: float = 0.0
+    backward: Sequence[float]  # complete, both halves
+    weight: Sequence[float]  # gradients of weights, which zero-bubble schedules delay; a part of backward
+    message: float = 0.0  # from the end of a pass until another rank has received its output
 
     def duration(self, kind: PassKind, stage: int) -> float:
-        """Seconds of one pass of this kind."""
         if kind == "forward":
             return self.forward[stage]
         if kind == "weight":
@@ -319,14 +280,7 @@ class StageTimes:
 
 
 def simulate_pipeline(schedule: Schedule, ranks: int, micro_batches: int, times: StageTimes) -> Timeline:
-    """Simulate one step.
-
-    Args:
-        schedule: pipeline schedule.
-        ranks: pipeline ranks.
-        micro_batches: micro-batches of the step.
-        times: seconds of each pass; its length is the number of stages, a multiple of ``ranks``.
-    """
+    """Simulate one step; ``times`` has a number of stages that is a multiple of ``ranks``."""
     stages_per_rank = len(times.forward) // ranks
     orders = [pass_order(schedule, rank, ranks, micro_batches, stages_per_rank) for rank in range(ranks)]
     rank_of_stage = {stage: rank for rank, order in enumerate(orders) for _, stage, _ in order}
@@ -378,47 +332,28 @@ def _input_of(
 
 @dataclass(frozen=True)
 class OperationTimes:
-    """Seconds of the operations of one workload.
+    """Seconds of the operations of one workload."""
 
-    Attributes:
-        columns: the workload, one row.
-        constants: constants of the time model.
-        attention_forward, attention_backward: the attention core, one layer and micro-batch.
-        others_forward, others_backward: everything in a layer that is neither product nor attention nor message:
-            pointwise operations, gaps between kernels, casts, accumulation, waiting for the host; one layer and
-            micro-batch; backward with what full recomputation repeats.
-        loss: the loss without the products of the head, one micro-batch.
-        context: keys and values exchanged forward, one layer and micro-batch.
-        stage: one message between stages.
-        gather, reduce: seconds per nominal byte of weights gathered, and of gradients reduced, by the data axis.
-        recomputed: seconds of a recomputed operation, relative to its first run.
-        update: memory traffic of the optimizer's step, without whole matrices.
-        stragglers: waiting for the slowest device, per step.
-    """
-
-    columns: WorkloadColumns
+    columns: WorkloadColumns  # one row
     constants: Constants
-    attention_forward: float
+    attention_forward: float  # the attention core, one layer and micro-batch
     attention_backward: float
+    # What is neither product nor attention nor message: pointwise operations, gaps between kernels, casts,
+    # accumulation, waiting for the host. One layer and micro-batch; backward with what full recomputation repeats.
     others_forward: float
     others_backward: float
-    loss: float
-    context: float
-    stage: float
-    gather: float
-    reduce: float
-    recomputed: float
-    update: float
-    stragglers: float
+    loss: float  # without the products of the head, one micro-batch
+    context: float  # keys and values exchanged forward, one layer and micro-batch
+    stage: float  # one message between stages
+    gather: float  # per nominal byte of weights gathered by the data axis
+    reduce: float  # per nominal byte of gradients
+    recomputed: float  # of a recomputed operation, relative to its first run
+    update: float  # memory traffic of the optimizer's step, without whole matrices
+    stragglers: float  # waiting for the slowest device, per step
 
     @classmethod
     def of(cls, columns: WorkloadColumns, constants: Constants | None = None) -> "OperationTimes":
-        """Time the operations of a workload.
-
-        Args:
-            columns: the workload, one row.
-            constants: constants of the time model; None for those that predictions use.
-        """
+        """Time the operations of a workload of one row; None for the constants that predictions use."""
         known = constants or load_constants()
         compute, comm, step = compute_times(columns, known), comm_times(columns, known), step_times(columns, known)
         products = Products.of(columns, known)
@@ -449,12 +384,7 @@ class OperationTimes:
         )
 
     def products(self, shapes: Column, eight_bit: bool) -> Column:
-        """Time matrix products.
-
-        Args:
-            shapes: (products, 4): number in a batch, rows, columns, and width that is summed over.
-            eight_bit: True for products of fp8 operands.
-        """
+        """Time products of ``shapes`` (n, 4): number in a batch, rows, columns, width summed over."""
         count, rows, columns, width = np.asarray(shapes, dtype=np.float64).T
         found = Products.of(self.columns, self.constants).seconds(
             rows, columns, width, in_blocks=eight_bit, count=count
@@ -462,11 +392,8 @@ class OperationTimes:
         return np.broadcast_to(found, count.shape)
 
     def tensor_halves(self, sizes: Column) -> Column:
-        """Time gathers or scatters of the tensor axis, half of an all-reduce each.
-
-        Args:
-            sizes: nominal bytes of the complete tensors.
-        """
+        """Time gathers or scatters over the tensor axis, by nominal bytes of complete tensors."""
+        # The formulas are asked about a workload whose message has that size.
         tokens = sizes / (2 * self.columns.hidden)
         micro_batches = tokens * self.columns.context / self.columns.sequence
         seconds: Column = comm_times(self.columns.varied("micro_batch", micro_batches), self.constants).tensor / 2
@@ -480,7 +407,7 @@ class OperationTimes:
 
 
 def _layer_products(columns: WorkloadColumns, products: Products) -> tuple[Column, Column]:
-    """Seconds of the products of a layer for one micro-batch, forward and backward, without casts and accumulation."""
+    """Seconds of a layer's products for one micro-batch, forward and backward, casts left out."""
     times = [
         products.forward_and_backward(columns.tokens, rows, width, in_blocks=True)
         for rows, width in block_products(columns)

@@ -51,12 +51,10 @@ _REACHED_EIGHT_BIT = {
 
 
 def request_device(request: PlanRequest) -> DeviceSpec:
-    """One torch device of the request's cluster, adjusted for its precision mode.
-
-    The formulas count bytes in 16 bits, since every mode but fp32 computes its products so. In fp32 every size doubles;
-    the rates are halved instead.
-    """
+    """One torch device of the request's cluster, adjusted for its precision mode."""
     device = cluster_device(request.cluster)
+    # The formulas count bytes in 16 bits, as every mode but fp32 computes. In fp32 every size doubles; the rates are
+    # halved instead.
     if MODES[request.mode].compute.itemsize == 2:
         return device
     peak = request.cluster.chip.flops("float32") or device.peak / 4
@@ -95,7 +93,7 @@ def cluster_device(cluster: Cluster) -> DeviceSpec:
 
 
 def chip_backend(chip: Chip) -> Backend | None:
-    """Return the backend that answers for a chip; None if hlat has none."""
+    """None if hlat has no backend for the chip."""
     return None if chip.device is None else _chip_backend(chip.device, chip.vendor, chip.capability)
 
 
@@ -105,14 +103,10 @@ def _chip_backend(device_type: str, vendor: str, capability: tuple[int, int] | N
 
 
 def why_not_runnable(chip: Chip, mode: str) -> str:
-    """Return the reason why hlat cannot train on a chip in a precision mode, without a full stop; empty if it can.
-
-    Args:
-        chip: a chip of the catalog. One that ``hlat hardware measure`` wrote is a device that hlat runs on.
-        mode: precision mode, one of ``MODES``.
-    """
+    """Return the reason why hlat cannot train on a chip in a precision mode, without a full stop; empty if it can."""
     backend = chip_backend(chip)
     if backend is None:
+        # Written by `hlat hardware measure`, so hlat has run there.
         measured = chip.family == "measured"
         return "" if measured else f"hlat has no backend for {chip.name}"
     device = torch.device("meta")  # the backend answers for the chip, not for a device that is here
@@ -134,17 +128,11 @@ _ELSEWHERE = torch.device("meta")  # backends answer for the chip, not for a dev
 
 @dataclass(frozen=True)
 class PlannedExecution:
-    """Decisions of a run on its device.
+    """Decisions that a run makes on its device."""
 
-    Attributes:
-        attention: kernel of attention; None on chips or in number formats that hlat does not run.
-        deterministic: ``run.deterministic``, resolved.
-        compiled: True if blocks are compiled.
-    """
-
-    attention: AttentionKernel | None
-    deterministic: bool
-    compiled: bool
+    attention: AttentionKernel | None  # None on chips or in number formats that hlat does not run
+    deterministic: bool  # run.deterministic, resolved
+    compiled: bool  # blocks are compiled
 
 
 def planned_execution(request: PlanRequest, candidate: Candidate) -> PlannedExecution:

@@ -49,33 +49,23 @@ _MAX_DOMAINS_PER_TENSOR_GROUP = 2  # slower than one, but --explain can then say
 
 @dataclass(frozen=True)
 class Candidate:
-    """One layout of a step: a recipe's ``parallel`` section, with the other settings that a plan chooses.
+    """One layout of a step: a recipe's ``parallel`` section, with the other settings that a plan chooses."""
 
-    Attributes:
-        parallel: the ``parallel`` section.
-        data: data-parallel degree.
-        micro_batch: sequences per micro-batch of a data-parallel rank.
-        recompute: activation checkpointing policy.
-    """
-
-    parallel: ParallelConfig
-    data: int
-    micro_batch: int
-    recompute: RecomputePolicy
+    parallel: ParallelConfig  # section of the recipe
+    data: int  # data-parallel degree
+    micro_batch: int  # sequences of a data-parallel rank
+    recompute: RecomputePolicy  # activation checkpointing policy
 
     @property
     def tensor(self) -> int:
-        """Tensor-parallel degree."""
         return self.parallel.tensor
 
     @property
     def pipeline(self) -> int:
-        """Pipeline-parallel degree."""
         return self.parallel.pipeline
 
     @property
     def context(self) -> int:
-        """Context-parallel degree."""
         return self.parallel.context
 
     @property
@@ -85,7 +75,6 @@ class Candidate:
 
     @property
     def zero(self) -> int:
-        """ZeRO stage, 0 to 3."""
         return self.parallel.zero
 
     @property
@@ -100,20 +89,16 @@ class Candidate:
 
     @property
     def schedule(self) -> Schedule:
-        """Pipeline schedule."""
         return self.parallel.schedule
 
     @property
     def world(self) -> int:
-        """World size: one process per device."""
         return self.parallel.model_ranks * self.data
 
     def with_zero(self, zero: Literal[0, 1, 2, 3]) -> "Candidate":
-        """Return the same layout with another ZeRO stage."""
         return replace(self, parallel=self.parallel.model_copy(update={"zero": zero}))
 
     def step_shape(self, request: PlanRequest) -> StepShape:
-        """Input of the stage split and of the byte counts in ``hlat.parallel.stages``."""
         return StepShape(
             request.model,
             self.parallel,
@@ -128,11 +113,10 @@ class Candidate:
         )
 
     def accumulation(self, global_batch: int) -> int:
-        """Micro-batches per step of a data-parallel rank (gradient accumulation)."""
+        """Micro-batches per step of a data-parallel rank."""
         return global_batch // (self.micro_batch * self.data)
 
     def step_layout(self, request: PlanRequest) -> StepLayout:
-        """Input of the cost model."""
         return StepLayout(
             self.tensor,
             self.pipeline,
@@ -161,6 +145,7 @@ class Candidate:
         return ", ".join(words)
 
 
+# Validating a section takes as long as counting the bytes of its layout.
 @lru_cache(maxsize=1024)
 def parallel_section(
     tensor: int,
@@ -172,7 +157,7 @@ def parallel_section(
     replicas: int = 1,
     gather_again: Literal["auto", "never"] = "auto",
 ) -> ParallelConfig:
-    """Build a ``parallel`` section, cached: validating one takes as long as counting the bytes of its layout."""
+    """Build a recipe's section from the degrees and settings of a layout."""
     return ParallelConfig(
         tensor=tensor,
         pipeline=pipeline,
@@ -206,13 +191,11 @@ def candidates(request: PlanRequest) -> Iterator[Candidate]:
 
 
 def _valid(request: PlanRequest, layouts: Sequence[Candidate]) -> Iterator[Candidate]:
-    """Yield those that pass all checks, of some layouts that differ in their micro-batches only.
-
-    A check that did not read the micro-batch has one result for all of them.
-    """
+    """Yield those that pass all checks, of some layouts that differ in their micro-batches only."""
     checks: list[Check] = []
     for position, candidate in enumerate(layouts):
         values = _values(request, candidate)
+        # A check that did not read the micro-batch has one result for all of them.
         if position:
             if all(holds(check, values) for check in checks):
                 yield candidate
@@ -231,16 +214,10 @@ def _valid(request: PlanRequest, layouts: Sequence[Candidate]) -> Iterator[Candi
 
 
 def _kept_activations(candidate: Candidate, keeping: ParallelConfig | None) -> Iterator[Candidate]:
-    """Yield a layout with every choice of what is kept for backward.
-
-    Gathered inputs are kept only where everything is: to gather them again frees more memory in less time than to
-    recompute attention.
-
-    Args:
-        candidate: the layout.
-        keeping: its ``parallel`` section with gathered inputs kept; None if it gathers none.
-    """
+    """Yield a layout with every choice of what is kept for backward; ``keeping`` keeps gathered inputs."""
     parallel, data, micro = candidate.parallel, candidate.data, candidate.micro_batch
+    # Gathered inputs are kept only where everything is: gathering them again frees more memory in less time than
+    # recomputing attention.
     if keeping is not None:
         yield Candidate(keeping, data, micro, candidate.recompute)
     for recompute in RECOMPUTE_POLICIES:
@@ -255,7 +232,6 @@ def layout_violations(request: PlanRequest, candidate: Candidate) -> list[str]:
 
 
 def _title(check: Check) -> str:
-    """Title of a check in messages: its function's name."""
     return check.__name__.replace("_", " ")
 
 
@@ -320,13 +296,11 @@ def _zero_stages(request: PlanRequest, pipeline: int, shards: int) -> list[Liter
 
 
 def _replicas(request: PlanRequest, model_ranks: int, data: int) -> list[int]:
-    """Numbers of replicas for hybrid sharding: each of 1, 2, 4, ... whole domains of fast links.
-
-    Weights are then gathered over few hops, for every micro-batch, and only sums of gradients go to other replicas.
-    Smaller replicas would only need more memory.
-    """
+    """Numbers of replicas for hybrid sharding: each of 1, 2, 4, ... whole domains of fast links."""
     if request.cluster.chip.family in _UNCALIBRATED_FAMILIES:
         return []
+    # Weights are then gathered over few hops for every micro-batch, and only sums of gradients go to other replicas.
+    # Replicas smaller than a domain would only need more memory.
     ranks = request.cluster.domain
     found = []
     while ranks < model_ranks * data:
@@ -351,15 +325,10 @@ def layout_text(layout: Candidate) -> str:
 
 
 def parse_layout(text: str, request: PlanRequest, option: str = "--layout") -> Candidate:
-    """Parse a layout such as ``tp=8,pp=1``.
+    """Parse a layout such as ``tp=8,pp=1``; errors name ``option``.
 
     Defaults: degrees 1, data parallelism over the remaining devices, ZeRO 1, micro-batch 1, 1F1B, no recomputation, but
     inputs that sequence parallelism gathers are gathered again in backward.
-
-    Args:
-        text: comma-separated ``name=value`` pairs.
-        request: model and cluster that the layout is for.
-        option: command-line option to name in errors.
 
     Raises:
         PlanError: malformed text, an unknown name or value, or a layout that fails a check.
@@ -421,7 +390,6 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 
 
 def _largest_divisor(devices: int, most: int) -> int:
-    """Return the largest divisor of a number that is at most ``most``."""
     return next(degree for degree in range(min(devices, max(most, 1)), 0, -1) if devices % degree == 0)
 
 
@@ -448,15 +416,9 @@ def _parse_pairs(text: str, option: str) -> dict[str, Any]:
 
 
 def recipe_on_chip(recipe: Recipe, chip: Chip, world: int) -> tuple[PlanRequest, Candidate]:
-    """Describe the steps of a recipe on some chips, in whatever machine.
+    """Describe the steps of a recipe on ``world`` devices of a chip, in the catalog's first machine that has it.
 
-    Args:
-        recipe: a recipe that is valid for as many processes.
-        chip: the chip.
-        world: number of processes, one for each device.
-
-    Raises:
-        PlanError: as ``recipe_step``; or the catalog has no machine or no figures of the chip.
+    PlanError: as ``recipe_step``; or the catalog has no machine or no figures of the chip.
     """
     instance = next((one for one in load_catalog().instances if one.chip == chip.name), None)
     if instance is None or not chip.can_be_planned:
@@ -468,11 +430,11 @@ def recipe_on_chip(recipe: Recipe, chip: Chip, world: int) -> tuple[PlanRequest,
 
 
 def recipe_step(recipe: Recipe, cluster: Cluster, world: int | None = None) -> tuple[PlanRequest, Candidate]:
-    """Describe the steps of a recipe on a cluster.
+    """Describe the steps of a recipe, with a resolved precision mode, on a cluster.
 
     Args:
-        recipe: a recipe that is valid for as many processes, with a resolved precision mode.
-        cluster: the cluster.
+        recipe: valid for as many processes.
+        cluster: may have more devices than there are processes.
         world: number of processes; None for all devices of the cluster.
 
     Raises:

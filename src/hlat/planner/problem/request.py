@@ -6,9 +6,7 @@
     "llama-class-5.1b" -> the nearest of some shapes like those of Llama 3 -> fields of a recipe's model section
 
 The last kind of name is for sizes that no preset has. The shapes follow Llama 3 (arXiv 2407.21783, table 3) and the
-config.json files of Llama 3.2: heads of 128 (of 64 up to a width of 2,048), 8 kv heads (4 where 8 do not divide the
-heads), feed-forward layers 3.5 times as wide, 128,256 words, embeddings shared with the head up to a width of 3,072;
-and about 115 of width per layer, as theirs have 102 to 130.
+config.json files of Llama 3.2.
 """
 
 import math
@@ -47,41 +45,23 @@ _DEFAULT_TOKENS_PER_STEP = 4 << 20  # as in HLAT and LLaMA
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """A run to be planned.
+    """A run to be planned."""
 
-    Attributes:
-        name: model name as the user gave it.
-        model: model configuration.
-        cluster: devices to train on.
-        tokens: training budget in tokens.
-        sequence: tokens per sequence.
-        global_batch: sequences per step.
-        mode: precision mode, one of ``MODES``.
-        price: kind of price to compute the cost with; None for the first kind in the catalog.
-        recipe: recipe that the model came from, if any.
-        assumed: defaults that were filled in, one sentence each.
-        optimizer: optimizer section of the recipe; AdamW without one.
-        ramp: stages with smaller batches at the beginning of the run.
-        site: file system and power overhead of the place of the cluster.
-        deterministic: ``run.deterministic``; None for auto.
-        tokens_assumed: True if neither options nor a recipe say how many tokens.
-    """
-
-    name: str
+    name: str  # of the model, as the user gave it
     model: ModelConfig
     cluster: Cluster
-    tokens: int
-    sequence: int
-    global_batch: int
-    mode: str = "mixed"
-    price: PriceKind | None = None
-    recipe: Recipe | None = None
-    assumed: tuple[str, ...] = ()
-    optimizer: OptimizerConfig = _ADAMW
-    ramp: tuple[RampStage, ...] = ()
-    site: Site = _SITE
-    tokens_assumed: bool = False
-    deterministic: bool | None = None
+    tokens: int  # of the whole run
+    sequence: int  # tokens
+    global_batch: int  # sequences per step
+    mode: str = "mixed"  # precision mode, one of MODES
+    price: PriceKind | None = None  # None for the first kind in the catalog
+    recipe: Recipe | None = None  # of the model, if it came from one
+    assumed: tuple[str, ...] = ()  # defaults that were filled in, a sentence each
+    optimizer: OptimizerConfig = _ADAMW  # AdamW without a recipe
+    ramp: tuple[RampStage, ...] = ()  # stages with smaller batches at the beginning
+    site: Site = _SITE  # file system and power overhead
+    tokens_assumed: bool = False  # neither options nor a recipe say how many tokens
+    deterministic: bool | None = None  # run.deterministic; None for auto
 
     @property
     def tokens_per_step(self) -> int:
@@ -90,12 +70,10 @@ class PlanRequest:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps of the run."""
         return self.batches.count(math.ceil(self.tokens / self.sequence))
 
     @property
     def batches(self) -> BatchSchedule:
-        """Sizes of the run's global batches."""
         return BatchSchedule.of(self.global_batch, self.ramp, self.sequence)
 
 
@@ -116,8 +94,8 @@ def resolve_request(
         model: a preset, a config.json or its folder, a recipe file, the name of a shipped recipe, or a size such as
             llama-class-5b.
         cluster: devices to train on.
-        tokens: training budget in tokens; by default the recipe's, or 20 per parameter.
-        sequence: tokens per sequence; by default the recipe's, or the model's maximum up to 8,192.
+        tokens: by default the recipe's, or 20 per parameter.
+        sequence: tokens; by default the recipe's, or the model's maximum up to 8,192.
         global_batch: sequences per step; by default the recipe's, or about 4 million tokens.
         mode: precision mode; by default the recipe's, or ``auto``.
         price: kind of price; None for the first kind in the catalog.
@@ -141,6 +119,7 @@ def resolve_request(
     if sequence is None:
         sequence = recipe.data.sequence_length if recipe else min(config.max_sequence_length or 4096, 8192)
         assumed += [] if recipe else [f"sequences of {sequence:,} tokens (--seq)"]
+    # The ramp's stages are sizes on the way to the recipe's own batch: another batch has none.
     ramp = recipe.batch.ramp if recipe and global_batch is None else ()
     if global_batch is None:
         global_batch = recipe.batch.global_batch if recipe else _default_batch(sequence, cluster.devices)
@@ -191,7 +170,7 @@ def has_fast_bf16(chip: Chip) -> bool:
 
 
 def _default_batch(sequence: int, devices: int) -> int:
-    """Sequences per step: about 4 million tokens, in a number that the data-parallel ranks can divide evenly."""
+    """Sequences per step: about 4 million tokens, in a number that data-parallel ranks divide evenly."""
     wanted = max(1, _DEFAULT_TOKENS_PER_STEP // sequence)
     divisor = devices
     while divisor > wanted:
@@ -242,12 +221,12 @@ def _load_model(name: str) -> tuple[ModelConfig, Recipe | None]:
 
 
 def _load_recipe(name: str) -> Recipe:
-    """Load a recipe. A plan needs no data, so a recipe without ``data.path`` is accepted."""
     try:
         return load_recipe(name)
     except RecipeError as error:
         if any(problem.path != "data.path" for problem in error.problems):
             raise
+        # A plan reads no data.
         return load_recipe(name, ("data.path=none",))
 
 
@@ -259,12 +238,12 @@ _LLAMA_CLASS = re.compile(r"llama-class-(\d+(?:\.\d+)?)([mb])", re.IGNORECASE)
 _SIZE_UNITS = {"m": 1e6, "b": 1e9}
 _WIDTHS = (512, 1024, 1536, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192, 10240, 12288, 14336, 16384)
 _WIDTH_PER_LAYER = (90, 150)  # of the shapes; between those of Llama 3, and a little beyond
-_USUAL_WIDTH_PER_LAYER = 115
+_USUAL_WIDTH_PER_LAYER = 115  # Llama 3's and 3.2's have 102 to 130
 _APART = 1.02  # two shapes closer than that are one: the one of the usual proportions
 
 
 def llama_class(name: str) -> dict[str, Any] | None:
-    """Return the model section of the shape whose size is nearest to the name's; None for any other name."""
+    """Model section of the shape whose size is nearest to the name's; None for any other name."""
     found = _LLAMA_CLASS.fullmatch(name.strip())
     if found is None or not float(found[1]):
         return None
@@ -272,7 +251,7 @@ def llama_class(name: str) -> dict[str, Any] | None:
 
 
 def nearest_shape(parameters: float) -> tuple[str, dict[str, Any], int]:
-    """Return the shape whose size is nearest to a number of parameters: its name, model section and size."""
+    """Shape whose size is nearest to a number of parameters: its name, model section and size."""
     size, section = min(_llama_class_shapes(), key=lambda shape: max(shape[0] / parameters, parameters / shape[0]))
     return _llama_class_name(size), section, size
 
@@ -301,9 +280,11 @@ def _llama_class_shapes() -> list[tuple[int, dict[str, Any]]]:
 
 
 def _llama_class_section(width: int, layers: int) -> dict[str, Any]:
+    # Heads of 64 up to a width of 2,048 and shared embeddings up to 3,072: Llama 3.2's config.json files. 8 kv heads (4
+    # where 8 do not divide the heads) and feed-forward layers 3.5 times as wide: Llama 3.
     heads = width // (64 if width <= 2048 else 128)
     return {
-        "vocab_size": 128256,
+        "vocab_size": 128256,  # Llama 3's tokenizer
         "layers": layers,
         "hidden_size": width,
         "intermediate_size": 7 * width // 2,

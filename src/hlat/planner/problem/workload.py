@@ -5,11 +5,11 @@
         -> WorkloadColumns (many steps: the same field names, one array per field)
             -> block_products, layer_weights, rank_weights: sizes that several formulas need
 
-The cost formulas take columns, so that thousands of layouts cost a few array operations. Published runs, layouts of a
-search and a layout given by the user are all computed by the same formulas.
+The cost formulas take columns, so that thousands of layouts cost a few array operations. The same formulas compute
+published runs, layouts of a search and a layout given by the user.
 
 Chips of a family share the constants of the time model. A family without published runs takes those of its nearest
-relative, for a reason that a plan states, and its predictions get a wider range.
+relative. A plan states why, and its predictions get a wider range.
 """
 
 from collections.abc import Sequence
@@ -26,25 +26,15 @@ GPU, ALL = "gpu", "all"
 
 @dataclass(frozen=True)
 class ChipFamily:
-    """A family of chips.
+    """A family of chips, and whose constants it takes."""
 
-    Attributes:
-        name: name in the hardware catalog.
-        like: family whose constants it takes; empty for one with constants of its own.
-        reason: why those; empty for one with constants of its own.
-        spread: standard deviation of the logarithm of the step time that borrowed constants add.
-        compiled: True if a compiler builds complete programs for its chips.
-        nvidia: True for NVIDIA's, some of whose constants are shared.
-        first_kernels: True if torch has no FlashAttention 2 for its chips.
-    """
-
-    name: str
-    like: str = ""
-    reason: str = ""
-    spread: float = 0.0
-    compiled: bool = False
-    nvidia: bool = False
-    first_kernels: bool = False
+    name: str  # in the hardware catalog
+    like: str = ""  # family whose constants it takes; empty for its own
+    reason: str = ""  # why those
+    spread: float = 0.0  # standard deviation of the log of the step time that borrowed constants add
+    compiled: bool = False  # a compiler builds complete programs for its chips
+    nvidia: bool = False  # some constants are shared by NVIDIA's
+    first_kernels: bool = False  # torch has no FlashAttention 2 for its chips
 
     @property
     def lookup(self) -> tuple[str, ...]:
@@ -80,7 +70,7 @@ FAMILIES = tuple(CHIP_FAMILIES)
 
 
 def borrowed_constants(family: str) -> str:
-    """Say whose constants a family without published runs takes, and why; empty for a family with its own."""
+    """Say whose constants a family takes, and why; empty for one with its own."""
     found = CHIP_FAMILIES[family]
     if not found.like:
         return ""
@@ -100,10 +90,7 @@ FUSED_LOSS_BYTES = 20.0
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Dimensions of a decoder.
-
-    ``gated``: three matrices in the feed-forward block instead of two. ``window``: tokens that a token attends to.
-    """
+    """Dimensions of a decoder that step times depend on."""
 
     layers: int
     hidden: int
@@ -112,135 +99,84 @@ class ModelShape:
     head_dim: int
     intermediate: int
     vocab: int
-    gated: bool = True
-    window: float = inf
+    gated: bool = True  # three matrices in the feed-forward block instead of two
+    window: float = inf  # tokens that a token attends to
 
 
 @dataclass(frozen=True)
 class StepLayout:
-    """Layout of a step: degrees, ZeRO stage, micro-batches, recomputation.
-
-    Attributes:
-        tensor, pipeline, context, data: parallel degrees.
-        virtual: stages per pipeline rank.
-        zero: ZeRO stage, 0 to 3.
-        micro_batch: sequences per micro-batch of a data-parallel rank.
-        global_batch: sequences per step.
-        sequence: tokens per sequence.
-        sequence_parallel: True if activations between blocks are sharded over the tensor group.
-        recompute: activation checkpointing policy.
-        split_backward: True if the schedule computes gradients of inputs and weights in separate passes (zero bubble).
-        gathers_again: True if backward waits for the inputs of attention and feed-forward to be gathered again. False
-            for programs that hide this gather behind a product; the constants of the time model include theirs.
-        replicas: copies of the sharded state (hybrid sharding); gradients are summed across them once per step.
-    """
+    """Layout of a step: degrees, ZeRO stage, micro-batches, recomputation."""
 
     tensor: int
     pipeline: int
     context: int
     data: int
-    virtual: int
-    zero: int
-    micro_batch: float
-    global_batch: int
-    sequence: int
-    sequence_parallel: bool
-    recompute: RecomputePolicy
-    split_backward: bool = False
+    virtual: int  # stages per pipeline rank
+    zero: int  # ZeRO stage, 0 to 3
+    micro_batch: float  # sequences, of a data-parallel rank
+    global_batch: int  # sequences per step
+    sequence: int  # tokens
+    sequence_parallel: bool  # activations between blocks are sharded over the tensor group
+    recompute: RecomputePolicy  # activation checkpointing policy
+    split_backward: bool = False  # gradients of inputs and of weights are separate passes (zero bubble)
+    # Backward waits for the inputs of attention and feed-forward to be gathered again. False for programs that hide
+    # this gather behind a product: the constants of the time model include theirs.
     gathers_again: bool = False
-    replicas: int = 1
+    replicas: int = 1  # copies of the sharded state (hybrid sharding); their gradients are summed once per step
 
 
 @dataclass(frozen=True)
 class SoftwareProfile:
-    """Properties of a training framework that step times depend on.
+    """Properties of a training framework that step times depend on."""
 
-    Attributes:
-        attention: attention kernel, one of the four above.
-        attention_forward, attention_backward: time of its passes, relative to the constants of that kernel.
-        fused: True if pointwise operations run in fused kernels (a compiler, Transformer Engine).
-        composed: True if norms and rotations are composed of separate operations, as in eager code in Python.
-        eager: True if the host launches every kernel itself, and may be too slow for small ones.
-        overlaps_data: True if data-parallel communication overlaps with passes.
-        eight_bit: True if the matrix products of decoder blocks run in fp8.
-        early_stop: True if recomputation of a block stops before its last product, whose result is not needed.
-        gradient_bytes: bytes per gradient element in a reduction.
-        loss_bytes: memory traffic of the loss per logit, forward and backward: 20 bytes in fused kernels.
-        pads_rows: True if a compiler pads matrices whose rows are not multiples of 16 bytes.
-        adds_apart: True if kernels of their own add gradients of weights to the sums of the step, not the products.
-    """
-
-    attention: int = FLASH_ATTENTION_2
-    attention_forward: float = 1.0
+    attention: int = FLASH_ATTENTION_2  # kernel, one of the four above
+    attention_forward: float = 1.0  # time of its passes, relative to the constants of that kernel
     attention_backward: float = 1.0
-    fused: bool = False
-    composed: bool = False
-    eager: bool = True
-    overlaps_data: bool = True
-    eight_bit: bool = False
-    early_stop: bool = False
-    gradient_bytes: int = 4
-    loss_bytes: float = FUSED_LOSS_BYTES
-    pads_rows: bool = False
-    adds_apart: bool = False
+    fused: bool = False  # pointwise operations run in fused kernels (a compiler, Transformer Engine)
+    composed: bool = False  # norms and rotations are separate operations, as in eager code
+    eager: bool = True  # the host launches every kernel itself, and may be too slow for small ones
+    overlaps_data: bool = True  # data-parallel communication overlaps with passes
+    eight_bit: bool = False  # the matrix products of decoder blocks run in fp8
+    early_stop: bool = False  # recomputation stops before a block's last product, whose result is not needed
+    gradient_bytes: int = 4  # per element in a reduction
+    loss_bytes: float = FUSED_LOSS_BYTES  # memory traffic per logit, forward and backward
+    pads_rows: bool = False  # a compiler pads matrices whose rows are not multiples of 16 bytes
+    adds_apart: bool = False  # own kernels add gradients of weights to the sums of the step, not the products
 
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """Rates of one torch device and of its links, in FLOP/s, bytes and bytes per second.
+    """Rates of one torch device and of its links, in FLOP/s, bytes and bytes per second."""
 
-    Attributes:
-        family: chip family, one of ``FAMILIES``.
-        peak, peak_eight_bit: peak rate of matrix products in 16 and 8 bits; the latter is 0 if not supported.
-        reached, reached_eight_bit: share of that peak that large products reach.
-        attention: rate of attention kernels, relative to what the constants of the family say; other than 1 where these
-            are a relative's, of which large products reach another share of the peak.
-        units: processors (streaming multiprocessors) over which the tiles of a product are distributed.
-        memory_bytes, memory_rate: capacity and bandwidth of the device's memory.
-        link_rate: bytes per second that the device sends over the fast links.
-        domain: devices that share fast links.
-        network_rate: bytes per second that an instance sends to other instances.
-        per_instance: devices per instance.
-        per_chip: devices per chip.
-        hop, network_hop: latency in seconds of a step of a collective inside an instance and between instances; 0 for
-            the constant of the family.
-        direct_bytes, doubling_bytes: sizes of messages below which a collective sends to all ranks at once, and below
-            which its distances double; 0 if it is always a ring.
-    """
-
-    family: str
-    peak: float
-    peak_eight_bit: float
-    reached: float
+    family: str  # one of FAMILIES
+    peak: float  # FLOP/s of matrix products in 16 bits
+    peak_eight_bit: float  # 0 if not supported
+    reached: float  # share of the peak that large products reach
     reached_eight_bit: float
-    units: int
+    units: int  # processors (streaming multiprocessors) over which the tiles of a product are distributed
     memory_bytes: float
     memory_rate: float
-    link_rate: float
-    domain: int
-    network_rate: float
-    per_instance: int
-    per_chip: int = 1
+    link_rate: float  # sent by the device over the fast links
+    domain: int  # devices that share fast links
+    network_rate: float  # sent by an instance to others
+    per_instance: int  # devices
+    per_chip: int = 1  # devices
+    # Relative to the family's constants; not 1 where these are a relative's, whose large products reach another share
+    # of the peak.
     attention_rate: float = 1.0
-    hop: float = 0.0
-    network_hop: float = 0.0
-    direct_bytes: float = 0.0
-    doubling_bytes: float = 0.0
+    hop: float = 0.0  # latency of a step of a collective inside an instance, in seconds; 0 for the family's constant
+    network_hop: float = 0.0  # the same between instances
+    direct_bytes: float = 0.0  # below, a collective sends to all ranks at once; 0 if it is always a ring
+    doubling_bytes: float = 0.0  # below, its distances double; 0 if it is always a ring
 
 
 @dataclass(frozen=True)
 class OptimizerCost:
-    """Cost of the optimizer, all ranks together.
+    """Cost of the optimizer, all ranks together."""
 
-    Attributes:
-        update_bytes: bytes of memory read and written per parameter.
-        matrix_flops: FLOPs of updates of whole matrices, per layer.
-        matrix_message: bytes of all whole matrices of a layer, gathered and returned; 0 if none is needed whole.
-    """
-
-    update_bytes: float = 30.0
-    matrix_flops: float = 0.0
-    matrix_message: float = 0.0
+    update_bytes: float = 30.0  # read and written per parameter
+    matrix_flops: float = 0.0  # of updates of whole matrices, per layer
+    matrix_message: float = 0.0  # bytes of a layer's whole matrices, gathered and returned; 0 if none is needed
 
 
 @dataclass(frozen=True)
@@ -261,6 +197,7 @@ class WorkloadColumns:
     """Many workloads: each field as an array of float64. Strings become their index in the tuples above."""
 
     def __init__(self, workloads: Sequence[Workload]) -> None:
+        # Read by __getattr__, so that formulas name a field of any section as columns.field.
         self._columns: dict[str, Column] = {}
         for section in fields(Workload):
             # The workloads of a search share their shape, software and device: each object is read once.
@@ -281,7 +218,8 @@ class WorkloadColumns:
         return len(self.layers)
 
     def take(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> "WorkloadColumns":
-        """The workloads in the given rows (mask or indices)."""
+        """Workloads in the given rows (mask or indices)."""
+        # Not __init__, which reads workloads.
         taken = WorkloadColumns.__new__(WorkloadColumns)
         taken._columns = {name: column[rows] for name, column in self._columns.items()}
         return taken
@@ -294,7 +232,7 @@ class WorkloadColumns:
 
     @property
     def micro_batches(self) -> Column:
-        """Micro-batches per step of a data-parallel rank, at least 1."""
+        """Number in a step of a data-parallel rank, at least 1."""
         return np.maximum(1.0, self.global_batch / (self.micro_batch * self.data))
 
     @property
@@ -304,12 +242,11 @@ class WorkloadColumns:
 
     @property
     def shards(self) -> Column:
-        """Ranks that parameters, gradients and optimizer state may be sharded over: those of one replica."""
+        """Ranks that state may be sharded over: those of one replica."""
         return self.data * self.context / self.replicas
 
     @property
     def world(self) -> Column:
-        """World size."""
         return self.tensor * self.pipeline * self.context * self.data
 
 
@@ -327,11 +264,9 @@ def _deduplicate(objects: list[Any]) -> tuple[list[Any], NDArray[np.intp]]:
 
 
 def block_products(columns: WorkloadColumns) -> tuple[tuple[Column, Column], ...]:
-    """Return (output, input) width on one tensor rank of a block's products: qkv, output, gate and up, down.
-
-    A kv head is never split: with fewer kv heads than tensor ranks, each rank has one.
-    """
+    """Return (output, input) width on one tensor rank of a block's products: qkv, output, gate and up, down."""
     queries = columns.heads * columns.head_dim / columns.tensor
+    # A kv head is never split: with fewer than tensor ranks, each rank has one.
     keys = np.maximum(columns.kv_heads / columns.tensor, 1.0) * columns.head_dim
     intermediate = columns.intermediate / columns.tensor
     return (
@@ -349,7 +284,7 @@ def layer_weights(columns: WorkloadColumns) -> Column:
 
 
 def rank_weights(columns: WorkloadColumns) -> Column:
-    """Elements of the weight matrices on the fullest rank, with its embedding or head (both without a pipeline)."""
+    """Elements of the weight matrices on the fullest rank, with its embedding or head (or both)."""
     ends = np.where(columns.pipeline > 1, 1.0, 2.0) * columns.vocab * columns.hidden / columns.tensor
     weights: Column = np.ceil(columns.layers / columns.pipeline) * layer_weights(columns) + ends
     return weights

@@ -33,14 +33,7 @@ RankBy = Literal["time", "cost"]
 
 
 def pareto_indices(points: Sequence[Sequence[float]]) -> list[int]:
-    """Indices of the points that no other point dominates (at most as large in every term, smaller in one).
-
-    Args:
-        points: points of equal length; smaller is better in every term.
-
-    Returns:
-        Indices in ascending order. Of equal points all are returned.
-    """
+    """Indices of the points that no other beats (smaller is better in every term); of equal points all."""
     return [
         index
         for index, point in enumerate(points)
@@ -51,16 +44,14 @@ def pareto_indices(points: Sequence[Sequence[float]]) -> list[int]:
 
 
 def pareto_front_of_plans(plans: Sequence[TrainingPlan]) -> list[tuple[TrainingPlan, LayoutPrediction]]:
-    """Layouts of all plans that no other beats in time, cost and memory at once; fastest first.
-
-    If the price of a cluster is unknown, cost is ignored.
-    """
+    """Layouts of all plans that no other beats in time, cost and memory at once; fastest first."""
     every = [
         (plan, prediction)
         for plan in plans
         for prediction in (plan.ranked or (plan.chosen,))
         if fits(plan.request, prediction)
     ]
+    # An unknown price would beat every known one: cost is then ignored.
     priced = all(prediction.cost_usd is not None for _, prediction in every)
     points = [
         (prediction.days, prediction.cost_usd or 0.0 if priced else 0.0, prediction.peak_memory)
@@ -70,7 +61,7 @@ def pareto_front_of_plans(plans: Sequence[TrainingPlan]) -> list[tuple[TrainingP
 
 
 def rank_plans(plans: Sequence[TrainingPlan], by: RankBy) -> list[TrainingPlan]:
-    """Plans of several clusters, best first. By cost, plans without a price come last."""
+    """Order plans of several clusters, best first. By cost, plans without a price come last."""
     if by == "time":
         return sorted(plans, key=lambda plan: plan.chosen.days)
     return sorted(plans, key=lambda plan: (plan.chosen.cost_usd is None, plan.chosen.cost_usd or plan.chosen.days))
@@ -78,6 +69,7 @@ def rank_plans(plans: Sequence[TrainingPlan], by: RankBy) -> list[TrainingPlan]:
 
 def plans_as_json(plans: Sequence[TrainingPlan]) -> list[dict[str, Any]]:
     """Plans under their documented keys, with ``on_front`` for each layout on the Pareto front of all plans."""
+    # By identity: predictions hold dictionaries, so they have no hash.
     front = {id(prediction) for _, prediction in pareto_front_of_plans(plans)}
     contents = []
     for plan in plans:
@@ -116,11 +108,9 @@ def comparison_lines(plans: Sequence[TrainingPlan]) -> list[str]:
 
 
 def told_apart(one: TrainingPlan, other: TrainingPlan, by: RankBy) -> bool:
-    """True if the better of two plans is so in at least four of five cases, by what is known of the model's errors.
-
-    Plans on chips of one family share the errors of that family; those of two families are taken as independent.
-    """
+    """True if the better of two plans is so in at least four of five cases, by what is known of the model's errors."""
     values = [plan.chosen.days if by == "time" else plan.chosen.cost_usd or 0.0 for plan in (one, other)]
+    # Plans on chips of one family share the errors of that family; those of two families are taken as independent.
     same = one.request.cluster.chip.family == other.request.cluster.chip.family
     least = undecided_ratio() if same else ratio_between(one.chosen.interval, other.chosen.interval)
     return max(values) >= min(values) * least
@@ -133,7 +123,6 @@ def _close(best: TrainingPlan, plans: Sequence[TrainingPlan], by: RankBy) -> str
 
 
 def _terms(plan: TrainingPlan) -> str:
-    """Duration and price of a plan."""
     kind = plan.request.cluster.price(plan.request.price)
     price = "" if kind is None else f" and {plan.chosen.cost_usd:,.0f} USD ({kind[0]})"
     return f"{plan.chosen.days:,.1f} days{price}"
@@ -141,16 +130,11 @@ def _terms(plan: TrainingPlan) -> str:
 
 @dataclass(frozen=True)
 class ClusterComparison:
-    """Plans of one model on several clusters.
+    """Plans of one model on several clusters."""
 
-    Attributes:
-        plans: one plan per cluster on which a layout fits, best first if an order was asked for.
-        refused: by cluster, the reason why there is no plan.
-        against: by cluster, the prediction of the layout to compare with, if one was given.
-    """
-
-    plans: tuple[TrainingPlan, ...]
-    refused: dict[str, str] = field(default_factory=dict)
+    plans: tuple[TrainingPlan, ...]  # one per cluster on which a layout fits, best first if an order was asked for
+    refused: dict[str, str] = field(default_factory=dict)  # reason why there is no plan, by cluster
+    # Prediction of the layout to compare with, if given, by cluster.
     against: dict[str, LayoutPrediction] = field(default_factory=dict)
 
     def to_dict(self) -> list[dict[str, Any]]:
@@ -183,7 +167,7 @@ def compare_clusters(
     Args:
         model: a preset, a config.json or its folder, a recipe file, or the name of a shipped recipe.
         clusters: INSTANCE:N each, as in trn1.32xlarge:64.
-        tokens: tokens of the whole run.
+        tokens: of the whole run.
         sequence: tokens per sequence.
         global_batch: sequences per step.
         precision: precision mode, as in a recipe.
@@ -235,7 +219,7 @@ def compare_clusters(
 
 
 def parse_per(text: str | None) -> Per:
-    """Return the unit of numbers of machines that a text names. Raises PlanError if there is no such unit."""
+    """Read the unit of N in INSTANCE:N. Raises PlanError for another word."""
     choices: tuple[Per, ...] = get_args(Per)
     for known in choices:
         if text == known:
@@ -246,7 +230,7 @@ def parse_per(text: str | None) -> Per:
 
 
 def parse_rank_by(text: str | None) -> RankBy | None:
-    """Return the order of clusters that a text names. Raises PlanError if clusters are not ordered by this."""
+    """Read the order of clusters. Raises PlanError for another word."""
     choices: tuple[RankBy, ...] = get_args(RankBy)
     for known in choices:
         if text == known:
@@ -257,11 +241,7 @@ def parse_rank_by(text: str | None) -> RankBy | None:
 
 
 def price_kind(text: str | None, clusters: Sequence[Cluster]) -> PriceKind | None:
-    """Return the kind of price to compare clusters in: the named one, or the first that all of them have.
-
-    Raises:
-        PlanError: there is no such kind.
-    """
+    """The named kind of price, or the first that all clusters have. Raises PlanError for an unknown kind."""
     kinds: tuple[PriceKind, ...] = get_args(PriceKind)
     for known in kinds:
         if text == known:

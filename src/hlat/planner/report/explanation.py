@@ -32,10 +32,7 @@ _GIB = 1 << 30
 def plan_words(plan: TrainingPlan, explained: bool, other: LayoutPrediction | None) -> Iterator[tuple[str, int]]:
     """Yield the sentences about a plan, each with the indentation of its further lines.
 
-    Args:
-        plan: the plan.
-        explained: True for the reasons of its layout.
-        other: a layout to compare with; None for none.
+    With ``explained``, they have the reasons of its layout; ``other`` is a layout to compare with.
     """
     request, said = plan.request, plan.assumptions()
     cluster, steps = request.cluster, plural(request.steps, "step")
@@ -71,7 +68,6 @@ def plan_words(plan: TrainingPlan, explained: bool, other: LayoutPrediction | No
 
 
 def _determinism_sentence(cost: DeterminismCost) -> str:
-    """Name the planned kernel of attention and the other one, with the step time of each."""
     planned, other = (
         f"{cost.kernels[value]}, {format_number(cost.seconds[value])} s per step with "
         f"run.deterministic={str(value).lower()}"
@@ -133,7 +129,6 @@ def interval_text(planned: LayoutPrediction, value: float) -> str:
 
 
 def _two_digits(value: float) -> str:
-    """A number rounded to two significant digits, as 64,000."""
     return f"{value:#.2g}" if 0.1 <= value < 9.95 else rounded_text(value, 2)  # 3.0 rather than 3
 
 
@@ -155,7 +150,7 @@ def compare(chosen: LayoutPrediction, other: LayoutPrediction) -> str:
 
 
 def comparison_with(plan: TrainingPlan, other: LayoutPrediction) -> str:
-    """Sentences that compare the chosen layout with another one."""
+    """Sentences for another layout: losses, gains, which is faster, and if it fits."""
     ahead = other.step_seconds / plan.chosen.step_seconds - 1
     fit = "" if fits(plan.request, other) else f" It does not fit: {other.peak_memory / _GIB:.1f} GiB."
     conclusion = (
@@ -174,12 +169,10 @@ def _step_sentence(prediction: LayoutPrediction) -> str:
 
 
 def _communication_sentences(request: PlanRequest, prediction: LayoutPrediction) -> list[str]:
-    """Volume and links of each parallel axis, one sentence each.
-
-    Seconds are those that the cost model has for a message before anything hides it, latencies and passages through
-    memory included; rates follow from them and the bytes of the message.
-    """
+    """Volume and links of each parallel axis, one sentence each."""
     cluster, layout = request.cluster, prediction.candidate
+    # Seconds before anything hides a message, latencies and passages through memory included; rates follow from them
+    # and the bytes of the message.
     times = message_times(request, layout)
     sent = {axis: f"{size / _GIB:,.1f} GiB per step" for axis, size in exchanged_bytes(request, layout, 0).items()}
     sentences = []
@@ -220,15 +213,10 @@ def _communication_sentences(request: PlanRequest, prediction: LayoutPrediction)
 
 @dataclass(frozen=True)
 class MessageTime:
-    """One message.
+    """Duration and bytes of one message of a parallel axis."""
 
-    Attributes:
-        seconds: seconds of the cost model, before anything hides them.
-        bytes: bytes of the complete message, of each of the two halves of an all-reduce; 0 if they are not known here.
-    """
-
-    seconds: float
-    bytes: float
+    seconds: float  # of the cost model, before anything hides them
+    bytes: float  # of the complete message, of each half of an all-reduce; 0 if not known here
 
     @property
     def rate(self) -> float:
@@ -241,7 +229,7 @@ class MessageTime:
 
 
 def message_times(request: PlanRequest, layout: Candidate) -> dict[str, MessageTime]:
-    """Return one message of each kind: tensor, context, stage, gather, reduce, across (fields of ``CommTimes``)."""
+    """One message of each kind: tensor, context, stage, gather, reduce, across (fields of ``CommTimes``)."""
     columns = workload_columns(request, [layout])
     times = comm_times(columns, load_constants())
     hidden, weights = float(2 * (columns.tokens * columns.hidden)[0]), float(rank_weights(columns)[0])
@@ -262,14 +250,14 @@ def message_times(request: PlanRequest, layout: Candidate) -> dict[str, MessageT
 
 
 def energy_text(kwh: float | None) -> str:
-    """Return an amount of energy with its unit; empty if it is not known."""
+    """Amount of energy with its unit; empty if it is not known."""
     if kwh is None:
         return ""
     return f"{rounded_text(kwh / 1000)} MWh" if kwh >= 1000 else f"{rounded_text(kwh)} kWh"
 
 
 def energy_sentence(request: PlanRequest, prediction: LayoutPrediction) -> str:
-    """Return what the energy of a run is, and what it assumes."""
+    """Energy of the run, and what it assumes."""
     chip, site = request.cluster.chip, request.site
     if prediction.kwh is None or chip.power is None:
         return f"not known: no power limit of {chip.name} is published"
@@ -284,7 +272,7 @@ _GB = 1e9
 
 
 def storage_text(request: PlanRequest) -> str:
-    """Return the rate of the file system, and where it comes from."""
+    """Rate of the file system, and where it comes from."""
     rate = storage_rate(request.cluster, request.site.storage) / _GB
     if request.site.storage is not None:
         return f"{rounded_text(rate)} GB/s, by --storage {request.site.storage}"
@@ -295,7 +283,7 @@ def storage_text(request: PlanRequest) -> str:
 
 
 def storage_sentence(request: PlanRequest, prediction: LayoutPrediction) -> str:
-    """Return how long a save and a restart take, and what they lose."""
+    """Duration of a save and of a restart, and what they lose."""
     one = prediction.reliability
     return (
         f"{rounded_text(one.saved_bytes / _GB)} GB at {storage_text(request)}: a save is durable after "

@@ -56,7 +56,6 @@ def html_page(plans: Sequence[TrainingPlan]) -> Html:
 
 
 def _sections(plan: TrainingPlan) -> list[Html]:
-    """HTML elements of one plan."""
     chosen = plan.chosen
     step = bar_chart(
         f"A step of {duration(chosen.step_seconds)}",
@@ -252,6 +251,7 @@ def step_timeline(plan: TrainingPlan) -> Timeline:
     count = layout.accumulation(plan.request.global_batch)
     limit = max(layout.pipeline, _MOST_TRACED_PASSES // (2 * layout.pipeline * layout.virtual))
     if layout.virtual > 1:
+        # Interleaved schedules take micro-batches in groups of as many as pipeline ranks.
         limit = limit // layout.pipeline * layout.pipeline
     return timeline(layout, min(count, limit), plan.chosen.stage_times)
 

@@ -77,13 +77,8 @@ _SUMMARY: dict[str, Cell] = {
 
 
 def plan_lines(plans: Sequence[TrainingPlan], columns: int, *, layouts: bool = True) -> Iterator[str]:
-    """Yield the table of some plans, and the meaning of its marks.
-
-    Args:
-        plans: the plans.
-        columns: width of the terminal.
-        layouts: False for the table of clusters alone.
-    """
+    """Yield the table of some plans, and the meaning of its marks; ``layouts=False``: of clusters alone."""
+    # By identity: predictions hold dictionaries, so they have no hash.
     front = {id(planned) for _, planned in pareto_front_of_plans(list(plans))}
     if len(plans) > 1:
         yield from table_lines(list(_summary(plans)), columns)
@@ -114,7 +109,7 @@ def _summary(plans: Sequence[TrainingPlan]) -> Iterator[list[str]]:
 
 
 def _rows(plan: TrainingPlan, cells: dict[str, Cell], front: set[int], *, named: bool) -> Iterator[list[str]]:
-    """Yield the rows of a plan; with the cluster's name in the second column of its first one if it is named."""
+    """Yield the rows of a plan; if ``named``, the first has the cluster's name."""
     for planned in (plan.chosen, *plan.alternatives):
         chosen = planned is plan.chosen
         tied = len(plan.ranked) > 1 and plan.may_be_fastest(planned)
@@ -138,6 +133,7 @@ def _marks(plans: Sequence[TrainingPlan], front: int) -> Iterator[str]:
     elif searched:
         yield "> the choice: the fastest layout"
     if searched:
+        # The ratio from which on the faster layout is so in 4 of 5 pairs.
         apart = undecided_ratio() - 1
         yield f"~ may be the fastest: below {apart:.0%}, the model often names the wrong one"
     if front > 1:
@@ -151,13 +147,7 @@ _NARROWEST = 10  # columns of the last cell, however narrow the terminal is
 
 
 def table_lines(rows: Sequence[Sequence[str]], columns: int) -> Iterator[str]:
-    """Yield the lines of a table.
-
-    Args:
-        rows: cells; the first row has the heads.
-        columns: width of the terminal. Texts of the last column that are too long are broken after commas and
-            spaces, and after hyphens if one of their words is too long.
-    """
+    """Yield the lines of a table whose first row has the heads; long texts of the last column are broken."""
     widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
     before = sum(widths[:-1]) + len(widths) - 1
     last = max(_NARROWEST, columns - before)
@@ -189,12 +179,7 @@ def _widest_word(text: str) -> int:
 
 
 def command_lines(words: Sequence[str], columns: int) -> Iterator[str]:
-    """Yield a command in lines that a shell takes as one.
-
-    Args:
-        words: the words of the command.
-        columns: width of the terminal.
-    """
+    """Yield a command in lines that a shell takes as one."""
     line = ""
     for word in map(shlex.quote, words):
         if line and len(line) + len(word) + 3 > columns:

@@ -27,81 +27,57 @@ TORCH, ONEDNN = "torch", "oneDNN"
 
 @dataclass(frozen=True)
 class Collectives:
-    """The library that communicates between devices of a type.
+    """The library that communicates between devices of a type."""
 
-    Attributes:
-        name: name of the backend in ``torch.distributed``.
-        has_threads: True if it works in threads of its own. They use the rendezvous store, even after Python has shut
-            down, and destroying a group waits for pending collectives, which a peer may never join.
-        interface_variable: environment variable with the network interface to use; None if there is none.
-    """
-
-    name: str
+    name: str  # name of the backend in ``torch.distributed``
+    # True if it works in threads of its own. They use the rendezvous store, even after Python has shut down, and
+    # destroying a group waits for pending collectives, which a peer may never join.
     has_threads: bool = True
+    # environment variable with the network interface to use; None if there is none
     interface_variable: str | None = None
 
 
 @dataclass(frozen=True)
 class Compiler:
-    """The compiler that ``torch.compile`` runs for a device type.
+    """The compiler that ``torch.compile`` runs for a device type."""
 
-    Attributes:
-        language: C or C++.
-        names: programs to search for.
-        variable: environment variable that names another one.
-        package: package to install, for messages.
-        needs_headers: True if it needs Python's header files too.
-    """
-
-    language: str
-    names: tuple[str, ...]
-    variable: str
-    package: str
-    needs_headers: bool = False
+    language: str  # C or C++
+    names: tuple[str, ...]  # programs to search for
+    variable: str  # environment variable that names another one
+    package: str  # package to install, for messages
+    needs_headers: bool = False  # True if it needs Python's header files too
 
     def is_available(self) -> bool:
-        """Return True if this machine has such a compiler, and the header files if they are needed."""
+        """Return True if this machine has such a compiler, and Python.h if that is needed."""
         if self.needs_headers and not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
             return False
         return self.find() is not None
 
     @property
     def missing(self) -> str:
-        """Name what ``is_available`` does not find."""
+        """Thing that ``is_available`` does not find, for messages."""
         return f"{self.language} compiler" if self.find() is None else "Python.h (package python3-dev)"
 
     def find(self) -> str | None:
-        """Return the compiler that this machine has; None if it has none."""
         chosen = os.environ.get(self.variable)
         return next((name for name in ((chosen,) if chosen else self.names) if shutil.which(name) is not None), None)
 
 
 @dataclass(frozen=True)
 class AllocatorUse:
-    """Memory that an allocator has taken from a device for one process.
+    """Memory that an allocator has taken from a device for one process."""
 
-    Attributes:
-        reserved: bytes at most, those of freed blocks included, which the allocator keeps.
-        retries: times that it found no memory and gave back what it kept.
-    """
-
-    reserved: int
-    retries: int
+    reserved: int  # bytes at most, those of freed blocks included, which the allocator keeps
+    retries: int  # times that it found no memory and gave back what it kept
 
 
 @dataclass(frozen=True)
 class DocumentKernel:
-    """A kernel of attention within documents.
+    """A kernel for attention that does not cross documents."""
 
-    Attributes:
-        name: its key in the table of ``hlat.model.document_attention``.
-        title: name of the kernel in messages.
-        is_compiled: True if it can only run compiled.
-    """
-
-    name: str
-    title: str
-    is_compiled: bool
+    name: str  # its key in the table of ``hlat.model.document_attention``
+    title: str  # name of the kernel in messages
+    is_compiled: bool  # True if it can only run compiled
 
 
 FLEX = DocumentKernel("flex", "flex_attention", is_compiled=True)
@@ -110,43 +86,29 @@ FLEX = DocumentKernel("flex", "flex_attention", is_compiled=True)
 
 @dataclass(frozen=True)
 class AttentionHeads:
-    """Heads of attention in training, as far as torch's choice of a kernel depends on them.
+    """Heads of attention in training, as far as torch's choice of a kernel depends on them."""
 
-    Attributes:
-        dtype: dtype of queries, keys and values.
-        head_dim: elements of a head.
-        grouped: True if several query heads share a kv head.
-        limited: True if queries attend within documents or windows.
-        has_prefix: True if queries are the last positions of more keys (context parallelism).
-    """
-
-    dtype: torch.dtype
-    head_dim: int
-    grouped: bool
-    limited: bool = False
-    has_prefix: bool = False
+    dtype: torch.dtype  # dtype of queries, keys and values
+    head_dim: int  # elements of a head
+    grouped: bool  # True if several query heads share a kv head
+    limited: bool = False  # True if queries attend within documents or windows
+    has_prefix: bool = False  # True if queries are the last positions of more keys (context parallelism)
 
     @property
     def is_16_bit(self) -> bool:
-        """True for fp16 and bf16."""
         return self.dtype in (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
 class AttentionKernel:
-    """The kernel that computes attention in training, forward and backward.
+    """The kernel that computes attention in training, forward and backward."""
 
-    Attributes:
-        name: of one of torch's kernels, a name of ``torch.nn.attention.SDPBackend`` in lower case; "math" keeps all
-            scores.
-        slowed: True if torch's deterministic mode lets its backward pass add in a fixed order, which is slower.
-    """
-
+    # of one of torch's kernels, a name of ``torch.nn.attention.SDPBackend`` in lower case; "math" keeps all scores
     name: str
+    # True if torch's deterministic mode lets its backward pass add in a fixed order, which is slower
     slowed: bool = False
 
     def __str__(self) -> str:
-        """Name, with what deterministic mode changes."""
         return f"{self.name}, deterministic backward" if self.slowed else self.name
 
 
@@ -154,11 +116,7 @@ _FLEX_HAS_BACKWARD = ("xpu",)  # device types without a backend of their own
 
 
 class Backend:
-    """Capabilities of one device type. A subclass overrides what differs for its type.
-
-    Attributes:
-        device_type: name of the type in torch.
-    """
+    """Capabilities of one device type. A subclass overrides what differs for its type."""
 
     collectives: Collectives | None = None
     """Library for collectives between devices of this type; None if torch has none, which leaves one process."""
@@ -216,62 +174,41 @@ class Backend:
     """True if products by packed weights are faster for few rows (``hlat.evaluation.fast_decoding``)."""
 
     def __init__(self, device_type: str) -> None:
-        """Describe a device type.
-
-        Args:
-            device_type: name of the type in torch.
-        """
-        self.device_type = device_type
+        self.device_type = device_type  # torch's name of the type
 
     def of_chip(self, vendor: str, capability: tuple[int, int] | None) -> "Backend":
-        """Return a backend that answers as on a chip that is not here, for rehearsals.
-
-        Args:
-            vendor: vendor of the chip, as in the hardware catalog.
-            capability: its compute capability, as in the hardware catalog.
-        """
+        """Return a backend that answers as on a chip of the hardware catalog, for rehearsals."""
         return self
 
     # The device: presence, selection, waiting
 
     def device_count(self) -> int:
-        """Number of devices that this process sees."""
         return torch.accelerator.device_count()
 
     def select(self, device: torch.device) -> None:
-        """Make a device the current one of this thread."""
         torch.accelerator.set_device_index(device)
 
     def synchronize(self, device: torch.device) -> None:
-        """Wait until the device has finished all queued work."""
         torch.accelerator.synchronize(device)
 
     def record(self, work: Callable[[], None]) -> Callable[[], object]:
-        """Record work on the current device, without doing it; return a function that repeats it.
-
-        Args:
-            work: uses the same memory in each call, does not wait for the device, and has been called before.
-        """
+        """Record work without doing it; return its replay. It uses the same memory each time."""
+        # The work never waits for the device, and has been called before: a recording needs both.
         return work
 
     def is_initialized(self) -> bool:
-        """Return True if this process has initialised the driver, whose state a forked process could not use."""
+        """Return True if this process has initialised the driver."""
+        # A forked process could not use the driver's state.
         module = torch.get_device_module(self.device_type)
         return bool(getattr(module, "is_initialized", lambda: False)())
 
     def can_send(self, group: ProcessGroup) -> bool:
-        """Return True if a process group has send and receive, which pipelines need.
-
-        A group that torch implements has them. One that an accelerator's package implements in Python may have none.
-        """
+        """Return True if a process group has send and receive, which pipelines need."""
+        # torch implements both; an accelerator's package that derives a group in Python may have neither.
         return type(group) is ProcessGroup or type(group).send is not ProcessGroup.send
 
     def group_refusal(self, ranks: Sequence[int]) -> str:
-        """Return the reason why ranks cannot form a process group, without a full stop; empty if they can.
-
-        Args:
-            ranks: global ranks of the group, ascending.
-        """
+        """Return why ascending global ranks cannot form a process group, without a full stop; empty if they can."""
         return ""
 
     # Settings of a process
@@ -283,11 +220,7 @@ class Backend:
         """Let the library of collectives report hangs; to be called before the process joins others."""
 
     def configure_rounding(self, in_hardware: bool, seed: int) -> None:
-        """Let the device round conversions to fewer bits stochastically, or see that it rounds to nearest.
-
-        Args:
-            in_hardware: True for stochastic rounding in hardware.
-            seed: seed of the device's random numbers, below 2^31.
+        """Round stochastically in hardware, or check that it rounds to nearest; the seed is below 2^31.
 
         Raises:
             LaunchError: the device cannot, or the environment asks for the opposite.
@@ -308,7 +241,7 @@ class Backend:
         return True
 
     def product_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Return the dtype in which hlat multiplies operands of a dtype: float32 where bf16 would be emulated."""
+        """Return the dtype in which hlat multiplies: float32 where bf16 would be emulated."""
         return dtype
 
     def product_format(self, dtype: torch.dtype) -> str:
@@ -320,14 +253,7 @@ class Backend:
         return f"torch has no fp8 products on a {self.device_type} device"
 
     def compile_refusal(self, compute: torch.dtype, flops: float, world: int, device: torch.device) -> str:
-        """Return the reason why compiling blocks does not pay by default; empty if it does.
-
-        Args:
-            compute: dtype of matrix products.
-            flops: FLOPs of the whole run.
-            world: number of processes.
-            device: the device.
-        """
+        """Return why compiling blocks does not pay for a run of ``flops``, dtype ``compute``; empty if it does."""
         return f"no known benefit on {self.device_type}; run.compile=blocks forces it"
 
     def compiler_versions(self, device: torch.device) -> dict[str, str]:
@@ -339,20 +265,13 @@ class Backend:
         return ""
 
     def attention_kernel(self, heads: AttentionHeads, deterministic: bool, device: torch.device) -> AttentionKernel:
-        """Return the kernel that computes causal attention in training: the one answer for runs, rehearsals and plans.
-
-        A device that is here is asked by torch's own choice; for others it is ``_expected_attention``.
-
-        Args:
-            heads: heads of the attention.
-            deterministic: ``run.deterministic`` of the recipe.
-            device: the device; of another type if it is not here.
-        """
+        """Return the kernel of causal attention in training: one answer for runs, rehearsals and plans."""
         if heads.limited:
             kernel = self.document_kernel
             return AttentionKernel("none" if kernel is None else f"{kernel.title} within documents")
         # Of more keys than queries torch tries flash attention first, and never cuDNN, as in deterministic mode.
         ordered = (deterministic or heads.has_prefix) and self.deterministic_mode
+        # torch itself is asked about a device that is here, a table about others.
         chosen = _torch_attention if device.type == self.device_type else self._expected_attention
         name = chosen(heads, ordered, device)
         return AttentionKernel(name, deterministic and name in self._slowed_attention)
@@ -362,12 +281,8 @@ class Backend:
         return "math"
 
     def deterministic_by_default(self, heads: AttentionHeads, device: torch.device) -> bool:
-        """Return the value of ``run.deterministic=auto``: False where it takes a slower kernel of attention.
-
-        Args:
-            heads: as for ``attention_kernel``.
-            device: as for ``attention_kernel``.
-        """
+        """Return the value of ``run.deterministic=auto``."""
+        # run.deterministic=auto is False only where it would take a slower kernel of attention.
         return self.attention_kernel(heads, True, device) == self.attention_kernel(heads, False, device)
 
     @property
@@ -381,13 +296,8 @@ class Backend:
         return False
 
     def product_libraries(self, dtype: torch.dtype) -> tuple[str, ...]:
-        """Return the libraries that compute products of a dtype in training: keys of ``PRODUCTS``.
-
-        Some products are torch's in any case: those of the head, of compiled blocks, and of zero-bubble schedules.
-
-        Args:
-            dtype: dtype of the operands, as ``product_dtype`` gives it.
-        """
+        """Return the libraries for training's products of a dtype from ``product_dtype``: keys of ``PRODUCTS``."""
+        # Products of the head, of compiled blocks and of zero-bubble schedules are torch's in any case.
         return (TORCH, ONEDNN) if self.fp32_by_onednn and dtype == torch.float32 else (TORCH,)
 
     @property
@@ -403,15 +313,14 @@ class Backend:
     # Memory
 
     def memory_bytes(self, device: torch.device) -> int:
-        """Memory of the device, in bytes."""
         return int(torch.get_device_module(device).get_device_properties(device).total_memory)
 
     def free_memory_bytes(self, device: torch.device) -> int:
-        """Memory of the device that no process uses, in bytes."""
+        """Memory of the device that no process uses."""
         return int(torch.accelerator.get_memory_info(device)[0])
 
     def peak_memory_bytes(self, device: torch.device) -> int:
-        """Peak memory that this process has allocated on the device so far, in bytes."""
+        """Largest memory that this process has allocated on the device so far."""
         return int(torch.accelerator.max_memory_allocated(device))
 
     def allocator_use(self, device: torch.device) -> AllocatorUse | None:
@@ -419,7 +328,6 @@ class Backend:
         return None
 
     def pin_memory(self, memory: torch.Tensor, device: torch.device) -> bool:
-        """Lock the pages of host memory, so that the device copies asynchronously; return False if it cannot."""
         return False
 
     def unpin_memory(self, memory: torch.Tensor, device: torch.device) -> None:
@@ -451,10 +359,11 @@ class Backend:
 
 
 def _torch_attention(heads: AttentionHeads, deterministic: bool, device: torch.device) -> str:
-    """Return the kernel that torch chooses on a device that is here, for training. Verified on CPUs only."""
+    """Return torch's choice on a device that is here. Verified on CPUs only."""
     from torch.nn.attention import SDPBackend, current_flash_attention_impl  # noqa: PLC0415 - most starts need neither
 
     q, k = (
+        # The choice does not depend on batch and length: the smallest tensors that ask the question.
         torch.empty((1, count, 128, heads.head_dim), dtype=heads.dtype, device=device, requires_grad=True)
         for count in (1 + heads.grouped, 1)
     )
@@ -471,5 +380,4 @@ def _torch_attention(heads: AttentionHeads, deterministic: bool, device: torch.d
 
 
 def _python_version() -> str:
-    """Version of Python as far as compiled code depends on it, such as 3.11."""
-    return ".".join(platform.python_version_tuple()[:2])
+    return ".".join(platform.python_version_tuple()[:2])  # compiled code does not depend on the patch release

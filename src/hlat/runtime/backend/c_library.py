@@ -40,18 +40,14 @@ _KEPT = 32  # libraries, last used first: those of some versions of hlat, compil
 
 
 class CachedLibrary:
-    """A library that is in the cache, or may be put there.
-
-    Attributes:
-        path: its file.
-    """
+    """A library that is in the cache, or may be put there."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: IO[bytes] | None = None
 
     def is_whole(self) -> bool:
-        """Return True if the file is there, as it was written; it then counts as new, because somebody uses it."""
+        """Return True if the file is there, as it was written."""
         try:
             content = self.path.read_bytes()
         except OSError:
@@ -59,20 +55,18 @@ class CachedLibrary:
         is_whole = len(content) > _DIGEST_BYTES and _digest(content[:-_DIGEST_BYTES]) == content[-_DIGEST_BYTES:]
         if is_whole:
             with suppress(OSError):
+                # The newest are kept, so one that is used counts as new.
                 os.utime(self.path)
         return is_whole
 
     def lock(self, seconds: float = _WAIT_SECONDS) -> bool:
-        """Become the process that compiles it, or wait while another one does; False after so many seconds.
-
-        The lock belongs to this process, not to its children, and ends with it. Without locks on the file system every
-        process compiles.
-        """
+        """Become the process that compiles it, or wait for the other one; False after so many seconds."""
         deadline = time.monotonic() + seconds
         with suppress(OSError):
             self._lock = self.path.with_suffix(".lock").open("ab")
         while self._lock is not None:
             try:
+                # The lock is this process's, not its children's, and ends with it.
                 fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):  # both mean that another process has it
                 if time.monotonic() >= deadline:
@@ -80,20 +74,19 @@ class CachedLibrary:
                     return False
                 time.sleep(_POLL_SECONDS)
             except OSError:
-                self.unlock()
+                self.unlock()  # no locks on this file system: every process compiles
             else:
                 break
         return True
 
     def unlock(self) -> None:
-        """Let other processes go on."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock within the block, if it can be had in time."""
+        """Hold the lock within the block, or enter without it when the time is over."""
         self.lock()
         try:
             yield
@@ -101,19 +94,20 @@ class CachedLibrary:
             self.unlock()
 
     def working_folder(self) -> "tempfile.TemporaryDirectory[str]":
-        """Make a folder for the compiler, beside the library. Those of processes that were killed are removed.
+        """Make a folder for the compiler, beside the library.
 
         Raises:
             OSError: it cannot be made.
         """
         prefix = f".{self.path.stem}-"
         if self._lock is not None:  # nobody else is using one
+            # Processes that were killed have left theirs.
             for left in self.path.parent.glob(f"{prefix}*"):
                 shutil.rmtree(left, ignore_errors=True)
         return tempfile.TemporaryDirectory(prefix=prefix, dir=self.path.parent, ignore_cleanup_errors=True)
 
     def keep(self, built: Path) -> None:
-        """Store a library from the working folder under its name, complete or not at all.
+        """Store a library under its name, complete or not at all.
 
         Raises:
             OSError: it cannot be stored.
@@ -129,16 +123,11 @@ class CachedLibrary:
 
 
 def cached_library(compiler: str, options: Sequence[str], source: Path) -> CachedLibrary | None:
-    """Return the place of what a compiler makes of a source file; None if libraries cannot be kept here.
-
-    Args:
-        compiler: its command.
-        options: its options, without the names of files.
-        source: the source file; what it includes lies beside it.
+    """Return the place of a compiled source file; None if libraries cannot be kept here.
 
     Raises:
         LaunchError: others can write to the folder: what is there must not be loaded.
-        OSError: the compiler cannot be started, or a source file cannot be read.
+        OSError: the compiler or a source file cannot be read.
     """
     folder, processor = _cache_folder(), _processor()
     if folder is None or not processor:
@@ -147,13 +136,13 @@ def cached_library(compiler: str, options: Sequence[str], source: Path) -> Cache
     if not folder.is_dir():
         return None
     parts = [compiler, " ".join(options), _compiler_version(compiler), processor]
+    # What a source file includes lies beside it.
     sources = sorted(path for path in source.parent.iterdir() if path.suffix in (".c", ".h"))
     parts += [f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in (source, *sources)]
     return CachedLibrary(folder / f"{source.stem}-{_digest(chr(10).join(parts).encode()).hex()[:24]}.so")
 
 
 def _cache_folder() -> Path | None:
-    """Folder of the cache in the home of this user; None if there is no such home."""
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not given.is_absolute():  # the rule of XDG
         with suppress(RuntimeError):
@@ -167,14 +156,13 @@ def _digest(content: bytes) -> bytes:
 
 @functools.cache
 def _compiler_version(compiler: str) -> str:
-    """Text by which a compiler names itself and its version."""
     done = subprocess.run([*compiler.split(), "--version"], stdin=subprocess.DEVNULL, capture_output=True, check=False)
     return done.stdout.decode(errors="replace")
 
 
 @functools.cache
 def _processor() -> str:
-    """Describe the processor for which a compiler makes code here; empty where the system does not say."""
+    """Describe the processor that code is compiled for; empty where the system does not say."""
     lines: list[str] = []
     with suppress(OSError), CPUINFO.open(encoding="utf-8", errors="replace") as file:
         for line in file:
@@ -196,29 +184,24 @@ class CompilationFailed(Exception):
 
 
 def find_c_compiler() -> str | None:
-    """Return the command of the C compiler: the environment's CC, or the first that this machine has; else None."""
+    """Return the compiler's command: the environment's CC, or the first that this machine has."""
     return os.environ.get("CC") or next(filter(shutil.which, _COMPILERS), None)
 
 
 def _tunings() -> tuple[tuple[str, ...], ...]:
-    """Return sets of flags for this processor, of which the first that the compiler supports is used.
-
-    Where torch is told to compute without AVX-512 (its variable ``ATEN_CPU_CAPABILITY``), so does what is compiled.
-    """
+    """Return sets of flags for this processor; the first that the compiler supports is used."""
+    # Where torch is told to compute without AVX-512, so does what is compiled.
     restricted = ("-mno-avx512f",) if os.environ.get("ATEN_CPU_CAPABILITY", "").lower() == "avx2" else ()
     return ("-march=native", *restricted), ("-mcpu=native",), ()
 
 
 def begin_compiling(source: Path, flags: Sequence[str] = ()) -> None:
-    """Start to compile a source file, so that ``compile_c_library`` with the same arguments has less to wait for.
-
-    Nothing is started if the library is in the cache, or if another process is compiling it. ``finish_compiling`` has
-    to follow soon: other processes wait for it. Problems are left to ``compile_c_library``.
-    """
+    """Start to compile, so that ``compile_c_library`` with the same arguments has less to wait for."""
     compiler = find_c_compiler()
     if compiler is None:
         return
     with suppress(OSError, LaunchError):
+        # Problems are left to compile_c_library. finish_compiling has to follow soon: others wait for the lock.
         options = (*_FLAGS, *flags, *_tunings()[0])
         cached = cached_library(compiler, options, source)
         if cached is not None and (cached.is_whole() or not cached.lock(0)):
@@ -230,18 +213,14 @@ def begin_compiling(source: Path, flags: Sequence[str] = ()) -> None:
 
 
 def finish_compiling() -> None:
-    """Wait for the compilers that ``begin_compiling`` has started, and put their libraries into the cache."""
+    """Wait for the compilers of ``begin_compiling``, and put their libraries into the cache."""
     for begun in _BEGUN.values():
         with suppress(CompilationFailed, OSError):
             begun.finish()
 
 
 def compile_c_library(source: Path, flags: Sequence[str] = ()) -> ctypes.CDLL:
-    """Load the library of a source file, compiled for this processor: now, or before by any process of this user.
-
-    Args:
-        source: a file in C11.
-        flags: additional flags of the compiler.
+    """Load a C11 file as a library for this processor, compiled now or before.
 
     Raises:
         CompilationFailed: there is no compiler, or it refuses the file.
@@ -263,7 +242,6 @@ def compile_c_library(source: Path, flags: Sequence[str] = ()) -> ctypes.CDLL:
 
 
 def _library(compiler: str, options: Sequence[str], source: Path) -> ctypes.CDLL:
-    """Load the library from the cache, after compiling it if it is not there; without a cache from a private folder."""
     try:
         cached = cached_library(compiler, options, source)
     except LaunchError as refusal:
@@ -278,15 +256,12 @@ def _library(compiler: str, options: Sequence[str], source: Path) -> ctypes.CDLL
                 if not cached.is_whole():
                     _Compilation(compiler, options, source, cached).finish()
             return ctypes.CDLL(str(cached.path))
+    # No cache: a private folder.
     return _Compilation(compiler, options, source, None).load()
 
 
 class _Compilation:
-    """A running compiler, and the folder of its output.
-
-    Raises:
-        OSError: the compiler cannot be started, or there is no place for the folder.
-    """
+    """A running compiler, and the folder of its output; OSError if either cannot be made."""
 
     def __init__(self, compiler: str, options: Sequence[str], source: Path, cached: CachedLibrary | None) -> None:
         self._compiler, self._cached, self._finished = compiler, cached, False
@@ -309,12 +284,6 @@ class _Compilation:
         weakref.finalize(self, _stop, self._process)
 
     def finish(self) -> None:
-        """Wait for the compiler, and put the library into the cache if there is one.
-
-        Raises:
-            CompilationFailed: the compiler refused the file.
-            OSError: the library cannot be stored.
-        """
         if self._cached is None or self._finished:
             return
         self._finished = True
@@ -326,12 +295,6 @@ class _Compilation:
             self._cached.unlock()
 
     def load(self) -> ctypes.CDLL:
-        """Wait for the compiler and load the library; the folder is removed.
-
-        Raises:
-            CompilationFailed: the compiler refused the file.
-            OSError: the library cannot be stored or loaded.
-        """
         self.finish()
         if self._cached is not None:
             return ctypes.CDLL(str(self._cached.path))
@@ -349,12 +312,12 @@ class _Compilation:
 
 
 def _stop(process: "subprocess.Popen[str]") -> None:
-    """End a compiler, and the programs that it has started: they write into a folder that is removed next."""
+    """End a compiler and the programs that it has started: they write into a folder that is removed next."""
     if process.poll() is None:
         with suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()  # until the last of them has closed its end
 
 
-_BEGUN: dict[tuple[Path, tuple[str, ...]], _Compilation] = {}
+_BEGUN: dict[tuple[Path, tuple[str, ...]], _Compilation] = {}  # by source file and flags
 """Compilations in the background, by source file and flags."""

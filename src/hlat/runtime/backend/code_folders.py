@@ -44,21 +44,16 @@ _UID_MAP, _OVERFLOW_UID = Path("/proc/self/uid_map"), Path("/proc/sys/kernel/ove
 
 
 def open_code_folder(folder: Path) -> None:
-    """Create a folder of code with its parents, for this user alone, and check it; existing ones stay as they are.
-
-    A folder that cannot be created is left to whoever needs it.
-
-    Raises:
-        LaunchError: as ``check_code_folder``.
-    """
+    """Create a folder of code and its parents, for this user alone, and check it: errors of ``check_code_folder``."""
     with suppress(OSError):
+        # A folder that cannot be created is left to whoever needs it.
         for missing in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
             missing.mkdir(mode=0o700, exist_ok=True)  # whatever the umask is: a group may not write there
     check_code_folder(folder)
 
 
 def check_code_folder(folder: Path) -> None:
-    """Check that only this user and root can change the files of a folder, or create it if it does not exist.
+    """Check that only this user and root can change the files of a folder, or create it.
 
     Raises:
         LaunchError: others can; the message has the path and the command that mends it.
@@ -75,11 +70,7 @@ def check_code_folder(folder: Path) -> None:
 
 
 def _path_to(path: Path) -> Iterator[Path]:
-    """Yield every folder and symbolic link on the way to a path, and last the folder itself.
-
-    Raises:
-        OSError: something does not exist, or there are too many links.
-    """
+    """Yield every folder and link on the way to a path, then the folder itself; OSError for too many links."""
     here, rest, links = Path(path.anchor), [*reversed(path.parts[1:])], 0
     yield here
     while rest:
@@ -98,9 +89,9 @@ def _path_to(path: Path) -> Iterator[Path]:
 
 
 def _check_above(place: Path, folder: Path) -> None:
-    """Check a folder that leads to code, or has it: others must not be able to exchange what is in it."""
     status = place.lstat()
     # Without a number for root, strangers' folders have the same one: only the system itself mounts something.
+    # Whoever can write here could exchange what is below.
     is_system = status.st_uid == _unmapped_root() and os.path.ismount(place)
     if not (_is_trusted(status.st_uid) or is_system):
         raise LaunchError(_foreign(place, status.st_uid, folder))
@@ -110,11 +101,11 @@ def _check_above(place: Path, folder: Path) -> None:
 
 
 def _check_content(folder: Path) -> None:
-    """Check a folder of code, and what is in it unless others cannot reach that."""
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
         raise LaunchError(f"{folder}: code is loaded from there, but it is no folder. Name another one.")
     _check_own(folder, folder, status)
+    # Others cannot reach the content then, and listing it would take time.
     if not status.st_mode & _OPEN_TO_OTHERS:
         return
     pending = [folder]
@@ -139,7 +130,7 @@ def _is_trusted(uid: int) -> bool:
 
 
 def _unmapped_root() -> int | None:
-    """User id that root's folders show in a container without root, such as Apptainer's; None in all others."""
+    """User id that root's folders show in a container without root (Apptainer); else None."""
     with suppress(OSError, ValueError):
         first = [line.split()[0] for line in _UID_MAP.read_text(encoding="ascii").splitlines()]
         return None if "0" in first else int(_OVERFLOW_UID.read_text(encoding="ascii"))
@@ -166,7 +157,7 @@ def _is_writable_by_others(place: Path, status: os.stat_result) -> bool:
 
 @functools.cache
 def _is_private_group(gid: int) -> bool:
-    """Return True if a group is that of this user alone, which many systems let write by default (umask 002)."""
+    """Return True if a group is this user's alone, which many systems let write by default (umask 002)."""
     import grp  # noqa: PLC0415  (grp and pwd are for umask 002: they may ask a server)
     import pwd  # noqa: PLC0415
 
@@ -208,13 +199,9 @@ _earlier: dict[Path, bool] = {}  # folders that had code before this process joi
 
 
 def compile_cache_folders(device_type: str, base: str | Path | None, rank: int) -> dict[str, Path]:
-    """Return the folder of each compiler, by the environment variable that names it.
+    """Return each compiler's folder by its environment variable.
 
-    Args:
-        device_type: type of the devices of a run.
-        base: ``run.compile_cache`` of its recipe; None for the folders that the user's environment names, or else
-            one for everything that this user compiles on this machine.
-        rank: global rank.
+    The base is ``run.compile_cache``; None for the folders of the environment, else one for this user on this machine.
     """
     backend = backend_of(device_type)
     own = f"rank-{rank}" if backend.compile_cache_per_rank else ""
@@ -229,11 +216,7 @@ def compile_cache_folders(device_type: str, base: str | Path | None, rank: int) 
 
 
 def open_compile_cache(device_type: str, base: str | Path | None, rank: int) -> dict[str, Path]:
-    """Create the folders of ``compile_cache_folders`` and check them: the compilers execute what is there.
-
-    Raises:
-        LaunchError: somebody else owns a folder or can write there.
-    """
+    """Create and check the folders of ``compile_cache_folders``: LaunchError if others own them or can write there."""
     folders = compile_cache_folders(device_type, base, rank)
     for folder in folders.values():
         open_code_folder(folder)
@@ -259,16 +242,11 @@ def _from_user(variable: str) -> str | None:
 
 
 def _folder_of_user() -> Path:
-    """Folder on this machine for what this user compiles."""
     return Path(tempfile.gettempdir()) / f"hlat-compiled-{os.getuid()}"
 
 
 def _remove_incomplete(folder: Path) -> bool:
-    """Remove what a compiler or a disk has not written to its end from a folder of compiled code; say so.
-
-    Returns:
-        True if the folder has other files: earlier processes have compiled them.
-    """
+    """Remove what was not written to its end; True if other files stay, which earlier processes have compiled."""
     torn = others = 0
     for place, _, names in os.walk(folder):  # passes over what another process removes meanwhile
         for name in names:
@@ -291,18 +269,19 @@ def _remove_if_torn(path: Path, folder: Path) -> bool:
 
 
 def _is_torn(path: Path, folder: Path) -> bool:
-    """Return True if a file is certainly compiled code, and incomplete; other empty files may be there for a reason."""
+    """Return True if a file is certainly compiled code, and incomplete."""
     status = path.lstat()
     if not stat.S_ISREG(status.st_mode) or abs(time.time() - status.st_mtime) < _BEING_WRITTEN:
         return False
     if status.st_size:
         return path.suffix == ".so" and not _is_complete(path)
+    # Other empty files may be there for a reason.
     is_named_by_hash = any(map(_HASH.search, path.relative_to(folder).parts))
     return path.suffix in _LIBRARIES or (path.suffix in _SOURCES and is_named_by_hash)
 
 
 def _is_complete(path: Path) -> bool:
-    """Return True if a library has the table at its end that its beginning announces; True where they are not ELF."""
+    """Return True if an ELF library has the table at its end that its beginning announces."""
     if sys.platform != "linux":
         return True
     with path.open("rb") as file:
@@ -322,11 +301,8 @@ def _is_complete(path: Path) -> bool:
 
 
 def damaged_code_error(error: BaseException) -> LaunchError | None:
-    """Empty hlat's folders of compiled code if a compiler or loader failed and code of earlier processes may be why.
-
-    Returns:
-        The error to raise instead, after which the same command compiles everything again; None if that would not help.
-    """
+    """Empty hlat's folders of compiled code if damaged code may be why; None if that would not help."""
+    # After the error the same command compiles everything again.
     if not _earlier or not _is_of_compiler(error):
         return None
     folders = ", ".join(map(str, sorted(_earlier)))

@@ -50,8 +50,7 @@ class CpuBackend(Backend):
     packs_weights = torch.backends.mkldnn.is_available()  # oneDNN
 
     def device_count(self) -> int:
-        """All processors count as one device."""
-        return 1
+        return 1  # all processors count as one device
 
     def select(self, device: torch.device) -> None:
         """Do nothing: there is one device."""
@@ -60,24 +59,20 @@ class CpuBackend(Backend):
         """Do nothing: an operation has finished when it returns."""
 
     def is_initialized(self) -> bool:
-        """Return False: there is no driver."""
-        return False
+        return False  # there is no driver
 
     def configure_process(self) -> None:
-        """Let malloc, which allocates the tensors, keep freed memory."""
-        keep_freed_memory()
+        keep_freed_memory()  # malloc allocates the tensors
 
     def has_fast_bf16(self, device: torch.device) -> bool:
-        """Return True if the processor has AVX-512-BF16 or AMX instructions."""
         return any(getattr(torch.cpu, name, lambda: False)() for name in _BF16_INSTRUCTIONS)
 
     def product_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Return float32 for bf16 without instructions for it: torch multiplies such numbers one by one."""
+        # torch multiplies bf16 numbers one by one where there are no instructions for them.
         emulated = dtype == torch.bfloat16 and not self.has_fast_bf16(torch.device(self.device_type))
         return torch.float32 if emulated else dtype
 
     def compile_refusal(self, compute: torch.dtype, flops: float, world: int, device: torch.device) -> str:
-        """Return the reason not to compile; empty if bf16 is fast and the run recovers the start-up time."""
         if compute != torch.bfloat16 or not self.has_fast_bf16(torch.device(self.device_type)):
             return "little gain on a CPU without bf16 instructions or in fp32; run.compile=blocks forces it"
         if flops < LONG_RUN * torch.get_num_threads() * world:
@@ -85,35 +80,31 @@ class CpuBackend(Backend):
         return ""
 
     def compiler_versions(self, device: torch.device) -> dict[str, str]:
-        """Return torch, Python, the C++ compiler, the processor, and the folder with the header files of torch.
-
-        The number of threads is left out: the compiler finds it in the cache's keys.
-        """
+        # Without the number of threads: the compiler has it in its cache's keys. Code is compiled against torch's
+        # headers.
         versions = super().compiler_versions(device) | {"device": _processor()}
         return versions | {"C++ compiler": _compiler_version(self.compiler), "torch's folder": torch.__path__[0]}
 
     @property
     def pointwise_kernels(self) -> str:
-        """C with AVX-512 or AVX2, which the kernels are written for; elsewhere they were not measured."""
+        # The kernels are written for these instructions; elsewhere they were not measured.
         return "c" if torch.backends.cpu.get_cpu_capability() in ("AVX512", "AVX2") else TORCH
 
     @property
     def fp32_by_onednn(self) -> bool:
-        """True on AMD's processors with AVX-512, where MKL reaches half of oneDNN's speed (docs/notebook/speed.md)."""
+        # On AMD's processors with AVX-512, MKL reaches half of oneDNN's speed (docs/notebook/speed.md).
         has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
         return self.packs_weights and has_avx512 and _vendor() == "AuthenticAMD"
 
     @property
     def fused_attention(self) -> bool:
-        """True with those instructions and without AMX tiles: torch's kernel uses these, and was not compared."""
+        # torch's kernel uses AMX tiles; ours was not compared with that.
         return self.pointwise_kernels != TORCH and not torch.cpu._is_amx_tile_supported()
 
     def memory_bytes(self, device: torch.device) -> int:
-        """Physical memory of the machine, in bytes."""
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def peak_memory_bytes(self, device: torch.device) -> int:
-        """Peak of this process's resident memory so far, in bytes."""
         status_file = Path("/proc/self/status")
         if status_file.is_file():
             # On Linux a child inherits getrusage's peak: a small process would report that of its launcher.
@@ -123,35 +114,32 @@ class CpuBackend(Backend):
         return peak if sys.platform == "darwin" else peak * 1024  # bytes on macOS, KiB elsewhere
 
     def describe(self, device: torch.device) -> str:
-        """Return a readable name, such as ``cpu (2 threads)``."""
         return f"{self.device_type} ({plural(torch.get_num_threads(), 'thread')})"
 
     def chip_name(self, device: torch.device) -> str | None:
-        """Return None: the catalog has no CPUs, they are measured."""
-        return None
+        return None  # the catalog has no CPUs: they are measured
 
 
 @cache
 def _vendor() -> str:
-    """Vendor of the processor, such as GenuineIntel; empty if unknown."""
     lines = CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines() if CPUINFO.is_file() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
 
 
 def _processor() -> str:
-    """Name of the processor and a hash of its instruction sets, for which code is compiled (``-march=native``)."""
+    """Name of the processor and a hash of its instruction sets."""
     found: dict[str, str] = {}
     if CPUINFO.is_file():
         for line in CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
             name, _, value = line.partition(":")
             found.setdefault(name.strip(), value.strip())
+    # Code is compiled for these (-march=native).
     features = found.get("flags") or found.get("Features") or platform.machine()
     digest = hashlib.sha256(" ".join(sorted(features.split())).encode()).hexdigest()[:8]
     return f"{found.get('model name') or platform.processor() or platform.machine()} (instructions {digest})"
 
 
 def _compiler_version(compiler: Compiler | None) -> str:
-    """First line of what the compiler prints as its version; empty if there is none."""
     program = None if compiler is None else compiler.find()
     if program is None:
         return ""
@@ -171,15 +159,10 @@ _NEVER_TRIM = (1 << 31) - 1  # bytes; the maximum of mallopt
 
 
 def keep_freed_memory() -> bool:
-    """Make malloc keep freed memory, for the rest of this process.
-
-    By default the GNU C library maps each large block separately and returns it to the kernel when it is freed. The
-    temporaries of every training step are then mapped and zeroed again: 65,000 page faults per step of a 33.6 M model
-    (docs/notebook/cpu-settings.md). The peak of memory does not change.
-
-    Returns:
-        True if the C library accepted the settings. Other libraries than GNU's, and replacements of malloc, do not.
-    """
+    """Make malloc keep freed memory, for the rest of this process; True if the C library accepted the settings."""
+    # glibc maps each large block separately and returns it when it is freed: 65,000 page faults per step of a 33.6 M
+    # model, as the temporaries of every step are mapped and zeroed again (docs/notebook/cpu-settings.md). The peak does
+    # not change. Other C libraries, and replacements of malloc, have no such settings.
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False

@@ -32,8 +32,7 @@ from hlat.runtime.backend.base import FLEX, AllocatorUse, AttentionHeads, Backen
 from hlat.runtime.backend.faults import HangLimits
 from hlat.runtime.backend.table import driver_versions
 
-Capability = tuple[int, int]
-"""Compute capability: (8, 9) is Ada, (9, 0) Hopper; on AMD (9, 4) is an MI300."""
+Capability = tuple[int, int]  # compute capability: (8, 9) is Ada, (9, 0) Hopper; on AMD (9, 4) is an MI300
 
 NVIDIA, AMD = "nvidia", "amd"
 LATEST: Capability = (99, 9)
@@ -55,28 +54,21 @@ _RANGES: dict[str, dict[str, tuple[tuple[Capability, Capability], ...]]] = {
 
 @dataclass(frozen=True)
 class GpuCapabilities:
-    """Capabilities of GPUs of one vendor and compute capability.
+    """Capabilities of GPUs of one vendor and compute capability."""
 
-    Attributes:
-        vendor: "nvidia" or "amd".
-        capability: as torch reports it.
-    """
-
-    vendor: str
-    capability: Capability
+    vendor: str  # "nvidia" or "amd"
+    capability: Capability  # as torch reports it
 
     def has(self, feature: str) -> bool:
-        """Return True if the GPU has a feature of the table."""
+        """Return True if the GPU has a feature of the table ``_RANGES``."""
         return any(first <= self.capability <= last for first, last in _RANGES[feature][self.vendor])
 
     @property
     def number(self) -> str:
-        """Compute capability as text, such as 8.9."""
         return ".".join(map(str, self.capability))
 
     @property
     def fp8_refusal(self) -> str:
-        """Reason why hlat's fp8 products do not run, without a full stop; empty if they do."""
         if self.has("fp8"):
             return ""
         if self.vendor == AMD:
@@ -89,21 +81,13 @@ class GpuCapabilities:
 
     @property
     def compile_obstacle(self) -> str:
-        """Reason why torch.compile cannot build kernels, without a full stop; empty if it can."""
         if self.has("triton"):
             return ""
         return f"Triton needs a GPU of compute capability 7.0 or later (Volta), this one has {self.number}"
 
     def attention_kernel(self, heads: AttentionHeads, deterministic: bool) -> str:
-        """Return the kernel that torch chooses for causal attention, forward and backward, without a mask.
-
-        Args:
-            heads: heads of the attention.
-            deterministic: True if torch's deterministic mode is on, in which cuDNN's attention is not allowed.
-
-        Returns:
-            A name of ``torch.nn.attention.SDPBackend`` in lower case.
-        """
+        """Return torch's choice for causal attention without a mask, as in ``AttentionKernel.name``."""
+        # torch's deterministic mode does not allow cuDNN's attention.
         if self.has("cudnn") and not deterministic and self._fits_cudnn(heads):
             return "cudnn_attention"
         if self.has("flash") and self._fits_flash(heads):
@@ -123,7 +107,7 @@ class GpuCapabilities:
 
     @property
     def _widest_flash(self) -> int:
-        """Largest head of flash attention; AMD's kernels (AOTriton), efficient attention too, have 256 on RDNA 3."""
+        # AMD's kernels (AOTriton), efficient attention too, have 256 on RDNA 3.
         return 512 if self.vendor == AMD and self.capability[0] != 11 else 256
 
     def _fits_efficient(self, heads: AttentionHeads) -> bool:
@@ -136,7 +120,7 @@ class GpuCapabilities:
         return heads.head_dim % self._alignment(heads) == 0
 
     def _alignment(self, heads: AttentionHeads) -> int:
-        """Elements of which a head has to be a multiple: 16 bytes where tensor cores are used."""
+        # With tensor cores a head is a multiple of 16 bytes.
         first_with_tensor_cores = (7, 0) if heads.is_16_bit else (8, 0)
         if self.vendor == NVIDIA and self.capability < first_with_tensor_cores:
             return 1
@@ -173,12 +157,6 @@ class CudaBackend(Backend):
     compile_cache = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 
     def __init__(self, device_type: str, chip: GpuCapabilities | None = None) -> None:
-        """Describe GPUs.
-
-        Args:
-            device_type: name of the type in torch.
-            chip: capabilities of a GPU that is not here; None to ask torch about the one that is.
-        """
         super().__init__(device_type)
         self._chip = chip
         self._has_set_workspace = False
@@ -186,25 +164,19 @@ class CudaBackend(Backend):
             self.compiler = None  # where that GPU is, which is not this machine
 
     def of_chip(self, gpu_vendor: str, capability: tuple[int, int] | None) -> "CudaBackend":
-        """Return a backend that answers for a GPU that is not here."""
         assert capability is not None, "the catalog has one for every chip of this device type"
         return CudaBackend(self.device_type, GpuCapabilities(gpu_vendor, capability))
 
     def configure_process(self) -> None:
-        """Let the allocator extend its segments, unless the user has configured it: then they do not fragment.
-
-        Blocks of many sizes, such as those of ZeRO 3, otherwise leave gaps that no later block fits into. torch reads
-        the variable at the first allocation, and ignores the setting where the driver cannot. Not measured on a device.
-        """
+        # Segments that grow do not fragment: blocks of many sizes, such as those of ZeRO 3, leave gaps that no later
+        # block fits into. torch reads the variable at the first allocation, and ignores it where the driver cannot. Not
+        # measured.
         if gpu_vendor() == NVIDIA and not any(name in os.environ for name in _ALLOCATOR_NAMES):
             os.environ[_ALLOCATOR] = "expandable_segments:True"
 
     def configure_collectives(self, limits: HangLimits) -> None:
-        """Set torch's flight recorder of NCCL, and its watchdogs, where the user has not. Not tried on a device.
-
-        The recorder writes a dump when a collective times out, and when something is written to its pipe. torch
-        2.11 and later know two names for the prefix of dumps.
-        """
+        # torch's flight recorder writes a dump when a collective times out, and when something is written to its pipe.
+        # Not tried on a device. torch 2.11 and later know two names for the prefix of dumps.
         settings = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
         if limits.dumps is not None:
             settings |= dict.fromkeys(("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"), str(limits.dumps))
@@ -213,12 +185,13 @@ class CudaBackend(Backend):
         if limits.patience is not None:  # of the thread that watches torch's own watchdog, by default 8 minutes
             settings["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] = str(int(limits.patience.total_seconds()))
         for name, value in settings.items():
+            # A value of the user's stays.
             os.environ.setdefault(name, value)
 
     def record(self, work: Callable[[], None]) -> Callable[[], object]:
-        """Capture a CUDA graph, which keeps the memory that the work has allocated; return its replay."""
         graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
+            # The graph keeps the memory that the work has allocated.
             with torch.cuda.graph(graph):
                 work()
         except RuntimeError as error:  # a capture does no work, so nothing is lost
@@ -229,7 +202,6 @@ class CudaBackend(Backend):
         return graph.replay
 
     def configure_products(self, deterministic: bool) -> None:
-        """Forbid cuBLAS to add partial sums in 16 bits, and fix its workspace for the same bits each time."""
         # By default cuBLAS may accumulate partial sums of a 16-bit product in 16 bits.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
@@ -241,29 +213,26 @@ class CudaBackend(Backend):
             del os.environ[_WORKSPACE]
 
     def _capabilities(self, device: torch.device) -> GpuCapabilities:
-        """Return the capabilities of the chip, if one was given, else of a GPU of this machine."""
         return self._chip or GpuCapabilities(gpu_vendor(), compute_capability(device))
 
     def has_fast_bf16(self, device: torch.device) -> bool:
-        """Return True from NVIDIA Ampere on, and for AMD GPUs with matrix products in bf16."""
         return self._capabilities(device).has("bf16")
 
     def product_format(self, dtype: torch.dtype) -> str:
-        """Return the number format of products: ``tf32`` for float32 if torch is set to use it."""
         if dtype == torch.float32:
             setting = torch.backends.cuda.matmul.fp32_precision
             if setting == "none":  # not set for matmul: the global setting applies
                 setting = torch.backends.fp32_precision  # type: ignore[attr-defined]
+            # With it torch computes products of float32 in tf32.
             if setting == "tf32":
                 return "tf32"
         return super().product_format(dtype)
 
     def fp8_refusal(self, device: torch.device) -> str:
-        """Return the reason why the device has no fp8 products; empty from NVIDIA Ada on."""
         return self._capabilities(device).fp8_refusal
 
     def compile_refusal(self, compute: torch.dtype, flops: float, world: int, device: torch.device) -> str:
-        """Return the reason not to compile; empty where Triton has the dtype: blocks are faster, whatever the run."""
+        # Where Triton has the dtype, compiled blocks are faster, whatever the length of the run.
         found = self._capabilities(device)
         if found.compile_obstacle:
             return found.compile_obstacle
@@ -272,7 +241,6 @@ class CudaBackend(Backend):
         return ""
 
     def compiler_versions(self, device: torch.device) -> dict[str, str]:
-        """Return torch, Python, the GPU, CUDA or ROCm, and Triton."""
         try:
             triton = version("triton")
         except PackageNotFoundError:
@@ -281,15 +249,12 @@ class CudaBackend(Backend):
         return super().compiler_versions(device) | {"CUDA or ROCm": toolkit, "Triton": triton}
 
     def compile_obstacle(self, device: torch.device) -> str:
-        """Return the reason why Triton does not support the GPU; empty if it does."""
         return self._capabilities(device).compile_obstacle
 
     def _expected_attention(self, heads: AttentionHeads, deterministic: bool, device: torch.device) -> str:
-        """Return the kernel that torch's dispatch chooses for such heads."""
         return self._capabilities(device).attention_kernel(heads, deterministic)
 
     def software(self) -> dict[str, str]:
-        """Return the versions of the driver, of CUDA (or ROCm) and of NCCL (or RCCL)."""
         found = {
             "cuda": str(torch.version.cuda or torch.version.hip),
             "nccl": ".".join(map(str, torch.cuda.nccl.version())),
@@ -298,15 +263,12 @@ class CudaBackend(Backend):
         return found if driver is None else {**found, "driver": driver}
 
     def allocator_use(self, device: torch.device) -> AllocatorUse:
-        """Return the peak that torch has reserved of the device, and how often that was not enough."""
         statistics = torch.cuda.memory_stats(device)
         return AllocatorUse(statistics.get("reserved_bytes.all.peak", 0), statistics.get("num_alloc_retries", 0))
 
     def pin_memory(self, memory: torch.Tensor, device: torch.device) -> bool:
-        """Register host memory with the driver, in pieces: other calls to the driver may wait until a piece is done.
-
-        A copy may cross pieces, as all of it is registered (cudaMemcpyAsync). So it is all of the memory or nothing.
-        """
+        # In pieces: other calls to the driver may wait until a piece is done. All of the memory is registered or
+        # nothing, so a copy may cross pieces (cudaMemcpyAsync).
         with torch.cuda.device(device):  # a new thread starts on device 0
             pieces = _pieces(memory)
             for number, (address, size) in enumerate(pieces):
@@ -316,13 +278,11 @@ class CudaBackend(Backend):
         return True
 
     def unpin_memory(self, memory: torch.Tensor, device: torch.device) -> None:
-        """Undo a successful ``pin_memory`` before the memory is freed."""
         with torch.cuda.device(device):
             _unregister(_pieces(memory))
 
 
 def _pieces(memory: torch.Tensor) -> list[tuple[int, int]]:
-    """Return address and bytes of pieces of a tensor, in order."""
     begin, size = memory.data_ptr(), memory.nbytes
     return [(begin + at, min(_PINNED_AT_ONCE, size - at)) for at in range(0, size, _PINNED_AT_ONCE)]
 
@@ -333,7 +293,7 @@ def _unregister(pieces: list[tuple[int, int]]) -> None:
 
 
 def compute_capability(device: torch.device) -> tuple[int, int]:
-    """Compute capability of a GPU as torch reports it: (8, 9) is Ada, (9, 0) Hopper, or MI200 on builds for AMD."""
+    """Compute capability as torch reports it: (8, 9) is Ada, (9, 0) Hopper, or MI200 on builds for AMD."""
     return torch.cuda.get_device_capability(device)
 
 

@@ -28,23 +28,12 @@ _SHOWN = 300  # characters of a message of a device's software
 
 
 def choose_device(device: str, here: RankInfo) -> torch.device:
-    """Choose the device of this process: ``find_device_type``, then ``select_device``.
-
-    Args:
-        device: as for ``find_device_type``.
-        here: rank of this process.
-
-    Raises:
-        LaunchError: as for these two.
-    """
+    """Choose the device of this process: ``find_device_type``, then ``select_device``, with their errors."""
     return select_device(find_device_type(device), here)
 
 
 def find_device_type(device: str) -> str:
-    """Find the device type of a run on this machine. No device is used.
-
-    Args:
-        device: a device type, such as cpu, or auto: the accelerator that torch finds, else the CPU.
+    """Return a device type for ``run.device``: a type, or auto. No device is used.
 
     Raises:
         LaunchError: the requested type is not present on this machine.
@@ -60,11 +49,7 @@ def find_device_type(device: str) -> str:
 
 
 def select_device(device_type: str, here: RankInfo) -> torch.device:
-    """Select the device of this process in this thread; of several on a machine, the one with the local rank as index.
-
-    Args:
-        device_type: a type that is present on this machine.
-        here: rank of this process.
+    """Select the device of this process in this thread: the one with the local rank as index.
 
     Raises:
         LaunchError: there are fewer devices than processes.
@@ -89,18 +74,13 @@ _COMPILER_SETTINGS = "torch._inductor.config"
 
 
 def configure_numerics(device: torch.device | str, deterministic: bool = True) -> None:
-    """Make matrix products accumulate in fp32, and kernels deterministic.
-
-    Args:
-        device: device that the process computes on, or its type.
-        deterministic: raise an error for kernels that are not deterministic. A warning would not be enough: torch
-            would still use such a kernel for the backward pass of fused attention on CUDA.
-    """
+    """Make products accumulate in fp32, and raise an error for kernels that are not deterministic if asked to."""
     backend = backend_of(device)
     backend.configure_products(deterministic)
     # use_deterministic_algorithms(True) does the same, but imports the compiler to configure it, which takes over a
     # second at each start. Here the compiler gets the setting from the environment, or directly if it is loaded.
     if backend.deterministic_mode:
+        # A warning is not enough: torch would still use such a kernel in the backward pass of fused attention on CUDA.
         torch.set_deterministic_debug_mode("error" if deterministic else "default")
     os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1" if deterministic else "0"
     if _COMPILER_SETTINGS in sys.modules:
@@ -110,7 +90,7 @@ def configure_numerics(device: torch.device | str, deterministic: bool = True) -
 
 
 def nondeterministic_kernel_error(error: BaseException) -> LaunchError | None:
-    """Return the error for the user if torch refused a non-deterministic kernel; None for any other error."""
+    """Return the error for the user if torch refused a non-deterministic kernel; else None."""
     if not isinstance(error, RuntimeError) or "use_deterministic_algorithms" not in str(error):
         return None
     found = str(error).strip().splitlines()[0].partition(". ")[0]
@@ -121,21 +101,19 @@ def nondeterministic_kernel_error(error: BaseException) -> LaunchError | None:
 
 
 def recurring_fault_error(error: BaseException) -> LaunchError | None:
-    """Return the error for the user if a device's software reports what would fail again; None for any other error.
-
-    After an attempt that trained it is retryable, because processes of that attempt may still hold a device's memory.
-    """
+    """Return the error for the user if a device's software reports what would fail again; else None."""
     fault = find_fault(str(error))
     if fault is None or not fault.recurs:
         return None
     line = next((line.strip() for line in str(error).splitlines() if find_fault(line) == fault), "")
     found = LaunchError(f"{fault} The device's software says: {line[:_SHOWN]}")
+    # Processes of an attempt that trained may still hold a device's memory: then it is worth another try.
     found.retryable = EARLIER_ATTEMPT_ENV in os.environ
     return found
 
 
 def device_error(error: BaseException) -> LaunchError | None:
-    """Return the error for the user if torch or a device's software refuses what it would refuse again, else None."""
+    """Return the error for the user if torch or a device refuses what it would refuse again; else None."""
     if isinstance(error, HlatError):
         return None
     *_, error = causes(error)
@@ -143,7 +121,7 @@ def device_error(error: BaseException) -> LaunchError | None:
 
 
 def accelerator_in_use() -> bool:
-    """Return True if this process has initialized an accelerator; a forked process could not use the driver's state."""
+    """Return True if this process has initialized an accelerator: it can no longer be forked."""
     built_for = torch.accelerator.current_accelerator()
     return built_for is not None and backend_of(built_for).is_initialized()
 
@@ -169,13 +147,8 @@ def is_on_host(tensor: torch.Tensor) -> bool:
 
 
 def linear_by_onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Compute ``x @ weight.T + bias`` in fp32 on a CPU; torch itself calls this operator for packed weights only.
-
-    Args:
-        x: (..., in).
-        weight: (out, in); it and x may be transposed views.
-        bias: (out,).
-    """
+    """Compute ``x @ weight.T + bias`` in fp32 on a CPU: (..., in), (out, in), (out,); views may be transposed."""
+    # torch itself calls this operator for packed weights only.
     out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return out
 
@@ -192,10 +165,8 @@ _REDUCTIONS = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_pre
 
 @contextmanager
 def restored_settings() -> Iterator[None]:
-    """Restore environment variables and settings of torch at the end of the block: those that ``join_run`` changes.
-
-    One setting stays: on Linux, malloc keeps freed memory from the first run on.
-    """
+    """Restore the environment and torch's settings that ``join_run`` changes at the end of the block."""
+    # One setting stays: on Linux, malloc keeps freed memory from the first run on.
     environment = dict(os.environ)
     mode = torch.get_deterministic_debug_mode()
     fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]

@@ -32,23 +32,16 @@ FAULT_TABLES = ("hlat.runtime.backend.nvidia_faults", "hlat.runtime.backend.neur
 
 @dataclass(frozen=True)
 class DeviceFault:
-    """A fault that a device or its runtime reports.
+    """A fault that a device or its runtime reports."""
 
-    Attributes:
-        name: name in the runtime's documentation.
-        meaning: what happened, without a full stop.
-        advice: what to do, without a full stop.
-        is_consequence: True if the fault is probably that of another worker, for which this one waited in vain.
-        is_hardware: False if a program may cause it on a sound machine; a check of the machine then ignores it.
-        recurs: True if the same program on the same devices would fail again.
-    """
-
-    name: str
-    meaning: str
-    advice: str
+    name: str  # name in the runtime's documentation
+    meaning: str  # what happened, without a full stop
+    advice: str  # what to do, without a full stop
+    # True if the fault is probably that of another worker, for which this one waited in vain
     is_consequence: bool = False
+    # False if a program may cause it on a sound machine; a check of the machine then ignores it
     is_hardware: bool = True
-    recurs: bool = False
+    recurs: bool = False  # True if the same program on the same devices would fail again
 
     def __str__(self) -> str:
         return f"{self.name}: {self.meaning}. {self.advice}."
@@ -56,42 +49,30 @@ class DeviceFault:
 
 @dataclass(frozen=True)
 class FaultTable:
-    """Faults of one kind of accelerator, as its software reports them.
+    """Faults of one kind of accelerator, as its software reports them."""
 
-    Attributes:
-        faults: faults by every text that stands for one: a name, or a number that ``pattern`` finds; worst first.
-        pattern: finds such texts in a log; its groups are the texts.
-        kernel_pattern: likewise for the kernel's messages.
-        monitor: command that prints the state of all devices of a machine.
-        read_monitor: finds faults in what it prints; ignores what it does not know.
-        monitor_ends: False if it never ends: it is ended after its first line.
-    """
-
+    # faults by every text that stands for one: a name, or a number that ``pattern`` finds; worst first
     faults: Mapping[str, DeviceFault]
-    pattern: re.Pattern[str]
-    kernel_pattern: re.Pattern[str]
-    monitor: Sequence[str]
-    read_monitor: Callable[[str], list[str]]
-    monitor_ends: bool = False
+    pattern: re.Pattern[str]  # finds such texts in a log; its groups are the texts
+    kernel_pattern: re.Pattern[str]  # likewise for the kernel's messages
+    monitor: Sequence[str]  # command that prints the state of all devices of a machine
+    read_monitor: Callable[[str], list[str]]  # finds faults in what it prints; ignores what it does not know
+    monitor_ends: bool = False  # False if it never ends: it is ended after its first line
 
     def find(self, text: str, pattern: re.Pattern[str]) -> DeviceFault | None:
-        """Return the worst fault that a text names; None if it names none."""
         found = {word for match in pattern.finditer(text) for word in match.groups() if word}
+        # The table has the worst fault first.
         return next((fault for word, fault in self.faults.items() if word in found), None)
 
 
 @cache
 def fault_tables() -> tuple[FaultTable, ...]:
-    """Return the tables of all accelerators."""
+    """Import and return ``FAULTS`` of each module."""
     return tuple(import_module(name).FAULTS for name in FAULT_TABLES)
 
 
 def find_fault(log: str) -> DeviceFault | None:
-    """Return the worst fault of a device that a log names; None if it names none.
-
-    Args:
-        log: an exception's text, or the end of a process's log.
-    """
+    """Return the worst fault that an exception's text, or the end of a log, names; None if it names none."""
     found = (table.find(log, table.pattern) for table in fault_tables())
     return next((fault for fault in found if fault is not None), None)
 
@@ -102,6 +83,7 @@ def find_kernel_faults(messages: str) -> list[str]:
     for line in messages.splitlines():
         for table in fault_tables():
             fault = table.find(line, table.kernel_pattern)
+            # A program may cause the others on a sound machine.
             if fault is not None and fault.is_hardware:
                 faults.append(f"the kernel reports {line.strip()[-300:]} ({fault.meaning}; {fault.advice})")
     return faults
@@ -119,7 +101,7 @@ def device_reports() -> list[str]:
 
 
 def _first_output(command: Sequence[str], whole: bool) -> str:
-    """Return the first line that a program prints, or all lines; nothing if it is missing, not allowed or slow."""
+    # A program that is missing, not allowed or slow has nothing to say: checks go on.
     if shutil.which(command[0]) is None:
         return ""
     with suppress(OSError, subprocess.TimeoutExpired):
@@ -146,35 +128,24 @@ _DUMP, _PIPE = "collectives-rank-", "dump-"  # torch appends the rank, and ".pip
 
 @dataclass(frozen=True)
 class HangLimits:
-    """Limits and files for the library that communicates between devices.
+    """Limits and files for the library that communicates between devices."""
 
-    Attributes:
-        patience: longest time that a collective may wait for other ranks; longer than it takes to detect a hang, so
-            that a hang ends with the verdict of the detector, which knows the rank to blame. None for torch's default.
-        dumps: prefix of the files into which the library writes what each rank waits for.
-        requests: prefix of named pipes; who writes to one gets the dump of that rank.
-    """
-
+    # longest time that a collective may wait for other ranks; longer than it takes to detect a hang, so that a hang
+    # ends with the verdict of the detector, which knows the rank to blame. None for torch's default.
     patience: timedelta | None = None
-    dumps: Path | None = None
-    requests: Path | None = None
+    dumps: Path | None = None  # prefix of the files into which the library writes what each rank waits for
+    requests: Path | None = None  # prefix of named pipes; who writes to one gets the dump of that rank
 
     @classmethod
     def of(cls, patience: timedelta | None, logs: Path, pipes: Path | None) -> "HangLimits":
-        """Make the limits of a process whose dumps go to a folder of logs; None for pipes where nobody asks."""
+        """Make the limits of a process whose dumps go to a folder of logs; no pipes where nobody asks."""
         return cls(patience, logs / _DUMP, None if pipes is None else pipes / _PIPE)
 
 
 def request_dumps(pipes: Path) -> bool:
-    """Ask the libraries of all ranks of this machine for dumps, which they write within about a second.
-
-    Args:
-        pipes: folder of the pipes.
-
-    Returns:
-        True if there is a library that listens.
-    """
+    """Ask all ranks of this machine for dumps, through their pipes; True if a library listens."""
     asked = False
+    # They write the dumps within about a second.
     for pipe in pipes.glob(f"{_PIPE}*.pipe"):
         with suppress(OSError):  # its process has ended
             descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
@@ -186,11 +157,7 @@ def request_dumps(pipes: Path) -> bool:
 
 
 def collect_dumps(logs: Path) -> Path | None:
-    """Move the dumps in a folder of logs into a folder of their own, so that the next attempt keeps them.
-
-    Returns:
-        That folder; None if there is no dump, or the disk refuses.
-    """
+    """Move dumps to ``incident-NNNN``, where the next attempt keeps them; None if that moves nothing."""
     with suppress(OSError):
         dumps = sorted(logs.glob(f"{_DUMP}*"))
         if dumps:

@@ -73,21 +73,12 @@ class NeuronBackend(Backend):
     compile_cache_per_rank = True  # ranks race for a common one (vllm-neuron gives each rank_N/{inductor,hlo,neff})
 
     def is_initialized(self) -> bool:
-        """Return True if this process has started the Neuron runtime, under any of its names for the question."""
         modules = (torch.get_device_module(self.device_type), sys.modules.get(_PACKAGE))
+        # Releases differ in the name of the question.
         names = ("is_neuron_runtime_initialized", "is_initialized")
         return any(bool(getattr(module, name, lambda: False)()) for module in modules for name in names)
 
     def configure_rounding(self, in_hardware: bool, seed: int) -> None:
-        """Tell the runtime, which reads it when it loads a program, if it rounds stochastically.
-
-        Args:
-            in_hardware: True for stochastic rounding in hardware.
-            seed: seed of the device's random numbers.
-
-        Raises:
-            LaunchError: the runtime has been started, or the user's environment lets the hardware round.
-        """
         if not in_hardware:
             if os.environ.get(_ROUNDING, "").lower() not in _OFF:
                 raise LaunchError(
@@ -101,10 +92,11 @@ class NeuronBackend(Backend):
                 "precision.rounding=hardware: this process has started the Neuron runtime already, which rounds as it "
                 "was told then. Train in a new process."
             )
+        # The runtime reads them when it loads a program.
         os.environ.update({_ROUNDING: "1", _ROUNDING_SEED: str(seed)})
 
     def group_refusal(self, ranks: Sequence[int]) -> str:
-        """Return the reason why ranks cannot form a group: it has to be regular, with translations that tile a run."""
+        # A group has to be regular, with translations that tile a run.
         stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
         regular = list(ranks) == list(range(ranks[0], ranks[0] + stride * len(ranks), stride))
         if regular and ranks[0] % (stride * len(ranks)) < stride:
@@ -114,11 +106,9 @@ class NeuronBackend(Backend):
         )
 
     def compile_refusal(self, compute: torch.dtype, flops: float, world: int, device: torch.device) -> str:
-        """Return an empty string: without compilation every operation is launched alone, at its own cost."""
-        return ""
+        return ""  # uncompiled, every operation is launched alone, at its own cost
 
     def compiler_versions(self, device: torch.device) -> dict[str, str]:
-        """Return torch, Python, the instance type, torch-neuronx and its compiler."""
         found = super().compiler_versions(device)
         for package in _COMPILER_PACKAGES:
             try:
@@ -128,15 +118,13 @@ class NeuronBackend(Backend):
         return found
 
     def _expected_attention(self, heads: AttentionHeads, deterministic: bool, device: torch.device) -> str:
-        """Return torch's name for a kernel of the device's package: a fused one, by users of the beta, not verified."""
-        return "overrideable"
+        return "overrideable"  # a fused kernel of the device's package, say users of the beta; not verified
 
     def chip_name(self, device: torch.device) -> str | None:
-        """Return the instance type, such as trn2, that names a device; ``get_device_name`` repeats its argument."""
-        return self.instance_type(device) or None
+        return self.instance_type(device) or None  # get_device_name repeats its argument
 
     def instance_type(self, device: torch.device) -> str | None:
-        """Return the EC2 instance type or its family: as the device has it, else as the machine; empty elsewhere."""
+        """Return the EC2 instance type or its family: the device's, else the machine's; empty elsewhere."""
         properties = getattr(torch.get_device_module(device), "get_device_properties", None)
         try:
             return str(properties(device).name)  # type: ignore[misc]
@@ -148,13 +136,11 @@ class NeuronBackend(Backend):
             return ""
 
     def software(self) -> dict[str, str]:
-        """Return the version of the driver."""
         driver = driver_versions().get(self.device_type)
         return {} if driver is None else {"driver": driver}
 
     def cores_per_device(self) -> int | None:
-        """Physical cores of a logical core, if NEURON_LOGICAL_NC_CONFIG sets them."""
-        configured = os.environ.get(_CORES_PER_DEVICE, "")
+        configured = os.environ.get(_CORES_PER_DEVICE, "")  # physical cores of a logical core
         return int(configured) if configured.isdecimal() and int(configured) > 0 else None
 
 

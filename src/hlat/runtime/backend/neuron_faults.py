@@ -93,11 +93,7 @@ def _faults() -> dict[str, DeviceFault]:
 
 
 def read_monitor(report: str) -> list[str]:
-    """Find errors of the hardware in a report of neuron-monitor.
-
-    Args:
-        report: one line of JSON; anything else has no errors.
-    """
+    """Find errors of the hardware in one line of JSON from neuron-monitor; anything else has none."""
     with suppress(ValueError, TypeError, AttributeError):
         content = json.loads(report)
         return [*_memory_errors(content), *_runtime_errors(content)]

@@ -106,11 +106,7 @@ _CUDA_ERROR = rf"(?:CUDA error: |Cuda failure (?:\d+ )?')({'|'.join(re.escape(te
 
 
 def read_monitor(report: str) -> list[str]:
-    """Find GPUs with uncorrectable errors, and lost ones, in what nvidia-smi prints.
-
-    Args:
-        report: lines of index, address and uncorrected errors; anything else has no errors.
-    """
+    """Find GPUs with uncorrectable errors, and lost ones, in nvidia-smi's lines of index, address and errors."""
     found = []
     for line in report.splitlines():
         index, address, errors = (

@@ -10,8 +10,7 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
-SPIN_COUNT = 20_000
-"""Iterations that a waiting thread spins, about a millisecond, unless the host is busy."""
+SPIN_COUNT = 20_000  # iterations that a waiting thread spins, about a millisecond, unless the host is busy
 
 STOLEN_SHARE = 0.1
 """Stolen share of the requested processor time from which a host counts as busy.
@@ -22,15 +21,10 @@ A start of the command takes about 30 ticks, so this is three of them.
 
 @dataclass(frozen=True)
 class ProcessorTime:
-    """Ticks of all processors since the machine booted (proc(5)).
+    """Ticks of all processors since the machine booted (proc(5))."""
 
-    Attributes:
-        used: ticks used by anything on this machine.
-        stolen: ticks that this virtual machine requested while its host ran something else.
-    """
-
-    used: int
-    stolen: int
+    used: int  # ticks used by anything on this machine
+    stolen: int  # ticks that this virtual machine requested while its host ran something else
 
     @classmethod
     def read(cls, file: Path = Path("/proc/stat")) -> "ProcessorTime | None":
@@ -46,19 +40,11 @@ class ProcessorTime:
 def set_spin_count(
     before: ProcessorTime | None, after: ProcessorTime | None, environment: MutableMapping[str, str] = os.environ
 ) -> None:
-    """Set GOMP_SPINCOUNT, which torch's libgomp reads when it is loaded; an existing value is kept.
-
-    A thread that spins for long takes its core from other programs on this machine: with one of two cores busy,
-    training is twice as fast with 20,000 iterations as with the library's default of 300,000. On a quiet machine it is
-    3 to 8 % slower, and on a virtual machine with a busy host 6 to 26 %, because a core that sleeps is given away and
-    returns late. So the default is kept if the host has been observed to take time away
-    (measured: docs/notebook/cpu-settings.md).
-
-    Args:
-        before: ticks when the command began; None if unknown.
-        after: ticks after part of its start; None if unknown.
-        environment: environment variables of this process.
-    """
+    """Set GOMP_SPINCOUNT, which libgomp reads when it is loaded; an existing value is kept."""
+    # A spinning thread takes its core from other programs: with one of two cores busy, training is twice as fast with
+    # 20,000 iterations as with the default of 300,000. On a quiet machine that is 3 to 8 % slower, and on a virtual
+    # machine whose host is busy 6 to 26 %, as a core that sleeps is given away and returns late: there the default
+    # stays (docs/notebook/cpu-settings.md).
     if before is not None and after is not None:
         stolen, used = after.stolen - before.stolen, after.used - before.used
         if stolen > STOLEN_SHARE * (stolen + used):

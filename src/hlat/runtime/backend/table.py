@@ -57,11 +57,7 @@ OTHER_DEVICE_NAMES = {
 
 
 def absent_device(device: str) -> str:
-    """Return why a device type cannot be used on this machine, as far as is known without torch; empty if it may be.
-
-    Args:
-        device: a device type, or auto.
-    """
+    """Return why a device type (or auto) cannot be used here, as far as is known without torch; else ""."""
     patterns = DEVICE_FILES.get(device)
     if patterns is None or _simulated:
         return ""
@@ -71,12 +67,11 @@ def absent_device(device: str) -> str:
 
 
 def is_device_file(path: str) -> bool:
-    """Return True if a path is a file that a driver of the table opens in processes which use its devices."""
+    """Return True if a driver of the table opens this path in processes which use its devices."""
     return any(fnmatchcase(path, pattern) for pattern in OPENED_FILES)
 
 
 def _torch_has(device: str) -> bool:
-    """Return True if torch is imported and has found the device, by whatever driver."""
     if "torch" not in sys.modules:
         return False
     import torch  # noqa: PLC0415 - only where it is imported already
@@ -86,24 +81,14 @@ def _torch_has(device: str) -> bool:
 
 
 def expects_accelerator(device: str) -> bool:
-    """Return True if a run of ``run.device`` computes on an accelerator, as far as is known without torch.
-
-    Args:
-        device: a device type, or auto.
-    """
+    """Return True if ``run.device``, a type or auto, means an accelerator, as far as is known without torch."""
     if device == "auto":
         return any(not absent_device(known) for known in DEVICE_FILES)
     return device != _HOST
 
 
 def backend_of(device: "torch.device | str") -> "Backend":
-    """Return the backend of a device, or of a device type. Each is created once per process.
-
-    Within ``simulated_backend`` the answer is the simulated one, whatever the device.
-
-    Args:
-        device: a device of any type that torch knows, or the name of such a type.
-    """
+    """Return the backend of a device or type, one per process; within ``simulated_backend`` the simulated one."""
     if _simulated:
         return _simulated[-1]
     return _backend(device if isinstance(device, str) else device.type)
@@ -114,11 +99,7 @@ _simulated: list["Backend"] = []  # innermost last
 
 @contextmanager
 def simulated_backend(backend: "Backend") -> Iterator[None]:
-    """Let one backend answer every question within the block, for rehearsals of a device that is not here.
-
-    Args:
-        backend: the answers; ``Backend.of_chip`` makes one for a chip that is not here.
-    """
+    """Let one backend answer every question within the block, for rehearsals of a device that is not here."""
     _simulated.append(backend)
     try:
         yield
@@ -141,20 +122,14 @@ def _backend(device_type: str) -> "Backend":
 
 
 def types_with(capability: "Callable[[Backend], bool]") -> tuple[str, ...]:
-    """Return the device types of the table that have a capability.
-
-    For constants of modules whose functions ``torch.compile`` traces: it reads a constant, but would trace
-    ``backend_of``, and check at every call that none of what it reads has changed.
-
-    Args:
-        capability: a function of a backend; False for ``Backend`` itself, as types outside of the table are not
-            returned.
-    """
+    """Return the device types of the table that have a capability; False for ``Backend`` itself."""
+    # For constants of modules that torch.compile traces: it reads a constant, but would trace backend_of, and check at
+    # every call that nothing which it reads has changed.
     return tuple(device_type for device_type in BACKENDS if capability(backend_of(device_type)))
 
 
 def interface_variables() -> tuple[str, ...]:
-    """Return the environment variables that tell collective libraries which network interface to use."""
+    """Return the environment variables that name the network interface of collective libraries."""
     libraries = (backend_of(device_type).collectives for device_type in BACKENDS)
     names = (library.interface_variable for library in libraries if library is not None)
     return tuple(name for name in names if name is not None)

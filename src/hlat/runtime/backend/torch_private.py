@@ -12,8 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from inspect import signature
 from typing import Any
 
-TESTED_RELEASES = ("2.11", "2.13", "2.14")
-"""Releases that passed the complete test suite."""
+TESTED_RELEASES = ("2.11", "2.13", "2.14")  # releases that passed the complete test suite
 
 RELEASES_WITH_ALL_NAMES = ("2.11", "2.12", "2.13", "2.14")
 """Releases that define the names below, but for those of ``FIRST_RELEASE``. 2.15 lacks two of them."""
@@ -101,33 +100,35 @@ COMPILED_NAMES = ("_torchdynamo_orig_callable",)
 
 
 def fsdp_parameter_groups(state: Any) -> list[Any]:
-    """Return the parameter groups of a state of FSDP2: any number from torch 2.12 on, at most one before."""
+    """Return FSDP2's parameter groups: any number from torch 2.12 on, at most one before."""
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 def most_graphs(count: int) -> dict[str, Any]:
-    """Return the arguments of ``torch.compile`` for as many graphs; 2.11 has none, and a setting for all functions."""
+    """Return arguments of ``torch.compile`` for as many graphs as ``count``."""
     import torch  # noqa: PLC0415
 
     if "recompile_limit" in signature(torch.compile).parameters:
         return {"recompile_limit": count}
     from torch._dynamo import config  # noqa: PLC0415
 
+    # 2.11 has no such argument, only a setting for all functions.
     config.recompile_limit = max(config.recompile_limit, count)
     return {}
 
 
 @cache
 def shapes_of_overrideable_backward() -> Any:
-    """Let tensors without memory go through the backward pass of an accelerator's own attention: 2.11 has no shapes."""
+    """Let tensors without memory go through the backward pass of an accelerator's own attention."""
     import torch  # noqa: PLC0415
     from torch import _meta_registrations  # noqa: PLC0415
 
     if hasattr(_meta_registrations, "meta__scaled_dot_product_fused_attention_overrideable_backward"):
         return None
 
+    # 2.11 has none.
     def shapes(gradient: Any, q: Any, k: Any, v: Any, bias: Any, *_: Any, **__: Any) -> tuple[Any, ...]:
         return (*map(torch.empty_like, (q, k, v)), None if bias is None else torch.empty_like(bias))
 
@@ -137,11 +138,7 @@ def shapes_of_overrideable_backward() -> Any:
 
 
 def untested_torch_warning(installed: str | None = None) -> str:
-    """Return a warning for a release of PyTorch that hlat was not tested with; empty for a tested one.
-
-    Args:
-        installed: version, such as ``2.13.0+cpu``; None reads it from the installation, without importing torch.
-    """
+    """Return a warning for an untested release such as ``2.13.0+cpu``; None reads the installed one without torch."""
     installed = installed or _installed()
     if not installed or _release(installed) in TESTED_RELEASES:
         return ""
@@ -153,11 +150,7 @@ def untested_torch_warning(installed: str | None = None) -> str:
 
 
 def split_backward_problem(installed: str | None = None) -> str:
-    """Return why this release of PyTorch cannot compute a pipeline's gradients by weight apart; empty if it can.
-
-    Args:
-        installed: as for ``untested_torch_warning``.
-    """
+    """Return why this release cannot compute a pipeline's gradients by weight apart; empty if it can."""
     release = _release(installed or _installed())
     if release not in ("2.11", "2.12"):
         return ""

@@ -21,33 +21,23 @@ _PAUSES = (0.01, 1.0)  # seconds between attempts: first, longest
 
 
 def is_loopback(address: str) -> bool:
-    """Return True if an address is a loopback address, reachable from this machine only."""
+    """Return True if only this machine reaches an address."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def resolve_addresses(host: str) -> list[str]:
-    """Resolve a host name to addresses, most likely first; an address is returned unchanged.
-
-    Some systems resolve their own name to 127.0.1.1, where no other machine reaches them. For such a name the address
-    towards the network comes first.
-
-    Raises:
-        OSError: the name is unknown.
-    """
+    """Resolve a host name to addresses, most likely first; OSError for an unknown name."""
     if _is_address(host):  # saves a lookup
         return [host]
     found = list(dict.fromkeys(str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)))
+    # Some systems resolve their own name to 127.0.1.1, where no other machine reaches them.
     if host != "localhost" and all(map(is_loopback, found)):
         found = [*_towards_the_network(), *found]
     return found
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Listen on an address, and on no other one.
-
-    Raises:
-        OSError: the name is unknown, the address is not this machine's, or the port is taken.
-    """
+    """Listen on an address, and on no other one; OSError if it is not this machine's, or the port is taken."""
     last_error: OSError | None = None
     for address in resolve_addresses(host):
         try:
@@ -59,18 +49,10 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def wait_until_reachable(host: str, port: int, seconds: float) -> tuple[str, str]:
-    """Wait until a connection to host and port succeeds; signals are handled meanwhile.
-
-    Args:
-        host: name or address.
-        port: TCP port.
-        seconds: maximum time to wait.
-
-    Returns:
-        The address that answered, and the address of this machine on the same connection.
+    """Wait until a connection succeeds; return the address that answered, and this machine's on that connection.
 
     Raises:
-        OSError: no connection succeeded in time.
+        OSError: no connection succeeded in so many seconds.
     """
     deadline, pause = time.monotonic() + seconds, _PAUSES[0]
     while True:
@@ -94,7 +76,7 @@ def wait_until_reachable(host: str, port: int, seconds: float) -> tuple[str, str
 
 
 def interface_of(address: str) -> str | None:
-    """Name of the network interface that has an address; None if there is none, or the system does not report it."""
+    """Name of the interface that has an address; None if there is none, or the system does not report it."""
     if is_loopback(address):
         return "lo0" if sys.platform == "darwin" else "lo"
     if sys.platform != "linux":
@@ -104,7 +86,7 @@ def interface_of(address: str) -> str | None:
 
 
 def own_addresses() -> dict[str, list[str]]:
-    """Return the addresses of this machine by network interface; empty where the system does not report them."""
+    """Return this machine's addresses by network interface; empty where the system does not report them."""
     found: dict[str, list[str]] = {}
     for name, address in _interfaces() if sys.platform == "linux" else ():
         found.setdefault(name, []).append(str(address))
@@ -112,7 +94,7 @@ def own_addresses() -> dict[str, list[str]]:
 
 
 def address_of(interface: str) -> str | None:
-    """Address of a network interface, IPv4 first; None if there is none, or the system does not report it."""
+    """Address of a network interface, IPv4 first; None if unknown."""
     found = [address for name, address in _interfaces() if name == interface] if sys.platform == "linux" else []
     return str(min(found, key=lambda address: address.version)) if found else None
 
@@ -139,11 +121,10 @@ def _towards_the_network() -> list[str]:
 
 
 def _interfaces() -> Iterator[tuple[str, ipaddress.IPv4Address | ipaddress.IPv6Address]]:
-    """Interfaces of this machine and their addresses, from Linux system calls."""
     import array  # noqa: PLC0415  (few runs need it)
     import fcntl  # noqa: PLC0415
 
-    names = array.array("B", bytes(256 * _ENTRY))
+    names = array.array("B", bytes(256 * _ENTRY))  # SIOCGIFCONF reports IPv4 only; IPv6 follows from /proc
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         answer = fcntl.ioctl(asking, _GET_ADDRESSES, struct.pack("iL", len(names), names.buffer_info()[0]))
     for start in range(0, struct.unpack("iL", answer)[0], _ENTRY):

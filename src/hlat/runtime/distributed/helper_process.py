@@ -57,11 +57,7 @@ class Channel:
         self._connection = connection
 
     def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
-        """Send a message and open file descriptors; the descriptors also stay open here.
-
-        Raises:
-            EOFError: the other process has exited.
-        """
+        """Send a message and open descriptors, which also stay open here; EOFError if the other process has exited."""
         try:
             self._connection.send_bytes(pickle.dumps((message, len(descriptors)), _PICKLE))
             for descriptor in descriptors:
@@ -70,7 +66,7 @@ class Channel:
             raise EOFError from error
 
     def receive(self, seconds: float | None = None) -> tuple[Any, list[int]] | None:
-        """Receive the next message and its file descriptors; None if none arrived within ``seconds`` (None: no limit).
+        """Receive the next message and its descriptors; None if none arrived in time (None: no limit).
 
         Raises:
             EOFError: the other process has exited, and all of its messages have been received.
@@ -84,13 +80,12 @@ class Channel:
             raise EOFError from error
 
     def has_unread(self) -> bool:
-        """Return True if a message has arrived that was not received yet."""
         count = array("i", [0])
         fcntl.ioctl(self._connection.fileno(), termios.FIONREAD, count)
         return count[0] > 0
 
     def on_peer_exit(self, action: Callable[[], None], seconds: Callable[[], float]) -> None:
-        """Run an action on a thread after the other process has exited, once ``seconds()`` to wait are 0 or less."""
+        """Run an action on a thread once the other process has exited and ``seconds()`` to wait are 0 or less."""
 
         def watch() -> None:
             poll = select.poll()
@@ -103,41 +98,31 @@ class Channel:
         threading.Thread(target=watch, name="end-of-line", daemon=True).start()
 
     def close(self) -> None:
-        """Close this end."""
         self._connection.close()
 
 
 class HelperProcess:
-    """The helper process, as its parent sees it.
-
-    Attributes:
-        channel: this end of the channel.
-        pid: process id of the helper.
-    """
+    """The helper process, as its parent sees it."""
 
     def __init__(self, channel: Channel, process: "_Process", progress: ProgressRecord) -> None:
         self.channel, self._process, self._progress = channel, process, progress
-        self.pid = process.pid
+        self.pid = process.pid  # process id of the helper
 
     def silence(self, since: float) -> float:
-        """Return the seconds since the helper's last sign of life, counted from ``since``, monotonic seconds."""
+        """Return the seconds without a sign of life of the helper, from ``since`` (monotonic) on."""
         return self._progress.silence(since, self.pid)
 
     @property
     def blocked_seconds(self) -> float:
-        """Seconds that the helper has been waiting for a disk or a server; 0 if it does not."""
+        """Seconds that the helper has been waiting for a disk or a server."""
         return self._progress.blocked_seconds
 
     def close(self) -> None:
-        """Close the channel, without waiting; the helper exits when it has finished the work it has begun."""
+        # It finishes the work it has begun, then exits; wait() waits for that.
         self.channel.close()
 
     def wait(self, patience: float | None = None) -> int:
-        """Wait until the helper has exited; return its exit code, or minus the signal that ended it.
-
-        Args:
-            patience: seconds without a sign of life after which it is killed; None to wait for ever.
-        """
+        """Wait for the exit code, or minus the signal; kill it after ``patience`` seconds of silence (None: never)."""
         since = time.monotonic()
         while patience is not None and self._process.poll() is None:
             if self.silence(since) > patience:
@@ -154,11 +139,9 @@ class HelperProcess:
 
 
 def start_helper(work: Work, progress_file: IO[bytes] | None = None) -> HelperProcess:
-    """Start a helper process.
+    """Start a helper process, which calls ``work``.
 
-    Args:
-        work: called in the helper with its end of the channel.
-        progress_file: open file for its progress record, if a third process reads that; None for an unnamed one.
+    The progress file is for a third process that reads the helper's record; None for an unnamed one.
     """
     ours, theirs = Pipe()
     with progress_file or ProgressRecord.open_file() as file:
@@ -209,7 +192,7 @@ class _ForkedProcess:
 
 
 def _may_fork() -> bool:
-    """Return True if a fork is safe: no accelerator driver and no process group, which cannot be copied."""
+    # A fork cannot copy the state of a driver, nor a process group.
     return sys.platform == "linux" and not accelerator_in_use() and not dist.is_initialized()
 
 
@@ -239,11 +222,8 @@ def _fork(work: Work, ours: Connection, theirs: Connection, progress: int) -> _F
 
 
 def _close_inherited(own: int) -> None:
-    """Close inherited pipes, sockets and files of devices.
-
-    Readers of a pipe would not see this process's parent exit. A driver frees the memory of a killed process only when
-    no process has its files open any more: the next attempt would find the device full.
-    """
+    # Readers of an inherited pipe would not see the parent exit. A driver frees the memory of a killed process only
+    # when no process has its files open any more: the next attempt would find the device full.
     for entry in list(Path("/proc/self/fd").iterdir()):
         descriptor = int(entry.name)
         if descriptor > 2 and descriptor != own:
@@ -266,12 +246,7 @@ def _spawn(work: Work, ours: Connection, theirs: Connection, progress: int) -> "
 
 
 def main(descriptor: int, progress: int) -> None:
-    """Run the work that is the first message of the channel, in a new interpreter.
-
-    Args:
-        descriptor: this end of the channel.
-        progress: open file of this process's progress record.
-    """
+    """Run the work that is the first message of the channel, in a new interpreter; arguments are descriptors."""
     _detach()
     begin_progress(progress)
     connection = Connection(descriptor)
@@ -281,7 +256,7 @@ def main(descriptor: int, progress: int) -> None:
 
 
 def _detach() -> None:
-    """Ignore signals, lower the priority, and send all output to standard error."""
+    # They are for the parent, which tells the helper when to end.
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     if os.getsid(0) != os.getpid():
@@ -290,5 +265,5 @@ def _detach() -> None:
         os.nice(_NICENESS)
     with contextlib.suppress(OSError):  # Linux may schedule by session first, and this is one
         Path("/proc/self/autogroup").write_text(str(_NICENESS))
-    let_output_be_lost()
+    let_output_be_lost()  # a helper must not wait for a reader of its output
     sys.stdout = sys.stderr = EscapingStream(lossy_stream(2))

@@ -38,8 +38,7 @@ from hlat.runtime.errors import HlatError, LaunchError
 
 T = TypeVar("T")
 
-WAIT_SLICE = timedelta(seconds=1)
-"""Interval at which a waiting process handles signals."""
+WAIT_SLICE = timedelta(seconds=1)  # interval at which a waiting process handles signals
 
 
 class _Outcome(Generic[T]):
@@ -63,22 +62,12 @@ class _Outcome(Generic[T]):
 
 
 def call_interruptibly(call: Callable[[], T], timeout: timedelta | None = None) -> T:
-    """Run a call that may block for long, and handle signals meanwhile; return its result.
-
-    The call runs on a daemon thread. If a signal handler raises, as that of Ctrl-C does, or the time is over, the
-    thread stays blocked until the process ends, which does not wait for it.
-
-    Args:
-        call: the call.
-        timeout: time after which it is given up; None to wait for ever.
-
-    Raises:
-        TimeoutError: the call took longer.
-        Exception: the error of the call.
-    """
+    """Run a call that may block for long, and handle signals meanwhile; TimeoutError after ``timeout``."""
     if timeout is None and threading.current_thread() is not threading.main_thread():
         return call()  # signal handlers run on the main thread only
     outcome = _Outcome(call)
+    # A daemon: if a signal handler raises (Ctrl-C), or the time is over, it stays blocked, and the process ends without
+    # it.
     thread = threading.Thread(target=outcome.run, name="waiting", daemon=True)
     thread.start()
     begin = time.monotonic()
@@ -90,14 +79,9 @@ def call_interruptibly(call: Callable[[], T], timeout: timedelta | None = None) 
 
 
 def wait_for_work(work: dist.Work | None) -> None:
-    """Wait for an asynchronous gloo collective, in slices.
-
-    This does not work for messages between two ranks: gloo aborts those at the end of the first slice.
-
-    Raises:
-        RuntimeError: the collective failed, for example because a peer has died.
-    """
+    """Wait for an asynchronous gloo collective in slices; RuntimeError if it failed, as when a peer has died."""
     assert work is not None, "this process is a member of the group"
+    # Not for messages between two ranks: gloo aborts those at the end of the first slice.
     while True:
         try:
             work.wait(WAIT_SLICE)
@@ -116,21 +100,13 @@ _INLINE = _HEAD - _LENGTH
 @sendable
 @dataclass(frozen=True)
 class _Failure:
-    """An error to be sent to the other ranks.
+    """An error to be sent to the other ranks."""
 
-    Attributes:
-        kinds: names of the error's type and its base classes, most specific first.
-        message: text of the error.
-        attributes: attributes of the error that can be sent.
-        rank: rank where it happened.
-        is_bug: True if it is not an ``HlatError``.
-    """
-
-    kinds: tuple[str, ...]
+    kinds: tuple[str, ...]  # names of the error's type and its base classes, most specific first
     message: str
-    attributes: dict[str, Any]
-    rank: int
-    is_bug: bool = False
+    attributes: dict[str, Any]  # attributes of the error that can be sent
+    rank: int  # rank where it happened
+    is_bug: bool = False  # True if it is not an ``HlatError``
 
     @classmethod
     def from_error(cls, error: Exception, rank: int) -> "_Failure":
@@ -142,6 +118,7 @@ class _Failure:
         return cls((LaunchError.__name__,), text, {}, rank, is_bug=True)
 
     def error(self, message: str | None = None) -> HlatError:
+        # Only imported types: a message must not make this process import anything.
         known = _errors(HlatError)
         kind = next((known[name] for name in self.kinds if name in known), HlatError)
         error = kind.__new__(kind, message or self.message)
@@ -151,7 +128,6 @@ class _Failure:
 
 
 def _errors(kind: type[HlatError]) -> dict[str, type[HlatError]]:
-    """Subclasses of an error type that this process has imported, and the type itself, by name."""
     found = {kind.__name__: kind}
     for special in kind.__subclasses__():
         found |= _errors(special)
@@ -169,13 +145,8 @@ def _may_be_sent(value: object) -> bool:
 class HostGroup:
     """The processes of a run, as a gloo group for values on the CPU.
 
-    All methods are collective: every rank calls the same methods in the same order. A peer that died raises an error at
-    once, because its connections close; one that hangs raises an error after a day.
-
-    Attributes:
-        rank: this process, 0 <= rank < world.
-        world: number of processes.
-        group: gloo process group of all of them; None for a single process.
+    All methods are collective: every rank calls the same ones in the same order. A peer that died raises an error at
+    once, because its connections close; one that hangs raises it after a day.
     """
 
     def __init__(self, rank: int = 0, world: int = 1, group: dist.ProcessGroup | None = None) -> None:
@@ -184,15 +155,10 @@ class HostGroup:
 
     @property
     def is_first(self) -> bool:
-        """True on rank 0, which performs the work that is done once per run."""
         return self.rank == 0
 
     def broadcast(self, value: T) -> T:
-        """Return rank 0's value on every rank; the other ranks' values are ignored.
-
-        Args:
-            value: any value that ``wire_format.encode`` accepts.
-        """
+        """Return rank 0's value on every rank: any value that ``wire_format.encode`` accepts."""
         if self.group is None:
             return value
         message = encode(value) if self.is_first else b""
@@ -207,11 +173,11 @@ class HostGroup:
         return value if self.is_first else _value(head, rest, 0)
 
     def gather(self, value: T) -> list[T] | None:
-        """Return all ranks' values in rank order on rank 0, and None on the others. Values as for ``broadcast``."""
+        """Return all ranks' values in rank order on rank 0, and None on the others."""
         return self._gather(value, to_all=False)
 
     def all_gather(self, value: T) -> list[T]:
-        """Return all ranks' values in rank order, on every rank. Values as for ``broadcast``."""
+        """Return all ranks' values in rank order, on every rank."""
         values = self._gather(value, to_all=True)
         assert values is not None, "all_gather returns values on every rank"
         return values
@@ -222,6 +188,7 @@ class HostGroup:
         message = encode(value)
         heads = [torch.empty(_HEAD, dtype=torch.uint8) for _ in range(self.world)]
         wait_for_work(dist.all_gather(heads, _head(message), group=self.group, async_op=True))
+        # gloo gathers tensors of one size only.
         longest = max(map(_length, heads)) - _INLINE
         rests = [_padded(b"", max(0, longest)) for _ in range(self.world)]
         if longest > 0:
@@ -237,7 +204,7 @@ class HostGroup:
         return [_value(head, rest, rank) for rank, (head, rest) in enumerate(zip(heads, rests, strict=True))]
 
     def all_gather_tensor(self, values: torch.Tensor) -> torch.Tensor:
-        """Return all ranks' CPU tensors, which have the same shape, stacked in rank order: (world, *shape)."""
+        """Return all ranks' CPU tensors of one shape, stacked in rank order: (world, *shape)."""
         if self.group is None:
             return values.unsqueeze(0)
         rows = [torch.empty_like(values) for _ in range(self.world)]
@@ -245,18 +212,12 @@ class HostGroup:
         return torch.stack(rows)
 
     def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum a CPU tensor over all ranks, in place."""
         if self.group is not None:
             wait_for_work(dist.all_reduce(values, group=self.group, async_op=True))
         return values
 
     def exchange(self, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor]) -> None:
-        """Send tensors to some ranks and receive others at the same time. Every rank calls it.
-
-        Args:
-            sent: rank -> contiguous CPU tensor to send to it; not this rank.
-            received: rank -> CPU tensor to receive into, of the same size and dtype as the sent one.
-        """
+        """Send CPU tensors to some ranks and receive into others of the same size and dtype. Every rank calls it."""
         works = [dist.isend(tensor, group=self.group, group_dst=rank) for rank, tensor in sorted(sent.items())]
         works += [dist.irecv(tensor, group=self.group, group_src=rank) for rank, tensor in sorted(received.items())]
         for work in works:
@@ -264,7 +225,7 @@ class HostGroup:
             call_interruptibly(work.wait)
 
     def subgroup(self, members: Sequence[int]) -> "HostGroup":
-        """Return a group of some ranks, including this one. Only its members call it, with equal arguments."""
+        """Return a group of some ranks. Only its members call it, with equal arguments."""
         if len(members) == 1:
             return HostGroup()
         group = call_interruptibly(
@@ -274,7 +235,6 @@ class HostGroup:
         return HostGroup(list(members).index(self.rank), len(members), group)
 
     def barrier(self) -> None:
-        """Wait until every rank has called it."""
         if self.group is not None:
             wait_for_work(dist.barrier(group=self.group, async_op=True))
 
@@ -282,8 +242,8 @@ class HostGroup:
         """Run an action on rank 0 only, and return its result on every rank.
 
         Raises:
-            HlatError: the action raised it on rank 0. Every rank raises the same type with the same message.
-            LaunchError: the action raised another error on rank 0, which rank 0 itself raises unchanged.
+            HlatError: the action raised it: every rank raises the same type with the same message.
+            LaunchError: it raised another error, which rank 0 itself raises unchanged.
         """
         if self.group is None:
             return action()
@@ -304,7 +264,7 @@ class HostGroup:
 
         Raises:
             Exception: this rank's own error, if the action failed here.
-            HlatError: the action failed elsewhere. Type of the first failed rank's error; the message names the ranks.
+            HlatError: it failed elsewhere: the type of the first failed rank's error; the message names the ranks.
         """
         if self.group is None:
             return action()
@@ -342,7 +302,6 @@ def _length(head: torch.Tensor) -> int:
 
 
 def _value(head: torch.Tensor, rest: torch.Tensor, rank: int) -> Any:
-    """Decode the message that a rank sent."""
     length = _length(head)
     message = head[_LENGTH : _LENGTH + length].numpy().tobytes() + rest[: max(0, length - _INLINE)].numpy().tobytes()
     try:
@@ -353,7 +312,7 @@ def _value(head: torch.Tensor, rest: torch.Tensor, rank: int) -> Any:
 
 
 def format_ranks(ranks: list[int]) -> str:
-    """Format sorted ranks compactly: ``rank 3``, ``ranks 0-2, 5``."""
+    """Format sorted ranks compactly, as ``rank 3`` or ``ranks 0-2, 5``."""
     spans: list[list[int]] = []
     for rank in ranks:
         if spans and rank == spans[-1][1] + 1:
@@ -374,7 +333,7 @@ class AsyncMax:
         self._started = False
 
     def start(self, value: int) -> None:
-        """Start the all-reduce with this rank's value (0: nothing requested). Returns at once."""
+        """Start with this rank's value (0: nothing requested); return at once."""
         assert not self._started, "the result of the previous all-reduce has not been read"
         self._started = True
         self._value.fill_(value)
@@ -382,7 +341,7 @@ class AsyncMax:
             self._work = dist.all_reduce(self._value, dist.ReduceOp.MAX, group=self._group, async_op=True)
 
     def result(self) -> int:
-        """Wait for all ranks, and return the maximum of their values: the same on all of them."""
+        """Wait for all ranks; return the maximum, the same on all of them."""
         assert self._started, "no all-reduce has been started"
         if self._work is not None:
             wait_for_work(self._work)

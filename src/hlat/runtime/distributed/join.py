@@ -59,22 +59,14 @@ _patience: list[timedelta | None] = [None]  # of the run that this process has j
 
 @dataclass(frozen=True)
 class Runtime:
-    """Device and rank of this process in its run.
+    """Device and rank of this process in its run."""
 
-    Attributes:
-        device: device that the process computes on.
-        rank: global rank.
-        world: world size.
-        local_rank: rank on this machine.
-        ranks: all processes of the run, for values on the CPU.
-        rendezvous: name and key of the rendezvous; helper processes use them for their own rendezvous.
-    """
-
-    device: torch.device
-    rank: int = 0
+    device: torch.device  # device that the process computes on
+    rank: int = 0  # global rank
     world: int = 1
-    local_rank: int = 0
-    ranks: HostGroup = field(default_factory=HostGroup)
+    local_rank: int = 0  # rank on this machine
+    ranks: HostGroup = field(default_factory=HostGroup)  # all processes of the run, for values on the CPU
+    # name and key of the rendezvous; helper processes use them for their own rendezvous
     rendezvous: Rendezvous = field(default_factory=Rendezvous)
 
 
@@ -85,19 +77,13 @@ def join_run(
     compile_cache: str | None = None,
     limits: HangLimits = _NO_LIMITS,
 ) -> Runtime:
-    """Choose the device of this process, configure its numerics, and join the other processes if there are any.
+    """Choose the device of this process, configure its numerics, and join the other processes.
 
-    Args:
-        device: a device type, such as cpu, or auto: the accelerator that torch finds, else the CPU.
-        deterministic: raise an error for kernels that are not deterministic.
-        folder: folder that all processes share. During the rendezvous it holds the run's secret, if the launcher set
-            none. Without either, every process that reaches the store may join.
-        compile_cache: folder of compiled code; None as for ``hlat.runtime.backend.code_folders.compile_cache_folders``.
-        limits: what the detection of hangs asks of collectives on devices.
+    All processes share ``folder``, which holds the run's secret during the rendezvous if the launcher set none. Without
+    either, every process that reaches the store may join.
 
     Raises:
-        LaunchError: the requested device is not present on this machine, the rendezvous failed, or there is no safe
-            folder for compiled code.
+        LaunchError: no such device, the rendezvous failed, or no safe folder for compiled code.
         StorageError: the folder cannot be written.
     """
     here = rank_info()
@@ -114,16 +100,7 @@ def join_run(
 
 
 def join_helpers(name: str, rendezvous: Rendezvous, here: RankInfo) -> HostGroup:
-    """Join a world with one helper process per process of a run.
-
-    Args:
-        name: name of that world, because there may be several.
-        rendezvous: rendezvous of the run.
-        here: rank of the process that this one helps.
-
-    Raises:
-        LaunchError: the rendezvous failed.
-    """
+    """Join a world, called ``name``, of one helper process per process of a run; LaunchError if that fails."""
     if here.world == 1:
         return HostGroup()
     store = _keep_store(rendezvous_helpers(name, rendezvous, here))
@@ -133,11 +110,9 @@ def join_helpers(name: str, rendezvous: Rendezvous, here: RankInfo) -> HostGroup
 
 
 def device_group(ranks: Sequence[int]) -> dist.ProcessGroup:
-    """Create a group of some ranks for collectives on devices; its members alone call this, in the same order.
-
-    It is as patient as the group of all ranks: by default torch gives a new group the time of its library.
-    """
+    """Create a group of ranks for collectives on devices; its members alone call this, in the same order."""
     group = call_interruptibly(
+        # By default torch would give it the time of its library, not that of the group of all ranks.
         lambda: dist.new_group(list(ranks), timeout=_patience[0], use_local_synchronization=True)
     )
     assert isinstance(group, dist.ProcessGroup), "this rank is a member"
@@ -145,8 +120,9 @@ def device_group(ranks: Sequence[int]) -> dist.ProcessGroup:
 
 
 def leave_run(runtime: Runtime) -> None:
-    """Leave the run after a barrier, so that no rank sees a connection close while it works."""
+    """Leave the run when all ranks have come to this point."""
     if runtime.world > 1:
+        # No rank may see a connection close while it works.
         runtime.ranks.barrier()
         dist.destroy_process_group()
 
@@ -173,19 +149,9 @@ def joined_run(
 ) -> Iterator[Runtime]:
     """Join the run within the block: ``join_run``, then ``leave_run``, or ``abandon_run`` after an exception.
 
-    Args:
-        device: as for ``join_run``.
-        deterministic: as for ``join_run``.
-        folder: as for ``join_run``.
-        compile_cache: as for ``join_run``.
-        limits: as for ``join_run``.
-
-    Yields:
-        The runtime of this process.
-
     Raises:
-        LaunchError: as for ``join_run``; or torch refused a non-deterministic kernel within the block, or compiled code
-            of earlier processes may be damaged, or the software of a device reports what would fail again.
+        LaunchError: as for ``join_run``; or torch refused a non-deterministic kernel, compiled code may be damaged, or
+            a device's software reports what would fail again.
         StorageError: as for ``join_run``.
     """
     runtime = join_run(device, deterministic, folder, compile_cache, limits)
@@ -235,7 +201,6 @@ def _connect(backend: str, store: Store, here: RankInfo, timeout: timedelta | No
 
 
 def _keep_store(store: SignedStore) -> SignedStore:
-    """Keep a reference to a store for as long as groups may be created in it."""
     _stores[:] = [store]
     return store
 
@@ -254,12 +219,11 @@ def _connecting(here: RankInfo) -> Iterator[None]:
 
 
 def _first_line(error: Exception) -> str:
-    """First line of a message: torch's C++ errors append a stack."""
+    # torch's C++ errors append a stack.
     return str(error).strip().partition("\n")[0]
 
 
-Facts = Mapping[str, Mapping[str, Any]]
-"""Section (recipe, code, data) -> item -> JSON value."""
+Facts = Mapping[str, Mapping[str, Any]]  # section (recipe, code, data) -> item -> JSON value
 
 _ABSENT = "not set"
 _MAX_SHOWN = 20  # maximum number of differing items in a message
@@ -268,12 +232,8 @@ _MAX_SHOWN = 20  # maximum number of differing items in a message
 def check_consistent(ranks: HostGroup, facts: Facts) -> None:
     """Compare facts about the run across ranks. Collective; exchanges 8 bytes per rank if all agree.
 
-    Args:
-        ranks: all processes of the run.
-        facts: values that must be equal on all ranks: section -> item -> JSON value.
-
     Raises:
-        LaunchError: they differ. Every rank raises the same error, with each differing item and its values by rank.
+        LaunchError: they differ. Every rank raises it, with each differing item and its values by rank.
     """
     if ranks.world == 1:
         return
@@ -311,7 +271,7 @@ def _shown(items: Mapping[str, Any], item: str) -> str:
 
 @cache
 def code_identity() -> dict[str, str]:
-    """Identify the code of this process: a hash of hlat's source files, and the versions of hlat, torch and Python."""
+    """Identify the code of this process: a hash of its sources, and the versions of hlat, torch and Python."""
     return {
         "source": _source_hash(Path(__file__).parents[2]),
         "hlat": hlat_version(),
@@ -334,14 +294,7 @@ _FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 @contextmanager
 def fake_rank(rank: int, world: int) -> Iterator[Runtime]:
-    """Simulate one rank of a world within the block, without memory and without the other ranks.
-
-    Args:
-        rank: the rank to simulate, 0 <= rank < world.
-        world: world size.
-
-    Yields:
-        The runtime of the rank. Its tensors report a CPU as device.
+    """Simulate one rank of a world within the block, without memory and the others; its device is a CPU.
 
     Raises:
         LaunchError: this process has already joined a run.
@@ -364,10 +317,10 @@ def fake_rank(rank: int, world: int) -> Iterator[Runtime]:
 
 @contextmanager
 def _keep_sent_tensors() -> Iterator[None]:
-    """Keep sent tensors alive as long as the handle of the send, as real process groups do."""
     send = ProcessGroup.send
 
     def keeping(group: ProcessGroup, tensors: list[torch.Tensor], *args: Any) -> dist.Work:
+        # Real process groups keep sent tensors alive as long as the handle of the send.
         work = send(group, tensors, *args)
         weakref.finalize(work, list.clear, list(tensors)).atexit = False
         return work
@@ -380,7 +333,7 @@ def _keep_sent_tensors() -> Iterator[None]:
 
 
 def _forget_meshes() -> None:
-    """Clear DTensor's cache: it remembers device meshes, and would return those of this world in the next."""
+    # DTensor's cache remembers meshes, and would return those of this world in the next.
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache  # noqa: PLC0415
 
     _clear_sharding_prop_cache()

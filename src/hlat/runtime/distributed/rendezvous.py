@@ -42,32 +42,24 @@ from hlat.runtime.process import LAUNCHER_ENV, RankInfo
 
 
 def put_bytes(store: Store, key: str, value: bytes) -> None:
-    """Set a value of bytes."""
+    """Set a value of bytes, which torch's stubs do not allow."""
     store.set(key, value)  # type: ignore[arg-type]  # torch takes both, and its stubs say str only
 
 
 class SignedStore(Store):
-    """A store whose values carry a signature; torch's gloo exchanges the addresses of peers through it.
-
-    Attributes:
-        plain: the underlying store, without signatures.
-    """
+    """A store whose values carry a signature; torch's gloo exchanges the addresses of peers through it."""
 
     def __init__(self, plain: Store, signer: Signer) -> None:
         super().__init__()
+        # plain: the underlying store, without signatures
         self.plain, self._signer = plain, signer
 
     def set(self, key: str, value: bytes | str) -> None:
-        """Sign a value and store it."""
         content = value.encode() if isinstance(value, str) else value
         put_bytes(self.plain, key, self._signer.sign(key.encode(), content) + content)
 
     def get(self, key: str) -> bytes:
-        """Return a value.
-
-        Raises:
-            LaunchError: its signature is not valid.
-        """
+        """Return a value; LaunchError if its signature is not valid."""
         value = self.plain.get(key)
         signature, content = value[: Signer.SIZE], value[Signer.SIZE :]
         if not self._signer.is_valid(signature, key.encode(), content):
@@ -75,35 +67,27 @@ class SignedStore(Store):
         return content
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Return several values; errors as for ``get``."""
         return [self.get(key) for key in keys]
 
     def has_extended_api(self) -> bool:
-        """Return False: torch must not use operations that bypass the signatures."""
-        return False
+        return False  # torch must not use operations that bypass the signatures
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait until all keys exist."""
         self.plain.wait(keys, *([] if timeout is None else [timeout]))
 
     def check(self, keys: list[str]) -> bool:
-        """Return True if all keys exist."""
         return self.plain.check(keys)
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter and return it. Counters are not signed, because the server adds them up."""
-        return self.plain.add(key, amount)
+        return self.plain.add(key, amount)  # unsigned, because the server adds counters up
 
     def delete_key(self, key: str) -> bool:
-        """Delete a key; return True if it existed."""
         return self.plain.delete_key(key)
 
     def num_keys(self) -> int:
-        """Return the number of keys in the store."""
         return self.plain.num_keys()
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the timeout of the underlying store."""
         self.plain.set_timeout(timeout)
 
 
@@ -111,18 +95,13 @@ _QUESTIONS, _ANSWERED = "questions", "answered"
 
 
 class RoundAnswers:
-    """Answers of rank 0.
-
-    Args:
-        server: the store.
-    """
+    """Rank 0's answers to the others, which ask for the round of this attempt."""
 
     def __init__(self, server: Store) -> None:
         self._store = PrefixStore("hlat/rounds", server)
         self.round = secrets.token_hex(8)
 
     def answer(self) -> None:
-        """Answer the questions that nobody has answered yet."""
         asked, done = self._store.add(_QUESTIONS, 0), self._store.add(_ANSWERED, 0)
         for number in range(done + 1, asked + 1):
             put_bytes(self._store, f"round/{number}", self.round.encode())
@@ -131,12 +110,7 @@ class RoundAnswers:
 
 
 def ask_for_round(server: Store, seconds: float) -> str | None:
-    """Ask rank 0 for the round of this attempt; return None if it has not answered in time.
-
-    Args:
-        server: the store.
-        seconds: time to wait.
-    """
+    """Ask rank 0 for the round of this attempt; return None if it has not answered after so many seconds."""
     store = PrefixStore("hlat/rounds", server)
     key, deadline = f"round/{store.add(_QUESTIONS, 1)}", time.monotonic() + seconds
     while not store.check([key]):  # in short steps, so that signals are handled
@@ -163,24 +137,19 @@ _joins: Counter[tuple[str, int]] = Counter()  # by store: a process that joins a
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Key prefix in the store and signing key of a group of processes. Helper processes use a prefix below it."""
+    """Key prefix in the store and signing key of a group of processes. Helpers use a prefix below it."""
 
     name: str = ""
     seal: Signer = field(default_factory=lambda: Signer(b""))
 
 
 def rendezvous_ranks(here: RankInfo, folder: Path | None) -> tuple[SignedStore, Rendezvous]:
-    """Wait until every process of the run has joined the store and proved that it knows the run's secret.
+    """Wait until every process has joined the store and proved that it knows the run's secret.
 
-    Args:
-        here: rank of this process.
-        folder: folder shared by all processes, for the secret if the launcher set none; None if there is none.
-
-    Returns:
-        The store, and the rendezvous.
+    The secret is the launcher's, else in a file of ``folder``, which all processes share.
 
     Raises:
-        LaunchError: the processes do not find each other, or one does not know the run's secret.
+        LaunchError: the processes do not find each other, or one does not know the secret.
         StorageError: the file of the secret cannot be created or read.
     """
     address, port = _address()
@@ -202,11 +171,8 @@ def rendezvous_ranks(here: RankInfo, folder: Path | None) -> tuple[SignedStore, 
 
 
 def rendezvous_helpers(name: str, meeting: Rendezvous, here: RankInfo) -> SignedStore:
-    """Wait until the helper of every process of a run has joined the store, and return it; see ``rendezvous_ranks``.
-
-    If the launcher that serves the store was killed, this fails after a minute: the rank waits for its helper before
-    it can end.
-    """
+    """Wait until the helper of every process has joined the store, and return it."""
+    # A minute: a rank waits for its helper before it can end, and the launcher that serves the store may be dead.
     server = _client(*_address(), here.rank, _HELPER_TIMEOUT)
     return _arrive(server, Rendezvous(f"{meeting.name}/{name}", meeting.seal), here)[0]
 
@@ -219,16 +185,11 @@ def _address() -> tuple[str, int]:
 
 
 def _store_outlives_attempts() -> bool:
-    """Return True if the store has keys of earlier attempts: torchrun's; hlat's launcher serves a new one for each."""
+    # torchrun's store has keys of earlier attempts; hlat's launcher serves a new one for each.
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and LAUNCHER_ENV not in os.environ
 
 
 def _ask_for_round(server: Store, here: RankInfo) -> str:
-    """Ask rank 0 for the round of this attempt.
-
-    Raises:
-        LaunchError: it has not answered in time, or the answer is none.
-    """
     found = ask_for_round(server, ARRIVAL_TIMEOUT.total_seconds())
     if found is None:
         minutes = f"{ARRIVAL_TIMEOUT / timedelta(minutes=1):g} minutes"
@@ -241,15 +202,8 @@ def _ask_for_round(server: Store, here: RankInfo) -> str:
 def _arrive(
     server: Store, meeting: Rendezvous, here: RankInfo, answers: RoundAnswers | None = None
 ) -> tuple[SignedStore, Signer]:
-    """Wait for every process and authenticate it. An error here says how many are missing; gloo's would not.
-
-    Args:
-        server: the store.
-        meeting: name and key of the rendezvous.
-        here: rank of this process.
-        answers: on rank 0, answers questions for the round meanwhile; None if there is but one.
-    """
     store = PrefixStore(meeting.name, server)
+    # Errors are found here, before gloo: they say how many are missing, and which rank is there twice.
     if store.add(f"rank/{here.rank}", 1) > 1:
         message = f"two processes have rank {here.rank} of {here.world}."
         raise LaunchError(f"{message} Give each its own RANK, and each run its own MASTER_PORT.")
@@ -264,7 +218,7 @@ def _arrive(
 
 
 def _admit(store: Store, meeting: Rendezvous, world: int, answers: RoundAnswers | None) -> bytes:
-    """On rank 0: verify that all ranks know the secret, publish the result, and return all nonces."""
+    # Under torchrun: the others ask until they know the round.
     if answers is not None:
         _answer_until_complete(store, answers)
     _wait(store, "complete", world)
@@ -284,7 +238,7 @@ def _admit(store: Store, meeting: Rendezvous, world: int, answers: RoundAnswers 
 
 
 def _answer_until_complete(store: Store, answers: RoundAnswers) -> None:
-    """Answer questions for the round until all processes have joined, or until they could have."""
+    # Until all have joined, or could have.
     deadline = time.monotonic() + ARRIVAL_TIMEOUT.total_seconds()
     while not store.check(["complete"]) and time.monotonic() < deadline:
         answers.answer()
@@ -292,12 +246,12 @@ def _answer_until_complete(store: Store, answers: RoundAnswers) -> None:
 
 
 def _admitted(store: Store, meeting: Rendezvous, here: RankInfo, nonce: bytes) -> bytes:
-    """On another rank: verify that rank 0 knows the secret and received this rank's nonce; return all nonces."""
     _wait(store, "verdict", here.world)
     verdict = store.get("verdict")
     signature, nonces = verdict[: Signer.SIZE], verdict[Signer.SIZE :]
     if verdict == _REFUSED:
         raise LaunchError("rank 0 aborted the start: a process that does not know the secret of the run tried to join.")
+    # Rank 0 must have received this nonce: an old verdict is no proof.
     own = nonces[here.rank * _NONCE : (here.rank + 1) * _NONCE]
     if own != nonce or not meeting.seal.is_valid(signature, b"verdict", meeting.name.encode(), nonces):
         raise _unauthenticated("rank 0")
@@ -318,11 +272,6 @@ def _unauthenticated(who: str) -> LaunchError:
 
 
 def _wait(store: Store, key: str, world: int) -> None:
-    """Wait for a key of the store, and handle signals meanwhile.
-
-    Raises:
-        LaunchError: the key was not set in time.
-    """
     minutes = f"{ARRIVAL_TIMEOUT / timedelta(minutes=1):g} minutes"
     reminder = threading.Timer(_SILENCE, _print, [f"waiting up to {minutes} for all {world} processes to join"])
     reminder.daemon = True
@@ -355,12 +304,11 @@ def _connect(address: str, port: int, rank: int) -> Store:
 
 
 def _hosts(rank: int) -> bool:
-    """Return True if this process serves the store: rank 0, unless the launcher does (torchrun, ``--nproc``)."""
+    # else the launcher does (torchrun, --nproc)
     return rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
 
 def _serve(address: str, port: int) -> Store:
-    """Serve the store on the given address and no other."""
     try:
         listener = listen(address, port)
         own = str(listener.getsockname()[0])
@@ -377,7 +325,6 @@ def _serve(address: str, port: int) -> Store:
 
 
 def _client(address: str, port: int, rank: int, timeout: timedelta | None = None) -> Store:
-    """Connect to the store that another process serves, by default for as long as other processes may take to start."""
     begin, timeout = time.monotonic(), timeout or ARRIVAL_TIMEOUT
     try:
         answering, own = wait_until_reachable(address, port, timeout.total_seconds())
@@ -396,7 +343,6 @@ def _client(address: str, port: int, rank: int, timeout: timedelta | None = None
 
 
 def _open_store(address: str, port: int, listener: int | None, timeout: timedelta = ARRIVAL_TIMEOUT) -> Store:
-    """Create a client of the store, or its server on a listening socket."""
     serves = listener is not None
     store = TCPStore(
         address, port, is_master=serves, timeout=timeout, wait_for_workers=False, master_listen_fd=listener
@@ -406,12 +352,8 @@ def _open_store(address: str, port: int, listener: int | None, timeout: timedelt
 
 
 def _use_network_of(own: str) -> None:
-    """Make gloo use the network on which rank 0 is reached; by default it resolves this machine's name.
-
-    Args:
-        own: address of this machine in that network.
-    """
     interface = interface_of(own)
+    # By default gloo resolves this machine's name, which may lead to another network.
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     if interface is not None and is_loopback(own):
@@ -420,5 +362,5 @@ def _use_network_of(own: str) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    """First line of a message: torch's C++ errors append a stack."""
+    # torch's C++ errors append a stack.
     return str(error).strip().partition("\n")[0]

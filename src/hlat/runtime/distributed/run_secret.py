@@ -26,11 +26,7 @@ _WRITING = 10.0  # seconds to wait for the process that writes the file
 
 
 class Signer:
-    """Signs and verifies messages with the key of a run (HMAC-SHA256).
-
-    Args:
-        key: secret key; empty if there is no secret, in which case any process can sign.
-    """
+    """Signs and verifies messages with the key of a run (HMAC-SHA256); with an empty key, any process can."""
 
     SIZE = 32
     """Bytes of a signature."""
@@ -39,32 +35,24 @@ class Signer:
         self._key = key
 
     def sign(self, *fields: bytes) -> bytes:
-        """Signature of a sequence of byte strings, including their boundaries: 32 bytes."""
+        """Signature of byte strings and their boundaries: 32 bytes."""
+        # With lengths: two sequences with the same concatenation have different signatures.
         framed = b"".join(len(field).to_bytes(8, "little") + field for field in fields)
         return hmac.new(self._key, framed, hashlib.sha256).digest()
 
     def is_valid(self, signature: bytes, *fields: bytes) -> bool:
-        """Return True if the signature was made with this key."""
-        return hmac.compare_digest(signature, self.sign(*fields))
+        return hmac.compare_digest(signature, self.sign(*fields))  # in constant time
 
     def derive(self, *fields: bytes) -> "Signer":
-        """Return a signer with a key derived from these byte strings."""
         return Signer(self.sign(*fields))
 
     def __repr__(self) -> str:
-        return "Signer"
+        return "Signer"  # the key must not get into a log
 
 
 def run_signer(file: Path | None) -> Signer:
-    """Return the signer of this process's run.
-
-    Args:
-        file: file of the secret, in a folder that all processes share; None if there is no such folder.
-
-    Raises:
-        LaunchError: the file does not contain a secret.
-        StorageError: the file cannot be created or read.
-    """
+    """Return the signer of this run; LaunchError for a file without a secret, StorageError if it cannot be read."""
+    # The launcher's secret, else that of a file in a folder that all processes share.
     given = os.environ.get(RUN_SECRET_ENV, "")
     if given or file is None:
         return Signer(given.encode("utf-8", "surrogateescape"))
@@ -72,9 +60,9 @@ def run_signer(file: Path | None) -> Signer:
 
 
 def _shared_secret(file: Path) -> str:
-    """Secret in a file, which is created if it does not exist."""
     try:
         with suppress(FileExistsError):
+            # O_EXCL: the first process creates it, the others read it.
             descriptor = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
             with os.fdopen(descriptor, "w") as new:
                 new.write(secrets.token_hex(_DIGITS // 2))

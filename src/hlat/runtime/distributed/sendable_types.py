@@ -17,10 +17,7 @@ SENDABLE: Mapping[str, tuple[type, tuple[str, ...]]] = MappingProxyType(_REGISTR
 
 
 def sendable(kind: C) -> C:
-    """Register a type: a dataclass, a NamedTuple or a pydantic model.
-
-    Its fields are sent, and its constructor is called with them.
-    """
+    """Register a dataclass, NamedTuple or pydantic model: its fields are sent, and its constructor is called."""
     if is_dataclass(kind):
         names = tuple(field.name for field in fields(kind))
     else:

@@ -34,25 +34,20 @@ class MalformedMessage(Exception):
 
 
 def encode(value: object) -> bytes:
-    """Encode a value as bytes.
+    """Encode a value as bytes; TypeError for types that are not allowed.
 
-    Args:
-        value: None, bool, int, float, str, bytes, list, tuple, set, frozenset, mapping, path, NumPy array or scalar,
-            tensor on the CPU, torch dtype, ``sendable`` object, or a nesting of these.
-
-    Raises:
-        TypeError: the value is, or contains, something else.
+    Allowed are None, bool, int, float, str, bytes, list, tuple, set, frozenset, mapping, path, NumPy arrays and
+    scalars, tensors on the CPU, torch dtypes, ``sendable`` objects, and nestings of these.
     """
     blobs: list[bytes] = []
     tree = _to_json(value, blobs)
+    # Binary content stays out of JSON.
     text = json.dumps([tree, [len(blob) for blob in blobs]], separators=(",", ":")).encode()
     return b"".join((len(text).to_bytes(_LENGTH, "little"), text, *blobs))
 
 
 def decode(message: bytes) -> Any:
-    """Decode a message of ``encode``.
-
-    Mappings become dict, paths Path, and NumPy scalars Python numbers.
+    """Decode a message of ``encode``; mappings become dict, paths Path, NumPy scalars numbers.
 
     Raises:
         MalformedMessage: ``encode`` did not produce these bytes.
@@ -79,7 +74,7 @@ def _expect(holds: bool) -> None:
 
 
 def _to_json(value: object, blobs: list[bytes]) -> Any:
-    """JSON form of a value; binary content is appended to ``blobs``."""
+    # By identity of the type: a foreign class of the same name is rejected.
     kind, names = SENDABLE.get(type(value).__name__, (None, ()))
     if type(value) is kind:
         return {"object": [kind.__name__, {name: _to_json(getattr(value, name), blobs) for name in names}]}
@@ -93,7 +88,6 @@ def _to_json(value: object, blobs: list[bytes]) -> Any:
 
 
 def _tagged(value: object, blobs: list[bytes]) -> dict[str, Any]:
-    """JSON form of a value whose type JSON lacks."""
     for tag, collection in _COLLECTIONS.items():
         if type(value) is collection:
             return {tag: [_to_json(item, blobs) for item in value]}  # type: ignore[attr-defined]  # all are iterable
@@ -119,7 +113,6 @@ def _tagged(value: object, blobs: list[bytes]) -> dict[str, Any]:
 
 
 def _append_blob(content: bytes, blobs: list[bytes]) -> int:
-    """Append a blob and return its index."""
     blobs.append(content)
     return len(blobs) - 1
 

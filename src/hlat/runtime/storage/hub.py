@@ -34,24 +34,19 @@ WEIGHT_FILES = ("model*.safetensors", "model.safetensors.index.json")  # others 
 
 
 class HubError(ValueError):
-    """A model that the Hub does not give; the message is the end of a sentence, and says what would work."""
+    """A model that the Hub does not give; the message ends a sentence and says what would work."""
 
 
 @dataclass(frozen=True)
 class HubModel:
-    """A model of the Hub.
+    """A model of the Hub; prints as its id, with ``@revision`` if it has one."""
 
-    Attributes:
-        name: its id, ``owner/name``.
-        revision: branch, tag or commit; None for the branch main.
-    """
-
-    name: str
-    revision: str | None = None
+    name: str  # its id, ``owner/name``
+    revision: str | None = None  # branch, tag or commit; None for the branch main
 
     @classmethod
     def parse(cls, text: str) -> "HubModel | None":
-        """Read an id as recipes give it; None for anything else: a path, a URL, or the name of a file that exists."""
+        """Read an id as recipes give it; None for a path, a URL, or the name of a file that exists."""
         found = _MODEL_ID.fullmatch(text)
         if found is None or text.endswith(_FILE_ENDINGS) or Path(text).exists():
             return None
@@ -61,13 +56,7 @@ class HubModel:
         return self.name if self.revision is None else f"{self.name}@{self.revision}"
 
     def snapshot(self, patterns: Sequence[str]) -> Path:
-        """Download the files that match, if they are not in the cache yet.
-
-        Args:
-            patterns: globs of file names.
-
-        Returns:
-            The folder of the cache with the files of one commit; it may have others too.
+        """Download the files that match these globs into the cache; return the folder of their commit.
 
         Raises:
             HubError: there is no such model, it needs permission, or neither network nor cache has it.
@@ -122,13 +111,13 @@ class HubModel:
 
 @contextmanager
 def _progress_only_for(large: Sequence[str], patterns: Sequence[str]) -> Iterator[None]:
-    """Show the bars of huggingface_hub at a terminal, and only while large files may be downloaded."""
     from huggingface_hub.utils.tqdm import (  # noqa: PLC0415
         are_progress_bars_disabled,
         disable_progress_bars,
         enable_progress_bars,
     )
 
+    # Bars at a terminal only, and only while large files may be downloaded.
     hide = not are_progress_bars_disabled() and not (set(large) & set(patterns) and sys.stderr.isatty())
     if hide:
         disable_progress_bars()
@@ -148,11 +137,7 @@ _DATA_ENDING = re.compile(r"\.(jsonl?|ndjson|parquet|pq|arrow|txt|csv|tsv|gz|zst
 
 
 def dataset_id_advice(path: str) -> str:
-    """Return what to write instead of a path that does not exist but has the form of an id; empty if it has not.
-
-    Args:
-        path: the path, as in ``HuggingFaceFW/fineweb``.
-    """
+    """Return advice for a missing path in the form of an id, as ``HuggingFaceFW/fineweb``; else ""."""
     if _DATASET_ID.fullmatch(path) is None or _DATA_ENDING.search(path):
         return ""
     folder = path.partition("/")[2]

@@ -14,8 +14,7 @@ import stat
 from pathlib import Path
 from typing import NamedTuple
 
-HEAD_BYTES = 1024
-"""Bytes of a file that ``recognize`` looks at."""
+HEAD_BYTES = 1024  # bytes of a file that ``recognize`` looks at
 _UNPACK = "Unpack it first."
 _TABLE = "Convert it to parquet or jsonl, with the text in its own column."
 _EXTRACT = "Extract its text first, or leave it out."
@@ -28,17 +27,11 @@ _ZEROS = "It was reserved and never written, as by an interrupted download or co
 
 
 class FileContent(NamedTuple):
-    """Kind of content that a file turned out to have.
+    """Kind of content that a file turned out to have."""
 
-    Attributes:
-        what: a noun phrase, such as "gzip data".
-        remedy: a sentence that says what would work.
-        is_markup: True for a page of HTML or XML, which may be the text that is wanted.
-    """
-
-    what: str
-    remedy: str
-    is_markup: bool = False
+    what: str  # a noun phrase, such as "gzip data"
+    remedy: str  # a sentence that says what would work
+    is_markup: bool = False  # True for a page of HTML or XML, which may be the text that is wanted
 
 
 # These are text themselves, so each is known by more than a word that other text may begin with.
@@ -103,7 +96,7 @@ _MANY = 0.8  # share of zero bytes that only text in two or four bytes per chara
 
 
 def recognize(content: bytes | bytearray) -> FileContent | None:
-    """Return what a file is by its first ``HEAD_BYTES``; None if they are those of plain text or of nothing known."""
+    """Return the kind of a file by its first ``HEAD_BYTES``; None for plain text and for unknown kinds."""
     head = bytes(content[:HEAD_BYTES])
     for what, remedy, pattern in _TEXTS:
         if pattern.match(head):
@@ -119,7 +112,7 @@ def recognize(content: bytes | bytearray) -> FileContent | None:
 
 
 def recognize_file(path: Path) -> FileContent | None:
-    """Return what a file is by its first bytes; None for one that is not known, or cannot be read."""
+    """Return the kind of a file; None if it is not known, or the file cannot be read."""
     try:
         with path.open("rb") as file:
             return recognize(file.read(HEAD_BYTES))
@@ -128,7 +121,7 @@ def recognize_file(path: Path) -> FileContent | None:
 
 
 def broken_link(path: Path) -> str:
-    """Return what is wrong with a path if it, or a folder of it, is a link to nowhere; an empty string otherwise."""
+    """Return the problem of a path that is, or leads through, a link to nowhere; else ""."""
     for each in (path, *path.parents):
         if each.is_symlink() and not each.exists():
             return f"{'' if each == path else f'{each} is '}a link to {each.readlink()}, which does not exist"
@@ -152,10 +145,10 @@ def _wide_text(head: bytes) -> FileContent | None:
 
 
 def _markup(head: bytes) -> FileContent | None:
-    """Recognise a page of HTML, or the XML with which object stores report an error."""
     text = head.removeprefix(_BOM).lstrip()[:256].lower()
     if text.startswith((b"<!doctype html", b"<html")):
         return FileContent("a page of HTML, such as a server sends instead of a file", _AGAIN, is_markup=True)
+    # Object stores report an error as XML, which a download keeps as if it were the file.
     if _STORE_ERROR.match(text):
         return FileContent("the error message of an object store", _AGAIN)
     return FileContent("XML", _TABLE, is_markup=True) if text.startswith(b"<?xml") else None
@@ -167,16 +160,12 @@ _MIB = 1 << 20
 def read_small_file(path: Path, limit: int = _MIB, kind: str = "such a file") -> str:
     """Return the text of a regular file of at most ``limit`` bytes of UTF-8.
 
-    Args:
-        path: the file. A device, a pipe or a socket is rejected without reading from it.
-        limit: maximum size in bytes.
-        kind: what the file is to be, for the message about its size.
-
     Raises:
-        ValueError: the file cannot be used; the message continues a sentence that begins with the file's name.
+        ValueError: it cannot be used; the message continues a sentence that begins with the file's name.
         OSError: the file does not exist or may not be read.
     """
     with open(path, "rb", opener=_open_nonblocking) as file:
+        # A device, a pipe or a socket is rejected without reading from it.
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("it is a device or a pipe; give a regular file")
         content = file.read(limit + 1)
@@ -198,11 +187,7 @@ def _open_nonblocking(path: str, flags: int) -> int:
 
 
 def sync_to_disk(path: Path) -> None:
-    """Wait until a file's bytes, or the entries of a folder, would survive a power failure.
-
-    Raises:
-        OSError: fsync failed.
-    """
+    """Wait until a file's bytes, or a folder's entries, would survive a power failure; OSError if fsync fails."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -77,11 +77,7 @@ _UNRESOLVED = re.compile(  # where a library repeats the resolver's message with
 
 
 def classify_error(error: BaseException) -> StorageFailure:
-    """Classify an exception.
-
-    Raises:
-        BaseException: the error itself, if it is a bug in a program rather than a failure of storage.
-    """
+    """Classify an exception; one that is a bug of a program, and no failure of storage, is raised again."""
     if isinstance(error, _OWN_BUGS) or not isinstance(error, Exception):
         raise error
     chain = list(_chain(error))
@@ -126,7 +122,6 @@ def _reason(chain: list[BaseException], names: set[str], status: int | None) -> 
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, its cause, the cause of that, and so on."""
     seen: set[int] = set()
     exception: BaseException | None = error
     while exception is not None and id(exception) not in seen:
@@ -136,7 +131,6 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _status(error: BaseException) -> int | None:
-    """HTTP status of an exception of aiohttp, gcsfs, botocore or requests; None if it has none."""
     response = getattr(error, "response", None)
     inner = response.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(response, dict) else None
     attributes = (response, "status_code"), (error, "status"), (error, "code")
@@ -150,7 +144,6 @@ def _transient_errno(chain: list[BaseException]) -> int | None:
 
 
 def _code(error: BaseException) -> str | None:
-    """Error code of S3, such as SlowDown; None if there is none."""
     response = getattr(error, "response", None)
     code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
     return str(code) if code and not str(code).isdigit() else None
@@ -191,14 +184,7 @@ _ACCESS = {
 
 
 def open_filesystem(url: str, wrong: type[HlatError]) -> tuple[Any, str]:
-    """Open the backend of a URL.
-
-    Args:
-        url: URL of a file, a folder or prefix, or a glob.
-        wrong: type of error to raise for a URL that cannot be used.
-
-    Returns:
-        The file system, and the path of the URL within it.
+    """Open the fsspec backend of a URL; return the file system, and the path within it.
 
     Raises:
         HlatError: of type ``wrong``: the URL holds a secret, its protocol is unknown, or its backend is not installed.
@@ -224,7 +210,7 @@ def open_filesystem(url: str, wrong: type[HlatError]) -> tuple[Any, str]:
 
 
 def protocol_of(url: str) -> str:
-    """Protocol of a URL, in lower case: the text before ``://``."""
+    """Text of a URL before ``://``, in lower case."""
     return url.partition("://")[0].lower()
 
 
@@ -259,13 +245,7 @@ def why_not_writable(url: str) -> str | None:
 
 
 def explain_failure(url: str, failure: StorageFailure, rights: str = "read and list") -> str:
-    """Return a message for the user about a failed access: what went wrong and what would work.
-
-    Args:
-        url: URL that was accessed.
-        failure: classified failure.
-        rights: permission that is needed, for the message.
-    """
+    """Return a message about a failed access, which needs these ``rights``, with what would work."""
     protocol = protocol_of(url)
     access = _ACCESS.get(_EXTRAS.get(protocol, ""), f"what the fsspec backend of {protocol}:// reads")
     match failure.kind:
@@ -289,20 +269,17 @@ def explain_failure(url: str, failure: StorageFailure, rights: str = "read and l
 
 
 def _options(protocol: str, environment: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Options of a backend: no cached listings, no retries of its own, time-outs for silence only.
-
-    Args:
-        protocol: protocol of the URL.
-        environment: settings from FSSPEC_* variables, which are kept.
-    """
+    # Settings from FSSPEC_* variables stay. Listings that are cached may be old.
     given = {**environment.get(_EXTRAS.get(protocol, protocol), {}), **environment.get(protocol, {})}
     options: dict[str, Any] = {"use_listings_cache": False}
     if protocol in ("s3", "s3a"):
         config = given.get("config_kwargs", {})
+        # hlat retries itself.
         options["config_kwargs"] = {"retries": {"total_max_attempts": 1}, "connect_timeout": 10, **config}
     if protocol in WEB_PROTOCOLS:
         import aiohttp  # noqa: PLC0415 - the backend of this protocol, and only of this one
 
+        # For silence only: a large file may take hours.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
         session = given.get("client_kwargs", {})
         headers = {"Accept-Encoding": "identity", **session.get("headers", {})}  # not compressed

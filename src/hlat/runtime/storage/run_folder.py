@@ -23,12 +23,10 @@ from hlat.runtime.progress import blocking_call
 from hlat.runtime.storage.local_files import broken_link, sync_to_disk
 
 LOCK_NAME = ".lock"
-RECIPE_NAME = "recipe.yaml"
-"""Resolved recipe of the run, as of its last start."""
+RECIPE_NAME = "recipe.yaml"  # resolved recipe of the run, as of its last start
 RECIPE_HEAD = "# The resolved recipe of this run."
 """How that file begins: one that begins otherwise is the user's."""
-ATTEMPTS_NAME = "attempts.jsonl"
-"""A line per start of the run."""
+ATTEMPTS_NAME = "attempts.jsonl"  # A line per start of the run
 ID_NAME = ".run-id"
 
 ATTEMPT_ENV = "HLAT_ATTEMPT"
@@ -40,18 +38,12 @@ EARLIER_ATTEMPT_ENV = "HLAT_GONE_ON"
 
 @dataclass(frozen=True)
 class EarlierAttempt:
-    """Facts about the previous attempt of this run.
+    """Facts about the previous attempt of this run."""
 
-    Attributes:
-        saved: newest step whose checkpoint is known to be durable; 0 for none.
-        run_id: id in the run's folder; empty if it was not reported.
-    """
-
-    saved: int
-    run_id: str
+    saved: int  # newest step whose checkpoint is known to be durable; 0 for none
+    run_id: str  # id in the run's folder; empty if it was not reported
 
     def variable(self) -> str:
-        """Value of the environment variable for the next attempt."""
         return f"{self.saved} {self.run_id}"
 
     @classmethod
@@ -65,6 +57,7 @@ def is_foreign_recipe(run_dir: Path) -> bool:
     """True if a folder has a recipe.yaml that no run has written: a run in this folder would replace it."""
     try:
         with (run_dir / RECIPE_NAME).open(encoding="utf-8", errors="replace") as file:
+            # such as a temporary failure of the disk: the code that writes will see it
             return not file.read(len(RECIPE_HEAD)).startswith(RECIPE_HEAD)
     except OSError:
         return False
@@ -79,7 +72,7 @@ def read_run_id(run_dir: Path) -> str | None:
 
 
 def open_run_folder(run_dir: Path, earlier: EarlierAttempt | None = None) -> None:
-    """Create the folder of a new run, or check that the folder still belongs to the run that resumes.
+    """Create the folder of a new run, or check that it still belongs to the run that resumes.
 
     Raises:
         StateLostError: the folder of the previous attempt is gone.
@@ -111,22 +104,15 @@ def _check_run_id(run_dir: Path, run_id: str) -> None:
 
 
 class RunFolder:
-    """The folder of a run. An open lock file identifies it, because the inode of an open file is not reused.
-
-    Args:
-        path: the folder.
-        descriptor: open descriptor of the lock file in it; on rank 0 it holds the lock.
-        run_id: id of the run; None until it is known.
-    """
+    """The folder of a run, identified by an open lock file: the inode of an open file is not reused."""
 
     def __init__(self, path: Path, descriptor: int, run_id: str | None = None) -> None:
+        # descriptor: of the lock file, which rank 0 locks; run_id: None until it is known
         self.path, self.descriptor, self.run_id = path, descriptor, run_id
 
     @blocking_call()
     def check(self) -> None:
-        """Check that the folder exists and contains the lock file that is open here, with one system call.
-
-        Other errors of the disk, such as a temporary failure, are ignored: the code that writes will see them.
+        """Check, with one system call, that the folder exists and contains the lock file that is open here.
 
         Raises:
             StateLostError: the folder is gone, or another one is in its place.
@@ -145,15 +131,7 @@ class RunFolder:
 
 @contextmanager
 def hold_run_folder(path: Path, lock: int | None, rank: int) -> Iterator[RunFolder]:
-    """Keep the lock file of a run's folder open within the block. Rank 0 has locked it.
-
-    Args:
-        path: the folder.
-        lock: descriptor of the lock file, on the rank that holds the lock; None on the others.
-        rank: this rank.
-
-    Yields:
-        The folder.
+    """Keep the lock file open within the block; ``lock`` is rank 0's descriptor, which holds the lock.
 
     Raises:
         StorageError: this rank does not see the folder.
@@ -198,24 +176,19 @@ def _lost(path: Path, run_id: str | None) -> StorageError:
 
 
 class OnceMarkers:
-    """Claimed names, stored as empty files of a folder.
-
-    Args:
-        folder: folder of the markers. It is created at the first claim; its parent must exist.
-    """
+    """Claimed names, stored as empty files of a folder, which the first claim creates below its parent."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def claimed(self) -> set[str]:
-        """Return the names that were claimed."""
         try:
             return {path.name for path in self._folder.iterdir()}
         except FileNotFoundError:
             return set()
 
     def claim(self, name: str) -> bool:
-        """Claim a name; return True the first time, and False ever after, even if this process is killed next.
+        """Claim a name; return True the first time, and False ever after.
 
         Raises:
             StorageError: the folder cannot be written.
@@ -223,6 +196,7 @@ class OnceMarkers:
         try:
             self._folder.mkdir(exist_ok=True)
             os.close(os.open(self._folder / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+            # Durable before the event: a process that is killed, or a power failure, must not repeat it.
             sync_to_disk(self._folder)
         except FileExistsError:
             return False

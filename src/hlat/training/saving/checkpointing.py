@@ -60,10 +60,7 @@ from hlat.training.step_metrics import check_finite
 
 @contextmanager
 def saver_process(recipe: Recipe, rank_info: RankInfo) -> Iterator[HelperProcess | None]:
-    """Run the saver process of this rank inside the block; yields None if the recipe saves without one.
-
-    At the end of the block the saver finishes the save it has begun, and is waited for, except after KeyboardInterrupt.
-    """
+    """Run this rank's saver process inside the block; yields None if the recipe saves without one."""
     config = recipe.checkpoint
     if not config.background or not (_periods(config) or config.local):
         yield None
@@ -76,6 +73,7 @@ def saver_process(recipe: Recipe, rank_info: RankInfo) -> Iterator[HelperProcess
     try:
         yield process
     except KeyboardInterrupt:
+        # A begun save is finished and waited for below, but not after a second signal.
         process.close()
         raise
     except BaseException:
@@ -97,18 +95,7 @@ def background_saver(process: HelperProcess | None, state: RunState) -> AsyncSav
 
 
 class Checkpointer(TrainingComponent):
-    """Saves checkpoints and snapshots of a run as its recipe says.
-
-    Args:
-        state: the run.
-        tracker: receives an event for every save.
-        corruption_check: compares replicas before each save.
-        background: writes during training; None saves in this process, blocking.
-        clock: seconds, monotonic.
-
-    Attributes:
-        longest_save: seconds that the longest save took, until it was durable or had failed.
-    """
+    """Saves checkpoints and snapshots as the recipe says; without ``background``, training waits for each."""
 
     def __init__(
         self,
@@ -126,20 +113,16 @@ class Checkpointer(TrainingComponent):
         self._pending = False  # True while a submitted save has no result yet
         self._stall: dict[str, float] = {}  # seconds that training stood still for the save
         self._failures: list[SaveResult] = []  # in a row
-        self.longest_save = 0.0
+        self.longest_save = 0.0  # seconds of the longest save, until it was durable or had failed
         local = self._config.local
         self._snapshots = SnapshotClock(local.every_seconds if local is not None else None, state.runtime.ranks, clock)
         self._last_snapshot_failed = False
 
     def before_step(self) -> None:
-        """Start the ranks' vote on whether a snapshot is due. Does not wait."""
         self._snapshots.start_vote(busy=self._pending)
 
     def after_step(self, end: StepEnd) -> None:
         """Save a checkpoint or a snapshot, if one is due; the last step is always saved. Collective.
-
-        After a step whose update was refused because a number was not finite, the save waits for the next update that
-        is applied: weights without a finite gradient may be ruined, and would take the place of good ones.
 
         Raises:
             StateLostError: the run's folder is gone.
@@ -152,6 +135,8 @@ class Checkpointer(TrainingComponent):
         checkpoint_due = end.is_last or scheduled or self._postponed
         if not checkpoint_due and not snapshot_due:
             return
+        # Weights without a finite gradient may be ruined, and would take the place of good ones: the save waits for the
+        # next update that is applied.
         if end.result.verdict.leaves_doubt and not end.is_last:
             self._postponed = checkpoint_due
             return
@@ -160,6 +145,7 @@ class Checkpointer(TrainingComponent):
         self.wait_for_save()
         waited = self._clock() - begin
         enter_phase("checkpoint")
+        # The wait may have added a failure. Checked again after the save, which may be the one too many.
         self._check_failure_limit()
         self._check_state(end.result)  # after the wait, so that an error names the newest good state
         self._save(begin, waited, snapshot=not checkpoint_due)
@@ -180,16 +166,9 @@ class Checkpointer(TrainingComponent):
             self._fall_back_to_blocking_saves(settled)
 
     def at_end(self, result: StepResult | None) -> None:
-        """Wait for the save of the last step. Collective.
-
-        Args:
-            result: result of the last step; None if there was no step or it was rolled back.
-
-        Raises:
-            StateLostError: the run's folder is gone.
-            StorageError: the last step could not be saved.
-        """
+        """Wait for the last step's save; raises StateLostError or StorageError if it is not durable. Collective."""
         self._snapshots.is_due()  # completes an open vote
+        # There was no step, or it was rolled back.
         if result is None:
             return
         self.wait_for_save()
@@ -203,6 +182,7 @@ class Checkpointer(TrainingComponent):
         if self._background is not background:  # its savers were lost while they uploaded
             report_tier_notes(self._state.tiers.upload(), self._tracker)
         enter_phase("end")
+        # Last: the end of the run is durable as a checkpoint, so no restart needs a snapshot.
         self._state.tiers.clear_snapshots()
 
     def _prepare(self) -> None:
@@ -259,6 +239,7 @@ class Checkpointer(TrainingComponent):
     def _fall_back_to_blocking_saves(self, settled: SaveOutcome) -> None:
         assert self._background is not None, "called once its savers have died"
         enter_phase("checkpoint")
+        # Savers of all ranks write one checkpoint together: without one of them the others are of no use.
         self._state.runtime.ranks.run_on_all(self._background.kill)
         self._background = None
         for rank, reason in settled.lost.items():
@@ -337,7 +318,6 @@ def roll_back(state: RunState, prefetcher: BatchPrefetcher, tracker: Tracker | O
     Raises:
         CheckpointError: there are checkpoints, but none is valid.
         StateLostError: the newest checkpoint, or the run's folder, is gone.
-        StorageError: the storage cannot be read.
     """
     enter_phase("checkpoint")
     undone, damaged_before = state.step, len(state.damaged)
@@ -368,7 +348,6 @@ def roll_back(state: RunState, prefetcher: BatchPrefetcher, tracker: Tracker | O
 
 
 def _reset_to_start(state: RunState) -> None:
-    """Restore the state before the first step."""
     recipe = state.recipe
     seed_generators(recipe.training.seed)
     if recipe.checkpoint.init_from is None:

@@ -29,12 +29,7 @@ _LISTED = 20  # tensors in an event, at most; integrity.json has all
 
 
 class CorruptionCheck(TrainingComponent):
-    """Compares the replicas of weights and optimizer state. The constructor and all methods are collective.
-
-    Args:
-        state: the run.
-        tracker: receives the events.
-    """
+    """Compares the replicas of weights and optimizer state. The constructor and all methods are collective."""
 
     def __init__(self, state: RunState, tracker: Tracker | OtherRankTracker) -> None:
         self._state, self._tracker, self._config = state, tracker, state.recipe.integrity
@@ -50,15 +45,12 @@ class CorruptionCheck(TrainingComponent):
             self._replicas = None
             tracker.message("integrity: this layout replicates no tensor, so silent corruption cannot be detected")
         self._earlier = ranks.run_on_rank0(self._read) if self._replicas is not None else None
+        # Nothing can be concluded from another layout, and a step that is over is not repeated.
         if self._earlier is not None and (self._earlier.layout != self._layout or self._earlier.step <= state.step):
             self._forget(explained=False)
 
     def after_step(self, end: StepEnd) -> None:
-        """Compare replicas, if the recipe says so after this step or an earlier mismatch was at this step.
-
-        Raises:
-            CorruptionError: replicas differ.
-        """
+        """Compare replicas if this step is due or differed before; raises CorruptionError. Collective."""
         self._compared = False
         step, every = end.step, self._config.every_steps
         is_repeated = self._earlier is not None and self._earlier.step == step
@@ -68,11 +60,7 @@ class CorruptionCheck(TrainingComponent):
             enter_phase("between")
 
     def before_save(self) -> None:
-        """Compare replicas before a save, unless that was done since the last step.
-
-        Raises:
-            CorruptionError: replicas differ; the state must not be saved.
-        """
+        """Compare, unless done since the last step; raises CorruptionError."""
         if self._config.before_saves and not self._compared:
             self._compare()
 
@@ -87,7 +75,6 @@ class CorruptionCheck(TrainingComponent):
             self._explain(self._earlier, self._replicas)
 
     def _raise(self, mismatches: list[Mismatch]) -> NoReturn:
-        """Record the mismatches and raise the error."""
         ranks, step = self._state.runtime.ranks, self._state.step
         incident = CorruptionIncident.from_mismatches(
             step, self._layout, mismatches, ranks.all_gather(socket.gethostname()), self._earlier
@@ -105,11 +92,14 @@ class CorruptionCheck(TrainingComponent):
         if ranks.is_first:
             with suppress(StorageError):  # a failing disk must not hide the corruption
                 _write(self._file, incident.state())
+        # A second mismatch of the same ranks means a broken device: another restart would fail in the same way.
         kind = CorruptionError if incident.repeated == 1 else PersistentCorruptionError
         raise kind(_message(incident, self._state))
 
     def _explain(self, earlier: CorruptionIncident, replicas: ReplicaCheck) -> None:
         """Name the rank that was wrong: the step was repeated, and now its replicas are equal."""
+        # The repeated step has the right digests, so they tell which rank had others. Without them the majority
+        # decides.
         wrong = (
             earlier.wrong_ranks(replicas.replica_digests(each.name for each in earlier.mismatches)) or earlier.outvoted
         )
@@ -145,7 +135,7 @@ class CorruptionCheck(TrainingComponent):
 
     @property
     def _layout(self) -> str:
-        """Layout and library versions in which a repeated step has the same bits."""
+        # A repeated step has the same bits only in the same layout and with the same libraries.
         parallel = self._state.recipe.parallel.model_dump_json()
         return f"{plural(self._state.runtime.world, 'process')}, {parallel}, {json.dumps(software_versions())}"
 
@@ -174,6 +164,7 @@ def _write(path: Path, state: dict[str, Any]) -> None:
     new = path.with_name(path.name + ".tmp")
     try:
         new.write_text(json.dumps(state, indent=1))
+        # Before the rename: after a crash the name must not stand for an empty file.
         sync_to_disk(new)
         os.replace(new, path)  # noqa: PTH105  (the atomic rename)
         sync_to_disk(path.parent)

@@ -28,15 +28,16 @@ from hlat.training.step import StepResult
 
 _LINGER_SECONDS = 600.0  # that the end of a run waits for exports; then they go on by themselves
 _POLL_SECONDS = 0.1
-_NICENESS = 10
+_NICENESS = 10  # training has the processors first
 _PROGRAM = (
+    # The same path as here: the export has to run this version of hlat, from whatever folder.
     "import os, sys; sys.path[:] = {path!r}; os.nice({niceness}); sys.argv = ['hlat', *sys.argv[1:]]; "
     "from hlat.command import main; sys.exit(main())"
 )
 
 
 class ExportProcess(Protocol):
-    """A process that writes one export."""
+    """Running export of one checkpoint."""
 
     def outcome(self) -> tuple[int, str] | None:
         """Exit code and last line of its errors; None while it runs."""
@@ -68,23 +69,12 @@ class _Command:
 
 
 def start_export(checkpoint: Path, target: Path, options: Sequence[str]) -> ExportProcess:
-    """Start the export of a checkpoint, with options of ``hlat export``.
-
-    Raises:
-        OSError: no process can be started.
-    """
+    """Start ``hlat export`` on a checkpoint; raises OSError if no process can be started."""
     return _Command(["export", str(checkpoint), "--to", str(target), *options])
 
 
 class WeightExports(TrainingComponent):
-    """Exports checkpoints of a run, if its recipe has ``checkpoint.export``; on rank 0 only.
-
-    Args:
-        state: the run.
-        tracker: receives an event for every export.
-        start: starts an export.
-        linger_seconds: limit for waiting at the end of the run.
-    """
+    """Exports checkpoints of a run, if its recipe has ``checkpoint.export``; on rank 0 only."""
 
     def __init__(
         self,
@@ -101,23 +91,22 @@ class WeightExports(TrainingComponent):
         self._written: set[Path] = set()  # exports of this process
 
     def begin(self, start: LoopStart) -> None:
-        """Consider the checkpoint that the run resumes from: its export may have been cut off."""
         saved = self._state.saved
+        # Without its export, the checkpoint that the run resumes from is exported now: the export may have been cut
+        # off.
         if saved is not None and self._config is not None and self._target(saved).exists():
             self._seen = saved.step
         self._advance()
 
     def after_step(self, end: StepEnd) -> None:
-        """Report what has ended, and start what is due. Does not wait."""
         self._advance()
 
     def after_rollback(self, step: int) -> None:
-        """Export the steps after ``step`` again when they are saved again, in place of those of undone weights."""
+        # Undone steps are saved again with other weights, and exported again in place of the old ones.
         self._seen = min(self._seen, step)
         self._waiting = deque(saved for saved in self._waiting if saved.step <= step)
 
     def at_end(self, result: StepResult | None) -> None:
-        """Wait for the exports, for a limited time."""
         self._advance()
         deadline = time.monotonic() + self._linger
         while self._running is not None and time.monotonic() < deadline:
@@ -151,7 +140,7 @@ class WeightExports(TrainingComponent):
             self._fail(saved, f"no process can be started: {error.strerror}")
 
     def _is_own(self, target: Path) -> bool:
-        """True if this run made an export: in its own folder all of them, elsewhere those of this process."""
+        # In the run's own folder all exports are the run's; elsewhere only those that this process wrote.
         return target in self._written or (self._config is not None and self._config.dir is None)
 
     def _receive(self) -> None:

@@ -44,22 +44,14 @@ from hlat.training.validation.tasks import (
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """Results of an evaluation.
+    """Results of an evaluation, the same on every rank."""
 
-    Attributes:
-        validation: averages over the validation split; None if the data has none.
-        sets: the same for each set of ``evaluation.sets``, by name.
-        tasks: scores of each task of ``evaluation.tasks``, by name.
-        samples: each of ``evaluation.prompts``, with its continuation.
-    """
-
-    validation: ValidationResult | None
-    sets: dict[str, ValidationResult] = field(default_factory=dict)
-    tasks: dict[str, TaskScore] = field(default_factory=dict)
-    samples: tuple[tuple[str, str], ...] = ()
+    validation: ValidationResult | None  # of the validation split; None if the data has none
+    sets: dict[str, ValidationResult] = field(default_factory=dict)  # by name
+    tasks: dict[str, TaskScore] = field(default_factory=dict)  # by name
+    samples: tuple[tuple[str, str], ...] = ()  # each of ``evaluation.prompts``, with its continuation
 
     def columns(self) -> dict[str, Any]:
-        """Return the columns of metrics.jsonl."""
         found: dict[str, Any] = {}
         if self.validation is not None:
             found |= {"val_loss": self.validation.loss, "val_bits_per_byte": self.validation.bits_per_byte}
@@ -74,33 +66,22 @@ class EvaluationResult:
 
 
 def column_name(source: str) -> str:
-    """Return the name of a source as a part of a column's: a source without a name has its path."""
+    """Return a source's name as part of a column's name: a source without a name has its path."""
     return source.replace("/", "_")
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Everything that the weights of a run are evaluated on.
+    """Everything that the weights of a run are evaluated on."""
 
-    Attributes:
-        validation: the validation split; None if the data has none.
-        sets: further validation sets, by name.
-        fingerprints: hashes of their content.
-        requests: requests of tasks.
-        rows: their tokens.
-        prompts: texts to continue.
-        length: tokens of the longest rows.
-        batch_size: sequences in a micro-batch.
-    """
-
-    validation: ValidationData | None
-    sets: Mapping[str, ValidationData]
-    fingerprints: Mapping[str, str]
+    validation: ValidationData | None  # the validation split; None if the data has none
+    sets: Mapping[str, ValidationData]  # further validation sets, by name
+    fingerprints: Mapping[str, str]  # of the content of the sets
     requests: Sequence[TaskRequest]
     rows: Sequence[TokenRow]
     prompts: PromptSet
-    length: int
-    batch_size: int
+    length: int  # tokens of the longest rows
+    batch_size: int  # sequences in a micro-batch
 
     @cached_property  # every checkpoint has it
     def identity(self) -> dict[str, str]:
@@ -110,7 +91,7 @@ class Evaluation:
         return {**self.fingerprints, **({"requests of evaluation.tasks": rows} if self.rows else {})}
 
     def changes_since(self, saved: Mapping[str, str]) -> list[RecipeChange]:
-        """Return what has another content than in an ``identity`` that was saved with a checkpoint."""
+        """Return what has other content than an ``identity`` that was saved with a checkpoint."""
         return [
             RecipeChange(f"content of {name} (do not compare its scores with earlier ones)", old[:8], now[:8])
             for name, now in self.identity.items()
@@ -118,7 +99,6 @@ class Evaluation:
         ]
 
     def __bool__(self) -> bool:
-        """True if there is anything to evaluate on."""
         return self.validation is not None or bool(self.sets or self.requests or self.prompts.texts)
 
     def run(self, model: LossEvaluator) -> EvaluationResult:
@@ -131,12 +111,7 @@ class Evaluation:
 
 
 def open_evaluation(recipe: Recipe, prepared: PreparedData, sets: Mapping[str, PreparedData]) -> Evaluation:
-    """Open everything that a run is evaluated on.
-
-    Args:
-        recipe: recipe of the run.
-        prepared: its data.
-        sets: prepared data of ``evaluation.sets``, by name.
+    """Open everything that a run is evaluated on; ``sets`` are the prepared data of ``evaluation.sets``, by name.
 
     Raises:
         DataError: a set, a file of requests or a prompt cannot be used.
@@ -166,9 +141,6 @@ class EvaluationAttempts:
     """Evaluations that began and did not end, by step, in the file ``evaluation.json`` of a run's folder.
 
     A disk that refuses the file does not stop the run: the file then protects from nothing.
-
-    Args:
-        folder: folder of the run.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -191,12 +163,11 @@ class EvaluationAttempts:
         return ""
 
     def begin(self, step: int) -> None:
-        """Record that an evaluation begins."""
         self._unfinished[step] = self._unfinished.get(step, 0) + 1
         self._write()
 
     def done(self, step: int) -> None:
-        """Record that the evaluation of a step ended: those of earlier steps that did not are forgotten."""
+        # Failures of earlier steps are forgotten: only failures in a row end the evaluations of a run.
         self._unfinished = {each: count for each, count in self._unfinished.items() if each > step}
         self._write()
 

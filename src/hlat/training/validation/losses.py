@@ -21,6 +21,7 @@ from hlat.parallel import MicroBatch, sum_on_host
 
 def split_batches(members: Sequence[int], size: int, ranks: int, rank: int) -> list[list[int]]:
     """Split rows into batches, and return those of a data-parallel rank; every rank has the same number of them."""
+    # The same number on every rank, if need be of empty batches: every rank takes part in every collective operation.
     rounds = -(-len(members) // (size * ranks))
     starts = [(number * ranks + rank) * size for number in range(rounds)]
     return [list(members[start : start + size]) for start in starts]
@@ -90,7 +91,6 @@ class SingleProcessModel:
 
     @torch.no_grad()
     def evaluate(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
-        """Return the summed loss: a float64 scalar on the CPU, in nats."""
         losses = []
         for batch in batches:
             inputs_BS, labels_BS, positions_BS = batch.local(((0, batch.inputs_BS.shape[1]),), self._device)
@@ -99,7 +99,6 @@ class SingleProcessModel:
 
     @torch.no_grad()
     def evaluate_rows(self, batches: Sequence[MicroBatch], reduction: Reduction = row_losses) -> torch.Tensor:
-        """Return the summed loss of each row in nats, or another number: (rows of all batches,), float64 on the CPU."""
         nats = [torch.zeros(0, dtype=torch.float64)]
         for batch in batches:
             inputs_BS, labels_BS, _ = batch.local(((0, batch.inputs_BS.shape[1]),), self._device)
@@ -107,7 +106,6 @@ class SingleProcessModel:
         return torch.cat(nats)
 
     def sum_over_world(self, values: torch.Tensor) -> torch.Tensor:
-        """Return ``values``: there is only one process."""
         return values
 
 
@@ -144,26 +142,19 @@ def validate(
 ) -> ValidationResult:
     """Return the mean next-token loss over a validation set, the same on every rank. Collective.
 
-    Micro-batches are assigned to data-parallel ranks round-robin. The last ones are padded with sequences without
-    labels, because every rank has to take part in every collective operation.
-
-    Sums are float64, so that the batch size does not matter. A set of several sources has the loss of each, too. A
-    window with text of two sources is then a row for each of them. The total is the sum over all rows, so it is the
-    mean of the sources weighted by their tokens.
-
-    Args:
-        model: model to evaluate.
-        data: the validation set.
-        batch_size: sequences in a micro-batch.
-        progress: called as micro-batches are computed.
+    A set of several sources has the loss of each, too: a window with text of two sources is then a row for each.
+    ``batch_size`` is the number of sequences in a micro-batch; it does not change the result.
     """
     if 1 < len(data.sources) <= _MOST_SOURCES:
         return _by_source(model, data, batch_size, progress)
     ranks, index = model.data_ranks, model.data_index
+    # Micro-batches go to data-parallel ranks round-robin. The last ones are padded with sequences without labels,
+    # because every rank has to take part in every collective operation.
     rounds = -(-len(data) // (batch_size * ranks))
     batches = [data.batch((number * ranks + index) * batch_size, batch_size) for number in range(rounds)]
     padded = [_padded(batch, batch_size) for batch in batches]
     nats = model.evaluate(_Reported([_micro_batch(batch) for batch in padded], progress))
+    # The ranks of one model replica have the same rows: one of them counts.
     counted = padded if model.is_model_parallel_leader else []
     tokens = sum(int((batch.labels_BS != IGNORED).sum()) for batch in counted)
     text_bytes = sum(data.label_bytes(batch.labels_BS) for batch in counted)
@@ -179,6 +170,8 @@ def _by_source(
     members = [[parts[index] for index in batch] for batch in mine]
     batches = [_padded(data.part_batch(rows), batch_size) for rows in members]
     row_nats = model.evaluate_rows(_Reported([_micro_batch(batch) for batch in batches], progress))
+    # float64 sums, so that the batch size does not matter. The total is the mean of the sources weighted by their
+    # tokens.
     sums = row_nats.new_zeros(3, len(data.sources))  # nats, tokens, bytes
     for number, rows in enumerate(members):
         for place, (_, source) in enumerate(rows):

@@ -61,7 +61,7 @@ class TaskRequest(BaseModel):
 
     @property
     def normalization(self) -> int:
-        """Number of characters that the log-likelihood is divided by."""
+        """Number of characters that the log-likelihood is divided by, at least 1."""
         return self.characters or max(1, len(self.continuation.strip()))
 
 
@@ -115,11 +115,7 @@ def _read_request_file(file: Path) -> tuple[list[TaskRequest], list[str]]:
 
 
 def write_requests(file: Path, requests: Sequence[TaskRequest]) -> None:
-    """Write a file of requests, one JSON object per line.
-
-    Raises:
-        StorageError: the file cannot be written.
-    """
+    """Write a file of requests, one JSON object per line; raises StorageError."""
     lines = [json.dumps(request.model_dump(exclude_none=True), ensure_ascii=False) for request in requests]
     try:
         write_atomic(file, "".join(f"{line}\n" for line in lines).encode())
@@ -128,16 +124,7 @@ def write_requests(file: Path, requests: Sequence[TaskRequest]) -> None:
 
 
 def encode_requests(requests: Sequence[TaskRequest], tokenizer: Tokenizer, longest: int) -> list[TokenRow]:
-    """Encode requests to the tokens of rows.
-
-    White space at the end of a context moves to its continuation, and the tokens of the continuation are those that
-    the whole text has after the context's, as in lm-eval: a tokenizer may not cut a text at the same place. A text
-    that is too long loses tokens at its beginning.
-
-    Args:
-        requests: requests.
-        tokenizer: encodes texts as in training, with a BOS token if it adds one.
-        longest: most input tokens of a row.
+    """Encode requests to rows of at most ``longest`` tokens; longer texts lose tokens at their beginning.
 
     Raises:
         DataError: a continuation has more tokens than a row, or there is nothing to predict it from; lists them.
@@ -155,6 +142,8 @@ def encode_requests(requests: Sequence[TaskRequest], tokenizer: Tokenizer, longe
 
 def _encode_request(request: TaskRequest, tokenizer: Tokenizer, longest: int) -> tuple[TokenRow, str]:
     context = request.context.rstrip()
+    # As in lm-eval: white space at the end of a context belongs to its continuation, whose tokens are those that the
+    # whole text has after the context's. A tokenizer may not cut a text at the same place.
     continuation = request.context[len(context) :] + request.continuation
     if context:
         before = tokenizer.encode_prompt(context)
@@ -174,7 +163,7 @@ _SHORTEST_ROW = 128  # tokens: shorter rows are not faster
 
 
 def row_lengths(longest: int, multiple: int) -> list[int]:
-    """Return the lengths that rows are padded to, ascending: halves of the longest that are multiples of a number."""
+    """Return the padded lengths, ascending: halves of the longest that are multiples of ``multiple``."""
     lengths = [longest]
     while lengths[-1] // 2 >= _SHORTEST_ROW and lengths[-1] % (2 * multiple) == 0:
         lengths.append(lengths[-1] // 2)
@@ -195,22 +184,14 @@ def pad_rows(rows: Sequence[TokenRow], size: int, length: int, isolate: bool) ->
 
 @dataclass(frozen=True)
 class TaskScore:
-    """Scores of a task.
-
-    Attributes:
-        examples: number of examples.
-        accuracy: share of the examples whose most likely choice is right; None if it has gold answers only.
-        normalized_accuracy: the same with log-likelihoods per character.
-        bits_per_byte: bits per UTF-8 byte of the gold answers: mean over the examples.
-    """
+    """Scores of a task; accuracies are None if it has gold answers only."""
 
     examples: int
-    accuracy: float | None
-    normalized_accuracy: float | None
-    bits_per_byte: float
+    accuracy: float | None  # share of the examples whose most likely choice is right; None if it has gold answers only
+    normalized_accuracy: float | None  # the same with log-likelihoods per character
+    bits_per_byte: float  # bits per UTF-8 byte of the gold answers: mean over the examples
 
     def columns(self, task: str) -> dict[str, float]:
-        """Return the columns of metrics.jsonl."""
         named = {"acc": self.accuracy, "acc_norm": self.normalized_accuracy, "bits_per_byte": self.bits_per_byte}
         return {f"task/{task}/{name}": value for name, value in named.items() if value is not None}
 
@@ -218,11 +199,7 @@ class TaskScore:
 def score_requests(model: LossEvaluator, rows: Sequence[TokenRow], longest: int, batch_size: int) -> list[float]:
     """Return the log-likelihood of each row's continuation in nats, the same on every rank. Collective.
 
-    Args:
-        model: model to evaluate.
-        rows: tokens of the requests.
-        longest: length of the longest rows, S.
-        batch_size: rows of that length in a batch; a batch of shorter rows has more, up to as many tokens.
+    ``batch_size`` rows of length ``longest`` make a batch; a batch of shorter rows has more, up to as many tokens.
     """
     by_length: dict[int, list[int]] = defaultdict(list)
     lengths = row_lengths(longest, model.row_multiple)
@@ -265,7 +242,7 @@ def _is_right(choices: Sequence[tuple[TaskRequest, float]], scores: Sequence[flo
 
 
 def _gold_bits_per_byte(choices: Sequence[tuple[TaskRequest, float]]) -> float:
-    """Return the bits per byte of the gold answer, the most likely one if there are several."""
+    # The most likely one, if there are several gold answers.
     return min(
         -value / (math.log(2) * len(request.continuation.encode())) for request, value in choices if request.is_gold
     )
@@ -273,44 +250,21 @@ def _gold_bits_per_byte(choices: Sequence[tuple[TaskRequest, float]]) -> float:
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Prompts to continue.
-
-    Attributes:
-        texts: the prompts.
-        tokens: their token ids, with a BOS token if the tokenizer adds one.
-        tokenizer: decodes the new tokens; its end-of-sequence token ends a text.
-        most: tokens by which each is continued at most.
-    """
+    """Prompts with their token ids, and the number of tokens that each is continued by at most."""
 
     texts: Sequence[str]
-    tokens: Sequence[Sequence[int]]
-    tokenizer: Tokenizer
-    most: int
+    tokens: Sequence[Sequence[int]]  # their token ids, with a BOS token if the tokenizer adds one
+    tokenizer: Tokenizer  # decodes the new tokens; its end-of-sequence token ends a text
+    most: int  # tokens by which each is continued at most
 
     def continue_all(self, model: LossEvaluator, longest: int, batch_size: int) -> tuple[tuple[str, str], ...]:
-        """Continue the prompts; return each with its new text, the same on every rank. Collective.
-
-        Args:
-            model: model that continues them.
-            longest: length of the longest rows, S.
-            batch_size: rows of that length in a batch.
-        """
+        """Return each prompt with its continuation, the same on every rank. Collective."""
         found = continue_rows(model, self.tokens, self.most, self.tokenizer.eos_id, longest, batch_size)
         return tuple((text, self.tokenizer.decode(new)) for text, new in zip(self.texts, found, strict=True))
 
 
 def encode_prompts(texts: Sequence[str], tokenizer: Tokenizer, most: int, longest: int) -> PromptSet:
-    """Encode the prompts of ``evaluation.prompts``.
-
-    Args:
-        texts: the prompts.
-        tokenizer: encodes them as in training.
-        most: tokens by which each is continued at most.
-        longest: length of the longest rows.
-
-    Raises:
-        DataError: prompts have no tokens, or more than a row; lists them.
-    """
+    """Encode the prompts of ``evaluation.prompts``; raises DataError if one has no tokens, or more than a row."""
     tokens = [tokenizer.encode_prompt(text) for text in texts]
     problems = [
         f"{text!r} has {len(ids)} tokens: a prompt has 1 to {longest} (data.sequence_length)"
@@ -330,17 +284,9 @@ def continue_rows(
     longest: int,
     batch_size: int,
 ) -> list[list[int]]:
-    """Continue rows of tokens by the most likely ones; return the new tokens, the same on every rank. Collective.
+    """Continue rows of tokens greedily; return the new tokens, the same on every rank. Collective.
 
     A row ends with the end token, which is not returned, after ``most`` new tokens, or when it is full.
-
-    Args:
-        model: model that continues them.
-        prompts: token ids, 1 to ``longest`` each.
-        most: new tokens at most.
-        end: id of the token that ends a text; None for no such token.
-        longest: length of the longest rows, S.
-        batch_size: rows of that length in a batch; a batch of shorter rows has more, up to as many tokens.
     """
     rows, open_rows = [list(prompt) for prompt in prompts], list(range(len(prompts)))
     for _ in range(most):
@@ -358,10 +304,7 @@ def continue_rows(
 def _choose_next_tokens(
     model: LossEvaluator, rows: Sequence[Sequence[int]], longest: int, batch_size: int
 ) -> list[int]:
-    """Return the most likely next token of each row. Collective.
-
-    Ids are summed over the ranks as float64, which is exact.
-    """
+    """Return the most likely next token of each row. Collective."""
     lengths = row_lengths(longest, model.row_multiple)
     length = next(length for length in lengths if length >= max(len(row) for row in rows))
     size = min(batch_size * longest // length, -(-len(rows) // model.data_ranks))
@@ -369,6 +312,7 @@ def _choose_next_tokens(
     asked = [TokenRow((*row, 0), 1) for row in rows]  # the last one is only the place of the label
     batches = [pad_rows([asked[index] for index in batch], size, length, model.isolates) for batch in mine]
     ids = model.evaluate_rows(batches, next_tokens)
+    # Ids are summed over the ranks as float64, which is exact.
     found = ids.new_zeros(len(rows))
     for number, batch in enumerate(mine):
         found[batch] = ids[number * size : number * size + len(batch)]

@@ -37,23 +37,18 @@ def limit_resources(seconds: int, memory: int) -> None:
 
 
 def end_with_parent(parent: int | None) -> None:
-    """Be killed when the parent process ends; Linux only. The kernel forgets this when the user changes.
-
-    Args:
-        parent: its number; None if the end of its namespace is that of all processes in it.
-    """
+    """Be killed when the parent ends (Linux); ``parent`` is None where the end of a namespace does that."""
     if hasattr(_LIBRARY, "prctl"):
+        # The kernel forgets this when the user changes, so it comes after drop_rights.
         _call("prctl", _PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if parent not in (None, os.getppid()):  # it ended before
         os._exit(1)
 
 
 def drop_rights() -> None:
-    """Give up the rights of root, and every way to get rights; no other process of this user may look into this one.
-
-    Root becomes user nobody. If nobody could not read Python's library, it stays the owner of root's files, without any
-    of root's further rights.
-    """
+    """Give up the rights of root, and every way to get rights; no other process of this user may look into this one."""
+    # If nobody could not read Python's library, it stays the owner of root's files, without any of root's further
+    # rights.
     if os.geteuid() == 0 and others_can_read(os.__file__):
         os.setgroups([])
         os.setgid(NOBODY)
@@ -75,16 +70,12 @@ def others_can_read(path: str) -> bool:
 
 
 def restrict_files(readable: Sequence[str], devices: Sequence[str], folder: str) -> None:
-    """Allow no files but these, with Landlock.
-
-    Args:
-        readable: files, and folders with all that is in them.
-        devices: files that may be read and written.
-        folder: folder in which files may be made and removed.
-    """
+    """Allow no files but these, with Landlock: readable ones, devices, and all in a folder."""
     version = _call("syscall", _CREATE_RULESET, None, 0, 1)
+    # A right that the kernel does not know makes it refuse the whole ruleset.
     known = (1 << next(count for since, count in reversed(_RIGHTS_BY_VERSION.items()) if since <= version)) - 1
     handled = struct.pack("QQQ", known, _ANY_TCP, _SIGNALS_AND_ABSTRACT_SOCKETS)
+    # The structure has grown: older kernels refuse the bytes that they do not know.
     size = 8 if version < 4 else 16 if version < 6 else 24
     rules = _call("syscall", _CREATE_RULESET, handled, size, 0)
     for paths, rights in (

@@ -21,19 +21,13 @@ _ENDS = (StopIteration, StopAsyncIteration, GeneratorExit)
 
 
 class _Program:
-    """The program in the other process, which answers one request after the other.
-
-    Args:
-        requests: file descriptor to write to.
-        replies: file descriptor to read from.
-    """
+    """The program in the other process, which answers one request after the other through two pipes."""
 
     def __init__(self, requests: int, replies: int) -> None:
         self._requests, self._replies = requests, replies
         self._named: set[_Object] = set()
 
     def ask(self, *request: Any) -> list[Any]:
-        """Ask for something; return the reply."""
         try:
             words = to_bytes(request, _number)
         except _CannotBePassedError:
@@ -50,19 +44,17 @@ class _Program:
         return [what, *reply]
 
     def find(self, name: str) -> list[Any]:
-        """Ask for what the program calls by a name."""
         reply = self.ask("name", name)
         self._named.update(each for each in reply if isinstance(each, _Object))
         return reply
 
     def value(self, *request: Any) -> Any:
-        """Ask for a value."""
         _, value, _ = self.ask(*request)
         return value
 
     def call(self, function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Call a function of the program; what it did to its arguments is done to these."""
         _, value, changed = self.ask("call", function, list(arguments), named)
+        # What the program did to copies of its arguments is done to these.
         for old, new in zip(arguments, changed or (), strict=False):
             if isinstance(old, (list, bytearray)):
                 old[:] = new
@@ -150,14 +142,13 @@ def _number(value: Any) -> int:
 
 
 def _exception(kinds: list[str], text: str) -> BaseException:
-    """Return an exception like one that the program raised: of the nearest class that Python itself has.
-
-    Those that end an iteration become RuntimeError, as in generators (PEP 479): ``map`` of the tests would just stop.
-    """
+    """Return an exception like one that the program raised: of the nearest class that Python itself has."""
     error = BaseException(text)
     for kind in kinds:
         found = getattr(builtins, str(kind), None)
         if isinstance(found, type) and issubclass(found, BaseException):
+            # Those that end an iteration become RuntimeError, as in generators (PEP 479): map of the tests would just
+            # stop.
             with suppress(TypeError):  # as of UnicodeDecodeError, which takes five arguments
                 error = (RuntimeError if issubclass(found, _ENDS) else found)(text)
                 break
@@ -166,7 +157,7 @@ def _exception(kinds: list[str], text: str) -> BaseException:
 
 
 def main() -> None:
-    """Judge the program of standard input."""
+    """Judge the program of standard input, and write the verdict to standard output."""
     order = from_bytes(read_frame(0), int)
     verdict = os.dup(1)
     os.dup2(2, 1)  # standard error goes nowhere; so does what program and tests print

@@ -15,13 +15,7 @@ from .values import from_bytes, read_frame, to_bytes, write_frame
 
 
 def serve(source: str, requests: int, replies: int) -> None:
-    """Run a program; then answer requests, for ever.
-
-    Args:
-        source: the program.
-        requests: file descriptor to read from.
-        replies: file descriptor to write to.
-    """
+    """Run a program; then answer requests, for ever, through two file descriptors."""
     module = sys.modules["__main__"] = type(sys)("__main__")
     exec(compile(source, "<generated>", "exec"), module.__dict__)
     kept: dict[int, Any] = {}  # by id; they stay alive, so that no id is given twice
@@ -66,8 +60,8 @@ def _answer(module: Any, request: tuple[Any, ...], refer: Any) -> tuple[Any, ...
 
 
 def _next(iterator: Any) -> list[Any]:
-    """Return the next item, or nothing at the end, which no exception can say: functions raise StopIteration too."""
     try:
+        # A list, empty at the end, which no exception can say: functions raise StopIteration too.
         return [next(iterator)]
     except StopIteration:
         return []

@@ -31,12 +31,7 @@ _READERS = {kind: read for kind, _, _, read in _SCALARS}
 
 
 def to_bytes(value: Any, refer: Refer) -> bytes:
-    """Return a value as bytes. A subclass of a plain type becomes that type: its own comparisons stay behind.
-
-    Args:
-        value: the value.
-        refer: returns the number of an object that is not plain.
-    """
+    """Return a value as bytes. A subclass of a plain type becomes that type: its own comparisons stay behind."""
     kind, body = _parts(value, refer)
     return b"%s%d:%s" % (kind, len(body), body)
 
@@ -59,15 +54,7 @@ def _parts(value: Any, refer: Refer) -> tuple[bytes, bytes]:
 
 
 def from_bytes(data: bytes, resolve: Resolve) -> Any:
-    """Return the value of some bytes.
-
-    Args:
-        data: bytes of one value.
-        resolve: returns the object of a number.
-
-    Raises:
-        ValueError: the bytes are no value.
-    """
+    """Return the value of some bytes; raises ValueError if they are none."""
     (value,) = _all_values(data, resolve)
     return value
 
@@ -113,11 +100,7 @@ def frame(data: bytes) -> bytes:
 
 
 def read_frame(file: int) -> bytes:
-    """Read what ``write_frame`` wrote, and not a byte more.
-
-    Raises:
-        EOFError: the other side is gone.
-    """
+    """Read what ``write_frame`` wrote, and not a byte more; raises EOFError if the other side is gone."""
     return _read(file, int.from_bytes(_read(file, 8), "big"))
 
 
