@@ -131,6 +131,44 @@ def check_folder(path: str, files: Sequence[SourceFile]) -> None:
         )
 
 
+_UNFINISHED = "_temporary"
+
+
+def _unfinished_or_table(path: str, listing: Listing) -> Iterator[FileFinding]:
+    """Yield what shows that only some of the files are the data: a job that did not finish, or the log of a table.
+
+    Args:
+        path: the source.
+        listing: its files. Of a store only their names are looked at, and of local ones what is in folders above them.
+    """
+    remote = is_url(path)
+    inner = {(Path(file.path) if remote else Path(file.path).absolute()).parent for file in listing.files}
+    for folder in sorted(inner.union(*(each.parents for each in inner))):
+        if folder.name == _UNFINISHED and _UNFINISHED not in Path(path).parts:
+            problem = "parts of a job of Spark or Hadoop that runs, or that failed. Wait for it, or remove this folder."
+        elif table := _table_in(folder, remote):
+            problem = (
+                f"the folder of a table of {table}, whose files hold removed and replaced rows too. Write its rows of "
+                "today to a new folder by a program that knows such tables; in Spark: "
+                f'spark.read.format("{table.lower()}").load(FOLDER).write.parquet(NEW). To train on the files as they '
+                "are, copy them elsewhere."
+            )
+        else:
+            continue
+        yield FileFinding(str(folder), problem)
+        return
+
+
+def _table_in(folder: Path, remote: bool) -> str:
+    """Return the kind of a table that has its log in a folder, or an empty string."""
+    if remote:
+        return "Delta" if folder.name == "_delta_log" else ""
+    if (folder / "_delta_log").is_dir() or (folder / ".hoodie").is_dir():
+        return "Delta" if (folder / "_delta_log").is_dir() else "Hudi"
+    is_iceberg = (folder / "data").is_dir() and any(folder.glob("metadata/[v0-9]*.metadata.json"))
+    return "Iceberg" if is_iceberg else ""
+
+
 def check_source(path: str, files: Sequence[SourceFile]) -> None:
     """Raise DataError for a source of tokens and text, whose lengths cannot be added."""
     tokens = [file for file in files if file.format.holds_tokens]
@@ -222,7 +260,7 @@ def files_of_source(source: NumberedSource, cache: Cache) -> list[SourceFile]:
 
     listing = list_source(path, cache)
     # A link to nowhere may have been half of the corpus: refuse it instead of training on the rest.
-    refuse(path, listing.findings, SourceNotFoundError)
+    refuse(path, [*listing.findings, *_unfinished_or_table(path, listing)], SourceNotFoundError)
     # A folder that is one data set says itself which files are data. Its other files (JSON) would be refused below.
     if listing.names is not None and (known := _known_folder(path, listing, column)) is not None:
         return [source_file(file, known[0]) for file in known[1]]

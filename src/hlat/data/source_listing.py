@@ -279,6 +279,8 @@ def _find_files(path: str) -> tuple[list[Path], list[FileFinding]]:
         return files, findings
     if link := broken_link(root):
         raise SourceNotFoundError(f"{path}: {link}. Correct the link.")
+    if root.exists():
+        raise SourceNotFoundError(f"{path}: a pipe, socket or device. Write what it gives to a file, and name that.")
     if "$" in path:
         advice = "Environment variables are not filled in here: let the shell do it, in double quotes."
         raise SourceNotFoundError(f"{path}: no such file or folder. {advice}")

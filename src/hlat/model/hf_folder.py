@@ -28,11 +28,12 @@ from hlat.config import ModelConfig, RecipeError, hf_to_model, model_problems
 from hlat.model.hf_config import SpecialIds, TokenIds, config_json, hf_class
 from hlat.model.parameter_layout import canonical_shapes, check_canonical, check_layers, merge_tied
 from hlat.runtime.errors import CheckpointError, StorageError
-from hlat.runtime.storage.local_files import read_small_file, recognize_file, sync_to_disk
+from hlat.runtime.storage.local_files import broken_link, read_small_file, recognize_file, sync_to_disk
 from hlat.runtime.terminal import plural
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_FETCH = "Fetch the model again; a copy of a folder in the Hub's cache needs the files that its links name."
 _LARGEST_JSON = 1 << 28  # bytes; the index of a large model has megabytes
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -61,6 +62,8 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(read_small_file(path, _LARGEST_JSON))
     except FileNotFoundError:
+        if link := broken_link(path):
+            raise CheckpointError(f"{path}: {link}. {_FETCH}") from None
         raise CheckpointError(f"{path}: no such file. Name a folder that contains a Hugging Face model.") from None
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}.") from error
@@ -193,7 +196,9 @@ def _find_tensors(folder: Path) -> dict[str, FileTensor]:
         paths = [folder / name for name in sorted(set(_weight_map(folder / INDEX).values()))]
     else:
         raise _no_weights(folder)
-    absent = [path.name for path in paths if not path.is_file()]
+    absent = [
+        f"{path.name}{f' ({link})' if (link := broken_link(path)) else ''}" for path in paths if not path.is_file()
+    ]
     if absent:
         raise CheckpointError(f"{folder}: shards listed in the index are missing: {', '.join(absent)}.")
     if (folder / _ADAPTER).is_file():
@@ -254,6 +259,9 @@ def _no_weights(folder: Path) -> CheckpointError:
         )
     if any(folder.glob("model-*.safetensors")):
         return CheckpointError(f"{folder}: shards without {INDEX}, which lists them. Copy or download it, too.")
+    for name in (WEIGHTS, INDEX):
+        if link := broken_link(folder / name):
+            return CheckpointError(f"{folder / name}: {link}. {_FETCH}")
     return CheckpointError(
         f"{folder}: has neither {WEIGHTS} nor {INDEX}. Name a folder that contains a Hugging Face model."
     )

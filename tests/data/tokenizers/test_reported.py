@@ -5,14 +5,24 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from tokenizers import pre_tokenizers as P
 
 from hlat.data.tokenizers.load import describe_tokenizer, measure_loss
 from hlat.runtime.errors import DataError
-from tests.support.data.tokenizer_kinds import TEXTS, load_made
+from tests.support.data.tokenizer_kinds import EOS, TEXTS, byte_bpe, load_made
 from tests.support.data.tokenizer_reports import EXPORTED, LOSSY, Report
 
 pytest.importorskip("sentencepiece")
+SPELLED = (  # report, tokenizer, tokenizer_config.json, are the bytes of its tokens those of any text?
+    ("huggingface/tokenizers#2382", {"pre_tokenizer": [P.UnicodeScripts(), P.ByteLevel(False)]}, {}, False),
+    ("mlfoundations/open_clip#453", {"added": "!"}, {"pad_token": "!"}, False),
+    ("mlfoundations/open_clip#453", {}, {"pad_token": "."}, False),  # special in the configuration only
+    ("OpenNMT/OpenNMT-py#2326", {"added": "the"}, {}, False),
+    ("OpenNMT/OpenNMT-py#2326", {}, {"eos_token": "the"}, False),
+    ("openai-community/gpt2", {"added": "<mask>"}, {"eos_token": EOS}, True),  # entries that no text becomes
+)
 _DAILY = 8  # every so many reports are tried in the default suite
 
 
@@ -78,3 +88,21 @@ def test_what_a_tokenizer_loses_is_measured_and_its_ids_stand_for_the_bytes_of_t
     assert ((describe_tokenizer(ours, TEXTS) or ("",))[0].find("is lost") >= 0) is (lost > 0)
     if ours.keeps_text:
         assert not lost
+
+
+@pytest.mark.parametrize(("issue", "parts", "config", "keeps"), SPELLED)
+def test_tokens_that_spell_any_text_do_so(
+    issue: str, parts: dict[str, Any], config: dict[str, Any], keeps: bool, tmp_path: Path
+) -> None:
+    """Bits per byte divide by these bytes: a special token has none, so it may not be what a text becomes."""
+    del issue
+    steps = {"pre_tokenizer": P.Sequence(parts["pre_tokenizer"])} if "pre_tokenizer" in parts else {}
+    made = byte_bpe(**steps)
+    made.add_special_tokens([parts["added"]] if "added" in parts else [])
+    ours = load_made(tmp_path, made, config)
+    assert ours.keeps_text is keeps
+    texts = [*TEXTS, "    indented\n    more", "the dog! The fox! Over.", EOS]
+    texts = [text for text in texts if ours.encode(text)]
+    sizes, encoded = [len(text.encode()) for text in texts], [ours.encode(text) for text in texts]
+    assert ([int(np.asarray(ours.token_bytes)[list(ids)].sum()) for ids in encoded] == sizes) is keeps
+    assert [int(ours.token_bytes[ids].sum()) for ids in encoded] == sizes

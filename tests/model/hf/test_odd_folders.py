@@ -246,6 +246,12 @@ def _byte_order_mark(folder: Path) -> None:
     file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
 
 
+def _gone(file: Path) -> None:
+    """Leave a link to nowhere, as in a folder of the hub's cache whose blob was deleted."""
+    file.unlink()
+    file.symlink_to("../../blobs/gone")
+
+
 CHANGES: list[tuple[str, Callable[[Path], Any], dict[str, Any], str | None]] = [
     ("shards", shards, {}, None),
     ("an old index and its shards beside a new file", lambda folder: shards(folder, 0.5, keep=True), {}, None),
@@ -262,6 +268,27 @@ CHANGES: list[tuple[str, Callable[[Path], Any], dict[str, Any], str | None]] = [
         {},
         "git lfs pull",
     ),
+    (
+        "safetensors/safetensors#414",
+        lambda f: torch.save(stored(f), f / WEIGHTS),
+        {},
+        "this is weights of torch.save, a zip",
+    ),
+    (
+        "kohya-ss/sd-scripts#990",
+        lambda f: torch.save(stored(f), f / WEIGHTS, _use_new_zipfile_serialization=False),
+        {},
+        "weights of torch.save, a pickle. Loading it can run code",
+    ),
+    ("debpalash/VoiceStudio#1056", lambda f: _gone(f / WEIGHTS), {}, f"{WEIGHTS}: a link to ../../blobs/gone"),
+    ("the same of config.json", lambda f: _gone(f / "config.json"), {}, "config.json is a link to ../../blobs/gone"),
+    (
+        "huggingface/huggingface_hub#1388",
+        lambda f: (shards(f), [_gone(each) for each in f.glob("model-00001*")]),
+        {},
+        "(a link to ../../blobs/gone, which does not exist)",
+    ),
+    ("Wangbenzhi/RealisHuman#11", lambda f: (f / "config.json").unlink(), {}, "without its config.json. Fetch that"),
     ("tied, as lm_head", _changed(lambda t: t.update({HEAD: t.pop(EMBEDDING)})), TIED, None),
     ("tied, both", _changed(lambda t: t.update({HEAD: t[EMBEDDING]})), TIED, None),
     ("tied, both, other", _changed(lambda t: t.update({HEAD: t[EMBEDDING] * 0.5})), TIED, "lm_head.weight: differs"),

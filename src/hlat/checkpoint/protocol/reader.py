@@ -33,6 +33,7 @@ from hlat.runtime.distributed.host_collectives import HostGroup
 from hlat.runtime.distributed.sendable_types import sendable
 from hlat.runtime.errors import CheckpointError, CheckpointFormatError
 from hlat.runtime.progress import advance, blocking_call
+from hlat.runtime.storage.local_files import broken_link
 
 MANIFEST_NAME = "manifest.json"
 MARKER_NAME = "COMMITTED"
@@ -378,4 +379,8 @@ def _hint(path: Path) -> str:
         return "It is a file. If it is a recipe, give the folder of its run: run.dir, or runs/ and run.name."
     if (path / "config.json").exists():
         return f"It looks like a Hugging Face model: convert it to a checkpoint with `hlat import {path} --to DIR`."
+    if link := broken_link(path / "config.json"):
+        return f"It looks like a Hugging Face model, but its config.json is {link}. Fetch the model again."
+    if any(path.glob("*.safetensors")) or (path / "model.safetensors.index.json").exists():
+        return "It looks like a Hugging Face model without its config.json. Fetch that, too."
     return "Give a run folder, its checkpoints folder, or one checkpoint."

@@ -36,8 +36,8 @@ class ArrowFormat(FileFormat):
         self.column: ColumnKind = column
 
     def is_own_content(self, head: bytes) -> bool:
-        # A stream of before 2019 begins with any length, so only other known contents are refused.
-        return head.startswith((_MAGIC, _CONTINUES)) or super().is_own_content(head)
+        # A stream of before 2019 begins with a length of a few kilobytes, which has zero bytes.
+        return head.startswith((_MAGIC, _CONTINUES)) or (b"\0" in head[:4] and super().is_own_content(head))
 
     def _read(self, file: InputFile, start: int) -> Iterator[Row]:
         size = file.path.stat().st_size
@@ -106,5 +106,6 @@ def _check_not_joined(source: Any, path: Path) -> None:
     vector = field + struct.unpack_from("<I", footer, field)[0] if field > table else 0
     count = struct.unpack_from("<I", footer, vector)[0] if vector else 0
     blocks = [_BLOCK.unpack_from(footer, vector + 4 + number * _BLOCK.size) for number in range(count)]
-    if blocks and begin - max(map(sum, blocks)) > _PADDING:
+    source.seek(0)
+    if begin - max(map(sum, blocks), default=begin) > _PADDING or (not blocks and _MAGIC * 2 in source.read(begin)):
         raise DataError(f"{path}: several arrow files that were joined. Make each a file of its own.")

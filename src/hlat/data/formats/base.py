@@ -18,6 +18,7 @@ a range is small compared with the corpus.
 
 import io
 from abc import ABC, abstractmethod
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -232,9 +233,17 @@ class FileFormat(ABC):
 
 def _other_content(path: Path, head: bytes) -> DataError:
     found = recognize(head)
-    what = found.what if found else "plain text" if head.isascii() else "something else"
+    what = found.what if found else "plain text" if _is_text(head) else "something else"
     remedy = found.remedy if found else f"Give it the ending of what it is, without {path.suffix}, or fetch it again."
     return DataError(f"{path}: the file is not what its ending {path.suffix} says: it begins like {what}. {remedy}")
+
+
+def _is_text(head: bytes) -> bool:
+    """Return True for UTF-8 without zero bytes; the last character may be cut."""
+    try:
+        return "\0" not in getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
 
 
 class _RowRangeReader:

@@ -12,6 +12,7 @@ null. Memory is bounded.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from hlat.data.formats.base import WHOLE_FILE, FileFormat, FileRange, RangeReader
@@ -35,6 +36,7 @@ from hlat.data.formats.streams import (
     skip_blank,
 )
 from hlat.runtime.errors import DataError
+from hlat.runtime.storage.local_files import recognize_escaped
 
 _QUOTE = b'"'
 _READ_BYTES = 1 << 16
@@ -172,14 +174,37 @@ def _quoted_field(body: bytes, start: int) -> tuple[bytes, int]:
 
 _REPAIR = "Repair or remove the row."
 _TEXT_UTF8 = "Write the file as UTF-8 with a header row."
+_LINE_ENDS = "End lines with a line feed: tr '\\r' '\\n' < FILE > NEW, unless line ends in quotes are to stay."
+_JOINED = "the names of the columns again, as where files were joined"
+_REMOVE_HEADERS = "Remove such rows: awk 'NR == 1 {names = $0; print} $0 != names' FILE > NEW."
+_DIVIDE = "They are in another order, as are the rows that follow: make each of these files a file of its own."
 
 
 class _Header(NamedTuple):
     """The first row of a file."""
 
-    fields: int
+    path: Path
+    names: list[bytes]  # of its fields
     text: int  # field of the text
     end: int  # byte after the row
+
+
+def _no_text(fields: list[bytes], header: _Header, line: int | None) -> RowError | None:
+    """Return why a row is no row of the table, or its text not meant as it is; None if all is well.
+
+    Raises:
+        DataError: the rows that follow have the columns in another order, so that all of their texts would be wrong.
+    """
+    if len(fields) != len(header.names):
+        reason = f"a row of {len(fields)} fields, but the header has {len(header.names)}"
+        return RowError(line, reason, "Quote fields that have delimiters, quotes or line ends.")
+    text = fields[header.text]
+    if text in header.names and len(fields) > 1 and sorted(fields) == sorted(header.names):
+        if fields == header.names:
+            return RowError(line, _JOINED, _REMOVE_HEADERS)
+        raise DataError(f"{header.path}{'' if line is None else f', line {line}'}: {_JOINED}. {_DIVIDE}")
+    found = recognize_escaped(text)
+    return None if found is None else RowError(line, f"this is {found.what}", found.remedy)
 
 
 class CsvFormat(FileFormat):
@@ -250,16 +275,19 @@ class CsvFormat(FileFormat):
         try:
             names = self._names(record)
         except ValueError as error:
+            remedy = _LINE_ENDS if b"\r" in record.content.strip() else _TEXT_UTF8
             raise DataError(
-                f"{file.path}, line {record.line}: not the header of a {self.kind} file: {error}. {_TEXT_UTF8}"
+                f"{file.path}, line {record.line}: not the header of a {self.kind} file: {error}. {remedy}"
             ) from error
         if file.column not in names:
             raise DataError(f"{file.path}: {missing_column(file.column, names)}. {self._remedy(names)}")
         if (count := names.count(file.column)) > 1:
             raise DataError(f"{file.path}: {same_columns(file.column, count)}")
-        return _Header(len(names), names.index(file.column), record.end)
+        return _Header(file.path, [name.encode() for name in names], names.index(file.column), record.end)
 
     def _remedy(self, names: list[str]) -> str:
+        if names[0].startswith("sep="):
+            return "Leave out this first line, which is for Excel: tail -n +2 FILE > NEW."
         # A single name with another delimiter in it is a table that is divided otherwise.
         other = next((sign for sign in ";\t|," if len(names) == 1 and sign in names[0]), None)
         if other is None:
@@ -291,10 +319,7 @@ class CsvFormat(FileFormat):
             return RowError(line, reason, "A document may not be longer: cut it into several, one per row.")
         try:
             fields = split_fields(record.content, self.delimiter)
-            if len(fields) != header.fields:
-                reason = f"a row of {len(fields)} fields, but the header has {header.fields}"
-                return RowError(line, reason, "Quote fields that have delimiters, quotes or line ends.")
-            return fields[header.text].decode()
+            return _no_text(fields, header, line) or fields[header.text].decode()
         except UnicodeDecodeError as error:
             return RowError(line, f"invalid UTF-8 at byte {error.start} of the text ({error.reason})", _REPAIR)
         except ValueError as error:

@@ -41,8 +41,10 @@ _LIST = (
     "Each line must be one JSON object: jq -c '.[]' FILE > NEW.jsonl writes the elements of a list so, '.FIELD[]' "
     "those of a list in a field, and '.' objects of several lines."
 )
+_CUT = "It has no end, so it was cut: fetch or write it again, best with one JSON object per line."
 _NO_LINES = re.compile(rb"\s*(?:\[\s*\{|[\[{]\s*\n)")
 _LOOKED_AT = 1 << 16  # bytes at the beginning of a file in which keys are counted
+_END_BYTES = 1 << 10  # at the end of a file, more than the blank lines there
 _LONG_INTEGER = 1 << 64  # stands for one that Python does not convert: neither a text nor a token id
 _LENIENT = json.JSONDecoder(parse_int=lambda digits: int(digits) if len(digits) < 4000 else _LONG_INTEGER)
 # Keeps keys that are there twice.
@@ -65,7 +67,7 @@ class JsonLinesFormat(FileFormat):
         if begins := _NO_LINES.match(head.removeprefix(BOM)):
             is_list = begins[0].lstrip().startswith(b"[")
             what = "one JSON list, not lines of objects" if is_list else "JSON objects of several lines each"
-            raise DataError(f"{path}: {what}. {_LIST}")
+            raise DataError(f"{path}: {what}. {_CUT if _is_cut(path) else _LIST}")
 
     def _read(self, file: InputFile, start: int) -> Iterator[Row]:
         with file.path.open("rb") as raw:
@@ -166,6 +168,13 @@ def _parse(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return _LENIENT.decode(text.removeprefix("\ufeff"))
+
+
+def _is_cut(path: Path) -> bool:
+    """Return True if a plain file does not end as JSON that begins with a bracket does."""
+    with path.open("rb") as raw:
+        raw.seek(max(path.stat().st_size - _END_BYTES, 0))
+        return not is_compressed(path) and not raw.read().rstrip().endswith((b"]", b"}"))
 
 
 def _count_key(line: bytes, key: str) -> int:

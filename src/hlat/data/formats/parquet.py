@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import accumulate
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,8 @@ from hlat.data.formats.base import WHOLE_FILE, FileFormat, FileRange, RangeReade
 from hlat.data.formats.rows import BATCH_BYTES, BATCH_ROWS, TEXT_COLUMN, ColumnKind, InputFile, Row, convert_file_errors
 from hlat.runtime.errors import DataError
 
+_MAGIC = b"PAR1"  # at both ends
+_VERSIONS = (b"\x15\x02", b"\x15\x04")  # first field of a footer: version 1 or 2
 _ENCRYPTED = b"PARE"  # instead of PAR1, if the footer is encrypted
 _SIGNATURE_BYTES = 28  # after a footer that is not encrypted in a file with columns that are
 _GROUP_CACHE_BYTES = 1 << 28  # maximum bytes of decoded row groups
@@ -38,7 +41,7 @@ class ParquetFormat(FileFormat):
 
     def is_own_content(self, head: bytes) -> bool:
         # An encrypted file is parquet too: ``_open`` says what is wrong with it.
-        return head.startswith((b"PAR1", _ENCRYPTED))
+        return head.startswith((_MAGIC, _ENCRYPTED))
 
     def _read(self, file: InputFile, start: int) -> Iterator[Row]:
         size = file.path.stat().st_size
@@ -141,7 +144,7 @@ class _GroupReader:
 
 @contextmanager
 def _open(path: Path) -> Iterator[pq.ParquetFile]:
-    """Open a file; DataError if its footer is encrypted, or signed over encrypted columns."""
+    """Open a file; DataError if its footer is encrypted or signed, or if it is several files that were joined."""
     with path.open("rb") as raw:
         # Checked first: the library ends the process when it is asked for the size of an encrypted column.
         is_encrypted = raw.read(4) == _ENCRYPTED
@@ -151,11 +154,33 @@ def _open(path: Path) -> Iterator[pq.ParquetFile]:
         with pq.ParquetFile(path, page_checksum_verification=True) as parquet:  # of the writers that give checksums
             is_encrypted = footer_bytes == parquet.metadata.serialized_size + _SIGNATURE_BYTES
             if not is_encrypted:
+                _check_not_joined(path, parquet.metadata, footer_bytes)
                 yield parquet
     if is_encrypted:
         raise DataError(
             f"{path}: the parquet file is encrypted, which hlat does not read. Write it without encryption."
         )
+
+
+def _check_not_joined(path: Path, metadata: Any, footer_bytes: int) -> None:
+    """Check that a file does not begin with another one.
+
+    Of files that were joined only the last footer is read, at the places of the first file: its rows, or damage. The
+    first one then is part of what the footer leaves between its last row group and itself, where usually only indexes
+    are, so that its end is found in as many bytes at the beginning.
+
+    Raises:
+        DataError: it does.
+    """
+    last = metadata.row_group(metadata.num_row_groups - 1) if metadata.num_row_groups else None
+    chunks = [last.column(index) for index in range(last.num_columns)] if last else []
+    _, end = _bytes_of(chunks) or (0, len(_MAGIC))
+    with path.open("rb") as raw, mmap(raw.fileno(), 0, access=ACCESS_READ) as content:
+        place, left = 0, len(content) - len(_MAGIC) - 4 - footer_bytes - end
+        while (place := content.find(_MAGIC * 2, place + 1, left + len(_MAGIC))) > 0:
+            begin = place - 4 - int.from_bytes(content[place - 4 : place], "little")
+            if begin > 0 and content[begin : begin + 2] in _VERSIONS:  # a footer, not a text with these words
+                raise DataError(f"{path}: several parquet files that were joined. Make each a file of its own.")
 
 
 def _row_group_size(parquet: pq.ParquetFile, column: str, group: int) -> tuple[int, int]:

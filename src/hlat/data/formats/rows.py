@@ -96,6 +96,10 @@ def convert_file_errors(file: Path, kind: str) -> Iterator[None]:
 _APPENDED = ("Not a gzipped file", "Unknown frame descriptor")
 
 
+_OTHER_DICTIONARY, _LIKE_DICTIONARY = "Dictionary mismatch", "Data corruption detected"
+_WITH_DICTIONARY = "Decompress it with its dictionary: zstd -d -D DICTIONARY FILE."
+
+
 def _unreadable(file: Path, kind: str, error: Exception) -> DataError:
     reason = str(error).strip().rstrip(".").splitlines()[0] if str(error).strip() else type(error).__name__
     again = "It is truncated or damaged: fetch or write the file again."
@@ -108,7 +112,11 @@ def _unreadable(file: Path, kind: str, error: Exception) -> DataError:
             if any(words in str(error) for words in _APPENDED):
                 reason = f"other bytes follow the compressed data: {reason}"
                 again = "Remove them: decompress the file (gzip and zstd warn of the rest), and compress it again."
+            elif _OTHER_DICTIONARY in str(error):
+                reason, again = "compressed with a dictionary (zstd -D)", f"The file may be whole. {_WITH_DICTIONARY}"
             else:
+                if _LIKE_DICTIONARY in str(error):  # data that a dictionary without a number was used for look so
+                    again = f"{again} Unless it was compressed with a dictionary (zstd -D). {_WITH_DICTIONARY}"
                 reason = f"the compressed data cannot be read to its end: {reason}"
         case pa.ArrowNotImplementedError() | MemoryError():
             reason = f"the {kind} file cannot be read: {reason}"
@@ -146,7 +154,7 @@ class ColumnKind(ABC):
 
     @property
     def remedy(self) -> str:
-        return f"Set data.{self.field} to one of these."
+        return f"Set data.{self.field} to one of these. Or, if other rows or files have it, add it here."
 
     def check(self, file: InputFile, schema: pa.Schema) -> None:
         """Raise DataError unless a table has the column exactly once, with a readable type."""
@@ -216,8 +224,9 @@ class TextColumn(ColumnKind):
         return bool(pa.types.is_string(column_type) or pa.types.is_large_string(column_type))
 
     def wrong_type(self, fitting: list[str]) -> str:
-        columns = ", ".join(fitting) or "this file has none"
-        return f"not text. Set data.text_column to a column of strings ({columns})."
+        if not fitting:
+            return "not text. Cast it to a column of strings (this file has none), or leave the file out."
+        return f"not text. Set data.text_column to a column of strings ({', '.join(fitting)})."
 
     def convert(self, values: Any, file: InputFile) -> Iterable[Content | RowError | None]:
         del file
@@ -299,7 +308,9 @@ class TokensColumn(ColumnKind):
         return _is_list(column_type) and bool(pa.types.is_integer(column_type.value_type))
 
     def wrong_type(self, fitting: list[str]) -> str:
-        columns = ", ".join(fitting) or "this file has none"
+        if not fitting:
+            return "not lists of token ids. Cast it to lists of integers (no column has them), or leave the file out."
+        columns = ", ".join(fitting)
         return f"not lists of token ids. Set data.tokens_column to a column of lists of integers ({columns})."
 
     def convert(self, values: Any, file: InputFile) -> Iterator[Content | RowError | None]:

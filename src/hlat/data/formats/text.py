@@ -12,7 +12,7 @@ from pathlib import Path
 from hlat.data.formats.base import FileFormat
 from hlat.data.formats.rows import InputFile, Row, RowError, convert_file_errors, make_row
 from hlat.data.formats.streams import BOM, describe_expansion, open_decompressed
-from hlat.runtime.storage.local_files import recognize
+from hlat.runtime.storage.local_files import recognize, recognize_escaped
 
 MAX_TEXT_BYTES = 1 << 30  # maximum size in bytes of a compressed text file after decompression
 _READ_BYTES = 1 << 20
@@ -58,6 +58,7 @@ _CONVERT = (
     "Convert the file to UTF-8 from the encoding that it has (`file -i FILE` and `uchardet FILE` guess it): "
     "iconv -f ENCODING -t UTF-8 FILE > NEW"
 )
+_CUT = "The file was cut inside of its last character: fetch or write it again, or remove these bytes."
 _JSON_LINES = "Give it the ending .jsonl. Text that is meant to be such lines goes into a column of jsonl or parquet."
 
 
@@ -81,7 +82,7 @@ def _decode(content: bytes | bytearray) -> str | RowError:
     """Decode UTF-8, without byte order marks; return an error for other content and for text with NUL bytes."""
     glob = "name the text files with a glob such as folder/**/*.txt."
     # Bytes of another kind of file are named before "invalid UTF-8" is said of them. Markup is text.
-    found = recognize(content)
+    found = recognize(content) or recognize_escaped(content)
     if found is not None and not found.is_markup:
         return RowError(None, f"this is {found.what}", f"{found.remedy} If it is no part of the corpus, {glob}")
     if _is_json_lines(content):
@@ -89,8 +90,9 @@ def _decode(content: bytes | bytearray) -> str | RowError:
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
+        is_cut = error.reason == "unexpected end of data" and not content[: error.start].isascii()  # UTF-8 until there
         reason = f"invalid UTF-8 at byte {error.start} ({error.reason})"
-        return RowError(None, reason, f"{_CONVERT}; if it is not text, {glob}")
+        return RowError(None, reason, _CUT if is_cut else f"{_CONVERT}; if it is not text, {glob}")
     if "\0" in text:
         reason = f"a zero byte (NUL) at byte {content.index(0)}: this is not text"
         return RowError(None, reason, f"If it is meant to be text, remove the byte; if not, {glob}")

@@ -31,6 +31,7 @@ from hlat.data.tokenizers.tokenizer_files import (
 )
 from hlat.runtime.errors import DataError
 
+_TRIED = "  a\n\n\tb  é 東京\r\n \U0001f600 !\u0301 \x00\u00a0 "
 CHAR_PATTERN = r"[\s\S]"
 
 # Names of these tokens in published models, for tokenizers without a tokenizer_config.json that names them.
@@ -149,7 +150,10 @@ class JsonTokenizer(Tokenizer):
 
     @cached_property
     def keeps_text(self) -> bool:
-        return keeps_text(self._description)
+        if not keeps_text(self._description, self._special | {self.eos_token or ""}):
+            return False
+        tried = self.encode_batch([_TRIED])[0]  # what is not known to change text may do so after all
+        return int(np.asarray(self.token_bytes)[tried].sum()) == len(_TRIED.encode())
 
     @cached_property
     def token_bytes(self) -> TokenBytes:
@@ -159,7 +163,7 @@ class JsonTokenizer(Tokenizer):
         added = {token["content"] for token in self._description.get("added_tokens") or []}
         sizes = np.zeros(self.vocab_size, dtype=np.int64)
         for token, index in self._tokenizer.get_vocab(with_added_tokens=True).items():
-            if token in self._special:
+            if token in self._special or index == self.eos_id:
                 continue
             if byte_level and token not in added and alphabet.issuperset(token):
                 sizes[index] = len(token)  # the token has one character per byte
@@ -172,7 +176,6 @@ class CharTokenizer(JsonTokenizer):
     """A tokenizer with one token per character, made by ``train_char``; it encodes with numpy, not the library."""
 
     _requires_eos = False
-    keeps_text = True
 
     def __init__(
         self, content: bytes, config: dict[str, Any] | None = None, eos_token: str | None = "auto", where: str = ""
@@ -208,6 +211,11 @@ class CharTokenizer(JsonTokenizer):
         for index, char in self._chars.items():
             sizes[index] = len(char.encode())
         return sizes.view(TokenBytes)
+
+    @cached_property
+    def keeps_text(self) -> bool:
+        """True unless the end of documents is a character of texts, too."""
+        return self.eos_id not in self._chars
 
     def _look_up(self, text: str) -> TokenIdArray:
         points = np.frombuffer(text.encode("utf-32-le"), dtype="<u4")  # one number per character

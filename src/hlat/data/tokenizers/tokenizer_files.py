@@ -60,8 +60,13 @@ def with_special(description: dict[str, Any], names: Container[str]) -> dict[str
     return description | {"added_tokens": marked}
 
 
-def keeps_text(description: dict[str, Any]) -> bool:
-    """Return True if the tokens of any text spell its bytes: byte-level BPE with all bytes, which changes nothing."""
+def keeps_text(description: dict[str, Any], special: Container[str]) -> bool:
+    """Return True if the tokens of any text spell its bytes: byte-level BPE with all bytes, which changes nothing.
+
+    Args:
+        description: the parsed tokenizer.json.
+        special: names of its special tokens, which spell nothing; none of them may stand for text.
+    """
     model, decoder = description.get("model") or {}, json.dumps(description.get("decoder"))
     return bool(
         description.get("normalizer") is None
@@ -74,7 +79,22 @@ def keeps_text(description: dict[str, Any]) -> bool:
         and set(tokenizers.pre_tokenizers.ByteLevel.alphabet()) <= set(model.get("vocab") or ())
         and not any(each["lstrip"] or each["rstrip"] for each in description.get("added_tokens") or ())
         and _only_splits(description.get("pre_tokenizer"))
+        and not any(name in special for name in _made_of_text(model))
     )
+
+
+def _made_of_text(model: dict[str, Any]) -> Iterator[str]:
+    """Yield the entries of a BPE vocabulary that stand for text: single characters, and what merges give.
+
+    Special tokens are often entries, too, that no merge gives. Without merges, a word that is an entry is its token.
+    """
+    vocabulary = model["vocab"]
+    if model.get("ignore_merges"):
+        yield from vocabulary
+        return
+    yield from (entry for entry in vocabulary if len(entry) == 1)
+    for merge in model.get("merges") or ():
+        yield merge.replace(" ", "", 1) if isinstance(merge, str) else "".join(merge)
 
 
 def _only_splits(pre_tokenizer: dict[str, Any] | None) -> bool:
@@ -86,7 +106,7 @@ def _only_splits(pre_tokenizer: dict[str, Any] | None) -> bool:
             return all(map(_only_splits, steps)) and any(step["type"] == "ByteLevel" for step in steps)
         case {"behavior": "Removed"}:
             return False
-        case {"type": "Split" | "Punctuation" | "Digits" | "UnicodeScripts"}:
+        case {"type": "Split" | "Punctuation" | "Digits"}:  # not UnicodeScripts, which loses spaces at the beginning
             return True
     return False
 

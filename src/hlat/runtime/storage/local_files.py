@@ -19,6 +19,10 @@ _UNPACK = "Unpack it first."
 _TABLE = "Convert it to parquet or jsonl, with the text in its own column."
 _EXTRACT = "Extract its text first, or leave it out."
 _NO_TEXT = "Leave it out."
+_TORCH = (
+    "Loading it can run code: where you trust it, write its tensors with safetensors.torch.save_file. Text or tokens "
+    "in it belong into parquet or jsonl."
+)
 _OTHERWISE = "Decompress it first, or compress with gzip or zstd."
 _COMPRESSED = "Give it the ending {0}, as in .jsonl{0}; what is compressed twice, decompress once."
 _CONVERT = "Convert it: iconv -f {} -t UTF-8 FILE > NEW."
@@ -72,6 +76,7 @@ _KNOWN: tuple[tuple[str, str, tuple[bytes, ...]], ...] = (
     ("snappy data", _OTHERWISE, (b"\xff\x06\0\0sNaPpY",)),
     ("data of compress (.Z)", _OTHERWISE, (b"\x1f\x9d",)),
     ("an Arrow file", "Give it the ending .arrow.", (b"ARROW1\0\0",)),
+    ("weights of torch.save, a pickle", _TORCH, (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.",)),  # before PyTorch 1.6
     ("a zip archive, or a document made of one (.docx, .xlsx, .epub, .npz)", _UNPACK, (b"PK\x03\x04", b"PK\x05\x06")),
     ("an archive of 7z", _UNPACK, (b"7z\xbc\xaf\x27\x1c",)),
     ("an archive of rar", _UNPACK, (b"Rar!\x1a\x07",)),
@@ -79,7 +84,7 @@ _KNOWN: tuple[tuple[str, str, tuple[bytes, ...]], ...] = (
     ("an SQLite database", _TABLE, (b"SQLite format 3\0",)),
     ("an HDF5 file", _TABLE, (b"\x89HDF\r\n",)),
     ("an array of NumPy", _TABLE, (b"\x93NUMPY",)),
-    ("a pickle of Python", _TABLE, (b"\x80\x04\x95", b"\x80\x05\x95")),
+    ("a pickle of Python", _TABLE, (b"\x80\x02", b"\x80\x03", b"\x80\x04\x95", b"\x80\x05\x95")),
     ("an index of Megatron-LM", "Give it the ending .idx, beside its .bin.", (b"MMIDIDX\0",)),
     ("an OLE file (.doc, .xls, Thumbs.db)", _EXTRACT, (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1",)),
     ("an image", _NO_TEXT, (b"\x89PNG\r\n", b"\xff\xd8\xff")),
@@ -89,6 +94,14 @@ _KNOWN: tuple[tuple[str, str, tuple[bytes, ...]], ...] = (
     ("text in UTF-32, not in UTF-8", _CONVERT.format("UTF-32"), (b"\xff\xfe\0\0", b"\0\0\xfe\xff")),
     ("text in UTF-16, not in UTF-8", _CONVERT.format("UTF-16"), (b"\xff\xfe", b"\xfe\xff")),
 )
+_TORCH_ZIP = re.compile(rb"PK\x03\x04.{26}[^\0/]{1,200}/(?:data\.pkl|\.format_version)", re.DOTALL)
+_ESCAPES = re.compile(rb"\x1b\$([@AB]|[()*+][@-Q])")  # ESC $ chooses characters of two bytes; no terminal has them
+_ESCAPED = {
+    **dict.fromkeys((b")A", b")G", b"*H", b")E"), "ISO-2022-CN"),
+    **dict.fromkeys((b"A", b"(C", b"(D"), "ISO-2022-JP-2"),
+    **dict.fromkeys((b"(O", b"(P", b"(Q"), "ISO-2022-JP-3"),
+    b")C": "ISO-2022-KR",
+}
 _TAR = re.compile(rb".{257}ustar(?:\x0000|  \0)", re.DOTALL)
 _STORE_ERROR = re.compile(rb"(?:<\?xml[^>]*>\s*)?<error>\s*<code>")
 _BOM = b"\xef\xbb\xbf"
@@ -101,6 +114,8 @@ def recognize(content: bytes | bytearray) -> FileContent | None:
     for what, remedy, pattern in _TEXTS:
         if pattern.match(head):
             return FileContent(what, remedy)
+    if _TORCH_ZIP.match(head):
+        return FileContent("weights of torch.save, a zip archive with a pickle", _TORCH)
     for what, remedy, beginnings in (*_KNOWN, *(_WORDS if _CONTROL.search(head) else ())):
         if head.startswith(beginnings):
             return FileContent(what, remedy)
@@ -109,6 +124,14 @@ def recognize(content: bytes | bytearray) -> FileContent | None:
     if head and not head.strip(b"\0"):
         return FileContent("zero bytes" if len(head) < HEAD_BYTES else "zero bytes at its beginning", _ZEROS)
     return _wide_text(head) or _markup(head)
+
+
+def recognize_escaped(content: bytes | bytearray) -> FileContent | None:
+    """Return the encoding, such as ISO-2022-JP, whose escape sequences are anywhere in bytes of ASCII."""
+    if (found := _ESCAPES.search(content)) is None:
+        return None
+    encoding = _ESCAPED.get(bytes(found[1]), "ISO-2022-JP")
+    return FileContent(f"text in {encoding}, not in UTF-8", _CONVERT.format(encoding))
 
 
 def recognize_file(path: Path) -> FileContent | None:
