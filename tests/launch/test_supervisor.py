@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hlat.config.sections.operation import RecoveryConfig
-from hlat.launch import SupervisedRun, launch_forked, supervise, worker_context
+from hlat.launch import Supervision, Voice, launch_forked, supervise, worker_context
 from hlat.resilience import (
     HEARTBEAT_FOLDER,
     WorldSizePolicy,
@@ -57,14 +57,9 @@ class Run:
 
     def supervise(self) -> int:
         return supervise(
-            SupervisedRun(
-                start=lambda count, environment, folder: launch_forked(self._work, environment, folder),
-                sizes=WorldSizePolicy(1, 1, lambda count: True),
-                run_dir=self.folder / "run",
-                recovery=self._recovery,
-                complain=self.complaints.append,
-                say=self.messages.append,
-            )
+            Supervision(self.folder / "run", self._recovery, Voice(self.complaints.append, self.messages.append)),
+            lambda count, environment, folder: launch_forked(self._work, environment, folder),
+            WorldSizePolicy(1, 1, lambda count: True),
         )
 
     @property

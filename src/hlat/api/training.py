@@ -26,8 +26,8 @@ from hlat.launch import (
     HostOptions,
     ProcessesFailed,
     RunOutcome,
-    SupervisionOptions,
     TrainingJob,
+    Voice,
     parse_nproc,
     refuse_worker,
     supervise_job,
@@ -214,21 +214,12 @@ def _train_here(job: TrainingJob) -> TrainingResult:
         return _result(recipe, outcome.step, outcome.reason, outcome.checkpoint)
 
 
+@restored()
 def _train_supervised(job: TrainingJob, least: int, most: int, hosts: HostOptions | None) -> TrainingResult:
-    with restored():
-        return _supervise(job, least, most, hosts)
-
-
-def _supervise(job: TrainingJob, least: int, most: int, hosts: HostOptions | None) -> TrainingResult:
     failures: list[RunOutcome] = []
-    options = SupervisionOptions(
-        least, most, complain=_LOG.warning, say=_LOG.info, failed=failures.append, show=_LOG.info
-    )
+    voice = Voice(complain=_LOG.warning, say=_LOG.info, failed=failures.append, show=_LOG.info)
     recipe = job.load(most if hosts is None else most * hosts.resolve(most)[1])
-    if hosts is None:
-        code = supervise_job(job, options)
-    else:
-        code = supervise_on_hosts(job, options, hosts, lambda accepted: None)
+    code = supervise_job(job, (least, most), voice) if hosts is None else supervise_on_hosts(job, most, hosts, voice)
     if failures:
         raise outcome_error(failures[-1])
     if code in _FAILURES:  # the leader of the hosts has the message

@@ -7,6 +7,7 @@ compile  recipe -> processes as those of the run -> the compilers' cache, an arc
 import os
 import signal
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -98,8 +99,8 @@ def train(
         be_verbose()
     with opening_line(f"reading {recipe}", draws=not quiet) as line:
         from hlat.launch import (
-            SupervisionOptions,
             TrainingJob,
+            Voice,
             join_slurm_job,
             parse_nproc,
             refuse_half_environment,
@@ -107,21 +108,17 @@ def train(
             supervise_job,
         )
 
-        def begin(accepted: "Recipe") -> None:
-            _begin(accepted, line)
-
         # As overrides, so that all processes of the run get them with the recipe.
         console = ["tracking.console=json"] if os.environ.get(LOG_ENV) == "json" else []
         given = [*(overrides or ()), *(["tracking.console=warnings"] if quiet else console)]
         job = TrainingJob(recipe, tuple(given), profile, allow_faults, require_step)
         least, most = parse_nproc(nproc)
-        show = (complain_above, say_above)
+        voice = Voice(complain_above, say_above, partial(_begin, line), show_event=show_event, show_start=line.show)
         if nodes is not None:
             from hlat.launch import HostOptions, supervise_on_hosts  # with what preflight checks need: 0.3 s
 
             refuse_worker(nproc or "")
-            options = SupervisionOptions(most, most, False, *show, show_event=show_event, show_start=line.show)
-            raise typer.Exit(supervise_on_hosts(job, options, HostOptions(nodes, node, address), begin))
+            raise typer.Exit(supervise_on_hosts(job, most, HostOptions(nodes, node, address), voice))
         if alone := [name for name, value in (("--node", node), ("--address", address)) if value is not None]:
             raise LaunchError(
                 f"{' and '.join(alone)}: for a run on several hosts, whose number is not given. Add --nodes N on every "
@@ -133,11 +130,14 @@ def train(
             refuse_worker(nproc or "")
         elif no_supervisor or "WORLD_SIZE" in os.environ:
             raise typer.Exit(_work(job, line))
-        options = SupervisionOptions(least, most, no_supervisor, *show, show_event=show_event, show_start=line.show)
-        raise typer.Exit(supervise_job(job, options, lambda: _work(job, OpeningLine(draws=not quiet)), begin))
+        raise typer.Exit(
+            supervise_job(
+                job, (least, most), voice, lambda: _work(job, OpeningLine(draws=not quiet)), once=no_supervisor
+            )
+        )
 
 
-def _begin(recipe: "Recipe", line: OpeningLine) -> None:
+def _begin(line: OpeningLine, recipe: "Recipe") -> None:
     from hlat.tracking import prepare_streams, shows_a_line
 
     # Only now it is known which console the recipe asks for.

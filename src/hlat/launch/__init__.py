@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from hlat.launch.start_checks import Here as Here
     from hlat.launch.start_examination import load_and_check as load_and_check
     from hlat.launch.supervision.incidents import RunOutcome as RunOutcome
-    from hlat.launch.supervision.local_run import SupervisedRun as SupervisedRun
     from hlat.launch.supervision.local_run import run_processes as run_processes
     from hlat.launch.supervision.local_run import supervise as supervise
-    from hlat.launch.training_job import SupervisionOptions as SupervisionOptions
+    from hlat.launch.supervision.supervisor import Supervision as Supervision
+    from hlat.launch.supervision.supervisor import Voice as Voice
     from hlat.launch.training_job import TrainingJob as TrainingJob
     from hlat.launch.training_job import join_slurm_job as join_slurm_job
     from hlat.launch.training_job import parse_nproc as parse_nproc
@@ -69,11 +69,9 @@ __getattr__ = lazily(
         "start_checks": "Here",
         "start_examination": "load_and_check",
         "supervision.incidents": "RunOutcome",
-        "supervision.local_run": "SupervisedRun run_processes supervise",
-        "training_job": (
-            "SupervisionOptions TrainingJob join_slurm_job parse_nproc refuse_half_environment refuse_worker "
-            "supervise_job"
-        ),
+        "supervision.local_run": "run_processes supervise",
+        "supervision.supervisor": "Supervision Voice",
+        "training_job": ("TrainingJob join_slurm_job parse_nproc refuse_half_environment refuse_worker supervise_job"),
         "worker_process": "worker_context",
     },
 )

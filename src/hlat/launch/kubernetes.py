@@ -19,7 +19,6 @@ Probes ask the metrics server of the supervisor. Hangs are judged with the limit
 """
 
 import re
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
@@ -28,8 +27,7 @@ from typing import Any
 import yaml
 
 from hlat.config import Recipe, TrackingConfig
-from hlat.launch.run_request import PreparedRun, RunRequest
-from hlat.runtime.errors import LaunchError
+from hlat.launch.run_request import PreparedRun, RunRequest, ask_scheduler
 from hlat.runtime.process import REQUEUE_CODE
 from hlat.runtime.terminal import escape_name, line_problems
 
@@ -262,24 +260,8 @@ def manifests_yaml(found: list[dict[str, Any]]) -> str:
 
 def apply_manifests(text: str) -> str:
     """Give manifests to ``kubectl apply``, return its output; LaunchError if it is not installed or fails."""
-    command = ["kubectl", "apply", "-f", "-"]
-    try:
-        done = subprocess.run(
-            command,
-            input=text,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=_KUBECTL_TIMEOUT,
-            check=False,
-        )
-    except FileNotFoundError as error:
-        raise LaunchError("kubectl is not installed here: use --dry-run, and apply the manifests elsewhere.") from error
-    except subprocess.TimeoutExpired as error:
-        raise LaunchError(f"kubectl has not answered for {_KUBECTL_TIMEOUT:g} s.") from error
-    if done.returncode:
-        raise LaunchError(f"kubectl failed: {done.stderr.strip()}")
-    return done.stdout
+    remedy = "use --dry-run, and apply the manifests elsewhere."
+    return ask_scheduler(["kubectl", "apply", "-f", "-"], text, _KUBECTL_TIMEOUT, remedy)
 
 
 def _job(run: PreparedRun, options: KubernetesOptions, name: str) -> list[dict[str, Any]]:

@@ -22,7 +22,13 @@ from hlat.config import Recipe
 from hlat.runtime.errors import LaunchError
 
 Observe = Callable[[Path], AbstractContextManager[None]]
-"""Serves a run inside a block, from the folder of its heartbeats."""
+"""Serves a run inside a block, from the folder of its heartbeats and of its account of goodput."""
+
+
+def unobserved(beats: Path) -> AbstractContextManager[None]:
+    """Serve nothing: the recipe does not ask for it."""
+    return nullcontext()
+
 
 _SERVER = "hlat.launch.metrics_server"  # imported by its own process only
 _LISTEN_REASONS = {
@@ -39,7 +45,7 @@ def metrics_server(recipe: Recipe, say: Callable[[str], None]) -> Iterator[Obser
     """Listen as ``tracking.prometheus`` asks, LaunchError if that fails; yield a function that serves the run."""
     settings = recipe.tracking.prometheus
     if settings is None:
-        yield lambda beats: nullcontext()  # without the section, nothing is served
+        yield unobserved
         return
     with listen(settings.address, settings.port) as listener:
         host, port = listener.getsockname()[:2]

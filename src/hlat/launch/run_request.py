@@ -9,7 +9,8 @@ Recipe and options are checked where the command is given, long before a node is
 import logging
 import re
 import shlex
-from collections.abc import Callable, Sequence
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hlat.config import Recipe, RecipeError, load_recipe
@@ -98,8 +99,7 @@ class RunRequest:
         return PreparedRun(self, recipe, nproc, settings, {**settings.environment, **variables}, words)
 
     def _count_problems(self) -> list[str]:
-        counts = [("--nodes", self.nodes), ("--nproc", self.nproc), ("--grace", self.grace)]
-        wrong = [f"{name} {value}: expected 1 or more." for name, value in counts if value is not None and value < 1]
+        wrong = small_counts({"--nodes": self.nodes, "--nproc": self.nproc, "--grace": self.grace})
         if self.least is not None and not 1 <= self.least <= max(1, self.nodes):
             wrong.append(f"--least {self.least}: expected a number between 1 and {max(1, self.nodes)}.")
         if self.name == "":
@@ -173,6 +173,26 @@ class PreparedRun:
     @property
     def name(self) -> str:
         return self.request.name or self.recipe.run.name
+
+
+def small_counts(counts: Mapping[str, int | None]) -> list[str]:
+    """Return problems of numbers, by option, that must be 1 or more; None is none."""
+    return [f"{name} {value}: expected 1 or more." for name, value in counts.items() if value is not None and value < 1]
+
+
+def ask_scheduler(command: Sequence[str], text: str | None, seconds: float, remedy: str) -> str:
+    """Run a scheduler's command on a text, and return its output; LaunchError if it is not installed or fails."""
+    try:
+        done = subprocess.run(
+            command, input=text, capture_output=True, encoding="utf-8", errors="replace", timeout=seconds, check=False
+        )
+    except FileNotFoundError as error:
+        raise LaunchError(f"{command[0]} is not installed here: {remedy}") from error
+    except subprocess.TimeoutExpired as error:
+        raise LaunchError(f"{command[0]} has not answered for {seconds:g} s.") from error
+    if done.returncode:
+        raise LaunchError(f"{command[0]} failed: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout
 
 
 def problems_error(problems: Sequence[str]) -> LaunchError:

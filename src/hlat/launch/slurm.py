@@ -21,7 +21,6 @@ import json
 import logging
 import re
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from hlat.config import Recipe
-from hlat.launch.run_request import PreparedRun, RunRequest
+from hlat.launch.run_request import PreparedRun, RunRequest, ask_scheduler, small_counts
 from hlat.runtime import slurm
 from hlat.runtime.backend.table import expects_accelerator
 from hlat.runtime.errors import LaunchError, StorageError
@@ -99,8 +98,7 @@ class SlurmOptions:
         found = []
         if self.time is not None and not _TIME_LIMIT.fullmatch(self.time):
             found.append(f"--time {escape_controls(self.time)}: expected minutes, H:MM:SS or D-HH:MM:SS.")
-        counts = [("--chain", self.chain), ("--cpus-per-task", self.cpus_per_task)]
-        found += [f"{name} {value}: expected 1 or more." for name, value in counts if value is not None and value < 1]
+        found += small_counts({"--chain": self.chain, "--cpus-per-task": self.cpus_per_task})
         for name in ("partition", "account", "qos", "exclude", "output"):
             value = getattr(self, name)
             if value == "":
@@ -405,20 +403,4 @@ def _job_output(line: str) -> str:
 
 
 def _ask_slurm(command: Sequence[str], text: str | None = None) -> str:
-    try:
-        done = subprocess.run(
-            command,
-            input=text,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=_SLURM_TIMEOUT,
-            check=False,
-        )
-    except FileNotFoundError as error:
-        raise LaunchError(f"{command[0]} is not installed here: run this on a machine of the Slurm cluster.") from error
-    except subprocess.TimeoutExpired as error:
-        raise LaunchError(f"{command[0]} has not answered for {_SLURM_TIMEOUT:g} s.") from error
-    if done.returncode:
-        raise LaunchError(f"{command[0]} failed: {done.stderr.strip() or done.stdout.strip()}")
-    return done.stdout
+    return ask_scheduler(command, text, _SLURM_TIMEOUT, "run this on a machine of the Slurm cluster.")

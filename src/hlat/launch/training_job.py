@@ -10,7 +10,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -20,10 +20,9 @@ from hlat.launch.local_processes import ProcessSet, launch_forked
 from hlat.launch.metrics_process import metrics_server
 from hlat.launch.start_checks import Here
 from hlat.launch.start_examination import check_extensions, load_and_check
-from hlat.launch.supervision.incidents import RunOutcome
-from hlat.launch.supervision.local_run import SupervisedRun, supervise
+from hlat.launch.supervision.local_run import supervise
 from hlat.launch.supervision.self_watch import watching_itself
-from hlat.launch.supervision.supervisor import show_no_start
+from hlat.launch.supervision.supervisor import Supervision, Voice
 from hlat.resilience import WorldSizePolicy
 from hlat.runtime import slurm
 from hlat.runtime.errors import LaunchError
@@ -32,10 +31,6 @@ from hlat.runtime.storage.run_folder import EarlierAttempt
 
 if TYPE_CHECKING:
     from hlat.training import Outcome
-
-
-def _nothing(*arguments: object) -> None:
-    """Default of callbacks: show nothing."""
 
 
 def _print_line(stream: TextIO | None, text: str) -> None:
@@ -89,87 +84,55 @@ class TrainingJob:
             return ""
 
 
-@dataclass(frozen=True)
-class SupervisionOptions:
-    """Numbers of processes of a supervised job, and where its messages go."""
-
-    least: int  # smallest number of processes to go on with
-    most: int  # number to begin with
-    once: bool = False  # never restart, and detect no hangs
-    complain: Callable[[str], None] = _nothing  # shows an error to the user
-    say: Callable[[str], None] = _nothing  # shows other messages
-    failed: Callable[[RunOutcome], None] = _nothing  # called with the reason if the run fails for good
-    # receives the lines that the processes print; None prints them on the streams of this process
-    show: Callable[[str], None] | None = None
-    # called with each event of the supervisor, kind and fields
-    show_event: Callable[[str, Mapping[str, Any]], None] = _nothing
-    # shows what is being started until the function that it returns is called
-    show_start: Callable[[str], Callable[[], None]] = show_no_start
-
-
 def supervise_job(
     job: TrainingJob,
-    options: SupervisionOptions,
+    nproc: tuple[int, int],
+    voice: Voice,
     work: Callable[[], int] | None = None,
-    ready: Callable[[Recipe], None] = _nothing,
+    *,
+    once: bool = False,
 ) -> int:
-    """Train a job in processes of this machine, and restart them after failures as its recipe says.
+    """Train a job in processes of this machine, restarted after failures as its recipe says; return the exit code.
 
     Args:
         job: the job.
-        options: numbers of processes, and where messages go.
-        work: the work of a single process, which is then forked; only for a process that has not imported torch. None
-            starts the command also for a single process.
-        ready: called with the recipe when it has been accepted, before any process starts.
-
-    Returns:
-        The exit code of the command.
+        nproc: smallest number of processes to go on with, and number to begin with.
+        voice: where messages go.
+        work: the work of a single process, which is then forked; only for a process that has not imported torch.
+        once: never restart, and detect no hangs.
 
     Raises:
         RecipeError: with every problem of the recipe, its files and this machine, or of another package's component.
         LaunchError: the package of a tracker is not installed, or metrics cannot be served at the recipe's address.
     """
-    here = Here(options.most, options.most, stores=False)
-    report = load_and_check(partial(job.load, options.most), here, forked=True)  # before any process starts
-    recipe = report.recipe
-    ready(recipe)
-    for note in report.before_training:
-        options.say(f"warning: {note}")
-    check_extensions(recipe)
-    recovery = recipe.recovery
-    if options.once:
-        recovery = recovery.model_copy(update={"restarts": 0, "hang_seconds": None})
+    least, most = nproc
 
-    def start(nproc: int, environment: Mapping[str, str], folder: Path) -> AbstractContextManager[ProcessSet]:
-        if nproc == 1 and work is not None:
+    def start(count: int, environment: Mapping[str, str], folder: Path) -> AbstractContextManager[ProcessSet]:
+        if count == 1 and work is not None:
             return launch_forked(work, environment, folder)
-        return _launch_command(job, nproc, environment, folder, options.show)
+        from hlat.launch.multiprocess_launcher import hlat_command, launch_multiprocess  # noqa: PLC0415  (torch)
 
-    sizes = WorldSizePolicy(options.least, options.most, lambda nproc: fits(job, nproc))
-    with metrics_server(recipe, options.say) as observe:
-        run = SupervisedRun(
-            start,
-            sizes,
-            recipe.run_dir,
-            recovery,
-            options.complain,
-            options.say,
-            options.failed,
-            options.show_event,
-            options.show_start,
-            observe,
-        )
-        return supervise(run)
+        return launch_multiprocess(hlat_command(job.arguments()), count, environment, folder, voice.show)
+
+    changes = {"restarts": 0, "hang_seconds": None} if once else {}
+    with accepted_run(job, most, most, voice) as (_, accepted):
+        run = replace(accepted, recovery=accepted.recovery.model_copy(update=changes))
+        return supervise(run, start, WorldSizePolicy(least, most, partial(fits, job)))
 
 
 @contextmanager
-def _launch_command(
-    job: TrainingJob, nproc: int, environment: Mapping[str, str], folder: Path, show: Callable[[str], None] | None
-) -> Iterator[ProcessSet]:
-    from hlat.launch.multiprocess_launcher import hlat_command, launch_multiprocess  # noqa: PLC0415  (imports torch)
-
-    with launch_multiprocess(hlat_command(job.arguments()), nproc, environment, folder, show) as workers:
-        yield workers
+def accepted_run(
+    job: TrainingJob, nproc: int, world: int, voice: Voice, *, all_notes: bool = False
+) -> Iterator[tuple[Recipe, Supervision]]:
+    """Load and check a job's recipe before any process starts; yield it, and settings while metrics can be served."""
+    report = load_and_check(partial(job.load, world), Here(nproc, world, stores=False), forked=True)
+    recipe = report.recipe
+    voice.accepted(recipe)
+    for note in report.notes if all_notes else report.before_training:
+        voice.say(f"warning: {note}")
+    check_extensions(recipe)
+    with metrics_server(recipe, voice.say) as observe:
+        yield recipe, Supervision(recipe.run_dir, recipe.recovery, voice, observe)
 
 
 def fits(job: TrainingJob, nproc: int) -> bool:
@@ -183,11 +146,16 @@ def fits(job: TrainingJob, nproc: int) -> bool:
 
 def parse_nproc(nproc: str | int | None) -> tuple[int, int]:
     """Parse a number of processes or a range MIN:MAX into smallest and largest; LaunchError if it is neither."""
-    low, colon, high = ("1" if nproc is None else str(nproc)).partition(":")
+    return parse_range("--nproc", "1" if nproc is None else str(nproc), "processes", "2:8")
+
+
+def parse_range(option: str, text: str, what: str, example: str) -> tuple[int, int]:
+    """Parse N or MIN:MAX, the value of an option that counts ``what``, into smallest and largest; or LaunchError."""
+    low, colon, high = text.partition(":")
     # isdigit: int() takes signs and spaces too
     least, most = (int(part) if part.isascii() and part.isdigit() else 0 for part in (low, high if colon else low))
     if not 1 <= least <= most:
-        raise LaunchError(f"--nproc {nproc}: expected a number of processes, 1 or more, or a range as in 2:8.")
+        raise LaunchError(f"{option} {text}: expected a number of {what}, 1 or more, or a range as in {example}.")
     return least, most
 
 

@@ -126,7 +126,7 @@ class World:
                 host.bulletin = Bulletin(world, first)
             elif only_check:
                 host.bulletin.check()
-            elif host.bulletin.attempt is None:
+            elif host.bulletin.orders.attempt is None:
                 number = host.bulletin.first_number + host.written
                 secret = f"{index}-{host.term}-{host.written}"
                 host.bulletin.begin(AttemptOrder(number, "launch", (), "", 0, secret, {}, None), {})

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from hlat.config.sections.operation import RecoveryConfig
 from hlat.launch import worker_context
-from hlat.launch.hosts.agent import HostPlace
-from hlat.launch.hosts.hosts_job import HostRun, supervise_host
+from hlat.launch.hosts.agent import HostPlace, HostRun
+from hlat.launch.hosts.hosts_job import supervise_host
 from hlat.launch.local_processes import RankPlaces
-from hlat.launch.supervision.supervisor import Supervision
+from hlat.launch.supervision.supervisor import Supervision, Voice
 from hlat.resilience import record_durable_step, record_run_id, set_step_counter
 from hlat.runtime.process import LAUNCHER_ENV
 from hlat.runtime.progress import enter_phase
@@ -122,8 +122,9 @@ def supervise(folder: Path, node: int, nodes: str, hang_seconds: float) -> int:
         serve=lambda address: nullcontext(1),
         fits=lambda world: True,
         examine=examine,
-        settings=Supervision(folder / "run", RecoveryConfig(hang_seconds=hang_seconds, backoff_seconds=0.1), say, say),
-        observe=lambda beats: nullcontext(),
+        supervision=Supervision(
+            folder / "run", RecoveryConfig(hang_seconds=hang_seconds, backoff_seconds=0.1), Voice(say, say)
+        ),
     )
     return supervise_host(run)
 

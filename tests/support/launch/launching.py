@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hlat.config.sections.operation import RecoveryConfig
-from hlat.launch import SupervisedRun, launch_multiprocess, supervise
+from hlat.launch import Supervision, Voice, launch_multiprocess, supervise
 from hlat.resilience import WorldSizePolicy
 
 HERE = Path(__file__).parent
@@ -24,14 +24,9 @@ def run_workers(
 ) -> int:
     """Run a command in several processes under a supervisor, by default without restarts; return its exit code."""
     return supervise(
-        SupervisedRun(
-            start=lambda count, environment, folder: launch_multiprocess(command, count, environment, folder),
-            sizes=WorldSizePolicy(nproc, nproc, lambda count: True),
-            run_dir=run_dir,
-            recovery=recovery or RecoveryConfig(restarts=0),
-            complain=complain,
-            say=print,
-        )
+        Supervision(run_dir, recovery or RecoveryConfig(restarts=0), Voice(complain, print)),
+        lambda count, environment, folder: launch_multiprocess(command, count, environment, folder),
+        WorldSizePolicy(nproc, nproc, lambda count: True),
     )
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from hlat.launch.hosts.network import Prober, accept_connections, link_problem, neighbours
 from hlat.launch.hosts.records import (
+    FOLDER,
     AttemptOrder,
     Follower,
     HostMember,
@@ -38,6 +39,7 @@ from hlat.launch.hosts.records import (
 from hlat.launch.local_processes import ProcessSet, RankPlaces
 from hlat.launch.supervision.local_run import LocalRanks
 from hlat.launch.supervision.running_ranks import SignalForwarder
+from hlat.launch.supervision.supervisor import Supervision
 from hlat.resilience import HEARTBEAT_FOLDER
 from hlat.runtime import version
 from hlat.runtime.distributed.run_secret import RUN_SECRET_ENV
@@ -148,6 +150,26 @@ class HostPlace:
 
 
 @dataclass(frozen=True)
+class HostRun:
+    """A run on several hosts, as one of them supervises it."""
+
+    place: HostPlace
+    least: int  # smallest number of hosts
+    most: int  # number of hosts of the complete cluster
+    launch: Launch  # launches the processes of this host
+    # serves the store of a rendezvous on an address within a block, and yields the port
+    serve: Callable[[str], AbstractContextManager[int]]
+    fits: Callable[[int], bool]  # returns True if the recipe has a layout for this number of processes
+    # examines this host after a failure that it was to blame for, and returns what is wrong with it
+    examine: Callable[[], list[str]]
+    supervision: Supervision
+
+    @property
+    def folder(self) -> Path:
+        return self.supervision.run_dir / FOLDER
+
+
+@dataclass(frozen=True)
 class NewLeader:
     """Knowledge of a supervisor that becomes the leader."""
 
@@ -163,28 +185,15 @@ Lead = Callable[[NewLeader], None]
 
 
 class HostAgent:
-    """Supervisor of this host.
+    """Supervisor of this host; it calls ``lead`` on a thread if this host becomes the leader."""
 
-    It calls ``lead`` on a thread if this host becomes the leader. ``examine`` returns what is wrong with this host,
-    after a failure that it was to blame for.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        place: HostPlace,
-        launch: Launch,
-        beats: Path,
-        stops: SignalForwarder,
-        lead: Lead,
-        examine: Callable[[], list[str]],
-    ) -> None:
-        self._folder, self._place, self._launch, self._beats = folder, place, launch, beats
-        self._stops, self._lead, self._examine = stops, lead, examine
+    def __init__(self, run: HostRun, beats: Path, stops: SignalForwarder, lead: Lead) -> None:
+        self._run, self._folder, self._place = run, run.folder, run.place
+        self._beats, self._stops, self._lead = beats, stops, lead
         self._incarnation = secrets.token_hex(8)
-        self._table = HostTable(folder)
+        self._table = HostTable(run.folder)
         self._ranks: HostRanks | None = None
-        self._status: HostStatus | None = None
+        self._known: object = None  # what the status of this host said last, as far as a change is urgent
         self._count = 0
         self._published = self._written = -1.0
         self._findings: tuple[str, ...] = ()
@@ -286,7 +295,7 @@ class HostAgent:
         prober.set_targets({other: places[other] for other in neighbours(member.index, sorted(places))})
         if self._ranks is None and attempt.number not in self._started:
             self._started.add(attempt.number)
-            self._ranks = HostRanks(attempt, member, self._launch, self._beats)
+            self._ranks = HostRanks(attempt, member, self._run.launch, self._beats)
         if self._ranks is not None:
             self._ranks.follow(orders.instructions)
 
@@ -304,7 +313,7 @@ class HostAgent:
 
         def examine() -> None:
             while self._suspected == number:
-                self._findings = tuple(self._examine())
+                self._findings = tuple(self._run.examine())
                 if not self._findings:
                     self._examined = number
                     return
@@ -323,7 +332,7 @@ class HostAgent:
             tuple((state.code, state.stopped) for state in states),
             None if ranks is None else (ranks.number, ranks.done),
         )
-        if known == self._known() and now - self._published < _PUBLISH:
+        if known == self._known and now - self._published < _PUBLISH:
             return
         self._count += 1
         status = HostStatus(
@@ -353,15 +362,7 @@ class HostAgent:
                 raise LaunchError(f"{self._folder}: no status of this host could be written: {error}") from error
         else:
             self._written = now
-        self._status, self._published = status, now
-
-    def _known(self) -> object:
-        """Return what ``_publish`` compares, as it was written last."""
-        status = self._status
-        if status is None:
-            return None
-        states = tuple((state.code, state.stopped) for state in status.ranks)
-        return (status.signals, states, None if status.attempt is None else (status.attempt, status.done))
+        self._known, self._published = known, now
 
     # --- leadership ---------------------------------------------------------------------------------------------------
 

@@ -11,13 +11,14 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
+from hlat.launch.hosts.agent import HostRun
 from hlat.launch.hosts.network import can_connect
 from hlat.launch.hosts.records import AttemptOrder, HostMember, HostStatus, HostTable
 from hlat.launch.hosts.remote_ranks import Bulletin, HostLimits, RemoteRanks
+from hlat.launch.supervision.incidents import RunEvents
 from hlat.launch.supervision.running_ranks import RunningRanks
 from hlat.resilience import Failure
 from hlat.runtime.errors import MissingHostsError
@@ -33,48 +34,26 @@ _RETURNED = 10.0  # seconds between two looks at hosts that may have come back
 _SAVE_SIGNAL = 10  # SIGUSR1
 
 
-@dataclass(frozen=True)
-class Patience:
-    """Seconds to wait for hosts."""
-
-    first: float = 120.0  # for hosts above the smallest number, at the first attempt
-    again: float = 20.0  # the same after a failure
-    longest: float = 1800.0  # for the smallest number of hosts
-
-
-@dataclass(frozen=True)
-class ClusterSettings:
-    """Settings of attempts on several hosts."""
-
-    folder: Path
-    own: int  # number of this host
-    least: int  # smallest number of hosts
-    most: int  # number of hosts of the complete cluster
-    fits: Callable[[int], bool]  # returns True if the recipe has a layout for this number of processes
-    limits: HostLimits
-    serve: Callable[[str], Any]  # serves the store of a rendezvous on an address within a block, and yields the port
-    complain: Callable[[str], None]  # shows a message about a problem
-    event: Callable[..., None]  # records an event of the run, kind and fields
-    patience: Patience = Patience()  # seconds to wait for hosts
+_FIRST_PATIENCE = 120.0  # seconds to wait for hosts above the smallest number, at the first attempt
+_PATIENCE = 20.0  # the same after a failure
+_LONGEST_PATIENCE = 1800.0  # seconds to wait for the smallest number of hosts
 
 
 class ClusterAttempts:
-    """Attempts on several hosts, ordered by their leader; ``state`` is what an earlier leader has kept."""
+    """Attempts on several hosts, ordered by their leader; it goes on where the bulletin's first orders are."""
 
-    def __init__(
-        self,
-        settings: ClusterSettings,
-        table: HostTable,
-        bulletin: Bulletin,
-        launch: str,
-        state: Mapping[str, Any] | None,
-    ) -> None:
-        self._settings, self._table, self._bulletin = settings, table, bulletin
-        inherited = state or {"blamed": None, "excluded": []}
+    def __init__(self, run: HostRun, table: HostTable, bulletin: Bulletin) -> None:
+        self._run, self._table, self._bulletin = run, table, bulletin
+        voice = run.supervision.voice
+        self._complain = voice.complain
+        self.events = RunEvents(run.supervision.run_dir / "events.jsonl", lambda: True, voice.show_event)
+        orders = bulletin.orders
+        inherited = orders.state.get("attempts") or {"blamed": None, "excluded": []}
         self._blamed: int | None = inherited["blamed"]
         self._excluded: set[int] = set(inherited["excluded"])
-        self._launch, self._adopted = launch, bulletin.attempt
-        self._is_first, self._number = state is None, bulletin.first_number
+        self._launch, self._adopted = orders.launch, orders.attempt
+        self._is_first, self._number = "attempts" not in orders.state, bulletin.first_number
+        self._limits = HostLimits.of(run.supervision.recovery.hang_seconds)
         self._state: Mapping[str, Any] = {}
         self._members: tuple[HostMember, ...] = () if self._adopted is None else self._adopted.members
         self._regroups = False
@@ -89,23 +68,22 @@ class ClusterAttempts:
         if self._adopted is not None:  # the attempt of an earlier leader goes on: its hosts are there
             return
         begin = reminded = time.monotonic()
-        patience = self._settings.patience
         while not is_stopped():
             self._table.refresh()
             self._bulletin.check()
             waited = time.monotonic() - begin
-            short = waited < (patience.first if self._is_first else patience.again)
+            short = waited < (_FIRST_PATIENCE if self._is_first else _PATIENCE)
             ready = self._ready()
-            if len(ready) >= self._settings.most - len(self._excluded) or not short:
-                members = self._choose(list(ready.values()))
+            if len(ready) >= self._run.most - len(self._excluded) or not short:
+                members = self._fitting([_as_member(status) for status in ready.values()])
                 if members:
                     self._settle(members)
                     return
-            if waited > patience.longest:
-                raise MissingHostsError(f"{self._missing(ready)} within {patience.longest / 60:g} minutes.")
+            if waited > _LONGEST_PATIENCE:
+                raise MissingHostsError(f"{self._missing(ready)} within {_LONGEST_PATIENCE / 60:g} minutes.")
             if time.monotonic() - reminded > _REMINDER:
                 reminded = time.monotonic()
-                self._settings.complain(f"waiting for hosts: {self._missing(ready)}")
+                self._complain(f"waiting for hosts: {self._missing(ready)}")
             time.sleep(_POLL)
 
     @contextmanager
@@ -116,11 +94,11 @@ class ClusterAttempts:
             yield self._watch(attempt)
             self._bulletin.end()
             return
-        own = next(status for index, status in self._living().items() if index == self._settings.own)
+        own = next(status for index, status in self._living().items() if index == self._run.place.index)
         # The deadline is on the clock of this host: others get the seconds that are left.
         variables = {name: text for name, text in environment.items() if name != DEADLINE_ENV}
         deadline = float(environment[DEADLINE_ENV]) - machine_clock() if DEADLINE_ENV in environment else None
-        with self._settings.serve(own.address) as port:
+        with self._run.serve(own.address) as port:
             self._number, self._is_first = self._number + 1, False
             secret = secrets.token_hex(32)
             attempt = AttemptOrder(
@@ -159,9 +137,9 @@ class ClusterAttempts:
 
     def _watch(self, attempt: AttemptOrder) -> RunningRanks:
         self._next_look = time.monotonic() + _RETURNED
-        is_complete = len(attempt.members) >= self._settings.most
+        is_complete = len(attempt.members) >= self._run.most
         look = None if is_complete else self._look_for_returned
-        return RemoteRanks(attempt, self._table, self._bulletin, self._settings.limits, look)
+        return RemoteRanks(attempt, self._table, self._bulletin, self._limits, look)
 
     def _look_for_returned(self, ranks: RemoteRanks) -> None:
         """Ask an attempt to save and stop once hosts are back with which the run could go on."""
@@ -177,8 +155,8 @@ class ClusterAttempts:
             return
         self._regroups = True
         names = ", ".join(status.name for status in back)
-        self._settings.complain(f"host {names} is back: saving, to go on with it")
-        self._settings.event("hosts_returned", hosts=[status.name for status in back])
+        self._complain(f"host {names} is back: saving, to go on with it")
+        self.events.event("hosts_returned", hosts=[status.name for status in back])
         ranks.send(list(ranks.ranks), _SAVE_SIGNAL)
 
     def _living(self) -> dict[int, HostStatus]:
@@ -199,14 +177,11 @@ class ClusterAttempts:
         reached = can_connect(targets, _CONNECT)
         return {index: status for index, status in idle.items() if (status.address, status.port) in reached}
 
-    def _choose(self, ready: Sequence[HostStatus]) -> list[HostMember]:
-        return self._fitting([_as_member(status) for status in ready])
-
     def _fitting(self, members: Sequence[HostMember]) -> list[HostMember]:
         """Return as many of the hosts as the recipe has a layout for; none if these are too few."""
-        for count in range(min(len(members), self._settings.most), self._settings.least - 1, -1):
+        for count in range(min(len(members), self._run.most), self._run.least - 1, -1):
             chosen = sorted(members, key=lambda member: member.index)[:count]
-            if self._settings.fits(sum(member.nproc for member in chosen)):
+            if self._run.fits(sum(member.nproc for member in chosen)):
                 return chosen
         return []
 
@@ -214,8 +189,7 @@ class ClusterAttempts:
         placed: list[HostMember] = []
         for member in members:
             first = placed[-1].ranks.stop if placed else 0
-            fields = (member.index, member.incarnation, member.name, member.address, member.port)
-            placed.append(HostMember(*fields, first, member.nproc))
+            placed.append(replace(member, first_rank=first))
         return tuple(placed)
 
     def _settle(self, members: Sequence[HostMember]) -> None:
@@ -224,8 +198,8 @@ class ClusterAttempts:
         now = [member.name for member in self._members]
         if now != before:
             processes, hosts = plural(self.world, "process"), plural(len(now), "host")
-            self._settings.complain(f"the run has {processes} on {hosts}: {', '.join(now)}")
-            self._settings.event("hosts", hosts=now, world=self.world)
+            self._complain(f"the run has {processes} on {hosts}: {', '.join(now)}")
+            self.events.event("hosts", hosts=now, world=self.world)
 
     def _missing(self, ready: Mapping[int, HostStatus]) -> str:
         reasons = []
@@ -237,9 +211,8 @@ class ClusterAttempts:
                 silent = f"it does not answer at {status.address} port {status.port}"
                 reason = "; ".join(status.findings) or status.link or busy or silent
                 reasons.append(f"{status.name}: {reason}")
-        wanted = self._settings.least if self._settings.least == self._settings.most else f"{self._settings.least} to"
-        more = f" {self._settings.most}" if isinstance(wanted, str) else ""
-        text = f"{len(ready)} of {wanted}{more} hosts are ready"
+        range_start = "" if self._run.least == self._run.most else f"{self._run.least} to "
+        text = f"{len(ready)} of {range_start}{self._run.most} hosts are ready"
         return text if not reasons else f"{text} ({'; '.join(reasons)})"
 
 

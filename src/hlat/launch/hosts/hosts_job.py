@@ -11,28 +11,21 @@ signals that any of the supervisors has received --ClusterStops--> the run is as
 """
 
 import os
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from hlat.config import Recipe
-from hlat.launch.hosts.agent import HostAgent, HostPlace, Launch, NewLeader
-from hlat.launch.hosts.cluster_attempts import ClusterAttempts, ClusterSettings
-from hlat.launch.hosts.records import FOLDER, AttemptOrder, HostStatus, NotLeaderError, Orders, read_orders
-from hlat.launch.hosts.remote_ranks import Bulletin, HostLimits
+from hlat.launch.hosts.agent import HostAgent, HostPlace, HostRun, NewLeader
+from hlat.launch.hosts.cluster_attempts import ClusterAttempts
+from hlat.launch.hosts.records import AttemptOrder, HostStatus, NotLeaderError, Orders, read_orders
+from hlat.launch.hosts.remote_ranks import Bulletin
 from hlat.launch.local_processes import ProcessSet, RankPlaces
-from hlat.launch.metrics_process import metrics_server
 from hlat.launch.preflight.examination import check_before_restart
-from hlat.launch.start_checks import Here
-from hlat.launch.start_examination import check_extensions, load_and_check
-from hlat.launch.supervision.incidents import RunEvents
-from hlat.launch.supervision.running_ranks import SignalForwarder
-from hlat.launch.supervision.supervisor import Supervision, Supervisor
-from hlat.launch.training_job import SupervisionOptions, TrainingJob, fits
-from hlat.resilience import heartbeat_root
+from hlat.launch.supervision.supervisor import Supervisor, Voice, heard_and_observed
+from hlat.launch.training_job import TrainingJob, accepted_run, fits, parse_range
 from hlat.runtime.distributed.addresses import address_of, is_loopback, resolve_addresses
 from hlat.runtime.errors import HlatError, LaunchError, StorageError
 from hlat.runtime.process import host_name
@@ -57,7 +50,11 @@ class HostOptions:
     def resolve(self, nproc: int, environment: Mapping[str, str] = os.environ) -> tuple[int, int, HostPlace]:
         """Return the smallest and largest number of hosts, and this host; LaunchError lists every problem."""
         problems: list[str] = []
-        least, most = _parse_nodes(str(self.nodes), problems)
+        try:
+            least, most = parse_range("--nodes", str(self.nodes), "hosts", "3:4")
+        except LaunchError as error:
+            least, most = 0, 0
+            problems.append(str(error))
         node = self._number(environment, problems)
         if node is not None and most and not 0 <= node < most:
             problems.append(f"--node {node}: with --nodes {self.nodes} it is between 0 and {most - 1}.")
@@ -92,19 +89,8 @@ class HostOptions:
         return found
 
 
-def supervise_on_hosts(
-    job: TrainingJob, options: SupervisionOptions, hosts: HostOptions, ready: Callable[[Recipe], None]
-) -> int:
-    """Train a job in processes of this host and others, and restart it on all of them after failures.
-
-    Args:
-        job: the job.
-        options: ``most`` is the number of processes of this host; and where messages go.
-        hosts: hosts of the run.
-        ready: called with the recipe when it has been accepted, before any process starts.
-
-    Returns:
-        The exit code of the command.
+def supervise_on_hosts(job: TrainingJob, nproc: int, hosts: HostOptions, voice: Voice) -> int:
+    """Train a job in ``nproc`` processes of this host and in others, restarted together; return the exit code.
 
     Raises:
         RecipeError: with every problem of the recipe, or of a component of another package.
@@ -112,49 +98,16 @@ def supervise_on_hosts(
         MissingHostsError: too few hosts have come.
         StorageError: the folder of the run cannot be written.
     """
-    least, most, place = hosts.resolve(options.most)
-    world = most * options.most
-    report = load_and_check(partial(job.load, world), Here(options.most, world, stores=False), forked=True)
-    recipe = report.recipe
-    ready(recipe)
-    for note in report.notes:
-        options.say(f"warning: {note}")
-    check_extensions(recipe)
-    with metrics_server(recipe, options.say) as observe:
-        run = HostRun(
-            place=place,
-            least=least,
-            most=most,
-            launch=partial(_launch_ranks, job, options.show),
-            serve=_serve_store,
-            fits=partial(fits, job),
-            examine=partial(_examine_host, recipe, options.most),
-            settings=Supervision(
-                recipe.run_dir,
-                recipe.recovery,
-                options.complain,
-                options.say,
-                options.failed,
-                options.show_event,
-                options.show_start,
-            ),
-            observe=observe,
-        )
-        return supervise_host(run)
+    least, most, place = hosts.resolve(nproc)
 
+    def launch(places: RankPlaces, environment: Mapping[str, str], folder: Path) -> AbstractContextManager[ProcessSet]:
+        from hlat.launch.multiprocess_launcher import hlat_command, launch_ranks  # noqa: PLC0415  (imports torch)
 
-@contextmanager
-def _launch_ranks(
-    job: TrainingJob,
-    show: Callable[[str], None] | None,
-    places: RankPlaces,
-    environment: Mapping[str, str],
-    folder: Path,
-) -> Iterator[ProcessSet]:
-    from hlat.launch.multiprocess_launcher import hlat_command, launch_ranks  # noqa: PLC0415  (imports torch)
+        return launch_ranks(hlat_command(job.arguments()), places, environment, folder, voice.show)
 
-    with launch_ranks(hlat_command(job.arguments()), places, environment, folder, show) as workers:
-        yield workers
+    with accepted_run(job, nproc, most * nproc, voice, all_notes=True) as (recipe, run):
+        examine = partial(_examine_host, recipe, nproc)
+        return supervise_host(HostRun(place, least, most, launch, _serve_store, partial(fits, job), examine, run))
 
 
 def _examine_host(recipe: Recipe, nproc: int) -> list[str]:
@@ -163,103 +116,54 @@ def _examine_host(recipe: Recipe, nproc: int) -> list[str]:
     return [str(finding) for finding in findings if not finding.is_warning]
 
 
-@contextmanager
-def _serve_store(address: str) -> Iterator[int]:
+def _serve_store(address: str) -> AbstractContextManager[int]:
     from hlat.launch.multiprocess_launcher import open_store  # noqa: PLC0415  (imports torch)
 
-    with open_store(address) as port:
-        yield port
-
-
-def _parse_nodes(text: str, problems: list[str]) -> tuple[int, int]:
-    low, colon, high = text.partition(":")
-    least, most = (int(part) if part.isascii() and part.isdigit() else 0 for part in (low, high if colon else low))
-    if not 1 <= least <= most:
-        problems.append(f"--nodes {text}: expected a number of hosts, 1 or more, or a range as in 3:4.")
-        return 0, 0
-    return least, most
+    return open_store(address)
 
 
 _ALIVE_SECONDS = 10.0  # seconds of silence up to which the signals of a host count
 
 
-@dataclass(frozen=True)
-class HostRun:
-    """A run on several hosts, as one of them supervises it."""
-
-    place: HostPlace
-    least: int  # smallest number of hosts
-    most: int  # number of hosts of the complete cluster
-    launch: Launch  # launches the processes of this host
-    # serves the store of a rendezvous on an address within a block, and yields the port
-    serve: Callable[[str], AbstractContextManager[int]]
-    fits: Callable[[int], bool]  # returns True if the recipe has a layout for this number of processes
-    # examines this host after a failure that it was to blame for, and returns what is wrong with it
-    examine: Callable[[], list[str]]
-    settings: Supervision
-    # context of the run, with the folder of heartbeats and of the account of goodput
-    observe: Callable[[Path], AbstractContextManager[None]]
-
-
 def supervise_host(run: HostRun) -> int:
     """Supervise this host's processes until the run has ended; exit code and errors as ``supervise_on_hosts``."""
-    folder = run.settings.run_dir / FOLDER
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        run.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        message = f"run.dir {run.settings.run_dir}: cannot be written: {error.strerror}."
+        message = f"run.dir {run.supervision.run_dir}: cannot be written: {error.strerror}."
         raise StorageError(f"{message} Give one on a file system that all hosts share.") from error
-    with (
-        SignalForwarder() as stops,
-        tempfile.TemporaryDirectory(prefix="hlat-", dir=heartbeat_root()) as name,
-        run.observe(Path(name)),
-    ):
-        lead = partial(_lead, run, folder, Path(name))
-        agent = HostAgent(folder, run.place, run.launch, Path(name), stops, lead, run.examine)
-        return agent.run()
+    with heard_and_observed(run.supervision) as (stops, beats):
+        return HostAgent(run, beats, stops, partial(_lead, run, beats)).run()
 
 
-def _lead(run: HostRun, folder: Path, beats: Path, candidate: NewLeader) -> None:
+def _lead(run: HostRun, beats: Path, candidate: NewLeader) -> None:
     """Lead the hosts: supervise the run as on one machine, with processes that are elsewhere."""
-    earlier, attempt = _inheritance(folder, candidate)
-    table = candidate.table
+    earlier, attempt = _inheritance(run.folder, candidate)
+    table, complain = candidate.table, run.supervision.voice.complain
     try:
-        limits = HostLimits.of(run.settings.recovery.hang_seconds)
-        events = RunEvents(run.settings.run_dir / "events.jsonl", lambda: True, run.settings.show_event)
-        settings = ClusterSettings(
-            folder,
-            run.place.index,
-            run.least,
-            run.most,
-            run.fits,
-            limits,
-            run.serve,
-            run.settings.complain,
-            events.event,
-        )
         first = Orders(candidate.term, run.place.index, candidate.incarnation, candidate.incarnation)
         if earlier is not None:
             first = replace(
                 first, launch=earlier.launch, attempt=attempt, suspects=earlier.suspects, state=earlier.state
             )
-        bulletin = Bulletin(folder, first)
+        bulletin = Bulletin(run.folder, first)
+        attempts = ClusterAttempts(run, table, bulletin)
         if earlier is not None:
-            run.settings.complain(f"host {run.place.index} leads now: the host that led gives no sign of life")
-            events.event("leader", host=host_name())
-        attempts = ClusterAttempts(settings, table, bulletin, first.launch, first.state.get("attempts"))
+            complain(f"host {run.place.index} leads now: the host that led gives no sign of life")
+            attempts.events.event("leader", host=host_name())
         stops = ClusterStops(lambda: table.living(_ALIVE_SECONDS))
         inherited = first.state.get("supervision")
         if inherited is not None and attempt is not None:  # it is counted once more when it is taken over
             inherited = inherited | {"count": inherited["count"] - 1}
-        supervisor = Supervisor(run.settings, attempts, stops, beats, inherited, candidate.attempt_age)
+        supervisor = Supervisor(run.supervision, attempts, stops, beats, inherited, candidate.attempt_age)
         try:
             code = supervisor.run()
         except HlatError as error:
-            run.settings.complain(f"error: {error}")
+            complain(f"error: {error}")
             code = error.exit_code
         bulletin.finish(code)
     except NotLeaderError:
-        run.settings.complain(f"host {run.place.index} leads no longer: another host has taken over")
+        complain(f"host {run.place.index} leads no longer: another host has taken over")
 
 
 def _inheritance(folder: Path, candidate: NewLeader) -> tuple[Orders | None, AttemptOrder | None]:

@@ -46,8 +46,8 @@ class Bulletin:
         self._write(orders)
 
     @property
-    def attempt(self) -> AttemptOrder | None:
-        return self._orders.attempt
+    def orders(self) -> Orders:
+        return self._orders
 
     @property
     def first_number(self) -> int:

@@ -12,16 +12,17 @@ process does not import torch.
 
 import fcntl
 import os
+import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from hlat.config import Recipe
-from hlat.launch.preflight.health_check import Facts
+from hlat.launch.preflight.health_check import Facts, Stage
 from hlat.launch.preflight.judgement import (
     CHECKS,
     Finding,
@@ -35,7 +36,7 @@ from hlat.launch.preflight.judgement import (
 )
 from hlat.launch.preflight.meeting import LinkServer, Meeting, existing_part, meet, remove_if_empty
 from hlat.launch.preflight.rank_checks import axis_groups
-from hlat.launch.preflight.rank_processes import RankProcesses, new_secret, rank_command
+from hlat.launch.preflight.rank_processes import RankProcesses, rank_command
 from hlat.launch.preflight.request import HostTools, HostView, Peer, PreflightOptions, PreflightRequest, make_request
 from hlat.runtime.distributed.addresses import own_addresses
 from hlat.runtime.distributed.run_secret import RUN_SECRET_ENV
@@ -58,7 +59,7 @@ class _Examination:
         self._request, self._tools, self._command = request, tools, command
         self._began = time.monotonic()
         self._gathered = Gathered({request.node: request.name}, request.nproc, links=_published_links(request))
-        self._limit = request.patience
+        self._limit = request.options.patience
         self._kept = existing_part(request.run_dir)  # the rest of the path is removed at the end
 
     def run(self) -> PreflightReport:
@@ -81,15 +82,16 @@ class _Examination:
 
     def _listen(self, stack: ExitStack) -> tuple[HostView, Peer]:
         """Listen on the address of this host; return its place, and how others reach it."""
-        request, address, error, port, token = self._request, "", "", 0, ""
+        request, options = self._request, self._request.options
+        address, error, port, token = "", "", 0, ""
         try:
             address = request.listen_address()
-            server = LinkServer(address, request.port, self._tools.clock)
+            server = LinkServer(address, options.port, self._tools.clock)
             stack.callback(server.close)
             port, token = server.port, server.token
         except OSError as failure:
-            error = f"cannot listen on {request.address or address or socket.gethostname()}"
-            error += f", port {request.port}" if request.port else ""
+            error = f"cannot listen on {options.address or address or socket.gethostname()}"
+            error += f", port {options.port}" if options.port else ""
             error += f": {failure.strerror or failure}"
         addresses = tuple(found for each in own_addresses().values() for found in each)
         peer = Peer(request.name, socket.gethostname(), address, addresses, port, token)
@@ -98,15 +100,10 @@ class _Examination:
     def _ask_alone(self, ranks: RankProcesses) -> list[Facts]:
         """Facts of each rank process by module; its needs, and trouble if it died or did not answer."""
         request = self._request
-        orders: list[dict[str, Any]] = [
-            {"order": "alone", "local_rank": local, "nproc": request.nproc, "device": request.device}
-            | {"rank": request.node * request.nproc + local, "modules": modules_of("rank"), "world": request.world}
-            for local in range(request.nproc)
-        ]
+        orders = [_order_alone(request, local, modules_of("rank")) for local in range(request.nproc)]
         if request.recipe is not None and request.node == 0:
             orders[0]["recipe"] = request.recipe.model_dump(mode="json")
-        answers = ranks.ask(orders, self._limit)
-        return [facts_by_module(found, ranks.end_of(local), self._limit) for local, found in enumerate(answers)]
+        return _ask(ranks, orders, self._limit)
 
     def _partial(self, facts: dict[str, Facts], error: Exception) -> PreflightReport:
         """Report about this host alone: it could not meet the others."""
@@ -163,7 +160,7 @@ class _Examination:
         reports = meeting.gather("measured", peers)
         for node in peers:
             if node in reports:
-                self._add_measured(node, reports[node])
+                self._add(node, reports[node], node * self._request.nproc, "rank")
             else:
                 self._miss(node, "it did not report in time")
         members = [node for node in peers if node in reports]
@@ -185,7 +182,7 @@ class _Examination:
         world = len(members) * request.nproc
         variables = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": request.nproc, "GROUP_RANK": request.node}
         variables |= {"MASTER_ADDR": admission["address"], "MASTER_PORT": admission["port"]}
-        secret = {RUN_SECRET_ENV: new_secret()} if meeting.folder is None else {}
+        secret = {RUN_SECRET_ENV: secrets.token_hex(32)} if meeting.folder is None else {}
         orders = [
             {
                 "order": "together",
@@ -201,8 +198,7 @@ class _Examination:
             }
             for local in range(request.nproc)
         ]
-        answers = ranks.ask(orders, self._limit)
-        found = [facts_by_module(each, ranks.end_of(local), self._limit) for local, each in enumerate(answers)]
+        found = _ask(ranks, orders, self._limit)
         again = any(each["trouble"] or each["broken"] for each in found)
         # A network that broke meanwhile explains why processes failed or hung.
         connections = [check for check in checks_of("peers") if check.name == "connections"] if again else []
@@ -212,7 +208,7 @@ class _Examination:
         reports = meeting.gather("together", members)
         for node in members:
             if node in reports:
-                self._add_together(node, reports[node])
+                self._add(node, reports[node], reports[node]["first"], "together")
             else:
                 self._miss(node, "it stopped reporting while processes communicated")
         self._blame_hang(reports)
@@ -225,16 +221,10 @@ class _Examination:
         self._gathered.hosts.setdefault(node, self._request.name_of(node))
         self._gathered.add_trouble("sign-of-life", node, None, f"no sign of life: {why}")
 
-    def _add_measured(self, node: int, report: Facts) -> None:
+    def _add(self, node: int, report: Facts, first: int, stage: Stage) -> None:
         self._gathered.add_host(node, report["facts"])
-        for local, found in enumerate(report["ranks"]):
-            rank = node * self._request.nproc + local
-            self._gathered.add_rank(node, rank, found, "rank")
-
-    def _add_together(self, node: int, report: Facts) -> None:
-        self._gathered.add_host(node, report["facts"])
-        for local, found in enumerate(report["ranks"]):
-            self._gathered.add_rank(node, report["first"] + local, found, "together")
+        for rank, found in enumerate(report["ranks"], first):
+            self._gathered.add_rank(node, rank, found, stage)
 
     def _blame_hang(self, reports: dict[int, Facts]) -> None:
         """Blame processes that came least far, if processes did not finish: the others wait for them."""
@@ -250,6 +240,18 @@ class _Examination:
             if found["progress"] == least:
                 why = found["broken"] or found["trouble"] or "it was the first to stop"
                 self._gathered.add_trouble("collectives-finish", node, rank, f"{found['last']}: {why}")
+
+
+def _order_alone(request: PreflightRequest, local: int, modules: Sequence[str]) -> dict[str, Any]:
+    """Order for a process of this host to measure without the others."""
+    rank = request.node * request.nproc + local
+    order = {"order": "alone", "local_rank": local, "rank": rank, "nproc": request.nproc, "world": request.world}
+    return order | {"device": request.device, "modules": modules}
+
+
+def _ask(ranks: RankProcesses, orders: Sequence[Mapping[str, Any]], seconds: float) -> list[Facts]:
+    answers = ranks.ask(orders, seconds)
+    return [facts_by_module(found, ranks.end_of(local), seconds) for local, found in enumerate(answers)]
 
 
 class _HostLost(Exception):
@@ -314,12 +316,6 @@ def _examine_devices(
     gathered: Gathered, processes: RankProcesses, ranks: range, request: PreflightRequest, seconds: float
 ) -> None:
     """Examine the devices of some ranks, each in one of the processes."""
-    modules = modules_of("rank", quick=True)
-    orders = [
-        {"order": "alone", "local_rank": rank, "rank": rank, "nproc": request.nproc, "world": request.nproc}
-        | {"device": request.device, "modules": modules}
-        for rank in ranks
-    ]
-    for index, answers in enumerate(processes.ask(orders, seconds)):
-        found = facts_by_module(answers, processes.end_of(index), seconds)
-        gathered.add_rank(0, ranks[index], found, "rank")
+    orders = [_order_alone(request, rank, modules_of("rank", quick=True)) for rank in ranks]
+    for rank, found in zip(ranks, _ask(processes, orders, seconds), strict=True):
+        gathered.add_rank(0, rank, found, "rank")

@@ -120,6 +120,11 @@ def culprits(pairs: Mapping[tuple[int, int], bool]) -> list[int]:
     return sorted(found)
 
 
+def judge_wrong(evidence: Evidence) -> Iterator[Symptom]:
+    """Find the places whose measurement says itself what is wrong."""
+    yield from (Symptom(case.node, case.facts["wrong"]) for case in evidence.cases if case.facts["wrong"])
+
+
 def _judge_trouble(evidence: Evidence) -> Iterator[Symptom]:
     for case in evidence.cases:
         yield Symptom(case.node, case.facts["trouble"], case.rank)

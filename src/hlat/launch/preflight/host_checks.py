@@ -9,7 +9,16 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from hlat.launch.preflight.health_check import Evidence, Facts, HealthCheck, Symptom, culprits, gibibytes, megabytes
+from hlat.launch.preflight.health_check import (
+    Evidence,
+    Facts,
+    HealthCheck,
+    Symptom,
+    culprits,
+    gibibytes,
+    judge_wrong,
+    megabytes,
+)
 from hlat.launch.preflight.meeting import ask_time, connect, measure_rate
 from hlat.launch.preflight.request import HostView, Peer
 from hlat.runtime.terminal import plural
@@ -109,10 +118,6 @@ _SLOWEST_LINK = 40e6
 
 def _measure_listening(place: HostView) -> Facts:
     return {"wrong": place.listen_error}
-
-
-def _judge_listening(evidence: Evidence) -> Iterator[Symptom]:
-    yield from (Symptom(case.node, case.facts["wrong"]) for case in evidence.cases if case.facts["wrong"])
 
 
 def _measure_names(place: HostView) -> Facts:
@@ -218,7 +223,7 @@ NETWORK_CHECKS = (
         "Give an address of this host (--address; `ip address` lists them), or set GLOO_SOCKET_IFNAME to its "
         "interface; choose a port that no other program uses (--port).",
         measure=_measure_listening,
-        judge=_judge_listening,
+        judge=judge_wrong,
     ),
     HealthCheck(
         "HD23",

@@ -6,7 +6,6 @@ RankProcesses(command, count) --ask: orders, a line of JSON each--> ``rank_progr
 
 import json
 import os
-import secrets
 import selectors
 import signal
 import subprocess
@@ -108,11 +107,6 @@ class RankProcesses:
                 with suppress(OSError):
                     if stream is not None:
                         stream.close()
-
-
-def new_secret() -> str:
-    """Draw the secret with which processes of one host recognise each other."""
-    return secrets.token_hex(32)
 
 
 def _start(command: Sequence[str], environment: Mapping[str, str]) -> _RankProcess:

@@ -90,48 +90,6 @@ _SLURM_SECONDS = 10.0  # to wait for scontrol
 
 
 @dataclass(frozen=True)
-class PreflightRequest:
-    """Subject of a preflight, as this host sees it."""
-
-    run_dir: Path  # folder of the run, or the folder to examine without a recipe
-    recipe: Recipe | None = None  # recipe of the run; None examines the machines alone
-    recipe_error: str = ""  # problems of the recipe on this host; empty if there are none
-    nproc: int = 1
-    nodes: int = 1
-    node: int = 0
-    name: str = ""  # name of this host in the report
-    names: tuple[str, ...] = ()  # names of all hosts, as far as they are known before they report
-    address: str | None = None  # address on which this host listens; None for the default
-    port: int = 0  # port on which it listens; 0 for any free one
-    cluster: Cluster | None = None  # machines of this kind, from the hardware catalog; None if unknown
-    patience: float = 60.0  # seconds to wait for other hosts and for collectives
-
-    @property
-    def world(self) -> int:
-        return self.nodes * self.nproc
-
-    @property
-    def device(self) -> str:
-        """Device type to examine, as ``run.device`` has it."""
-        return "auto" if self.recipe is None else self.recipe.run.device
-
-    def listen_address(self) -> str:
-        """Address to listen on: given, of the interface for collectives, or of the host's name; OSError if unknown."""
-        if self.address is not None:
-            return resolve_addresses(self.address)[0]
-        if os.environ.get(_INTERFACE_ENV):
-            interface = os.environ[_INTERFACE_ENV].split(",")[0]
-            if (found := address_of(interface)) is None:
-                raise OSError(f"the network interface {interface} has no address here")
-            return found
-        return _LOOPBACK if self.nodes == 1 else resolve_addresses(socket.gethostname())[0]
-
-    def name_of(self, node: int) -> str:
-        """Return the name of a host that has not reported yet."""
-        return self.names[node] if node < len(self.names) else f"host {node}"
-
-
-@dataclass(frozen=True)
 class PreflightOptions:
     """Options of ``hlat doctor`` about the hosts; None takes the value from the environment.
 
@@ -165,6 +123,46 @@ class PreflightOptions:
         values = {"--nproc": self.nproc, "--run-dir": folder, "--instance": self.instance, "--hardware": self.hardware}
         values |= {"--port": self.port or None, "--wait": f"{self.patience:g}"}
         return [word for option, value in values.items() if value is not None for word in (option, str(value))]
+
+
+@dataclass(frozen=True)
+class PreflightRequest:
+    """Subject of a preflight, as this host sees it: the options, and what the environment and the recipe add."""
+
+    options: PreflightOptions
+    run_dir: Path  # folder of the run, or the folder to examine without a recipe
+    recipe: Recipe | None  # recipe of the run; None examines the machines alone
+    recipe_error: str  # problems of the recipe on this host; empty if there are none
+    nproc: int
+    nodes: int
+    node: int
+    name: str  # name of this host in the report
+    names: tuple[str, ...]  # names of all hosts, as far as they are known before they report
+    cluster: Cluster | None  # machines of this kind, from the hardware catalog; None if unknown
+
+    @property
+    def world(self) -> int:
+        return self.nodes * self.nproc
+
+    @property
+    def device(self) -> str:
+        """Device type to examine, as ``run.device`` has it."""
+        return "auto" if self.recipe is None else self.recipe.run.device
+
+    def listen_address(self) -> str:
+        """Address to listen on: given, of the interface for collectives, or of the host's name; OSError if unknown."""
+        if self.options.address is not None:
+            return resolve_addresses(self.options.address)[0]
+        if os.environ.get(_INTERFACE_ENV):
+            interface = os.environ[_INTERFACE_ENV].split(",")[0]
+            if (found := address_of(interface)) is None:
+                raise OSError(f"the network interface {interface} has no address here")
+            return found
+        return _LOOPBACK if self.nodes == 1 else resolve_addresses(socket.gethostname())[0]
+
+    def name_of(self, node: int) -> str:
+        """Return the name of a host that has not reported yet."""
+        return self.names[node] if node < len(self.names) else f"host {node}"
 
 
 def make_request(
@@ -202,6 +200,7 @@ def make_request(
     found, error = _load_recipe(recipe, overrides, nodes * nproc, node)
     folder = found.run_dir if found is not None else options.run_dir or Path.cwd()
     return PreflightRequest(
+        options,
         folder.absolute(),
         found,
         error,
@@ -210,10 +209,7 @@ def make_request(
         node,
         options.name or environment.get("SLURMD_NODENAME") or socket.gethostname(),
         _slurm_names(nodes, environment),
-        options.address,
-        options.port,
         cluster,
-        options.patience,
     )
 
 

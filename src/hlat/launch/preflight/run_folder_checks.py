@@ -20,7 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from hlat.launch.preflight.health_check import Evidence, Facts, HealthCheck, Symptom, gibibytes, megabytes
+from hlat.launch.preflight.health_check import Evidence, Facts, HealthCheck, Symptom, gibibytes, judge_wrong, megabytes
 from hlat.launch.preflight.request import HostView
 from hlat.resilience import heartbeat_root, read_heartbeat, read_heartbeat_run_id
 from hlat.runtime.process import is_running
@@ -115,10 +115,6 @@ def _measure_locks(place: HostView) -> Facts:
         return {"wrong": f"files cannot be locked (flock): {error.strerror}"}
 
 
-def _judge_locks(evidence: Evidence) -> Iterator[Symptom]:
-    yield from (Symptom(case.node, case.facts["wrong"]) for case in evidence.cases if case.facts["wrong"])
-
-
 def _measure_speed(place: HostView) -> Facts:
     try:
         with _scratch(place.request.run_dir) as folder:
@@ -184,7 +180,7 @@ RUN_FOLDER_CHECKS = (
         "host",
         "Mount the file system with locks (NFS: without nolock; Lustre: with flock), or choose another run.dir.",
         measure=_measure_locks,
-        judge=_judge_locks,
+        judge=judge_wrong,
         after=("run-folder-writable",),
         is_quick=True,
     ),
@@ -205,7 +201,7 @@ RUN_FOLDER_CHECKS = (
         "Set run.dir to a folder on a file system that all hosts mount under the same path, with locks that work "
         "across hosts (NFS: without local_lock; Lustre: with flock, not localflock).",
         measure=_measure_sharing,
-        judge=_judge_locks,
+        judge=judge_wrong,
         after=("run-folder-locks",),
     ),
 )

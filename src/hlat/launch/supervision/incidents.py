@@ -18,7 +18,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,10 @@ class ObservedHang:
         who = f"rank {hang.ranks[0]} hangs" if alone else f"ranks {', '.join(map(str, hang.ranks))} hang"
         text = f"{who} in {hang.phase} of step {hang.step} for {hang.seconds:.0f} s: {hang.why}"
         return text if self.file is None else f"{text}\nevery rank's stacks: {self.file}"
+
+    def event_fields(self) -> dict[str, Any]:
+        stacks = None if self.file is None else str(self.file)
+        return {"rank": self.hang.ranks[0], **asdict(self.hang), "stack": self.stack, "stacks": stacks}
 
 
 @dataclass(frozen=True)
@@ -114,17 +118,18 @@ class RunMonitor:
 
     def _describe(self, hang: Hang, beats: list[HeartbeatReading]) -> ObservedHang:
         texts = self._workers.stacks()
+        stack = main_thread_stack(texts.get(hang.ranks[0], ""))
         file = log_path(self._run_dir, 0).with_name(f"hang-step-{hang.step:08d}.txt")
         content = "\n\n".join(f"{_describe_heartbeat(beat)}\n{texts.get(beat.rank, '')}" for beat in beats) + "\n\n"
         if not self._observers.folder_is_ours():
-            return ObservedHang(hang, main_thread_stack(texts.get(hang.ranks[0], "")), None)
+            return ObservedHang(hang, stack, None)
         try:
             file.parent.mkdir(exist_ok=True)
             with file.open("a", encoding="utf-8") as log:  # the same step may have hung in an earlier attempt
                 log.write(content)
         except OSError:  # code that needs the disk will report its error
-            return ObservedHang(hang, main_thread_stack(texts.get(hang.ranks[0], "")), None)
-        return ObservedHang(hang, main_thread_stack(texts.get(hang.ranks[0], "")), file)
+            return ObservedHang(hang, stack, None)
+        return ObservedHang(hang, stack, file)
 
 
 def _describe_heartbeat(beat: HeartbeatReading) -> str:
@@ -282,21 +287,9 @@ class RunEvents:
         decision: RestartDecision | None,
     ) -> None:
         """Record why an attempt ended, and the decision: None if the run had been asked to stop."""
-        if observed is not None:
-            hang = observed.hang
-            self.event(
-                "hang",
-                rank=hang.ranks[0],
-                ranks=hang.ranks,
-                phase=hang.phase,
-                step=hang.step,
-                seconds=hang.seconds,
-                why=hang.why,
-                stack=observed.stack,
-                stacks=None if observed.file is None else str(observed.file),
-            )
         step, phase = (beat.current_step, beat.phase) if beat is not None else (None, None)
         if observed is not None:
+            self.event("hang", **observed.event_fields())
             step, phase = observed.hang.step, observed.hang.phase
         self.event(
             "incident",

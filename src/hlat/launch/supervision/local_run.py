@@ -2,7 +2,7 @@
 
 ProcessSet (a launcher's) + folder of heartbeats --LocalRanks--> RunningRanks
 Start, WorldSizePolicy --LocalAttempts--> one attempt after the other, each with a folder of its own
-SupervisedRun --supervise--> Supervisor of LocalAttempts --> exit code
+Supervision --supervise--> Supervisor of LocalAttempts --> exit code
 arguments of ``hlat`` --run_processes--> the same processes, started once: no restarts, no checkpoints to wait for
 """
 
@@ -11,17 +11,14 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from hlat.config import RecoveryConfig
 from hlat.launch.local_processes import ProcessSet, end_leftovers, kill_ranks, send_signal
 from hlat.launch.supervision.incidents import RunOutcome, find_root_cause
 from hlat.launch.supervision.running_ranks import RunningRanks, SignalForwarder, wait_for_processes
-from hlat.launch.supervision.supervisor import Supervision, Supervisor, show_no_start
+from hlat.launch.supervision.supervisor import Supervision, Supervisor, heard_and_observed
 from hlat.launch.worker_process import ErrorReport, read_report
 from hlat.resilience import (
     HEARTBEAT_FOLDER,
@@ -31,7 +28,6 @@ from hlat.resilience import (
     HeartbeatReading,
     WorldSizePolicy,
     has_stacks,
-    heartbeat_root,
     read_heartbeat,
     read_heartbeat_run_id,
     read_saver_silence,
@@ -161,52 +157,12 @@ class LocalAttempts:
         """Do nothing: nobody takes over."""
 
 
-def _ignore(*arguments: object) -> None:
-    """Default of callbacks: the caller shows nothing."""
-
-
-def _unobserved(beats: Path) -> AbstractContextManager[None]:
-    return nullcontext()
-
-
-@dataclass(frozen=True)
-class SupervisedRun:
-    """A run of this machine's processes, and where messages about it go."""
-
-    start: Start
-    sizes: WorldSizePolicy  # numbers of processes to run with
-    run_dir: Path
-    recovery: RecoveryConfig
-    complain: Callable[[str], None]  # shows an error to the user
-    say: Callable[[str], None]  # shows other messages
-    failed: Callable[[RunOutcome], None] = _ignore  # called with the reason if the run fails for good
-    # called with each event of the supervisor, kind and fields
-    show_event: Callable[[str, Mapping[str, Any]], None] = _ignore
-    # shows what is being started until the function that it returns is called
-    show_start: Callable[[str], Callable[[], None]] = show_no_start
-    # context of the run, with the folder of its heartbeats and of its account of goodput
-    observe: Callable[[Path], AbstractContextManager[None]] = _unobserved
-
-
-def supervise(run: SupervisedRun) -> int:
-    """Run until it succeeds or fails for good.
-
-    Signals that ask it to stop are forwarded, and the run saves and stops without a time limit. A second signal is
-    forwarded too, and ends it at once.
-
-    Returns:
-        The exit code of the same command in a single process without a supervisor.
-    """
-    with (
-        SignalForwarder() as stops,
-        tempfile.TemporaryDirectory(prefix="hlat-", dir=heartbeat_root()) as name,
-        run.observe(Path(name)),
-    ):
-        beats = Path(name)
-        settings = Supervision(
-            run.run_dir, run.recovery, run.complain, run.say, run.failed, run.show_event, run.show_start
-        )
-        return Supervisor(settings, LocalAttempts(run.start, run.sizes, beats), stops, beats).run()
+def supervise(run: Supervision, start: Start, sizes: WorldSizePolicy) -> int:
+    """Run until it succeeds or fails for good; return the exit code of a single process without a supervisor."""
+    # Signals that ask it to stop are forwarded, and the run saves and stops without a time limit. A second signal is
+    # forwarded too, and ends it at once.
+    with heard_and_observed(run) as (stops, beats):
+        return Supervisor(run, LocalAttempts(start, sizes, beats), stops, beats).run()
 
 
 def run_processes(
@@ -221,7 +177,7 @@ def run_processes(
 
     with (
         SignalForwarder() as stops,
-        TemporaryDirectory(prefix="hlat-launch-") as reports,
+        tempfile.TemporaryDirectory(prefix="hlat-launch-") as reports,
         launch_multiprocess(hlat_command(arguments), nproc, {}, Path(reports), show) as workers,
     ):
         ranks = LocalRanks(workers, Path(reports))

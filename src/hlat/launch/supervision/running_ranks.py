@@ -166,13 +166,8 @@ class SignalForwarder:
         self.received.append(number)
 
 
-def never_hangs() -> bool:
-    """Return False: without a monitor, a run never counts as hanging."""
-    return False
-
-
 def wait_for_processes(
-    workers: RunningRanks, signals: Stops, hangs: Callable[[], bool] = never_hangs
+    workers: RunningRanks, signals: Stops, hangs: Callable[[], bool] = lambda: False
 ) -> list[ProcessExit]:
     """Wait until all processes have ended; return their exits in rank order.
 

@@ -32,7 +32,7 @@ from pathlib import Path
 from hlat.config import Recipe
 from hlat.data import write_atomic
 from hlat.launch.metrics_process import metrics_server
-from hlat.launch.supervision.incidents import ObservedHang
+from hlat.launch.supervision.incidents import ObservedHang, RunEvents
 from hlat.launch.worker_process import ErrorReport, write_report
 from hlat.resilience import (
     HEARTBEAT_FOLDER,
@@ -44,10 +44,8 @@ from hlat.resilience import (
     read_heartbeat,
     running_heartbeat,
 )
-from hlat.runtime.errors import HlatError
 from hlat.runtime.logs import log_path
 from hlat.runtime.process import rank_info
-from hlat.tracking import EventLog
 
 _ALARM = "alarm"
 _Identity = tuple[int, int] | None
@@ -277,18 +275,13 @@ class _SelfWatch:
         return path
 
     def _record(self, observed: ObservedHang) -> None:
-        hang = observed.hang
-        stacks = None if observed.file is None else str(observed.file)
-        fields = {"rank": hang.ranks[0], "step": hang.step, "phase": hang.phase, "seconds": hang.seconds}
-        with suppress(HlatError):
-            events = EventLog(self._run_dir / "events.jsonl")
-            try:
-                events.append("hang", **fields, ranks=hang.ranks, why=hang.why, stack=observed.stack, stacks=stacks)
-                decision = "no supervisor: the launcher decides about a restart"
-                about = {"kind": "hang", "cause": hang.why, "detail": str(observed), "decision": decision}
-                events.append("incident", **(fields | about | {"restart": False, "seconds": 0.0}))
-            finally:
-                events.close()
+        events = RunEvents(self._run_dir / "events.jsonl", lambda: True, lambda kind, fields: None)
+        hang = observed.event_fields()
+        events.event("hang", **hang)
+        decision = "no supervisor: the launcher decides about a restart"
+        about = {"kind": "hang", "cause": hang["why"], "detail": str(observed), "decision": decision}
+        common = {name: hang[name] for name in ("rank", "step", "phase")}
+        events.event("incident", **common, **about, restart=False, seconds=0.0)
 
     def _leave_report(self, observed: ObservedHang) -> None:
         """Write the error report that torchrun shows."""

@@ -10,6 +10,7 @@ run, on this machine or on several hosts, is up to ``Attempts``.
 
 import json
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,7 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hlat.config import RecoveryConfig
+from hlat.config import Recipe, RecoveryConfig
+from hlat.launch.metrics_process import Observe, unobserved
 from hlat.launch.supervision.incidents import (
     MonitorObservers,
     ObservedHang,
@@ -27,7 +29,14 @@ from hlat.launch.supervision.incidents import (
     find_root_cause,
     signal_name,
 )
-from hlat.launch.supervision.running_ranks import Attempts, ProcessExit, RunningRanks, Stops, wait_for_processes
+from hlat.launch.supervision.running_ranks import (
+    Attempts,
+    ProcessExit,
+    RunningRanks,
+    SignalForwarder,
+    Stops,
+    wait_for_processes,
+)
 from hlat.resilience import (
     GOODPUT_FILE,
     AttemptFailureKind,
@@ -38,6 +47,7 @@ from hlat.resilience import (
     Straggler,
     StragglerDetector,
     Watchdog,
+    heartbeat_root,
 )
 from hlat.runtime.errors import DeviceMemoryError
 from hlat.runtime.process import DEADLINE_ENV, INTERRUPTED_MESSAGE, lost_output, stop_exit_code
@@ -50,32 +60,45 @@ _SHORT_RUN = 600.0  # seconds: the start takes much of a shorter run, which is n
 _FINAL_EXIT_CODES = (2, 4)  # exit codes of user errors and divergence: a restart would end the same way
 
 
-def _ignore(outcome: RunOutcome) -> None:
-    """Do nothing: the user has seen the message."""
+def _nothing(*arguments: object) -> None:
+    """Default of callbacks: nobody is told."""
 
 
-def _hide(kind: str, fields: Mapping[str, object]) -> None:
-    """Show nothing: people get messages."""
+@dataclass(frozen=True)
+class Voice:
+    """Callbacks by which a supervised run speaks to whoever has started it."""
 
-
-def show_no_start(text: str) -> Callable[[], None]:
-    """Show nothing while processes start."""
-    return lambda: None
+    complain: Callable[[str], None] = _nothing  # shows an error
+    say: Callable[[str], None] = _nothing  # shows other messages
+    accepted: Callable[[Recipe], None] = _nothing  # called with the recipe before any process starts
+    failed: Callable[[RunOutcome], None] = _nothing  # called with the reason if the run fails for good
+    # receives the lines that processes print; None leaves them on the streams of this process
+    show: Callable[[str], None] | None = None
+    # called with each event of the supervisor, kind and fields
+    show_event: Callable[[str, Mapping[str, Any]], None] = _nothing
+    # shows what is being started until the function that it returns is called; it may be called again
+    show_start: Callable[[str], Callable[[], None]] = lambda text: _nothing
 
 
 @dataclass(frozen=True)
 class Supervision:
-    """Settings of a supervised run, and where its messages go."""
+    """Settings of a supervised run, the same on this machine and on several hosts."""
 
     run_dir: Path
     recovery: RecoveryConfig
-    complain: Callable[[str], None]  # shows an error to the user
-    say: Callable[[str], None]  # shows other messages
-    failed: Callable[[RunOutcome], None] = _ignore  # called with the reason if the run fails for good
-    # called with each event of the supervisor, kind and fields
-    show_event: Callable[[str, Mapping[str, Any]], None] = _hide
-    # shows what is being started until the function that it returns is called; it may be called again
-    show_start: Callable[[str], Callable[[], None]] = show_no_start
+    voice: Voice
+    observe: Observe = unobserved  # context of the run
+
+
+@contextmanager
+def heard_and_observed(run: Supervision) -> Iterator[tuple[SignalForwarder, Path]]:
+    """Record signals and serve the run within the block; yield them, and a folder for heartbeats and goodput."""
+    with (
+        SignalForwarder() as stops,
+        tempfile.TemporaryDirectory(prefix="hlat-", dir=heartbeat_root()) as name,
+        run.observe(Path(name)),
+    ):
+        yield stops, Path(name)
 
 
 @dataclass(frozen=True)
@@ -89,6 +112,14 @@ class _Attempt:
     @property
     def failed(self) -> bool:
         return self.outcome.cause is not None
+
+    @property
+    def start_steps(self) -> list[int]:
+        return [beat.start_step for beat in self.beats.values() if beat.start_step is not None]
+
+    @property
+    def durable_steps(self) -> list[int]:
+        return [beat.durable_step for beat in self.beats.values() if beat.durable_step is not None]
 
 
 class Supervisor:
@@ -107,11 +138,11 @@ class Supervisor:
         inherited: Mapping[str, Any] | None = None,
         age: float = 0.0,
     ) -> None:
-        self._run, self._attempts, self._stops, self._beats = run, attempts, stops, beats
+        self._run, self._voice, self._attempts, self._stops, self._beats = run, run.voice, attempts, stops, beats
         self._restarts = RestartPolicy(run.recovery.restarts, run.recovery.backoff_seconds)
         self._watchdog = Watchdog(run.recovery.hang_seconds)
         self._goodput = Goodput(time.monotonic())
-        self._events = RunEvents(run.run_dir / "events.jsonl", self._folder_is_ours, run.show_event)
+        self._events = RunEvents(run.run_dir / "events.jsonl", self._folder_is_ours, run.voice.show_event)
         self._deadline = _deadline(run.recovery)
         self._count = 0
         self._trained = False
@@ -126,7 +157,7 @@ class Supervisor:
         self._publish_goodput()
         while True:
             if self._stops.received:
-                self._run.complain(INTERRUPTED_MESSAGE)
+                self._voice.complain(INTERRUPTED_MESSAGE)
                 return self._finish(stop_exit_code(self._stops.received[0]))
             self._attempts.prepare(lambda: bool(self._stops.received))
             if self._stops.received:
@@ -187,16 +218,16 @@ class Supervisor:
             decision = self._restarts.decide(failure)
             self._events.incident(failure, host, outcome, beat, attempt.hang, decision)
             if decision.restart:
-                self._run.complain(f"{outcome.message}\n{decision.reason}, in {decision.seconds:g} s")
+                self._voice.complain(f"{outcome.message}\n{decision.reason}, in {decision.seconds:g} s")
                 self._pause(failure, decision.seconds)
                 return None
-            self._run.complain(f"{outcome.message}\n{decision.reason}")
-            self._run.failed(outcome)
+            self._voice.complain(f"{outcome.message}\n{decision.reason}")
+            self._voice.failed(outcome)
             return outcome.exit_code
         if failure.is_retryable:
             self._events.incident(failure, host, outcome, beat, attempt.hang, None)
-        self._run.complain(outcome.message)
-        self._run.failed(outcome)
+        self._voice.complain(outcome.message)
+        self._voice.failed(outcome)
         # A hang comes this far only if the run had been asked to stop: other hangs are restarted.
         return stop_exit_code(self._stops.received[0]) if failure.kind == "hang" else outcome.exit_code
 
@@ -206,7 +237,7 @@ class Supervisor:
             return
         received = self._stops.received
         what = signal_name(received[0]) if received else "a signal to one process"
-        self._run.complain(f"{what}: ended before the first step; run the same command again")
+        self._voice.complain(f"{what}: ended before the first step; run the same command again")
 
     def _pause(self, failure: Failure, seconds: float) -> None:
         self._record_goodput(final=False)
@@ -225,7 +256,7 @@ class Supervisor:
             # with other hosts or processes, restarts begin anew
             self._restarts.reset()
             self._events.event("resized", rank=failure.rank, before=before, now=self._attempts.world)
-            self._run.complain(change)
+            self._voice.complain(change)
 
     def _attempt(self) -> _Attempt:
         run, stops = self._run, self._stops
@@ -250,7 +281,7 @@ class Supervisor:
     @contextmanager
     def _showing_start(self) -> Iterator[Callable[[], None]]:
         world = self._attempts.world
-        has_started = self._run.show_start("starting" if world == 1 else f"starting {world} processes")
+        has_started = self._voice.show_start("starting" if world == 1 else f"starting {world} processes")
         try:
             yield has_started
         finally:
@@ -275,7 +306,7 @@ class Supervisor:
 
     def _report_slow(self, slow: Straggler) -> None:
         self._events.event("slow_rank", **asdict(slow))
-        self._run.complain(
+        self._voice.complain(
             f"rank {slow.rank} is slow: its work for a step takes {slow.factor:.1f} times as long as the others', "
             f"mostly in {slow.phase}"
         )
@@ -288,7 +319,7 @@ class Supervisor:
     def _finish(self, code: int) -> int:
         if self._trained:
             self._goodput.record_wait(time.monotonic())
-            self._run.say(_goodput_line(self._record_goodput(final=True)))
+            self._voice.say(_goodput_line(self._record_goodput(final=True)))
             lines, why = lost_output()
             if lines:
                 self._events.event("output_lost", lines=lines, why=why, process="supervisor")
@@ -308,22 +339,18 @@ class Supervisor:
 
 
 def _failure(attempt: _Attempt, cause: ProcessExit, trained: bool) -> Failure:
-    start_steps = [beat.start_step for beat in attempt.beats.values() if beat.start_step is not None]
-    durable_steps = [beat.durable_step for beat in attempt.beats.values() if beat.durable_step is not None]
     kind = _failure_kind(attempt, cause)
     saves = max((beat.saves for beat in attempt.beats.values()), default=0)
     beat, mistake = attempt.beats.get(cause.rank), cause.report.mistake if cause.report is not None else ""
     if mistake and beat is not None:
         mistake += f" in step {beat.current_step}"
-    start, durable = max(start_steps, default=None), max(durable_steps, default=None)
+    start, durable = max(attempt.start_steps, default=None), max(attempt.durable_steps, default=None)
     return Failure(kind, cause.rank, trained, start, durable, saves, mistake)
 
 
 def _durable_step(attempt: _Attempt, before: int) -> int:
-    start_steps = [beat.start_step for beat in attempt.beats.values() if beat.start_step is not None]
-    durable_steps = [beat.durable_step for beat in attempt.beats.values() if beat.durable_step is not None]
     # An attempt that began to train has found the newest valid checkpoint; earlier knowledge no longer counts.
-    return max(start_steps + durable_steps) if start_steps else before
+    return max(attempt.start_steps + attempt.durable_steps) if attempt.start_steps else before
 
 
 def _failure_kind(attempt: _Attempt, cause: ProcessExit) -> AttemptFailureKind:
