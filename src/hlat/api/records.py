@@ -44,7 +44,7 @@ def report(
     price: str | None = None,
     hardware: str | Path | None = None,
 ) -> Path:
-    """Write the report of a run, finished or not, as one HTML page without other files; return its path.
+    """Write the report of a run, finished or not, as one HTML page that refers to no other file; return its path.
 
     Args:
         runs: run folder, or several to compare.

@@ -272,7 +272,7 @@ class RemotePrefix:
             raise CheckpointError(f"{self._client.url}: no readable checkpoint there.")
         step = entries[-1].step
         remote = read_remote_manifest(self._client, step)
-        # Its small files make a folder that is read like a local checkpoint; tensors are not downloaded.
+        # The checkpoint's small files make a folder that is read like a local checkpoint; tensors are not downloaded.
         with TemporaryDirectory() as folder:
             local = Path(folder)
             (local / MARKER_NAME).write_bytes(remote.marker)

@@ -71,7 +71,6 @@ class ObjectStoreClient:
         def request() -> bytes | None:
             fs, root = self._connect()
             try:
-                # Read back, also because the response to the write may have been lost.
                 return bytes(fs.cat_file(f"{root}/{name}"))
             except FileNotFoundError:
                 return None
@@ -92,9 +91,8 @@ class ObjectStoreClient:
             fs, root = self._connect()
             with suppress(FileExistsError):
                 fs.pipe_file(f"{root}/{name}", data, mode="create")
-            return bytes(
-                fs.cat_file(f"{root}/{name}")
-            )  # read back, also because the response to the write may have been lost
+            # Read back, also because the response to the write may have been lost.
+            return bytes(fs.cat_file(f"{root}/{name}"))
 
         return self._with_retries(f"writing {self.url_of(name)}", name, request)
 
@@ -114,7 +112,7 @@ class ObjectStoreClient:
         self._with_retries(f"writing {self.url_of(name)}", name, lambda: self._send(source, name, record))
 
     def download(self, name: str, disk: Disk, target: Path) -> FileRecord | None:
-        """Download an object to a new file and fsync it; None if the object does not exist."""
+        """Download an object to a new file and fsync it; return its size and hash, or None if it does not exist."""
         return self._with_retries(f"reading {self.url_of(name)}", name, lambda: self._receive(name, disk, target))
 
     def hash_object(self, name: str) -> FileRecord | None:
@@ -189,7 +187,7 @@ class ObjectStoreClient:
                     result = action()
                 self._has_answered = True
                 return result
-            # Of the local disk, or damage: another request would not help.
+            # The local disk failed, or the object is damaged: another request would not help.
             except HlatError:
                 raise
             except Exception as error:

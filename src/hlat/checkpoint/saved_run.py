@@ -257,7 +257,7 @@ def _prepared_with(prepared: PreparedData, file: Path) -> bool:
 
 
 def _tokenizer_file(folder: Path) -> Path:
-    # Of a run, the one that its data was prepared with; of an import, the one that transformers would load.
+    # Of a run's checkpoint, the file that its data was prepared with; of an import, that which transformers would load.
     first, second = (
         (_SENTENCEPIECE_MODEL, _TOKENIZER_JSON)
         if "recipe" in read_meta(folder)

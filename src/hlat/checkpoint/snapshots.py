@@ -178,7 +178,7 @@ class SnapshotTier:
         return lambda rank: self._home / _PEER / name / part_folder_name(rank)
 
     def _discard(self, name: str) -> None:
-        # As far as possible: the disk may be the reason of the failure.
+        # Errors are ignored: the disk may be the reason of the failure.
         sources = [rank for rank, keeper in enumerate(self._keepers) if keeper == self._ranks.rank]
         parts = [
             self._home / name / part_folder_name(self._ranks.rank),

@@ -54,9 +54,9 @@ def collect(
 ) -> list[TensorChunk]:
     """Collect the state that this process saves: weights, optimizer state, RNG states and extra states.
 
-    The chunks are views of the live tensors and must be used before the next step. Those of all processes together
-    cover every tensor exactly once. ``optimizer`` None collects the weights only; ``extra`` is saved only with an
-    optimizer.
+    Returns the chunks that this process owns, and the replicated ones; counting these once, those of all processes
+    cover every tensor exactly once. They are views of the live tensors and must be used before the next step.
+    ``optimizer`` None collects the weights only; ``extra`` is saved only with an optimizer.
     """
     shapes = canonical_shapes(config)
     local_tensors = _local_tensors(parameters, optimizer, extra)
@@ -122,7 +122,11 @@ def extra_names(checkpoint: Checkpoint) -> set[str]:
 def fill(
     checkpoint: Checkpoint, config: ModelConfig, parameters: Sequence[LocalParameter], prefix: str = MODEL
 ) -> None:
-    """Load weights (tensors with ``prefix``) into local parameters, in place, converted to their dtype."""
+    """Load weights (tensors with ``prefix``) into local parameters, in place, converted to their dtype.
+
+    Raises:
+        CheckpointError: they do not fit the model.
+    """
     local_tensors, saved = _weights(parameters, prefix), checkpoint.tensors
     checkpoint.check(
         {

@@ -128,7 +128,7 @@ class HFModel(ModelSource):
 
     @property
     def end_ids(self) -> frozenset[int]:
-        # Those of generation_config.json, as for an imported checkpoint.
+        # The ids of generation_config.json, as for an imported checkpoint.
         ends = read_special_ids(self.path)[1].eos
         return frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
 

@@ -215,7 +215,7 @@ def _say_command(offer: "Offer", asked: "Mapping[str, object]", price: "PriceKin
 def _columns() -> int:
     from hlat.planner import WIDE
 
-    # Of the terminal, or of COLUMNS; wide where the output is not a terminal, so that programs find whole lines.
+    # The width of the terminal, or COLUMNS; wide where the output is not a terminal, so that programs find whole lines.
     return shutil.get_terminal_size((WIDE, 24)).columns
 
 

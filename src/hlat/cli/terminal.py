@@ -169,7 +169,7 @@ class OpeningLine:
 def opening_line(what: str, *, draws: bool = True) -> Iterator[OpeningLine]:
     """Show on a terminal, within the block, that a command has begun, before anything slow is imported."""
     line = OpeningLine(draws=draws)
-    # Of a process that a supervisor has started, the supervisor shows the line.
+    # For a process that a supervisor has started, the supervisor shows the line.
     if LAUNCHER_ENV not in os.environ:
         line.show(what)
     try:

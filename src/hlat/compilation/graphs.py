@@ -50,7 +50,7 @@ def compile_graphs(recipe: Recipe, runtime: Runtime) -> None:
     model = build_parallel(recipe, runtime, seed=None)
     with torch.no_grad():
         for parameter in model.stored_parameters():
-            # Memory that nobody has written may hold NaN.
+            # Uninitialised memory may hold NaN; the dummy step should compute finite numbers.
             parameter.zero_()
     _train_once(recipe, model)
     _evaluate_once(recipe, model)
@@ -70,7 +70,7 @@ def _train_once(recipe: Recipe, model: ParallelModel) -> None:
     loss = accumulate_gradients(model, _training_batch(recipe, model))
     result = update(model, optimizer, recipe, 1, loss, lambda loss, norm: APPLY)
     components.after_step(StepEnd(1, result, is_last=False))
-    # As for a line of metrics.
+    # A line of metrics has this norm.
     model.parameter_norm()
     for chunk in collect(recipe.model, model.local_parameters, optimizer, components.state()):
         for rows in chunk.rows:  # as they are staged

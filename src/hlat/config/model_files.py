@@ -202,7 +202,7 @@ class _Reader:
             return {}
         if any(isinstance(value, Mapping) for value in words.values()):
             self.refuse(place, "has RoPE settings for each kind of layer.", "All layers have the same here.")
-        is_null = self.config.get("rope_theta", 0) is None and words.get("rope_theta") is not None  # of words is used
+        is_null = self.config.get("rope_theta", 0) is None and words.get("rope_theta") is not None  # words has it
         theta = self.number("rope_theta", None if is_null else self.number("rope_theta", 10000.0), words)
         if words is not new and isinstance(new, Mapping) and new.get("rope_theta", theta) != theta:
             reason = f"replaces rope_parameters, whose rope_theta is {new['rope_theta']} and not {theta}."

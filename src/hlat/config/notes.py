@@ -160,7 +160,7 @@ def _evaluation(recipe: Recipe) -> Iterator[str]:
     every, sequences = recipe.evaluation.every_steps, recipe.evaluation.sequences
     if every is None or sequences is None or every >= recipe.total_steps:
         return
-    # In sequences of a training step, which takes three times as long for each.
+    # In sequences of training steps, each of which takes three times as long.
     evaluated = sequences / _STEPS_PER_EVALUATION
     share = evaluated / (evaluated + every * recipe.batch.global_batch)
     if share > _EVALUATION_SHARE:

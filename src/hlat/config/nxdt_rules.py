@@ -114,7 +114,7 @@ def schedule(translation: Translation, key: str, value: Any) -> None:
     floor = translation.number(f"{_SCHED}.min_lr", 0) / peak if peak else 0.0
     if value == "CosineAnnealing":
         fields |= {"schedule.kind": "cosine", "schedule.min_ratio": floor}
-    # That is wsd whose decay begins when the warm-up ends.
+    # LinearAnnealingWithWarmUp is wsd whose decay begins when the warm-up ends.
     elif value == "LinearAnnealingWithWarmUp" and horizon > warmup:
         fields |= {"schedule.kind": "wsd", "schedule.min_ratio": 0.0, "schedule.decay_fraction": 1 - warmup / horizon}
     elif value in ("WarmupPolicy", "WarmupHold", None):

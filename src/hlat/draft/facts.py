@@ -43,7 +43,7 @@ class Texts:
 
     def tokens(self, vocab_size: int, tokenizer: Tokenizer | None) -> int:
         """Estimate the tokens of the corpus by a tokenizer; None trains one of ``vocab_size`` on the sample."""
-        # It fits its own sample a little too well, so the estimate is a little low.
+        # A tokenizer trained on the sample fits it a little too well, so the estimate is a little low.
         tokenizer = tokenizer or train_bpe(self.sample, vocab_size)
         sampled = sum(len(text.encode()) for text in self.sample)
         return round(self.text_bytes / sampled * sum(len(tokenizer.encode(text)) for text in self.sample))

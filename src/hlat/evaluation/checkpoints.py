@@ -54,8 +54,8 @@ from hlat.training import (
     validate,
 )
 
-# For imported weights, which have no recipe. Longer windows may need too much memory: the logits of 4096 tokens over a
-# vocabulary of 128,000 are 2 GB.
+# Limits for imported weights, which have no recipe. Longer windows may need too much memory: the logits of 4096 tokens
+# over a vocabulary of 128,000 are 2 GB.
 _IMPORT_WINDOW = 2048
 _IMPORT_BATCH_TOKENS = 4096
 

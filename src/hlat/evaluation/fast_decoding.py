@@ -77,7 +77,7 @@ def _compute(decoder: Decoder) -> torch.dtype:
 def fits(decoder: Decoder, additional: int) -> bool:
     """Return True if so many bytes leave most of the memory to others; the same in every run on a machine."""
     device = next(decoder.parameters()).device
-    # Of the memory that the machine has, not of what is free now: bits must not depend on other programs.
+    # A share of the memory that the machine has, not of what is free now: bits must not depend on other programs.
     return additional <= 0 or additional <= _LARGEST_SHARE * backend_of(device).memory_bytes(device)
 
 

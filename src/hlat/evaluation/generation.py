@@ -51,8 +51,8 @@ def generate(
     Generation ends after ``max_tokens`` new tokens, at one of ``end_ids``, which is not returned, or when prompt and
     new tokens reach the model's ``max_sequence_length``: positions beyond it were never trained.
 
-    From ``FEWEST_TOKENS`` (24) new tokens on, a CPU multiplies by packed weights, which rounds differently. So where
-    two tokens are almost equally likely, a greedy text may depend on ``max_tokens``.
+    If ``max_tokens`` allows ``FEWEST_TOKENS`` (24) or more new tokens, a CPU multiplies by packed weights, which rounds
+    differently. So where two tokens are almost equally likely, a greedy text may depend on ``max_tokens``.
 
     Raises:
         DataError: the prompt is empty, or leaves no room for a new token, or no new token is asked for.

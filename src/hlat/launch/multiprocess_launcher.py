@@ -97,7 +97,7 @@ def _start(command: Sequence[str], envs: dict[int, dict[str, str]], logs: Defaul
     before = os.environ.get(_ELASTIC_SIGNALS)
     os.environ[_ELASTIC_SIGNALS] = ""  # its handlers would raise in the midst of starting; ``Stops`` has ours
     try:
-        # Each leads its own session: a terminal's Ctrl-C reaches this process only, which forwards it once.
+        # Each process leads its own session: a terminal's Ctrl-C reaches only this one, which forwards it once.
         context = start_processes(
             name="hlat",
             entrypoint=command[0],

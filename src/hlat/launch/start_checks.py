@@ -130,7 +130,7 @@ def _other_model(place: StartPlace, path: str) -> Iterator[Problem]:
     model, run_dir = place.sections.get("model"), place.run_dir
     if model is None or (run_dir is not None and any(run_dir.glob("checkpoints/step-*"))):
         return
-    # Shapes that differ would stop the run only when it loads the weights, after minutes.
+    # Shapes that differ would stop the run only when it loads the weights, after the data is prepared.
     differences = model_differences(model, Path(path))
     if differences:
         named = ", ".join(f"{name} {there} (here {here})" for name, (there, here) in differences.items())

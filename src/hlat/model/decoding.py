@@ -135,7 +135,7 @@ class StepWeights:
     def __init__(self, blocks: list[DecoderBlock], norm: nn.Module, place: NormPlace, dtype: torch.dtype) -> None:
         self._dtype, self._kept = dtype, list[torch.Tensor]()
         first = blocks[0]
-        # With all that is the same for every call; a call copies it.
+        # Arguments that are the same for every call; a call copies them.
         self.step = StepArguments(layers=len(blocks))
         self._layers = (StepLayer * len(blocks))(*(self._layer(block, place) for block in blocks))
         self.step.layer = self._layers

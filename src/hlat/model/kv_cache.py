@@ -158,7 +158,7 @@ class DeviceKVCache(KVCache):
         self._places_T = torch.arange(cache.max_length, device=cache.memory.device)
         self.max_length = cache.max_length
         self.length = cache.max_length - 1  # on the host: that of the last token which there is room for
-        self._mask_B1ST = torch.empty(0)  # every call has one, which its layers compute
+        self._mask_B1ST = torch.empty(0)  # made by layer 0 of each call, for all of its layers
 
     @property
     def positions_B1(self) -> torch.Tensor:

@@ -63,7 +63,7 @@ class ShardedRMSNorm(nn.Module):
 
     def _mean(self, sums: torch.Tensor) -> torch.Tensor:
         assert self.sum_over_shards is not None, "called for shards only"
-        # Each copy of an element counts it
+        # The sum counts an element once for each rank that has a copy of it.
         return self.sum_over_shards(sums).div_(self._complete_width * self._copies)
 
 

@@ -162,15 +162,15 @@ class SavedTensor:
 
     name: str  # among the activation bytes
     freed_by: tuple[str, ...] = ()  # steps of ``RECOMPUTABLE`` whose recomputation frees it
-    # Local sizes of these, added, are its elements per token; none for one element per token
+    # Local sizes of these axes, added, are the tensor's elements per token; none for one element per token
     axes: tuple[Axis, ...] = ()
     statistics: bool = False  # fp32 numbers: one per head of the axes, or one per token
     between: bool = False  # is between attention and feed-forward, where sequence parallelism shards
-    # With sequence parallelism it is a gathered copy of this tensor; without, it is the same tensor and takes no memory
-    # of its own. "" if it always has memory of its own.
+    # Name of the tensor of which this one is a gathered copy with sequence parallelism; without, both are the same, and
+    # this one takes no memory of its own. "" if it always has memory of its own.
     gathers: str = ""
-    # Steps that start from it. If not empty, no operation saves the tensor itself but its gathered copy, so that with
-    # sequence parallelism it is kept only if one of these steps is recomputed.
+    # Steps that start from this tensor. If not empty, no operation saves the tensor itself but its gathered copy, so
+    # that with sequence parallelism it is kept only if one of these steps is recomputed.
     source_of: tuple[str, ...] = ()
 
 
@@ -182,7 +182,7 @@ class ModelSpec:
     block: tuple[ParameterSpec, ...]  # parameters of every decoder block, in order of execution
     norm: ParameterSpec
     head: ParameterSpec | None  # None if it is tied to the embedding
-    # By every block, in order of execution; besides cast copies of weights and what context parallelism adds
+    # Saved by every block, in order of execution; besides cast copies of weights and what context parallelism adds
     saved: tuple[SavedTensor, ...]
 
     @property

@@ -63,7 +63,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 def without_tracing(method: Method) -> Method:
     """Return a method of torch's optimizers without the wrappers that keep torch's compiler out of it."""
-    # They import the compiler, a second of every start. Runs compile blocks, never their optimizer.
+    # The wrappers import the compiler, a second of every start. Runs compile blocks, never their optimizer.
     unwrapped: Method = inspect.unwrap(method)
     return unwrapped
 
@@ -127,7 +127,10 @@ class Optimizer(torch.optim.Optimizer, ABC):
             group["lr"] = rate
 
     def clip_gradients(self, norm: torch.Tensor, limit: float) -> None:
-        """Scale the gradients by min(1, limit / norm), given the L2 norm over all ranks: a scalar on their device."""
+        """Scale the gradients by min(1, limit / norm), given the L2 norm over all ranks.
+
+        The norm is an fp32 (or float64) scalar on their device.
+        """
         # Like torch.nn.utils.clip_grads_with_norm_.
         self.scale_gradients((limit / (norm + _SMALLEST_NORM)).clamp(max=1.0))
 

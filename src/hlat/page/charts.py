@@ -189,7 +189,7 @@ def _curve(series: Series, index: Indices, x: ChartAxis, y: ChartAxis, number: i
 
 
 def _not_finite(series: Series, x: ChartAxis, number: int) -> Iterator[Html]:
-    # They have no place on the axis: a cross at the upper edge.
+    # Values that are not finite have no place on the axis: a cross at the upper edge stands for them.
     bad = np.flatnonzero(~np.isfinite(series.y))
     for place in bad[:: max(1, len(bad) // _MAX_MARKS)]:
         value = float(series.x[place])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 _LARGE = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 _LEAST_RANGE = 1e-9  # a range that is smaller, relative to its values, is one value
-_DECADES_WITH_HALVES = 2  # a logarithmic axis of fewer decades also has ticks at 2 and 5
+_DECADES_WITH_HALVES = 2  # a logarithmic axis of at most so many decades also has ticks at 2 and 5
 
 
 def format_value(value: float) -> str:
@@ -87,7 +87,7 @@ def _log_axis(least: float, most: float) -> ChartAxis:
         least, most = least / 1.3, most * 1.3
     low, high = math.floor(math.log10(least)), math.ceil(math.log10(most))
     factors = (1, 2, 5) if high - low <= _DECADES_WITH_HALVES else (1,)
-    every = max(1, (high - low) // 6)  # about six powers of ten have labels
+    every = max(1, (high - low) // 6)  # at most a dozen powers of ten have labels
     found = [factor * 10.0**power for power in range(low, high + 1, every) for factor in factors]
     ticks = tuple(tick for tick in found if least * (1 - 1e-9) <= tick <= most * (1 + 1e-9))
     return ChartAxis(least, most, True, ticks if len(ticks) > 1 else _even_ticks(least, most, 8))

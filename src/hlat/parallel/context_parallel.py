@@ -47,8 +47,8 @@ class ContextParallelCore:
         last = 2 * group.size() - 1
         self._chunks = (group.rank(), last - group.rank())
         self._masks: dict[tuple[int, int], CausalBias] = {}
-        # Of the length that a compiled block takes: masks cannot be built while it is compiled. Others are built when
-        # they come.
+        # Masks for the length that a compiled block takes: they cannot be built while it is compiled. Those for other
+        # lengths are built when they are needed.
         for chunk in self._chunks:
             self._mask(length // (last + 1), chunk)
 

@@ -125,7 +125,7 @@ class MatrixPlan:
         """Return what a rank sends to the owner of a matrix; None if nothing."""
         if not self.contributes(source, self.members[matrix.owner]):
             return None
-        # Of copies, only the first is sent
+        # Of several copies of a section only the first is sent.
         section = self.section(source, matrix)
         return section if section is not None and section.block.owned else None
 

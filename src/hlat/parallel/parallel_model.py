@@ -211,7 +211,10 @@ class ParallelModel:
 
     @torch.no_grad()
     def evaluate(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
-        """Compute this rank's term of the summed loss over complete CPU sequences: float64 scalar, in nats."""
+        """Compute this rank's term of the summed loss over complete CPU sequences of its data index, in nats.
+
+        Returns a float64 scalar on the CPU.
+        """
         # Collective: every rank has the same number of micro-batches.
         losses = list(self._losses(batches))
         # On the CPU, with one rounding, because some devices have no float64.
@@ -221,9 +224,9 @@ class ParallelModel:
     def evaluate_rows(self, batches: Sequence[MicroBatch], reduction: Reduction = row_losses) -> torch.Tensor:
         """Compute this rank's terms of a number for each row, such as its summed loss in nats; forward only.
 
-        Batches are complete CPU sequences of one shape, as many on every rank; they may be shorter than the recipe's,
-        in steps of ``row_multiple``. Returns (rows,), float64 on the CPU: the number is the sum over the ranks of a
-        data index.
+        Batches are complete CPU sequences of this rank's data index, of one shape, as many on every rank; they may be
+        shorter than the recipe's, in steps of ``row_multiple``. Returns (rows,), float64 on the CPU: the number is the
+        sum over the ranks of a data index.
         """
         rows = [len(batch.labels_BS) for batch in batches]
         values = torch.zeros(sum(rows), dtype=torch.float64)

@@ -65,7 +65,7 @@ class Outbox:
     def __init__(self, *, at_once: bool) -> None:
         # False if the schedule sends a pass's messages together with receives (1F1B), and waits for both.
         self._at_once = at_once
-        # With their tensors, which must live until they are sent.
+        # Sends, with their tensors, which must live until they are sent.
         self._pending: deque[tuple[dist.Work, torch.Tensor]] = deque()
 
     def send(self, operations: Sequence[dist.P2POp]) -> list[dist.P2POp]:
@@ -73,7 +73,8 @@ class Outbox:
         if not self._at_once:
             return list(operations)
         for each in operations:
-            # As schedules start their receives: by NCCL's communicator of the group in torch 2.11, of the pair in 2.12.
+            # In the way in which schedules start receives: by NCCL's communicator of the group in torch 2.11, of the
+            # pair in 2.12.
             (work,) = _batch_p2p([each])
             self._pending.append((work, each.tensor))
         self._wait_for_all_but(PENDING_SENDS)

@@ -289,7 +289,7 @@ _FAR = 1.15
 _DEAR = 3.0
 """With a deadline, a kind is left if a run that is too slow costs so many times the best: a faster one costs more."""
 
-_FIRST = 8  # instances of that first try
+_FIRST = 8  # instances with which a kind is tried first
 
 
 def explore(goal: Goal, kinds: Sequence[Kind]) -> tuple[list[tuple[Offer, Kind]], dict[str, str]]:
@@ -352,7 +352,8 @@ def _cheapest_first(kinds: Sequence[Kind], missed: dict[str, str]) -> list[Kind]
 
 
 def _first_offer(kind: Kind) -> Offer | None:
-    # Too few instances lack memory, so larger ones first; too many do not divide the batch.
+    # Too few instances lack memory, so larger numbers first; too many do not divide the batch, or fail too often to
+    # make progress.
     numbers = [_FIRST << power for power in range(10)] + [_FIRST >> power for power in range(1, 4)]
     return next((offer for offer in map(kind.at, numbers) if offer is not None), None)
 

@@ -131,7 +131,7 @@ def _larger_instances(request: PlanRequest) -> Iterator[tuple[PlanRequest, Layou
     clusters = []
     for instance in catalog.instances:
         chip = catalog.chip(instance.chip)
-        # The same command with this cluster has to be accepted, and it names the kind of price.
+        # The suggested command keeps the kind of price, so the other cluster has to have it.
         priced = request.price in instance.prices if request.price else bool(instance.prices)
         if chip is not None and priced and chip.family == request.cluster.chip.family:
             clusters.append(Cluster(instance, chip, request.cluster.count))

@@ -56,8 +56,7 @@ def threefry(key: Words, counter: Words, rounds: int = ROUNDS) -> Words:
 
 
 def _rotate(word: torch.Tensor, count: int) -> torch.Tensor:
-    # ((word >> (32 - count)) & ((1 << count) - 1)) | A right shift of int32 copies the sign bit: the mask removes the
-    # copies.
+    # A right shift of int32 copies the sign bit: the mask removes the copies.
     return (word << count) | ((word >> (32 - count)) & ((1 << count) - 1))
 
 
@@ -94,9 +93,9 @@ def line_bits(key: Words, row: torch.Tensor, column: torch.Tensor) -> torch.Tens
 
 def stochastic_round(values: torch.Tensor, random16: torch.Tensor) -> torch.Tensor:
     """Round fp32 to a neighbouring bf16 by random int32 in [0, 65536), so that the mean is preserved."""
-    # Random bits are added to the 16 that bf16 lacks, and these are cut off: between neighbours a and b, (x - a) / (b -
-    # a) of all 2**16 random values give b. What bf16 represents never changes: signed zeros, infinities, NaN. Values
-    # beyond the largest finite bf16 become that value, never infinite. Subnormals are rounded like all others.
+    # Random bits are added to the 16 that bf16 lacks, and these are cut off: for x between neighbours a and b, exactly
+    # (x - a) / (b - a) of the 2**16 values give b. What bf16 represents never changes: signed zeros, infinities, NaN.
+    # Values beyond the largest finite bf16 become that value, never infinite. Subnormals are rounded like all others.
     raised = values.view(torch.int32) + torch.where(values.abs() < LARGEST_BF16, random16, 0)
     rounded = torch.where(values == values, raised & _HIGH, _QUIET_NAN)  # noqa: PLR0124  (True except for NaN)
     return rounded.view(torch.float32).to(torch.bfloat16)

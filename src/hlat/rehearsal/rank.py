@@ -140,7 +140,7 @@ def _batch(recipe: Recipe, model: ParallelModel) -> Batch:
 
 def _mark_message(memory: MemoryTracker, tensor: torch.Tensor, axis: str) -> None:
     """Mark buffers of the data and pipeline axes."""
-    # Those of the tensor and context axes count as activations.
+    # Buffers of the tensor and context axes count as activations.
     if "data" in axis or "pipeline" in axis:
         memory.assign(tensor, "communication")
 

@@ -112,7 +112,7 @@ def training_section(runs: Sequence[RunRecord]) -> Html:
 
 
 def _phases_chart(runs: Sequence[RunRecord]) -> Html:
-    # Those of several runs would not be told apart.
+    # Phases of several runs could not be told apart.
     if len(runs) != 1:
         return ""
     series = []

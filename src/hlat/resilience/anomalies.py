@@ -157,7 +157,7 @@ class AnomalyPolicy:
 
     def roll_back(self, state: Any) -> None:
         """Restore an earlier ``state()``, or None for the beginning, but keep later rollbacks and skipped samples."""
-        # They must not be forgotten: the run would read the bad batch again.
+        # Later rollbacks must not be forgotten: the run would read the bad batch again.
         rollbacks = self._rollbacks
         self.restore(state)
         self._rollbacks = []

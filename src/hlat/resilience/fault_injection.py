@@ -110,7 +110,7 @@ _SIGNALS = {
 
 
 def _phase_of(fault: FaultConfig) -> str:
-    # It needs gradients, which exist when they are reduced.
+    # A fault of kind nan needs gradients, which exist when they are reduced.
     return "reduce" if fault.kind == "nan" else fault.phase
 
 

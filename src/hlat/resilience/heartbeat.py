@@ -55,7 +55,7 @@ _SCALARS = (
 )
 _SAMPLED_SCALARS = ("alive_at", "waiting")
 _TABLES = ("seconds", "longest", "busy", "waited")
-_LOCATION_BYTES = 256  # bytes
+_LOCATION_BYTES = 256
 _OFFSETS = {name: offset for offset, name in enumerate((*_SCALARS, *_SAMPLED_SCALARS))}
 _TABLE_OFFSETS = {name: len(_OFFSETS) + number * len(PHASES) for number, name in enumerate(_TABLES)}
 _NUMBERS = len(_OFFSETS) + len(_TABLES) * len(PHASES)
@@ -148,7 +148,7 @@ class Heartbeat:
     def __call__(self, phase: str) -> None:
         """End the current phase and begin another."""
         numbers, now = self._numbers, self._clock()
-        # Odd while it is being written: a reader tries again.
+        # The version is odd while a phase is being recorded: a reader tries again.
         numbers[_OFFSETS["version"]] += 1
         before, duration = int(numbers[_OFFSETS["phase"]]), now - numbers[_OFFSETS["since"]]
         numbers[_TABLE_OFFSETS["seconds"] + before] += duration
@@ -331,7 +331,7 @@ def _reading(rank: int, numbers: "memoryview[float]", text: bytes) -> HeartbeatR
     )
 
 
-_SAMPLE_SECONDS = 0.05  # seconds
+_SAMPLE_SECONDS = 0.05
 _WAITING_FILE = "hlat/runtime/distributed/host_collectives.py"  # its functions wait for other ranks
 _COMMUNICATION_FILES = (_WAITING_FILE,)
 

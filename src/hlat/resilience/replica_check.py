@@ -226,7 +226,7 @@ def _sums_of_products(words_CW: torch.Tensor, weights_W: torch.Tensor) -> torch.
 
 @functools.lru_cache(maxsize=64)
 def _digest_weights(count: int, multiplier: int, device: torch.device) -> torch.Tensor:
-    # Odd: the product with a changed word is never 0 modulo 2^64.
+    # Weights are odd: the product of one with the change of a word is never 0 modulo 2^64.
     return torch.arange(1, count + 1, device=device) * multiplier | 1
 
 

@@ -127,8 +127,8 @@ class WorldSizePolicy:
 
     def shrink_after(self, failure: Failure, progress: bool) -> bool:
         """Take a smaller number if the same rank was lost twice in a row without progress; True if changed."""
-        # Its machine or chip may be broken. An exception is a fault of the program, which would fail on fewer ranks
-        # too.
+        # The rank's machine or chip may be broken. An exception is a fault of the program, which would fail on fewer
+        # ranks too.
         lost = failure.kind in ("signal", "hang")
         again = lost and not progress and failure.rank == self._suspect
         self._suspect = failure.rank if lost else None

@@ -141,7 +141,7 @@ STOP_EXIT_CODES = tuple({stop_exit_code(number) for number in STOP_SIGNALS})
 
 _IMPORT_LOCKS = "<frozen importlib._bootstrap>"  # name of the file of the functions that take import locks
 _COMMAND = "hlat.command"  # module of the handler that the command begins with
-_REPEAT_SECONDS = 0.005  # seconds
+_REPEAT_SECONDS = 0.005
 
 
 def raise_interrupts() -> None:

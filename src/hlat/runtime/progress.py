@@ -149,7 +149,7 @@ class ProgressRecord:
     def silence(self, since: float, pid: int | None = None) -> float:
         """Return the seconds without a sign of life after ``since``; 0 while a call waits for the system."""
         at = max(since, self._numbers[0])
-        # One that is stopped or has ended is silent. One that computes, or waits for a processor, is not: a busy
+        # A process that is stopped or has ended is silent. One that computes, or waits for a processor, is not: a busy
         # machine may give it none for long.
         seconds, state = self._clock() - at, process_state(pid) if pid is not None else ""
         is_silent = state in ("T", "t") or (pid is not None and not is_running(pid))

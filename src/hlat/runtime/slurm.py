@@ -158,7 +158,7 @@ def output_option(folder: Path, output: str) -> str:
 
 def output_folders(options: Sequence[str], name: str, folder: Path) -> tuple[list[Path], list[str]]:
     """Return the folders of a job's output, which Slurm does not make, and problems of others."""
-    # Without its folder a job fails, and leaves no word anywhere.
+    # Without the folder of its output a job fails, and leaves no word anywhere.
     known = {"%%": "%", "%x": name, "%u": _user()}
     folders, problems = [], []
     for option in options:

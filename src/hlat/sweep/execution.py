@@ -90,7 +90,7 @@ def _result(run: SweepRun, exit_code: int | None = None) -> SweepResult:
 
 def _train_run(recipe: str, run: SweepRun, options: Sequence[str]) -> tuple[int, bool]:
     """Train one run; return the exit code of its process, and True if a signal came."""
-    # -P: a file hlat.py in the working folder is not the package.
+    # -P: Python must not import a file hlat.py of the working folder instead of the package.
     command = [sys.executable, "-P", "-m", "hlat", "train", *options, recipe, *run.overrides]
     # A process group of its own: Ctrl-C at a terminal would reach it twice, and twice means at once.
     process = subprocess.Popen(command, process_group=0)

@@ -346,7 +346,7 @@ class ProgressBarConsole:
         if line is None:
             line = BottomLine(stream, self.render)
         else:
-            line.show(self.render)  # that of the start goes on as that of the run
+            line.show(self.render)  # the line of the start goes on as that of the run
         self._line = line
 
     def log(self, metrics: Metrics, total_steps: int, eta_seconds: float | None) -> None:

@@ -60,7 +60,8 @@ class TrainingComponent:
     parameters, whose values are not there yet.
     """
 
-    Options: ClassVar[type[BaseModel]] = Section  # of training.components.NAME; none by default
+    # pydantic model of the options in training.components.NAME; none by default
+    Options: ClassVar[type[BaseModel]] = Section
 
     def begin(self, start: LoopStart) -> None:
         """Take part from here on: the state is that of the checkpoint that the run resumes from, if there is one."""

@@ -27,7 +27,7 @@ Raises CheckpointError if the file is missing."""
 class CheckpointFormat(ABC):
     """Writer and reader of one version of the checkpoint format."""
 
-    # Its number, ``format`` in the manifest.
+    # Number of the version: ``format`` in the manifest.
     version: int
     # Files that describe a checkpoint, as opposed to files of tensors. They are compared with their checksums
     # whenever a checkpoint is listed, and downloaded to show it. No other file may have their names.

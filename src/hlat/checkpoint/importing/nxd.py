@@ -81,7 +81,7 @@ class RankFile:
         """Return a tensor, whose values are read when used; CheckpointError if it is missing or damaged."""
         value = self.entries.get(name)
         if isinstance(value, TensorReference):
-            # It becomes part of a path, so it must not be a text.
+            # The id becomes part of a path, so it must not be a text.
             if type(value.tid) is not int or value.tid < 0:
                 raise CheckpointError(f"{self.path}: {name} refers to an impossible file.")
             value = _load(self.path.with_name(f"{self.path.name}.tensors") / f"tensor_{value.tid}.pt")

@@ -63,7 +63,7 @@ def _import(
 
 def _meta(found: SourceModel) -> dict[str, Any]:
     meta: dict[str, Any] = {"step": 0, "model": found.config.model_dump(mode="json")}
-    # Without them the tokenizer's ids are used.
+    # Without ids in the metadata those of the tokenizer are used.
     if found.special is not None and found.generation is not None:
         meta |= {"special_ids": asdict(found.special), "generation_ids": asdict(found.generation)}
     return meta | {"versions": software_versions()}

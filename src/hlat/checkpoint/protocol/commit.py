@@ -146,7 +146,7 @@ class _Commit:
         try:
             return self._ranks.run_on_all(lambda: self._with_storage_error(action))
         except StorageError as error:
-            # Its own error; one that came from another rank names that rank.
+            # An error of this rank; one that came from another rank names that rank already.
             if self._ranks.world > 1 and error.from_rank is None:
                 raise type(error)(f"rank {self._ranks.rank}: {error}") from error
             raise

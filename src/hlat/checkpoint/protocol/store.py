@@ -235,7 +235,7 @@ class CheckpointStore:
         return step in self._verified
 
     def _set_aside(self, folder: Path) -> Path:
-        # It may be valid: only a version that can read it may judge.
+        # A checkpoint of a newer format may be valid: only a version that can read it may judge.
         refuse_newer_format(folder)
         target = folder.with_name(folder.name + BAD_SUFFIX)
         count = 1

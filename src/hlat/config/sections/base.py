@@ -105,6 +105,6 @@ def _is_number(annotation: Any) -> bool:
 
 def fixed(default: Any = ..., *, formerly: Any = None, **constraints: Any) -> Any:
     """Field that must not change within a run; ``formerly`` is the value of recipes older than the field."""
-    # It defines the model, the data order or the numbers. The rest is as in pydantic's Field.
+    # Such a field defines the model, the data order or the numbers. The rest is as in pydantic's Field.
     extra = {"resume": "fixed"} | ({} if formerly is None else {"formerly": formerly})
     return Field(default, json_schema_extra=extra, **constraints)

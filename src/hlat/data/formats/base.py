@@ -97,7 +97,8 @@ class FileFormat(ABC):
     compressible: ClassVar[bool] = False  # True if files may also be compressed with gzip or zstd
     # True if a file is one document; it has no rows, and an empty file is an empty document.
     is_one_document: ClassVar[bool] = False
-    companion: ClassVar[Companion | None] = None  # the second file of such a file; None if there is none
+    # The file that belongs to each file of this format; None if there is none.
+    companion: ClassVar[Companion | None] = None
     column: ColumnKind | None = None  # kind of the column that holds the documents; None if the format has no columns
 
     @property

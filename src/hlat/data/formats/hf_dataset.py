@@ -24,7 +24,7 @@ from hlat.runtime.terminal import escape_name, plural
 
 _STATE, _INFO, _DICT = "state.json", "dataset_info.json", "dataset_dict.json"
 _SHARDS, _SHARD = "data-*-of-*.arrow", re.compile(r"data-\d+-of-(\d+)\.arrow")
-# Of damaged JSON of any shape.
+# Errors that damaged JSON of any shape may cause.
 _UNKNOWN = (DataError, OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration, RecursionError)
 _SAVE_AGAIN = "Save the dataset again with save_to_disk."
 

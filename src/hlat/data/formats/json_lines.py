@@ -164,7 +164,7 @@ def _naming_texts(error: RowError, record: dict[str, Any]) -> RowError:
 
 def _parse(text: str) -> Any:
     try:
-        # It refuses long integers, and a byte order mark, as there is one where files were joined.
+        # json.loads refuses very long integers, and the byte order marks inside joined files.
         return json.loads(text)
     except ValueError:
         return _LENIENT.decode(text.removeprefix("\ufeff"))

@@ -134,7 +134,7 @@ class BlockReader:
 
     def __init__(self, vocabulary: Vocabulary, content: CorpusContent | None = None) -> None:
         self._vocabulary, self._content = vocabulary, content
-        # By format; kept, for what they had to decode or to open for other blocks.
+        # Readers by format; kept, for what they had to decode or to open for other blocks.
         self._readers: dict[str, RangeReader] = {}
 
     def rows(self, file: SourceFile, block: FileBlock, row: int) -> Iterator[Row]:
@@ -228,7 +228,6 @@ class DocumentReader:
         self._orders = [source.epoch_order(plan.shuffle) for source in plan.sources]
         self._split_rule = SplitRule(below=plan.validation_below)
         self._files = plan.source_files()
-        # What is known of the files.
         self.content = CorpusContent(self._files, map(Path, plan.records), plan.fingerprint)
         self._block_reader = BlockReader(plan.vocabulary, self.content)
         self._bad_rows = BadRowMonitor(plan.unreadable_share)

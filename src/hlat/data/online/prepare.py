@@ -149,7 +149,7 @@ def _with_sampled_hash(file: SourceFile) -> SourceFile:
         file = replace(file, index=_with_sampled_hash(file.index))
     digest = hashlib.sha256(str(file.size).encode())
     if file.cached_store is not None:
-        # Of a remote file, the stored version: its content would have to be fetched.
+        # A hash of a remote file's version in the store: its content would have to be fetched.
         digest.update((file.etag or str(file.mtime_ns)).encode())
         return replace(file, sha256=digest.hexdigest())
     try:

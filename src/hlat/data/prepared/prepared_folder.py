@@ -296,7 +296,7 @@ def current_settings(folder: Path, manifest: DataManifest | None, config: DataCo
             f"data.tokenizer.path {path}: no such tokenizer. {folder} contains data that was prepared with "
             f"{' '.join(earlier) or 'a tokenizer trained on its corpus'}. Set that to use it, or correct the path."
         )
-    # Of a deleted tokenizer, the copy in the finished data counts.
+    # If the tokenizer has been deleted, its copy in the finished data counts.
     return content_settings(config, manifest.tokenizer_sha256)
 
 

@@ -81,7 +81,7 @@ class CacheFolder:
             yield used
             if used.bytes != before or not stored:
                 file.seek(0)
-                # Of fixed width: a shorter number overwrites a longer one.
+                # Numbers have a fixed width: a shorter one overwrites all of a longer one.
                 file.write(f"{max(used.bytes, 0):<20d}\n".encode())
 
     # --- space -----------------------------------------------------------------------------------------------------

@@ -69,7 +69,10 @@ _CUT = re.compile(r"(?<=[A-Za-z])[ \n](?=[A-Za-z])")
 
 
 def cut_text(text: str, min_chars: int) -> Iterator[str]:
-    """Cut a text before white space between two ASCII letters, into chunks of at least ``min_chars`` characters."""
+    """Cut a text before white space between two ASCII letters, into chunks of at least ``min_chars`` characters.
+
+    Without such a place a chunk can be much longer, and the last one shorter. ``min_chars`` is at least 1.
+    """
     start = 0
     while len(text) - start > min_chars:
         cut = _CUT.search(text, start + min_chars)

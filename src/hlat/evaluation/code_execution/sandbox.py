@@ -61,7 +61,7 @@ getgid 104 176, getegid 108 177, getresuid 118 148, getresgid 120 150, getgroups
 setrlimit 160 164, getrusage 98 165, uname 63 160, getrandom 318 278, exit 60 93, exit_group 231 94
 """
 
-# As above, then the index of an argument, the bits of it that count, and the values that they may have.
+# A system call as above, the index of an argument, the bits of it that count, and the values that they may have.
 _TRUNCATE = 0o1000  # O_TRUNC
 _OPENINGS = (0, 1, 2, _TRUNCATE | 1, _TRUNCATE | 2)  # O_RDONLY, O_WRONLY, O_RDWR
 _CONDITIONAL: tuple[tuple[str, int, int, tuple[int, ...]], ...] = (

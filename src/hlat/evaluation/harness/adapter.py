@@ -189,7 +189,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
 
     @property
     def prefix_token_id(self) -> int:
-        # It precedes a text without context: the token of the beginning, or else that of the end.
+        # This token precedes a text without context: that of the beginning, or else that of the end.
         begin = self._served.tokenizer.bos_id
         return self.eot_token_id if begin is None else begin
 

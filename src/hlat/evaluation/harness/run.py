@@ -134,7 +134,7 @@ def quiet() -> Iterator[None]:
             from tqdm import tqdm  # noqa: PLC0415
 
             datasets.disable_progress_bars()
-            # Its variable TQDM_DISABLE is read at import only, and torch has imported it.
+            # tqdm reads its variable TQDM_DISABLE at import only, and torch has imported it.
             stack.callback(setattr, tqdm, "__init__", tqdm.__init__)
             tqdm.__init__ = partialmethod(tqdm.__init__, disable=True)
         yield

@@ -251,7 +251,7 @@ class Gathered:
         elif found["trouble"] and stage == "rank":
             self.add_trouble("rank-processes", node, rank, found["trouble"])
         self.plan.update(found["plan"])
-        for check in CHECKS:  # those of a device are measured in another stage where processes join first
+        for check in CHECKS:  # checks of a device run in another stage where processes join first
             if check.module in found["modules"]:
                 self.add(check, node, rank, found["modules"][check.module])
 

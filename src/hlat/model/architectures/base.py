@@ -48,7 +48,7 @@ class Architecture:
     # Returns the class of its decoder blocks, built with (model section, model shard). A function, so that a
     # description, with which models are counted and planned, does not import torch.
     block: Callable[[], type["DecoderBlock"]]
-    # If blocks are ``DecoderBlock`` in everything but the place of norms; the compiled decoding step
+    # Where the norms of a block are, if its blocks are ``DecoderBlock`` in everything else; the compiled decoding step
     # (``hlat.model.decoding``) then computes them. None if they are not: torch decodes.
     norm_place: NormPlace | None = None
 

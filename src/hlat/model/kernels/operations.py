@@ -56,7 +56,7 @@ def _operator(schema: str, on_meta: Callable[..., Any]) -> Callable[[Callable[..
     _operators.define(schema)
     name = schema.partition("(")[0]
     OPERATORS[name] = on_meta
-    # It checks the operands and allocates the results. Torch calls it too if only some operands have memory.
+    # ``on_meta`` checks the operands and allocates the results. Torch calls it too if only some operands have memory.
     _operators.impl(name, on_meta, "Meta")
     torch.library.impl(f"hlat::{name}", _TRITON_TYPES, in_triton(name, on_meta), lib=_operators)
 
@@ -87,7 +87,7 @@ def _library() -> Library:
 
 
 def _check_rows(name: str, x: torch.Tensor) -> None:
-    # The other operands are compared with this one.
+    # ``x`` has the rows: the other operands are compared with it.
     if x.dtype not in DTYPES:
         raise TypeError(f"{name} is {x.dtype}, and one of {', '.join(map(str, DTYPES))} is needed")
     if x.dim() == 0:

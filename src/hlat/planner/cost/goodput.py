@@ -18,7 +18,7 @@ _DAY = 86400.0
 _MAX_CYCLE = 5.0  # longest restart plus interval, in mean times between failures: a share e^-5 survives it
 _GOODPUT_TRADE = 0.002  # goodput given up for fewer saves
 
-# Not in any data sheet. Every plan lists them among its assumptions.
+# Numbers that no data sheet has. Every plan lists them among its assumptions.
 HOST_COPY_RATE = 10e9
 """Bytes per second of a device's copy of its state to host memory, during which training stalls."""
 STORE_RATE_PER_INSTANCE = 2e9

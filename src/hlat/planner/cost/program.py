@@ -113,7 +113,7 @@ def _software_profile(
         # The all-reduce of ZeRO 0 does not overlap with computation.
         overlaps_data=zero,
         eight_bit=eight_bit,
-        # As torch.utils.checkpoint does. Compilers remove more: see the constant `recomputed` of their families.
+        # torch.utils.checkpoint stops early. Compilers remove more: see the constant `recomputed` of their families.
         early_stop=not compiled,
         gradient_bytes=gradient_bytes,
         loss_bytes=FUSED_LOSS_BYTES if compiled else _KERNEL_LOSS_BYTES if has_kernels else _LOSS_BYTES,

@@ -127,7 +127,7 @@ def _layer_count(request: PlanRequest, stages: list[ModelShard]) -> int:
 def _tensor_bytes(request: PlanRequest, candidate: Candidate, stages: list[ModelShard]) -> float:
     if candidate.tensor == 1:
         return 0.0
-    # Of four messages: the output of the block is not recomputed.
+    # Full recomputation repeats three of the four forward messages: the output of the block is not recomputed.
     repeated = 3 if candidate.recompute == "full" else 2 * candidate.parallel.gathers_again
     # Each half of a block gathers its input and scatters its output, forward and backward: 8 messages.
     messages = float(_layer_count(request, stages) * (8 + repeated))

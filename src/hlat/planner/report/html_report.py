@@ -251,7 +251,7 @@ def step_timeline(plan: TrainingPlan) -> Timeline:
     count = layout.accumulation(plan.request.global_batch)
     limit = max(layout.pipeline, _MOST_TRACED_PASSES // (2 * layout.pipeline * layout.virtual))
     if layout.virtual > 1:
-        # Interleaved schedules take micro-batches in groups of as many as pipeline ranks.
+        # Interleaved schedules need equal rounds of micro-batches; multiples of the pipeline ranks always make them.
         limit = limit // layout.pipeline * layout.pipeline
     return timeline(layout, min(count, limit), plan.chosen.stage_times)
 

@@ -192,8 +192,10 @@ class Backend:
         torch.accelerator.synchronize(device)
 
     def record(self, work: Callable[[], None]) -> Callable[[], object]:
-        """Record work without doing it; return its replay. It uses the same memory each time."""
-        # The work never waits for the device, and has been called before: a recording needs both.
+        """Record work without doing it; return a function that repeats it.
+
+        ``work`` must use the same memory each time, not wait for the device, and have been called before.
+        """
         return work
 
     def is_initialized(self) -> bool:
@@ -281,8 +283,7 @@ class Backend:
         return "math"
 
     def deterministic_by_default(self, heads: AttentionHeads, device: torch.device) -> bool:
-        """Return the value of ``run.deterministic=auto``."""
-        # run.deterministic=auto is False only where it would take a slower kernel of attention.
+        """Return the value of ``run.deterministic=auto``: False where True would take a slower kernel of attention."""
         return self.attention_kernel(heads, True, device) == self.attention_kernel(heads, False, device)
 
     @property
@@ -316,11 +317,11 @@ class Backend:
         return int(torch.get_device_module(device).get_device_properties(device).total_memory)
 
     def free_memory_bytes(self, device: torch.device) -> int:
-        """Memory of the device that no process uses."""
+        """Bytes of the device's memory that no process uses."""
         return int(torch.accelerator.get_memory_info(device)[0])
 
     def peak_memory_bytes(self, device: torch.device) -> int:
-        """Largest memory that this process has allocated on the device so far."""
+        """Largest number of bytes that this process has allocated on the device so far."""
         return int(torch.accelerator.max_memory_allocated(device))
 
     def allocator_use(self, device: torch.device) -> AllocatorUse | None:

@@ -105,7 +105,7 @@ def _check_content(folder: Path) -> None:
     if not stat.S_ISDIR(status.st_mode):
         raise LaunchError(f"{folder}: code is loaded from there, but it is no folder. Name another one.")
     _check_own(folder, folder, status)
-    # Others cannot reach the content then, and listing it would take time.
+    # If the mode shuts others out, they cannot reach the content; listing it would take time.
     if not status.st_mode & _OPEN_TO_OTHERS:
         return
     pending = [folder]

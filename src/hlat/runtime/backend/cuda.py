@@ -147,7 +147,7 @@ class CudaBackend(Backend):
     rounding_kernel = "triton"
     pointwise_kernels = "triton"
     document_kernel = FLEX
-    # Those that Triton searches (triton/runtime/build.py). Its launchers include Python.h.
+    # The compilers that Triton looks for (triton/runtime/build.py). Its launchers include Python.h.
     compiler: Compiler | None = Compiler("C", ("gcc", "clang"), "CC", "gcc", needs_headers=True)
     # In deterministic mode their backward passes add in a fixed order (FlashAttention 2 and 3). What that costs the
     # memory-efficient kernel is not known: it counts as equally fast.
@@ -182,7 +182,7 @@ class CudaBackend(Backend):
             settings |= dict.fromkeys(("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"), str(limits.dumps))
         if limits.requests is not None:
             settings["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] = str(limits.requests)
-        if limits.patience is not None:  # of the thread that watches torch's own watchdog, by default 8 minutes
+        if limits.patience is not None:  # limit of the thread that watches torch's own watchdog: 8 minutes by default
             settings["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] = str(int(limits.patience.total_seconds()))
         for name, value in settings.items():
             # A value of the user's stays.

@@ -143,9 +143,8 @@ class HangLimits:
 
 
 def request_dumps(pipes: Path) -> bool:
-    """Ask all ranks of this machine for dumps, through their pipes; True if a library listens."""
+    """Ask all ranks of this machine for dumps, which they write within about a second; True if a library listens."""
     asked = False
-    # They write the dumps within about a second.
     for pipe in pipes.glob(f"{_PIPE}*.pipe"):
         with suppress(OSError):  # its process has ended
             descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)

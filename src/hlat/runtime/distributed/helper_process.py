@@ -118,7 +118,7 @@ class HelperProcess:
         return self._progress.blocked_seconds
 
     def close(self) -> None:
-        # It finishes the work it has begun, then exits; wait() waits for that.
+        # The helper finishes the work it has begun, then exits; wait() waits for that.
         self.channel.close()
 
     def wait(self, patience: float | None = None) -> int:
@@ -256,7 +256,7 @@ def main(descriptor: int, progress: int) -> None:
 
 
 def _detach() -> None:
-    # They are for the parent, which tells the helper when to end.
+    # These signals are for the parent, which tells the helper when to end.
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     if os.getsid(0) != os.getpid():

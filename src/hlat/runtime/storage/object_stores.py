@@ -279,7 +279,7 @@ def _options(protocol: str, environment: dict[str, dict[str, Any]]) -> dict[str,
     if protocol in WEB_PROTOCOLS:
         import aiohttp  # noqa: PLC0415 - the backend of this protocol, and only of this one
 
-        # For silence only: a large file may take hours.
+        # Limits for silence only: a large file may take hours.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
         session = given.get("client_kwargs", {})
         headers = {"Accept-Encoding": "identity", **session.get("headers", {})}  # not compressed

@@ -147,8 +147,8 @@ def _exception(kinds: list[str], text: str) -> BaseException:
     for kind in kinds:
         found = getattr(builtins, str(kind), None)
         if isinstance(found, type) and issubclass(found, BaseException):
-            # Those that end an iteration become RuntimeError, as in generators (PEP 479): map of the tests would just
-            # stop.
+            # Exceptions that end an iteration become RuntimeError, as in generators (PEP 479): a map() of the tests
+            # would just stop.
             with suppress(TypeError):  # as of UnicodeDecodeError, which takes five arguments
                 error = (RuntimeError if issubclass(found, _ENDS) else found)(text)
                 break
